@@ -1,0 +1,165 @@
+"""The tensors of a Hugging Face folder, known from headers alone.
+
+`read_checkpoint` finds the safetensors files, checks that each is whole, and returns where every
+tensor lies. It reads a few kilobytes per shard and no weight. The safetensors library is not used
+for this because it does not tell byte offsets, which zero-copy views and sequential reads need.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from offload.errors import CheckpointError
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
+
+DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorEntry:
+    """Where one tensor lies."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    file: Path
+    offset: int  # bytes from the start of the file
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A folder's tensors by name."""
+
+    folder: Path
+    tensors: dict[str, TensorEntry]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors together."""
+        return sum(entry.num_bytes for entry in self.tensors.values())
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """All tensors of the folder's safetensors files; raises CheckpointError when one is not usable."""
+    if not folder.is_dir():
+        raise CheckpointError(
+            "E_MODEL_NOT_FOUND",
+            f"there is no folder '{folder}'.",
+            "Give the folder of a downloaded Hugging Face model: one with config.json and *.safetensors.",
+        )
+    shards = _shard_names(folder)
+    tensors: dict[str, TensorEntry] = {}
+    for shard, expected in shards.items():
+        entries = _read_header(_shard_path(folder, shard))
+        missing = sorted(expected - entries.keys())
+        if missing:
+            raise CheckpointError(
+                "E_SHARD_INCOMPLETE",
+                f"{shard} in '{folder}' lacks {len(missing)} tensors that {INDEX_NAME} lists, '{missing[0]}' first.",
+                "Download the model again.",
+            )
+        tensors |= entries
+    return Checkpoint(folder=folder, tensors=tensors)
+
+
+def _shard_names(folder: Path) -> dict[str, set[str]]:
+    """File name -> the tensors that the index promises in it (none for a single file)."""
+    index = folder / INDEX_NAME
+    if index.exists():
+        try:
+            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            shards: dict[str, set[str]] = {}
+            for tensor, shard in weight_map.items():
+                shards.setdefault(str(shard), set()).add(tensor)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(
+                "E_INDEX_INVALID", f"'{index}' is not a valid index ({error!r}).", "Download the model again."
+            ) from error
+        return shards
+    if (folder / SINGLE_NAME).exists():
+        return {SINGLE_NAME: set()}
+    other = sorted(p.name for p in folder.iterdir() if p.suffix in {".bin", ".gguf", ".pt", ".pth", ".safetensors"})
+    found = f" It holds {other[0]}, which edgespec does not read." if other else ""
+    raise CheckpointError(
+        "E_NO_SAFETENSORS",
+        f"'{folder}' has no {SINGLE_NAME} and no {INDEX_NAME}.{found}",
+        "Give the folder of a model that is published as safetensors.",
+    )
+
+
+def _shard_path(folder: Path, shard: str) -> Path:
+    """The shard's path, refused when its name leads out of the folder."""
+    path = folder / shard
+    # Compared before links are followed: a Hugging Face cache snapshot consists of links into ../../blobs.
+    if Path(shard).is_absolute() or ".." in Path(shard).parts or "\\" in shard or not shard:
+        raise CheckpointError(
+            "E_SHARD_OUTSIDE",
+            f"{INDEX_NAME} in '{folder}' names a shard outside the folder: '{shard}'.",
+            "Do not use this checkpoint, or correct its index.",
+        )
+    if not path.is_file():
+        raise CheckpointError(
+            "E_SHARD_MISSING", f"shard '{shard}' is missing from '{folder}'.", "Download the missing file."
+        )
+    return path
+
+
+def _read_header(path: Path) -> dict[str, TensorEntry]:
+    """The tensors of one safetensors file, after checking that the file is as long as its header says."""
+    file_bytes = path.stat().st_size
+    with path.open("rb") as file:
+        prefix = file.read(8)
+        header_bytes = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else MAX_HEADER_BYTES + 1
+        if header_bytes > min(MAX_HEADER_BYTES, file_bytes - 8):
+            raise _truncated(path, f"its {file_bytes} bytes cannot hold its header")
+        header = file.read(header_bytes)
+    data_start = 8 + header_bytes
+    try:
+        fields: dict[str, Any] = json.loads(header)
+        fields.pop("__metadata__", None)
+        entries = {name: _entry(name, field, path, data_start) for name, field in fields.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            "E_SHARD_INVALID", f"'{path}' is not a valid safetensors file ({error}).", "Download the file again."
+        ) from error
+    end = max((entry.offset + entry.num_bytes for entry in entries.values()), default=data_start)
+    if end > file_bytes:
+        raise _truncated(path, f"it has {file_bytes} bytes of the {end} that its header lists")
+    return entries
+
+
+def _truncated(path: Path, reason: str) -> CheckpointError:
+    return CheckpointError("E_SHARD_TRUNCATED", f"'{path}' is truncated: {reason}.", "Download the file again.")
+
+
+def _entry(name: str, field: dict[str, Any], path: Path, data_start: int) -> TensorEntry:
+    start, end = field["data_offsets"]
+    dtype = DTYPES[field["dtype"]]
+    shape = tuple(int(size) for size in field["shape"])
+    if start < 0 or end - start != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"tensor '{name}' has {end - start} bytes for shape {list(shape)} of {field['dtype']}")
+    return TensorEntry(name=name, dtype=dtype, shape=shape, file=path, offset=data_start + start, num_bytes=end - start)

@@ -1,0 +1,25 @@
+"""What can go wrong between a checkpoint and a device, worded for the person who must mend it."""
+
+from __future__ import annotations
+
+
+class OffloadError(Exception):
+    """A fault with a stable `code`, one sentence `what`, and the `fix` to try."""
+
+    def __init__(self, code: str, what: str, fix: str) -> None:
+        super().__init__(f"{what} {fix}")
+        self.code = code
+        self.what = what
+        self.fix = fix
+
+
+class CheckpointError(OffloadError):
+    """The folder does not hold a usable checkpoint."""
+
+
+class MemoryPlanError(OffloadError):
+    """The model cannot be placed within the memory it was given."""
+
+
+class StreamError(OffloadError):
+    """A layer could not be read while a pass needed it."""

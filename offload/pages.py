@@ -1,0 +1,80 @@
+"""Read-only mappings of files, and how to bring their pages in and let them go.
+
+The one place that talks to the operating system about memory. A mapped range becomes resident
+when it is touched; `populate` does that ahead of use without holding the interpreter lock, and
+`drop` takes the range out of this process (the kernel may keep it cached, and takes it back when
+memory is short). On systems without these calls both degrade to plain reads and to nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+MADV_DONTNEED = 4
+MADV_POPULATE_READ = 22  # Linux 5.14 and later
+
+Madvise = Callable[[int, int, int], int]
+
+
+def _load_madvise() -> Madvise | None:
+    """Libc's madvise through ctypes, which releases the interpreter lock; None where it means something else."""
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        function = ctypes.CDLL(None, use_errno=True).madvise
+    except (OSError, AttributeError):
+        return None
+    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    function.restype = ctypes.c_int
+    return function
+
+
+_madvise = _load_madvise()
+
+
+class MappedFile:
+    """One file mapped read-only; `bytes` is a uint8 tensor over the whole of it, copying nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with path.open("rb") as file:
+            self.mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        with warnings.catch_warnings():
+            # torch warns that the buffer is not writable; nothing here ever writes to a parameter.
+            warnings.simplefilter("ignore", UserWarning)
+            self.bytes: Tensor = torch.frombuffer(self.mapping, dtype=torch.uint8)
+
+    def check_length(self, end: int) -> None:
+        """Raise OSError when the file has become shorter than `end`: touching its pages would kill the process."""
+        size = self.path.stat().st_size
+        if size < end:
+            raise OSError(f"'{self.path}' has shrunk to {size} bytes while in use; {end} are needed")
+
+    def populate(self, start: int, end: int) -> None:
+        """Make the bytes [start, end) resident, reading them from the disk where needed."""
+        if not _advise(self.bytes, start, end, MADV_POPULATE_READ):
+            self.bytes[start : end : mmap.PAGESIZE].max()  # touches one byte a page
+
+    def drop(self, start: int, end: int) -> None:
+        """Let go of the whole pages inside [start, end)."""
+        inner_start = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+        inner_end = end // mmap.PAGESIZE * mmap.PAGESIZE
+        if inner_end > inner_start:
+            _advise(self.bytes, inner_start, inner_end, MADV_DONTNEED)
+
+
+def _advise(data: Tensor, start: int, end: int, advice: int) -> bool:
+    """Give the kernel advice on a range, widened to whole pages; False when it did not take it."""
+    if _madvise is None:
+        return False
+    address = data.data_ptr()
+    first = (address + start) // mmap.PAGESIZE * mmap.PAGESIZE
+    return _madvise(first, address + end - first, advice) == 0

@@ -1,0 +1,113 @@
+"""The ring: layers are read ahead by one thread and handed out in order.
+
+Ring positions count for ever: position p carries layer p % num_layers in slot p % num_slots, so
+any layer count works with any slot count, and after the last layer of a pass the first layers of
+the next one load at once, while a draft model grows the next tree. What a slot is (a buffer on a
+device, or a range of mapped pages) is the loader's business.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from offload.layer_store import LayerRecord
+
+
+class SlotLoader(Protocol):
+    """Moves layers into slots. `load` runs on the reader's thread, the others on the caller's."""
+
+    def load(self, record: LayerRecord, slot: int) -> None:
+        """Bring the layer into the slot; may only be issued, not finished, when this returns."""
+
+    def hand_out(self, record: LayerRecord, slot: int) -> dict[str, Tensor]:
+        """The layer's weights, usable by work issued from now on."""
+
+    def take_back(self, record: LayerRecord, slot: int) -> None:
+        """The work that reads the slot has been issued; the slot may be loaded again after it."""
+
+
+class LayerStream:
+    """Hands out layers in order, again and again.
+
+    A layer's weights are valid from `acquire` until `release`. An error while reading comes out of
+    the `acquire` that asked for the layer. After an error, or when a pass is abandoned half way,
+    the next `acquire` winds the ring to the layer that it asks for. `close` ends the thread.
+    """
+
+    def __init__(self, records: Sequence[LayerRecord], loader: SlotLoader, *, num_slots: int) -> None:
+        self._records = tuple(records)
+        self._ring_index = {record.index: position for position, record in enumerate(self._records)}
+        self._loader = loader
+        self._num_slots = num_slots
+        self._condition = threading.Condition()
+        self._next_load = 0  # position the reader loads next
+        self._next_use = 0  # position `acquire` hands out next
+        self._first_held = 0  # positions from here on occupy their slots
+        self._loaded: dict[int, Exception | None] = {}
+        self._epoch = 0  # grows when the ring is wound, so that a load under way is not taken for a new one
+        self._closed = False
+        self._thread = threading.Thread(target=self._read_ahead, name="edgespec-reader", daemon=True)
+        self._thread.start()
+
+    def acquire(self, layer: int) -> dict[str, Tensor]:
+        """The layer's weights; waits until they are loaded and raises what the reader met."""
+        ring_index = self._ring_index[layer]
+        with self._condition:
+            in_order = self._next_use % len(self._records) == ring_index and self._first_held == self._next_use
+            if not in_order:
+                self._wind_to(ring_index)
+            self._condition.wait_for(lambda: self._closed or self._next_use in self._loaded)
+            if self._closed:
+                raise RuntimeError("the layer stream is closed")
+            error = self._loaded.pop(self._next_use)
+            if error is not None:
+                self._wind_to(ring_index)
+                raise error
+            position = self._next_use
+            self._next_use += 1
+        return self._loader.hand_out(self._records[ring_index], position % self._num_slots)
+
+    def release(self, layer: int) -> None:
+        """Give the layer back that was acquired last."""
+        self._loader.take_back(self._records[self._ring_index[layer]], (self._next_use - 1) % self._num_slots)
+        with self._condition:
+            self._first_held = self._next_use
+            self._condition.notify_all()
+
+    def close(self) -> None:
+        """Stop the reader; returns when it is gone."""
+        with self._condition:
+            self._closed = True
+            self._condition.notify_all()
+        self._thread.join()
+
+    def _wind_to(self, ring_index: int) -> None:
+        """Forget what is loaded and start again at a layer. The condition is held."""
+        num_layers = len(self._records)
+        self._epoch += 1
+        self._next_load += (ring_index - self._next_load) % num_layers
+        self._next_use = self._first_held = self._next_load
+        self._loaded.clear()
+        self._condition.notify_all()
+
+    def _read_ahead(self) -> None:
+        while True:
+            with self._condition:
+                self._condition.wait_for(lambda: self._closed or self._next_load - self._first_held < self._num_slots)
+                if self._closed:
+                    return
+                position, epoch = self._next_load, self._epoch
+            error: Exception | None = None
+            try:
+                self._loader.load(self._records[position % len(self._records)], position % self._num_slots)
+            except Exception as caught:  # handed to whoever asks for the layer
+                error = caught
+            with self._condition:
+                if epoch == self._epoch:
+                    self._loaded[position] = error
+                    self._next_load = position + 1
+                    self._condition.notify_all()
