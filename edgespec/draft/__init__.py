@@ -1,0 +1,20 @@
+"""Drafters: what proposes the tokens of a tree."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Drafter(Protocol):
+    """Proposes continuations. Rows count this tree's expansions, 0 the root's, until `commit`."""
+
+    def prefill(self, ids: Tensor, *, capacity: int) -> None:
+        """Start a text with ids [n], and make room for `capacity` rows."""
+
+    def expand(self, tokens: Tensor, parent_rows: Tensor) -> Tensor:
+        """The distributions q [k, vocab] after k nodes: tokens [k], the rows of their parents [k] (root: -1)."""
+
+    def commit(self, root: int, path_rows: list[int], path_tokens: list[int]) -> None:
+        """The root and then the path became text; rows are -1 for nodes that were not expanded."""

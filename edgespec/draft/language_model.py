@@ -1,0 +1,89 @@
+"""A small language model of the target's vocabulary as drafter, wholly resident.
+
+Expanded nodes keep their keys and values in the drafter's cache: one forward a tree layer, each
+node seeing the committed text and its own ancestors. After verification the rows of the accepted
+path stay. A path may end in a node that was never expanded; such tokens are pending, and go in
+front of the next root.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from edgespec.causal_model import CausalModel
+from edgespec.config import SamplingSettings
+from edgespec.sampling import to_probs
+
+
+class LanguageModelDrafter:
+    """Drafts with a causal language model; `sampling` is how children will be drawn from it."""
+
+    def __init__(self, model: CausalModel, *, vocab: int, sampling: SamplingSettings, tree_rows: int) -> None:
+        self._model = model
+        self._vocab = vocab  # the target's: padded embedding tables may differ in length
+        self._sampling = sampling
+        self._committed = 0  # rows of the cache that are text
+        self._pending: list[int] = []
+        self._num_rows = 0
+        self._visible = torch.zeros(tree_rows, tree_rows, dtype=torch.bool, device=model.device)  # [row, row]
+        self._positions = torch.zeros(tree_rows, dtype=torch.long, device=model.device)  # [row]
+
+    def prefill(self, ids: Tensor, *, capacity: int) -> None:
+        """Start a text with ids [n]."""
+        self._model.reset(capacity)
+        self._model.prefill(ids)
+        self._committed = ids.shape[0]
+        self._pending, self._num_rows = [], 0
+
+    def expand(self, tokens: Tensor, parent_rows: Tensor) -> Tensor:
+        """Q [k, vocab] after nodes of tokens [k] below parent_rows [k]; the first call is the root's."""
+        if self._num_rows == 0:
+            return self._probabilities(self._expand_root(tokens))
+        start, end = self._num_rows, self._num_rows + tokens.shape[0]
+        if end > self._positions.shape[0]:
+            self._grow(end)
+        self._visible[start:end, :start] = self._visible[parent_rows, :start]
+        self._visible[start:end, start:end] = torch.eye(end - start, dtype=torch.bool, device=tokens.device)
+        self._positions[start:end] = self._positions[parent_rows] + 1
+        self._num_rows = end
+        logits = self._model.look(tokens, self._positions[:end], self._visible[start:end, :end])
+        return self._probabilities(logits)
+
+    def commit(self, root: int, path_rows: list[int], path_tokens: list[int]) -> None:
+        """Keep the rows of the root and of the path; what has none is pending."""
+        rows, tokens = [0, *path_rows], [root, *path_tokens]
+        num_cached = 0 if self._num_rows == 0 else (rows.index(-1) if -1 in rows else len(rows))
+        slots = [self._committed + row for row in rows[:num_cached]]
+        self._model.cache.keep(self._committed, torch.tensor(slots, dtype=torch.long, device=self._model.device))
+        self._committed += num_cached
+        self._pending += tokens[num_cached:]
+        self._num_rows = 0
+
+    def _expand_root(self, root: Tensor) -> Tensor:
+        """Logits [1, vocab] after the pending tokens and the root [1]."""
+        self._model.cache.truncate(self._committed)
+        pending = torch.tensor(self._pending, dtype=torch.long, device=root.device)
+        ids = torch.cat([pending, root])
+        positions = torch.arange(self._committed, self._committed + ids.shape[0], device=root.device)
+        causal = torch.ones(ids.shape[0], ids.shape[0], dtype=torch.bool, device=root.device).tril_()
+        logits = self._model.look(ids, positions, causal)
+        self._committed += len(self._pending)
+        self._pending = []
+        self._num_rows = 1
+        self._visible[0, 0] = True
+        self._positions[0] = self._committed
+        return logits[-1:]
+
+    def _probabilities(self, logits: Tensor) -> Tensor:
+        """Q over the target's vocabulary: rows of padding cut off, or tokens the draft lacks given 0."""
+        q = to_probs(logits[:, : self._vocab], self._sampling)
+        return torch.nn.functional.pad(q, (0, self._vocab - q.shape[1]))
+
+    def _grow(self, rows: int) -> None:
+        """Room for more rows than planned: the tree drew far more nodes than it will keep."""
+        old = self._positions.shape[0]
+        size = max(rows, old * 2)
+        visible, positions = self._visible, self._positions
+        self._visible, self._positions = visible.new_zeros(size, size), positions.new_zeros(size)
+        self._visible[:old, :old], self._positions[:old] = visible, positions

@@ -1,0 +1,31 @@
+"""The one error that reaches a user: what is wrong, and what to do about it."""
+
+from __future__ import annotations
+
+EXIT_RUNTIME = 1
+EXIT_USAGE = 2
+EXIT_SOME_FAILED = 3
+EXIT_NOT_FOUND = 4
+EXIT_MEMORY = 5
+
+_NOT_FOUND_CODES = {"E_MODEL_NOT_FOUND", "E_NO_SAFETENSORS", "E_SHARD_MISSING", "E_FILE_NOT_FOUND"}
+_RUNTIME_CODES = {"E_READ_FAILED", "E_NAN_LOGITS", "E_OUTPUT", "E_DEVICE"}
+
+
+class EdgespecError(Exception):
+    """A fault with a stable `code` (docs/troubleshooting.md), a sentence `what`, and a `fix` to try."""
+
+    def __init__(self, code: str, what: str, fix: str) -> None:
+        super().__init__(f"{what} {fix}")
+        self.code = code
+        self.what = what
+        self.fix = fix
+
+    @property
+    def exit_code(self) -> int:
+        """The process's exit status when this ends it."""
+        if self.code == "E_MEMORY":
+            return EXIT_MEMORY
+        if self.code in _NOT_FOUND_CODES:
+            return EXIT_NOT_FOUND
+        return EXIT_RUNTIME if self.code in _RUNTIME_CODES else EXIT_USAGE

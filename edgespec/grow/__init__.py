@@ -1,0 +1,1 @@
+"""Tree growth: one module a policy, over the shared best-first engine."""

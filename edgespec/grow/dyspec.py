@@ -1,0 +1,14 @@
+"""DySpec: the chance that a token is accepted is guessed to be its draft probability.
+
+Source: DySpec, section 5 and Algorithms 1 and 2. The conditional probability among what is left,
+q(y) / (1 - sum of the siblings drawn before), makes s = V(u) * (1 - that sum) and V = V(u) * q(y).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def predict_acceptance(q_drawn: Tensor, mass_left: Tensor) -> Tensor:
+    """Q of the drawn tokens [k, c] over the mass left before each draw [k, c]."""
+    return q_drawn / mass_left

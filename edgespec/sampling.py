@@ -1,0 +1,59 @@
+"""From logits to the distribution that is sampled, and therefore verified.
+
+Shapes: n rows of one token position each. The order of the filters is transformers' own:
+temperature, top-k, top-p, min-p.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from edgespec.config import SamplingSettings
+
+
+def to_probs(logits: Tensor, sampling: SamplingSettings) -> Tensor:
+    """Probabilities [n, vocab] of logits [n, vocab]; float32 at least, exactly one-hot at temperature 0."""
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    if sampling.temperature == 0:
+        best = logits.argmax(-1, keepdim=True)  # [n, 1]
+        return torch.zeros_like(logits).scatter_(-1, best, 1.0)
+    probs = torch.softmax(logits / sampling.temperature, -1)
+    vocab = probs.shape[-1]
+    if 0 < sampling.top_k < vocab:
+        kth_best = probs.topk(sampling.top_k, -1).values[:, -1:]
+        probs = _renormalise(probs.masked_fill(probs < kth_best, 0.0))
+    if sampling.top_p < 1:
+        ordered, order = probs.sort(-1, descending=True)
+        mass_before = ordered.cumsum(-1) - ordered
+        ordered = ordered.masked_fill(mass_before >= sampling.top_p, 0.0)
+        probs = _renormalise(torch.zeros_like(probs).scatter_(-1, order, ordered))
+    if sampling.min_p > 0:
+        floor = sampling.min_p * probs.amax(-1, keepdim=True)
+        probs = _renormalise(probs.masked_fill(probs < floor, 0.0))
+    return probs
+
+
+def _renormalise(probs: Tensor) -> Tensor:
+    return probs / probs.sum(-1, keepdim=True)
+
+
+def draw_one(probs: Tensor, generator: torch.Generator) -> int:
+    """One token from probabilities [vocab], not necessarily normalised."""
+    # The item() is the step's result: nothing can go on before the host knows the token.
+    return int(torch.multinomial(probs, 1, generator=generator).item())
+
+
+def draw_without_replacement(q: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """`count` distinct tokens a row, in the order of a sequential draw from q [k, vocab].
+
+    The tokens with the largest q/E, E exponential noise, come in the order in which sequential
+    draws with renormalisation would find them (the Gumbel top-k identity). Returns tokens
+    [k, count] and their q [k, count]; where a row has fewer tokens of positive probability, the
+    last ones have q 0 and are no draws.
+    """
+    smallest = 2.0**-25 if q.dtype == torch.float32 else 2.0**-54  # half a step of torch.rand: no log of 0
+    noise = torch.rand(q.shape, dtype=q.dtype, device=q.device, generator=generator)
+    noise = noise.clamp_(min=smallest).log_().neg_()
+    tokens = torch.div(q, noise, out=noise).topk(min(count, q.shape[-1]), -1).indices
+    return tokens, q.gather(-1, tokens)

@@ -1,0 +1,83 @@
+"""The token tree: flat tensors, node 0 the root. Everything else about it is derived.
+
+Legend: n nodes with the root, which is the last committed token; a node's children continue it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Draw = Literal["without_replacement", "top_k"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenTree:
+    """A tree of candidate continuations.
+
+    Parents come before their children, and siblings stand in the order in which they were drawn.
+    `draft_probs` may be a view of the drafter's workspace: it is valid until the next tree grows.
+    """
+
+    tokens: Tensor  # [n] long
+    parents: Tensor  # [n] long, -1 for the root alone
+    ranks: Tensor  # [n] long, position among the siblings
+    draw: Draw
+    draft_rows: Tensor  # [n] long, the node's row in draft_probs; -1 where the draft did not expand it
+    draft_probs: Tensor  # [rows, vocab], the distribution that the node's children were drawn from
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes, the root included: rows of a verify pass."""
+        return self.tokens.shape[0]
+
+
+def root_only(token: int, *, vocab: int, device: torch.device) -> TokenTree:
+    """The tree of plain decoding: a root and nothing below it."""
+    return TokenTree(
+        tokens=torch.tensor([token], device=device),
+        parents=torch.tensor([-1], device=device),
+        ranks=torch.zeros(1, dtype=torch.long, device=device),
+        draw="without_replacement",
+        draft_rows=torch.tensor([-1], device=device),
+        draft_probs=torch.empty(0, vocab, device=device),
+    )
+
+
+def _num_doublings(num_nodes: int) -> int:
+    """Steps of pointer doubling that reach the root of any tree of this size; needs no look at the device."""
+    return max(1, (num_nodes - 1).bit_length())
+
+
+def depths(parents: Tensor) -> Tensor:
+    """Edges from the root to each node: [n]."""
+    distance = (parents >= 0).long()
+    ancestor = parents.clamp(min=0)
+    for _ in range(_num_doublings(parents.shape[0])):
+        distance = distance + distance[ancestor]
+        ancestor = ancestor[ancestor]
+    return distance
+
+
+def ancestors_mask(parents: Tensor) -> Tensor:
+    """[n, n] bool: row i marks node i and all its ancestors."""
+    num_nodes = parents.shape[0]
+    ancestor = parents.clamp(min=0)
+    mask = torch.eye(num_nodes, dtype=torch.bool, device=parents.device)
+    # After step j a row holds the nearest 2**j nodes of its path, and `ancestor` is the next one up.
+    for _ in range(_num_doublings(num_nodes)):
+        mask = mask | mask[ancestor]
+        ancestor = ancestor[ancestor]
+    return mask
+
+
+def all_on_path(flags: Tensor, parents: Tensor) -> Tensor:
+    """[n] bool: whether `flags` [n] holds for a node and all its ancestors."""
+    ancestor = parents.clamp(min=0)
+    for _ in range(_num_doublings(parents.shape[0])):
+        flags = flags & flags[ancestor]
+        ancestor = ancestor[ancestor]
+    return flags
