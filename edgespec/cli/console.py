@@ -1,0 +1,68 @@
+"""What goes to stderr: plan, progress, summary, errors. stdout carries results alone."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+QUIET_INTERVAL_S = 10.0  # between progress lines where there is no terminal
+
+
+def print_error(what: str, fix: str) -> None:
+    """The two lines of every error."""
+    sys.stderr.write(f"Error: {what.rstrip()}\nTry: {fix}\n")
+    sys.stderr.flush()
+
+
+def visible(text: str) -> str:
+    """The text with control characters shown instead of obeyed by a terminal; newlines and tabs stay."""
+    return "".join(
+        character if character.isprintable() or character in "\n\t" else ascii(character)[1:-1] for character in text
+    )
+
+
+class Console:
+    """Messages for people, on stderr; `quiet` drops all but errors."""
+
+    def __init__(self, *, quiet: bool, verbose: bool) -> None:
+        self.quiet = quiet
+        self.verbose = verbose
+        self.is_terminal = sys.stderr.isatty()
+        self._said_at = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """One line."""
+        if not self.quiet:
+            sys.stderr.write(text + "\n")
+            sys.stderr.flush()
+
+    def detail(self, text: str) -> None:
+        """A line for -v."""
+        if self.verbose:
+            self.say(text)
+
+    def say_sometimes(self, text: str) -> None:
+        """A progress line where no bar can be drawn, at most one every ten seconds."""
+        now = time.monotonic()
+        if not self.is_terminal and now - self._said_at >= QUIET_INTERVAL_S:
+            self._said_at = now
+            self.say(text)
+
+    @contextmanager
+    def progress_bar(self) -> Iterator[Progress | None]:
+        """A bar that vanishes when done; None where there is no terminal to draw it on."""
+        if self.quiet or not self.is_terminal:
+            yield None
+            return
+        from rich.console import Console as RichConsole
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = [TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}")]
+        with Progress(*columns, TimeRemainingColumn(), console=RichConsole(stderr=True), transient=True) as progress:
+            yield progress

@@ -1,0 +1,371 @@
+"""The composition root and the Python API: pair, plan, models, and text in and out."""
+
+from __future__ import annotations
+
+import functools
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+import torch
+from tokenizers.decoders import DecodeStream
+
+from edgespec.causal_model import CausalModel
+from edgespec.config import MemoryLimits, SamplingSettings, TreeSettings
+from edgespec.decode import Finish, Grow, Session, StepResult, Verify, decode
+from edgespec.draft.language_model import LanguageModelDrafter
+from edgespec.errors import EdgespecError
+from edgespec.grow import dyspec
+from edgespec.grow.best_first import grow_best_first
+from edgespec.memory import fixed_bytes
+from edgespec.pair import ModelPair, open_pair
+from edgespec.target import Target, offload_errors
+from edgespec.tree import root_only
+from edgespec.verify.greedy import verify_greedy
+from edgespec.verify.rejection import verify_rejection
+from offload.placement import GIB, Placement, place_layers
+from offload.streamed_model import Skeleton, StreamedModel, build_skeleton
+
+MARGIN_BYTES = GIB  # left free when no limit is given
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+Progress = Callable[[str, int, int], None]  # phase, done, total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextChunk:
+    """What one step added, as text: whole characters only, so that a chunk may be empty."""
+
+    text: str
+    step: StepResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationResult:
+    """A finished text and how it came about."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str  # stop | length | context
+    prompt_tokens: int
+    seed: int
+    sampling: SamplingSettings
+    steps: tuple[StepResult, ...]
+    total_s: float
+
+    @property
+    def passes(self) -> tuple[StepResult, ...]:
+        """The verify passes: all steps but the prompt's."""
+        return tuple(step for step in self.steps if not step.is_prefill)
+
+    @property
+    def tokens_per_pass(self) -> float | None:
+        """Mean tokens of a verify pass, the bonus token included."""
+        return sum(len(step.tokens) for step in self.passes) / len(self.passes) if self.passes else None
+
+    @property
+    def prefill_s(self) -> float:
+        """Seconds of the pass over the prompt."""
+        return self.steps[0].target_s
+
+    @property
+    def time_to_first_token_s(self) -> float:
+        """Seconds until the first token was known."""
+        return self.steps[0].target_s + self.steps[0].rest_s
+
+    @property
+    def decode_tokens_per_s(self) -> float | None:
+        """Tokens after the first over the seconds after the first."""
+        decode_s = self.total_s - self.time_to_first_token_s
+        count = len(self.token_ids) - 1
+        return count / decode_s if count > 0 and decode_s > 0 else None
+
+
+class Engine:
+    """A loaded pair. One text at a time; not for several threads. Close it, or use `with`."""
+
+    def __init__(
+        self,
+        pair: ModelPair,
+        *,
+        tree: TreeSettings | None = None,
+        limits: MemoryLimits | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
+        context_tokens: int = 2048,
+        progress: Progress | None = None,
+    ) -> None:
+        """Plan memory for texts of up to `context_tokens` and load; raises EdgespecError."""
+        self.pair = pair
+        self.device = resolve_device(device)
+        self.dtype = resolve_dtype(dtype, pair, self.device)
+        self.context_tokens = context_tokens
+        tree = tree or TreeSettings()
+        self.tree = tree if pair.draft is not None else replace(tree, policy="none")
+        uses_draft = self.tree.policy != "none"
+        with offload_errors():
+            target_skeleton = build_skeleton(pair.target.config, pair.target.checkpoint, dtype=self.dtype)
+            draft_skeleton = (
+                build_skeleton(pair.draft.config, pair.draft.checkpoint, dtype=self.dtype)
+                if pair.draft is not None and uses_draft
+                else None
+            )
+            self.placement = self._plan(target_skeleton, draft_skeleton, limits or MemoryLimits())
+            self._models: list[StreamedModel] = []
+            try:
+                self._target = Target(self._load("target", target_skeleton, self.placement, progress))
+                self._draft_model = (
+                    self._load("draft", draft_skeleton, _all_resident(draft_skeleton), progress)
+                    if draft_skeleton is not None
+                    else None
+                )
+            except BaseException:
+                self.close()
+                raise
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        target: str | Path | None = None,
+        *,
+        draft: str | Path | None = None,
+        tree: TreeSettings | None = None,
+        limits: MemoryLimits | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
+        context_tokens: int = 2048,
+        progress: Progress | None = None,
+    ) -> Engine:
+        """Load a target folder and a draft folder; without a target, the built-in pair."""
+        pair = open_pair(Path(target) if target else None, Path(draft) if draft else None)
+        return cls(
+            pair,
+            tree=tree,
+            limits=limits,
+            device=device,
+            dtype=dtype,
+            context_tokens=context_tokens,
+            progress=progress,
+        )
+
+    def generate(
+        self,
+        prompt: str | list[int],
+        *,
+        max_new_tokens: int = 512,
+        sampling: SamplingSettings | None = None,
+        seed: int | None = None,
+        on_chunk: Callable[[TextChunk], None] | None = None,
+    ) -> GenerationResult:
+        """Continue a prompt (text, or token ids); -1 new tokens means to the end of the context."""
+        sampling = sampling or self.pair.default_sampling()
+        seed = secrets.randbits(32) if seed is None else seed
+        ids = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        limit, limited_by = self._new_token_limit(len(ids), max_new_tokens)
+        started = time.perf_counter()
+        steps: list[StepResult] = []
+        for chunk in self.stream(ids, max_new_tokens=limit, sampling=sampling, seed=seed):
+            steps.append(chunk.step)
+            if on_chunk:
+                on_chunk(chunk)
+        finish: Finish | None = steps[-1].finish
+        token_ids = tuple(token for step in steps for token in step.tokens)
+        return GenerationResult(
+            text=str(self.pair.tokenizer.decode(list(token_ids), skip_special_tokens=True)),
+            token_ids=token_ids,
+            finish_reason=limited_by if finish == "length" else "stop",
+            prompt_tokens=len(ids),
+            seed=seed,
+            sampling=sampling,
+            steps=tuple(steps),
+            total_s=time.perf_counter() - started,
+        )
+
+    def stream(
+        self,
+        prompt: str | list[int],
+        *,
+        max_new_tokens: int = 512,
+        sampling: SamplingSettings | None = None,
+        seed: int | None = None,
+    ) -> Iterator[TextChunk]:
+        """The same, step by step. Closing the iterator stops between two passes."""
+        sampling = sampling or self.pair.default_sampling()
+        ids = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        limit, _ = self._new_token_limit(len(ids), max_new_tokens)
+        generator = torch.Generator(self.device).manual_seed(secrets.randbits(32) if seed is None else seed)
+        session = Session(target=self._target, drafter=self._drafter(sampling))
+        stop_tokens = self.pair.stop_tokens
+        decoder = DecodeStream(skip_special_tokens=True)
+        backend = self.pair.tokenizer.backend_tokenizer
+        for step in decode(
+            session,
+            torch.tensor(ids, device=self.device),
+            grow=self._grow(session, generator),
+            verify=_verifier(sampling),
+            sampling=sampling,
+            generator=generator,
+            max_new_tokens=limit,
+            stop_tokens=stop_tokens,
+            capacity=len(ids) + limit + 2 * (self.tree.size + 1),
+        ):
+            pieces = [decoder.step(backend, token) or "" for token in step.tokens]
+            yield TextChunk(text="".join(pieces), step=step)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a prompt, with the tokenizer's own special tokens; raises EdgespecError when empty."""
+        ids: list[int] = self.pair.tokenizer.encode(text)
+        if not ids:
+            raise EdgespecError("E_PROMPT_EMPTY", "the prompt has no tokens.", "Give at least one character.")
+        return ids
+
+    def close(self) -> None:
+        """End the readers and let the models go."""
+        for model in self._models:
+            model.close()
+        self._models = []
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _plan(self, target: Skeleton, draft: Skeleton | None, limits: MemoryLimits) -> Placement:
+        available_cpu = psutil.virtual_memory().available - MARGIN_BYTES
+        cpu_budget = limits.max_cpu_bytes if limits.max_cpu_bytes is not None else available_cpu
+        on_accelerator = self.device.type == "cuda"
+        device_budget = cpu_budget
+        if on_accelerator:
+            free_bytes, _ = torch.cuda.mem_get_info(self.device)
+            device_budget = limits.max_gpu_bytes if limits.max_gpu_bytes is not None else free_bytes - MARGIN_BYTES
+        return place_layers(
+            target.records,
+            fixed_bytes=fixed_bytes(
+                target,
+                draft,
+                tree=self.tree,
+                context_tokens=self.context_tokens,
+                dtype=self.dtype,
+                device=self.device,
+            ),
+            device_budget_bytes=device_budget,
+            pinned_budget_bytes=cpu_budget,
+            on_accelerator=on_accelerator,
+            max_resident=limits.max_resident_layers,
+        )
+
+    def _load(self, phase: str, skeleton: Skeleton, placement: Placement, progress: Progress | None) -> CausalModel:
+        streamed = StreamedModel(
+            skeleton,
+            placement,
+            device=self.device,
+            progress=functools.partial(progress, phase) if progress else None,
+        )
+        self._models.append(streamed)
+        return CausalModel(streamed.model, device=self.device)
+
+    def _drafter(self, sampling: SamplingSettings) -> LanguageModelDrafter | None:
+        if self._draft_model is None:
+            return None
+        return LanguageModelDrafter(
+            self._draft_model,
+            vocab=self._target.vocab,
+            sampling=self.tree.draft_sampling(sampling),
+            tree_rows=2 * (self.tree.size + 1),
+        )
+
+    def _grow(self, session: Session, generator: torch.Generator) -> Grow:
+        """The policy as a function of the root and of the layers that can still be of use."""
+        vocab, device, tree = self._target.vocab, self.device, self.tree
+        drafter = session.drafter
+        if drafter is None:
+            return lambda root, _max_depth: root_only(root, vocab=vocab, device=device)
+        return lambda root, max_depth: grow_best_first(
+            drafter,
+            root,
+            predict=dyspec.predict_acceptance,
+            size=tree.size,
+            depth=min(tree.depth, max_depth),
+            threshold=tree.threshold,
+            max_children=tree.max_children,
+            vocab=vocab,
+            device=device,
+            generator=generator,
+        )
+
+    def _new_token_limit(self, prompt_tokens: int, max_new_tokens: int) -> tuple[int, str]:
+        """New tokens that fit, and the finish reason for reaching them; raises EdgespecError when none do."""
+        return new_token_limit(self.pair.max_context, prompt_tokens, max_new_tokens)
+
+
+def new_token_limit(max_context: int | None, prompt_tokens: int, max_new_tokens: int) -> tuple[int, str]:
+    """The new tokens that a context leaves, and why they end; raises EdgespecError when there are none."""
+    if max_context is None:
+        if max_new_tokens < 0:
+            raise EdgespecError(
+                "E_SETTING", "this model sets no context length to fill.", "Give --max-new-tokens a number."
+            )
+        return max_new_tokens, "length"
+    room = max_context - prompt_tokens
+    if room < 1:
+        raise EdgespecError(
+            "E_CONTEXT",
+            f"the prompt has {prompt_tokens} tokens, and the context holds {max_context} with at least one new one.",
+            "Shorten the prompt.",
+        )
+    return (max_new_tokens, "length") if 0 <= max_new_tokens <= room else (room, "context")
+
+
+def resolve_device(name: str) -> torch.device:
+    """'auto' is CUDA where there is one; raises EdgespecError for a device that is not there."""
+    if name == "auto":
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise EdgespecError("E_DEVICE", f"'{name}' is not a device.", "Use auto, cpu, cuda or cuda:1.") from error
+    if device.type not in {"cpu", "cuda"}:
+        raise EdgespecError("E_DEVICE", f"device '{name}' is not supported.", "Use auto, cpu or cuda.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise EdgespecError(
+            "E_DEVICE",
+            f"there is no device '{name}': torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices.",
+            "Use --device cpu, or install a CUDA build of torch and its driver.",
+        )
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
+
+
+def resolve_dtype(name: str, pair: ModelPair, device: torch.device) -> torch.dtype:
+    """'auto' is float32 on a CPU, where rounding then flips no argmax, and the checkpoint's own on a GPU."""
+    if name in DTYPES:
+        return DTYPES[name]
+    if name != "auto":
+        raise EdgespecError("E_SETTING", f"--dtype {name} is unknown.", f"Use auto, {', '.join(DTYPES)}.")
+    if device.type == "cpu":
+        return torch.float32
+    stored = getattr(pair.target.config.get_text_config(decoder=True), "dtype", None)
+    return stored if isinstance(stored, torch.dtype) else torch.bfloat16
+
+
+def _verifier(sampling: SamplingSettings) -> Verify:
+    return verify_greedy if sampling.temperature == 0 else verify_rejection
+
+
+def _all_resident(skeleton: Skeleton) -> Placement:
+    """The draft's placement: its bytes are part of the target's plan."""
+    num_layers = len(skeleton.records)
+    return Placement(
+        num_layers=num_layers,
+        num_resident=num_layers,
+        num_pinned=0,
+        num_slots=1,
+        streamed_bytes=0,
+        device_bytes={},
+        device_budget_bytes=0,
+    )

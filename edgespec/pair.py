@@ -1,0 +1,184 @@
+"""A target and its draft as folders: found, read and checked before any weight is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from edgespec.causal_model import check_can_roll_back
+from edgespec.config import SamplingSettings
+from edgespec.errors import EdgespecError
+from edgespec.target import offload_errors
+from offload.checkpoint import Checkpoint, read_checkpoint
+
+DEMO_FOLDER = Path(__file__).parent / "demo"
+NUM_DIFFERENCES_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFolder:
+    """One model, known from its small files and its tensors' headers."""
+
+    folder: Path
+    config: PretrainedConfig
+    checkpoint: Checkpoint
+    generation_config: dict[str, Any]
+
+    @property
+    def max_context(self) -> int | None:
+        """Tokens that fit the model's positions; None where the family sets no limit."""
+        limit = getattr(self.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        return int(limit) if limit else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPair:
+    """A target, perhaps a draft with the same token ids, and their tokenizer."""
+
+    target: ModelFolder
+    draft: ModelFolder | None
+    tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def max_context(self) -> int | None:
+        """Tokens that fit both models."""
+        limits = [model.max_context for model in (self.target, self.draft) if model is not None]
+        known = [limit for limit in limits if limit is not None]
+        return min(known) if known else None
+
+    @property
+    def stop_tokens(self) -> frozenset[int]:
+        """Ids that end a text: the generation config's, else the config's, and the tokenizer's own."""
+        stops: set[int] = set()
+        text_config = self.target.config.get_text_config(decoder=True)
+        for value in (
+            self.target.generation_config.get("eos_token_id", getattr(text_config, "eos_token_id", None)),
+            self.tokenizer.eos_token_id,
+        ):
+            if value is not None:
+                stops.update(value if isinstance(value, Iterable) else [value])
+        return frozenset(stops)
+
+    def default_sampling(self) -> SamplingSettings:
+        """What the target's generation config asks for; greedy where it does not ask for sampling."""
+        wanted = self.target.generation_config
+        if not wanted.get("do_sample"):
+            return SamplingSettings()
+        return SamplingSettings(
+            temperature=wanted.get("temperature") or 1.0,
+            top_k=wanted.get("top_k") or 0,
+            top_p=wanted.get("top_p") or 1.0,
+            min_p=wanted.get("min_p") or 0.0,
+        )
+
+
+def open_pair(target: Path | None, draft: Path | None) -> ModelPair:
+    """Check both folders against themselves and each other; None for the target is the built-in pair.
+
+    Raises EdgespecError for whatever would fail later: a missing or damaged file, an architecture
+    that is unknown or cannot roll back, different token ids.
+    """
+    if target is None:
+        target, draft = DEMO_FOLDER / "target", draft or DEMO_FOLDER / "draft"
+    target_model = open_model(target)
+    draft_model = open_model(draft) if draft is not None else None
+    tokenizer = _open_tokenizer(target)
+    if draft is not None:
+        _check_same_tokens(tokenizer, _open_tokenizer(draft))
+    return ModelPair(target=target_model, draft=draft_model, tokenizer=tokenizer)
+
+
+def open_model(folder: Path) -> ModelFolder:
+    """One folder's config and headers, checked."""
+    with offload_errors():
+        checkpoint = read_checkpoint(folder)
+    config = _read_config(folder)
+    check_can_roll_back(config.get_text_config(decoder=True))
+    if getattr(config, "quantization_config", None):
+        raise EdgespecError(
+            "E_QUANTIZED", f"'{folder}' is a quantised checkpoint.", "Use the model's bf16 or fp16 safetensors."
+        )
+    return ModelFolder(
+        folder=folder,
+        config=config,
+        checkpoint=checkpoint,
+        generation_config=_read_json(folder / "generation_config.json"),
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The file's object; empty where there is no file."""
+    if not path.exists():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise EdgespecError(
+            "E_CONFIG_INVALID", f"'{path}' is not readable JSON ({error}).", "Download the file again."
+        ) from error
+    if not isinstance(content, dict):
+        raise EdgespecError("E_CONFIG_INVALID", f"'{path}' is not a JSON object.", "Download the file again.")
+    return content
+
+
+def _read_config(folder: Path) -> PretrainedConfig:
+    fields = _read_json(folder / "config.json")
+    if not fields:
+        raise EdgespecError("E_CONFIG_MISSING", f"'{folder}' has no config.json.", "Download the whole model folder.")
+    model_type = fields.get("model_type")
+    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise EdgespecError(
+            "E_UNSUPPORTED_ARCHITECTURE",
+            f"'{folder}' has model type '{model_type}', which the installed transformers does not know "
+            "as a causal language model.",
+            "Use a decoder-only model such as Llama, Qwen, Mistral, Gemma, Phi-3 or GPT-NeoX, or update transformers.",
+        )
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # transformers raises many kinds for a field that is wrong
+        raise EdgespecError(
+            "E_CONFIG_INVALID",
+            f"transformers cannot use '{folder / 'config.json'}' ({_first_line(error)}).",
+            "Download the file again.",
+        ) from error
+    return config
+
+
+def _open_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # missing files, damaged JSON and missing backends all look different
+        raise EdgespecError(
+            "E_TOKENIZER",
+            f"'{folder}' has no usable tokenizer ({_first_line(error)}).",
+            "Put the model's tokenizer.json and tokenizer_config.json into the folder.",
+        ) from error
+    return tokenizer
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+def _check_same_tokens(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> None:
+    """Raise EdgespecError naming the first ids that mean different tokens."""
+    ours = {index: token for token, index in target.get_vocab().items()}
+    theirs = {index: token for token, index in draft.get_vocab().items()}
+    different = sorted(index for index in ours.keys() | theirs.keys() if ours.get(index) != theirs.get(index))
+    if not different:
+        return
+    shown = "; ".join(
+        f"id {index} is {ours.get(index)!r} in the target and {theirs.get(index)!r} in the draft"
+        for index in different[:NUM_DIFFERENCES_SHOWN]
+    )
+    raise EdgespecError(
+        "E_TOKENIZER_MISMATCH",
+        f"the draft's token ids differ from the target's in {len(different)} of {len(ours)}: {shown}.",
+        "Use a draft of the same model family, or --policy none without a draft.",
+    )
