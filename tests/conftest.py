@@ -1,0 +1,110 @@
+"""Shared fixtures: tiny models of any family, a tiny tokenizer, folders of both."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    Phi3Config,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+)
+from transformers.utils import logging as transformers_logging
+
+transformers_logging.disable_progress_bar()
+
+VOCAB = 257  # 256 bytes and an end-of-text token
+WINDOW = 12  # shorter than the tests' prompts, so that a missing window shows
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "bos_token_id": None,
+    "eos_token_id": 256,
+    "pad_token_id": 256,
+}
+FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
+    "llama": lambda: LlamaConfig(**SMALL, num_key_value_heads=2, tie_word_embeddings=True),
+    "qwen3": lambda: Qwen3Config(**SMALL, num_key_value_heads=2, head_dim=8),
+    "mistral-window": lambda: MistralConfig(**SMALL, num_key_value_heads=2, head_dim=8, sliding_window=WINDOW),
+    "gemma3": lambda: Gemma3TextConfig(
+        **SMALL,
+        num_key_value_heads=2,
+        head_dim=8,
+        sliding_window=WINDOW,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+    "phi3": lambda: Phi3Config(**SMALL, num_key_value_heads=2),
+    "gpt-neox": lambda: GPTNeoXConfig(**SMALL),
+}
+
+
+@pytest.fixture(autouse=True)
+def _single_thread() -> Iterator[None]:
+    """One thread: results repeat, and tiny models run faster."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def make_model(config: PretrainedConfig, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """A random model whose logits are spread enough for argmaxes to be clear."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(4)
+    return model.to(dtype).eval().requires_grad_(False)
+
+
+def make_tokenizer(*, swapped: bool = False) -> PreTrainedTokenizerFast:
+    """Bytes and an end-of-text token; `swapped` exchanges the ids of the first two bytes."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    if swapped:
+        alphabet[0], alphabet[1] = alphabet[1], alphabet[0]
+    tokenizer = Tokenizer(models.BPE({token: index for index, token in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
+
+
+def save_folder(
+    folder: Path, model: PreTrainedModel, *, tokenizer: PreTrainedTokenizerFast | None = None, shard: str = "5GB"
+) -> Path:
+    """A Hugging Face folder of the model, sharded when `shard` is small."""
+    model.generation_config.eos_token_id = 256
+    model.save_pretrained(folder, max_shard_size=shard)
+    (tokenizer or make_tokenizer()).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def pair_folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A sharded bf16 Llama target and a smaller draft."""
+    root = tmp_path_factory.mktemp("pair")
+    target = save_folder(root / "target", make_model(FAMILIES["llama"](), dtype=torch.bfloat16), shard="20KB")
+    small = LlamaConfig(**{**SMALL, "hidden_size": 16, "num_hidden_layers": 1}, num_key_value_heads=2)
+    draft = save_folder(root / "draft", make_model(small, seed=1, dtype=torch.bfloat16))
+    return target, draft

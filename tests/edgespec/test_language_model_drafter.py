@@ -1,0 +1,60 @@
+"""The language-model drafter: q after every node is that of its path, over rounds of commits."""
+
+import pytest
+import torch
+
+from edgespec.causal_model import CausalModel
+from edgespec.config import SamplingSettings
+from edgespec.draft.language_model import LanguageModelDrafter
+from edgespec.sampling import to_probs
+from tests.conftest import FAMILIES, VOCAB, make_model
+
+CPU = torch.device("cpu")
+SAMPLING = SamplingSettings(temperature=0.8, top_p=0.95)
+
+
+@pytest.mark.parametrize("vocab", [VOCAB, VOCAB + 7, VOCAB - 3], ids=["equal", "target-padded", "draft-padded"])
+def test_q_is_the_models_own_after_each_path(vocab: int) -> None:
+    model = make_model(FAMILIES["llama"]())
+    drafter = LanguageModelDrafter(CausalModel(model, device=CPU), vocab=vocab, sampling=SAMPLING, tree_rows=4)
+    generator = torch.Generator().manual_seed(0)
+
+    def expected(ids: list[int]) -> torch.Tensor:
+        logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1:, :vocab]
+        return torch.nn.functional.pad(to_probs(logits, SAMPLING), (0, vocab - logits.shape[1]))[0]
+
+    text = list(range(30, 50))
+    drafter.prefill(torch.tensor(text), capacity=24)
+    root = 7
+    for round_number in range(5):
+        paths: list[list[int]] = [[root]]
+        q = drafter.expand(torch.tensor([root]), torch.tensor([-1]))
+        torch.testing.assert_close(q[0], expected(text + [root]), rtol=1e-4, atol=1e-6)
+        for width in (3, 4, 2):
+            parents = torch.randint(len(paths), (width,), generator=generator)
+            tokens = torch.randint(100, (width,), generator=generator)
+            q = drafter.expand(tokens, parents)
+            for row, (token, parent) in enumerate(zip(tokens.tolist(), parents.tolist(), strict=True)):
+                paths.append([*paths[parent], token])
+                torch.testing.assert_close(q[row], expected(text + paths[-1]), rtol=1e-4, atol=1e-6)
+        # Accept the longest path; in odd rounds its last node is taken for one that was not expanded.
+        best = max(range(len(paths)), key=lambda row: len(paths[row]))
+        path = [row for row in range(1, len(paths)) if paths[row] == paths[best][: len(paths[row])]]
+        path = path[: len(paths[best]) - 1]
+        if round_number % 2:
+            path[-1] = -1
+        drafter.commit(root, path, paths[best][1:])
+        text += paths[best]
+        root = round_number
+
+
+def test_a_root_that_was_never_expanded_becomes_pending() -> None:
+    """Near a text's end no tree grows; the next one must still see what was committed."""
+    model = make_model(FAMILIES["llama"]())
+    drafter = LanguageModelDrafter(CausalModel(model, device=CPU), vocab=VOCAB, sampling=SAMPLING, tree_rows=4)
+    drafter.prefill(torch.arange(5), capacity=16)
+    drafter.commit(9, [], [])
+    drafter.commit(8, [], [])
+    q = drafter.expand(torch.tensor([3]), torch.tensor([-1]))
+    logits = model(input_ids=torch.tensor([[0, 1, 2, 3, 4, 9, 8, 3]]), use_cache=False).logits[0, -1:]
+    torch.testing.assert_close(q, to_probs(logits, SAMPLING), rtol=1e-4, atol=1e-6)
