@@ -16,6 +16,8 @@ import torch
 from accelerate import init_empty_weights
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming
 
 from offload.checkpoint import Checkpoint, TensorEntry
 from offload.errors import CheckpointError
@@ -50,13 +52,14 @@ def build_skeleton(config: PretrainedConfig, checkpoint: Checkpoint, *, dtype: t
     model.eval().requires_grad_(False)
     prefix, layers = _decoder_layers(model)
     tied = set(_tied_names(model))
+    stored = _stored_by_parameter_name(checkpoint, model)
     layer_entries: list[dict[str, TensorEntry]] = [{} for _ in layers]
     outside_entries: dict[str, TensorEntry] = {}
     dtypes: dict[str, torch.dtype] = {}
     missing = []
     layer_pattern = re.compile(re.escape(prefix) + r"\.(\d+)\.")
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        entry = _find_entry(checkpoint, name, model.base_model_prefix)
+        entry = stored.get(name)
         if entry is None:
             if name not in tied:
                 missing.append(name)
@@ -113,10 +116,21 @@ def _tied_names(model: PreTrainedModel) -> list[str]:
     return [name for name, _ in model.named_parameters(remove_duplicate=False) if name not in unique]
 
 
-def _find_entry(checkpoint: Checkpoint, name: str, base_prefix: str) -> TensorEntry | None:
-    """The parameter's tensor; checkpoints of a bare body lack the body's prefix."""
-    bare = name.removeprefix(f"{base_prefix}.")
-    return checkpoint.tensors.get(name) or checkpoint.tensors.get(bare)
+def _stored_by_parameter_name(checkpoint: Checkpoint, model: PreTrainedModel) -> dict[str, TensorEntry]:
+    """The checkpoint's tensors under the names that the installed transformers uses.
+
+    It has renamed modules over time and knows how; a checkpoint of the bare body lacks its prefix.
+    """
+    renamings = [t for t in get_model_conversion_mapping(model) if isinstance(t, WeightRenaming)]
+    prefix = f"{model.base_model_prefix}."
+    body_parameters = {name for name, _ in getattr(model, model.base_model_prefix).named_parameters()}
+    stored = {}
+    for name, entry in checkpoint.tensors.items():
+        renamed = name
+        for renaming in renamings:
+            renamed, _ = renaming.rename_source_key(renamed)
+        stored[prefix + renamed if renamed in body_parameters else renamed] = entry
+    return stored
 
 
 class StreamedModel:

@@ -4,7 +4,7 @@ Four stages, each kept in the work folder so that an interrupted run resumes: a 
 tokenizer, a Llama target trained on next-token cross-entropy, a Llama draft distilled from it
 (KL divergence to the target's whole distribution), and an evaluation on held-out files. The
 learning rates follow the share of --minutes that is used up: warm-up, constant, then a linear
-decay to zero over the last third, on longer windows.
+decay to zero over the last third. The second half trains on longer windows.
 
     python scripts/train_demo.py --device cpu --minutes 90 --work /tmp/demo --out edgespec/demo
 """
@@ -35,9 +35,13 @@ VOCABULARY_SIZE = 2048
 CONTEXT_TOKENS = 4096
 EVALUATION_WINDOW_TOKENS = 512
 SEED = 20
-DECAY_SHARE = 0.33
+DECAY_SHARE = 0.33  # of the time, with a falling learning rate
+SHORT_WINDOW_TOKENS = 256
+LONG_WINDOW_SHARE = 0.5  # of the time, on windows as long as the evaluation's
 WARMUP_STEPS = 150
-CHECKPOINT_EVERY_S = 180.0
+CHECKPOINT_EVERY_S = 120.0
+EVALUATE_EVERY_S = 600.0
+QUICK_EVALUATION_TOKENS = 40_000
 TARGET_SHAPE = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 8, "num_attention_heads": 4,
                     "num_key_value_heads": 2, "head_dim": 64}  # fmt: skip
 DRAFT_SHAPE = {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -56,7 +60,7 @@ class Stage:
     tokens_per_step: int
 
 
-TARGET_STAGE = Stage(name="target", share=0.78, matrix_lr=4e-3, vector_lr=3e-3, dropout=0.1, tokens_per_step=8192)
+TARGET_STAGE = Stage(name="target", share=0.78, matrix_lr=4e-3, vector_lr=3e-3, dropout=0.2, tokens_per_step=8192)
 DRAFT_STAGE = Stage(name="draft", share=0.22, matrix_lr=6e-3, vector_lr=5e-3, dropout=0.0, tokens_per_step=8192)
 
 
@@ -200,11 +204,11 @@ def train(
         partial.replace(checkpoint)
 
     model.train()
-    last = saved_at = reported_at = time.monotonic()
+    last = saved_at = reported_at = evaluated_at = time.monotonic()
     running_loss = math.nan
     while spent_s < minutes * 60:
         progress = spent_s / (minutes * 60)
-        length = 256 if progress < 1 - DECAY_SHARE else EVALUATION_WINDOW_TOKENS
+        length = SHORT_WINDOW_TOKENS if progress < 1 - LONG_WINDOW_SHARE else EVALUATION_WINDOW_TOKENS
         generator = torch.Generator().manual_seed(SEED * 1_000_003 + step)  # resuming sees the same windows
         windows = sample_windows(
             train_stream, windows=stage.tokens_per_step // length, length=length, generator=generator
@@ -219,7 +223,7 @@ def train(
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        value = float(loss)
+        value = loss.item()
         if math.isnan(value):
             raise SystemExit(f"{stage.name}: loss is NaN at step {step}; the last good state is {checkpoint}")
         running_loss = value if math.isnan(running_loss) else 0.98 * running_loss + 0.02 * value
@@ -236,9 +240,10 @@ def train(
         if now - saved_at > CHECKPOINT_EVERY_S:
             saved_at = now
             save()
-            if step % 4 == 0 or progress > 0.5:
-                loss_now = held_out_loss(model, held_out_stream[:40_000], device)
-                print(f"{stage.name}: step {step}, held-out loss (first 40,000 tokens) {loss_now:.3f}", flush=True)
+        if now - evaluated_at > EVALUATE_EVERY_S:
+            evaluated_at = now
+            loss_now = held_out_loss(model, held_out_stream[:QUICK_EVALUATION_TOKENS], device)
+            print(f"{stage.name}: step {step}, quick held-out loss {loss_now:.3f}", flush=True)
     save()
 
 

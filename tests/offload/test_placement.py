@@ -1,0 +1,73 @@
+"""Placement: arithmetic over bytes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from offload.checkpoint import TensorEntry
+from offload.errors import MemoryPlanError
+from offload.layer_store import LayerRecord
+from offload.placement import NUM_SLOTS_CONVERTED, NUM_SLOTS_MAPPED, Placement, place_layers
+
+LAYER = 1024  # bytes stored
+
+
+def make_records(count: int, *, compute: torch.dtype) -> list[LayerRecord]:
+    entry = TensorEntry(name="w", dtype=torch.bfloat16, shape=(512,), file=Path("f"), offset=0, num_bytes=LAYER)
+    return [LayerRecord(index=index, entries={"w": entry}, dtypes={"w": compute}) for index in range(count)]
+
+
+def place(budget: int, *, compute: torch.dtype = torch.bfloat16, accelerator: bool = False, pinned: int = 0,
+          most: int | None = None) -> Placement:  # fmt: skip
+    return place_layers(
+        make_records(10, compute=compute),
+        fixed_bytes={"cache": 100},
+        device_budget_bytes=budget,
+        pinned_budget_bytes=pinned,
+        on_accelerator=accelerator,
+        max_resident=most,
+    )
+
+
+def test_all_layers_are_resident_when_they_fit_and_no_stream_is_paid_for() -> None:
+    placement = place(100 + 10 * LAYER)
+    assert (placement.num_resident, placement.streamed_bytes) == (10, 0)
+    assert placement.planned_bytes == 100 + 10 * LAYER
+
+
+@pytest.mark.parametrize("spare_layers", range(10))
+def test_as_many_layers_as_fit_beside_the_stream(spare_layers: int) -> None:
+    placement = place(100 + (NUM_SLOTS_MAPPED + spare_layers) * LAYER)
+    expected = 10 if NUM_SLOTS_MAPPED + spare_layers >= 10 else spare_layers
+    assert placement.num_resident == expected
+    assert placement.streamed_bytes == (10 - expected) * LAYER
+    assert placement.planned_bytes <= placement.device_budget_bytes
+
+
+def test_converted_layers_count_at_their_size_in_memory() -> None:
+    ring = NUM_SLOTS_CONVERTED * 2 * LAYER + LAYER
+    placement = place(100 + ring + 3 * 2 * LAYER, compute=torch.float32)
+    assert placement.num_resident == 3
+    assert placement.streamed_bytes == 7 * LAYER
+
+
+def test_a_wish_for_fewer_resident_layers_is_honoured() -> None:
+    assert place(1 << 30, most=4).num_resident == 4
+    assert place(1 << 30, most=0).num_resident == 0
+    assert place(1 << 30, most=99).num_resident == 10
+
+
+def test_on_an_accelerator_the_next_layers_are_pinned_and_the_rest_is_on_disk() -> None:
+    placement = place(100 + NUM_SLOTS_CONVERTED * LAYER + 2 * LAYER, accelerator=True, pinned=3 * LAYER + 5)
+    assert placement.num_resident == 2
+    assert placement.pinned_layers == {2, 3, 4}
+
+
+def test_too_little_memory_is_refused_with_the_table_and_what_is_missing() -> None:
+    with pytest.raises(MemoryPlanError) as caught:
+        place(100)
+    assert caught.value.code == "E_MEMORY"
+    assert "cache" in caught.value.what
+    assert "stream buffers" in caught.value.what
+    assert "GiB more than the limit" in caught.value.what

@@ -1,0 +1,142 @@
+"""The ring: order, reuse, wrap-around, errors, and abandoned passes, with loaders of any speed."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor
+
+from offload.layer_store import LayerRecord
+from offload.stream import LayerStream
+
+
+def records(count: int, first: int = 0) -> list[LayerRecord]:
+    return [LayerRecord(index=first + index, entries={}, dtypes={}) for index in range(count)]
+
+
+class SlotMemory:
+    """Slots that hold the index of the layer loaded last, and see when a slot in use is overwritten."""
+
+    def __init__(self, num_slots: int, *, load_s: float = 0.0) -> None:
+        self.slots: list[int | None] = [None] * num_slots
+        self.in_use: set[int] = set()
+        self.loaded: list[int] = []
+        self.load_s = load_s
+        self.fail_on: dict[int, int] = {}  # layer -> failures to come
+        self.overwritten = False
+
+    def load(self, record: LayerRecord, slot: int) -> None:
+        time.sleep(self.load_s)
+        self.loaded.append(record.index)
+        if self.fail_on.get(record.index, 0) > 0:
+            self.fail_on[record.index] -= 1
+            raise OSError(f"layer {record.index} cannot be read")
+        self.overwritten |= slot in self.in_use
+        self.slots[slot] = record.index
+
+    def hand_out(self, record: LayerRecord, slot: int) -> dict[str, Tensor]:
+        self.in_use.add(slot)
+        found = self.slots[slot]
+        assert found is not None
+        return {"index": torch.tensor(found)}
+
+    def take_back(self, record: LayerRecord, slot: int) -> None:
+        self.in_use.discard(slot)
+
+
+@contextmanager
+def ring(count: int, num_slots: int, *, load_s: float = 0.0, first: int = 0) -> Iterator[tuple[LayerStream, SlotMemory]]:
+    memory = SlotMemory(num_slots, load_s=load_s)
+    stream = LayerStream(records(count, first), memory, num_slots=num_slots)
+    try:
+        yield stream, memory
+    finally:
+        stream.close()
+
+
+def run_pass(stream: LayerStream, layers: range, *, compute_s: float = 0.0) -> list[int]:
+    seen = []
+    for layer in layers:
+        weights = stream.acquire(layer)
+        time.sleep(compute_s)
+        seen.append(int(weights["index"]))
+        stream.release(layer)
+    return seen
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("num_slots", [1, 2, 3])
+@pytest.mark.parametrize(("load_s", "compute_s"), [(0.0, 0.0), (0.002, 0.0), (0.0, 0.002)])
+def test_every_pass_sees_every_layer_whatever_is_slow(
+    count: int, num_slots: int, load_s: float, compute_s: float
+) -> None:
+    with ring(count, num_slots, load_s=load_s, first=4) as (stream, memory):
+        for _ in range(4):
+            assert run_pass(stream, range(4, 4 + count), compute_s=compute_s) == list(range(4, 4 + count))
+        assert not memory.overwritten
+
+
+def test_the_first_layers_of_the_next_pass_load_between_passes() -> None:
+    with ring(5, 3) as (stream, memory):
+        run_pass(stream, range(5))
+        time.sleep(0.1)
+        assert memory.loaded == [0, 1, 2, 3, 4, 0, 1, 2]
+
+
+def test_reading_ahead_is_bounded_by_the_slots() -> None:
+    with ring(8, 2) as (stream, memory):
+        time.sleep(0.05)
+        assert memory.loaded == [0, 1]
+        stream.acquire(0)
+        time.sleep(0.05)
+        assert memory.loaded == [0, 1], "the slot in use was loaded over"
+        stream.release(0)
+        time.sleep(0.05)
+        assert memory.loaded == [0, 1, 2]
+
+
+def test_an_error_comes_out_where_the_layer_is_asked_for_and_the_ring_goes_on() -> None:
+    with ring(4, 2) as (stream, memory):
+        memory.fail_on[2] = 1
+        assert run_pass(stream, range(2)) == [0, 1]
+        with pytest.raises(OSError, match="layer 2"):
+            stream.acquire(2)
+        assert run_pass(stream, range(4)) == [0, 1, 2, 3]
+        assert run_pass(stream, range(4)) == [0, 1, 2, 3]
+
+
+def test_an_error_that_stays_is_met_again() -> None:
+    with ring(3, 2) as (stream, memory):
+        memory.fail_on[1] = 100
+        for _ in range(3):
+            assert run_pass(stream, range(1)) == [0]
+            with pytest.raises(OSError, match="layer 1"):
+                stream.acquire(1)
+
+
+@pytest.mark.parametrize("load_s", [0.0, 0.005])
+@pytest.mark.parametrize("abandoned_at", [0, 1, 3])
+def test_an_abandoned_pass_does_not_confuse_the_next(abandoned_at: int, load_s: float) -> None:
+    """The forward raised between acquire and release, or between two layers."""
+    with ring(5, 2, load_s=load_s) as (stream, memory):
+        for held in (True, False):
+            run_pass(stream, range(abandoned_at))
+            if held:
+                stream.acquire(abandoned_at)
+                memory.in_use.clear()  # the forward that read it is gone
+            assert run_pass(stream, range(5)) == [0, 1, 2, 3, 4]
+
+
+def test_close_ends_the_reader_and_whoever_waits_for_it() -> None:
+    memory = SlotMemory(1, load_s=0.05)
+    stream = LayerStream(records(2), memory, num_slots=1)
+    closer = threading.Timer(0.02, stream.close)
+    closer.start()
+    with pytest.raises(RuntimeError, match="closed"):
+        stream.acquire(1)
+        stream.acquire(0)
+    closer.join()
+    assert not [thread for thread in threading.enumerate() if thread.name == "edgespec-reader" and thread.is_alive()]

@@ -1,0 +1,142 @@
+"""Streamed logits equal resident logits bit for bit, whatever streams and however slowly."""
+
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaModel, PreTrainedModel
+
+from offload.checkpoint import read_checkpoint
+from offload.errors import CheckpointError, StreamError
+from offload.layer_store import LayerRecord
+from offload.loaders import CpuLoader
+from offload.placement import Placement, place_layers
+from offload.streamed_model import StreamedModel, build_skeleton
+from tests.conftest import FAMILIES, SMALL, make_model, save_folder
+
+CPU = torch.device("cpu")
+UNLIMITED = 1 << 40
+
+
+@contextmanager
+def streamed(folder: Path, *, dtype: torch.dtype, resident: int) -> Iterator[PreTrainedModel]:
+    skeleton = build_skeleton(AutoConfig.from_pretrained(folder), read_checkpoint(folder), dtype=dtype)
+    placement = place_layers(
+        skeleton.records, fixed_bytes={}, device_budget_bytes=UNLIMITED, on_accelerator=False, max_resident=resident
+    )
+    assert placement.num_resident == resident
+    model = StreamedModel(skeleton, placement, device=CPU)
+    try:
+        yield model.model
+    finally:
+        model.close()
+
+
+def logits(model: PreTrainedModel, *, rows: int = 20) -> Tensor:
+    ids = torch.arange(rows)[None]
+    with torch.no_grad():
+        found: Tensor = model(input_ids=ids, position_ids=ids, use_cache=False).logits
+    return found
+
+
+@pytest.mark.parametrize("resident", [0, 1, 3])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["as-stored", "converted"])
+@pytest.mark.parametrize("shard", ["10KB", "5GB"], ids=["sharded", "single"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_streamed_logits_equal_resident_logits_bit_for_bit(
+    family: str, shard: str, dtype: torch.dtype, resident: int, tmp_path: Path
+) -> None:
+    folder = save_folder(tmp_path, make_model(FAMILIES[family](), dtype=torch.bfloat16), shard=shard)
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    with streamed(folder, dtype=dtype, resident=resident) as model:
+        for rows in (20, 1, 7):
+            assert torch.equal(logits(model, rows=rows), logits(reference, rows=rows))
+
+
+@pytest.mark.parametrize("slow", ["reader", "compute"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["as-stored", "converted"])
+def test_results_do_not_depend_on_what_is_slow(
+    slow: str, dtype: torch.dtype, pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = CpuLoader.load
+
+    def slow_load(self: CpuLoader, record: LayerRecord, slot: int) -> None:
+        time.sleep(0.02)
+        load(self, record, slot)
+
+    if slow == "reader":
+        monkeypatch.setattr(CpuLoader, "load", slow_load)
+    reference = AutoModelForCausalLM.from_pretrained(pair_folders[0], dtype=dtype).eval()
+    with streamed(pair_folders[0], dtype=dtype, resident=0) as model:
+        if slow == "compute":
+            for layer in model.model.layers:
+                layer.mlp.register_forward_hook(lambda *_: time.sleep(0.02))
+        for _ in range(3):
+            assert torch.equal(logits(model), logits(reference))
+
+
+def test_a_file_that_shrinks_is_named_and_the_next_pass_after_its_return_works(
+    pair_folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(pair_folders[0], tmp_path / "model")
+    layer_file = read_checkpoint(folder).tensors["model.layers.1.mlp.up_proj.weight"].file
+    content = layer_file.read_bytes()
+    with streamed(folder, dtype=torch.float32, resident=0) as model:
+        before = logits(model)
+        time.sleep(0.1)  # until the reader has filled its slots: a cut while it copies mapped pages kills the process
+        with layer_file.open("r+b") as file:
+            file.truncate(4096)
+        with pytest.raises(StreamError, match=layer_file.name):
+            for _ in range(3):  # layers read ahead before the cut may still be whole
+                logits(model)
+        with layer_file.open("r+b") as file:
+            file.write(content)
+        assert torch.equal(logits(model), before)
+
+
+def test_a_forward_that_raises_leaves_the_stream_usable(pair_folders: tuple[Path, Path]) -> None:
+    with streamed(pair_folders[0], dtype=torch.float32, resident=0) as model:
+        before = logits(model)
+        hook = model.model.layers[1].mlp.register_forward_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            logits(model)
+        hook.remove()
+        assert torch.equal(logits(model), before)
+
+
+def test_a_checkpoint_of_the_bare_body_loads(tmp_path: Path) -> None:
+    """Some folders hold names without the 'model.' prefix; the head is tied."""
+    model = make_model(FAMILIES["llama"]())
+    body = LlamaModel(model.config)
+    body.load_state_dict(model.model.state_dict())
+    body.save_pretrained(tmp_path)
+    with streamed(tmp_path, dtype=torch.float32, resident=1) as found:
+        assert torch.equal(logits(found), logits(model))
+
+
+def test_missing_tensors_and_wrong_shapes_are_named(tmp_path: Path) -> None:
+    save_folder(tmp_path, make_model(FAMILIES["llama"]()))
+    checkpoint = read_checkpoint(tmp_path)
+    deeper = LlamaConfig(**{**SMALL, "num_hidden_layers": 4}, num_key_value_heads=2, tie_word_embeddings=True)
+    with pytest.raises(CheckpointError, match=r"lacks 9 tensors.*model\.layers\.3\."):
+        build_skeleton(deeper, checkpoint, dtype=torch.float32)
+    wider = LlamaConfig(**{**SMALL, "intermediate_size": 96}, num_key_value_heads=2, tie_word_embeddings=True)
+    with pytest.raises(CheckpointError, match=r"has shape \[64, 32\].*makes it \[96, 32\]"):
+        build_skeleton(wider, checkpoint, dtype=torch.float32)
+
+
+def test_the_stream_is_not_used_for_resident_layers(pair_folders: tuple[Path, Path]) -> None:
+    skeleton = build_skeleton(
+        AutoConfig.from_pretrained(pair_folders[0]), read_checkpoint(pair_folders[0]), dtype=torch.float32
+    )
+    placement: Placement = place_layers(
+        skeleton.records, fixed_bytes={}, device_budget_bytes=UNLIMITED, on_accelerator=False
+    )
+    model = StreamedModel(skeleton, placement, device=CPU)
+    assert placement.streamed_bytes == 0
+    assert model._stream is None
