@@ -66,10 +66,10 @@ def main() -> NoReturn:
         raise _Terminated
 
     signal.signal(signal.SIGTERM, terminate)
-    sys.exit(_run(sys.argv[1:]))
+    sys.exit(run(sys.argv[1:]))
 
 
-def _run(arguments: list[str]) -> int:
+def run(arguments: list[str]) -> int:
     """Run the command line; the process's exit status."""
     debug = bool(os.environ.get("EDGESPEC_DEBUG"))
     try:

@@ -1,0 +1,320 @@
+"""Bad input: one Error line, one Try line, the right exit code, no traceback, and no weight read before."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from offload.checkpoint import INDEX_NAME
+from offload.pages import MappedFile
+from tests.cli.conftest import Outcome, RunCli
+from tests.conftest import FAMILIES, make_model, make_tokenizer, save_folder
+
+GOOD_ROWS = '{"prompt": "def main("}\n{"prompt": "import os"}\n'
+
+
+@pytest.fixture
+def folder(pair_folders: tuple[Path, Path], tmp_path: Path) -> Path:
+    """A target to damage."""
+    return shutil.copytree(pair_folders[0], tmp_path / "target")
+
+
+@pytest.fixture
+def no_weights_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail when a weight file is opened for its weights."""
+
+    def refuse(self: MappedFile, path: Path) -> None:
+        raise AssertionError(f"{path} was opened")
+
+    monkeypatch.setattr(MappedFile, "__init__", refuse)
+
+
+def assert_error(outcome: Outcome, code: int, *named: str) -> None:
+    lines = outcome.err.strip().splitlines()
+    assert outcome.code == code, outcome.err
+    assert len([line for line in lines if line.startswith("Error: ")]) == 1
+    assert lines[-1].startswith("Try: ")
+    assert "Traceback" not in outcome.err
+    for part in named:
+        assert part in outcome.err, outcome.err
+
+
+def edit_json(path: Path, **changes: object) -> None:
+    content = json.loads(path.read_text())
+    content.update(changes)
+    path.write_text(json.dumps(content))
+
+
+def remove_folder(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def empty_folder(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.unlink()
+
+
+def remove_safetensors(folder: Path) -> None:
+    for path in [*folder.glob("*.safetensors"), folder / INDEX_NAME]:
+        path.unlink()
+
+
+def remove_shard(folder: Path) -> None:
+    sorted(folder.glob("*.safetensors"))[1].unlink()
+
+
+def truncate_shard(folder: Path) -> None:
+    path = sorted(folder.glob("*.safetensors"))[1]
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def leave_folder(folder: Path) -> None:
+    index = json.loads((folder / INDEX_NAME).read_text())
+    index["weight_map"]["model.norm.weight"] = "../elsewhere.safetensors"
+    (folder / INDEX_NAME).write_text(json.dumps(index))
+
+
+def remove_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def unknown_architecture(folder: Path) -> None:
+    edit_json(folder / "config.json", model_type="perceptron9")
+
+
+def encoder_architecture(folder: Path) -> None:
+    edit_json(folder / "config.json", model_type="t5")
+
+
+def broken_config(folder: Path) -> None:
+    (folder / "config.json").write_text("{not json")
+
+
+def absurd_config(folder: Path) -> None:
+    edit_json(folder / "config.json", hidden_size="wide")
+
+
+def quantized(folder: Path) -> None:
+    edit_json(folder / "config.json", quantization_config={"quant_method": "awq", "bits": 4})
+
+
+def other_shape(folder: Path) -> None:
+    edit_json(folder / "config.json", intermediate_size=48)
+
+
+def remove_tokenizer(folder: Path) -> None:
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "code", "named"),
+    [
+        (remove_folder, 4, "there is no folder"),
+        (empty_folder, 4, "no model.safetensors"),
+        (remove_safetensors, 4, "no model.safetensors"),
+        (remove_shard, 4, "-00002-of-"),
+        (truncate_shard, 2, "truncated"),
+        (leave_folder, 2, "../elsewhere.safetensors"),
+        (remove_config, 2, "config.json"),
+        (unknown_architecture, 2, "perceptron9"),
+        (encoder_architecture, 2, "t5"),
+        (broken_config, 2, "config.json"),
+        (absurd_config, 2, "config.json"),
+        (quantized, 2, "quantised"),
+        (other_shape, 2, "[48, 32]"),
+        (remove_tokenizer, 2, "tokenizer"),
+    ],
+)
+@pytest.mark.usefixtures("no_weights_read")
+def test_a_damaged_model_folder_is_refused_before_weights_are_read(
+    damage: Callable[[Path], None], code: int, named: str, folder: Path, run_cli: RunCli
+) -> None:
+    damage(folder)
+    assert_error(run_cli(["p.jsonl", "-m", str(folder)], files={"p.jsonl": GOOD_ROWS}), code, named)
+
+
+@pytest.mark.usefixtures("no_weights_read")
+def test_a_damaged_draft_is_refused_as_a_target_is(
+    folder: Path, pair_folders: tuple[Path, Path], run_cli: RunCli
+) -> None:
+    truncate_shard(folder)
+    outcome = run_cli(["p.jsonl", "-m", str(pair_folders[0]), "-md", str(folder)], files={"p.jsonl": GOOD_ROWS})
+    assert_error(outcome, 2, "truncated")
+
+
+@pytest.mark.usefixtures("no_weights_read")
+def test_a_draft_with_other_token_ids_is_refused_with_the_first_differences(
+    pair_folders: tuple[Path, Path], tmp_path: Path, run_cli: RunCli
+) -> None:
+    draft = save_folder(tmp_path / "draft", make_model(FAMILIES["llama"]()), tokenizer=make_tokenizer(swapped=True))
+    outcome = run_cli(["p.jsonl", "-m", str(pair_folders[0]), "-md", str(draft)], files={"p.jsonl": GOOD_ROWS})
+    assert_error(outcome, 2, "differ from the target's in 2 of 257", "id 0 is '!'", "id 1 is")
+
+
+@pytest.mark.usefixtures("no_weights_read")
+def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(
+    pair_folders: tuple[Path, Path], run_cli: RunCli
+) -> None:
+    rows = GOOD_ROWS + json.dumps({"prompt": "x" * 256}) + "\n"
+    outcome = run_cli(["p.jsonl", "-m", str(pair_folders[0])], files={"p.jsonl": rows})
+    assert_error(outcome, 2, "line 3", "256 tokens", "256 with at least one new")
+
+
+@pytest.mark.parametrize(
+    ("rows", "named"),
+    [
+        ('{"prompt": "a"}\n{"prompt": \n', "line 2"),
+        ('{"prompt": "a"}\n\n["x"]\n', "line 3"),
+        ('{"text": "a"}\n', "line 1"),
+        ('{"prompt": 5}\n', "line 1"),
+        ('{"prompt": ""}\n', "line 1"),
+        ('{"id": "x", "prompt": "a"}\n{"id": "x", "prompt": "b"}\n', "line 2 has id 'x'"),
+        ('{"id": [1], "prompt": "a"}\n', "line 1"),
+        ("\n\n", "no prompt"),
+        ("[" * 100_000 + "\n", "line 1"),
+    ],
+)
+@pytest.mark.usefixtures("no_weights_read")
+def test_a_malformed_row_is_named_by_its_line(rows: str, named: str, run_cli: RunCli) -> None:
+    assert_error(run_cli(["p.jsonl"], files={"p.jsonl": rows}), 2, named)
+
+
+def test_a_file_that_is_not_utf8_is_named_by_its_line(run_cli: RunCli, tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_bytes(b"one\ntwo\n\xff\xfe\n")
+    assert_error(run_cli([str(tmp_path / "p.txt")]), 2, "line 3", "UTF-8")
+
+
+def test_a_missing_prompt_file_is_named(run_cli: RunCli) -> None:
+    assert_error(run_cli(["nowhere.txt"]), 4, "nowhere.txt")
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--temp", "-1"], "--temp -1.0"),
+        (["--temp", "nan"], "--temp nan"),
+        (["--top-p", "0"], "--top-p 0.0"),
+        (["--top-p", "1.5"], "--top-p 1.5"),
+        (["--top-k", "-3"], "--top-k -3"),
+        (["--min-p", "2"], "--min-p 2.0"),
+        (["--tree-size", "0"], "--tree-size 0"),
+        (["--tree-size", "769"], "--tree-size 769"),
+        (["--tree-size", "many"], "many"),
+        (["--tree-depth", "0"], "--tree-depth 0"),
+        (["--tree-width", "0"], "--tree-width 0"),
+        (["--tree-threshold", "1"], "--tree-threshold 1.0"),
+        (["--draft-temp", "-2"], "--draft-temp -2.0"),
+        (["--policy", "dyspeck"], "dyspeck"),
+        (["-n", "0"], "--max-new-tokens 0"),
+        (["-n", "-5"], "--max-new-tokens -5"),
+        (["--max-cpu-mem", "lots"], "lots"),
+        (["-ngl", "few"], "few"),
+        (["--seed", "-1"], "-1"),
+        (["-md", "somewhere"], "-md needs -m"),
+        (["--tre-size", "5"], "--tree-size"),
+        (["--lines"], "--lines"),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.usefixtures("no_weights_read")
+def test_a_wrong_setting_is_named_with_its_value(options: list[str], named: str, run_cli: RunCli) -> None:
+    assert_error(run_cli(["p.jsonl", *options], files={"p.jsonl": GOOD_ROWS}), 2, named)
+
+
+@pytest.mark.usefixtures("no_weights_read")
+def test_devices_and_dtypes_that_are_not_there_are_named(pair_folders: tuple[Path, Path], run_cli: RunCli) -> None:
+    options = ["p.jsonl", "-m", str(pair_folders[0])]
+    for device in ("tpu", "xpu", "cuda:99"):
+        assert_error(run_cli([*options, "--device", device], files={"p.jsonl": GOOD_ROWS}), 2, device)
+    assert_error(run_cli([*options, "--dtype", "int3"], files={"p.jsonl": GOOD_ROWS}), 2, "int3")
+
+
+@pytest.mark.usefixtures("no_weights_read")
+def test_memory_that_cannot_suffice_is_refused_with_the_table(pair_folders: tuple[Path, Path], run_cli: RunCli) -> None:
+    outcome = run_cli(
+        ["p.jsonl", "-m", str(pair_folders[0]), "--max-cpu-mem", "1MiB"], files={"p.jsonl": GOOD_ROWS}
+    )
+    assert_error(outcome, 5, "target cache", "more than the limit", "--tree-size")
+
+
+def test_an_output_that_cannot_be_written_is_refused_at_once(run_cli: RunCli, tmp_path: Path) -> None:
+    outcome = run_cli(["p.jsonl", "-o", str(tmp_path / "no" / "out.jsonl")], files={"p.jsonl": GOOD_ROWS})
+    assert_error(outcome, 1, "out.jsonl")
+
+
+def poison(folder: Path) -> None:
+    """Make the last layer's weights NaN."""
+    for path in folder.glob("*.safetensors"):
+        tensors = load_file(path)
+        for name, tensor in tensors.items():
+            if "layers.2.mlp.up_proj" in name:
+                tensors[name] = torch.full_like(tensor, float("nan"))
+        save_file(tensors, path, metadata={"format": "pt"})
+
+
+def test_nan_logits_end_one_text_with_an_error(folder: Path, run_cli: RunCli) -> None:
+    poison(folder)
+    outcome = run_cli(["p.txt", "-m", str(folder), "-n", "4"], files={"p.txt": "def main("})
+    assert_error(outcome, 1, "NaN")
+
+
+def test_nan_logits_of_many_texts_are_recorded_row_by_row(folder: Path, run_cli: RunCli) -> None:
+    poison(folder)
+    outcome = run_cli(["p.jsonl", "-m", str(folder), "-n", "4"], files={"p.jsonl": GOOD_ROWS})
+    rows = [json.loads(line) for line in outcome.out.splitlines()]
+    assert outcome.code == 1
+    assert [row["finish_reason"] for row in rows] == ["error", "error"]
+    assert rows[0]["error"]["type"] == "E_NAN_LOGITS"
+
+
+def test_one_failing_prompt_does_not_end_the_run(
+    run_cli: RunCli, pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgespec.engine import Engine
+    from edgespec.errors import EdgespecError
+
+    generate = Engine.generate
+    calls = []
+
+    def fail_first(self: Engine, *arguments: object, **options: object) -> object:
+        calls.append(1)
+        if len(calls) == 1:
+            raise EdgespecError("E_READ_FAILED", "reading weights failed.", "Restore the file.")
+        return generate(self, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Engine, "generate", fail_first)
+    outcome = run_cli(["p.jsonl", "-m", str(pair_folders[0]), "-n", "4"], files={"p.jsonl": GOOD_ROWS})
+    rows = [json.loads(line) for line in outcome.out.splitlines()]
+    assert outcome.code == 3
+    assert [row["finish_reason"] for row in rows] == ["error", "length"]
+
+
+def test_an_interrupt_keeps_what_is_written(
+    run_cli: RunCli, pair_folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgespec.engine import Engine
+
+    generate = Engine.generate
+    calls = []
+
+    def interrupt_second(self: Engine, *arguments: object, **options: object) -> object:
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return generate(self, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Engine, "generate", interrupt_second)
+    out = tmp_path / "out.jsonl"
+    outcome = run_cli(
+        ["p.jsonl", "-m", str(pair_folders[0]), "-n", "4", "-o", str(out)], files={"p.jsonl": GOOD_ROWS}
+    )
+    assert outcome.code == 130
+    assert "1 of 2 records" in outcome.err
+    assert len(out.read_text().splitlines()) == 1

@@ -1,0 +1,106 @@
+"""The Python API on a tiny pair."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from edgespec import EdgespecError, Engine, MemoryLimits, SamplingSettings, TreeSettings
+from edgespec.config import parse_size
+from edgespec.engine import new_token_limit
+
+
+@pytest.fixture
+def engine(pair_folders: tuple[Path, Path]) -> Engine:
+    return Engine.from_pretrained(pair_folders[0], draft=pair_folders[1])
+
+
+def test_streaming_and_generating_give_the_same_text(engine: Engine) -> None:
+    sampling = SamplingSettings(temperature=0.9)
+    with engine:
+        result = engine.generate("def main(", max_new_tokens=30, sampling=sampling, seed=5)
+        chunks = list(engine.stream("def main(", max_new_tokens=30, sampling=sampling, seed=5))
+    assert tuple(token for chunk in chunks for token in chunk.step.tokens) == result.token_ids
+    streamed = "".join(chunk.text for chunk in chunks)
+    assert result.text.startswith(streamed)  # bytes of an unfinished character are held back
+    assert len(result.token_ids) == 30
+
+
+def test_a_stream_can_be_left_and_the_next_text_is_not_disturbed(engine: Engine) -> None:
+    with engine:
+        expected = engine.generate("import os", max_new_tokens=12).token_ids
+        stream = engine.stream("def main(", max_new_tokens=30)
+        next(stream)
+        next(stream)
+        stream.close()
+        assert engine.generate("import os", max_new_tokens=12).token_ids == expected
+
+
+def test_sampled_texts_through_trees_and_without_share_their_first_token(pair_folders: tuple[Path, Path]) -> None:
+    """The first token comes from the prompt's pass; what follows has the same law, not the same draws."""
+    texts = []
+    for policy in ("none", "dyspec"):
+        with Engine.from_pretrained(
+            pair_folders[0], draft=pair_folders[1], tree=TreeSettings(policy=policy)
+        ) as engine:
+            texts.append(
+                engine.generate("x", max_new_tokens=8, sampling=SamplingSettings(temperature=1.0), seed=2).token_ids
+            )
+    assert texts[0][0] == texts[1][0]
+
+
+def test_bfloat16_runs_and_says_so(pair_folders: tuple[Path, Path]) -> None:
+    with Engine.from_pretrained(pair_folders[0], draft=pair_folders[1], dtype="bfloat16") as engine:
+        assert engine.dtype == torch.bfloat16
+        assert len(engine.generate("def main(", max_new_tokens=10).token_ids) == 10
+
+
+def test_a_memory_limit_makes_layers_stream_and_changes_no_token(pair_folders: tuple[Path, Path]) -> None:
+    target, draft = pair_folders
+    with Engine.from_pretrained(target, draft=draft, context_tokens=64) as free:
+        expected = free.generate("def main(", max_new_tokens=20).token_ids
+        assert free.placement.num_resident == free.placement.num_layers
+        fixed = free.placement.planned_bytes - sum(
+            n for what, n in free.placement.device_bytes.items() if "resident" in what
+        )
+    layer_bytes = 2 * (32 * 32 * 2 + 2 * 32 * 16 + 3 * 32 * 64 + 2 * 32)
+    limits = MemoryLimits(max_cpu_bytes=fixed + 6 * layer_bytes + 4096)
+    with Engine.from_pretrained(target, draft=draft, context_tokens=64, limits=limits) as tight:
+        assert tight.placement.num_resident < tight.placement.num_layers
+        assert tight.placement.planned_bytes <= limits.max_cpu_bytes  # type: ignore[operator]
+        assert tight.generate("def main(", max_new_tokens=20).token_ids == expected
+
+
+def test_an_empty_prompt_is_refused(engine: Engine) -> None:
+    with engine, pytest.raises(EdgespecError, match="no tokens"):
+        engine.generate("")
+
+
+def test_new_tokens_are_limited_by_the_context() -> None:
+    assert new_token_limit(100, 40, 20) == (20, "length")
+    assert new_token_limit(100, 40, 200) == (60, "context")
+    assert new_token_limit(100, 40, -1) == (60, "context")
+    assert new_token_limit(None, 40, 200) == (200, "length")
+    for context, prompt, wanted in ((100, 100, 5), (None, 5, -1)):
+        with pytest.raises(EdgespecError):
+            new_token_limit(context, prompt, wanted)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("10GiB", 10 << 30),
+        ("10GB", 10_000_000_000),
+        ("10G", 10 << 30),
+        ("1.5 MiB", 3 << 19),
+        ("512kib", 512 << 10),
+        ("4096", 4096),
+        ("7B", 7),
+    ],
+)
+def test_sizes_are_parsed_as_written(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+

@@ -1,0 +1,135 @@
+"""The layout is the architecture: who imports whom, what loads when, what every error code says."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MAX_LINES = 380
+
+# module -> the modules of ours that it may import; a package stands for all below it
+ALLOWED = {
+    "offload": {"offload", "profiles.schema"},
+    "profiles": {"profiles"},
+    "edgespec.errors": set(),
+    "edgespec.config": {"edgespec.errors"},
+    "edgespec.tree": set(),
+    "edgespec.sampling": {"edgespec.config"},
+    "edgespec.cache": set(),
+    "edgespec.causal_model": {"edgespec.cache", "edgespec.errors"},
+    "edgespec.draft": {"edgespec.causal_model", "edgespec.config", "edgespec.sampling", "edgespec.tree"},
+    "edgespec.grow": {"edgespec.draft", "edgespec.grow", "edgespec.sampling", "edgespec.tree"},
+    "edgespec.verify": {"edgespec.sampling", "edgespec.tree", "edgespec.verify"},
+    "edgespec.target": {"edgespec.causal_model", "edgespec.errors", "edgespec.tree", "offload.errors"},
+    "edgespec.decode": {
+        "edgespec.config",
+        "edgespec.draft",
+        "edgespec.errors",
+        "edgespec.sampling",
+        "edgespec.target",
+        "edgespec.tree",
+        "edgespec.verify",
+    },
+    "edgespec.memory": {"edgespec.config", "offload"},
+    "edgespec.pair": {
+        "edgespec.causal_model",
+        "edgespec.config",
+        "edgespec.errors",
+        "edgespec.target",
+        "offload.checkpoint",
+    },
+    "edgespec.engine": {"edgespec", "offload", "profiles"},
+    "edgespec.cli": {"edgespec"},
+    "edgespec.__main__": {"edgespec.cli"},
+    "edgespec": {"edgespec.config", "edgespec.engine", "edgespec.errors"},
+}
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def is_within(module: str, package: str) -> bool:
+    return module == package or module.startswith(f"{package}.")
+
+
+def our_imports(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            # `from edgespec.grow import dyspec` imports a module, `from edgespec import __version__` a name.
+            submodules = {f"{node.module}.{alias.name}" for alias in node.names}
+            files = {name for name in submodules if (ROOT / (name.replace(".", "/") + ".py")).exists()}
+            found |= files or {node.module}
+    return {name for name in found if name.split(".")[0] in {"edgespec", "offload", "profiles"}}
+
+
+SOURCES = [path for room in ("edgespec", "offload", "profiles") for path in sorted((ROOT / room).rglob("*.py"))]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=module_name)
+def test_imports_go_one_way(path: Path) -> None:
+    module = module_name(path)
+    rule = max((name for name in ALLOWED if is_within(module, name)), key=len)
+    if module != "edgespec" and rule == "edgespec":
+        pytest.fail(f"{module} is not in the table of imports")
+    for imported in our_imports(path):
+        allowed = imported == "edgespec" or any(is_within(imported, package) for package in ALLOWED[rule])
+        assert allowed, f"{module} imports {imported}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=module_name)
+def test_files_stay_short_and_only_the_command_line_prints_or_exits(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= MAX_LINES
+    if "cli" not in path.parts:
+        assert not re.search(r"\bprint\(|sys\.exit|signal\.signal", text)
+
+
+def test_every_error_code_has_an_entry_in_the_troubleshooting_page() -> None:
+    used = {code for path in SOURCES for code in re.findall(r'"(E_[A-Z_]+)"', path.read_text(encoding="utf-8"))}
+    explained = set(re.findall(r"^## (E_[A-Z_]+)$", (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE))
+    assert used == explained
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["--version"]])
+def test_help_loads_no_torch_and_is_quick(arguments: list[str]) -> None:
+    outcome = run_python(
+        "import sys, edgespec.cli\n"
+        f"code = edgespec.cli.run({arguments!r})\n"
+        "assert code == 0\n"
+        "assert not {'torch', 'transformers', 'rich'} & set(sys.modules)\n"
+    )
+    assert outcome.returncode == 0, outcome.stderr
+    best = min(timed(arguments) for _ in range(3))
+    assert best < 0.3
+
+
+def timed(arguments: list[str]) -> float:
+    started = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "edgespec", *arguments], capture_output=True, check=True, cwd=ROOT)
+    return time.perf_counter() - started
+
+
+def test_the_package_offers_its_names_lazily() -> None:
+    outcome = run_python(
+        "import sys, edgespec\n"
+        "assert 'torch' not in sys.modules\n"
+        "for name in edgespec.__all__: getattr(edgespec, name)\n"
+        "assert 'torch' in sys.modules\n"
+    )
+    assert outcome.returncode == 0, outcome.stderr
