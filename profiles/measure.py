@@ -19,7 +19,7 @@ READ_BYTES = 8 << 20  # large enough for any disk's full speed
 
 
 def machine_facts() -> MachineFacts:
-    """This machine, now."""
+    """Facts of the machine that runs this."""
     accelerator = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
     return MachineFacts(
         system=platform.platform(),

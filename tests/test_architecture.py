@@ -92,8 +92,9 @@ def test_imports_go_one_way(path: Path) -> None:
 def test_files_stay_short_and_only_the_command_line_prints_or_exits(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= MAX_LINES
+    calls = {ast.unparse(node.func) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)}
     if "cli" not in path.parts:
-        assert not re.search(r"\bprint\(|sys\.exit|signal\.signal", text)
+        assert not calls & {"print", "exit", "sys.exit", "signal.signal"}
 
 
 def test_every_error_code_has_an_entry_in_the_troubleshooting_page() -> None:

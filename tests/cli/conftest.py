@@ -28,9 +28,7 @@ class RunCli(Protocol):
 
 
 @pytest.fixture
-def run_cli(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> RunCli:
+def run_cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunCli:
     def call(arguments: list[str], *, files: dict[str, str] | None = None, stdin: str = "") -> Outcome:
         folder = tmp_path / "cwd"
         folder.mkdir(exist_ok=True)

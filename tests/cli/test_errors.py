@@ -238,9 +238,7 @@ def test_devices_and_dtypes_that_are_not_there_are_named(pair_folders: tuple[Pat
 
 @pytest.mark.usefixtures("no_weights_read")
 def test_memory_that_cannot_suffice_is_refused_with_the_table(pair_folders: tuple[Path, Path], run_cli: RunCli) -> None:
-    outcome = run_cli(
-        ["p.jsonl", "-m", str(pair_folders[0]), "--max-cpu-mem", "1MiB"], files={"p.jsonl": GOOD_ROWS}
-    )
+    outcome = run_cli(["p.jsonl", "-m", str(pair_folders[0]), "--max-cpu-mem", "1MiB"], files={"p.jsonl": GOOD_ROWS})
     assert_error(outcome, 5, "target cache", "more than the limit", "--tree-size")
 
 
@@ -312,9 +310,7 @@ def test_an_interrupt_keeps_what_is_written(
 
     monkeypatch.setattr(Engine, "generate", interrupt_second)
     out = tmp_path / "out.jsonl"
-    outcome = run_cli(
-        ["p.jsonl", "-m", str(pair_folders[0]), "-n", "4", "-o", str(out)], files={"p.jsonl": GOOD_ROWS}
-    )
+    outcome = run_cli(["p.jsonl", "-m", str(pair_folders[0]), "-n", "4", "-o", str(out)], files={"p.jsonl": GOOD_ROWS})
     assert outcome.code == 130
     assert "1 of 2 records" in outcome.err
     assert len(out.read_text().splitlines()) == 1

@@ -52,7 +52,9 @@ def plain_greedy(folder: Path, prompt: str, new_tokens: int) -> list[int]:
 def test_greedy_records_hold_the_tokens_of_plain_decoding(
     options: list[str], run_cli: RunCli, pair_options: list[str], pair_folders: tuple[Path, Path]
 ) -> None:
-    outcome = run_cli(["prompts.jsonl", *pair_options, "-n", "24", "--temp", "0", *options], files={"prompts.jsonl": ROWS})
+    outcome = run_cli(
+        ["prompts.jsonl", *pair_options, "-n", "24", "--temp", "0", *options], files={"prompts.jsonl": ROWS}
+    )
     first, second = records(outcome)
     assert first["token_ids"] == plain_greedy(pair_folders[0], "def main(", 24)
     assert second["token_ids"] == plain_greedy(pair_folders[0], "import os", 24)
@@ -93,9 +95,7 @@ def test_the_same_seed_gives_the_same_text_and_another_seed_another(run_cli: Run
     assert texts("7") != texts("8")
 
 
-def test_one_prompt_streams_its_text_to_stdout_and_the_rest_to_stderr(
-    run_cli: RunCli, pair_options: list[str]
-) -> None:
+def test_one_prompt_streams_its_text_to_stdout_and_the_rest_to_stderr(run_cli: RunCli, pair_options: list[str]) -> None:
     options = [*pair_options, "-n", "12", "--temp", "0", "--seed", "1"]
     outcome = run_cli(["p.txt", *options], files={"p.txt": "def main("})
     assert outcome.code == 0
@@ -113,9 +113,7 @@ def test_stdin_lines_and_files_give_the_same_prompts(run_cli: RunCli, pair_optio
     assert [r["token_ids"] for r in by_lines] == [r["token_ids"] for r in by_rows]
 
 
-def test_an_output_file_is_never_overwritten_unasked(
-    run_cli: RunCli, pair_options: list[str], tmp_path: Path
-) -> None:
+def test_an_output_file_is_never_overwritten_unasked(run_cli: RunCli, pair_options: list[str], tmp_path: Path) -> None:
     options = ["p.jsonl", *pair_options, "-n", "2", "--temp", "0", "-o", str(tmp_path / "out.jsonl")]
     assert run_cli(options, files={"p.jsonl": ROWS}).code == 0
     written = (tmp_path / "out.jsonl").read_text()
@@ -127,7 +125,9 @@ def test_an_output_file_is_never_overwritten_unasked(
     assert run_cli([*options, "--overwrite"], files={"p.jsonl": ROWS}).code == 0
 
 
-def test_a_text_ends_at_the_stop_token_and_says_so(run_cli: RunCli, pair_folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_text_ends_at_the_stop_token_and_says_so(
+    run_cli: RunCli, pair_folders: tuple[Path, Path], tmp_path: Path
+) -> None:
     """The stop token is made one that greedy decoding reaches, inside an accepted path or not."""
     import shutil
 

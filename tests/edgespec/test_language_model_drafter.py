@@ -29,7 +29,7 @@ def test_q_is_the_models_own_after_each_path(vocab: int) -> None:
     for round_number in range(5):
         paths: list[list[int]] = [[root]]
         q = drafter.expand(torch.tensor([root]), torch.tensor([-1]))
-        torch.testing.assert_close(q[0], expected(text + [root]), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(q[0], expected([*text, root]), rtol=1e-4, atol=1e-6)
         for width in (3, 4, 2):
             parents = torch.randint(len(paths), (width,), generator=generator)
             tokens = torch.randint(100, (width,), generator=generator)

@@ -5,8 +5,13 @@ import itertools
 import pytest
 import torch
 from scipy import stats
-from transformers import LogitsProcessorList, MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper
-from transformers import TopPLogitsWarper
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from edgespec.config import SamplingSettings
 from edgespec.sampling import draw_without_replacement, to_probs

@@ -103,7 +103,7 @@ def test_rejection_takes_the_literal_algorithms_path(seed: int, monkeypatch: pyt
 
 
 def test_equal_distributions_are_always_accepted() -> None:
-    """p = q leaves nothing to reject for, also when rounding says otherwise."""
+    """P = q leaves nothing to reject for, also when rounding says otherwise."""
     for seed in range(200):
         generator = torch.Generator().manual_seed(seed)
         q = torch.rand(1, 9, generator=generator).softmax(-1)
@@ -123,5 +123,5 @@ def test_equal_distributions_are_always_accepted() -> None:
 
 def test_rejection_refuses_chosen_children_and_names_the_sound_pairs() -> None:
     tree = dataclasses.replace(random_tree(torch.Generator().manual_seed(0), nodes=4, vocab=5), draw="top_k")
-    with pytest.raises(ValueError, match="membership.*top_k"):
+    with pytest.raises(ValueError, match=r"membership.*top_k"):
         verify_rejection(tree, torch.rand(4, 5), torch.Generator())

@@ -121,9 +121,7 @@ def tensor_moved(folder: Path) -> None:
         (tensor_moved, "E_SHARD_INCOMPLETE", "model.norm.weight.extra"),
     ],
 )
-def test_damage_is_named_with_its_code(
-    folder: Path, damage: Callable[[Path], None], code: str, named: str
-) -> None:
+def test_damage_is_named_with_its_code(folder: Path, damage: Callable[[Path], None], code: str, named: str) -> None:
     damage(folder)
     with pytest.raises(CheckpointError) as caught:
         read_checkpoint(folder)

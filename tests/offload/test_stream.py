@@ -48,7 +48,9 @@ class SlotMemory:
 
 
 @contextmanager
-def ring(count: int, num_slots: int, *, load_s: float = 0.0, first: int = 0) -> Iterator[tuple[LayerStream, SlotMemory]]:
+def ring(
+    count: int, num_slots: int, *, load_s: float = 0.0, first: int = 0
+) -> Iterator[tuple[LayerStream, SlotMemory]]:
     memory = SlotMemory(num_slots, load_s=load_s)
     stream = LayerStream(records(count, first), memory, num_slots=num_slots)
     try:
@@ -135,8 +137,8 @@ def test_close_ends_the_reader_and_whoever_waits_for_it() -> None:
     stream = LayerStream(records(2), memory, num_slots=1)
     closer = threading.Timer(0.02, stream.close)
     closer.start()
+    stream.acquire(1)
     with pytest.raises(RuntimeError, match="closed"):
-        stream.acquire(1)
         stream.acquire(0)
     closer.join()
-    assert not [thread for thread in threading.enumerate() if thread.name == "edgespec-reader" and thread.is_alive()]
+    assert not [thread for thread in threading.enumerate() if thread.name == "edgespec-reader"]
