@@ -112,11 +112,11 @@ def test_an_error_comes_out_where_the_layer_is_asked_for_and_the_ring_goes_on() 
 
 def test_an_error_that_stays_is_met_again() -> None:
     with ring(3, 2) as (stream, memory):
-        memory.fail_on[1] = 100
+        memory.fail_on[2] = 100  # not read ahead yet
         for _ in range(3):
-            assert run_pass(stream, range(1)) == [0]
-            with pytest.raises(OSError, match="layer 1"):
-                stream.acquire(1)
+            assert run_pass(stream, range(2)) == [0, 1]
+            with pytest.raises(OSError, match="layer 2"):
+                stream.acquire(2)
 
 
 @pytest.mark.parametrize("load_s", [0.0, 0.005])
@@ -135,9 +135,9 @@ def test_an_abandoned_pass_does_not_confuse_the_next(abandoned_at: int, load_s: 
 def test_close_ends_the_reader_and_whoever_waits_for_it() -> None:
     memory = SlotMemory(1, load_s=0.05)
     stream = LayerStream(records(2), memory, num_slots=1)
+    stream.acquire(1)
     closer = threading.Timer(0.02, stream.close)
     closer.start()
-    stream.acquire(1)
     with pytest.raises(RuntimeError, match="closed"):
         stream.acquire(0)
     closer.join()

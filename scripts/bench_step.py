@@ -1,0 +1,115 @@
+"""Where a step's time goes: draft forwards, target forward, and everything else.
+
+    python scripts/bench_step.py                     the built-in pair at 64 and 768 nodes
+    python scripts/bench_step.py -m TARGET -md DRAFT --sizes 16 64
+
+Sizes alternate within each prompt; medians over all steps. "Rest" is growth without its draft
+forwards, masks and positions, probabilities, verification and commit. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edgespec import Engine, SamplingSettings, TreeSettings
+from edgespec.causal_model import CausalModel
+from edgespec.cli.prompts import read_prompts
+from edgespec.pair import DEMO_FOLDER, open_pair
+from profiles.measure import machine_facts
+
+
+class ForwardClock:
+    """Adds up the seconds that a model's forward takes, nothing around it."""
+
+    def __init__(self, model: CausalModel) -> None:
+        self.seconds = 0.0
+        self._device = model.device
+        model.model.register_forward_pre_hook(self._start)
+        model.model.register_forward_hook(self._stop)
+
+    def _start(self, *_: Any) -> None:
+        self._wait()
+        self._started = time.perf_counter()
+
+    def _stop(self, *_: Any) -> None:
+        self._wait()
+        self.seconds += time.perf_counter() - self._started
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-m", "--model", type=Path)
+    parser.add_argument("-md", "--draft-model", type=Path)
+    parser.add_argument("--prompts", default=str(DEMO_FOLDER / "prompts.jsonl"))
+    parser.add_argument("-n", "--max-new-tokens", type=int, default=64)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[64, 768])
+    parser.add_argument("--temps", type=float, nargs="+", default=[0.0, 0.8])
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--device", default="auto")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+
+    pair = open_pair(arguments.model, arguments.draft_model)
+    prompts = [pair.tokenizer.encode(row.prompt) for row in read_prompts(arguments.prompts, lines=False)]
+    engines, clocks = {}, {}
+    for size in arguments.sizes:
+        engine = Engine(pair, tree=TreeSettings(size=size), device=arguments.device)
+        assert engine._draft_model is not None, "bench_step needs a draft"
+        engines[size] = engine
+        clocks[size] = (ForwardClock(engine._draft_model), ForwardClock(engine._target._model))
+
+    steps: dict[tuple[float, int], list[dict[str, float]]] = defaultdict(list)
+    for prompt in prompts:
+        for temperature in arguments.temps:
+            for size, engine in engines.items():
+                draft, target = clocks[size]
+                sampling = SamplingSettings(temperature=temperature)
+                before = (draft.seconds, target.seconds)
+                for chunk in engine.stream(prompt, max_new_tokens=arguments.max_new_tokens, sampling=sampling, seed=1):
+                    step, after = chunk.step, (draft.seconds, target.seconds)
+                    if not step.is_prefill and step.num_drafted:
+                        total = step.grow_s + step.target_s + step.rest_s
+                        in_draft, in_target = after[0] - before[0], after[1] - before[1]
+                        steps[temperature, size].append(
+                            {
+                                "nodes": step.num_drafted,
+                                "tokens": len(step.tokens),
+                                "total_s": total,
+                                "draft_s": in_draft,
+                                "target_s": in_target,
+                                "rest_s": total - in_draft - in_target,
+                            }
+                        )
+                    before = after
+
+    print(f"{'temp':>5} {'size':>5} {'steps':>6} {'nodes':>6} {'tok/pass':>9} {'step ms':>8} {'draft ms':>9} {'target ms':>10} {'rest ms':>8} {'rest':>6}")  # fmt: skip
+    rows = []
+    for (temperature, size), found in sorted(steps.items()):
+        median = {name: statistics.median(step[name] for step in found) for name in found[0]}
+        share = sum(step["rest_s"] for step in found) / sum(step["total_s"] for step in found)
+        tokens = statistics.mean(step["tokens"] for step in found)
+        rows.append(
+            {"temperature": temperature, "size": size, "steps": len(found), "tokens_per_pass": round(tokens, 2)}
+            | {name: round(value, 5) for name, value in median.items() if name.endswith("_s")}
+            | {"rest_share": round(share, 3)}
+        )
+        print(f"{temperature:>5} {size:>5} {len(found):>6} {median['nodes']:>6.0f} {tokens:>9.2f} {median['total_s'] * 1e3:>8.2f} {median['draft_s'] * 1e3:>9.2f} {median['target_s'] * 1e3:>10.2f} {median['rest_s'] * 1e3:>8.2f} {share:>6.1%}")  # fmt: skip
+    print(json.dumps({"rows": rows, "threads": arguments.threads, "machine": dataclasses.asdict(machine_facts())}))
+
+
+if __name__ == "__main__":
+    main()
