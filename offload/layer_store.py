@@ -93,6 +93,11 @@ class LayerStore:
                     "Restore the file; the next prompt reads it again.",
                 ) from error
 
+    def announce(self, entries: Iterable[TensorEntry]) -> None:
+        """Let the disk start on the tensors' bytes without waiting for them."""
+        for path, start, end in _ranges(entries):
+            self._files[path].announce(start, end)
+
     def drop(self, entries: Iterable[TensorEntry]) -> None:
         """Let the tensors' pages go."""
         for path, start, end in _ranges(entries):

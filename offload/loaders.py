@@ -26,12 +26,15 @@ class CpuLoader:
 
     def __init__(self, store: LayerStore, records: Sequence[LayerRecord], *, num_slots: int) -> None:
         self._store = store
+        self._following = _following(records)
         flat_bytes = max((record.flat_bytes for record in records if record.is_converted), default=0)
         self._flat = [torch.empty(flat_bytes, dtype=torch.uint8) for _ in range(num_slots if flat_bytes else 0)]
 
     def load(self, record: LayerRecord, slot: int) -> None:
         """Read the layer's pages; convert them into the slot where the dtype changes."""
         self._store.populate(record.entries.values())
+        # The disk goes on with the next layer while this thread converts, or waits for a slot.
+        self._store.announce(self._following[record.index].entries.values())
         if record.is_converted:
             copy_layer(self._store, record, self._flat[slot])
             self._store.drop(record.entries.values())
@@ -61,6 +64,7 @@ class CudaLoader:
         flat_bytes = max(record.flat_bytes for record in records)
         self._store = store
         self._device = device
+        self._following = _following(records)
         self._slots = [torch.empty(flat_bytes, dtype=torch.uint8, device=device) for _ in range(num_slots)]
         self._copy_stream = torch.cuda.Stream(device)
         self._copied = [torch.cuda.Event() for _ in range(num_slots)]
@@ -87,6 +91,9 @@ class CudaLoader:
             self._staged[staging].synchronize()  # the reader's thread waits for an old copy, nobody else does
             host = self._staging[staging]
             self._store.populate(record.entries.values())
+            following = self._following[record.index]
+            if following.index not in self._pinned:
+                self._store.announce(following.entries.values())
             copy_layer(self._store, record, host)
             self._store.drop(record.entries.values())
         num_bytes = record.flat_bytes
@@ -105,6 +112,11 @@ class CudaLoader:
     def take_back(self, record: LayerRecord, slot: int) -> None:
         """The next copy into the slot waits for the compute issued so far."""
         self._released[slot].record(torch.cuda.current_stream(self._device))
+
+
+def _following(records: Sequence[LayerRecord]) -> dict[int, LayerRecord]:
+    """Layer index -> the record that the ring loads after it."""
+    return {record.index: records[(position + 1) % len(records)] for position, record in enumerate(records)}
 
 
 def copy_layer(store: LayerStore, record: LayerRecord, flat: Tensor) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+MADV_WILLNEED = 3
 MADV_DONTNEED = 4
 MADV_POPULATE_READ = 22  # Linux 5.14 and later
 
@@ -62,6 +63,10 @@ class MappedFile:
         """Make the bytes [start, end) resident, reading them from the disk where needed."""
         if not _advise(self.bytes, start, end, MADV_POPULATE_READ):
             self.bytes[start : end : mmap.PAGESIZE].max()  # touches one byte a page
+
+    def announce(self, start: int, end: int) -> None:
+        """Let the disk start on the bytes [start, end) without waiting for them."""
+        _advise(self.bytes, start, end, MADV_WILLNEED)
 
     def drop(self, start: int, end: int) -> None:
         """Let go of the whole pages inside [start, end)."""

@@ -8,6 +8,7 @@ device, or a range of mapped pages) is the loader's business.
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Sequence
 from typing import Protocol
@@ -52,6 +53,8 @@ class LayerStream:
         self._closed = False
         self._thread = threading.Thread(target=self._read_ahead, name="edgespec-reader", daemon=True)
         self._thread.start()
+        # A thread that is inside torch when the interpreter goes away would abort the process.
+        atexit.register(self.close)
 
     def acquire(self, layer: int) -> dict[str, Tensor]:
         """The layer's weights; waits until they are loaded and raises what the reader met."""
@@ -84,6 +87,7 @@ class LayerStream:
             self._closed = True
             self._condition.notify_all()
         self._thread.join()
+        atexit.unregister(self.close)
 
     def _wind_to(self, ring_index: int) -> None:
         """Forget what is loaded and start again at a layer. The condition is held."""

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from accelerate import init_empty_weights
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
@@ -171,6 +172,7 @@ class StreamedModel:
                     module._buffers[name] = buffer.to(device)
 
         self._stream: LayerStream | None = None
+        self._hooks: list[RemovableHandle] = []
         streamed = records[placement.num_resident :]
         if streamed:
             loader: SlotLoader = (
@@ -189,10 +191,13 @@ class StreamedModel:
                 self._hook(skeleton.layers[record.index], record.index, self._stream)
 
     def close(self) -> None:
-        """End the reader."""
+        """End the reader and unhook the layers, so that nothing keeps the weights alive."""
         if self._stream is not None:
             self._stream.close()
             self._stream = None
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
 
     def _load_resident(self, record: LayerRecord) -> dict[str, Tensor]:
         """The record's weights on the device: the mapped file itself where nothing has to change."""
@@ -218,8 +223,7 @@ class StreamedModel:
         def give_back(_module: nn.Module, _arguments: Any, _output: Any) -> None:
             stream.release(index)
 
-        layer.register_forward_pre_hook(fetch)
-        layer.register_forward_hook(give_back)
+        self._hooks += [layer.register_forward_pre_hook(fetch), layer.register_forward_hook(give_back)]
 
 
 def _parent(model: nn.Module, name: str) -> tuple[nn.Module, str]:

@@ -52,7 +52,11 @@ def describe_difference(model: torch.nn.Module, prompt: list[int], ours: list[in
 
 
 def count_differences(
-    pair: ModelPair, model: torch.nn.Module, prompts: list[list[int]], expected: list[list[int]], options: dict[str, object]
+    pair: ModelPair,
+    model: torch.nn.Module,
+    prompts: list[list[int]],
+    expected: list[list[int]],
+    options: dict[str, object],
 ) -> int:
     """Run one configuration over all prompts and print its line."""
     different, passes, tokens = 0, 0, 0
@@ -69,7 +73,9 @@ def count_differences(
             if list(result.token_ids) != plain:
                 different += 1
                 print(f"    prompt {index}: {describe_difference(model, prompt, list(result.token_ids), plain)}")
-    print(f"{name:<32} {len(prompts) - different}/{len(prompts)} prompts equal   {tokens / max(passes, 1):.2f} tokens a pass")
+    print(
+        f"{name:<32} {len(prompts) - different}/{len(prompts)} prompts equal   {tokens / max(passes, 1):.2f} tokens a pass"
+    )
     return different
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
+import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec import __version__
@@ -115,10 +117,14 @@ def peak_resident_bytes() -> int | None:
         import psutil
 
         return int(psutil.Process().memory_info().peak_wset)
+    status = Path("/proc/self/status")
+    if status.exists():
+        # Not getrusage: on Linux that inherits the peak of the process that started this one.
+        peak_kib = re.search(r"^VmHWM:\s*(\d+) kB", status.read_text(encoding="utf-8"), re.MULTILINE)
+        return int(peak_kib[1]) * 1024 if peak_kib else None
     import resource
 
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _gpu_peak_bytes(engine: Engine) -> int | None:

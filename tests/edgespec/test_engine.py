@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import subprocess
+import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -100,3 +104,27 @@ def test_new_tokens_are_limited_by_the_context() -> None:
 )
 def test_sizes_are_parsed_as_written(text: str, size: int) -> None:
     assert parse_size(text) == size
+
+
+def test_a_closed_engine_lets_its_weights_go_at_once(pair_folders: tuple[Path, Path]) -> None:
+    """Without waiting for the garbage collector: the next engine may need the room."""
+    gc.disable()
+    try:
+        engine = Engine.from_pretrained(pair_folders[0], limits=MemoryLimits(max_resident_layers=0))
+        engine.generate("ab", max_new_tokens=3)
+        model = weakref.ref(engine._models[0].model)
+        engine.close()
+        del engine
+        assert model() is None
+    finally:
+        gc.enable()
+
+
+def test_a_process_that_forgets_to_close_ends_quietly(pair_folders: tuple[Path, Path]) -> None:
+    code = (
+        "from edgespec import Engine, MemoryLimits\n"
+        f"engine = Engine.from_pretrained({str(pair_folders[0])!r}, limits=MemoryLimits(max_resident_layers=0))\n"
+        "next(engine.stream('ab', max_new_tokens=3))\n"
+    )
+    outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (outcome.returncode, outcome.stderr) == (0, "")
