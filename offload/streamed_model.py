@@ -23,7 +23,7 @@ from transformers.core_model_loading import WeightRenaming
 from offload.checkpoint import Checkpoint, TensorEntry
 from offload.errors import CheckpointError
 from offload.layer_store import LayerRecord, LayerStore
-from offload.loaders import CpuLoader, CudaLoader
+from offload.loaders import CpuLoader, CudaLoader, copy_layer
 from offload.placement import Placement
 from offload.stream import LayerStream, SlotLoader
 
@@ -202,14 +202,13 @@ class StreamedModel:
     def _load_resident(self, record: LayerRecord) -> dict[str, Tensor]:
         """The record's weights on the device: the mapped file itself where nothing has to change."""
         self._store.populate(record.entries.values())
-        views = self._store.views(record)
         if self.device.type == "cpu" and not record.is_converted:
-            return views
-        loaded = {name: view.to(self.device, record.dtypes[name]) for name, view in views.items()}
-        self._store.drop(
-            entry for name, entry in record.entries.items() if loaded[name].data_ptr() != views[name].data_ptr()
-        )
-        return loaded
+            return self._store.views(record)
+        # One buffer a layer: large enough for the allocator to return it whole when it is let go.
+        flat = torch.empty(record.flat_bytes, dtype=torch.uint8, device=self.device)
+        copy_layer(self._store, record, flat)
+        self._store.drop(record.entries.values())
+        return record.flat_views(flat)
 
     def _bind_names(self, weights: dict[str, Tensor]) -> None:
         for name, weight in weights.items():

@@ -96,7 +96,8 @@ def main() -> None:
                         )
                     before = after
 
-    print(f"{'temp':>5} {'size':>5} {'steps':>6} {'nodes':>6} {'tok/pass':>9} {'step ms':>8} {'draft ms':>9} {'target ms':>10} {'rest ms':>8} {'rest':>6}")  # fmt: skip
+    columns = ("temp", "size", "steps", "nodes", "tok/pass", "step ms", "draft ms", "target ms", "rest ms", "rest")
+    print(" ".join(f"{name:>9}" for name in columns))
     rows = []
     for (temperature, size), found in sorted(steps.items()):
         median = {name: statistics.median(step[name] for step in found) for name in found[0]}
@@ -107,7 +108,9 @@ def main() -> None:
             | {name: round(value, 5) for name, value in median.items() if name.endswith("_s")}
             | {"rest_share": round(share, 3)}
         )
-        print(f"{temperature:>5} {size:>5} {len(found):>6} {median['nodes']:>6.0f} {tokens:>9.2f} {median['total_s'] * 1e3:>8.2f} {median['draft_s'] * 1e3:>9.2f} {median['target_s'] * 1e3:>10.2f} {median['rest_s'] * 1e3:>8.2f} {share:>6.1%}")  # fmt: skip
+        cells = [f"{temperature}", f"{size}", f"{len(found)}", f"{median['nodes']:.0f}", f"{tokens:.2f}"]
+        cells += [f"{median[name] * 1e3:.2f}" for name in ("total_s", "draft_s", "target_s", "rest_s")]
+        print(" ".join(f"{cell:>9}" for cell in [*cells, f"{share:.1%}"]))
     print(json.dumps({"rows": rows, "threads": arguments.threads, "machine": dataclasses.asdict(machine_facts())}))
 
 

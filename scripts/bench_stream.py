@@ -217,16 +217,25 @@ def main() -> int:
     used_bytes = report["peak_bytes"] - idle_bytes
     within = used_bytes <= 1.1 * arguments.max_cpu_mem
 
-    print(f"checkpoint {size_bytes / GIB:.2f} GiB in {len(files)} files, limit {arguments.max_cpu_mem / MIB:.0f} MiB, {arguments.dtype}")  # fmt: skip
+    limit = f"limit {arguments.max_cpu_mem / MIB:.0f} MiB"
+    print(f"checkpoint {size_bytes / GIB:.2f} GiB in {len(files)} files, {limit}, dtype {arguments.dtype}")
     equal = True
     for size, text in report["texts"].items():
         same = text["tokens"] == expected
         equal &= same
         name = "plain" if size == "0" else f"tree {size}"
-        print(f"  {name:<9} {text['layers_streamed']} layers streamed, {len(expected)} greedy tokens {'equal' if same else 'DIFFER'}")  # fmt: skip
-    print(f"  peak memory {used_bytes / MIB:.0f} MiB above an idle process ({idle_bytes / MIB:.0f} MiB); planned {report['planned_bytes'] / MIB:.0f} MiB: {'within' if within else 'ABOVE'} limit + 10 %")  # fmt: skip
-    print(f"  cold pass {speed['pass_gib_per_s']:.2f} GiB/s, sequential read {speed['sequential_gib_per_s']:.2f} GiB/s: {speed['ratio']:.0%}")  # fmt: skip
-    print(json.dumps({**speed, "peak_above_idle_bytes": used_bytes, "equal": equal, "machine": dataclasses.asdict(machine_facts())}))  # fmt: skip
+        verdict = "equal" if same else "DIFFER"
+        print(f"  {name:<9} {text['layers_streamed']} layers streamed, {len(expected)} greedy tokens {verdict}")
+    print(
+        f"  peak memory {used_bytes / MIB:.0f} MiB above an idle process ({idle_bytes / MIB:.0f} MiB), "
+        f"planned {report['planned_bytes'] / MIB:.0f} MiB: {'within' if within else 'ABOVE'} limit + 10 %"
+    )
+    print(
+        f"  cold pass {speed['pass_gib_per_s']:.2f} GiB/s, sequential read {speed['sequential_gib_per_s']:.2f} GiB/s: "
+        f"{speed['ratio']:.0%}"
+    )
+    machine = dataclasses.asdict(machine_facts())
+    print(json.dumps({**speed, "peak_above_idle_bytes": used_bytes, "equal": equal, "machine": machine}))
     return 0 if equal and within else 1
 
 

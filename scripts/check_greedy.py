@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.cli.prompts import read_prompts
 from edgespec.config import parse_size
-from edgespec.pair import DEMO_FOLDER, ModelPair, open_pair
+from edgespec.pair import DEMO_FOLDER, open_pair
 
 
 def plain_tokens(model: torch.nn.Module, prompt: list[int], stop: list[int], new_tokens: int) -> list[int]:
@@ -52,30 +52,22 @@ def describe_difference(model: torch.nn.Module, prompt: list[int], ours: list[in
 
 
 def count_differences(
-    pair: ModelPair,
-    model: torch.nn.Module,
-    prompts: list[list[int]],
-    expected: list[list[int]],
-    options: dict[str, object],
+    engine: Engine, model: torch.nn.Module, prompts: list[list[int]], expected: list[list[int]], new_tokens: int
 ) -> int:
     """Run one configuration over all prompts and print its line."""
     different, passes, tokens = 0, 0, 0
-    tree: TreeSettings = options["tree"]  # type: ignore[assignment]
-    new_tokens: int = options["new_tokens"]  # type: ignore[assignment]
-    longest = max(map(len, prompts)) + new_tokens
-    with Engine(pair, tree=tree, limits=options["limits"], device=options["device"], dtype="float32", context_tokens=longest) as engine:  # type: ignore[arg-type]  # fmt: skip
-        name = "plain" if tree.policy == "none" else f"{tree.policy} {tree.size}"
-        name += f", {engine.placement.num_layers - engine.placement.num_resident} layers streamed"
-        for index, (prompt, plain) in enumerate(zip(prompts, expected, strict=True)):
-            result = engine.generate(prompt, max_new_tokens=new_tokens, sampling=SamplingSettings(temperature=0))
-            passes += len(result.passes)
-            tokens += len(result.token_ids) - 1
-            if list(result.token_ids) != plain:
-                different += 1
-                print(f"    prompt {index}: {describe_difference(model, prompt, list(result.token_ids), plain)}")
-    print(
-        f"{name:<32} {len(prompts) - different}/{len(prompts)} prompts equal   {tokens / max(passes, 1):.2f} tokens a pass"
-    )
+    for index, (prompt, plain) in enumerate(zip(prompts, expected, strict=True)):
+        result = engine.generate(prompt, max_new_tokens=new_tokens, sampling=SamplingSettings(temperature=0))
+        passes += len(result.passes)
+        tokens += len(result.token_ids) - 1
+        if list(result.token_ids) != plain:
+            different += 1
+            print(f"    prompt {index}: {describe_difference(model, prompt, list(result.token_ids), plain)}")
+    tree, placement = engine.tree, engine.placement
+    name = "plain" if tree.policy == "none" else f"{tree.policy} {tree.size}"
+    name += f", {placement.num_layers - placement.num_resident} layers streamed"
+    equal = f"{len(prompts) - different}/{len(prompts)} prompts equal"
+    print(f"{name:<32} {equal}   {tokens / max(passes, 1):.2f} tokens a pass")
     return different
 
 
@@ -100,16 +92,17 @@ def main() -> int:
     print(f"{pair.target.folder}: {len(prompts)} prompts, {arguments.max_new_tokens} new tokens, float32")
     limits = MemoryLimits(max_cpu_bytes=arguments.max_cpu_mem, max_resident_layers=arguments.gpu_layers)
     trees = [TreeSettings(policy="none"), *(TreeSettings(size=size) for size in arguments.sizes)]
-    different = sum(
-        count_differences(
+    different = 0
+    for tree in trees if pair.draft is not None else trees[:1]:
+        with Engine(
             pair,
-            model,
-            prompts,
-            expected,
-            {"tree": tree, "limits": limits, "device": arguments.device, "new_tokens": arguments.max_new_tokens},
-        )
-        for tree in (trees if pair.draft is not None else trees[:1])
-    )
+            tree=tree,
+            limits=limits,
+            device=arguments.device,
+            dtype="float32",
+            context_tokens=max(map(len, prompts)) + arguments.max_new_tokens,
+        ) as engine:
+            different += count_differences(engine, model, prompts, expected, arguments.max_new_tokens)
     print("equal" if different == 0 else f"{different} texts differ")
     return min(different, 1)
 
