@@ -114,14 +114,12 @@ class Engine:
                 else None
             )
             self.placement = self._plan(target_skeleton, draft_skeleton, limits or MemoryLimits())
-            self._models: list[StreamedModel] = []
+            self._models: dict[str, StreamedModel] = {}
+            self._causal: dict[str, CausalModel] = {}
             try:
-                self._target = Target(self._load("target", target_skeleton, self.placement, progress))
-                self._draft_model = (
+                self._load("target", target_skeleton, self.placement, progress)
+                if draft_skeleton is not None:
                     self._load("draft", draft_skeleton, _all_resident(draft_skeleton), progress)
-                    if draft_skeleton is not None
-                    else None
-                )
             except BaseException:
                 self.close()
                 raise
@@ -197,7 +195,7 @@ class Engine:
         ids = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
         limit, _ = self._new_token_limit(len(ids), max_new_tokens)
         generator = torch.Generator(self.device).manual_seed(secrets.randbits(32) if seed is None else seed)
-        session = Session(target=self._target, drafter=self._drafter(sampling))
+        session = Session(target=Target(self.target_model), drafter=self._drafter(sampling))
         stop_tokens = self.pair.stop_tokens
         decoder = DecodeStream(skip_special_tokens=True)
         backend = self.pair.tokenizer.backend_tokenizer
@@ -215,6 +213,18 @@ class Engine:
             pieces = [decoder.step(backend, token) or "" for token in step.tokens]
             yield TextChunk(text="".join(pieces), step=step)
 
+    @property
+    def target_model(self) -> CausalModel:
+        """The target, streamed as planned."""
+        if not self._causal:
+            raise RuntimeError("the engine is closed")
+        return self._causal["target"]
+
+    @property
+    def draft_model(self) -> CausalModel | None:
+        """The draft; None where decoding is plain."""
+        return self._causal.get("draft")
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, with the tokenizer's own special tokens; raises EdgespecError when empty."""
         ids: list[int] = self.pair.tokenizer.encode(text)
@@ -224,9 +234,9 @@ class Engine:
 
     def close(self) -> None:
         """End the readers and let the models go."""
-        for model in self._models:
+        for model in self._models.values():
             model.close()
-        self._models = []
+        self._models, self._causal = {}, {}
 
     def __enter__(self) -> Engine:
         return self
@@ -260,29 +270,30 @@ class Engine:
             max_resident=limits.max_resident_layers,
         )
 
-    def _load(self, phase: str, skeleton: Skeleton, placement: Placement, progress: Progress | None) -> CausalModel:
+    def _load(self, phase: str, skeleton: Skeleton, placement: Placement, progress: Progress | None) -> None:
         streamed = StreamedModel(
             skeleton,
             placement,
             device=self.device,
             progress=functools.partial(progress, phase) if progress else None,
         )
-        self._models.append(streamed)
-        return CausalModel(streamed.model, device=self.device)
+        self._models[phase] = streamed
+        self._causal[phase] = CausalModel(streamed.model, device=self.device)
 
     def _drafter(self, sampling: SamplingSettings) -> LanguageModelDrafter | None:
-        if self._draft_model is None:
+        draft_model = self.draft_model
+        if draft_model is None:
             return None
         return LanguageModelDrafter(
-            self._draft_model,
-            vocab=self._target.vocab,
+            draft_model,
+            vocab=self.target_model.vocab,
             sampling=self.tree.draft_sampling(sampling),
             tree_rows=2 * (self.tree.size + 1),
         )
 
     def _grow(self, session: Session, generator: torch.Generator) -> Grow:
         """The policy as a function of the root and of the layers that can still be of use."""
-        vocab, device, tree = self._target.vocab, self.device, self.tree
+        vocab, device, tree = self.target_model.vocab, self.device, self.tree
         drafter = session.drafter
         if drafter is None:
             return lambda root, _max_depth: root_only(root, vocab=vocab, device=device)

@@ -68,9 +68,9 @@ def main() -> None:
     engines, clocks = {}, {}
     for size in arguments.sizes:
         engine = Engine(pair, tree=TreeSettings(size=size), device=arguments.device)
-        assert engine._draft_model is not None, "bench_step needs a draft"
+        assert engine.draft_model is not None, "bench_step needs a draft"
         engines[size] = engine
-        clocks[size] = (ForwardClock(engine._draft_model), ForwardClock(engine._target._model))
+        clocks[size] = (ForwardClock(engine.draft_model), ForwardClock(engine.target_model))
 
     steps: dict[tuple[float, int], list[dict[str, float]]] = defaultdict(list)
     for prompt in prompts:

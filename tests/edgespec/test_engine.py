@@ -112,10 +112,11 @@ def test_a_closed_engine_lets_its_weights_go_at_once(pair_folders: tuple[Path, P
     try:
         engine = Engine.from_pretrained(pair_folders[0], limits=MemoryLimits(max_resident_layers=0))
         engine.generate("ab", max_new_tokens=3)
-        model = weakref.ref(engine._models[0].model)
+        model = weakref.ref(engine.target_model.model)
         engine.close()
-        del engine
         assert model() is None
+        with pytest.raises(RuntimeError, match="closed"):
+            engine.generate("ab")
     finally:
         gc.enable()
 
