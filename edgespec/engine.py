@@ -6,7 +6,7 @@ import functools
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -16,13 +16,15 @@ from tokenizers.decoders import DecodeStream
 
 from edgespec.causal_model import CausalModel
 from edgespec.config import MemoryLimits, SamplingSettings, TreeSettings
-from edgespec.decode import Finish, Grow, Session, StepResult, Verify, decode
+from edgespec.decode import Grow, Session, StepResult, Verify, decode
+from edgespec.device import resolve_device, resolve_dtype
 from edgespec.draft.language_model import LanguageModelDrafter
 from edgespec.errors import EdgespecError
 from edgespec.grow import dyspec
 from edgespec.grow.best_first import grow_best_first
 from edgespec.memory import fixed_bytes
-from edgespec.pair import ModelPair, open_pair
+from edgespec.pair import ModelPair, new_token_limit, open_pair
+from edgespec.results import GenerationResult, TextChunk
 from edgespec.target import Target, offload_errors
 from edgespec.tree import root_only
 from edgespec.verify.greedy import verify_greedy
@@ -31,57 +33,7 @@ from offload.placement import GIB, Placement, place_layers
 from offload.streamed_model import Skeleton, StreamedModel, build_skeleton
 
 MARGIN_BYTES = GIB  # left free when no limit is given
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 Progress = Callable[[str, int, int], None]  # phase, done, total
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextChunk:
-    """What one step added, as text: whole characters only, so that a chunk may be empty."""
-
-    text: str
-    step: StepResult
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationResult:
-    """A finished text and how it came about."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: str  # stop | length | context
-    prompt_tokens: int
-    seed: int
-    sampling: SamplingSettings
-    steps: tuple[StepResult, ...]
-    total_s: float
-
-    @property
-    def passes(self) -> tuple[StepResult, ...]:
-        """The verify passes: all steps but the prompt's."""
-        return tuple(step for step in self.steps if not step.is_prefill)
-
-    @property
-    def tokens_per_pass(self) -> float | None:
-        """Mean tokens of a verify pass, the bonus token included."""
-        return sum(len(step.tokens) for step in self.passes) / len(self.passes) if self.passes else None
-
-    @property
-    def prefill_s(self) -> float:
-        """Seconds of the pass over the prompt."""
-        return self.steps[0].target_s
-
-    @property
-    def time_to_first_token_s(self) -> float:
-        """Seconds until the first token was known."""
-        return self.steps[0].target_s + self.steps[0].rest_s
-
-    @property
-    def decode_tokens_per_s(self) -> float | None:
-        """Tokens after the first over the seconds after the first."""
-        decode_s = self.total_s - self.time_to_first_token_s
-        count = len(self.token_ids) - 1
-        return count / decode_s if count > 0 and decode_s > 0 else None
 
 
 class Engine:
@@ -101,7 +53,7 @@ class Engine:
         """Plan memory for texts of up to `context_tokens` and load; raises EdgespecError."""
         self.pair = pair
         self.device = resolve_device(device)
-        self.dtype = resolve_dtype(dtype, pair, self.device)
+        self.dtype = resolve_dtype(dtype, pair.target.config, self.device)
         self.context_tokens = context_tokens
         tree = tree or TreeSettings()
         self.tree = tree if pair.draft is not None else replace(tree, policy="none")
@@ -162,19 +114,18 @@ class Engine:
         sampling = sampling or self.pair.default_sampling()
         seed = secrets.randbits(32) if seed is None else seed
         ids = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        limit, limited_by = self._new_token_limit(len(ids), max_new_tokens)
+        limit, limited_by = new_token_limit(self.pair.max_context, len(ids), max_new_tokens)
         started = time.perf_counter()
         steps: list[StepResult] = []
         for chunk in self.stream(ids, max_new_tokens=limit, sampling=sampling, seed=seed):
             steps.append(chunk.step)
             if on_chunk:
                 on_chunk(chunk)
-        finish: Finish | None = steps[-1].finish
         token_ids = tuple(token for step in steps for token in step.tokens)
         return GenerationResult(
             text=str(self.pair.tokenizer.decode(list(token_ids), skip_special_tokens=True)),
             token_ids=token_ids,
-            finish_reason=limited_by if finish == "length" else "stop",
+            finish_reason=limited_by if steps[-1].finish == "length" else "stop",
             prompt_tokens=len(ids),
             seed=seed,
             sampling=sampling,
@@ -193,7 +144,7 @@ class Engine:
         """The same, step by step. Closing the iterator stops between two passes."""
         sampling = sampling or self.pair.default_sampling()
         ids = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        limit, _ = self._new_token_limit(len(ids), max_new_tokens)
+        limit, _ = new_token_limit(self.pair.max_context, len(ids), max_new_tokens)
         generator = torch.Generator(self.device).manual_seed(secrets.randbits(32) if seed is None else seed)
         session = Session(target=Target(self.target_model), drafter=self._drafter(sampling))
         stop_tokens = self.pair.stop_tokens
@@ -309,59 +260,6 @@ class Engine:
             device=device,
             generator=generator,
         )
-
-    def _new_token_limit(self, prompt_tokens: int, max_new_tokens: int) -> tuple[int, str]:
-        """New tokens that fit, and the finish reason for reaching them; raises EdgespecError when none do."""
-        return new_token_limit(self.pair.max_context, prompt_tokens, max_new_tokens)
-
-
-def new_token_limit(max_context: int | None, prompt_tokens: int, max_new_tokens: int) -> tuple[int, str]:
-    """The new tokens that a context leaves, and why they end; raises EdgespecError when there are none."""
-    if max_context is None:
-        if max_new_tokens < 0:
-            raise EdgespecError(
-                "E_SETTING", "this model sets no context length to fill.", "Give --max-new-tokens a number."
-            )
-        return max_new_tokens, "length"
-    room = max_context - prompt_tokens
-    if room < 1:
-        raise EdgespecError(
-            "E_CONTEXT",
-            f"the prompt has {prompt_tokens} tokens, and the context holds {max_context} with at least one new one.",
-            "Shorten the prompt.",
-        )
-    return (max_new_tokens, "length") if 0 <= max_new_tokens <= room else (room, "context")
-
-
-def resolve_device(name: str) -> torch.device:
-    """'auto' is CUDA where there is one; raises EdgespecError for a device that is not there."""
-    if name == "auto":
-        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise EdgespecError("E_DEVICE", f"'{name}' is not a device.", "Use auto, cpu, cuda or cuda:1.") from error
-    if device.type not in {"cpu", "cuda"}:
-        raise EdgespecError("E_DEVICE", f"device '{name}' is not supported.", "Use auto, cpu or cuda.")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise EdgespecError(
-            "E_DEVICE",
-            f"there is no device '{name}': torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices.",
-            "Use --device cpu, or install a CUDA build of torch and its driver.",
-        )
-    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
-
-
-def resolve_dtype(name: str, pair: ModelPair, device: torch.device) -> torch.dtype:
-    """'auto' is float32 on a CPU, where rounding then flips no argmax, and the checkpoint's own on a GPU."""
-    if name in DTYPES:
-        return DTYPES[name]
-    if name != "auto":
-        raise EdgespecError("E_SETTING", f"--dtype {name} is unknown.", f"Use auto, {', '.join(DTYPES)}.")
-    if device.type == "cpu":
-        return torch.float32
-    stored = getattr(pair.target.config.get_text_config(decoder=True), "dtype", None)
-    return stored if isinstance(stored, torch.dtype) else torch.bfloat16
 
 
 def _verifier(sampling: SamplingSettings) -> Verify:

@@ -182,3 +182,21 @@ def _check_same_tokens(target: PreTrainedTokenizerBase, draft: PreTrainedTokeniz
         f"the draft's token ids differ from the target's in {len(different)} of {len(ours)}: {shown}.",
         "Use a draft of the same model family, or --policy none without a draft.",
     )
+
+
+def new_token_limit(max_context: int | None, prompt_tokens: int, max_new_tokens: int) -> tuple[int, str]:
+    """The new tokens that a context leaves, and why they end; raises EdgespecError when there are none."""
+    if max_context is None:
+        if max_new_tokens < 0:
+            raise EdgespecError(
+                "E_SETTING", "this model sets no context length to fill.", "Give --max-new-tokens a number."
+            )
+        return max_new_tokens, "length"
+    room = max_context - prompt_tokens
+    if room < 1:
+        raise EdgespecError(
+            "E_CONTEXT",
+            f"the prompt has {prompt_tokens} tokens, and the context holds {max_context} with at least one new one.",
+            "Shorten the prompt.",
+        )
+    return (max_new_tokens, "length") if 0 <= max_new_tokens <= room else (room, "context")

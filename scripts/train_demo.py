@@ -60,8 +60,8 @@ class Stage:
     tokens_per_step: int
 
 
-TARGET_STAGE = Stage(name="target", share=0.78, matrix_lr=4e-3, vector_lr=3e-3, dropout=0.2, tokens_per_step=8192)
-DRAFT_STAGE = Stage(name="draft", share=0.22, matrix_lr=6e-3, vector_lr=5e-3, dropout=0.0, tokens_per_step=8192)
+TARGET_STAGE = Stage(name="target", share=0.84, matrix_lr=4e-3, vector_lr=3e-3, dropout=0.2, tokens_per_step=8192)
+DRAFT_STAGE = Stage(name="draft", share=0.16, matrix_lr=6e-3, vector_lr=5e-3, dropout=0.0, tokens_per_step=8192)
 
 
 # ---- data ------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-MAX_LINES = 380
+MAX_LINES = 300
 
 # module -> the modules of ours that it may import; a package stands for all below it
 ALLOWED = {
@@ -45,6 +45,8 @@ ALLOWED = {
         "edgespec.target",
         "offload.checkpoint",
     },
+    "edgespec.device": {"edgespec.errors"},
+    "edgespec.results": {"edgespec.config", "edgespec.decode"},
     "edgespec.engine": {"edgespec", "offload", "profiles"},
     "edgespec.cli": {"edgespec"},
     "edgespec.__main__": {"edgespec.cli"},

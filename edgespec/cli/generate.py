@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import os
 import secrets
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.console import Console, visible
+from edgespec.cli.console import Console
 from edgespec.cli.prompts import PromptRow, read_prompts
 from edgespec.config import MAX_TREE_SIZE, POLICIES, MemoryLimits, SamplingSettings, TreeSettings, parse_size
-from edgespec.errors import EXIT_RUNTIME, EXIT_SOME_FAILED, EdgespecError
+from edgespec.errors import EdgespecError
 
 if TYPE_CHECKING:
-    from edgespec.engine import Engine, GenerationResult, TextChunk
+    from edgespec.engine import Engine
     from edgespec.pair import ModelPair
 
 TREE = TreeSettings()
@@ -161,6 +159,7 @@ def command(
     # torch and transformers are imported from here on.
     from dataclasses import replace
 
+    from edgespec.cli.output import stream_one, write_records
     from edgespec.engine import Engine
     from edgespec.pair import open_pair
 
@@ -187,9 +186,9 @@ def command(
         _say_plan(console, engine)
         run_seed = secrets.randbits(32) if seed is None else seed
         if len(rows) == 1 and output is None:
-            return _stream_one(console, engine, encoded[0], sampling, max_new_tokens, run_seed)
+            return stream_one(console, engine, encoded[0], sampling, max_new_tokens, run_seed)
         file = stack.enter_context(output.open("w", encoding="utf-8")) if output else sys.stdout
-        return _write_records(
+        return write_records(
             console,
             engine,
             rows,
@@ -235,7 +234,7 @@ def _encode(pair: ModelPair, rows: list[PromptRow], *, raw: bool) -> list[list[i
 
 def _check_contexts(pair: ModelPair, rows: list[PromptRow], encoded: list[list[int]], max_new_tokens: int) -> int:
     """The longest text that the run may make; raises EdgespecError naming a prompt that does not fit."""
-    from edgespec.engine import new_token_limit
+    from edgespec.pair import new_token_limit
 
     longest = 0
     for row, ids in zip(rows, encoded, strict=True):
@@ -271,98 +270,3 @@ def _say_plan(console: Console, engine: Engine) -> None:
     dtype = str(engine.dtype).removeprefix("torch.")
     console.say(f"{engine.pair.target.folder}: {layers}; {dtype} on {engine.device}; {shape}")
     console.detail(f"memory plan:\n{placement.table()}")
-
-
-def _stream_one(
-    console: Console, engine: Engine, ids: list[int], sampling: SamplingSettings, max_new_tokens: int, seed: int
-) -> int:
-    """Text to stdout as it is verified."""
-    is_terminal = sys.stdout.isatty()
-
-    def show(chunk: TextChunk) -> None:
-        sys.stdout.write(visible(chunk.text) if is_terminal else chunk.text)
-        sys.stdout.flush()
-
-    result = engine.generate(ids, max_new_tokens=max_new_tokens, sampling=sampling, seed=seed, on_chunk=show)
-    sys.stdout.write("\n")
-    sys.stdout.flush()
-    console.say(_summary([result]) + f" · stopped: {result.finish_reason} · seed {seed}")
-    return 0
-
-
-def _write_records(
-    console: Console,
-    engine: Engine,
-    rows: list[PromptRow],
-    encoded: list[list[int]],
-    file: IO[str],
-    *,
-    sampling: SamplingSettings,
-    max_new_tokens: int,
-    seed: int,
-    live_text: bool,
-) -> int:
-    """One record a prompt, on the disk before the next prompt starts; a failing prompt does not end the run."""
-    from edgespec.cli.records import error_record, run_fields, success_record
-
-    run = run_fields(engine, sampling, max_new_tokens=max_new_tokens, seed=seed)
-    results: list[GenerationResult] = []
-    num_failed = 0
-
-    def show(chunk: TextChunk) -> None:
-        sys.stderr.write(visible(chunk.text))
-        sys.stderr.flush()
-
-    with console.progress_bar() as bar:
-        task = None if bar is None or live_text else bar.add_task("prompts", total=len(rows), note="")
-        try:
-            for index, (row, ids) in enumerate(zip(rows, encoded, strict=True)):
-                if live_text:
-                    console.say(f"[{index + 1}/{len(rows)}] id={row.id}")
-                try:
-                    result = engine.generate(
-                        ids,
-                        max_new_tokens=max_new_tokens,
-                        sampling=sampling,
-                        seed=seed,
-                        on_chunk=show if live_text else None,
-                    )
-                    results.append(result)
-                    record = success_record(index, row, engine, result, run)
-                except EdgespecError as error:
-                    num_failed += 1
-                    record = error_record(index, row, error, run)
-                    console.say(f"{row.where}: {error.what}")
-                _write_line(file, record)
-                if live_text:
-                    console.say("")
-                if bar is not None and task is not None:
-                    bar.update(task, completed=index + 1, note=_summary(results))
-                console.say_sometimes(f"{index + 1}/{len(rows)} prompts · {_summary(results)}")
-        except BaseException:
-            console.say(f"stopped: {len(results) + num_failed} of {len(rows)} records are written")
-            raise
-    console.say(f"{len(rows)} prompts · {_summary(results)}" + (f" · {num_failed} failed" if num_failed else ""))
-    if num_failed == len(rows):
-        return EXIT_RUNTIME
-    return EXIT_SOME_FAILED if num_failed else 0
-
-
-def _write_line(file: IO[str], record: dict[str, Any]) -> None:
-    file.write(json.dumps(record, ensure_ascii=False) + "\n")
-    file.flush()
-    if file is not sys.stdout:
-        os.fsync(file.fileno())
-
-
-def _summary(results: list[GenerationResult]) -> str:
-    """Tokens, tokens/s, tokens a pass, passes: of all texts together."""
-    num_tokens = sum(len(result.token_ids) for result in results)
-    total_s = sum(result.total_s for result in results)
-    passes = [step for result in results for step in result.passes]
-    parts = [f"{num_tokens} tokens"]
-    if total_s:
-        parts.append(f"{num_tokens / total_s:.1f} tok/s")
-    if passes:
-        parts.append(f"{sum(len(step.tokens) for step in passes) / len(passes):.2f} tok/pass")
-    return " · ".join([*parts, f"{len(passes)} passes"])

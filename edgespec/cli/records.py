@@ -16,7 +16,8 @@ from edgespec.errors import EdgespecError
 
 if TYPE_CHECKING:
     from edgespec.config import SamplingSettings
-    from edgespec.engine import Engine, GenerationResult
+    from edgespec.engine import Engine
+    from edgespec.results import GenerationResult
 
 SCHEMA = "edgespec.result/1"
 

@@ -1,0 +1,41 @@
+"""Where to compute and in what: names from the user, checked against what is there."""
+
+from __future__ import annotations
+
+import torch
+from transformers import PretrainedConfig
+
+from edgespec.errors import EdgespecError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def resolve_device(name: str) -> torch.device:
+    """'auto' is CUDA where there is one; raises EdgespecError for a device that is not there."""
+    if name == "auto":
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise EdgespecError("E_DEVICE", f"'{name}' is not a device.", "Use auto, cpu, cuda or cuda:1.") from error
+    if device.type not in {"cpu", "cuda"}:
+        raise EdgespecError("E_DEVICE", f"device '{name}' is not supported.", "Use auto, cpu or cuda.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise EdgespecError(
+            "E_DEVICE",
+            f"there is no device '{name}': torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices.",
+            "Use --device cpu, or install a CUDA build of torch and its driver.",
+        )
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
+
+
+def resolve_dtype(name: str, config: PretrainedConfig, device: torch.device) -> torch.dtype:
+    """'auto' is float32 on a CPU, where rounding then flips no argmax, and the checkpoint's own on a GPU."""
+    if name in DTYPES:
+        return DTYPES[name]
+    if name != "auto":
+        raise EdgespecError("E_SETTING", f"--dtype {name} is unknown.", f"Use auto, {', '.join(DTYPES)}.")
+    if device.type == "cpu":
+        return torch.float32
+    stored = getattr(config.get_text_config(decoder=True), "dtype", None)
+    return stored if isinstance(stored, torch.dtype) else torch.bfloat16

@@ -1,0 +1,204 @@
+"""Everything that needs a CUDA device, in one run of a few minutes; skips politely without one.
+
+    python scripts/gpu_check.py
+
+Copies pinned and pageable; streamed against resident logits, also with compute or copies made slow;
+pass time against its copies alone; the built-in pair's greedy text through trees on the device
+against transformers'. Prints a table and one JSON line; exits 1 when a check fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
+from edgespec.cli.prompts import read_prompts
+from edgespec.pair import DEMO_FOLDER, ModelPair, open_pair
+from offload.loaders import CudaLoader
+from profiles.measure import machine_facts
+
+GIB = 1 << 30
+DEVICE = torch.device("cuda", 0)
+
+
+def seconds(work: Callable[[], object], repeats: int = 5) -> float:
+    """Median wall time of work that is waited for."""
+    times = []
+    for _ in range(repeats):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        work()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times)
+
+
+def copy_rates() -> dict[str, float]:
+    """Host to device, GiB/s."""
+    num_bytes = GIB
+    device = torch.empty(num_bytes, dtype=torch.uint8, device=DEVICE)
+    pinned = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+    pageable = torch.empty(num_bytes, dtype=torch.uint8)
+    return {
+        "pinned_gib_per_s": 1 / seconds(lambda: device.copy_(pinned, non_blocking=True)),
+        "pageable_gib_per_s": 1 / seconds(lambda: device.copy_(pageable)),
+    }
+
+
+def write_layers(folder: Path, *, hidden: int, inner: int, layers: int) -> None:
+    """A random bf16 Llama with layers of a real model's shape and the built-in tokenizer."""
+    config = LlamaConfig(
+        vocab_size=2048,
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 128,
+        num_key_value_heads=8,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=0,
+    )
+    torch.manual_seed(0)
+    with torch.device(DEVICE):
+        model = LlamaForCausalLM(config).to(torch.bfloat16)
+    model.cpu().save_pretrained(folder)
+    for path in (DEMO_FOLDER / "target").glob("tokenizer*"):
+        shutil.copy(path, folder)
+
+
+def logits_of(pair: ModelPair, rows: int, **limits: Any) -> tuple[torch.Tensor, float, int]:
+    """Logits of one pass, its median time, and the bytes that it streams."""
+    ids = torch.arange(rows, device=DEVICE) % 2000
+    with Engine(pair, limits=MemoryLimits(**limits), device="cuda", dtype="bfloat16", context_tokens=rows) as engine:
+        model = engine.target_model
+
+        def one_pass() -> torch.Tensor:
+            model.reset(rows)
+            visible = torch.ones(rows, rows, dtype=torch.bool, device=DEVICE).tril()
+            return model.look(ids, torch.arange(rows, device=DEVICE), visible)
+
+        one_pass()
+        logits = one_pass().clone()
+        for _ in range(3):
+            if not torch.equal(one_pass(), logits):
+                raise SystemExit(f"passes differ from each other: {limits}")
+        return logits, seconds(one_pass), engine.placement.streamed_bytes
+
+
+def check_streaming(pair: ModelPair, rows: int, pinned_gib_per_s: float) -> dict[str, Any]:
+    """Resident against streamed from pinned memory and from disk."""
+    resident, resident_s, _ = logits_of(pair, rows)
+    pinned, pinned_s, num_bytes = logits_of(pair, rows, max_resident_layers=0)
+    mixed, _, _ = logits_of(pair, rows, max_resident_layers=1)
+    disk, disk_s, _ = logits_of(pair, rows, max_resident_layers=0, max_cpu_bytes=0)
+    copy_s = num_bytes / GIB / pinned_gib_per_s
+    return {
+        "rows": rows,
+        "resident_ms": resident_s * 1e3,
+        "pinned_ms": pinned_s * 1e3,
+        "disk_ms": disk_s * 1e3,
+        "overlap": max(copy_s, resident_s) / pinned_s,  # 1: the slower of copy and compute hides the other
+        "equal": all(torch.equal(resident, other) for other in (pinned, mixed, disk)),
+    }
+
+
+def check_slow(pair: ModelPair) -> bool:
+    """Results stay the same when copies or compute are made slow on the device."""
+    expected, _, _ = logits_of(pair, 16)
+    original: dict[str, Any] = {"load": CudaLoader.load, "take_back": CudaLoader.take_back}
+
+    def sleepy_load(self: CudaLoader, *arguments: Any) -> None:
+        with torch.cuda.stream(self._copy_stream):
+            torch.cuda._sleep(20_000_000)
+        original["load"](self, *arguments)
+
+    def sleepy_take_back(self: CudaLoader, *arguments: Any) -> None:
+        torch.cuda._sleep(20_000_000)  # the layer's readers are still at work when it is given back
+        original["take_back"](self, *arguments)
+
+    equal = True
+    for name, slow in (("load", sleepy_load), ("take_back", sleepy_take_back)):
+        setattr(CudaLoader, name, slow)
+        try:
+            equal &= torch.equal(logits_of(pair, 16, max_resident_layers=0)[0], expected)
+        finally:
+            setattr(CudaLoader, name, original[name])
+    return equal
+
+
+def check_greedy() -> dict[str, Any]:
+    """The built-in pair on the device, float32, against transformers' greedy decoding there."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    pair = open_pair(None, None)
+    rows = read_prompts(str(DEMO_FOLDER / "prompts.jsonl"), lines=False)
+    prompts = [pair.tokenizer.encode(row.prompt) for row in rows]
+    model = AutoModelForCausalLM.from_pretrained(pair.target.folder, dtype=torch.float32).to(DEVICE)
+    expected = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt], device=DEVICE)
+        found = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=128)
+        expected.append(found[0, len(prompt) :].tolist())
+    equal, tokens, passes = 0, 0, 0
+    limits = MemoryLimits(max_resident_layers=2)
+    with Engine(pair, tree=TreeSettings(size=64), device="cuda", dtype="float32", limits=limits) as engine:
+        for prompt, plain in zip(prompts, expected, strict=True):
+            result = engine.generate(prompt, max_new_tokens=128, sampling=SamplingSettings())
+            equal += list(result.token_ids) == plain
+            tokens, passes = tokens + len(result.token_ids) - 1, passes + len(result.passes)
+    return {"equal_prompts": equal, "prompts": len(prompts), "tokens_per_pass": tokens / passes}
+
+
+def main() -> int:
+    """Run all checks."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 64, 256, 768])
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("no CUDA device: nothing checked")
+        return 0
+    report: dict[str, Any] = {"machine": dataclasses.asdict(machine_facts()), **copy_rates(), "greedy": check_greedy()}
+    pinned_rate = report["pinned_gib_per_s"]
+    print(
+        f"{report['machine']['accelerator']}: pinned {pinned_rate:.1f} GiB/s, "
+        f"pageable {report['pageable_gib_per_s']:.1f} GiB/s"
+    )
+    print(f"greedy on the device: {report['greedy']}")
+    ok = report["greedy"]["equal_prompts"] == report["greedy"]["prompts"]
+    shapes = {"7B-like": (4096, 11008, 8), "70B-like": (8192, 28672, 4)}
+    report["streaming"] = []
+    with tempfile.TemporaryDirectory() as work:
+        for name, (hidden, inner, layers) in shapes.items():
+            folder = Path(work) / name
+            write_layers(folder, hidden=hidden, inner=inner, layers=layers)
+            pair = open_pair(folder, None)
+            for rows in arguments.rows:
+                row = {"shape": name, **check_streaming(pair, rows, pinned_rate)}
+                report["streaming"].append(row)
+                ok &= row["equal"]
+                cells = {key: f"{value:.2f}" if isinstance(value, float) else value for key, value in row.items()}
+                print("  ".join(f"{key} {value}" for key, value in cells.items()))
+            if name == "7B-like":
+                report["slow_equal"] = check_slow(pair)
+                ok &= report["slow_equal"]
+                print(f"slow copies and slow compute: {'equal' if report['slow_equal'] else 'DIFFER'}")
+            shutil.rmtree(folder)
+    print("all checks passed" if ok else "A CHECK FAILED")
+    print(json.dumps(report))
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
