@@ -142,12 +142,6 @@ def command(
     given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     chosen = {name: value for name, value in given.items() if value is not None}
     SamplingSettings(**chosen)  # type: ignore[arg-type]  # wrong values are named before a model is touched
-    if max_new_tokens == 0 or max_new_tokens < -1:
-        raise EdgespecError(
-            "E_SETTING",
-            f"--max-new-tokens {max_new_tokens} is not a length.",
-            "Use 1 or more, or -1 for all that fits.",
-        )
     if (prompts is None) == (prompts_file is None):
         raise click.UsageError("Give one prompt file: PROMPTS, or -f FILE.")
     if draft_model is not None and model is None:

@@ -107,7 +107,8 @@ def grow_best_first(
 def _slot_values(values: Tensor, q_drawn: Tensor, predict: PredictAcceptance) -> tuple[Tensor, Tensor]:
     """S of every slot and V of the child in it, [k, c] each, for V of the parents [k]."""
     mass_before = q_drawn.cumsum(1) - q_drawn
-    mass_left = torch.maximum(1 - mass_before, q_drawn)  # rounding must not leave less than what was drawn
+    # Rounding must not leave less than what was drawn, nor 0 to divide by where a row has run out.
+    mass_left = torch.maximum(1 - mass_before, q_drawn).clamp_(min=torch.finfo(q_drawn.dtype).tiny)
     acceptance = predict(q_drawn, mass_left)
     rejected = torch.cumprod(1 - acceptance, 1)
     tried = torch.cat([torch.ones_like(rejected[:, :1]), rejected[:, :-1]], 1)

@@ -85,7 +85,7 @@ def test_new_tokens_are_limited_by_the_context() -> None:
     assert new_token_limit(100, 40, 200) == (60, "context")
     assert new_token_limit(100, 40, -1) == (60, "context")
     assert new_token_limit(None, 40, 200) == (200, "length")
-    for context, prompt, wanted in ((100, 100, 5), (None, 5, -1)):
+    for context, prompt, wanted in ((100, 100, 5), (None, 5, -1), (100, 5, 0), (100, 5, -2)):
         with pytest.raises(EdgespecError):
             new_token_limit(context, prompt, wanted)
 
