@@ -55,9 +55,9 @@ class Console:
             self.say(text)
 
     @contextmanager
-    def progress_bar(self) -> Iterator[Progress | None]:
-        """A bar that vanishes when done; None where there is no terminal to draw it on."""
-        if self.quiet or not self.is_terminal:
+    def progress_bar(self, *, wanted: bool = True) -> Iterator[Progress | None]:
+        """A bar that vanishes when done; None where there is no terminal to draw it on, or it is not wanted."""
+        if self.quiet or not self.is_terminal or not wanted:
             yield None
             return
         from rich.console import Console as RichConsole

@@ -54,8 +54,8 @@ def write_records(
         sys.stderr.write(visible(chunk.text))
         sys.stderr.flush()
 
-    with console.progress_bar() as bar:
-        task = None if bar is None or live_text else bar.add_task("prompts", total=len(rows), note="")
+    with console.progress_bar(wanted=not live_text) as bar:
+        task = None if bar is None else bar.add_task("prompts", total=len(rows), note="")
         try:
             for index, (row, ids) in enumerate(zip(rows, encoded, strict=True)):
                 if live_text:
