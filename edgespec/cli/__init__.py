@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import signal
 import sys
@@ -66,6 +67,9 @@ def main() -> NoReturn:
         raise _Terminated
 
     signal.signal(signal.SIGTERM, terminate)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a Windows console's own encoding lacks most characters
+            stream.reconfigure(encoding="utf-8", errors="replace")
     sys.exit(run(sys.argv[1:]))
 
 

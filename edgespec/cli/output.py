@@ -90,10 +90,19 @@ def write_records(
 
 
 def _write_line(file: IO[str], record: dict[str, Any]) -> None:
-    file.write(json.dumps(record, ensure_ascii=False) + "\n")
-    file.flush()
-    if file is not sys.stdout:
-        os.fsync(file.fileno())
+    try:
+        file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        file.flush()
+        if file is not sys.stdout:
+            os.fsync(file.fileno())
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise EdgespecError(
+            "E_OUTPUT",
+            f"cannot write results ({error.strerror}).",
+            "Free some space; what was written before is whole.",
+        ) from error
 
 
 def _summary(results: list[GenerationResult]) -> str:

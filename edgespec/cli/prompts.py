@@ -73,7 +73,8 @@ def _read_text(source: str) -> str:
 
 def _parse_row(line: str, number: int) -> PromptRow:
     try:
-        row = json.loads(line)
+        row = json.loads(line, parse_constant=_refuse_constant)
+        json.dumps(row, ensure_ascii=False).encode()  # half a surrogate pair is no text, and could not be written
     except (ValueError, RecursionError) as error:
         raise EdgespecError(
             "E_PROMPT_INVALID", f"line {number} is not JSON ({error}).", "Write one JSON object a line."
@@ -95,6 +96,10 @@ def _parse_row(line: str, number: int) -> PromptRow:
     return PromptRow(
         id="" if identity is None else str(identity), prompt=row["prompt"], where=f"line {number}", meta=meta
     )
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _with_index(row: PromptRow, index: int) -> PromptRow:

@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from edgespec.cli.prompts import read_prompts
+from edgespec.errors import EdgespecError
 from offload.checkpoint import INDEX_NAME
 from offload.pages import MappedFile
 from tests.cli.conftest import Outcome, RunCli
@@ -179,6 +183,8 @@ def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(
         ('{"id": [1], "prompt": "a"}\n', "line 1"),
         ("\n\n", "no prompt"),
         ("[" * 100_000 + "\n", "line 1"),
+        ('{"prompt": "\\ud800"}\n', "line 1"),
+        ('{"prompt": "a", "weight": NaN}\n', "line 1"),
     ],
 )
 @pytest.mark.usefixtures("no_weights_read")
@@ -247,6 +253,29 @@ def test_an_output_that_cannot_be_written_is_refused_at_once(run_cli: RunCli, tm
     assert_error(outcome, 1, "out.jsonl")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_ends_the_run_with_one_error(run_cli: RunCli, pair_folders: tuple[Path, Path]) -> None:
+    outcome = run_cli(
+        ["p.jsonl", "-m", str(pair_folders[0]), "-n", "2", "-q", "-o", "/dev/full"], files={"p.jsonl": GOOD_ROWS}
+    )
+    assert_error(outcome, 1, "No space left")
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.binary(max_size=200) | st.text(max_size=80).map(str.encode), suffix=st.sampled_from(["jsonl", "txt"]))
+def test_any_bytes_are_prompts_or_an_error(data: bytes, suffix: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.getbasetemp() / f"fuzz.{suffix}"
+    path.write_bytes(data)
+    for lines in (False, True):
+        try:
+            rows = read_prompts(str(path), lines=lines)
+        except EdgespecError as error:
+            assert error.what
+            assert error.fix
+        else:
+            assert all(row.prompt for row in rows)
+
+
 def poison(folder: Path) -> None:
     """Make the last layer's weights NaN."""
     for path in folder.glob("*.safetensors"):
@@ -276,7 +305,6 @@ def test_one_failing_prompt_does_not_end_the_run(
     run_cli: RunCli, pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from edgespec.engine import Engine
-    from edgespec.errors import EdgespecError
 
     generate = Engine.generate
     calls = []

@@ -1,0 +1,101 @@
+"""The built-in pair: small, greedy-exact through trees, worth drafting with, and as the README says."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
+from edgespec.cli.prompts import read_prompts
+from edgespec.pair import DEMO_FOLDER, open_pair
+
+ROOT = Path(__file__).parents[2]
+GREEDY = SamplingSettings(temperature=0)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    tokenizer = open_pair(None, None).tokenizer
+    return [tokenizer.encode(row.prompt) for row in read_prompts(str(DEMO_FOLDER / "prompts.jsonl"), lines=False)]
+
+
+@pytest.fixture(scope="module")
+def plain(prompts: list[list[int]]) -> list[list[int]]:
+    """What transformers' greedy decoding gives in float32."""
+    model = AutoModelForCausalLM.from_pretrained(DEMO_FOLDER / "target", dtype=torch.float32)
+    texts = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        found = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=40)
+        texts.append(found[0, len(prompt) :].tolist())
+    return texts
+
+
+def test_the_pair_is_small_and_the_draft_a_tenth_of_the_target() -> None:
+    pair = open_pair(None, None)
+    assert pair.draft is not None
+    counts = [
+        sum(torch.Size(e.shape).numel() for e in m.checkpoint.tensors.values()) for m in (pair.target, pair.draft)
+    ]
+    assert 5_000_000 <= counts[0] <= 8_000_000
+    assert counts[1] * 10 <= counts[0]
+    assert sum(path.stat().st_size for path in DEMO_FOLDER.rglob("*") if path.is_file()) < 20_000_000
+    assert 2048 <= len(pair.tokenizer) <= 4096
+    assert {e.dtype for e in pair.target.checkpoint.tensors.values()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize(("policy", "size"), [("none", 1), ("dyspec", 1), ("dyspec", 64), ("dyspec", 768)])
+def test_streamed_greedy_texts_are_those_of_plain_decoding(
+    policy: str, size: int, prompts: list[list[int]], plain: list[list[int]]
+) -> None:
+    with Engine.from_pretrained(
+        tree=TreeSettings(policy=policy, size=size), limits=MemoryLimits(max_resident_layers=0)
+    ) as engine:
+        for prompt, expected in zip(prompts, plain, strict=True):
+            assert list(engine.generate(prompt, max_new_tokens=40, sampling=GREEDY).token_ids) == expected
+
+
+def test_trees_yield_several_tokens_a_pass_and_larger_trees_no_fewer(prompts: list[list[int]]) -> None:
+    rates = []
+    for size in (64, 768):
+        with Engine.from_pretrained(tree=TreeSettings(size=size)) as engine:
+            steps = [
+                step
+                for prompt in prompts
+                for step in engine.generate(
+                    prompt, max_new_tokens=48, sampling=SamplingSettings(temperature=0.8), seed=7
+                ).passes
+            ]
+        rates.append(sum(len(step.tokens) for step in steps) / len(steps))
+    assert rates[0] > 1.8
+    assert rates[1] > 0.95 * rates[0]
+
+
+def test_greedy_texts_do_not_loop_at_once(plain: list[list[int]]) -> None:
+    """No text is one short cycle from its first token on."""
+    for tokens in plain:
+        assert len(set(tokens[:20])) > 6
+
+
+def test_the_tokenizer_gives_back_any_text() -> None:
+    tokenizer = open_pair(None, None).tokenizer
+    text = "def f():\n\treturn 'naïve ☃ 漢字'  # \x00\r\n"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_the_readmes_python_runs() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), {})
+
+
+def test_the_readmes_first_command_names_a_file_of_valid_rows() -> None:
+    path = DEMO_FOLDER / "prompts.jsonl"
+    assert str(path.relative_to(ROOT)).replace("\\", "/") in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len([json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]) >= 4
