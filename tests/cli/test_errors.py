@@ -269,11 +269,9 @@ def test_any_bytes_are_prompts_or_an_error(data: bytes, suffix: str, tmp_path_fa
     for lines in (False, True):
         try:
             rows = read_prompts(str(path), lines=lines)
-        except EdgespecError as error:
-            assert error.what
-            assert error.fix
-        else:
-            assert all(row.prompt for row in rows)
+        except EdgespecError:
+            continue
+        assert all(row.prompt for row in rows)
 
 
 def poison(folder: Path) -> None:
