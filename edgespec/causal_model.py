@@ -16,10 +16,19 @@ from edgespec.cache import TreeCache
 from edgespec.errors import EdgespecError
 
 _LAYER_KINDS = {"full_attention", "sliding_attention"}
+# Families whose attention counts cache slots instead of positions, so that a tree would silently be
+# read wrongly, or that are no decoders unless told.
+_SLOT_FAMILIES = {"bloom", "mpt", "gpt_neo", "openai-gpt", "xlstm", "bert", "bert-generation", "big_bird"}
 
 
-def check_can_roll_back(config: PretrainedConfig) -> None:
-    """Raise EdgespecError for families whose layers keep a state that a tree cannot branch."""
+def check_can_read_trees(config: PretrainedConfig) -> None:
+    """Raise EdgespecError for families that cannot place, or cannot roll back, the nodes of a tree."""
+    if config.model_type in _SLOT_FAMILIES or getattr(config, "alibi", False):
+        raise EdgespecError(
+            "E_UNSUPPORTED_ARCHITECTURE",
+            f"model type '{config.model_type}' places tokens by cache slot, not by position, and cannot read a tree.",
+            "Use a model with rotary or learned positions.",
+        )
     kinds = set(getattr(config, "layer_types", None) or []) - _LAYER_KINDS
     if kinds:
         raise EdgespecError(
@@ -39,6 +48,9 @@ class CausalModel:
         self.config = model.config.get_text_config(decoder=True)
         self.dtype: torch.dtype = model.dtype
         self.vocab: int = model.get_output_embeddings().weight.shape[0]
+        input_table = model.get_input_embeddings().weight
+        assert isinstance(input_table, Tensor)
+        self.num_embeddings = input_table.shape[0]
         self.cache = TreeCache(self.config.num_hidden_layers, 0)
         kinds = getattr(self.config, "layer_types", None) or []
         window = getattr(self.config, "sliding_window", None)

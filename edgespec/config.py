@@ -10,8 +10,12 @@ from edgespec.errors import EdgespecError
 MAX_TREE_SIZE = 768
 POLICIES = ("dyspec", "none")
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?B?)", re.IGNORECASE)
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMGT]?)(I?B?)", re.IGNORECASE)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+# Below this, logits divided by the temperature leave float32.
+MIN_TEMPERATURE = 1e-6
 
 
 def _require(condition: bool, what: str, fix: str) -> None:
@@ -38,7 +42,11 @@ class SamplingSettings:
     min_p: float = 0.0  # 0 keeps all
 
     def __post_init__(self) -> None:
-        _require(0 <= self.temperature < 100, f"--temp {self.temperature} is not in [0, 100).", "0 is greedy.")
+        _require(
+            self.temperature == 0 or MIN_TEMPERATURE <= self.temperature < 100,
+            f"--temp {self.temperature} is neither 0 nor in [{MIN_TEMPERATURE}, 100).",
+            "0 is greedy.",
+        )
         _require(self.top_k >= 0, f"--top-k {self.top_k} is negative.", "0 keeps all tokens.")
         _require(0 < self.top_p <= 1, f"--top-p {self.top_p} is not in (0, 1].", "1 keeps all tokens.")
         _require(0 <= self.min_p <= 1, f"--min-p {self.min_p} is not in [0, 1].", "0 keeps all tokens.")
@@ -68,8 +76,10 @@ class TreeSettings:
         _require(0 <= self.threshold < 1, f"--tree-threshold {self.threshold} is not in [0, 1).", "0 is off.")
         _require(self.max_children >= 1, f"--tree-width {self.max_children} is below 1.", "Try 16.")
         _require(
-            self.draft_temperature is None or 0 <= self.draft_temperature < 100,
-            f"--draft-temp {self.draft_temperature} is not in [0, 100).",
+            self.draft_temperature is None
+            or self.draft_temperature == 0
+            or MIN_TEMPERATURE <= self.draft_temperature < 100,
+            f"--draft-temp {self.draft_temperature} is neither 0 nor in [{MIN_TEMPERATURE}, 100).",
             "Leave it out to follow --temp.",
         )
 

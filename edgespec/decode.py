@@ -57,20 +57,21 @@ def decode(
     generator: torch.Generator,
     max_new_tokens: int,
     stop_tokens: frozenset[int],
-    capacity: int,
+    capacities: tuple[int, int],
 ) -> Iterator[StepResult]:
     """Continue prompt [n] until a stop token, which is yielded too, or `max_new_tokens` >= 1.
 
-    `capacity` is the cache rows to make room for. Closing the iterator between steps leaves both
-    caches at the text yielded so far, its last token excepted.
+    `capacities` are the rows to make room for in the target's and in the draft's cache. Closing the
+    iterator between steps leaves both at the text yielded so far, its last token excepted.
     """
+    target_capacity, draft_capacity = capacities
     started = time.perf_counter()
-    logits = session.target.prefill(prompt, capacity=capacity)
+    logits = session.target.prefill(prompt, capacity=target_capacity)
     _refuse_nan(logits)
     prefilled = time.perf_counter()
     root = draw_one(to_probs(logits[None], sampling)[0], generator)
     if session.drafter is not None:
-        session.drafter.prefill(prompt, capacity=capacity)
+        session.drafter.prefill(prompt, capacity=draft_capacity)
     finish = _finish(root, stop_tokens, max_new_tokens - 1)
     yield StepResult(
         tokens=(root,),

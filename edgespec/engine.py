@@ -22,7 +22,7 @@ from edgespec.draft.language_model import LanguageModelDrafter
 from edgespec.errors import EdgespecError
 from edgespec.grow import dyspec
 from edgespec.grow.best_first import grow_best_first
-from edgespec.memory import fixed_bytes
+from edgespec.memory import LIBRARIES_BYTES, cache_rows, fixed_bytes
 from edgespec.pair import ModelPair, new_token_limit, open_pair
 from edgespec.results import GenerationResult, TextChunk
 from edgespec.target import Target, offload_errors
@@ -48,13 +48,19 @@ class Engine:
         device: str = "auto",
         dtype: str = "auto",
         context_tokens: int = 2048,
+        prompt_tokens: int | None = None,
+        on_plan: Callable[[Engine], None] | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Plan memory for texts of up to `context_tokens` and load; raises EdgespecError."""
+        """Plan memory for texts of up to `context_tokens` and load; raises EdgespecError.
+
+        `prompt_tokens` is the longest prompt to plan for, as long as the context where it is not
+        known. `on_plan` sees the engine before weights are read.
+        """
         self.pair = pair
         self.device = resolve_device(device)
         self.dtype = resolve_dtype(dtype, pair.target.config, self.device)
-        self.context_tokens = context_tokens
+        self.max_context = min(context_tokens, pair.max_context or context_tokens)
         tree = tree or TreeSettings()
         self.tree = tree if pair.draft is not None else replace(tree, policy="none")
         uses_draft = self.tree.policy != "none"
@@ -65,7 +71,11 @@ class Engine:
                 if pair.draft is not None and uses_draft
                 else None
             )
-            self.placement = self._plan(target_skeleton, draft_skeleton, limits or MemoryLimits())
+            self.placement = self._plan(
+                target_skeleton, draft_skeleton, limits or MemoryLimits(), prompt_tokens or self.max_context
+            )
+            if on_plan:
+                on_plan(self)
             self._models: dict[str, StreamedModel] = {}
             self._causal: dict[str, CausalModel] = {}
             try:
@@ -113,8 +123,8 @@ class Engine:
         """Continue a prompt (text, or token ids); -1 new tokens means to the end of the context."""
         sampling = sampling or self.pair.default_sampling()
         seed = secrets.randbits(32) if seed is None else seed
-        ids = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        limit, limited_by = new_token_limit(self.pair.max_context, len(ids), max_new_tokens)
+        ids = self.encode(prompt)
+        limit, limited_by = new_token_limit(self.max_context, len(ids), max_new_tokens)
         started = time.perf_counter()
         steps: list[StepResult] = []
         for chunk in self.stream(ids, max_new_tokens=limit, sampling=sampling, seed=seed):
@@ -143,8 +153,8 @@ class Engine:
     ) -> Iterator[TextChunk]:
         """The same, step by step. Closing the iterator stops between two passes."""
         sampling = sampling or self.pair.default_sampling()
-        ids = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        limit, _ = new_token_limit(self.pair.max_context, len(ids), max_new_tokens)
+        ids = self.encode(prompt)
+        limit, _ = new_token_limit(self.max_context, len(ids), max_new_tokens)
         generator = torch.Generator(self.device).manual_seed(secrets.randbits(32) if seed is None else seed)
         session = Session(target=Target(self.target_model), drafter=self._drafter(sampling))
         stop_tokens = self.pair.stop_tokens
@@ -159,7 +169,7 @@ class Engine:
             generator=generator,
             max_new_tokens=limit,
             stop_tokens=stop_tokens,
-            capacity=len(ids) + limit + 2 * (self.tree.size + 1),
+            capacities=cache_rows(len(ids) + limit, self.tree),
         ):
             pieces = [decoder.step(backend, token) or "" for token in step.tokens]
             yield TextChunk(text="".join(pieces), step=step)
@@ -176,9 +186,9 @@ class Engine:
         """The draft; None where decoding is plain."""
         return self._causal.get("draft")
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt, with the tokenizer's own special tokens; raises EdgespecError when empty."""
-        ids: list[int] = self.pair.tokenizer.encode(text)
+    def encode(self, prompt: str | list[int]) -> list[int]:
+        """A prompt's token ids, with the tokenizer's own special tokens; raises EdgespecError when there are none."""
+        ids: list[int] = self.pair.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not ids:
             raise EdgespecError("E_PROMPT_EMPTY", "the prompt has no tokens.", "Give at least one character.")
         return ids
@@ -197,26 +207,29 @@ class Engine:
     ) -> None:
         self.close()
 
-    def _plan(self, target: Skeleton, draft: Skeleton | None, limits: MemoryLimits) -> Placement:
-        available_cpu = psutil.virtual_memory().available - MARGIN_BYTES
+    def _plan(self, target: Skeleton, draft: Skeleton | None, limits: MemoryLimits, prompt_tokens: int) -> Placement:
+        available_cpu = max(0, psutil.virtual_memory().available - MARGIN_BYTES)
         cpu_budget = limits.max_cpu_bytes if limits.max_cpu_bytes is not None else available_cpu
         on_accelerator = self.device.type == "cuda"
         device_budget = cpu_budget
         if on_accelerator:
             free_bytes, _ = torch.cuda.mem_get_info(self.device)
-            device_budget = limits.max_gpu_bytes if limits.max_gpu_bytes is not None else free_bytes - MARGIN_BYTES
+            device_budget = (
+                limits.max_gpu_bytes if limits.max_gpu_bytes is not None else max(0, free_bytes - MARGIN_BYTES)
+            )
         return place_layers(
             target.records,
             fixed_bytes=fixed_bytes(
                 target,
                 draft,
                 tree=self.tree,
-                context_tokens=self.context_tokens,
+                context_tokens=self.max_context,
+                prompt_tokens=prompt_tokens,
                 dtype=self.dtype,
                 device=self.device,
             ),
             device_budget_bytes=device_budget,
-            pinned_budget_bytes=cpu_budget,
+            pinned_budget_bytes=max(0, cpu_budget - LIBRARIES_BYTES),
             on_accelerator=on_accelerator,
             max_resident=limits.max_resident_layers,
         )

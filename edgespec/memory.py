@@ -15,7 +15,7 @@ from offload.streamed_model import Skeleton
 MIB = 1 << 20
 LIBRARIES_BYTES = 160 * MIB  # model code, kernels and tokenizer that load with the first model
 CUDA_CONTEXT_BYTES = 600 * MIB
-NUM_LOGITS_COPIES = 4  # logits, their float32, probabilities, one temporary
+NUM_LOGITS_COPIES = 5  # logits, their float32, probabilities, temporaries
 FLOAT32_BYTES = 4
 
 
@@ -32,13 +32,26 @@ def cache_bytes(config: PretrainedConfig, *, rows: int, dtype: torch.dtype) -> i
     return int(2 * config.num_hidden_layers * kv_heads * head_dim * rows * dtype.itemsize)
 
 
-def pass_bytes(config: PretrainedConfig, *, rows: int, logits_rows: int, keys: int, dtype: torch.dtype) -> int:
-    """The largest temporaries of one forward: feed-forward, attention mask, logits and what verification makes."""
+def cache_rows(context_tokens: int, tree: TreeSettings) -> tuple[int, int]:
+    """Rows of the target's and of the draft's cache: the text, and the rows of a tree behind it.
+
+    The draft expands nodes that the finished tree may drop again: twice the tree is ample.
+    """
+    nodes = 1 if tree.policy == "none" else tree.size + 1
+    return context_tokens + nodes, context_tokens + 2 * nodes
+
+
+def pass_bytes(config: PretrainedConfig, *, prompt_rows: int, tree_rows: int, keys: int, dtype: torch.dtype) -> int:
+    """The largest temporaries of one forward: of the prompt's, or of a tree's and what verification makes of it."""
     inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
-    activations = rows * (3 * inner + 8 * config.hidden_size) * max(dtype.itemsize, FLOAT32_BYTES)
-    masks = rows * keys * (2 * dtype.itemsize + 3)
-    logits = logits_rows * config.vocab_size * FLOAT32_BYTES * NUM_LOGITS_COPIES
-    return int(activations + masks + logits)
+    row_bytes = (3 * inner + 8 * config.hidden_size) * max(dtype.itemsize, FLOAT32_BYTES)
+    mask_bytes = 2 * dtype.itemsize + 3  # of one row and key
+    is_eager = getattr(config, "_attn_implementation", None) == "eager"
+    score_bytes = config.num_attention_heads * (2 * dtype.itemsize + FLOAT32_BYTES) if is_eager else 0
+    logits_bytes = config.vocab_size * FLOAT32_BYTES * NUM_LOGITS_COPIES  # of one row
+    prompt_bytes = prompt_rows * (row_bytes + prompt_rows * score_bytes)
+    tree_bytes = tree_rows * (row_bytes + keys * (mask_bytes + score_bytes) + logits_bytes)
+    return int(max(prompt_bytes, tree_bytes))
 
 
 def fixed_bytes(
@@ -47,23 +60,27 @@ def fixed_bytes(
     *,
     tree: TreeSettings,
     context_tokens: int,
+    prompt_tokens: int,
     dtype: torch.dtype,
     device: torch.device,
 ) -> dict[str, int]:
     """Everything but the target's decoder layers: what -> bytes."""
     config = target.model.config.get_text_config(decoder=True)
-    tree_rows = 1 if draft is None else tree.size + 1
-    rows, longest = context_tokens + tree_rows, max(context_tokens, tree_rows)
+    target_rows, draft_rows = cache_rows(context_tokens, tree)
+    tree_rows = target_rows - context_tokens
     uses = {
         "libraries": CUDA_CONTEXT_BYTES if device.type == "cuda" else LIBRARIES_BYTES,
         "embeddings, norms, head": resident_bytes(target.outside, device=device),
-        "target cache": cache_bytes(config, rows=rows, dtype=dtype),
-        "target pass": pass_bytes(config, rows=longest, logits_rows=tree_rows, keys=rows, dtype=dtype),
+        "target cache": cache_bytes(config, rows=target_rows, dtype=dtype),
+        "target pass": pass_bytes(
+            config, prompt_rows=prompt_tokens, tree_rows=tree_rows, keys=target_rows, dtype=dtype
+        ),
     }
     if draft is not None:
         draft_config = draft.model.config.get_text_config(decoder=True)
-        draft_rows = context_tokens + 2 * tree_rows
         uses["draft"] = sum(resident_bytes(r, device=device) for r in (draft.outside, *draft.records))
         uses["draft cache"] = cache_bytes(draft_config, rows=draft_rows, dtype=dtype)
-        uses["draft pass"] = pass_bytes(draft_config, rows=longest, logits_rows=tree_rows, keys=draft_rows, dtype=dtype)
+        uses["draft pass"] = pass_bytes(
+            draft_config, prompt_rows=prompt_tokens, tree_rows=tree_rows, keys=draft_rows, dtype=dtype
+        )
     return uses

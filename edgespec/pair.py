@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from edgespec.causal_model import check_can_roll_back
+from edgespec.causal_model import check_can_read_trees
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
 from edgespec.target import offload_errors
@@ -44,6 +43,7 @@ class ModelPair:
     target: ModelFolder
     draft: ModelFolder | None
     tokenizer: PreTrainedTokenizerBase
+    stop_tokens: frozenset[int]  # ids that end a text
 
     @property
     def max_context(self) -> int | None:
@@ -52,30 +52,25 @@ class ModelPair:
         known = [limit for limit in limits if limit is not None]
         return min(known) if known else None
 
-    @property
-    def stop_tokens(self) -> frozenset[int]:
-        """Ids that end a text: the generation config's, else the config's, and the tokenizer's own."""
-        stops: set[int] = set()
-        text_config = self.target.config.get_text_config(decoder=True)
-        for value in (
-            self.target.generation_config.get("eos_token_id", getattr(text_config, "eos_token_id", None)),
-            self.tokenizer.eos_token_id,
-        ):
-            if value is not None:
-                stops.update(value if isinstance(value, Iterable) else [value])
-        return frozenset(stops)
-
     def default_sampling(self) -> SamplingSettings:
         """What the target's generation config asks for; greedy where it does not ask for sampling."""
         wanted = self.target.generation_config
         if not wanted.get("do_sample"):
             return SamplingSettings()
-        return SamplingSettings(
-            temperature=wanted.get("temperature") or 1.0,
-            top_k=wanted.get("top_k") or 0,
-            top_p=wanted.get("top_p") or 1.0,
-            min_p=wanted.get("min_p") or 0.0,
-        )
+        neutral = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        chosen = {name: neutral[name] if wanted.get(name) is None else wanted[name] for name in neutral}
+        try:
+            return SamplingSettings(**chosen)  # type: ignore[arg-type]
+        except (TypeError, EdgespecError) as error:
+            raise EdgespecError(
+                "E_CONFIG_INVALID",
+                f"'{self.target.folder / 'generation_config.json'}' asks for sampling that makes no sense: {chosen}.",
+                "Correct the file.",
+            ) from error
+
+    def new_token_limit(self, prompt_tokens: int, max_new_tokens: int) -> tuple[int, str]:
+        """The new tokens that the pair's context leaves; see `new_token_limit`."""
+        return new_token_limit(self.max_context, prompt_tokens, max_new_tokens)
 
 
 def open_pair(target: Path | None, draft: Path | None) -> ModelPair:
@@ -91,7 +86,12 @@ def open_pair(target: Path | None, draft: Path | None) -> ModelPair:
     tokenizer = _open_tokenizer(target)
     if draft is not None:
         _check_same_tokens(tokenizer, _open_tokenizer(draft))
-    return ModelPair(target=target_model, draft=draft_model, tokenizer=tokenizer)
+    return ModelPair(
+        target=target_model,
+        draft=draft_model,
+        tokenizer=tokenizer,
+        stop_tokens=_stop_tokens(target_model, tokenizer),
+    )
 
 
 def open_model(folder: Path) -> ModelFolder:
@@ -99,7 +99,7 @@ def open_model(folder: Path) -> ModelFolder:
     with offload_errors():
         checkpoint = read_checkpoint(folder)
     config = _read_config(folder)
-    check_can_roll_back(config.get_text_config(decoder=True))
+    check_can_read_trees(config.get_text_config(decoder=True))
     if getattr(config, "quantization_config", None):
         raise EdgespecError(
             "E_QUANTIZED", f"'{folder}' is a quantised checkpoint.", "Use the model's bf16 or fp16 safetensors."
@@ -128,9 +128,9 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _read_config(folder: Path) -> PretrainedConfig:
-    fields = _read_json(folder / "config.json")
-    if not fields:
+    if not (folder / "config.json").exists():
         raise EdgespecError("E_CONFIG_MISSING", f"'{folder}' has no config.json.", "Download the whole model folder.")
+    fields = _read_json(folder / "config.json")
     model_type = fields.get("model_type")
     if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise EdgespecError(
@@ -140,7 +140,7 @@ def _read_config(folder: Path) -> PretrainedConfig:
             "Use a decoder-only model such as Llama, Qwen, Mistral, Gemma, Phi-3 or GPT-NeoX, or update transformers.",
         )
     try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds for a field that is wrong
         raise EdgespecError(
             "E_CONFIG_INVALID",
@@ -152,18 +152,45 @@ def _read_config(folder: Path) -> PretrainedConfig:
 
 def _open_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:  # missing files, damaged JSON and missing backends all look different
         raise EdgespecError(
             "E_TOKENIZER",
             f"'{folder}' has no usable tokenizer ({_first_line(error)}).",
-            "Put the model's tokenizer.json and tokenizer_config.json into the folder.",
+            "Put the model's tokenizer.json and tokenizer_config.json into the folder; code in it is never run.",
         ) from error
+    if not tokenizer.is_fast:
+        raise EdgespecError(
+            "E_TOKENIZER",
+            f"the tokenizer of '{folder}' ({type(tokenizer).__name__}) has no tokenizer.json form.",
+            "Convert it with transformers, and save it into the folder.",
+        )
     return tokenizer
 
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+def _stop_tokens(model: ModelFolder, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """The generation config's, else the config's, and the tokenizer's own."""
+    text_config = model.config.get_text_config(decoder=True)
+    stops: set[int] = set()
+    for value in (
+        model.generation_config.get("eos_token_id", getattr(text_config, "eos_token_id", None)),
+        tokenizer.eos_token_id,
+    ):
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(token, int) for token in ids):
+            raise EdgespecError(
+                "E_CONFIG_INVALID",
+                f"eos_token_id {value!r} of '{model.folder}' is no token id.",
+                "Correct generation_config.json or config.json.",
+            )
+        stops.update(ids)
+    return frozenset(stops)
 
 
 def _check_same_tokens(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> None:

@@ -11,6 +11,10 @@ from torch import Tensor
 
 from edgespec.config import SamplingSettings
 
+# Rows are filtered in chunks of about this many numbers: sorting takes several times their memory.
+CHUNK_ELEMENTS = 1 << 23
+SMALLEST_UNIFORM = 2.0**-54  # half a step of torch.rand in float64: no logarithm of 0
+
 
 def to_probs(logits: Tensor, sampling: SamplingSettings) -> Tensor:
     """Probabilities [n, vocab] of logits [n, vocab]; float32 at least, exactly one-hot at temperature 0."""
@@ -18,7 +22,17 @@ def to_probs(logits: Tensor, sampling: SamplingSettings) -> Tensor:
     if sampling.temperature == 0:
         best = logits.argmax(-1, keepdim=True)  # [n, 1]
         return torch.zeros_like(logits).scatter_(-1, best, 1.0)
-    probs = torch.softmax(logits / sampling.temperature, -1)
+    rows = max(1, CHUNK_ELEMENTS // logits.shape[-1])
+    if logits.shape[0] <= rows:
+        return _truncate(torch.softmax(logits / sampling.temperature, -1), sampling)
+    probs = torch.empty_like(logits)
+    for chunk, into in zip(logits.split(rows), probs.split(rows), strict=True):
+        into.copy_(_truncate(torch.softmax(chunk / sampling.temperature, -1), sampling))
+    return probs
+
+
+def _truncate(probs: Tensor, sampling: SamplingSettings) -> Tensor:
+    """top-k, top-p and min-p on probabilities [n, vocab]."""
     vocab = probs.shape[-1]
     if 0 < sampling.top_k < vocab:
         kth_best = probs.topk(sampling.top_k, -1).values[:, -1:]
@@ -52,8 +66,9 @@ def draw_without_replacement(q: Tensor, count: int, generator: torch.Generator) 
     [k, count] and their q [k, count]; where a row has fewer tokens of positive probability, the
     last ones have q 0 and are no draws.
     """
-    smallest = 2.0**-25 if q.dtype == torch.float32 else 2.0**-54  # half a step of torch.rand: no log of 0
-    noise = torch.rand(q.shape, dtype=q.dtype, device=q.device, generator=generator)
-    noise = noise.clamp_(min=smallest).log_().neg_()
+    # In float64, because the smallest noise wins: float32 has none below 6e-8, and tokens of less
+    # probability than that would never be drawn although they are verified as if they could be.
+    noise = torch.rand(q.shape, dtype=torch.float64, device=q.device, generator=generator)
+    noise = noise.clamp_(min=SMALLEST_UNIFORM).log_().neg_()
     tokens = torch.div(q, noise, out=noise).topk(min(count, q.shape[-1]), -1).indices
     return tokens, q.gather(-1, tokens)

@@ -65,6 +65,12 @@ class Checkpoint:
 
 def read_checkpoint(folder: Path) -> Checkpoint:
     """All tensors of the folder's safetensors files; raises CheckpointError when one is not usable."""
+    if folder.is_file():
+        raise CheckpointError(
+            "E_MODEL_NOT_FOUND",
+            f"'{folder}' is a file, not a model's folder.",
+            "Give the folder with config.json and *.safetensors; GGUF files are not read.",
+        )
     if not folder.is_dir():
         raise CheckpointError(
             "E_MODEL_NOT_FOUND",

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from offload.layer_store import LayerRecord, LayerStore
+from offload.placement import NUM_STAGING_BUFFERS
 
 logger = logging.getLogger("edgespec.offload")
-NUM_STAGING_BUFFERS = 2
 
 
 class CpuLoader:
@@ -48,6 +48,9 @@ class CpuLoader:
         if not record.is_converted:
             self._store.drop(record.entries.values())
 
+    def close(self) -> None:
+        """Loads end with the reader's thread."""
+
 
 class CudaLoader:
     """Slots on a CUDA device, fed from pinned memory or, for layers not pinned, through staging buffers."""
@@ -67,6 +70,7 @@ class CudaLoader:
         self._following = _following(records)
         self._slots = [torch.empty(flat_bytes, dtype=torch.uint8, device=device) for _ in range(num_slots)]
         self._copy_stream = torch.cuda.Stream(device)
+        self._copy_stream.wait_stream(torch.cuda.current_stream(device))  # the slots' memory may still be read
         self._copied = [torch.cuda.Event() for _ in range(num_slots)]
         self._released = [torch.cuda.Event() for _ in range(num_slots)]
         self._pinned: dict[int, Tensor] = {}
@@ -112,6 +116,10 @@ class CudaLoader:
     def take_back(self, record: LayerRecord, slot: int) -> None:
         """The next copy into the slot waits for the compute issued so far."""
         self._released[slot].record(torch.cuda.current_stream(self._device))
+
+    def close(self) -> None:
+        """Wait for the copies under way: their slots' memory is about to be another's."""
+        self._copy_stream.synchronize()
 
 
 def _following(records: Sequence[LayerRecord]) -> dict[int, LayerRecord]:

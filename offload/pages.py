@@ -9,7 +9,9 @@ memory is short). On systems without these calls both degrade to plain reads and
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -60,8 +62,11 @@ class MappedFile:
             raise OSError(f"'{self.path}' has shrunk to {size} bytes while in use; {end} are needed")
 
     def populate(self, start: int, end: int) -> None:
-        """Make the bytes [start, end) resident, reading them from the disk where needed."""
+        """Make the bytes [start, end) resident, reading them from the disk where needed; raises OSError."""
         if not _advise(self.bytes, start, end, MADV_POPULATE_READ):
+            error = ctypes.get_errno() if _madvise is not None else errno.ENOSYS
+            if error not in {errno.EINVAL, errno.ENOSYS}:  # the call is known, the pages cannot be read
+                raise OSError(error, f"{os.strerror(error)}: '{self.path}'")
             self.bytes[start : end : mmap.PAGESIZE].max()  # touches one byte a page
 
     def announce(self, start: int, end: int) -> None:

@@ -15,6 +15,7 @@ from offload.layer_store import LayerRecord
 
 GIB = 1 << 30
 NUM_SLOTS_CONVERTED = 2  # one in use, one being filled
+NUM_STAGING_BUFFERS = 2  # of pinned memory, between disk and device
 NUM_SLOTS_MAPPED = 3  # mapped pages are cheap: read two layers ahead
 
 
@@ -105,6 +106,8 @@ def place_layers(
 
     num_pinned = 0
     if on_accelerator:
+        if sum(layer_bytes[num_resident:]) > pinned_budget_bytes:
+            pinned_budget_bytes -= NUM_STAGING_BUFFERS * max(layer_bytes)  # for the layers that stay on disk
         for num_bytes in layer_bytes[num_resident:]:
             if num_bytes > pinned_budget_bytes:
                 break

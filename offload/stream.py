@@ -30,6 +30,9 @@ class SlotLoader(Protocol):
     def take_back(self, record: LayerRecord, slot: int) -> None:
         """The work that reads the slot has been issued; the slot may be loaded again after it."""
 
+    def close(self) -> None:
+        """Nothing is loaded any more when this returns."""
+
 
 class LayerStream:
     """Hands out layers in order, again and again.
@@ -61,17 +64,19 @@ class LayerStream:
         ring_index = self._ring_index[layer]
         with self._condition:
             in_order = self._next_use % len(self._records) == ring_index and self._first_held == self._next_use
-            if not in_order:
+            # An error met while reading ahead may be mended by now: only a load begun after this call decides.
+            if not in_order or self._loaded.get(self._next_use) is not None:
                 self._wind_to(ring_index)
             self._condition.wait_for(lambda: self._closed or self._next_use in self._loaded)
             if self._closed:
                 raise RuntimeError("the layer stream is closed")
-            error = self._loaded.pop(self._next_use)
+            # Counted first: an interrupt between these two lines leaves the ring out of order, which winds it.
+            position = self._next_use
+            self._next_use += 1
+            error = self._loaded.pop(position)
             if error is not None:
                 self._wind_to(ring_index)
                 raise error
-            position = self._next_use
-            self._next_use += 1
         return self._loader.hand_out(self._records[ring_index], position % self._num_slots)
 
     def release(self, layer: int) -> None:
@@ -87,6 +92,7 @@ class LayerStream:
             self._closed = True
             self._condition.notify_all()
         self._thread.join()
+        self._loader.close()
         atexit.unregister(self.close)
 
     def _wind_to(self, ring_index: int) -> None:

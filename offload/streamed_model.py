@@ -37,7 +37,8 @@ class Skeleton:
     model: PreTrainedModel  # every parameter on the meta device
     layers: nn.ModuleList
     records: tuple[LayerRecord, ...]  # the decoder layers
-    outside: LayerRecord  # everything else: embeddings, norms, head
+    outside: LayerRecord  # everything else: embeddings, norms, head, stored buffers
+    ties: dict[str, str]  # parameter -> the parameter that it is
 
 
 def build_skeleton(config: PretrainedConfig, checkpoint: Checkpoint, *, dtype: torch.dtype) -> Skeleton:
@@ -46,38 +47,35 @@ def build_skeleton(config: PretrainedConfig, checkpoint: Checkpoint, *, dtype: t
     Raises CheckpointError when the family has no single list of decoder layers, or when names or
     shapes differ from the checkpoint's.
     """
-    # Buffers stay real: rotary frequencies are computed, not stored, and must stay float32.
-    with init_empty_weights(include_buffers=False):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    model.tie_weights()  # registering on the meta device made separate objects of tied parameters
-    model.eval().requires_grad_(False)
+    model = _build_on_meta(config, checkpoint, dtype=dtype)
     prefix, layers = _decoder_layers(model)
-    tied = set(_tied_names(model))
     stored = _stored_by_parameter_name(checkpoint, model)
+    ties = _ties(model, stored)
+    layer_pattern = re.compile(re.escape(prefix) + r"\.(\d+)\.")
     layer_entries: list[dict[str, TensorEntry]] = [{} for _ in layers]
     outside_entries: dict[str, TensorEntry] = {}
     dtypes: dict[str, torch.dtype] = {}
     missing = []
-    layer_pattern = re.compile(re.escape(prefix) + r"\.(\d+)\.")
-    for name, parameter in model.named_parameters(remove_duplicate=False):
+    persistent_buffers = {name: buffer for name, buffer in model.named_buffers() if name in model.state_dict()}
+    for name, tensor in [*model.named_parameters(remove_duplicate=False), *persistent_buffers.items()]:
         entry = stored.get(name)
-        if entry is None:
-            if name not in tied:
-                missing.append(name)
+        if name in ties:
             continue
-        if entry.shape != tuple(parameter.shape):
+        if entry is None:
+            missing.append(name)
+            continue
+        if entry.shape != tuple(tensor.shape):
             raise CheckpointError(
                 "E_SHAPE_MISMATCH",
                 f"'{name}' has shape {list(entry.shape)} in '{entry.file.name}', "
-                f"but config.json makes it {list(parameter.shape)}.",
+                f"but config.json makes it {list(tensor.shape)}.",
                 "Use the config.json that belongs to these weights.",
             )
-        dtypes[name] = parameter.dtype
+        dtypes[name] = tensor.dtype
         match = layer_pattern.match(name)
-        if match:
-            layer_entries[int(match[1])][name] = entry
-        elif name not in tied:
-            outside_entries[name] = entry
+        # Buffers are small and stay: they need no place in the stream.
+        entries = layer_entries[int(match[1])] if match and name not in persistent_buffers else outside_entries
+        entries[name] = entry
     if missing:
         raise CheckpointError(
             "E_TENSOR_MISSING",
@@ -89,13 +87,53 @@ def build_skeleton(config: PretrainedConfig, checkpoint: Checkpoint, *, dtype: t
         for index, entries in enumerate(layer_entries)
     )
     outside = LayerRecord(index=-1, entries=outside_entries, dtypes={name: dtypes[name] for name in outside_entries})
-    return Skeleton(model=model, layers=layers, records=records, outside=outside)
+    return Skeleton(model=model, layers=layers, records=records, outside=outside, ties=ties)
+
+
+def _build_on_meta(config: PretrainedConfig, checkpoint: Checkpoint, *, dtype: torch.dtype) -> PreTrainedModel:
+    """The family's module with parameters on the meta device."""
+    try:
+        # Buffers stay real: rotary frequencies are computed, not stored, and must stay float32.
+        with init_empty_weights(include_buffers=False):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+        model.tie_weights()  # registering on the meta device made separate objects of tied parameters
+    except Exception as error:  # a value that a family cannot use shows in many ways
+        raise CheckpointError(
+            "E_CONFIG_INVALID",
+            f"transformers cannot build the model of '{checkpoint.folder}' ({type(error).__name__}: {error}).",
+            "Download its config.json again.",
+        ) from error
+    model.eval().requires_grad_(False)
+    return model
+
+
+def _ties(model: PreTrainedModel, stored: dict[str, TensorEntry]) -> dict[str, str]:
+    """Parameters that are another one's: name -> that one's name.
+
+    A tied parameter that is stored beside the other one is a weight of its own, whatever the config
+    says; where only one of the two is stored, that one is the other's.
+    """
+    first_name: dict[int, str] = {}
+    ties = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        first = first_name.setdefault(id(parameter), name)
+        if first == name or (name in stored and first in stored):
+            continue
+        if first in stored:
+            ties[name] = first
+        else:
+            ties[first] = name
+    return ties
 
 
 def _decoder_layers(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
     """The one ModuleList that holds the decoder layers, with its name."""
     text_config = model.config.get_text_config(decoder=True)
     num_layers = text_config.num_hidden_layers
+    if num_layers < 1:
+        raise CheckpointError(
+            "E_CONFIG_INVALID", f"num_hidden_layers is {num_layers}.", "Download the model's config.json again."
+        )
     found = [
         (name, module)
         for name, module in model.named_modules()
@@ -109,12 +147,6 @@ def _decoder_layers(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
             "Use a decoder-only model such as Llama, Qwen, Mistral, Gemma, Phi-3 or GPT-NeoX.",
         )
     return outermost[0]
-
-
-def _tied_names(model: PreTrainedModel) -> list[str]:
-    """Names of parameters that are the same object as an earlier one."""
-    unique = {name for name, _ in model.named_parameters(remove_duplicate=True)}
-    return [name for name, _ in model.named_parameters(remove_duplicate=False) if name not in unique]
 
 
 def _stored_by_parameter_name(checkpoint: Checkpoint, model: PreTrainedModel) -> dict[str, TensorEntry]:
@@ -165,7 +197,9 @@ class StreamedModel:
             done += record.stored_bytes
             if progress:
                 progress(done, total)
-        self.model.tie_weights()
+        for name, source in skeleton.ties.items():
+            parent, attribute = _parent(self.model, name)
+            parent._parameters[attribute] = self.model.get_parameter(source)
         for module in self.model.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None:
@@ -213,7 +247,10 @@ class StreamedModel:
     def _bind_names(self, weights: dict[str, Tensor]) -> None:
         for name, weight in weights.items():
             parent, attribute = self._parents.get(name) or _parent(self.model, name)
-            parent._parameters[attribute] = nn.Parameter(weight, requires_grad=False)
+            if attribute in parent._buffers:
+                parent._buffers[attribute] = weight
+            else:
+                parent._parameters[attribute] = nn.Parameter(weight, requires_grad=False)
 
     def _hook(self, layer: nn.Module, index: int, stream: LayerStream) -> None:
         def fetch(_module: nn.Module, _arguments: Any) -> None:

@@ -24,7 +24,13 @@ ALLOWED = {
     "edgespec.sampling": {"edgespec.config"},
     "edgespec.cache": set(),
     "edgespec.causal_model": {"edgespec.cache", "edgespec.errors"},
-    "edgespec.draft": {"edgespec.causal_model", "edgespec.config", "edgespec.sampling", "edgespec.tree"},
+    "edgespec.draft": {
+        "edgespec.causal_model",
+        "edgespec.config",
+        "edgespec.errors",
+        "edgespec.sampling",
+        "edgespec.tree",
+    },
     "edgespec.grow": {"edgespec.draft", "edgespec.grow", "edgespec.sampling", "edgespec.tree"},
     "edgespec.verify": {"edgespec.sampling", "edgespec.tree", "edgespec.verify"},
     "edgespec.target": {"edgespec.causal_model", "edgespec.errors", "edgespec.tree", "offload.errors"},
@@ -68,12 +74,17 @@ def our_imports(path: Path) -> set[str]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path} has a relative import, which this test does not follow"
             # `from edgespec.grow import dyspec` imports a module, `from edgespec import __version__` a name.
-            submodules = {f"{node.module}.{alias.name}" for alias in node.names}
-            files = {name for name in submodules if (ROOT / (name.replace(".", "/") + ".py")).exists()}
-            found |= files or {node.module}
+            found |= {f"{node.module}.{alias.name}" if is_module(f"{node.module}.{alias.name}") else str(node.module)
+                      for alias in node.names if alias.name != "__version__"}  # fmt: skip
     return {name for name in found if name.split(".")[0] in {"edgespec", "offload", "profiles"}}
+
+
+def is_module(name: str) -> bool:
+    path = ROOT / name.replace(".", "/")
+    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
 
 
 SOURCES = [path for room in ("edgespec", "offload", "profiles") for path in sorted((ROOT / room).rglob("*.py"))]
@@ -86,8 +97,9 @@ def test_imports_go_one_way(path: Path) -> None:
     if module != "edgespec" and rule == "edgespec":
         pytest.fail(f"{module} is not in the table of imports")
     for imported in our_imports(path):
-        allowed = imported == "edgespec" or any(is_within(imported, package) for package in ALLOWED[rule])
-        assert allowed, f"{module} imports {imported}"
+        # The bare package offers the engine: only what stands above the engine may use it.
+        allowed = {name for name in ALLOWED[rule] if name != "edgespec" or rule in {"edgespec.cli", "edgespec.engine"}}
+        assert any(is_within(imported, package) for package in allowed), f"{module} imports {imported}"
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=module_name)
@@ -118,7 +130,7 @@ def test_help_loads_no_torch_and_is_quick(arguments: list[str]) -> None:
         "assert not {'torch', 'transformers', 'rich'} & set(sys.modules)\n"
     )
     assert outcome.returncode == 0, outcome.stderr
-    best = min(timed(arguments) for _ in range(3))
+    best = min(timed(arguments) for _ in range(5))
     assert best < 0.3
 
 

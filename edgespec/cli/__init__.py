@@ -14,7 +14,7 @@ import click
 
 from edgespec import __version__
 from edgespec.cli.console import print_error
-from edgespec.errors import EXIT_RUNTIME, EXIT_USAGE, EdgespecError
+from edgespec.errors import EXIT_MEMORY, EXIT_RUNTIME, EXIT_USAGE, EdgespecError
 
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
@@ -85,6 +85,9 @@ def run(arguments: list[str]) -> int:
         return error.exit_code
     except click.exceptions.Exit as request:
         return request.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return EXIT_USAGE
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else "edgespec"
         print_error(error.format_message(), f"{path} --help")
@@ -102,7 +105,7 @@ def run(arguments: list[str]) -> int:
         return EXIT_RUNTIME
     except MemoryError:
         print_error("memory ran out.", "Set --max-cpu-mem below what is free, or lower --tree-size.")
-        return EXIT_RUNTIME
+        return EXIT_MEMORY
     except Exception as error:
         if debug:
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import sys
 from collections.abc import Callable
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.console import Console
-from edgespec.cli.prompts import PromptRow, read_prompts
+from edgespec.cli.prompts import PromptRow, check_contexts, encode_prompts, read_prompts
+from edgespec.cli.records import RunSettings
 from edgespec.config import MAX_TREE_SIZE, POLICIES, MemoryLimits, SamplingSettings, TreeSettings, parse_size
 from edgespec.errors import EdgespecError
 
@@ -21,26 +23,29 @@ if TYPE_CHECKING:
     from edgespec.pair import ModelPair
 
 TREE = TreeSettings()
+MAX_SEED = 2**63 - 1
 FOLDER = click.Path(path_type=Path)
 DRAFT_SPELLINGS = ("--draft-model", "--draft", "--model-draft", "--assistant-model")
 LENGTH_SPELLINGS = ("--max-new-tokens", "--max-tokens", "--n-predict")
 SIZE_HELP = f"Most nodes of a tree, 1 to {MAX_TREE_SIZE}. [auto: {TREE.size}]"
+# Keys of a row that other tools obey
+ROW_SETTINGS = {"max_new_tokens", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "system"}
+CPU_MEMORY_HELP = "Most RAM to use, as 10GiB. [default: what is free, less 1 GiB]"
+GPU_MEMORY_HELP = "Most GPU memory to use. [default: what is free, less 1 GiB]"
 DTYPE_HELP = "To compute in: float32, bfloat16 or float16. [auto: float32 on a CPU, the model's own on a GPU]"
 
 
-class _Size(click.ParamType[int]):
-    """A memory size in bytes, written like 10GiB."""
+def _size(_context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """Bytes of a size written like 10GiB."""
+    try:
+        return None if value is None else parse_size(value)
+    except EdgespecError as error:
+        raise EdgespecError(error.code, f"{parameter.opts[0]}: {error.what}", error.fix) from error
 
-    name = "size"
 
-    def convert(self, value: Any, _parameter: click.Parameter | None, _context: click.Context | None) -> int:
-        return value if isinstance(value, int) else parse_size(value)
-
-
-def _resident_layers(_context: click.Context, _parameter: click.Parameter, value: str) -> int | None:
-    """'auto' and 'all' are None: as many as fit."""
+def _resident_layers(_context: click.Context, _parameter: click.Parameter, value: str) -> int | str:
     if value in {"auto", "all"}:
-        return None
+        return value
     if not value.isdecimal():
         raise click.BadParameter(f"'{value}' is not auto, all or a number of layers.")
     return int(value)
@@ -61,6 +66,10 @@ Examples:
   edgespec generate prompts.jsonl -o out.jsonl            the built-in pair
   edgespec generate prompt.txt -m TARGET -md DRAFT        one prompt, streamed to stdout
   echo 'def main(' | edgespec generate - --temp 0.8 --seed 7
+
+\b
+Exit codes: 0 done, 1 failed while running, 2 wrong usage or input, 3 done but some prompts failed,
+4 model or file not found, 5 does not fit the memory, 130 interrupted, 143 terminated.
 """,
 )
 @click.argument("prompts", required=False)
@@ -79,15 +88,20 @@ Examples:
 @click.option("--top-k", type=int, help="Keep the k likeliest tokens; 0 keeps all. [default: the model's]")
 @click.option("--top-p", type=float, help="Keep the likeliest tokens of this mass. [default: the model's]")
 @click.option("--min-p", type=float, help="Drop tokens below this share of the likeliest. [default: the model's]")
-@click.option("--seed", type=click.IntRange(min=0), help="Of every prompt's draws. [default: random, recorded]")
+@click.option("--seed", type=click.IntRange(0, MAX_SEED), help="Of every prompt's draws. [default: random, recorded]")
 @click.option("--policy", default=TREE.policy, show_default=True, help=f"How trees grow: {', '.join(POLICIES)}.")
 @click.option("--tree-size", callback=_tree_size, default="auto", show_default=True, metavar="N|auto", help=SIZE_HELP)
 @click.option("--tree-depth", default=TREE.depth, show_default=True, help="Most layers of a tree.")
 @click.option("--tree-width", default=TREE.max_children, show_default=True, help="Most children of a node.")
 @click.option("--tree-threshold", default=TREE.threshold, show_default=True, help="Least expected value of a node.")
 @click.option("--draft-temp", type=float, help="Of the draft. [default: the target's, or 0.6 if that is greedy]")
-@click.option("--max-cpu-mem", type=_Size(), help="Most RAM to use, as 10GiB. [default: what is free, less 1 GiB]")
-@click.option("--max-gpu-mem", type=_Size(), help="Most GPU memory to use. [default: what is free, less 1 GiB]")
+@click.option(
+    "--max-cpu-mem",
+    callback=_size,
+    metavar="SIZE",
+    help=CPU_MEMORY_HELP,
+)
+@click.option("--max-gpu-mem", callback=_size, metavar="SIZE", help=GPU_MEMORY_HELP)
 @click.option("-ngl", "--gpu-layers", "resident_layers", callback=_resident_layers, default="auto", show_default=True,
               metavar="auto|all|N", help="Target layers that stay resident; the others stream.")  # fmt: skip
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
@@ -119,7 +133,7 @@ def command(
     draft_temp: float | None,
     max_cpu_mem: int | None,
     max_gpu_mem: int | None,
-    resident_layers: int | None,
+    resident_layers: int | str,
     device: str,
     dtype: str,
     quiet: bool,
@@ -146,9 +160,10 @@ def command(
         raise click.UsageError("Give one prompt file: PROMPTS, or -f FILE.")
     if draft_model is not None and model is None:
         raise EdgespecError("E_SETTING", "-md needs -m: a draft goes with a target.", "Name both folders, or neither.")
-    rows = read_prompts(prompts or prompts_file or "-", lines=lines)
+    source = prompts if prompts is not None else str(prompts_file)
+    rows = read_prompts(source, lines=lines)
     if output is not None:
-        _check_output(output, overwrite=overwrite)
+        _check_output(output, source, overwrite=overwrite)
 
     # torch and transformers are imported from here on.
     from dataclasses import replace
@@ -158,97 +173,91 @@ def command(
     from edgespec.pair import open_pair
 
     pair = open_pair(model, draft_model)
-    sampling = replace(pair.default_sampling(), **chosen)  # type: ignore[arg-type]
-    encoded = _encode(pair, rows, raw=raw)
-    context_tokens = _check_contexts(pair, rows, encoded, max_new_tokens)
     if pair.draft is None and policy != "none":
         console.say("no draft (-md): decoding plainly, one token a pass")
+    if policy == "none":
+        pair = replace(pair, draft=None)  # it was checked, and is not used
+    sampling = replace(pair.default_sampling(), **chosen)  # type: ignore[arg-type]
+    encoded = encode_prompts(pair, rows, raw=raw)
+    context_tokens = check_contexts(pair, rows, encoded, max_new_tokens)
+    _say_what_is_not_applied(console, pair, rows)
+
+    def on_plan(engine: Engine) -> None:
+        _say_plan(console, engine)
+        if max_gpu_mem is not None and engine.device.type == "cpu":
+            console.say("--max-gpu-mem is not used: the device is the CPU")
+        if resident_layers == "all" and engine.placement.num_resident < engine.placement.num_layers:
+            raise EdgespecError(
+                "E_MEMORY",
+                f"only {engine.placement.num_resident} of {engine.placement.num_layers} layers fit the memory.",
+                "Raise the limit, or leave out -ngl all and let the others stream.",
+            )
+
     with ExitStack() as stack:
         with console.progress_bar() as bar:
             engine = Engine(
                 pair,
                 tree=tree,
                 limits=MemoryLimits(
-                    max_cpu_bytes=max_cpu_mem, max_gpu_bytes=max_gpu_mem, max_resident_layers=resident_layers
+                    max_cpu_bytes=max_cpu_mem,
+                    max_gpu_bytes=max_gpu_mem,
+                    max_resident_layers=resident_layers if isinstance(resident_layers, int) else None,
                 ),
                 device=device,
                 dtype=dtype,
                 context_tokens=context_tokens,
-                progress=_loading_progress(bar),
+                prompt_tokens=max(map(len, encoded)),
+                on_plan=on_plan,
+                progress=_loading_progress(console, bar),
             )
         stack.callback(engine.close)
-        _say_plan(console, engine)
-        run_seed = secrets.randbits(32) if seed is None else seed
+        settings = RunSettings(
+            sampling=sampling, max_new_tokens=max_new_tokens, seed=secrets.randbits(32) if seed is None else seed,
+            seed_is_given=seed is not None, raw=raw,
+        )  # fmt: skip
         if len(rows) == 1 and output is None:
-            return stream_one(console, engine, encoded[0], sampling, max_new_tokens, run_seed)
+            return stream_one(console, engine, encoded[0], settings)
         file = stack.enter_context(output.open("w", encoding="utf-8")) if output else sys.stdout
-        return write_records(
-            console,
-            engine,
-            rows,
-            encoded,
-            file,
-            sampling=sampling,
-            max_new_tokens=max_new_tokens,
-            seed=run_seed,
-            live_text=live_text,
-        )
+        return write_records(console, engine, rows, encoded, file, settings, live_text=live_text and not quiet)
 
 
-def _check_output(output: Path, *, overwrite: bool) -> None:
-    """Refuse to lose results, and find out now whether the file can be written."""
-    if output.exists() and output.stat().st_size and not overwrite:
+def _check_output(output: Path, source: str, *, overwrite: bool) -> None:
+    """Refuse to lose results or prompts, and find out now whether the file can be written."""
+    if output.is_dir():
+        raise EdgespecError("E_OUTPUT", f"'{output}' is a folder.", "Name a file in it.")
+    if source != "-" and output.resolve() == Path(source).resolve():
+        raise EdgespecError("E_OUTPUT", f"'{output}' is the prompt file.", "Choose another file for the results.")
+    if output.is_file() and output.stat().st_size and not overwrite:
         raise EdgespecError(
             "E_OUTPUT_EXISTS", f"'{output}' exists and is not empty.", "Choose another file, or give --overwrite."
         )
-    try:
-        with output.open("a", encoding="utf-8"):
-            pass
-    except OSError as error:
-        raise EdgespecError(
-            "E_OUTPUT", f"cannot write '{output}' ({error.strerror}).", "Choose a file that can be written."
-        ) from error
+    if not output.parent.is_dir():
+        raise EdgespecError("E_OUTPUT", f"there is no folder '{output.parent}' to write in.", "Make it first.")
+    if not os.access(output if output.exists() else output.parent, os.W_OK):
+        raise EdgespecError("E_OUTPUT", f"'{output}' cannot be written.", "Choose a file that can be.")
 
 
-def _encode(pair: ModelPair, rows: list[PromptRow], *, raw: bool) -> list[list[int]]:
-    """Token ids of every prompt, through the chat template where the model has one."""
-    tokenizer = pair.tokenizer
-    encoded = []
-    for row in rows:
-        if tokenizer.chat_template and not raw:
-            turns = [{"role": "user", "content": row.prompt}]
-            ids = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=False)
-        else:
-            ids = tokenizer.encode(row.prompt)
-        if not ids:
-            raise EdgespecError("E_PROMPT_EMPTY", f"the prompt of {row.where} has no tokens.", "Remove it.")
-        encoded.append(list(ids))
-    return encoded
+def _say_what_is_not_applied(console: Console, pair: ModelPair, rows: list[PromptRow]) -> None:
+    """A request that is not honoured is reported once."""
+    ignored = sorted({key for row in rows for key in row.meta if key in ROW_SETTINGS})
+    if ignored:
+        console.say(f"not applied, only handed through to the records: {', '.join(ignored)} of the rows")
+    penalty = pair.target.generation_config.get("repetition_penalty") or 1.0
+    if penalty != 1.0:
+        console.say(f"not applied: repetition_penalty {penalty} of the model's generation_config.json")
 
 
-def _check_contexts(pair: ModelPair, rows: list[PromptRow], encoded: list[list[int]], max_new_tokens: int) -> int:
-    """The longest text that the run may make; raises EdgespecError naming a prompt that does not fit."""
-    from edgespec.pair import new_token_limit
-
-    longest = 0
-    for row, ids in zip(rows, encoded, strict=True):
-        try:
-            limit, _ = new_token_limit(pair.max_context, len(ids), max_new_tokens)
-        except EdgespecError as error:
-            raise EdgespecError(error.code, f"{row.where}: {error.what}", error.fix) from error
-        longest = max(longest, len(ids) + limit)
-    return longest
-
-
-def _loading_progress(bar: Any) -> Callable[[str, int, int], None] | None:
-    if bar is None:
-        return None
+def _loading_progress(console: Console, bar: Any) -> Callable[[str, int, int], None]:
     tasks: dict[str, Any] = {}
 
     def update(phase: str, done: int, total: int) -> None:
+        note = f"{done >> 20} of {total >> 20} MiB"
+        console.say_sometimes(f"loading {phase}: {note}")
+        if bar is None:
+            return
         if phase not in tasks:
             tasks[phase] = bar.add_task(f"loading {phase}", total=total, note="")
-        bar.update(tasks[phase], completed=done, note=f"{done >> 20} of {total >> 20} MiB")
+        bar.update(tasks[phase], completed=done, note=note)
 
     return update
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import EdgespecError
+
+if TYPE_CHECKING:
+    from edgespec.pair import ModelPair
 
 JSONL_SUFFIXES = {".jsonl", ".ndjson"}
 
@@ -25,11 +28,16 @@ class PromptRow:
 
 def read_prompts(source: str, *, lines: bool) -> list[PromptRow]:
     """The prompts of a file, or of stdin for '-'; raises EdgespecError with the line's number."""
+    suffix = "" if source == "-" else Path(source).suffix.lower()
+    if suffix == ".json":
+        raise EdgespecError(
+            "E_PROMPT_INVALID", f"'{source}' is a JSON document.", "Write one object a line and name the file .jsonl."
+        )
     text = _read_text(source)
-    if source != "-" and Path(source).suffix.lower() in JSONL_SUFFIXES:
+    if suffix in JSONL_SUFFIXES:
         if lines:
             raise EdgespecError("E_SETTING", f"--lines does not apply to '{source}'.", "Leave it out for JSONL.")
-        rows = [_parse_row(line, number) for number, line in _numbered(text)]
+        rows = _with_ids([_parse_row(line, number) for number, line in _numbered(text)])
     elif lines:
         rows = [
             PromptRow(id=str(index), prompt=line, where=f"line {number}")
@@ -40,10 +48,48 @@ def read_prompts(source: str, *, lines: bool) -> list[PromptRow]:
         rows = [PromptRow(id="0", prompt=text.removesuffix("\n"), where=f"'{source}'")] if text.strip() else []
     if not rows:
         raise EdgespecError("E_PROMPT_EMPTY", f"'{source}' holds no prompt.", "Put some text into it.")
-    if source != "-" and Path(source).suffix.lower() in JSONL_SUFFIXES:
-        rows = [row if row.id else _with_index(row, index) for index, row in enumerate(rows)]
     _check_unique(rows)
     return rows
+
+
+def encode_prompts(pair: ModelPair, rows: list[PromptRow], *, raw: bool) -> list[list[int]]:
+    """Token ids of every prompt, through the chat template where the model has one."""
+    tokenizer = pair.tokenizer
+    vocab = pair.target.config.get_text_config(decoder=True).vocab_size
+    encoded = []
+    for row in rows:
+        if tokenizer.chat_template and not raw:
+            turns = [{"role": "user", "content": row.prompt}]
+            try:
+                ids = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=False)
+            except Exception as error:  # a template is a program of the model's, and may raise anything
+                raise EdgespecError(
+                    "E_CHAT_TEMPLATE", f"{row.where}: the model's chat template fails ({error}).", "Use --raw."
+                ) from error
+        else:
+            ids = tokenizer.encode(row.prompt)
+        if not ids:
+            raise EdgespecError("E_PROMPT_EMPTY", f"the prompt of {row.where} has no tokens.", "Remove it.")
+        if max(ids) >= vocab:
+            raise EdgespecError(
+                "E_TOKENIZER",
+                f"{row.where} has token id {max(ids)}, and the model knows {vocab} tokens.",
+                "Use the tokenizer that belongs to the model.",
+            )
+        encoded.append(list(ids))
+    return encoded
+
+
+def check_contexts(pair: ModelPair, rows: list[PromptRow], encoded: list[list[int]], max_new_tokens: int) -> int:
+    """The longest text that the run may make; raises EdgespecError naming a prompt that does not fit."""
+    longest = 0
+    for row, ids in zip(rows, encoded, strict=True):
+        try:
+            limit, _ = pair.new_token_limit(len(ids), max_new_tokens)
+        except EdgespecError as error:
+            raise EdgespecError(error.code, f"{row.where}: {error.what}", error.fix) from error
+        longest = max(longest, len(ids) + limit)
+    return longest
 
 
 def _numbered(text: str) -> list[tuple[int, str]]:
@@ -102,8 +148,13 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _with_index(row: PromptRow, index: int) -> PromptRow:
-    return PromptRow(id=str(index), prompt=row.prompt, where=row.where, meta=row.meta)
+def _with_ids(rows: list[PromptRow]) -> list[PromptRow]:
+    """Rows without an id get their index, or a name with it where a row has that for its id."""
+    taken = {row.id for row in rows}
+    return [
+        row if row.id else replace(row, id=str(index) if str(index) not in taken else f"row-{index}")
+        for index, row in enumerate(rows)
+    ]
 
 
 def _check_unique(rows: list[PromptRow]) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,17 @@ if TYPE_CHECKING:
 SCHEMA = "edgespec.result/1"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """What all prompts of a run share."""
+
+    sampling: SamplingSettings
+    max_new_tokens: int
+    seed: int
+    seed_is_given: bool  # a random seed does not tell runs apart
+    raw: bool
+
+
 def success_record(
     index: int, row: PromptRow, engine: Engine, result: GenerationResult, run: dict[str, Any]
 ) -> dict[str, Any]:
@@ -31,6 +43,7 @@ def success_record(
     return {
         **_head(index, row),
         "text": result.text,
+        "turns": [result.text],
         "token_ids": list(result.token_ids),
         "finish_reason": result.finish_reason,
         "error": None,
@@ -51,8 +64,8 @@ def success_record(
         "spec": {
             "mode": "off" if engine.tree.policy == "none" else "tree",
             "policy": engine.tree.policy,
-            "tree_size": engine.tree.size,
-            "tree_depth": engine.tree.depth,
+            "tree_size": None if engine.tree.policy == "none" else engine.tree.size,
+            "tree_depth": None if engine.tree.policy == "none" else engine.tree.depth,
             "passes": len(passes),
             "draft_n": sum(step.num_drafted for step in passes),
             "draft_n_accepted": sum(len(step.tokens) - 1 for step in passes),
@@ -62,7 +75,6 @@ def success_record(
             "verify_s": _rounded(sum(step.target_s for step in passes)),
         },
         "memory": {"gpu_peak_bytes": _gpu_peak_bytes(engine), "cpu_peak_bytes": peak_resident_bytes()},
-        "sampling": {**sampling_fields(result.sampling), "seed": result.seed},
         **run,
         "created": _now(),
     }
@@ -73,33 +85,45 @@ def error_record(index: int, row: PromptRow, error: EdgespecError, run: dict[str
     return {
         **_head(index, row),
         "text": None,
+        "turns": [],
         "token_ids": [],
         "finish_reason": "error",
-        "error": {"type": error.code, "message": error.what},
+        "error": {"type": error.code, "message": error.what, "fix": error.fix},
+        "usage": None,
+        "timings": None,
+        "spec": None,
+        "memory": None,
         **run,
         "created": _now(),
     }
 
 
-def run_fields(engine: Engine, sampling: SamplingSettings, *, max_new_tokens: int, seed: int) -> dict[str, Any]:
+def run_fields(engine: Engine, settings: RunSettings) -> dict[str, Any]:
     """What all records of a run share, with a hash of every setting that shapes the text."""
     pair, tree = engine.pair, engine.tree
     fields = {
         "model": str(pair.target.folder),
+        "model_revision": _revision(pair.target.folder),
         "draft_model": str(pair.draft.folder) if pair.draft else None,
         "quant": "none",
         "dtype": str(engine.dtype).removeprefix("torch."),
         "device": str(engine.device),
     }
-    settings = {
+    shaping = {
         **fields,
-        "sampling": sampling_fields(sampling),
-        "seed": seed,
-        "max_new_tokens": max_new_tokens,
+        "sampling": sampling_fields(settings.sampling),
+        "seed": settings.seed if settings.seed_is_given else None,
+        "max_new_tokens": settings.max_new_tokens,
+        "raw": settings.raw,
         "tree": [tree.policy, tree.size, tree.depth, tree.threshold, tree.max_children, tree.draft_temperature],
     }
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-    return {**fields, "config_hash": digest[:8], "edgespec": __version__}
+    digest = hashlib.sha256(json.dumps(shaping, sort_keys=True).encode()).hexdigest()
+    return {
+        "sampling": {**sampling_fields(settings.sampling), "seed": settings.seed},
+        **fields,
+        "config_hash": digest[:8],
+        "edgespec": __version__,
+    }
 
 
 def sampling_fields(sampling: SamplingSettings) -> dict[str, float | int]:
@@ -137,11 +161,25 @@ def _gpu_peak_bytes(engine: Engine) -> int | None:
 
 
 def _head(index: int, row: PromptRow) -> dict[str, Any]:
-    return {"schema": SCHEMA, "index": index, "id": row.id, "meta": row.meta, "prompt": row.prompt}
+    category = row.meta.get("category")
+    return {
+        "schema": SCHEMA,
+        "index": index,
+        "id": row.id,
+        "category": category,
+        "meta": row.meta,
+        "prompt": row.prompt,
+    }
+
+
+def _revision(folder: Path) -> str | None:
+    """The commit of a Hugging Face cache snapshot."""
+    resolved = folder.absolute()
+    return resolved.name if resolved.parent.name == "snapshots" else None
 
 
 def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _rounded(value: float | None) -> float | None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from edgespec.causal_model import CausalModel
 from edgespec.config import SamplingSettings
+from edgespec.errors import EdgespecError
 from edgespec.sampling import to_probs
 
 
@@ -23,6 +24,7 @@ class LanguageModelDrafter:
         self._model = model
         self._vocab = vocab  # the target's: padded embedding tables may differ in length
         self._sampling = sampling
+        self._num_embeddings = model.num_embeddings
         self._committed = 0  # rows of the cache that are text
         self._pending: list[int] = []
         self._num_rows = 0
@@ -32,7 +34,7 @@ class LanguageModelDrafter:
     def prefill(self, ids: Tensor, *, capacity: int) -> None:
         """Start a text with ids [n]."""
         self._model.reset(capacity)
-        self._model.prefill(ids)
+        self._model.prefill(self._known(ids))
         self._committed = ids.shape[0]
         self._pending, self._num_rows = [], 0
 
@@ -47,7 +49,7 @@ class LanguageModelDrafter:
         self._visible[start:end, start:end] = torch.eye(end - start, dtype=torch.bool, device=tokens.device)
         self._positions[start:end] = self._positions[parent_rows] + 1
         self._num_rows = end
-        logits = self._model.look(tokens, self._positions[:end], self._visible[start:end, :end])
+        logits = self._model.look(self._known(tokens), self._positions[:end], self._visible[start:end, :end])
         return self._probabilities(logits)
 
     def commit(self, root: int, path_rows: list[int], path_tokens: list[int]) -> None:
@@ -67,13 +69,23 @@ class LanguageModelDrafter:
         ids = torch.cat([pending, root])
         positions = torch.arange(self._committed, self._committed + ids.shape[0], device=root.device)
         causal = torch.ones(ids.shape[0], ids.shape[0], dtype=torch.bool, device=root.device).tril_()
-        logits = self._model.look(ids, positions, causal)
+        logits = self._model.look(self._known(ids), positions, causal)
+        if bool(logits[-1].isnan().any()):
+            raise EdgespecError(
+                "E_NAN_LOGITS", "the draft's logits are NaN.", "Use another draft, --dtype float32, or --policy none."
+            )
         self._committed += len(self._pending)
         self._pending = []
         self._num_rows = 1
         self._visible[0, 0] = True
         self._positions[0] = self._committed
         return logits[-1:]
+
+    def _known(self, ids: Tensor) -> Tensor:
+        """Ids that the draft can look up: the target's table may have more rows. What stands in for the
+        others does not matter: any q is lossless.
+        """
+        return ids.masked_fill(ids >= self._num_embeddings, 0)
 
     def _probabilities(self, logits: Tensor) -> Tensor:
         """Q over the target's vocabulary: rows of padding cut off, or tokens the draft lacks given 0."""

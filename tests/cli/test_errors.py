@@ -112,6 +112,43 @@ def other_shape(folder: Path) -> None:
     edit_json(folder / "config.json", intermediate_size=48)
 
 
+def unknown_activation(folder: Path) -> None:
+    edit_json(folder / "config.json", hidden_act="swoosh")
+
+
+def no_layers(folder: Path) -> None:
+    edit_json(folder / "config.json", num_hidden_layers=0)
+
+
+def slot_positions(folder: Path) -> None:
+    edit_json(folder / "config.json", model_type="mpt")
+
+
+def odd_stop_token(folder: Path) -> None:
+    edit_json(folder / "generation_config.json", eos_token_id="</s>")
+
+
+def absurd_sampling(folder: Path) -> None:
+    edit_json(folder / "generation_config.json", do_sample=True, temperature="hot")
+
+
+def broken_template(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{{ raise_exception('no users here') }}")
+
+
+def small_table(folder: Path) -> None:
+    edit_json(folder / "config.json", vocab_size=50)
+
+
+def code_in_the_folder(folder: Path) -> None:
+    """A tokenizer that asks to be run: it must be neither run nor asked about."""
+    edit_json(
+        folder / "tokenizer_config.json", tokenizer_class="Nowhere", auto_map={"AutoTokenizer": ["tok.Tok", "tok.Tok"]}
+    )
+    edit_json(folder / "config.json", auto_map={"AutoConfig": "tok.Config"})
+    (folder / "tok.py").write_text("raise SystemExit('code of the model folder was run')")
+
+
 def remove_tokenizer(folder: Path) -> None:
     for path in folder.glob("tokenizer*"):
         path.unlink()
@@ -126,7 +163,7 @@ def remove_tokenizer(folder: Path) -> None:
         (remove_shard, 4, "-00002-of-"),
         (truncate_shard, 2, "truncated"),
         (leave_folder, 2, "../elsewhere.safetensors"),
-        (remove_config, 2, "config.json"),
+        (remove_config, 4, "config.json"),
         (unknown_architecture, 2, "perceptron9"),
         (encoder_architecture, 2, "t5"),
         (broken_config, 2, "config.json"),
@@ -134,6 +171,13 @@ def remove_tokenizer(folder: Path) -> None:
         (quantized, 2, "quantised"),
         (other_shape, 2, "[48, 32]"),
         (remove_tokenizer, 2, "tokenizer"),
+        (unknown_activation, 2, "swoosh"),
+        (no_layers, 2, "num_hidden_layers is 0"),
+        (slot_positions, 2, "mpt"),
+        (odd_stop_token, 2, "</s>"),
+        (absurd_sampling, 2, "generation_config.json"),
+        (broken_template, 2, "no users here"),
+        (small_table, 2, "50 tokens"),
     ],
 )
 @pytest.mark.usefixtures("no_weights_read")
@@ -142,6 +186,20 @@ def test_a_damaged_model_folder_is_refused_before_weights_are_read(
 ) -> None:
     damage(folder)
     assert_error(run_cli(["p.jsonl", "-m", str(folder)], files={"p.jsonl": GOOD_ROWS}), code, named)
+
+
+def test_code_in_a_model_folder_is_neither_run_nor_asked_about(folder: Path, run_cli: RunCli) -> None:
+    code_in_the_folder(folder)
+    outcome = run_cli(["p.jsonl", "-m", str(folder), "-n", "2"], files={"p.jsonl": GOOD_ROWS}, stdin="y\n")
+    assert_error(outcome, 2, "never run")
+    assert outcome.out == ""
+    assert "was run" not in outcome.err
+
+
+@pytest.mark.usefixtures("no_weights_read")
+def test_a_file_in_place_of_a_folder_is_called_a_file(folder: Path, run_cli: RunCli) -> None:
+    outcome = run_cli(["p.jsonl", "-m", str(folder / "config.json")], files={"p.jsonl": GOOD_ROWS})
+    assert_error(outcome, 4, "is a file")
 
 
 @pytest.mark.usefixtures("no_weights_read")
@@ -197,6 +255,14 @@ def test_a_file_that_is_not_utf8_is_named_by_its_line(run_cli: RunCli, tmp_path:
     assert_error(run_cli([str(tmp_path / "p.txt")]), 2, "line 3", "UTF-8")
 
 
+def test_a_json_array_is_not_taken_for_a_text(run_cli: RunCli) -> None:
+    assert_error(run_cli(["p.json"], files={"p.json": '["a", "b"]'}), 2, ".jsonl")
+
+
+def test_an_empty_name_is_no_standard_input(run_cli: RunCli) -> None:
+    assert_error(run_cli([""], stdin="def main("), 4, "cannot read ''")
+
+
 def test_a_missing_prompt_file_is_named(run_cli: RunCli) -> None:
     assert_error(run_cli(["nowhere.txt"]), 4, "nowhere.txt")
 
@@ -206,6 +272,11 @@ def test_a_missing_prompt_file_is_named(run_cli: RunCli) -> None:
     [
         (["--temp", "-1"], "--temp -1.0"),
         (["--temp", "nan"], "--temp nan"),
+        (["--temp", "1e-40"], "--temp 1e-40"),
+        (["--draft-temp", "1e-40"], "--draft-temp 1e-40"),
+        (["--seed", "18446744073709551616"], "18446744073709551616"),
+        (["--max-cpu-mem", "9" * 400], "--max-cpu-mem"),
+        (["--max-gpu-mem", "lots"], "--max-gpu-mem: 'lots'"),
         (["--top-p", "0"], "--top-p 0.0"),
         (["--top-p", "1.5"], "--top-p 1.5"),
         (["--top-k", "-3"], "--top-k -3"),
@@ -250,7 +321,9 @@ def test_memory_that_cannot_suffice_is_refused_with_the_table(pair_folders: tupl
 
 def test_an_output_that_cannot_be_written_is_refused_at_once(run_cli: RunCli, tmp_path: Path) -> None:
     outcome = run_cli(["p.jsonl", "-o", str(tmp_path / "no" / "out.jsonl")], files={"p.jsonl": GOOD_ROWS})
-    assert_error(outcome, 1, "out.jsonl")
+    assert_error(outcome, 1, "/no'")
+    assert_error(run_cli(["p.jsonl", "-o", str(tmp_path)], files={"p.jsonl": GOOD_ROWS}), 1, "is a folder")
+    assert_error(run_cli(["p.jsonl", "-o", "p.jsonl", "--overwrite"], files={"p.jsonl": GOOD_ROWS}), 1, "prompt file")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
@@ -292,11 +365,15 @@ def test_nan_logits_end_one_text_with_an_error(folder: Path, run_cli: RunCli) ->
 
 def test_nan_logits_of_many_texts_are_recorded_row_by_row(folder: Path, run_cli: RunCli) -> None:
     poison(folder)
-    outcome = run_cli(["p.jsonl", "-m", str(folder), "-n", "4"], files={"p.jsonl": GOOD_ROWS})
+    outcome = run_cli(["p.jsonl", "-m", str(folder), "-n", "4", "-q", "--seed", "5"], files={"p.jsonl": GOOD_ROWS})
     rows = [json.loads(line) for line in outcome.out.splitlines()]
-    assert outcome.code == 1
+    assert outcome.code == 3
     assert [row["finish_reason"] for row in rows] == ["error", "error"]
     assert rows[0]["error"]["type"] == "E_NAN_LOGITS"
+    assert rows[0]["sampling"]["seed"] == 5
+    lines = outcome.err.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["Error", "Try", "Error", "Try"]
+    assert "line 2" in lines[2]
 
 
 def test_one_failing_prompt_does_not_end_the_run(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen3NextConfig
 
-from edgespec.causal_model import CausalModel, check_can_roll_back
+from edgespec.causal_model import CausalModel, check_can_read_trees
 from edgespec.errors import EdgespecError
 from edgespec.target import Target
 from edgespec.tree import TokenTree
@@ -94,4 +94,4 @@ def test_a_missing_window_would_be_noticed() -> None:
 def test_layers_that_cannot_roll_back_are_refused_by_name() -> None:
     config = Qwen3NextConfig(**{**SMALL, "num_hidden_layers": 4})
     with pytest.raises(EdgespecError, match="linear_attention"):
-        check_can_roll_back(config)
+        check_can_read_trees(config)

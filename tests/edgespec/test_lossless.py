@@ -120,7 +120,7 @@ def outcome_p_value(sampling: SamplingSettings, draft_sampling: SamplingSettings
             # One more than is looked at: a tree that ended with the text would have no second layer.
             max_new_tokens=NUM_TOKENS + 1,
             stop_tokens=frozenset(),
-            capacity=8,
+            capacities=(8, 8),
         )
         counts[tuple(token for step in steps for token in step.tokens)[:NUM_TOKENS]] += 1
     expected = {}

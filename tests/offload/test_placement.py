@@ -8,7 +8,7 @@ import torch
 from offload.checkpoint import TensorEntry
 from offload.errors import MemoryPlanError
 from offload.layer_store import LayerRecord
-from offload.placement import NUM_SLOTS_CONVERTED, NUM_SLOTS_MAPPED, Placement, place_layers
+from offload.placement import NUM_SLOTS_CONVERTED, NUM_SLOTS_MAPPED, NUM_STAGING_BUFFERS, Placement, place_layers
 
 LAYER = 1024  # bytes stored
 
@@ -59,7 +59,9 @@ def test_a_wish_for_fewer_resident_layers_is_honoured() -> None:
 
 
 def test_on_an_accelerator_the_next_layers_are_pinned_and_the_rest_is_on_disk() -> None:
-    placement = place(100 + NUM_SLOTS_CONVERTED * LAYER + 2 * LAYER, accelerator=True, pinned=3 * LAYER + 5)
+    placement = place(
+        100 + NUM_SLOTS_CONVERTED * LAYER + 2 * LAYER, accelerator=True, pinned=(3 + NUM_STAGING_BUFFERS) * LAYER + 5
+    )
     assert placement.num_resident == 2
     assert placement.pinned_layers == {2, 3, 4}
 

@@ -46,6 +46,9 @@ class SlotMemory:
     def take_back(self, record: LayerRecord, slot: int) -> None:
         self.in_use.discard(slot)
 
+    def close(self) -> None:
+        pass
+
 
 @contextmanager
 def ring(
@@ -102,10 +105,11 @@ def test_reading_ahead_is_bounded_by_the_slots() -> None:
 
 def test_an_error_comes_out_where_the_layer_is_asked_for_and_the_ring_goes_on() -> None:
     with ring(4, 2) as (stream, memory):
-        memory.fail_on[2] = 1
+        memory.fail_on[2] = 1_000_000
         assert run_pass(stream, range(2)) == [0, 1]
         with pytest.raises(OSError, match="layer 2"):
             stream.acquire(2)
+        memory.fail_on[2] = 0
         assert run_pass(stream, range(4)) == [0, 1, 2, 3]
         assert run_pass(stream, range(4)) == [0, 1, 2, 3]
 
@@ -117,6 +121,17 @@ def test_an_error_that_stays_is_met_again() -> None:
             assert run_pass(stream, range(2)) == [0, 1]
             with pytest.raises(OSError, match="layer 2"):
                 stream.acquire(2)
+
+
+def test_an_error_met_while_reading_ahead_is_forgotten_once_mended() -> None:
+    """The first layers are read between passes; what failed then is read again when it is asked for."""
+    with ring(4, 2) as (stream, memory):
+        run_pass(stream, range(2))
+        memory.fail_on[0] = 1
+        run_pass(stream, range(2, 4))
+        time.sleep(0.05)
+        assert memory.fail_on[0] == 0, "the fault was met while reading ahead"
+        assert run_pass(stream, range(4)) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("load_s", [0.0, 0.005])
