@@ -97,6 +97,7 @@ class Engine:
         device: str = "auto",
         dtype: str = "auto",
         context_tokens: int = 2048,
+        prompt_tokens: int | None = None,
         progress: Progress | None = None,
     ) -> Engine:
         """Load a target folder and a draft folder; without a target, the built-in pair."""
@@ -108,6 +109,7 @@ class Engine:
             device=device,
             dtype=dtype,
             context_tokens=context_tokens,
+            prompt_tokens=prompt_tokens,
             progress=progress,
         )
 

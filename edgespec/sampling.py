@@ -69,6 +69,6 @@ def draw_without_replacement(q: Tensor, count: int, generator: torch.Generator) 
     # In float64, because the smallest noise wins: float32 has none below 6e-8, and tokens of less
     # probability than that would never be drawn although they are verified as if they could be.
     noise = torch.rand(q.shape, dtype=torch.float64, device=q.device, generator=generator)
-    noise = noise.clamp_(min=SMALLEST_UNIFORM).log_().neg_()
+    noise = noise.clamp_(min=SMALLEST_UNIFORM).log_().neg_().to(q.dtype)
     tokens = torch.div(q, noise, out=noise).topk(min(count, q.shape[-1]), -1).indices
     return tokens, q.gather(-1, tokens)

@@ -68,7 +68,8 @@ def main() -> None:
     engines, clocks = {}, {}
     for size in arguments.sizes:
         engine = Engine(pair, tree=TreeSettings(size=size), device=arguments.device)
-        assert engine.draft_model is not None, "bench_step needs a draft"
+        if engine.draft_model is None:
+            raise SystemExit("give a draft (-md): without one there is no step to take apart")
         engines[size] = engine
         clocks[size] = (ForwardClock(engine.draft_model), ForwardClock(engine.target_model))
 

@@ -51,6 +51,8 @@ def make_checkpoint(folder: Path, *, num_bytes: int) -> None:
     }
     layer_bytes = 2 * sum(rows * columns for rows, columns in shapes.values())
     num_layers = -(-num_bytes // layer_bytes)
+    complete, folder = folder, folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     source = open_pair(None, None)
     for path in source.target.folder.glob("tokenizer*"):
@@ -95,6 +97,7 @@ def make_checkpoint(folder: Path, *, num_bytes: int) -> None:
         weight_map |= dict.fromkeys(tensors, name)
     index = {"metadata": {}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    folder.rename(complete)
 
 
 def peak_of_idle_process() -> int:
@@ -110,7 +113,7 @@ def peak_of_idle_process() -> int:
 def decode_and_report(arguments: argparse.Namespace) -> None:
     """In a fresh process: decode under the limit, print the tokens and the peak as JSON."""
     torch.set_num_threads(arguments.threads)
-    pair = open_pair(arguments.model, DEMO_FOLDER / "draft")
+    pair = open_pair(arguments.model, arguments.draft_model)
     prompt = pair.tokenizer.encode(PROMPT)
     texts = {}
     planned = 0
@@ -164,8 +167,11 @@ def stream_speed(arguments: argparse.Namespace, files: list[Path]) -> dict[str, 
         context_tokens=64,
     ) as engine:
         num_bytes = engine.placement.streamed_bytes
+        if num_bytes == 0:
+            raise SystemExit("every layer is resident under this limit: nothing streams, nothing to measure")
         for _ in range(arguments.repeats):
-            drop_page_cache(files)
+            if not drop_page_cache(files):
+                raise SystemExit("this system cannot drop its page cache: no cold pass to measure")
             read_rates.append(sequential_read_bytes_per_s(files))
             passes = engine.stream(PROMPT, max_new_tokens=1 + arguments.passes, sampling=SamplingSettings(), seed=0)
             next(passes)  # the prompt's pass
@@ -188,6 +194,7 @@ def main() -> int:
     """Run the three checks and print them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-m", "--model", type=Path, help="an existing folder instead of a random one")
+    parser.add_argument("-md", "--draft-model", type=Path, default=DEMO_FOLDER / "draft")
     parser.add_argument("--gib", type=float, default=1.1, help="size of the random checkpoint")
     parser.add_argument("--work", type=Path, default=Path("random-checkpoint"))
     parser.add_argument("--max-cpu-mem", type=parse_size, default=parse_size("512MiB"))
@@ -212,7 +219,7 @@ def main() -> int:
     speed = stream_speed(arguments, files)
     expected = greedy_tokens(arguments)
     idle_bytes = peak_of_idle_process()
-    child = subprocess.run([sys.executable, *sys.argv, "--decode-only"], capture_output=True, text=True, check=True)
+    child = subprocess.run([sys.executable, *sys.argv, "--decode-only"], stdout=subprocess.PIPE, text=True, check=True)
     report = json.loads(child.stdout)
     used_bytes = report["peak_bytes"] - idle_bytes
     within = used_bytes <= 1.1 * arguments.max_cpu_mem

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
+from edgespec import EdgespecError, Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.cli.prompts import read_prompts
 from edgespec.config import parse_size
 from edgespec.pair import DEMO_FOLDER, open_pair
@@ -35,10 +35,12 @@ def plain_tokens(model: torch.nn.Module, prompt: list[int], stop: list[int], new
         temperature=None,
         top_k=None,
         top_p=None,
+        repetition_penalty=1.0,
     )
     return found[0, len(prompt) :].tolist()
 
 
+@torch.no_grad()
 def describe_difference(model: torch.nn.Module, prompt: list[int], ours: list[int], plain: list[int]) -> str:
     """The first place where they differ, and the gap between the two tokens' logits there."""
     length = min(len(ours), len(plain))
@@ -103,9 +105,14 @@ def main() -> int:
             context_tokens=max(map(len, prompts)) + arguments.max_new_tokens,
         ) as engine:
             different += count_differences(engine, model, prompts, expected, arguments.max_new_tokens)
+    if pair.draft is None:
+        print("no draft: trees were not checked")
     print("equal" if different == 0 else f"{different} texts differ")
     return min(different, 1)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except EdgespecError as error:
+        sys.exit(f"Error: {error.what}\nTry: {error.fix}")

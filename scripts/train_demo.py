@@ -6,7 +6,7 @@ tokenizer, a Llama target trained on next-token cross-entropy, a Llama draft dis
 learning rates follow the share of --minutes that is used up: warm-up, constant, then a linear
 decay to zero over the last third. The second half trains on longer windows.
 
-    python scripts/train_demo.py --device cpu --minutes 90 --work /tmp/demo --out edgespec/demo
+    python scripts/train_demo.py --device cpu --minutes 120 --work demo-training --out edgespec/demo
 """
 
 from __future__ import annotations

@@ -29,6 +29,20 @@ def test_generate_works_with_sockets_blocked(pair_folders: tuple[Path, Path], tm
     assert outcome.stdout == ""
 
 
+def test_the_built_in_pair_streams_a_text_with_sockets_blocked(tmp_path: Path) -> None:
+    prompt = tmp_path / "p.txt"
+    prompt.write_text("def main(")
+    outcome = subprocess.run(
+        [sys.executable, "-c", BLOCK_AND_RUN, "generate", str(prompt), "-n", "6", "--temp", "0"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert outcome.returncode == 0, outcome.stderr
+    assert outcome.stdout.strip()
+    assert "tok/pass" in outcome.stderr
+
+
 def test_a_folder_that_looks_like_a_repository_is_not_looked_up(tmp_path: Path) -> None:
     prompts = tmp_path / "p.txt"
     prompts.write_text("def main(")

@@ -88,6 +88,12 @@ def test_the_tokenizer_gives_back_any_text() -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+def test_links_in_the_documents_lead_somewhere() -> None:
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), DEMO_FOLDER / "README.md"]:
+        for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
 def test_the_readmes_python_runs() -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     assert blocks

@@ -6,6 +6,7 @@ import torch
 from edgespec.causal_model import CausalModel
 from edgespec.config import SamplingSettings
 from edgespec.draft.language_model import LanguageModelDrafter
+from edgespec.errors import EdgespecError
 from edgespec.sampling import to_probs
 from tests.conftest import FAMILIES, VOCAB, make_model
 
@@ -46,6 +47,26 @@ def test_q_is_the_models_own_after_each_path(vocab: int) -> None:
         drafter.commit(root, path, paths[best][1:])
         text += paths[best]
         root = round_number
+
+
+def test_ids_beyond_the_drafts_table_do_not_stop_it() -> None:
+    """A target's padded table has more rows; whatever the draft makes of such an id, it must go on."""
+    model = make_model(FAMILIES["llama"]())
+    drafter = LanguageModelDrafter(CausalModel(model, device=CPU), vocab=VOCAB + 7, sampling=SAMPLING, tree_rows=4)
+    drafter.prefill(torch.tensor([1, VOCAB + 2]), capacity=16)
+    drafter.commit(VOCAB + 3, [], [])
+    q = drafter.expand(torch.tensor([VOCAB + 4]), torch.tensor([-1]))
+    assert q.shape == (1, VOCAB + 7)
+    torch.testing.assert_close(q.sum(), torch.tensor(1.0))
+
+
+def test_a_draft_whose_logits_are_nan_says_so() -> None:
+    model = make_model(FAMILIES["llama"]())
+    model.lm_head.weight.data.fill_(float("nan"))
+    drafter = LanguageModelDrafter(CausalModel(model, device=CPU), vocab=VOCAB, sampling=SAMPLING, tree_rows=4)
+    drafter.prefill(torch.arange(3), capacity=16)
+    with pytest.raises(EdgespecError, match="draft's logits are NaN"):
+        drafter.expand(torch.tensor([1]), torch.tensor([-1]))
 
 
 def test_a_root_that_was_never_expanded_becomes_pending() -> None:

@@ -5,11 +5,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaModel, PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from offload.checkpoint import read_checkpoint
 from offload.errors import CheckpointError, StreamError
@@ -121,6 +124,45 @@ def test_a_checkpoint_of_the_bare_body_loads(tmp_path: Path) -> None:
     body.save_pretrained(tmp_path)
     with streamed(tmp_path, dtype=torch.float32, resident=1) as found:
         assert torch.equal(logits(found), logits(model))
+
+
+def test_a_stored_head_is_used_although_the_config_ties_it(tmp_path: Path) -> None:
+    """Both tables are stored and differ: they are two weights, as transformers reads it too."""
+    save_folder(tmp_path, make_model(FAMILIES["llama"]()))
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    head = torch.randn_like(tensors["model.embed_tokens.weight"])
+    save_file({**tensors, "lm_head.weight": head}, path, metadata={"format": "pt"})
+    with streamed(tmp_path, dtype=torch.float32, resident=0) as model:
+        assert torch.equal(model.lm_head.weight, head)
+        assert torch.equal(model.model.embed_tokens.weight, tensors["model.embed_tokens.weight"])
+
+
+def test_a_tied_table_may_be_stored_under_either_name(tmp_path: Path) -> None:
+    original = make_model(FAMILIES["llama"]())
+    save_folder(tmp_path, original)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+    save_file(tensors, path, metadata={"format": "pt"})
+    with streamed(tmp_path, dtype=torch.float32, resident=0) as model:
+        assert torch.equal(logits(model), logits(original))
+
+
+def test_stored_buffers_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gemma 4's layer scalars, say: a buffer that is stored must not keep its initial value."""
+    build = LlamaDecoderLayer.__init__
+
+    def with_scalar(self: LlamaDecoderLayer, *arguments: Any, **options: Any) -> None:
+        build(self, *arguments, **options)
+        self.register_buffer("layer_scalar", torch.ones(1))
+
+    monkeypatch.setattr(LlamaDecoderLayer, "__init__", with_scalar)
+    original = make_model(FAMILIES["llama"]())
+    original.model.layers[1].layer_scalar.fill_(0.25)
+    save_folder(tmp_path, original)
+    with streamed(tmp_path, dtype=torch.float32, resident=0) as model:
+        assert [float(layer.layer_scalar) for layer in model.model.layers] == [1.0, 0.25, 1.0]
 
 
 def test_missing_tensors_and_wrong_shapes_are_named(tmp_path: Path) -> None:

@@ -1,0 +1,120 @@
+"""Every option of `edgespec generate` reaches what it is meant for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.cli.generate import command
+from edgespec.config import MemoryLimits, SamplingSettings, TreeSettings
+from edgespec.engine import Engine
+from edgespec.pair import ModelPair
+from tests.cli.conftest import RunCli
+
+ROWS = '{"prompt": "def main("}\n{"prompt": "import os"}\n'
+# option -> value given; those with None are tested elsewhere, by what they do to input and output
+GIVEN = {
+    "model": "TARGET",
+    "draft_model": "DRAFT",
+    "max_new_tokens": "17",
+    "temperature": "0.9",
+    "top_k": "11",
+    "top_p": "0.8",
+    "min_p": "0.03",
+    "seed": "99",
+    "policy": "dyspec",
+    "tree_size": "33",
+    "tree_depth": "5",
+    "tree_width": "6",
+    "tree_threshold": "0.02",
+    "draft_temp": "0.7",
+    "max_cpu_mem": "3GiB",
+    "max_gpu_mem": "2GiB",
+    "resident_layers": "1",
+    "device": "cpu",
+    "dtype": "bfloat16",
+    "prompts": None,
+    "prompts_file": None,
+    "lines": None,
+    "output": None,
+    "overwrite": None,
+    "live_text": None,
+    "raw": None,
+    "quiet": None,
+    "verbose": None,
+}
+
+
+class StoppedError(Exception):
+    """The command got as far as generating."""
+
+
+def test_every_option_is_listed_here() -> None:
+    assert {parameter.name for parameter in command.params} == GIVEN.keys()
+
+
+def test_every_setting_reaches_the_engine(
+    run_cli: RunCli, pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Any] = {}
+    build = Engine.__init__
+
+    def remember_engine(self: Engine, pair: ModelPair, **options: Any) -> None:
+        seen.update(options, pair=pair)
+        build(self, pair, **options)
+
+    def remember_generate(self: Engine, prompt: list[int], **options: Any) -> None:
+        seen.update(options, engine=self)
+        raise StoppedError
+
+    monkeypatch.setattr(Engine, "__init__", remember_engine)
+    monkeypatch.setattr(Engine, "generate", remember_generate)
+    arguments = ["p.jsonl"]
+    for parameter in command.params:
+        value = GIVEN[str(parameter.name)]
+        if value is not None:
+            folders = {"TARGET": str(pair_folders[0]), "DRAFT": str(pair_folders[1])}
+            arguments += [max(parameter.opts, key=len), folders.get(value, value)]
+    run_cli(arguments, files={"p.jsonl": ROWS})
+
+    assert seen["pair"].target.folder == pair_folders[0]
+    assert seen["pair"].draft.folder == pair_folders[1]
+    assert seen["tree"] == TreeSettings(
+        policy="dyspec", size=33, depth=5, max_children=6, threshold=0.02, draft_temperature=0.7
+    )
+    assert seen["limits"] == MemoryLimits(max_cpu_bytes=3 << 30, max_gpu_bytes=2 << 30, max_resident_layers=1)
+    assert (seen["device"], seen["dtype"]) == ("cpu", "bfloat16")
+    assert seen["sampling"] == SamplingSettings(temperature=0.9, top_k=11, top_p=0.8, min_p=0.03)
+    assert (seen["max_new_tokens"], seen["seed"]) == (17, 99)
+    assert seen["engine"].placement.num_resident == 1
+
+
+def test_policy_none_uses_no_draft(run_cli: RunCli, pair_folders: tuple[Path, Path]) -> None:
+    options = ["-m", str(pair_folders[0]), "-md", str(pair_folders[1]), "-n", "4", "--policy", "none", "--temp", "0"]
+    outcome = run_cli(["p.jsonl", *options], files={"p.jsonl": ROWS})
+    assert outcome.code == 0
+    assert '"draft_model": null' in outcome.out
+    assert '"mode": "off"' in outcome.out
+
+
+def test_requests_that_are_not_honoured_are_named(run_cli: RunCli, pair_folders: tuple[Path, Path]) -> None:
+    rows = '{"prompt": "a", "temperature": 0.3}\n{"prompt": "b", "category": "x"}\n'
+    options = ["-m", str(pair_folders[0]), "-n", "2", "--max-gpu-mem", "1GiB", "--device", "cpu"]
+    outcome = run_cli(["p.jsonl", *options], files={"p.jsonl": rows})
+    assert "handed through to the records: temperature" in outcome.err
+    assert "--max-gpu-mem is not used" in outcome.err
+
+
+def test_all_layers_resident_is_a_demand(run_cli: RunCli, pair_folders: tuple[Path, Path]) -> None:
+    options = ["-m", str(pair_folders[0]), "-n", "2", "-ngl", "all"]
+    assert run_cli(["p.jsonl", *options], files={"p.jsonl": ROWS}).code == 0
+    with Engine.from_pretrained(pair_folders[0], context_tokens=11, prompt_tokens=9) as engine:
+        placement = engine.placement
+    layers = next(num_bytes for what, num_bytes in placement.device_bytes.items() if "resident" in what)
+    # The stream of all layers needs a little less than all layers; room for that only.
+    enough_to_stream = placement.planned_bytes - layers + 100_000
+    outcome = run_cli(["p.jsonl", *options, "--max-cpu-mem", str(enough_to_stream)], files={"p.jsonl": ROWS})
+    assert outcome.code == 5
+    assert "of 3 layers fit" in outcome.err
