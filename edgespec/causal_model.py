@@ -90,19 +90,15 @@ class CausalModel:
         """
         num_rows, tail = tail_visible.shape
         num_before = self.cache.length + num_rows - tail
-        before = torch.ones(num_rows, num_before, dtype=torch.bool, device=self.device)
-        visible = torch.cat([before, tail_visible], 1)
-        full = self._additive(visible)
+        full = torch.zeros(num_rows, num_before + tail, dtype=self.dtype, device=self.device)
+        hidden = torch.finfo(self.dtype).min
+        full[:, num_before:].masked_fill_(~tail_visible, hidden)
         if self._window is None:
-            return full
+            return full[None, None]
         key_positions = torch.cat([torch.arange(num_before, device=self.device), tail_positions])
-        in_window = positions[:, None] - key_positions[None, :] < self._window
-        sliding = self._additive(visible & in_window)
-        return {"full_attention": full, "sliding_attention": sliding} if self._mask_per_kind else sliding
-
-    def _additive(self, visible: Tensor) -> Tensor:
-        mask = torch.zeros(visible.shape, dtype=self.dtype, device=self.device)
-        return mask.masked_fill_(~visible, torch.finfo(self.dtype).min)[None, None]
+        out_of_window = positions[:, None] - key_positions[None, :] >= self._window
+        sliding = full.masked_fill(out_of_window, hidden)[None, None]
+        return {"full_attention": full[None, None], "sliding_attention": sliding} if self._mask_per_kind else sliding
 
     def _forward(self, ids: Tensor, positions: Tensor, mask: Any, *, logits_to_keep: int) -> Tensor:
         output = self.model(

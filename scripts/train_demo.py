@@ -302,7 +302,13 @@ def compiled(model: LlamaForCausalLM, enabled: bool) -> Callable[[Tensor], Tenso
 def save_pair_member(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """One Hugging Face folder: config, generation config, tokenizer, bf16 safetensors."""
     model.config._attn_implementation = "sdpa"
-    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.eos_token_id)
+    model.generation_config = GenerationConfig(
+        do_sample=True,  # greedy decoding of so small a model repeats itself after a few lines
+        temperature=0.8,
+        top_p=0.95,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.eos_token_id,
+    )
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
