@@ -13,7 +13,7 @@ from offload.layer_store import LayerRecord
 from offload.streamed_model import Skeleton
 
 MIB = 1 << 20
-LIBRARIES_BYTES = 160 * MIB  # model code, kernels and tokenizer that load with the first model
+LIBRARIES_BYTES = 192 * MIB  # model code, kernels and tokenizer that load with the first model
 CUDA_CONTEXT_BYTES = 600 * MIB
 NUM_LOGITS_COPIES = 5  # logits, their float32, probabilities, temporaries
 FLOAT32_BYTES = 4

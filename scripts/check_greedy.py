@@ -59,7 +59,7 @@ def count_differences(
     """Run one configuration over all prompts and print its line."""
     different, passes, tokens = 0, 0, 0
     for index, (prompt, plain) in enumerate(zip(prompts, expected, strict=True)):
-        result = engine.generate(prompt, max_new_tokens=new_tokens, sampling=SamplingSettings(temperature=0))
+        result = engine.generate(prompt, max_new_tokens=new_tokens, sampling=SamplingSettings(temperature=0), seed=0)
         passes += len(result.passes)
         tokens += len(result.token_ids) - 1
         if list(result.token_ids) != plain:
