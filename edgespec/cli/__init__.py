@@ -109,6 +109,9 @@ def run(arguments: list[str]) -> int:
     except Exception as error:
         if debug:
             raise
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported for its name alone
+            print_error("the device's memory ran out.", "Lower --max-gpu-mem, -ngl or --tree-size.")
+            return EXIT_MEMORY
         print_error(f"unexpected {type(error).__name__}: {error}", "Set EDGESPEC_DEBUG=1 for the trace, and report it.")
         return EXIT_RUNTIME
     return result if isinstance(result, int) else 0
