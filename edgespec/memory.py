@@ -17,6 +17,7 @@ LIBRARIES_BYTES = 192 * MIB  # model code, kernels and tokenizer that load with 
 CUDA_CONTEXT_BYTES = 600 * MIB
 NUM_LOGITS_COPIES = 5  # logits, their float32, probabilities, temporaries
 FLOAT32_BYTES = 4
+PASS_SLACK = 1.5  # an allocator keeps freed blocks that fit nothing that comes next
 
 
 def resident_bytes(record: LayerRecord, *, device: torch.device) -> int:
@@ -51,7 +52,7 @@ def pass_bytes(config: PretrainedConfig, *, prompt_rows: int, tree_rows: int, ke
     logits_bytes = config.vocab_size * FLOAT32_BYTES * NUM_LOGITS_COPIES  # of one row
     prompt_bytes = prompt_rows * (row_bytes + prompt_rows * score_bytes)
     tree_bytes = tree_rows * (row_bytes + keys * (mask_bytes + score_bytes) + logits_bytes)
-    return int(max(prompt_bytes, tree_bytes))
+    return int(PASS_SLACK * max(prompt_bytes, tree_bytes))
 
 
 def fixed_bytes(
