@@ -30,7 +30,8 @@ from edgespec.tree import root_only
 from edgespec.verify.greedy import verify_greedy
 from edgespec.verify.rejection import verify_rejection
 from offload.placement import GIB, Placement, place_layers
-from offload.streamed_model import Skeleton, StreamedModel, build_skeleton
+from offload.skeleton import Skeleton, build_skeleton
+from offload.streamed_model import StreamedModel
 
 MARGIN_BYTES = GIB  # left free when no limit is given
 Progress = Callable[[str, int, int], None]  # phase, done, total

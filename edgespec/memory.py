@@ -10,7 +10,7 @@ from transformers import PretrainedConfig
 
 from edgespec.config import TreeSettings
 from offload.layer_store import LayerRecord
-from offload.streamed_model import Skeleton
+from offload.skeleton import Skeleton
 
 MIB = 1 << 20
 LIBRARIES_BYTES = 192 * MIB  # model code, kernels and tokenizer that load with the first model

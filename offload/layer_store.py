@@ -7,8 +7,11 @@ files keep a layer's tensors together and one large read is what disks are good 
 
 from __future__ import annotations
 
+import math
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -19,42 +22,76 @@ from offload.errors import StreamError
 from offload.pages import MappedFile
 
 ALIGNMENT_BYTES = 256  # of every tensor inside a flat buffer: what CUDA copies and kernels like best
+SAMPLE_BYTES = 64  # of each tensor, looked at on every read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTensor:
+    """A parameter, and the tensors of the checkpoint that make it up: several where experts are fused.
+
+    The pieces follow each other in memory, row-major.
+    """
+
+    pieces: tuple[TensorEntry, ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype  # it is computed in
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in the compute dtype."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def is_mappable(self) -> bool:
+        """Whether the file's own bytes can be computed with."""
+        return len(self.pieces) == 1 and self.pieces[0].dtype == self.dtype
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayerRecord:
-    """One decoder layer: parameter name -> where it is stored, and the dtype it is computed in."""
+    """One decoder layer: parameter name -> where it is stored."""
 
     index: int
-    entries: dict[str, TensorEntry]
-    dtypes: dict[str, torch.dtype]
+    tensors: dict[str, StoredTensor]
 
-    @property
+    @cached_property
+    def entries(self) -> tuple[TensorEntry, ...]:
+        """The checkpoint's tensors that the layer is made of."""
+        return tuple(piece for tensor in self.tensors.values() for piece in tensor.pieces)
+
+    @cached_property
+    def ranges(self) -> tuple[tuple[Path, int, int], ...]:
+        """The byte ranges of the files that hold the layer, neighbours joined: (file, start, end)."""
+        joined: list[tuple[Path, int, int]] = []
+        for entry in sorted(self.entries, key=lambda entry: (str(entry.file), entry.offset)):
+            end = entry.offset + entry.num_bytes
+            if joined and joined[-1][0] == entry.file and entry.offset - joined[-1][2] < ALIGNMENT_BYTES:
+                joined[-1] = (entry.file, joined[-1][1], end)
+            else:
+                joined.append((entry.file, entry.offset, end))
+        return tuple(joined)
+
+    @cached_property
     def stored_bytes(self) -> int:
         """Bytes in the checkpoint: what a pass has to read."""
-        return sum(entry.num_bytes for entry in self.entries.values())
+        return sum(entry.num_bytes for entry in self.entries)
 
-    @property
+    @cached_property
     def flat_bytes(self) -> int:
         """Bytes of the flat buffer that holds the layer in its compute dtypes."""
-        return sum(
-            _aligned(entry.num_bytes // entry.dtype.itemsize * self.dtypes[name].itemsize)
-            for name, entry in self.entries.items()
-        )
+        return sum(_aligned(tensor.num_bytes) for tensor in self.tensors.values())
 
-    @property
+    @cached_property
     def is_converted(self) -> bool:
-        """Whether a stored tensor has to change its dtype before it can be computed with."""
-        return any(entry.dtype != self.dtypes[name] for name, entry in self.entries.items())
+        """Whether the layer must be copied: a dtype changes, or a parameter is made of several tensors."""
+        return not all(tensor.is_mappable for tensor in self.tensors.values())
 
     def flat_views(self, flat: Tensor) -> dict[str, Tensor]:
         """The layer's parameters as views of a flat uint8 buffer of `flat_bytes` bytes."""
         views, offset = {}, 0
-        for name, entry in self.entries.items():
-            dtype = self.dtypes[name]
-            num_bytes = entry.num_bytes // entry.dtype.itemsize * dtype.itemsize
-            views[name] = flat[offset : offset + num_bytes].view(dtype).view(entry.shape)
-            offset += _aligned(num_bytes)
+        for name, tensor in self.tensors.items():
+            views[name] = flat[offset : offset + tensor.num_bytes].view(tensor.dtype).view(tensor.shape)
+            offset += _aligned(tensor.num_bytes)
         return views
 
 
@@ -67,6 +104,7 @@ class LayerStore:
 
     def __init__(self, files: Iterable[Path]) -> None:
         self._files = {path: MappedFile(path) for path in files}
+        self._samples: dict[int, int] = {}  # layer -> checksum of a few bytes of each of its tensors
 
     def view(self, entry: TensorEntry) -> Tensor:
         """The tensor as it lies in the file; its pages load when they are touched."""
@@ -76,12 +114,21 @@ class LayerStore:
         return data.view(entry.dtype).view(entry.shape)
 
     def views(self, record: LayerRecord) -> dict[str, Tensor]:
-        """All tensors of a layer, zero-copy."""
-        return {name: self.view(entry) for name, entry in record.entries.items()}
+        """All tensors of a layer that is not converted, zero-copy."""
+        return {name: self.view(tensor.pieces[0]) for name, tensor in record.tensors.items()}
 
-    def populate(self, entries: Iterable[TensorEntry]) -> None:
-        """Read the tensors' bytes into memory; raises StreamError with the file's name."""
-        for path, start, end in _ranges(entries):
+    def copy(self, record: LayerRecord, flat: Tensor) -> None:
+        """Copy a layer into a flat buffer, in its compute dtypes."""
+        for name, destination in record.flat_views(flat).items():
+            whole, done = destination.view(-1), 0
+            for piece in record.tensors[name].pieces:
+                view = self.view(piece).view(-1)
+                whole[done : done + view.numel()].copy_(view)
+                done += view.numel()
+
+    def populate(self, record: LayerRecord) -> None:
+        """Read the layer's bytes into memory; raises StreamError with the file's name."""
+        for path, start, end in record.ranges:
             file = self._files[path]
             try:
                 file.check_length(end)
@@ -92,25 +139,29 @@ class LayerStore:
                     f"reading weights failed: {error}.",
                     "Restore the file; the next prompt reads it again.",
                 ) from error
+        self._check_unchanged(record)
 
-    def announce(self, entries: Iterable[TensorEntry]) -> None:
-        """Let the disk start on the tensors' bytes without waiting for them."""
-        for path, start, end in _ranges(entries):
+    def announce(self, record: LayerRecord) -> None:
+        """Let the disk start on the layer's bytes without waiting for them."""
+        for path, start, end in record.ranges:
             self._files[path].announce(start, end)
 
-    def drop(self, entries: Iterable[TensorEntry]) -> None:
-        """Let the tensors' pages go."""
-        for path, start, end in _ranges(entries):
+    def drop(self, record: LayerRecord) -> None:
+        """Let the layer's pages go."""
+        for path, start, end in record.ranges:
             self._files[path].drop(start, end)
 
-
-def _ranges(entries: Iterable[TensorEntry]) -> list[tuple[Path, int, int]]:
-    """The byte ranges the entries cover, neighbours joined, in file order."""
-    joined: list[tuple[Path, int, int]] = []
-    for entry in sorted(entries, key=lambda entry: (str(entry.file), entry.offset)):
-        end = entry.offset + entry.num_bytes
-        if joined and joined[-1][0] == entry.file and entry.offset - joined[-1][2] < ALIGNMENT_BYTES:
-            joined[-1] = (entry.file, joined[-1][1], end)
-        else:
-            joined.append((entry.file, entry.offset, end))
-    return joined
+    def _check_unchanged(self, record: LayerRecord) -> None:
+        """Raise StreamError when a file was written over: half of each model would be neither."""
+        checksum = 0
+        for entry in record.entries:
+            middle = entry.offset + entry.num_bytes // 2
+            sample = self._files[entry.file].mapping[middle : min(middle + SAMPLE_BYTES, entry.offset + entry.num_bytes)]
+            checksum = zlib.crc32(sample, checksum)
+        if self._samples.setdefault(record.index, checksum) != checksum:
+            files = ", ".join(sorted({entry.file.name for entry in record.entries}))
+            raise StreamError(
+                "E_FILE_CHANGED",
+                f"the weights of layer {record.index} in {files} were written over while in use.",
+                "Restore the file, or start again to use the new weights.",
+            )

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from offload.layer_store import LayerRecord, LayerStore
+from offload.pinned import PinnedBuffer, PinningError
 from offload.placement import NUM_STAGING_BUFFERS
 
 logger = logging.getLogger("edgespec.offload")
@@ -29,24 +30,30 @@ class CpuLoader:
         self._following = _following(records)
         flat_bytes = max((record.flat_bytes for record in records if record.is_converted), default=0)
         self._flat = [torch.empty(flat_bytes, dtype=torch.uint8) for _ in range(num_slots if flat_bytes else 0)]
+        self._views: dict[tuple[int, int], dict[str, Tensor]] = {}
 
     def load(self, record: LayerRecord, slot: int) -> None:
         """Read the layer's pages; convert them into the slot where the dtype changes."""
-        self._store.populate(record.entries.values())
+        self._store.populate(record)
         # The disk goes on with the next layer while this thread converts, or waits for a slot.
-        self._store.announce(self._following[record.index].entries.values())
+        self._store.announce(self._following[record.index])
         if record.is_converted:
-            copy_layer(self._store, record, self._flat[slot])
-            self._store.drop(record.entries.values())
+            self._store.copy(record, self._flat[slot])
+            self._store.drop(record)
 
     def hand_out(self, record: LayerRecord, slot: int) -> dict[str, Tensor]:
-        """Views of the slot, or of the file itself."""
-        return record.flat_views(self._flat[slot]) if record.is_converted else self._store.views(record)
+        """Views of the slot, or of the file itself; made once."""
+        place = slot if record.is_converted else -1
+        views = self._views.get((record.index, place))
+        if views is None:
+            views = record.flat_views(self._flat[slot]) if record.is_converted else self._store.views(record)
+            self._views[record.index, place] = views
+        return views
 
     def take_back(self, record: LayerRecord, slot: int) -> None:
         """Let the file's pages go; a converted layer's are gone already."""
         if not record.is_converted:
-            self._store.drop(record.entries.values())
+            self._store.drop(record)
 
     def close(self) -> None:
         """Loads end with the reader's thread."""
@@ -69,21 +76,26 @@ class CudaLoader:
         self._device = device
         self._following = _following(records)
         self._slots = [torch.empty(flat_bytes, dtype=torch.uint8, device=device) for _ in range(num_slots)]
+        self._views: dict[tuple[int, int], dict[str, Tensor]] = {}
         self._copy_stream = torch.cuda.Stream(device)
         self._copy_stream.wait_stream(torch.cuda.current_stream(device))  # the slots' memory may still be read
         self._copied = [torch.cuda.Event() for _ in range(num_slots)]
         self._released = [torch.cuda.Event() for _ in range(num_slots)]
+        self._locked: list[PinnedBuffer] = []
+        # The staging ring first: where little can be locked, it is what matters.
+        all_pinned = all(record.index in pinned_layers for record in records)
+        self._staging = [] if all_pinned else self._staging_buffers(flat_bytes)
         self._pinned: dict[int, Tensor] = {}
-        for record in records:
-            if record.index in pinned_layers:
-                self._pinned[record.index] = host_buffer(record.flat_bytes)
-                store.populate(record.entries.values())
-                copy_layer(store, record, self._pinned[record.index])
-                store.drop(record.entries.values())
-        all_pinned = len(self._pinned) == len(records)
-        self._staging = [host_buffer(flat_bytes) for _ in range(0 if all_pinned else NUM_STAGING_BUFFERS)]
+        self._pin([record for record in records if record.index in pinned_layers])
+        if len(self._pinned) < len(records) and not self._staging:
+            self._staging = self._staging_buffers(flat_bytes)
         self._staged = [torch.cuda.Event() for _ in self._staging]
         self._next_staging = 0
+
+    @property
+    def num_pinned(self) -> int:
+        """Layers that wait in locked memory."""
+        return len(self._pinned)
 
     def load(self, record: LayerRecord, slot: int) -> None:
         """Issue one copy into the slot, after the last reader of the slot."""
@@ -94,12 +106,12 @@ class CudaLoader:
             self._next_staging = (staging + 1) % len(self._staging)
             self._staged[staging].synchronize()  # the reader's thread waits for an old copy, nobody else does
             host = self._staging[staging]
-            self._store.populate(record.entries.values())
+            self._store.populate(record)
             following = self._following[record.index]
             if following.index not in self._pinned:
-                self._store.announce(following.entries.values())
-            copy_layer(self._store, record, host)
-            self._store.drop(record.entries.values())
+                self._store.announce(following)
+            self._store.copy(record, host)
+            self._store.drop(record)
         num_bytes = record.flat_bytes
         with torch.cuda.stream(self._copy_stream):
             self._copy_stream.wait_event(self._released[slot])
@@ -109,34 +121,55 @@ class CudaLoader:
                 self._staged[staging].record(self._copy_stream)
 
     def hand_out(self, record: LayerRecord, slot: int) -> dict[str, Tensor]:
-        """Views of the slot; compute issued from now on waits for the copy."""
+        """Views of the slot, made once; compute issued from now on waits for the copy."""
         torch.cuda.current_stream(self._device).wait_event(self._copied[slot])
-        return record.flat_views(self._slots[slot])
+        views = self._views.get((record.index, slot))
+        if views is None:
+            views = self._views[record.index, slot] = record.flat_views(self._slots[slot])
+        return views
 
     def take_back(self, record: LayerRecord, slot: int) -> None:
         """The next copy into the slot waits for the compute issued so far."""
         self._released[slot].record(torch.cuda.current_stream(self._device))
 
     def close(self) -> None:
-        """Wait for the copies under way: their slots' memory is about to be another's."""
+        """Wait for the copies under way, whose memory is about to be another's; unlock it."""
         self._copy_stream.synchronize()
+        for buffer in self._locked:
+            buffer.close()
+        self._locked = []
+
+    def _pin(self, records: Sequence[LayerRecord]) -> None:
+        """Fill locked memory with as many of the layers as the system lets us lock."""
+        for record in records:
+            try:
+                buffer = PinnedBuffer(record.flat_bytes)
+            except PinningError as error:
+                logger.warning(
+                    "only %d of %d layers could be kept in locked memory (%s); the others are read from their files",
+                    len(self._pinned), len(records), error,
+                )  # fmt: skip
+                return
+            self._locked.append(buffer)
+            self._pinned[record.index] = buffer.bytes
+            self._store.populate(record)
+            self._store.copy(record, buffer.bytes)
+            self._store.drop(record)
+
+    def _staging_buffers(self, num_bytes: int) -> list[Tensor]:
+        """Locked where possible; pageable ones work too, and block the reader while they are copied."""
+        buffers = []
+        for _ in range(NUM_STAGING_BUFFERS):
+            try:
+                locked = PinnedBuffer(num_bytes)
+            except PinningError as error:
+                logger.warning("cannot lock %d MiB (%s): copies to the device are slower", num_bytes >> 20, error)
+                return [torch.empty(num_bytes, dtype=torch.uint8) for _ in range(NUM_STAGING_BUFFERS)]
+            self._locked.append(locked)
+            buffers.append(locked.bytes)
+        return buffers
 
 
 def _following(records: Sequence[LayerRecord]) -> dict[int, LayerRecord]:
     """Layer index -> the record that the ring loads after it."""
     return {record.index: records[(position + 1) % len(records)] for position, record in enumerate(records)}
-
-
-def copy_layer(store: LayerStore, record: LayerRecord, flat: Tensor) -> None:
-    """Copy a stored layer into a flat buffer, in its compute dtypes."""
-    for name, destination in record.flat_views(flat).items():
-        destination.copy_(store.view(record.entries[name]))
-
-
-def host_buffer(num_bytes: int) -> Tensor:
-    """A pinned buffer, or a pageable one with a warning where the system refuses to pin."""
-    try:
-        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
-    except RuntimeError as error:
-        logger.warning("cannot pin %d MiB (%s); copies from pageable memory are slower", num_bytes >> 20, error)
-        return torch.empty(num_bytes, dtype=torch.uint8)

@@ -7,7 +7,7 @@ import torch
 
 from offload.checkpoint import TensorEntry
 from offload.errors import MemoryPlanError
-from offload.layer_store import LayerRecord
+from offload.layer_store import LayerRecord, StoredTensor
 from offload.placement import NUM_SLOTS_CONVERTED, NUM_SLOTS_MAPPED, NUM_STAGING_BUFFERS, Placement, place_layers
 
 LAYER = 1024  # bytes stored
@@ -15,7 +15,8 @@ LAYER = 1024  # bytes stored
 
 def make_records(count: int, *, compute: torch.dtype) -> list[LayerRecord]:
     entry = TensorEntry(name="w", dtype=torch.bfloat16, shape=(512,), file=Path("f"), offset=0, num_bytes=LAYER)
-    return [LayerRecord(index=index, entries={"w": entry}, dtypes={"w": compute}) for index in range(count)]
+    tensors = {"w": StoredTensor(pieces=(entry,), shape=(512,), dtype=compute)}
+    return [LayerRecord(index=index, tensors=tensors) for index in range(count)]
 
 
 def place(budget: int, *, compute: torch.dtype = torch.bfloat16, accelerator: bool = False, pinned: int = 0,

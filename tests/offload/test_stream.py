@@ -14,7 +14,7 @@ from offload.stream import LayerStream
 
 
 def records(count: int, first: int = 0) -> list[LayerRecord]:
-    return [LayerRecord(index=first + index, entries={}, dtypes={}) for index in range(count)]
+    return [LayerRecord(index=first + index, tensors={}) for index in range(count)]
 
 
 class SlotMemory:

@@ -19,7 +19,8 @@ from offload.errors import CheckpointError, StreamError
 from offload.layer_store import LayerRecord
 from offload.loaders import CpuLoader
 from offload.placement import Placement, place_layers
-from offload.streamed_model import StreamedModel, build_skeleton
+from offload.skeleton import build_skeleton
+from offload.streamed_model import StreamedModel
 from tests.conftest import FAMILIES, SMALL, make_model, save_folder
 
 CPU = torch.device("cpu")

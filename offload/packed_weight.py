@@ -1,0 +1,153 @@
+"""Quantised weights, packed as bitsandbytes packs them, and unpacked where a module computes.
+
+A module keeps its own forward: its quantised parameters are unpacked into scratch memory just
+before it runs, and let go after. So linear layers, GPT-2's transposed ones and fused experts are
+all the same, and the packed bytes and scales are parameters like any other, which stream. Each
+row of a result depends on that row alone (activations are not quantised), as a tree needs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+BLOCK_SIZE = 64  # weights that share a scale, in 4-bit formats
+NESTED_BLOCK_SIZE = 256  # scales that share a scale of their own
+FORMATS_4BIT = ("nf4", "fp4")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedFormat:
+    """How a weight is packed; offset is the mean that nested scales are stored without."""
+
+    kind: str  # int8 | nf4 | fp4
+    nested: bool = False
+    block_size: int = BLOCK_SIZE
+    offset: float = 0.0
+
+    def part_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """The packed parts of a weight of this shape: part -> (shape, dtype)."""
+        if self.kind == "int8":
+            return {
+                "packed": (shape, torch.int8),
+                "scale": ((math.prod(shape[:-1]),), torch.float32),  # one a row
+            }
+        num_weights = math.prod(shape)
+        num_blocks = -(-num_weights // self.block_size)
+        packed = ((-(-num_weights // 2), 1), torch.uint8)
+        if not self.nested:
+            return {"packed": packed, "absmax": ((num_blocks,), torch.float32)}
+        nested_shape = (-(-num_blocks // NESTED_BLOCK_SIZE),)
+        return {
+            "packed": packed,
+            "absmax": ((num_blocks,), torch.uint8),
+            "nested_absmax": (nested_shape, torch.float32),
+        }
+
+    def stored_names(self, name: str) -> dict[str, str]:
+        """Part -> its name in a checkpoint, for the parameter `name`: bitsandbytes' own names."""
+        if self.kind == "int8":
+            owner, _, attribute = name.rpartition(".")
+            return {"packed": name, "scale": f"{owner}.SCB" if attribute == "weight" else f"{name}.SCB"}
+        names = {"packed": name, "absmax": f"{name}.absmax"}
+        return {**names, "nested_absmax": f"{name}.nested_absmax"} if self.nested else names
+
+
+class PackedWeight(nn.Module):
+    """One weight's packed parts, as parameters."""
+
+    def __init__(self, shape: tuple[int, ...], packing: PackedFormat) -> None:
+        super().__init__()
+        self.shape = shape
+        self.packing = packing
+        for part, (part_shape, dtype) in packing.part_shapes(shape).items():
+            empty = torch.empty(part_shape, dtype=dtype, device="meta")
+            self.register_parameter(part, nn.Parameter(empty, requires_grad=False))
+
+    def unpack(self, out: Tensor) -> Tensor:
+        """The weight, written to `out`, or newly made where the kernel takes no place to write to."""
+        parts: Any = self._parameters
+        if self.packing.kind == "int8":
+            # int8 is exact in every compute dtype; one pass over memory, which bitsandbytes' own
+            # kernel needs several for.
+            rows = (parts["scale"] / 127).to(out.dtype)[:, None]
+            out.copy_(parts["packed"])
+            out.view(-1, self.shape[-1]).mul_(rows)
+            return out
+        return unpack_4bit(parts, self.shape, self.packing, out)
+
+
+def unpack_4bit(parts: dict[str, Tensor], shape: tuple[int, ...], packing: PackedFormat, out: Tensor) -> Tensor:
+    """A 4-bit weight through bitsandbytes' kernel."""
+    from bitsandbytes import functional
+
+    state2 = offset = None
+    if packing.nested:
+        device = parts["absmax"].device
+        state2 = functional.QuantState(
+            absmax=parts["nested_absmax"],
+            code=_nested_code(device),
+            blocksize=NESTED_BLOCK_SIZE,
+            dtype=torch.float32,
+        )
+        offset = torch.full((), packing.offset, device=device)
+    state = functional.QuantState(
+        absmax=parts["absmax"],
+        shape=torch.Size(shape),
+        blocksize=packing.block_size,
+        quant_type=packing.kind,
+        dtype=out.dtype,
+        offset=offset,
+        state2=state2,
+    )
+    if out.device.type == "cpu":  # its kernel cannot write to a given place
+        return functional.dequantize_4bit(parts["packed"], state)
+    return functional.dequantize_4bit(parts["packed"], state, out=out)
+
+
+_nested_codes: dict[torch.device, Tensor] = {}
+
+
+def _nested_code(device: torch.device) -> Tensor:
+    """Bitsandbytes' code for the scales of scales, the same in every checkpoint."""
+    if device not in _nested_codes:
+        from bitsandbytes.functional import create_dynamic_map
+
+        _nested_codes[device] = create_dynamic_map().to(device)
+    return _nested_codes[device]
+
+
+class PackedModule:
+    """A module whose parameters `weights` are packed: (attribute, its packed form)."""
+
+    def __init__(self, module: nn.Module, weights: list[tuple[str, PackedWeight]]) -> None:
+        self.module = module
+        self.weights = weights
+
+    def num_unpacked(self) -> int:
+        """Weights that are unpacked at once."""
+        return sum(math.prod(packed.shape) for _, packed in self.weights)
+
+    def hook(self, scratch: Tensor) -> list[RemovableHandle]:
+        """Unpack into `scratch` around every forward."""
+        places, start = [], 0
+        for attribute, packed in self.weights:
+            end = start + math.prod(packed.shape)
+            places.append((attribute, packed, scratch[start:end].view(packed.shape)))
+            start = end
+        parameters = self.module._parameters
+        on_meta = {attribute: parameters[attribute] for attribute, _ in self.weights}
+
+        def unpack(_module: nn.Module, _arguments: Any) -> None:
+            for attribute, packed, place in places:
+                parameters[attribute] = nn.Parameter(packed.unpack(place), requires_grad=False)
+
+        def let_go(_module: nn.Module, _arguments: Any, _output: Any) -> None:
+            parameters.update(on_meta)
+
+        return [self.module.register_forward_pre_hook(unpack), self.module.register_forward_hook(let_go)]

@@ -1,0 +1,58 @@
+"""Page-locked host memory, of exactly the size asked for.
+
+torch's own pinned allocator rounds every buffer up to a power of two, which at the size of decoder
+layers can double the memory that a plan promised. Here anonymous pages are mapped and then
+registered with the driver.
+"""
+
+from __future__ import annotations
+
+import mmap
+import warnings
+
+import torch
+from torch import Tensor
+
+
+class PinningError(RuntimeError):
+    """The system refuses to lock that much memory."""
+
+
+class PinnedBuffer:
+    """`bytes` is a uint8 tensor that a device copies from at full speed, and asynchronously.
+
+    Raises PinningError where the driver or the system's limit on locked memory refuses.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        # A failed mapping is an OSError: the address space or the commit limit is exhausted.
+        try:
+            self._mapping = mmap.mmap(-1, num_bytes)
+        except OSError as error:
+            raise PinningError(str(error)) from error
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            self.bytes: Tensor = torch.frombuffer(self._mapping, dtype=torch.uint8)
+        register(self.bytes)
+
+    def close(self) -> None:
+        """Unlock the pages; nothing may be copying from them any more."""
+        unregister(self.bytes)
+
+
+def register(data: Tensor) -> None:
+    """Lock a host tensor's pages for the driver; raises PinningError."""
+    code = int(torch.cuda.cudart().cudaHostRegister(data.data_ptr(), data.nbytes, 0))
+    if code == 0:
+        return
+    try:
+        # The driver reports a failed call once more to whoever looks next: let that be this line.
+        torch.zeros(1, device="cuda")
+    except RuntimeError:
+        pass
+    raise PinningError(f"cudaHostRegister of {data.nbytes >> 20} MiB failed with code {code}")
+
+
+def unregister(data: Tensor) -> None:
+    """Unlock a registered tensor's pages."""
+    torch.cuda.cudart().cudaHostUnregister(data.data_ptr())

@@ -1,0 +1,170 @@
+"""A model without weights, matched with a checkpoint's headers.
+
+`build_skeleton` makes the module graph on the meta device and finds every parameter in the
+checkpoint: no weight is read.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import torch
+from accelerate import init_empty_weights
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from offload.checkpoint import Checkpoint, TensorEntry
+from offload.errors import CheckpointError
+from offload.layer_store import LayerRecord, StoredTensor
+from offload.packed_checkpoint import attach_packed_weights
+from offload.packed_weight import PackedModule
+from offload.stored_names import Pieces, pieces_by_parameter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skeleton:
+    """A model without weights, and where its weights are to be found."""
+
+    model: PreTrainedModel  # every parameter on the meta device
+    layers: nn.ModuleList
+    records: tuple[LayerRecord, ...]  # the decoder layers
+    outside: LayerRecord  # everything else: embeddings, norms, head, stored buffers
+    ties: dict[str, str]  # parameter -> the parameter that it is
+    packed: tuple[PackedModule, ...]  # modules with quantised weights
+
+    @property
+    def num_scratch(self) -> int:
+        """Weights that have to be unpacked at once."""
+        return max((module.num_unpacked() for module in self.packed), default=0)
+
+
+def build_skeleton(config: PretrainedConfig, checkpoint: Checkpoint, *, dtype: torch.dtype) -> Skeleton:
+    """The module graph on the meta device, matched with the checkpoint's tensors.
+
+    Raises CheckpointError when the family has no single list of decoder layers, or when names or
+    shapes differ from the checkpoint's.
+    """
+    model = build_on_meta(config, checkpoint.folder, dtype=dtype)
+    prefix, layers = decoder_layers(model)
+    stored = pieces_by_parameter(checkpoint, model)
+    packed = attach_packed_weights(model, stored)
+    packed_ids = {id(item.module._parameters[attribute]) for item in packed for attribute, _ in item.weights}
+    ties = _ties(model, stored)
+    layer_pattern = re.compile(re.escape(prefix) + r"\.(\d+)\.")
+    layer_tensors: list[dict[str, StoredTensor]] = [{} for _ in layers]
+    outside: dict[str, StoredTensor] = {}
+    missing = []
+    buffers = stored_buffers(model)
+    for name, tensor in [*model.named_parameters(remove_duplicate=False), *buffers.items()]:
+        if name in ties or id(tensor) in packed_ids:
+            continue
+        pieces = stored.get(name)
+        if pieces is None:
+            missing.append(name)
+            continue
+        match = layer_pattern.match(name)
+        # Buffers are small and stay: they need no place in the stream.
+        place = layer_tensors[int(match[1])] if match and name not in buffers else outside
+        place[name] = _stored_tensor(name, pieces, tensor)
+    if missing:
+        raise CheckpointError(
+            "E_TENSOR_MISSING",
+            f"'{checkpoint.folder}' lacks {len(missing)} tensors of {type(model).__name__}, '{missing[0]}' first.",
+            "Download the model again; of quantised checkpoints, bitsandbytes' int8 and 4-bit ones are read.",
+        )
+    return Skeleton(
+        model=model,
+        layers=layers,
+        records=tuple(LayerRecord(index=index, tensors=tensors) for index, tensors in enumerate(layer_tensors)),
+        outside=LayerRecord(index=-1, tensors=outside),
+        ties=ties,
+        packed=packed,
+    )
+
+
+def build_on_meta(config: PretrainedConfig, folder: object, *, dtype: torch.dtype) -> PreTrainedModel:
+    """The family's module with parameters on the meta device; `folder` is named in errors."""
+    try:
+        # Buffers stay real: rotary frequencies are computed, not stored, and must stay float32.
+        with init_empty_weights(include_buffers=False):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+        model.tie_weights()  # registering on the meta device made separate objects of tied parameters
+    except Exception as error:  # a value that a family cannot use shows in many ways
+        raise CheckpointError(
+            "E_CONFIG_INVALID",
+            f"transformers cannot build the model of '{folder}' ({type(error).__name__}: {error}).",
+            "Download its config.json again.",
+        ) from error
+    model.eval().requires_grad_(False)
+    return model
+
+
+def stored_buffers(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The buffers that belong to a checkpoint."""
+    names = model.state_dict()
+    return {name: buffer for name, buffer in model.named_buffers() if name in names}
+
+
+def decoder_layers(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
+    """The one ModuleList that holds the decoder layers, with its name."""
+    text_config = model.config.get_text_config(decoder=True)
+    num_layers = text_config.num_hidden_layers
+    if num_layers < 1:
+        raise CheckpointError(
+            "E_CONFIG_INVALID", f"num_hidden_layers is {num_layers}.", "Download the model's config.json again."
+        )
+    found = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers and "." in name
+    ]
+    outermost = [item for item in found if not any(item[0].startswith(f"{other}.") for other, _ in found)]
+    if len(outermost) != 1:
+        raise CheckpointError(
+            "E_UNSUPPORTED_ARCHITECTURE",
+            f"{type(model).__name__} has no single list of {num_layers} decoder layers.",
+            "Use a decoder-only model such as Llama, Qwen, Mistral, Gemma, Phi-3 or GPT-NeoX.",
+        )
+    return outermost[0]
+
+
+def _ties(model: PreTrainedModel, stored: dict[str, Pieces]) -> dict[str, str]:
+    """Parameters that are another one's: name -> that one's name.
+
+    A tied parameter that is stored beside the other one is a weight of its own, whatever the config
+    says; where only one of the two is stored, that one is the other's.
+    """
+    first_name: dict[int, str] = {}
+    ties = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        first = first_name.setdefault(id(parameter), name)
+        if first == name or (name in stored and first in stored):
+            continue
+        if first in stored:
+            ties[name] = first
+        else:
+            ties[first] = name
+    return ties
+
+
+def _stored_tensor(name: str, pieces: Pieces, tensor: Tensor) -> StoredTensor:
+    """The parameter and its pieces; raises CheckpointError when they do not make it up."""
+    shape = tuple(tensor.shape)
+    if len(pieces) == 1 and pieces[0].shape != shape:
+        raise _shape_mismatch(name, list(pieces[0].shape), pieces[0], shape)
+    if sum(_num_elements(piece) for piece in pieces) != tensor.numel() or pieces[0].shape[-1:] != shape[-1:]:
+        raise _shape_mismatch(name, f"{len(pieces)} × {list(pieces[0].shape)}", pieces[0], shape)
+    return StoredTensor(pieces=pieces, shape=shape, dtype=tensor.dtype)
+
+
+def _num_elements(entry: TensorEntry) -> int:
+    return entry.num_bytes // entry.dtype.itemsize
+
+
+def _shape_mismatch(name: str, found: object, piece: TensorEntry, shape: tuple[int, ...]) -> CheckpointError:
+    return CheckpointError(
+        "E_SHAPE_MISMATCH",
+        f"'{name}' has shape {found} in '{piece.file.name}', but config.json makes it {list(shape)}.",
+        "Use the config.json that belongs to these weights.",
+    )

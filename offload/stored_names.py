@@ -1,0 +1,62 @@
+"""The checkpoint's tensors under the parameter names that the installed transformers uses.
+
+transformers has renamed modules over time and fuses the experts of a layer into one parameter. It
+describes both in its conversion mapping, which is read here and applied to names alone: the
+pieces of a fused parameter follow each other in memory, so that no weight has to be rearranged.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    Concatenate,
+    MergeModulelist,
+    WeightConverter,
+    WeightRenaming,
+    dot_natural_key,
+    rename_source_key,
+)
+
+from offload.checkpoint import Checkpoint, TensorEntry
+
+Pieces = tuple[TensorEntry, ...]
+
+
+def pieces_by_parameter(checkpoint: Checkpoint, model: PreTrainedModel) -> dict[str, Pieces]:
+    """Parameter name -> the tensors that make it up, in the order in which they lie in it."""
+    mapping = get_model_conversion_mapping(model)
+    renamings = [transform for transform in mapping if isinstance(transform, WeightRenaming)]
+    converters = [transform for transform in mapping if isinstance(transform, WeightConverter)]
+    own_names = model.state_dict()
+    found: dict[str, dict[str | None, list[TensorEntry]]] = defaultdict(lambda: defaultdict(list))
+    for name in sorted(checkpoint.tensors, key=dot_natural_key):
+        target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, own_names)
+        found[target][pattern].append(checkpoint.tensors[name])
+    pieces = {}
+    for target, by_pattern in found.items():
+        if None in by_pattern:
+            pieces[target] = (by_pattern[None][0],)
+            continue
+        converter = next(c for c in converters if set(by_pattern) <= set(c.source_patterns))
+        in_order = _in_memory_order(converter, [by_pattern[p] for p in converter.source_patterns if p in by_pattern])
+        if in_order is not None:
+            pieces[target] = in_order
+    return pieces
+
+
+def _in_memory_order(converter: WeightConverter, sources: list[list[TensorEntry]]) -> Pieces | None:
+    """The order of the pieces in the converted tensor; None where it is no mere sequence of them."""
+    steps = [(type(operation), getattr(operation, "dim", None)) for operation in converter.operations]
+    if len(sources) != len(converter.source_patterns):
+        return None
+    if steps == [(MergeModulelist, 0)] and len(sources) == 1:  # [experts, ...]
+        return tuple(sources[0])
+    if steps == [(MergeModulelist, 0), (Concatenate, 1)] and len({len(source) for source in sources}) == 1:
+        # [experts, rows of all sources, columns]: every expert's pieces side by side
+        return tuple(piece for expert in zip(*sources, strict=True) for piece in expert)
+    if steps == [(Concatenate, 0)]:
+        return tuple(piece for source in sources for piece in source)
+    return None
