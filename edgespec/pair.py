@@ -10,7 +10,7 @@ from typing import Any
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from edgespec.causal_model import check_can_read_trees
+from edgespec.causal_model import check_can_roll_back
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
 from edgespec.target import offload_errors
@@ -99,7 +99,7 @@ def open_model(folder: Path) -> ModelFolder:
     with offload_errors():
         checkpoint = read_checkpoint(folder)
     config = _read_config(folder)
-    check_can_read_trees(config.get_text_config(decoder=True))
+    check_can_roll_back(config.get_text_config(decoder=True))
     if getattr(config, "quantization_config", None):
         raise EdgespecError(
             "E_QUANTIZED", f"'{folder}' is a quantised checkpoint.", "Use the model's bf16 or fp16 safetensors."

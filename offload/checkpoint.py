@@ -80,7 +80,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     shards = _shard_names(folder)
     tensors: dict[str, TensorEntry] = {}
     for shard, expected in shards.items():
-        entries = _read_header(_shard_path(folder, shard))
+        entries = read_header(_shard_path(folder, shard))
         missing = sorted(expected - entries.keys())
         if missing:
             raise CheckpointError(
@@ -134,7 +134,7 @@ def _shard_path(folder: Path, shard: str) -> Path:
     return path
 
 
-def _read_header(path: Path) -> dict[str, TensorEntry]:
+def read_header(path: Path) -> dict[str, TensorEntry]:
     """The tensors of one safetensors file, after checking that the file is as long as its header says."""
     file_bytes = path.stat().st_size
     with path.open("rb") as file:
