@@ -9,11 +9,22 @@ from edgespec.errors import EdgespecError
 
 MAX_TREE_SIZE = 768
 POLICIES = ("dyspec", "none")
+# What users of other tools call the formats that weights can be quantised to
+QUANT_NAMES = {
+    "none": None,
+    "nf4": "nf4",
+    "4bit": "nf4",
+    "bnb-4bit": "nf4",
+    "int8": "int8",
+    "8bit": "int8",
+    "bnb-8bit": "int8",
+}
 
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMGT]?)(I?B?)", re.IGNORECASE)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
+MIN_CONTEXT = 256  # tokens behind the longest prompt that the cheapest advice still leaves
 # Below this, logits divided by the temperature leave float32.
 MIN_TEMPERATURE = 1e-6
 
@@ -30,6 +41,13 @@ def parse_size(text: str) -> int:
     assert match is not None
     number, prefix, unit = float(match[1]), match[2].upper(), match[3].upper()
     return int(number * (1000 if prefix and unit == "B" else 1024) ** _POWERS[prefix])
+
+
+def parse_quant(name: str | None, *, flag: str = "--quant") -> str | None:
+    """The quantisation that a name stands for; None is none."""
+    key = (name or "none").lower()
+    _require(key in QUANT_NAMES, f"{flag} {name} is unknown.", f"Use one of: {', '.join(QUANT_NAMES)}.")
+    return QUANT_NAMES[key]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,4 +118,5 @@ class MemoryLimits:
 
     max_cpu_bytes: int | None = None
     max_gpu_bytes: int | None = None
+    gpu_margin_bytes: int | None = None  # left free on the device; None: 1 GiB where no limit is given
     max_resident_layers: int | None = None  # None: as many as fit

@@ -29,6 +29,13 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 
+def planning_device(name: str) -> torch.device:
+    """Like `resolve_device`, but a CUDA device need not be there to plan for it."""
+    if name.partition(":")[0] == "cuda" and not torch.cuda.is_available():
+        return torch.device("cuda", 0)
+    return resolve_device(name)
+
+
 def resolve_dtype(name: str, config: PretrainedConfig, device: torch.device) -> torch.dtype:
     """'auto' is float32 on a CPU, where rounding then flips no argmax, and the checkpoint's own on a GPU."""
     if name in DTYPES:

@@ -10,31 +10,32 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-import psutil
 import torch
 from tokenizers.decoders import DecodeStream
 
 from edgespec.causal_model import CausalModel
-from edgespec.config import MemoryLimits, SamplingSettings, TreeSettings
+from edgespec.config import MemoryLimits, SamplingSettings, TreeSettings, parse_quant
+from edgespec.context import new_token_limit
 from edgespec.decode import Grow, Session, StepResult, Verify, decode
 from edgespec.device import resolve_device, resolve_dtype
 from edgespec.draft.language_model import LanguageModelDrafter
 from edgespec.errors import EdgespecError
 from edgespec.grow import dyspec
 from edgespec.grow.best_first import grow_best_first
-from edgespec.memory import LIBRARIES_BYTES, cache_rows, fixed_bytes
-from edgespec.pair import ModelPair, new_token_limit, open_pair
+from edgespec.memory import cache_rows
+from edgespec.pair import ModelPair, open_pair
+from edgespec.plan import plan_pair
 from edgespec.results import GenerationResult, TextChunk
+from edgespec.self_check import check_tree_reading
 from edgespec.target import Target, offload_errors
 from edgespec.tree import root_only
 from edgespec.verify.greedy import verify_greedy
 from edgespec.verify.rejection import verify_rejection
-from offload.placement import GIB, Placement, place_layers
-from offload.skeleton import Skeleton, build_skeleton
+from edgespec.weights import Announce, Weights
+from offload.placement import Placement, all_resident
 from offload.streamed_model import StreamedModel
 
-MARGIN_BYTES = GIB  # left free when no limit is given
-Progress = Callable[[str, int, int], None]  # phase, done, total
+Progress = Callable[[str, int, int], None]  # phase, done, total: bytes when loading, layers when quantising
 
 
 class Engine:
@@ -48,41 +49,54 @@ class Engine:
         limits: MemoryLimits | None = None,
         device: str = "auto",
         dtype: str = "auto",
+        quant: str | None = None,
+        draft_quant: str | None = None,
         context_tokens: int = 2048,
         prompt_tokens: int | None = None,
+        self_check: bool = True,
         on_plan: Callable[[Engine], None] | None = None,
+        on_quantize: Announce | None = None,
         progress: Progress | None = None,
     ) -> None:
         """Plan memory for texts of up to `context_tokens` and load; raises EdgespecError.
 
         `prompt_tokens` is the longest prompt to plan for, as long as the context where it is not
-        known. `on_plan` sees the engine before weights are read.
+        known. `on_plan` sees the engine before weights are read, `on_quantize` what is about to be
+        written to the cache. `self_check` tries whether the family reads token trees rightly.
         """
         self.pair = pair
         self.device = resolve_device(device)
         self.dtype = resolve_dtype(dtype, pair.target.config, self.device)
         self.max_context = min(context_tokens, pair.max_context or context_tokens)
+        self.quant, self.draft_quant = parse_quant(quant), parse_quant(draft_quant)
         tree = tree or TreeSettings()
         self.tree = tree if pair.draft is not None else replace(tree, policy="none")
-        uses_draft = self.tree.policy != "none"
+        self._models: dict[str, StreamedModel] = {}
+        self._causal: dict[str, CausalModel] = {}
         with offload_errors():
-            target_skeleton = build_skeleton(pair.target.config, pair.target.checkpoint, dtype=self.dtype)
-            draft_skeleton = (
-                build_skeleton(pair.draft.config, pair.draft.checkpoint, dtype=self.dtype)
-                if pair.draft is not None and uses_draft
-                else None
+            plan = plan_pair(
+                pair.target,
+                pair.draft if self.tree.policy != "none" else None,
+                tree=self.tree,
+                limits=limits or MemoryLimits(),
+                device=self.device,
+                dtype=self.dtype,
+                quant=self.quant,
+                draft_quant=self.draft_quant,
+                context_tokens=self.max_context,
+                prompt_tokens=prompt_tokens or self.max_context,
             )
-            self.placement = self._plan(
-                target_skeleton, draft_skeleton, limits or MemoryLimits(), prompt_tokens or self.max_context
-            )
+            self.placement = plan.placement
             if on_plan:
                 on_plan(self)
-            self._models: dict[str, StreamedModel] = {}
-            self._causal: dict[str, CausalModel] = {}
+            weights = {"target": plan.target} | ({"draft": plan.draft} if plan.draft else {})
+            if self_check:
+                for model in weights.values():
+                    check_tree_reading(model.planned.model.config, device=self.device)
             try:
-                self._load("target", target_skeleton, self.placement, progress)
-                if draft_skeleton is not None:
-                    self._load("draft", draft_skeleton, _all_resident(draft_skeleton), progress)
+                for phase, model in weights.items():
+                    placement = self.placement if phase == "target" else all_resident(len(model.planned.records))
+                    self._load(phase, model, placement, on_quantize, progress)
             except BaseException:
                 self.close()
                 raise
@@ -97,8 +111,11 @@ class Engine:
         limits: MemoryLimits | None = None,
         device: str = "auto",
         dtype: str = "auto",
+        quant: str | None = None,
+        draft_quant: str | None = None,
         context_tokens: int = 2048,
         prompt_tokens: int | None = None,
+        self_check: bool = True,
         progress: Progress | None = None,
     ) -> Engine:
         """Load a target folder and a draft folder; without a target, the built-in pair."""
@@ -109,8 +126,11 @@ class Engine:
             limits=limits,
             device=device,
             dtype=dtype,
+            quant=quant,
+            draft_quant=draft_quant,
             context_tokens=context_tokens,
             prompt_tokens=prompt_tokens,
+            self_check=self_check,
             progress=progress,
         )
 
@@ -210,39 +230,20 @@ class Engine:
     ) -> None:
         self.close()
 
-    def _plan(self, target: Skeleton, draft: Skeleton | None, limits: MemoryLimits, prompt_tokens: int) -> Placement:
-        available_cpu = max(0, psutil.virtual_memory().available - MARGIN_BYTES)
-        cpu_budget = limits.max_cpu_bytes if limits.max_cpu_bytes is not None else available_cpu
-        on_accelerator = self.device.type == "cuda"
-        device_budget = cpu_budget
-        if on_accelerator:
-            free_bytes, _ = torch.cuda.mem_get_info(self.device)
-            device_budget = (
-                limits.max_gpu_bytes if limits.max_gpu_bytes is not None else max(0, free_bytes - MARGIN_BYTES)
-            )
-        return place_layers(
-            target.records,
-            fixed_bytes=fixed_bytes(
-                target,
-                draft,
-                tree=self.tree,
-                context_tokens=self.max_context,
-                prompt_tokens=prompt_tokens,
-                dtype=self.dtype,
-                device=self.device,
-            ),
-            device_budget_bytes=device_budget,
-            pinned_budget_bytes=max(0, cpu_budget - LIBRARIES_BYTES),
-            on_accelerator=on_accelerator,
-            max_resident=limits.max_resident_layers,
-        )
-
-    def _load(self, phase: str, skeleton: Skeleton, placement: Placement, progress: Progress | None) -> None:
+    def _load(
+        self,
+        phase: str,
+        weights: Weights,
+        placement: Placement,
+        on_quantize: Announce | None,
+        progress: Progress | None,
+    ) -> None:
+        quantizing = functools.partial(progress, f"quantising {phase}") if progress else None
         streamed = StreamedModel(
-            skeleton,
+            weights.loadable(self.device, announce=on_quantize, progress=quantizing),
             placement,
             device=self.device,
-            progress=functools.partial(progress, phase) if progress else None,
+            progress=functools.partial(progress, f"loading {phase}") if progress else None,
         )
         self._models[phase] = streamed
         self._causal[phase] = CausalModel(streamed.model, device=self.device)
@@ -280,17 +281,3 @@ class Engine:
 
 def _verifier(sampling: SamplingSettings) -> Verify:
     return verify_greedy if sampling.temperature == 0 else verify_rejection
-
-
-def _all_resident(skeleton: Skeleton) -> Placement:
-    """The draft's placement: its bytes are part of the target's plan."""
-    num_layers = len(skeleton.records)
-    return Placement(
-        num_layers=num_layers,
-        num_resident=num_layers,
-        num_pinned=0,
-        num_slots=1,
-        streamed_bytes=0,
-        device_bytes={},
-        device_budget_bytes=0,
-    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from transformers import PretrainedConfig
 
+from edgespec.causal_model import PREFILL_ROWS
 from edgespec.config import TreeSettings
 from offload.layer_store import LayerRecord
 from offload.skeleton import Skeleton
@@ -15,6 +16,7 @@ from offload.skeleton import Skeleton
 MIB = 1 << 20
 LIBRARIES_BYTES = 192 * MIB  # model code, kernels and tokenizer that load with the first model
 CUDA_CONTEXT_BYTES = 600 * MIB
+NUM_HIDDEN_COPIES = 4  # of a prompt's hidden states: before and after a layer, and positions
 NUM_LOGITS_COPIES = 5  # logits, their float32, probabilities, temporaries
 FLOAT32_BYTES = 4
 PASS_SLACK = 1.5  # an allocator keeps freed blocks that fit nothing that comes next
@@ -50,12 +52,14 @@ def pass_bytes(config: PretrainedConfig, *, prompt_rows: int, tree_rows: int, ke
     is_eager = getattr(config, "_attn_implementation", None) == "eager"
     score_bytes = config.num_attention_heads * (2 * dtype.itemsize + FLOAT32_BYTES) if is_eager else 0
     logits_bytes = config.vocab_size * FLOAT32_BYTES * NUM_LOGITS_COPIES  # of one row
-    prompt_bytes = prompt_rows * (row_bytes + prompt_rows * score_bytes)
+    chunk_rows = min(prompt_rows, PREFILL_ROWS)
+    prompt_bytes = chunk_rows * (row_bytes + prompt_rows * (mask_bytes + score_bytes))
+    prompt_bytes += NUM_HIDDEN_COPIES * prompt_rows * config.hidden_size * dtype.itemsize
     tree_bytes = tree_rows * (row_bytes + keys * (mask_bytes + score_bytes) + logits_bytes)
     return int(PASS_SLACK * max(prompt_bytes, tree_bytes))
 
 
-def fixed_bytes(
+def device_uses(
     target: Skeleton,
     draft: Skeleton | None,
     *,
@@ -65,23 +69,33 @@ def fixed_bytes(
     dtype: torch.dtype,
     device: torch.device,
 ) -> dict[str, int]:
-    """Everything but the target's decoder layers: what -> bytes."""
+    """Everything on the device but the target's decoder layers: what -> bytes."""
     config = target.model.config.get_text_config(decoder=True)
     target_rows, draft_rows = cache_rows(context_tokens, tree)
     tree_rows = target_rows - context_tokens
     uses = {
-        "libraries": CUDA_CONTEXT_BYTES if device.type == "cuda" else LIBRARIES_BYTES,
-        "embeddings, norms, head": resident_bytes(target.outside, device=device),
-        "target cache": cache_bytes(config, rows=target_rows, dtype=dtype),
-        "target pass": pass_bytes(
+        "CUDA context" if device.type == "cuda" else "libraries": (
+            CUDA_CONTEXT_BYTES if device.type == "cuda" else LIBRARIES_BYTES
+        ),
+        "target: embeddings, norms, head": resident_bytes(target.outside, device=device),
+        "target: keys and values": cache_bytes(config, rows=target_rows, dtype=dtype),
+        "target: one pass": pass_bytes(
             config, prompt_rows=prompt_tokens, tree_rows=tree_rows, keys=target_rows, dtype=dtype
         ),
     }
     if draft is not None:
         draft_config = draft.model.config.get_text_config(decoder=True)
-        uses["draft"] = sum(resident_bytes(r, device=device) for r in (draft.outside, *draft.records))
-        uses["draft cache"] = cache_bytes(draft_config, rows=draft_rows, dtype=dtype)
-        uses["draft pass"] = pass_bytes(
+        uses["draft: weights"] = sum(resident_bytes(r, device=device) for r in (draft.outside, *draft.records))
+        uses["draft: keys and values"] = cache_bytes(draft_config, rows=draft_rows, dtype=dtype)
+        uses["draft: one pass"] = pass_bytes(
             draft_config, prompt_rows=prompt_tokens, tree_rows=tree_rows, keys=draft_rows, dtype=dtype
         )
+    scratch_bytes = (target.num_scratch + (draft.num_scratch if draft else 0)) * dtype.itemsize
+    if scratch_bytes:
+        uses["weights while unpacked"] = scratch_bytes
     return uses
+
+
+def host_uses() -> dict[str, int]:
+    """What an accelerator's program needs of RAM, beside layers that wait there."""
+    return {"libraries": LIBRARIES_BYTES}

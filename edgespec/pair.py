@@ -14,10 +14,12 @@ from edgespec.causal_model import check_can_roll_back
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
 from edgespec.target import offload_errors
+from offload.architecture import architecture_checkpoint
 from offload.checkpoint import Checkpoint, read_checkpoint
 
 DEMO_FOLDER = Path(__file__).parent / "demo"
 NUM_DIFFERENCES_SHOWN = 3
+READABLE_QUANTIZATIONS = {"bitsandbytes"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +70,6 @@ class ModelPair:
                 "Correct the file.",
             ) from error
 
-    def new_token_limit(self, prompt_tokens: int, max_new_tokens: int) -> tuple[int, str]:
-        """The new tokens that the pair's context leaves; see `new_token_limit`."""
-        return new_token_limit(self.max_context, prompt_tokens, max_new_tokens)
-
 
 def open_pair(target: Path | None, draft: Path | None) -> ModelPair:
     """Check both folders against themselves and each other; None for the target is the built-in pair.
@@ -97,12 +95,27 @@ def open_pair(target: Path | None, draft: Path | None) -> ModelPair:
 def open_model(folder: Path) -> ModelFolder:
     """One folder's config and headers, checked."""
     with offload_errors():
-        checkpoint = read_checkpoint(folder)
+        return _model_folder(folder, read_checkpoint(folder))
+
+
+def open_architecture(folder: Path) -> ModelFolder:
+    """A folder that may hold a config.json alone: sizes then come from the architecture."""
+    if folder.is_dir() and (folder / "config.json").exists() and not any(folder.glob("*.safetensors*")):
+        with offload_errors():
+            return _model_folder(folder, architecture_checkpoint(_read_config(folder), folder))
+    return open_model(folder)
+
+
+def _model_folder(folder: Path, checkpoint: Checkpoint) -> ModelFolder:
     config = _read_config(folder)
     check_can_roll_back(config.get_text_config(decoder=True))
-    if getattr(config, "quantization_config", None):
+    quantization: Any = getattr(config, "quantization_config", None) or {}
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization.quant_method
+    if quantization and str(method) not in READABLE_QUANTIZATIONS:
         raise EdgespecError(
-            "E_QUANTIZED", f"'{folder}' is a quantised checkpoint.", "Use the model's bf16 or fp16 safetensors."
+            "E_QUANTIZED",
+            f"'{folder}' is quantised with {method}, which edgespec does not read.",
+            "Use the model's bf16 or fp16 safetensors with --quant nf4 or int8, or a bitsandbytes checkpoint.",
         )
     return ModelFolder(
         folder=folder,
@@ -209,30 +222,3 @@ def _check_same_tokens(target: PreTrainedTokenizerBase, draft: PreTrainedTokeniz
         f"the draft's token ids differ from the target's in {len(different)} of {len(ours)}: {shown}.",
         "Use a draft of the same model family, or --policy none without a draft.",
     )
-
-
-def new_token_limit(max_context: int | None, prompt_tokens: int, max_new_tokens: int) -> tuple[int, str]:
-    """The new tokens that a context leaves, and why they end: 'length' or 'context'.
-
-    -1 asks for all that fit. Raises EdgespecError when none do, and for other numbers below 1.
-    """
-    if max_new_tokens == 0 or max_new_tokens < -1:
-        raise EdgespecError(
-            "E_SETTING",
-            f"--max-new-tokens {max_new_tokens} is not a length.",
-            "Use 1 or more, or -1 for all that fits.",
-        )
-    if max_context is None:
-        if max_new_tokens < 0:
-            raise EdgespecError(
-                "E_SETTING", "this model sets no context length to fill.", "Give --max-new-tokens a number."
-            )
-        return max_new_tokens, "length"
-    room = max_context - prompt_tokens
-    if room < 1:
-        raise EdgespecError(
-            "E_CONTEXT",
-            f"the prompt has {prompt_tokens} tokens, and the context holds {max_context} with at least one new one.",
-            "Shorten the prompt.",
-        )
-    return (max_new_tokens, "length") if 1 <= max_new_tokens <= room else (room, "context")

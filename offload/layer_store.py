@@ -156,7 +156,9 @@ class LayerStore:
         checksum = 0
         for entry in record.entries:
             middle = entry.offset + entry.num_bytes // 2
-            sample = self._files[entry.file].mapping[middle : min(middle + SAMPLE_BYTES, entry.offset + entry.num_bytes)]
+            sample = self._files[entry.file].mapping[
+                middle : min(middle + SAMPLE_BYTES, entry.offset + entry.num_bytes)
+            ]
             checksum = zlib.crc32(sample, checksum)
         if self._samples.setdefault(record.index, checksum) != checksum:
             files = ", ".join(sorted({entry.file.name for entry in record.entries}))

@@ -8,6 +8,7 @@ row of a result depends on that row alone (activations are not quantised), as a 
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
+
+from offload.kernels import bitsandbytes_functional
 
 BLOCK_SIZE = 64  # weights that share a scale, in 4-bit formats
 NESTED_BLOCK_SIZE = 256  # scales that share a scale of their own
@@ -84,8 +87,7 @@ class PackedWeight(nn.Module):
 
 def unpack_4bit(parts: dict[str, Tensor], shape: tuple[int, ...], packing: PackedFormat, out: Tensor) -> Tensor:
     """A 4-bit weight through bitsandbytes' kernel."""
-    from bitsandbytes import functional
-
+    functional = bitsandbytes_functional()
     state2 = offset = None
     if packing.nested:
         device = parts["absmax"].device
@@ -106,20 +108,17 @@ def unpack_4bit(parts: dict[str, Tensor], shape: tuple[int, ...], packing: Packe
         state2=state2,
     )
     if out.device.type == "cpu":  # its kernel cannot write to a given place
-        return functional.dequantize_4bit(parts["packed"], state)
-    return functional.dequantize_4bit(parts["packed"], state, out=out)
+        unpacked: Tensor = functional.dequantize_4bit(parts["packed"], state)
+        return unpacked
+    functional.dequantize_4bit(parts["packed"], state, out=out)
+    return out
 
 
-_nested_codes: dict[torch.device, Tensor] = {}
-
-
+@functools.cache
 def _nested_code(device: torch.device) -> Tensor:
     """Bitsandbytes' code for the scales of scales, the same in every checkpoint."""
-    if device not in _nested_codes:
-        from bitsandbytes.functional import create_dynamic_map
-
-        _nested_codes[device] = create_dynamic_map().to(device)
-    return _nested_codes[device]
+    code: Tensor = bitsandbytes_functional().create_dynamic_map().to(device)
+    return code
 
 
 class PackedModule:

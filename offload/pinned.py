@@ -7,6 +7,7 @@ registered with the driver.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import warnings
 
@@ -45,11 +46,9 @@ def register(data: Tensor) -> None:
     code = int(torch.cuda.cudart().cudaHostRegister(data.data_ptr(), data.nbytes, 0))
     if code == 0:
         return
-    try:
+    with contextlib.suppress(RuntimeError):
         # The driver reports a failed call once more to whoever looks next: let that be this line.
         torch.zeros(1, device="cuda")
-    except RuntimeError:
-        pass
     raise PinningError(f"cudaHostRegister of {data.nbytes >> 20} MiB failed with code {code}")
 
 

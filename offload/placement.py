@@ -21,15 +21,23 @@ NUM_SLOTS_MAPPED = 3  # mapped pages are cheap: read two layers ahead
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where each layer lives, and what the device memory is spent on."""
+    """Where each layer lives, and what the memory is spent on."""
 
     num_layers: int
     num_resident: int  # layers [0, num_resident) stay on the device
     num_pinned: int  # the next ones are in pinned host memory; the rest is read from disk each pass
     num_slots: int
     streamed_bytes: int  # bytes a pass reads or copies
+    disk_bytes: int  # of these, from disk
     device_bytes: dict[str, int]  # what -> bytes, on the compute device
     device_budget_bytes: int
+    host_bytes: dict[str, int]  # what -> bytes in RAM beside an accelerator; empty where RAM is the device's
+    host_budget_bytes: int
+
+    @property
+    def num_on_disk(self) -> int:
+        """Layers that are read from disk in each pass."""
+        return self.num_layers - self.num_resident - self.num_pinned
 
     @property
     def pinned_layers(self) -> frozenset[int]:
@@ -43,83 +51,133 @@ class Placement:
 
     def table(self) -> str:
         """The plan for people, one line a use."""
-        return format_table(self.device_bytes, self.device_budget_bytes)
+        device = "GPU" if self.host_bytes else "RAM"
+        lines = [_column(device, self.device_bytes, self.device_budget_bytes)]
+        if self.host_bytes:
+            lines.append(_column("RAM", self.host_bytes, self.host_budget_bytes))
+        if self.num_on_disk:
+            on_disk = f"{self.num_on_disk} layers, read in each pass"
+            lines.append(f"  disk  {on_disk:<34}{self.disk_bytes / GIB:9.3f} GiB")
+        return "\n".join(lines)
 
 
-def format_table(device_bytes: dict[str, int], budget_bytes: int) -> str:
-    """Uses of memory in GiB, one a line, then their sum beside the limit."""
-    lines = [f"  {what:<28}{num_bytes / GIB:9.3f} GiB" for what, num_bytes in device_bytes.items()]
-    total = sum(device_bytes.values())
-    return "\n".join([*lines, f"  {'together':<28}{total / GIB:9.3f} GiB of {budget_bytes / GIB:.3f} GiB"])
+def _column(title: str, uses: dict[str, int], budget_bytes: int) -> str:
+    """Uses of one memory in GiB, one a line, then their sum beside the limit."""
+    lines = [f"  {title:<6}{what:<34}{num_bytes / GIB:9.3f} GiB" for what, num_bytes in uses.items()]
+    total = f"{sum(uses.values()) / GIB:9.3f} GiB of {budget_bytes / GIB:.3f} GiB"
+    return "\n".join([*lines, f"  {title:<6}{'together':<34}{total}"])
 
 
 def place_layers(
     records: Sequence[LayerRecord],
     *,
-    fixed_bytes: dict[str, int],
+    device_uses: dict[str, int],
     device_budget_bytes: int,
-    pinned_budget_bytes: int = 0,
-    on_accelerator: bool,
+    host_uses: dict[str, int] | None = None,
+    host_budget_bytes: int = 0,
     max_resident: int | None = None,
 ) -> Placement:
-    """Keep as many layers on the device as fit beside `fixed_bytes`.
+    """Keep as many layers on the device as fit beside `device_uses`.
 
-    Raises MemoryPlanError, with the whole table, when not even a stream of all layers fits.
+    `host_uses` is None where the device's memory is RAM itself. Raises MemoryPlanError, with the
+    whole table, when not even a stream of all layers fits.
     """
-    if on_accelerator:
-        layer_bytes = [record.flat_bytes for record in records]
-        num_slots = NUM_SLOTS_CONVERTED
-        stream_bytes = num_slots * max(layer_bytes)
-    elif any(record.is_converted for record in records):
-        layer_bytes = [record.flat_bytes if record.is_converted else record.stored_bytes for record in records]
-        num_slots = NUM_SLOTS_CONVERTED
-        stream_bytes = num_slots * max(layer_bytes) + max(record.stored_bytes for record in records)
-    else:
-        layer_bytes = [record.stored_bytes for record in records]
-        num_slots = NUM_SLOTS_MAPPED
-        stream_bytes = num_slots * max(layer_bytes)
-
-    free_bytes = device_budget_bytes - sum(fixed_bytes.values())
+    on_accelerator = host_uses is not None
+    layer_bytes, num_slots, stream_bytes = _stream_shape(records, on_accelerator=on_accelerator)
+    free_bytes = device_budget_bytes - sum(device_uses.values())
     wanted = len(records) if max_resident is None else min(max_resident, len(records))
     num_resident = 0
     if wanted == len(records) and sum(layer_bytes) <= free_bytes:
         num_resident, stream_bytes = len(records), 0
     else:
-        free_bytes -= stream_bytes
-        for num_bytes in layer_bytes[: min(wanted, len(records) - 1)]:
-            if num_bytes > free_bytes:
-                break
-            free_bytes -= num_bytes
-            num_resident += 1
-    device_bytes = dict(fixed_bytes)
-    device_bytes[f"{num_resident} resident layers"] = sum(layer_bytes[:num_resident])
-    device_bytes["stream buffers"] = stream_bytes
-    if sum(device_bytes.values()) > device_budget_bytes:
-        needed = sum(device_bytes.values())
-        raise MemoryPlanError(
-            "E_MEMORY",
-            f"{needed / GIB:.3f} GiB are needed with every layer streamed, "
-            f"{(needed - device_budget_bytes) / GIB:.3f} GiB more than the limit:\n"
-            f"{format_table(device_bytes, device_budget_bytes)}\n",
-            "Raise the memory limit, lower --tree-size or --max-new-tokens, or use a smaller draft.",
-        )
-
+        most = min(wanted, len(records) - 1)
+        num_resident = _num_that_fit(layer_bytes[:most], free_bytes - stream_bytes)
+    host_bytes = dict(host_uses or {})
     num_pinned = 0
-    if on_accelerator:
-        if sum(layer_bytes[num_resident:]) > pinned_budget_bytes:
-            pinned_budget_bytes -= NUM_STAGING_BUFFERS * max(layer_bytes)  # for the layers that stay on disk
-        for num_bytes in layer_bytes[num_resident:]:
-            if num_bytes > pinned_budget_bytes:
-                break
-            pinned_budget_bytes -= num_bytes
-            num_pinned += 1
+    waiting = layer_bytes[num_resident:]
+    if on_accelerator and waiting:
+        free_host_bytes = host_budget_bytes - sum(host_bytes.values())
+        staging_bytes = NUM_STAGING_BUFFERS * max(layer_bytes)  # for the layers that stay on disk
+        if sum(waiting) > free_host_bytes:
+            host_bytes["staging buffers"] = staging_bytes
+            free_host_bytes -= staging_bytes
+        num_pinned = _num_that_fit(waiting, free_host_bytes)
+        host_bytes[f"{num_pinned} layers, copied in each pass"] = sum(waiting[:num_pinned])
     streamed = records[num_resident:]
-    return Placement(
+    disk_bytes = sum(record.stored_bytes for record in streamed[num_pinned:])
+    pinned_bytes = sum(record.flat_bytes for record in streamed[:num_pinned])
+    placement = Placement(
         num_layers=len(records),
         num_resident=num_resident,
         num_pinned=num_pinned,
         num_slots=max(1, min(num_slots, len(streamed))),
-        streamed_bytes=sum(record.flat_bytes if on_accelerator else record.stored_bytes for record in streamed),
-        device_bytes=device_bytes,
+        streamed_bytes=disk_bytes + pinned_bytes,
+        disk_bytes=disk_bytes,
+        device_bytes={
+            **device_uses,
+            f"{num_resident} resident layers": sum(layer_bytes[:num_resident]),
+            "stream buffers": stream_bytes,
+        },
         device_budget_bytes=device_budget_bytes,
+        host_bytes=host_bytes,
+        host_budget_bytes=host_budget_bytes,
     )
+    _check_budgets(placement)
+    return placement
+
+
+def all_resident(num_layers: int) -> Placement:
+    """The placement of a model that is no part of a plan of its own, as a draft's bytes are part of its target's."""
+    return Placement(
+        num_layers=num_layers,
+        num_resident=num_layers,
+        num_pinned=0,
+        num_slots=1,
+        streamed_bytes=0,
+        disk_bytes=0,
+        device_bytes={},
+        device_budget_bytes=0,
+        host_bytes={},
+        host_budget_bytes=0,
+    )
+
+
+def _stream_shape(records: Sequence[LayerRecord], *, on_accelerator: bool) -> tuple[list[int], int, int]:
+    """Bytes of each layer where it computes, slots of the ring, and bytes of the ring."""
+    if on_accelerator:
+        layer_bytes = [record.flat_bytes for record in records]
+        return layer_bytes, NUM_SLOTS_CONVERTED, NUM_SLOTS_CONVERTED * max(layer_bytes)
+    layer_bytes = [record.flat_bytes if record.is_converted else record.stored_bytes for record in records]
+    if any(record.is_converted for record in records):
+        read_bytes = max(record.stored_bytes for record in records)
+        return layer_bytes, NUM_SLOTS_CONVERTED, NUM_SLOTS_CONVERTED * max(layer_bytes) + read_bytes
+    return layer_bytes, NUM_SLOTS_MAPPED, NUM_SLOTS_MAPPED * max(layer_bytes)
+
+
+def _num_that_fit(layer_bytes: Sequence[int], free_bytes: int) -> int:
+    """How many of the layers, from the first on, fit together."""
+    num_layers = 0
+    for num_bytes in layer_bytes:
+        if num_bytes > free_bytes:
+            break
+        free_bytes -= num_bytes
+        num_layers += 1
+    return num_layers
+
+
+def _check_budgets(placement: Placement) -> None:
+    """Raise MemoryPlanError when a memory is planned beyond its limit."""
+    memories = [
+        ("GPU memory" if placement.host_bytes else "RAM", placement.device_bytes, placement.device_budget_bytes)
+    ]
+    if placement.host_bytes:
+        memories.append(("RAM", placement.host_bytes, placement.host_budget_bytes))
+    for memory, uses, budget_bytes in memories:
+        needed_bytes = sum(uses.values())
+        if needed_bytes > budget_bytes:
+            raise MemoryPlanError(
+                "E_MEMORY",
+                f"{needed_bytes / GIB:.3f} GiB of {memory} are needed with every layer streamed, "
+                f"{(needed_bytes - budget_bytes) / GIB:.3f} GiB more than the limit:\n{placement.table()}\n",
+                "Raise the memory limit, lower --tree-size or --max-new-tokens, or use a smaller draft.",
+            )

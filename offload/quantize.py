@@ -17,6 +17,7 @@ from torch import Tensor
 
 from offload.checkpoint import Checkpoint, TensorEntry
 from offload.errors import CheckpointError
+from offload.kernels import bitsandbytes_functional
 from offload.layer_store import LayerRecord, LayerStore, StoredTensor
 from offload.packed_checkpoint import INT8, STATE_KEY, is_quantizable, state_content
 from offload.packed_weight import NESTED_BLOCK_SIZE, PackedFormat
@@ -36,9 +37,7 @@ def quantized_checkpoint(skeleton: Skeleton, checkpoint: Checkpoint, quant: str)
     for record in skeleton.records:
         for name, (shape, dtype) in quantized_layout(skeleton, record, quant).items():
             num_bytes = math.prod(shape) * dtype.itemsize
-            tensors[name] = TensorEntry(
-                name=name, dtype=dtype, shape=shape, file=Path(), offset=0, num_bytes=num_bytes
-            )
+            tensors[name] = TensorEntry(name=name, dtype=dtype, shape=shape, file=Path(), offset=0, num_bytes=num_bytes)
     return Checkpoint(folder=checkpoint.folder, tensors=tensors)
 
 
@@ -97,11 +96,11 @@ def int8_parts(weight: Tensor) -> dict[str, Tensor]:
 
 def nf4_parts(weight: Tensor) -> tuple[PackedFormat, dict[str, Tensor]]:
     """Blocks of 64 in 4-bit NormalFloat, their scales in 8 bits (QLoRA, sections 3)."""
-    from bitsandbytes.functional import quantize_4bit
-
     rows = weight.reshape(-1, weight.shape[-1])
     packing = _FORMATS["nf4"]
-    packed, state = quantize_4bit(rows, blocksize=packing.block_size, compress_statistics=True, quant_type="nf4")
+    packed, state = bitsandbytes_functional().quantize_4bit(
+        rows, blocksize=packing.block_size, compress_statistics=True, quant_type="nf4"
+    )
     assert state.state2 is not None
     assert state.state2.blocksize == NESTED_BLOCK_SIZE
     packing = dataclasses.replace(packing, offset=float(state.offset))

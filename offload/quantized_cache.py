@@ -73,8 +73,7 @@ def _key(checkpoint: Checkpoint, quant: str) -> str:
     digest = hashlib.sha256(f"{LAYOUT_VERSION} {quant}".encode())
     with ExitStack() as stack:
         files = {
-            path: stack.enter_context(path.open("rb"))
-            for path in {entry.file for entry in checkpoint.tensors.values()}
+            path: stack.enter_context(path.open("rb")) for path in {entry.file for entry in checkpoint.tensors.values()}
         }
         for name, entry in sorted(checkpoint.tensors.items()):
             digest.update(f"{name} {entry.dtype} {entry.shape} {entry.offset}".encode())

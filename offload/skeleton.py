@@ -154,7 +154,7 @@ def _stored_tensor(name: str, pieces: Pieces, tensor: Tensor) -> StoredTensor:
     if len(pieces) == 1 and pieces[0].shape != shape:
         raise _shape_mismatch(name, list(pieces[0].shape), pieces[0], shape)
     if sum(_num_elements(piece) for piece in pieces) != tensor.numel() or pieces[0].shape[-1:] != shape[-1:]:
-        raise _shape_mismatch(name, f"{len(pieces)} × {list(pieces[0].shape)}", pieces[0], shape)
+        raise _shape_mismatch(name, f"{len(pieces)} times {list(pieces[0].shape)}", pieces[0], shape)
     return StoredTensor(pieces=pieces, shape=shape, dtype=tensor.dtype)
 
 

@@ -35,7 +35,7 @@ def pieces_by_parameter(checkpoint: Checkpoint, model: PreTrainedModel) -> dict[
     for name in sorted(checkpoint.tensors, key=dot_natural_key):
         target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, own_names)
         found[target][pattern].append(checkpoint.tensors[name])
-    pieces = {}
+    pieces: dict[str, Pieces] = {}
     for target, by_pattern in found.items():
         if None in by_pattern:
             pieces[target] = (by_pattern[None][0],)

@@ -65,8 +65,8 @@ class StreamedModel:
         self._stream: LayerStream | None = None
         self._hooks: list[RemovableHandle] = []
         scratch = torch.empty(skeleton.num_scratch, dtype=self.model.dtype, device=device)
-        for module in skeleton.packed:
-            self._hooks += module.hook(scratch)
+        for packed in skeleton.packed:
+            self._hooks += packed.hook(scratch)
         streamed = records[placement.num_resident :]
         if streamed:
             loader: SlotLoader = (

@@ -23,7 +23,18 @@ ALLOWED = {
     "edgespec.tree": set(),
     "edgespec.sampling": {"edgespec.config"},
     "edgespec.cache": set(),
-    "edgespec.causal_model": {"edgespec.cache", "edgespec.errors"},
+    "edgespec.masks": set(),
+    "edgespec.layer_major": {"edgespec.errors", "edgespec.masks"},
+    "edgespec.causal_model": {
+        "edgespec.cache",
+        "edgespec.errors",
+        "edgespec.layer_major",
+        "edgespec.masks",
+        "offload.skeleton",
+    },
+    "edgespec.self_check": {"edgespec.causal_model", "edgespec.errors", "edgespec.target", "edgespec.tree"},
+    "edgespec.context": {"edgespec.errors"},
+    "edgespec.places": set(),
     "edgespec.draft": {
         "edgespec.causal_model",
         "edgespec.config",
@@ -43,12 +54,22 @@ ALLOWED = {
         "edgespec.tree",
         "edgespec.verify",
     },
-    "edgespec.memory": {"edgespec.config", "offload"},
+    "edgespec.memory": {"edgespec.causal_model", "edgespec.config", "offload"},
+    "edgespec.weights": {"edgespec.pair", "edgespec.places", "offload"},
+    "edgespec.plan": {
+        "edgespec.config",
+        "edgespec.errors",
+        "edgespec.memory",
+        "edgespec.pair",
+        "edgespec.weights",
+        "offload",
+    },
     "edgespec.pair": {
         "edgespec.causal_model",
         "edgespec.config",
         "edgespec.errors",
         "edgespec.target",
+        "offload.architecture",
         "offload.checkpoint",
     },
     "edgespec.device": {"edgespec.errors"},
@@ -121,7 +142,7 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["--version"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["estimate", "--help"], ["--version"]])
 def test_help_loads_no_torch_and_is_quick(arguments: list[str]) -> None:
     outcome = run_python(
         "import sys, edgespec.cli\n"

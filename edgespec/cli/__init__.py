@@ -18,7 +18,10 @@ from edgespec.errors import EXIT_MEMORY, EXIT_RUNTIME, EXIT_USAGE, EdgespecError
 
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
-COMMANDS = {"generate": "edgespec.cli.generate"}  # name -> the module that holds `command`
+COMMANDS = {  # name -> the module that holds `command`
+    "estimate": "edgespec.cli.estimate",
+    "generate": "edgespec.cli.generate",
+}
 
 EPILOG = """\b
 Exit codes:

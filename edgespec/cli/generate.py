@@ -13,50 +13,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.console import Console
+from edgespec.cli.options import MachineOptions, check_all_resident, machine_options, model_options, tree_options
 from edgespec.cli.prompts import PromptRow, check_contexts, encode_prompts, read_prompts
 from edgespec.cli.records import RunSettings
-from edgespec.config import MAX_TREE_SIZE, POLICIES, MemoryLimits, SamplingSettings, TreeSettings, parse_size
+from edgespec.config import SamplingSettings, TreeSettings
 from edgespec.errors import EdgespecError
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
     from edgespec.pair import ModelPair
 
-TREE = TreeSettings()
+GIB = 1 << 30
 MAX_SEED = 2**63 - 1
-FOLDER = click.Path(path_type=Path)
-DRAFT_SPELLINGS = ("--draft-model", "--draft", "--model-draft", "--assistant-model")
 LENGTH_SPELLINGS = ("--max-new-tokens", "--max-tokens", "--n-predict")
-SIZE_HELP = f"Most nodes of a tree, 1 to {MAX_TREE_SIZE}. [auto: {TREE.size}]"
 # Keys of a row that other tools obey
 ROW_SETTINGS = {"max_new_tokens", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "system"}
-CPU_MEMORY_HELP = "Most RAM to use, as 10GiB. [default: what is free, less 1 GiB]"
-GPU_MEMORY_HELP = "Most GPU memory to use. [default: what is free, less 1 GiB]"
-DTYPE_HELP = "To compute in: float32, bfloat16 or float16. [auto: float32 on a CPU, the model's own on a GPU]"
-
-
-def _size(_context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    """Bytes of a size written like 10GiB."""
-    try:
-        return None if value is None else parse_size(value)
-    except EdgespecError as error:
-        raise EdgespecError(error.code, f"{parameter.opts[0]}: {error.what}", error.fix) from error
-
-
-def _resident_layers(_context: click.Context, _parameter: click.Parameter, value: str) -> int | str:
-    if value in {"auto", "all"}:
-        return value
-    if not value.isdecimal():
-        raise click.BadParameter(f"'{value}' is not auto, all or a number of layers.")
-    return int(value)
-
-
-def _tree_size(_context: click.Context, _parameter: click.Parameter, value: str) -> int:
-    if value == "auto":
-        return TREE.size
-    if not value.isdecimal():
-        raise click.BadParameter(f"'{value}' is not auto or a number of nodes.")
-    return int(value)
 
 
 @click.command(
@@ -75,8 +46,7 @@ Exit codes: 0 done, 1 failed while running, 2 wrong usage or input, 3 done but s
 @click.argument("prompts", required=False)
 @click.option("-f", "--file", "-i", "--input", "prompts_file", help="The same as PROMPTS.")
 @click.option("--lines", is_flag=True, help="PROMPTS holds one prompt a line.")
-@click.option("-m", "--model", type=FOLDER, help="Folder of the target. [default: the built-in pair]")
-@click.option("-md", *DRAFT_SPELLINGS, "draft_model", type=FOLDER, help="Folder of the draft.")
+@model_options
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write JSON records here, not to stdout.")
 @click.option("--overwrite", is_flag=True, help="Replace an output file that holds results.")
 @click.option("--stream", "live_text", is_flag=True, help="Show the text on stderr while records are written.")
@@ -89,23 +59,9 @@ Exit codes: 0 done, 1 failed while running, 2 wrong usage or input, 3 done but s
 @click.option("--top-p", type=float, help="Keep the likeliest tokens of this mass. [default: the model's]")
 @click.option("--min-p", type=float, help="Drop tokens below this share of the likeliest. [default: the model's]")
 @click.option("--seed", type=click.IntRange(0, MAX_SEED), help="Of every prompt's draws. [default: random, recorded]")
-@click.option("--policy", default=TREE.policy, show_default=True, help=f"How trees grow: {', '.join(POLICIES)}.")
-@click.option("--tree-size", callback=_tree_size, default="auto", show_default=True, metavar="N|auto", help=SIZE_HELP)
-@click.option("--tree-depth", default=TREE.depth, show_default=True, help="Most layers of a tree.")
-@click.option("--tree-width", default=TREE.max_children, show_default=True, help="Most children of a node.")
-@click.option("--tree-threshold", default=TREE.threshold, show_default=True, help="Least expected value of a node.")
-@click.option("--draft-temp", type=float, help="Of the draft. [default: the target's, or 0.6 if that is greedy]")
-@click.option(
-    "--max-cpu-mem",
-    callback=_size,
-    metavar="SIZE",
-    help=CPU_MEMORY_HELP,
-)
-@click.option("--max-gpu-mem", callback=_size, metavar="SIZE", help=GPU_MEMORY_HELP)
-@click.option("-ngl", "--gpu-layers", "resident_layers", callback=_resident_layers, default="auto", show_default=True,
-              metavar="auto|all|N", help="Target layers that stay resident; the others stream.")  # fmt: skip
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
-@click.option("--dtype", default="auto", show_default=True, help=DTYPE_HELP)
+@tree_options
+@machine_options
+@click.option("--no-self-check", is_flag=True, help="Do not try whether the model's family reads token trees rightly.")
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
 @click.option("-v", "--verbose", is_flag=True, help="Print the memory plan in full.")
 def command(
@@ -125,17 +81,9 @@ def command(
     top_p: float | None,
     min_p: float | None,
     seed: int | None,
-    policy: str,
-    tree_size: int,
-    tree_depth: int,
-    tree_width: int,
-    tree_threshold: float,
-    draft_temp: float | None,
-    max_cpu_mem: int | None,
-    max_gpu_mem: int | None,
-    resident_layers: int | str,
-    device: str,
-    dtype: str,
+    tree: TreeSettings,
+    machine: MachineOptions,
+    no_self_check: bool,
     quiet: bool,
     verbose: bool,
 ) -> int:
@@ -145,14 +93,6 @@ def command(
     finishes. Everything else goes to stderr.
     """
     console = Console(quiet=quiet, verbose=verbose)
-    tree = TreeSettings(
-        policy=policy,
-        size=tree_size,
-        depth=tree_depth,
-        threshold=tree_threshold,
-        max_children=tree_width,
-        draft_temperature=draft_temp,
-    )
     given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     chosen = {name: value for name, value in given.items() if value is not None}
     SamplingSettings(**chosen)  # type: ignore[arg-type]  # wrong values are named before a model is touched
@@ -173,41 +113,39 @@ def command(
     from edgespec.pair import open_pair
 
     pair = open_pair(model, draft_model)
-    if pair.draft is None and policy != "none":
+    if pair.draft is None and tree.policy != "none":
         console.say("no draft (-md): decoding plainly, one token a pass")
-    if policy == "none":
+    if tree.policy == "none":
         pair = replace(pair, draft=None)  # it was checked, and is not used
     sampling = replace(pair.default_sampling(), **chosen)  # type: ignore[arg-type]
     encoded = encode_prompts(pair, rows, raw=raw)
-    context_tokens = check_contexts(pair, rows, encoded, max_new_tokens)
+    context_tokens = check_contexts(pair, rows, encoded, max_new_tokens, ctx_size=machine.ctx_size)
     _say_what_is_not_applied(console, pair, rows)
 
     def on_plan(engine: Engine) -> None:
         _say_plan(console, engine)
-        if max_gpu_mem is not None and engine.device.type == "cpu":
+        if machine.limits.max_gpu_bytes is not None and engine.device.type == "cpu":
             console.say("--max-gpu-mem is not used: the device is the CPU")
-        if resident_layers == "all" and engine.placement.num_resident < engine.placement.num_layers:
-            raise EdgespecError(
-                "E_MEMORY",
-                f"only {engine.placement.num_resident} of {engine.placement.num_layers} layers fit the memory.",
-                "Raise the limit, or leave out -ngl all and let the others stream.",
-            )
+        check_all_resident(machine, engine.placement.num_resident, engine.placement.num_layers)
+
+    def on_quantize(folder: Path, num_bytes: int, free_bytes: int) -> None:
+        console.say(f"quantising once: {num_bytes / GIB:.3f} GiB go to {folder} ({free_bytes / GIB:.1f} GiB are free)")
 
     with ExitStack() as stack:
         with console.progress_bar() as bar:
             engine = Engine(
                 pair,
                 tree=tree,
-                limits=MemoryLimits(
-                    max_cpu_bytes=max_cpu_mem,
-                    max_gpu_bytes=max_gpu_mem,
-                    max_resident_layers=resident_layers if isinstance(resident_layers, int) else None,
-                ),
-                device=device,
-                dtype=dtype,
+                limits=machine.limits,
+                device=machine.device,
+                dtype=machine.dtype,
+                quant=machine.quant,
+                draft_quant=machine.draft_quant,
                 context_tokens=context_tokens,
                 prompt_tokens=max(map(len, encoded)),
+                self_check=not no_self_check,
                 on_plan=on_plan,
+                on_quantize=on_quantize,
                 progress=_loading_progress(console, bar),
             )
         stack.callback(engine.close)
@@ -251,12 +189,13 @@ def _loading_progress(console: Console, bar: Any) -> Callable[[str, int, int], N
     tasks: dict[str, Any] = {}
 
     def update(phase: str, done: int, total: int) -> None:
-        note = f"{done >> 20} of {total >> 20} MiB"
-        console.say_sometimes(f"loading {phase}: {note}")
+        is_layers = phase.startswith("quantising")
+        note = f"{done} of {total} layers" if is_layers else f"{done >> 20} of {total >> 20} MiB"
+        console.say_sometimes(f"{phase}: {note}")
         if bar is None:
             return
         if phase not in tasks:
-            tasks[phase] = bar.add_task(f"loading {phase}", total=total, note="")
+            tasks[phase] = bar.add_task(phase, total=total, note="")
         bar.update(tasks[phase], completed=done, note=note)
 
     return update
@@ -265,11 +204,11 @@ def _loading_progress(console: Console, bar: Any) -> Callable[[str, int, int], N
 def _say_plan(console: Console, engine: Engine) -> None:
     placement, tree = engine.placement, engine.tree
     streamed = placement.num_layers - placement.num_resident
-    where = "" if not placement.num_pinned else f" ({placement.num_pinned} from pinned RAM)"
+    where = "" if not placement.num_pinned else f" ({placement.num_pinned} from RAM, {placement.num_on_disk} from disk)"
     layers = f"{placement.num_resident} of {placement.num_layers} layers resident"
     if streamed:
         layers += f", {streamed} streamed{where}, {placement.streamed_bytes / (1 << 20):.1f} MiB a pass"
     shape = "no tree" if tree.policy == "none" else f"{tree.policy} trees of {tree.size} nodes, depth {tree.depth}"
-    dtype = str(engine.dtype).removeprefix("torch.")
+    dtype = str(engine.dtype).removeprefix("torch.") + (f" from {engine.quant}" if engine.quant else "")
     console.say(f"{engine.pair.target.folder}: {layers}; {dtype} on {engine.device}; {shape}")
     console.detail(f"memory plan:\n{placement.table()}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgespec.context import new_token_limit
 from edgespec.errors import EdgespecError
 
 if TYPE_CHECKING:
@@ -80,12 +81,29 @@ def encode_prompts(pair: ModelPair, rows: list[PromptRow], *, raw: bool) -> list
     return encoded
 
 
-def check_contexts(pair: ModelPair, rows: list[PromptRow], encoded: list[list[int]], max_new_tokens: int) -> int:
-    """The longest text that the run may make; raises EdgespecError naming a prompt that does not fit."""
+def check_contexts(
+    pair: ModelPair,
+    rows: list[PromptRow],
+    encoded: list[list[int]],
+    max_new_tokens: int,
+    *,
+    ctx_size: int | None = None,
+) -> int:
+    """The longest text that the run may make; raises EdgespecError naming a prompt that does not fit.
+
+    `ctx_size` is the context that was asked for, None for what the pair allows.
+    """
+    if ctx_size is not None and pair.max_context is not None and ctx_size > pair.max_context:
+        raise EdgespecError(
+            "E_CONTEXT",
+            f"--ctx-size {ctx_size} is more than the {pair.max_context} positions of the pair.",
+            f"Use {pair.max_context} or less, or auto.",
+        )
+    max_context = ctx_size or pair.max_context
     longest = 0
     for row, ids in zip(rows, encoded, strict=True):
         try:
-            limit, _ = pair.new_token_limit(len(ids), max_new_tokens)
+            limit, _ = new_token_limit(max_context, len(ids), max_new_tokens)
         except EdgespecError as error:
             raise EdgespecError(error.code, f"{row.where}: {error.what}", error.fix) from error
         longest = max(longest, len(ids) + limit)

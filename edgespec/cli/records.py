@@ -105,7 +105,8 @@ def run_fields(engine: Engine, settings: RunSettings) -> dict[str, Any]:
         "model": str(pair.target.folder),
         "model_revision": _revision(pair.target.folder),
         "draft_model": str(pair.draft.folder) if pair.draft else None,
-        "quant": "none",
+        "quant": engine.quant or "none",
+        "draft_quant": engine.draft_quant or "none",
         "dtype": str(engine.dtype).removeprefix("torch."),
         "device": str(engine.device),
     }

@@ -120,10 +120,6 @@ def no_layers(folder: Path) -> None:
     edit_json(folder / "config.json", num_hidden_layers=0)
 
 
-def slot_positions(folder: Path) -> None:
-    edit_json(folder / "config.json", model_type="mpt")
-
-
 def odd_stop_token(folder: Path) -> None:
     edit_json(folder / "generation_config.json", eos_token_id="</s>")
 
@@ -173,7 +169,6 @@ def remove_tokenizer(folder: Path) -> None:
         (remove_tokenizer, 2, "tokenizer"),
         (unknown_activation, 2, "swoosh"),
         (no_layers, 2, "num_hidden_layers is 0"),
-        (slot_positions, 2, "mpt"),
         (odd_stop_token, 2, "</s>"),
         (absurd_sampling, 2, "generation_config.json"),
         (broken_template, 2, "no users here"),
@@ -316,7 +311,7 @@ def test_devices_and_dtypes_that_are_not_there_are_named(pair_folders: tuple[Pat
 @pytest.mark.usefixtures("no_weights_read")
 def test_memory_that_cannot_suffice_is_refused_with_the_table(pair_folders: tuple[Path, Path], run_cli: RunCli) -> None:
     outcome = run_cli(["p.jsonl", "-m", str(pair_folders[0]), "--max-cpu-mem", "1MiB"], files={"p.jsonl": GOOD_ROWS})
-    assert_error(outcome, 5, "target cache", "more than the limit", "--tree-size")
+    assert_error(outcome, 5, "keys and values", "more than the limit", "--ctx-size", "--quant")
 
 
 def test_an_output_that_cannot_be_written_is_refused_at_once(run_cli: RunCli, tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ def test_generate_works_with_sockets_blocked(pair_folders: tuple[Path, Path], tm
     prompts, out = tmp_path / "p.jsonl", tmp_path / "out.jsonl"
     prompts.write_text('{"prompt": "def main("}\n{"prompt": "import os"}\n')
     target, draft = map(str, pair_folders)
-    options = [str(prompts), "-m", target, "-md", draft, "-n", "6", "--temp", "0.8", "-ngl", "0", "-o", str(out)]
+    options = [str(prompts), "-m", target, "-md", draft, "-n", "6", "--temp", "0.8", "--seed", "1"]
+    options += ["-ngl", "0", "-o", str(out)]
     outcome = subprocess.run(
         [sys.executable, "-c", BLOCK_AND_RUN, "generate", *options], capture_output=True, text=True, check=False
     )

@@ -32,6 +32,11 @@ GIVEN = {
     "draft_temp": "0.7",
     "max_cpu_mem": "3GiB",
     "max_gpu_mem": "2GiB",
+    "gpu_margin": "100MiB",
+    "ctx_size": "200",
+    "quant": "8bit",
+    "draft_quant": "4bit",
+    "no_self_check": None,
     "resident_layers": "1",
     "device": "cpu",
     "dtype": "bfloat16",
@@ -56,8 +61,9 @@ def test_every_option_is_listed_here() -> None:
 
 
 def test_every_setting_reaches_the_engine(
-    run_cli: RunCli, pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    run_cli: RunCli, pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
     seen: dict[str, Any] = {}
     build = Engine.__init__
 
@@ -84,7 +90,10 @@ def test_every_setting_reaches_the_engine(
     assert seen["tree"] == TreeSettings(
         policy="dyspec", size=33, depth=5, max_children=6, threshold=0.02, draft_temperature=0.7
     )
-    assert seen["limits"] == MemoryLimits(max_cpu_bytes=3 << 30, max_gpu_bytes=2 << 30, max_resident_layers=1)
+    assert seen["limits"] == MemoryLimits(
+        max_cpu_bytes=3 << 30, max_gpu_bytes=2 << 30, gpu_margin_bytes=100 << 20, max_resident_layers=1
+    )
+    assert (seen["quant"], seen["draft_quant"]) == ("int8", "nf4")
     assert (seen["device"], seen["dtype"]) == ("cpu", "bfloat16")
     assert seen["sampling"] == SamplingSettings(temperature=0.9, top_k=11, top_p=0.8, min_p=0.03)
     assert (seen["max_new_tokens"], seen["seed"]) == (17, 99)

@@ -23,10 +23,10 @@ def place(budget: int, *, compute: torch.dtype = torch.bfloat16, accelerator: bo
           most: int | None = None) -> Placement:  # fmt: skip
     return place_layers(
         make_records(10, compute=compute),
-        fixed_bytes={"cache": 100},
+        device_uses={"cache": 100},
         device_budget_bytes=budget,
-        pinned_budget_bytes=pinned,
-        on_accelerator=accelerator,
+        host_uses={"libraries": 0} if accelerator else None,
+        host_budget_bytes=pinned,
         max_resident=most,
     )
 

@@ -30,9 +30,7 @@ UNLIMITED = 1 << 40
 @contextmanager
 def streamed(folder: Path, *, dtype: torch.dtype, resident: int) -> Iterator[PreTrainedModel]:
     skeleton = build_skeleton(AutoConfig.from_pretrained(folder), read_checkpoint(folder), dtype=dtype)
-    placement = place_layers(
-        skeleton.records, fixed_bytes={}, device_budget_bytes=UNLIMITED, on_accelerator=False, max_resident=resident
-    )
+    placement = place_layers(skeleton.records, device_uses={}, device_budget_bytes=UNLIMITED, max_resident=resident)
     assert placement.num_resident == resident
     model = StreamedModel(skeleton, placement, device=CPU)
     try:
@@ -181,9 +179,7 @@ def test_the_stream_is_not_used_for_resident_layers(pair_folders: tuple[Path, Pa
     skeleton = build_skeleton(
         AutoConfig.from_pretrained(pair_folders[0]), read_checkpoint(pair_folders[0]), dtype=torch.float32
     )
-    placement: Placement = place_layers(
-        skeleton.records, fixed_bytes={}, device_budget_bytes=UNLIMITED, on_accelerator=False
-    )
+    placement: Placement = place_layers(skeleton.records, device_uses={}, device_budget_bytes=UNLIMITED)
     model = StreamedModel(skeleton, placement, device=CPU)
     assert placement.streamed_bytes == 0
     assert model._stream is None

@@ -1,0 +1,163 @@
+"""`edgespec estimate`: the memory plan of a pair, from headers or a bare config, without loading it."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgespec.cli.options import MachineOptions, check_all_resident, machine_options, model_options, tree_options
+from edgespec.config import TreeSettings
+
+if TYPE_CHECKING:
+    from edgespec.pair import ModelFolder
+    from edgespec.plan import PairPlan
+    from edgespec.weights import Weights
+
+GIB = 1 << 30
+DEFAULT_CONTEXT = 2048
+
+
+@click.command(
+    name="estimate",
+    epilog="""\b
+Examples:
+  edgespec estimate -m TARGET -md DRAFT                       this machine
+  edgespec estimate -m TARGET --device cuda --max-gpu-mem 12GiB --max-cpu-mem 48GiB --quant nf4
+  edgespec estimate CONFIG_DIR --json                         a folder with config.json alone
+""",
+)
+@click.argument("target", required=False, type=click.Path(path_type=Path))
+@model_options
+@tree_options
+@machine_options
+@click.option("--prompt-tokens", type=click.IntRange(1), help="Longest prompt. [default: the whole context]")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def command(
+    *,
+    target: Path | None,
+    model: Path | None,
+    draft_model: Path | None,
+    tree: TreeSettings,
+    machine: MachineOptions,
+    prompt_tokens: int | None,
+    as_json: bool,
+) -> int:
+    """Say what would live where, in GiB. Reads headers only; a card that is not there is described by --max-gpu-mem.
+
+    Exit code 5, with the same table, when the pair does not fit.
+    """
+    if target is not None and model is not None:
+        raise click.UsageError("Give the target once: TARGET, or -m TARGET.")
+    folder = target or model
+    if draft_model is not None and folder is None:
+        raise click.UsageError("-md needs a target.")
+
+    from dataclasses import replace
+
+    from edgespec.device import planning_device, resolve_dtype
+    from edgespec.pair import DEMO_FOLDER, open_architecture
+    from edgespec.plan import plan_pair
+    from edgespec.target import offload_errors
+
+    target_model = open_architecture(folder or DEMO_FOLDER / "target")
+    draft_folder = draft_model or (None if folder else DEMO_FOLDER / "draft")
+    draft = open_architecture(draft_folder) if draft_folder and tree.policy != "none" else None
+    device = planning_device(machine.device)
+    dtype = resolve_dtype(machine.dtype, target_model.config, device)
+    limits = [limit for limit in (target_model.max_context, draft.max_context if draft else None) if limit]
+    context_tokens = min([machine.ctx_size or DEFAULT_CONTEXT, *limits])
+    tree = tree if draft is not None else replace(tree, policy="none")
+    with offload_errors():
+        plan = plan_pair(
+            target_model,
+            draft,
+            tree=tree,
+            limits=machine.limits,
+            device=device,
+            dtype=dtype,
+            quant=machine.quant,
+            draft_quant=machine.draft_quant,
+            context_tokens=context_tokens,
+            prompt_tokens=min(prompt_tokens or context_tokens, context_tokens),
+        )
+    check_all_resident(machine, plan.placement.num_resident, plan.placement.num_layers)
+    settings = {
+        "device": str(device),
+        "dtype": str(dtype).removeprefix("torch."),
+        "context_tokens": context_tokens,
+        "tree_size": 0 if tree.policy == "none" else tree.size,
+    }
+    if as_json:
+        sys.stdout.write(json.dumps({**settings, **_facts(plan)}) + "\n")
+    else:
+        sys.stdout.write(_text(plan, settings))
+    return 0
+
+
+def _text(plan: PairPlan, settings: dict[str, Any]) -> str:
+    placement = plan.placement
+    lines = [_model_line("target", plan.target)]
+    if plan.draft is not None:
+        lines.append(_model_line("draft", plan.draft))
+    nodes = f"trees of {settings['tree_size']} nodes" if settings["tree_size"] else "no tree"
+    lines.append(
+        f"{settings['dtype']} on {settings['device']}, {nodes}, context of {settings['context_tokens']} tokens"
+    )
+    streamed = placement.num_layers - placement.num_resident
+    lines.append(
+        f"{placement.num_resident} of {placement.num_layers} layers resident, {placement.num_pinned} in RAM, "
+        f"{placement.num_on_disk} on disk"
+        + (f"; {placement.streamed_bytes / GIB:.3f} GiB move in each pass" if streamed else "")
+    )
+    return "\n".join([*lines, placement.table(), ""])
+
+
+def _model_line(role: str, weights: Weights) -> str:
+    model: ModelFolder = weights.model
+    billions = _num_parameters(weights) / 1e9
+    size = f"{model.checkpoint.num_bytes / GIB:.3f} GiB in its files" if _has_files(weights) else "no weights there"
+    quant = f", layers as {weights.quant}" if weights.quant else ""
+    return f"{role}: {model.folder} ({model.config.model_type}, {billions:.3g} B parameters, {size}{quant})"
+
+
+def _num_parameters(weights: Weights) -> int:
+    skeleton = weights.planned
+    packed = [math.prod(weight.shape) for module in skeleton.packed for _, weight in module.weights]
+    records = (*skeleton.records, skeleton.outside)
+    plain = [
+        math.prod(tensor.shape)
+        for record in records
+        for name, tensor in record.tensors.items()
+        if "_packed." not in name
+    ]
+    return sum(packed) + sum(plain)
+
+
+def _has_files(weights: Weights) -> bool:
+    return all(entry.file.name for entry in weights.model.checkpoint.tensors.values())
+
+
+def _facts(plan: PairPlan) -> dict[str, Any]:
+    placement = plan.placement
+    return {
+        "target": str(plan.target.model.folder),
+        "draft": str(plan.draft.model.folder) if plan.draft else None,
+        "target_parameters": _num_parameters(plan.target),
+        "draft_parameters": _num_parameters(plan.draft) if plan.draft else None,
+        "quant": plan.target.quant or "none",
+        "layers": placement.num_layers,
+        "resident_layers": placement.num_resident,
+        "ram_layers": placement.num_pinned,
+        "disk_layers": placement.num_on_disk,
+        "pass_bytes": placement.streamed_bytes,
+        "device_bytes": placement.device_bytes,
+        "device_total_bytes": placement.planned_bytes,
+        "device_budget_bytes": placement.device_budget_bytes,
+        "host_bytes": placement.host_bytes,
+        "host_budget_bytes": placement.host_budget_bytes,
+    }

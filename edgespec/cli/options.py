@@ -1,0 +1,199 @@
+"""Options that several commands share, each group handed on as one value."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgespec.config import (
+    MAX_TREE_SIZE,
+    POLICIES,
+    QUANT_NAMES,
+    MemoryLimits,
+    TreeSettings,
+    parse_quant,
+    parse_size,
+)
+from edgespec.errors import EdgespecError
+
+TREE = TreeSettings()
+FOLDER = click.Path(path_type=Path)
+DRAFT_SPELLINGS = ("--draft-model", "--draft", "--model-draft", "--assistant-model")
+CONTEXT_SPELLINGS = ("--ctx-size", "--max-model-len")
+SIZE_HELP = f"Most nodes of a tree, 1 to {MAX_TREE_SIZE}. [auto: {TREE.size}]"
+CPU_MEMORY_HELP = "Most RAM to use, as 10GiB. [default: what is free, less 1 GiB]"
+GPU_MEMORY_HELP = "Most GPU memory to use. [default: what is free, less the margin]"
+MARGIN_HELP = "GPU memory to leave free. [default: 1GiB without --max-gpu-mem]"
+DTYPE_HELP = "To compute in: float32, bfloat16 or float16. [auto: float32 on a CPU, the model's own on a GPU]"
+QUANT_HELP = "Quantise the target's layers: none, nf4 or int8. Made once, then kept in the cache."
+CONTEXT_HELP = "Tokens of prompt and answer to make room for, as 8k. [auto: what is needed]"
+
+Command = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineOptions:
+    """Where to run, in what, and within what."""
+
+    limits: MemoryLimits
+    wants_all_resident: bool
+    ctx_size: int | None
+    device: str
+    dtype: str
+    quant: str | None
+    draft_quant: str | None
+
+
+def model_options(function: Command) -> Command:
+    """-m and -md: handed on as `model` and `draft_model`."""
+    draft = click.option("-md", *DRAFT_SPELLINGS, "draft_model", type=FOLDER, help="Folder of the draft.")
+    target = click.option("-m", "--model", type=FOLDER, help="Folder of the target. [default: the built-in pair]")
+    return target(draft(function))
+
+
+def tree_options(function: Command) -> Command:
+    """The tree's shape: handed on as `tree`."""
+
+    @functools.wraps(function)
+    def call(
+        *,
+        policy: str,
+        tree_size: int,
+        tree_depth: int,
+        tree_width: int,
+        tree_threshold: float,
+        draft_temp: float | None,
+        **others: Any,
+    ) -> Any:
+        tree = TreeSettings(
+            policy=policy,
+            size=tree_size,
+            depth=tree_depth,
+            threshold=tree_threshold,
+            max_children=tree_width,
+            draft_temperature=draft_temp,
+        )
+        return function(tree=tree, **others)
+
+    options = [
+        click.option("--policy", default=TREE.policy, show_default=True,
+                     help=f"How trees grow: {', '.join(POLICIES)}."),
+        click.option("--tree-size", callback=_tree_size, default="auto", show_default=True, metavar="N|auto",
+                     help=SIZE_HELP),
+        click.option("--tree-depth", default=TREE.depth, show_default=True, help="Most layers of a tree."),
+        click.option("--tree-width", default=TREE.max_children, show_default=True, help="Most children of a node."),
+        click.option("--tree-threshold", default=TREE.threshold, show_default=True,
+                     help="Least expected value of a node."),
+        click.option("--draft-temp", type=float,
+                     help="Of the draft. [default: the target's, or 0.6 if that is greedy]"),
+    ]  # fmt: skip
+    return _with_options(call, options)
+
+
+def machine_options(function: Command) -> Command:
+    """Memory, device and number formats: handed on as `machine`."""
+
+    @functools.wraps(function)
+    def call(
+        *,
+        max_cpu_mem: int | None,
+        max_gpu_mem: int | None,
+        gpu_margin: int | None,
+        resident_layers: int | str,
+        ctx_size: int | None,
+        device: str,
+        dtype: str,
+        quant: str,
+        draft_quant: str,
+        **others: Any,
+    ) -> Any:
+        machine = MachineOptions(
+            limits=MemoryLimits(
+                max_cpu_bytes=max_cpu_mem,
+                max_gpu_bytes=max_gpu_mem,
+                gpu_margin_bytes=gpu_margin,
+                max_resident_layers=resident_layers if isinstance(resident_layers, int) else None,
+            ),
+            wants_all_resident=resident_layers == "all",
+            ctx_size=ctx_size,
+            device=device,
+            dtype=dtype,
+            quant=parse_quant(quant),
+            draft_quant=parse_quant(draft_quant, flag="--draft-quant"),
+        )
+        return function(machine=machine, **others)
+
+    formats = "|".join(name for name, quant in QUANT_NAMES.items() if name in {"none", quant})
+    options = [
+        click.option("--max-cpu-mem", callback=_size, metavar="SIZE", help=CPU_MEMORY_HELP),
+        click.option("--max-gpu-mem", callback=_size, metavar="SIZE", help=GPU_MEMORY_HELP),
+        click.option("--gpu-margin", callback=_size, metavar="SIZE", help=MARGIN_HELP),
+        click.option("-ngl", "--gpu-layers", "resident_layers", callback=_resident_layers, default="auto",
+                     show_default=True, metavar="auto|all|N",
+                     help="Target layers that stay resident; the others stream."),
+        click.option("-c", *CONTEXT_SPELLINGS, "ctx_size", callback=_tokens, default="auto", metavar="N|auto",
+                     help=CONTEXT_HELP),
+        click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N."),
+        click.option("--dtype", default="auto", show_default=True, help=DTYPE_HELP),
+        click.option("--quant", default="none", show_default=True, metavar=formats, help=QUANT_HELP),
+        click.option("--draft-quant", default="none", show_default=True, metavar=formats,
+                     help="The same for the draft."),
+    ]  # fmt: skip
+    return _with_options(call, options)
+
+
+def check_all_resident(machine: MachineOptions, num_resident: int, num_layers: int) -> None:
+    """Raise EdgespecError when all layers were asked for and do not fit."""
+    if machine.wants_all_resident and num_resident < num_layers:
+        raise EdgespecError(
+            "E_MEMORY",
+            f"only {num_resident} of {num_layers} layers fit the memory.",
+            "Raise the limit, or leave out -ngl all and let the others stream.",
+        )
+
+
+def _with_options(function: Command, options: Sequence[Callable[[Command], Command]]) -> Command:
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def _size(_context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """Bytes of a size written like 10GiB."""
+    try:
+        return None if value is None else parse_size(value)
+    except EdgespecError as error:
+        raise EdgespecError(error.code, f"{parameter.opts[0]}: {error.what}", error.fix) from error
+
+
+def _tokens(_context: click.Context, _parameter: click.Parameter, value: str) -> int | None:
+    """A number of tokens, as 8192 or 8k; None is auto."""
+    if value == "auto":
+        return None
+    match = re.fullmatch(r"(\d{1,9})(k?)", value.lower())
+    tokens = int(match[1]) * (1024 if match[2] else 1) if match else 0
+    if tokens < 1:
+        raise click.BadParameter(f"'{value}' is not auto or a number of tokens, such as 8192 or 8k.")
+    return tokens
+
+
+def _resident_layers(_context: click.Context, _parameter: click.Parameter, value: str) -> int | str:
+    if value in {"auto", "all"}:
+        return value
+    if not value.isdecimal():
+        raise click.BadParameter(f"'{value}' is not auto, all or a number of layers.")
+    return int(value)
+
+
+def _tree_size(_context: click.Context, _parameter: click.Parameter, value: str) -> int:
+    if value == "auto":
+        return TREE.size
+    if not value.isdecimal():
+        raise click.BadParameter(f"'{value}' is not auto or a number of nodes.")
+    return int(value)

@@ -1,0 +1,32 @@
+"""How many new tokens a context leaves room for."""
+
+from __future__ import annotations
+
+from edgespec.errors import EdgespecError
+
+
+def new_token_limit(max_context: int | None, prompt_tokens: int, max_new_tokens: int) -> tuple[int, str]:
+    """The new tokens that a context leaves, and why they end: 'length' or 'context'.
+
+    -1 asks for all that fit. Raises EdgespecError when none do, and for other numbers below 1.
+    """
+    if max_new_tokens == 0 or max_new_tokens < -1:
+        raise EdgespecError(
+            "E_SETTING",
+            f"--max-new-tokens {max_new_tokens} is not a length.",
+            "Use 1 or more, or -1 for all that fits.",
+        )
+    if max_context is None:
+        if max_new_tokens < 0:
+            raise EdgespecError(
+                "E_SETTING", "this model sets no context length to fill.", "Give --max-new-tokens a number."
+            )
+        return max_new_tokens, "length"
+    room = max_context - prompt_tokens
+    if room < 1:
+        raise EdgespecError(
+            "E_CONTEXT",
+            f"the prompt has {prompt_tokens} tokens, and the context holds {max_context} with at least one new one.",
+            "Shorten the prompt.",
+        )
+    return (max_new_tokens, "length") if 1 <= max_new_tokens <= room else (room, "context")

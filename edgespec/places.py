@@ -1,0 +1,17 @@
+"""Where edgespec keeps files of its own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from platformdirs import user_cache_path
+
+
+def cache_folder() -> Path:
+    """For what can be made again: EDGESPEC_CACHE, or below EDGESPEC_HOME, or the system's place for caches."""
+    if os.environ.get("EDGESPEC_CACHE"):
+        return Path(os.environ["EDGESPEC_CACHE"])
+    if os.environ.get("EDGESPEC_HOME"):
+        return Path(os.environ["EDGESPEC_HOME"]) / "cache"
+    return user_cache_path("edgespec", appauthor=False)

@@ -1,0 +1,181 @@
+"""What a pair will need and where its layers will live: known before any weight is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import psutil
+import torch
+
+from edgespec.config import MIN_CONTEXT, MemoryLimits, TreeSettings
+from edgespec.errors import EdgespecError
+from edgespec.memory import device_uses, host_uses
+from edgespec.pair import ModelFolder
+from edgespec.weights import Weights, plan_weights
+from offload.errors import MemoryPlanError
+from offload.placement import GIB, Placement, place_layers
+from offload.skeleton import Skeleton
+
+MARGIN_BYTES = GIB  # left free when no limit is given
+NUM_SUGGESTIONS = 2
+UNLIMITED = 1 << 62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """A pair, its settings, and the memory that there is."""
+
+    target: Skeleton
+    draft: Skeleton | None
+    tree: TreeSettings
+    context_tokens: int
+    prompt_tokens: int
+    dtype: torch.dtype
+    device: torch.device
+    device_budget_bytes: int
+    host_budget_bytes: int
+    max_resident: int | None
+
+
+def memory_budgets(limits: MemoryLimits, device: torch.device) -> tuple[int, int]:
+    """Bytes of device memory and of RAM that may be used; on a CPU they are the same memory.
+
+    Raises EdgespecError for a device that is not there and has no limit to plan for.
+    """
+    free_bytes = psutil.virtual_memory().available
+    host_bytes = limits.max_cpu_bytes if limits.max_cpu_bytes is not None else max(0, free_bytes - MARGIN_BYTES)
+    if device.type == "cpu":
+        return host_bytes, host_bytes
+    if not torch.cuda.is_available():
+        if limits.max_gpu_bytes is None:
+            raise EdgespecError(
+                "E_DEVICE", f"there is no '{device}' whose memory could be asked for.", "Give its size: --max-gpu-mem."
+            )
+        return limits.max_gpu_bytes, host_bytes
+    free_gpu_bytes, _ = torch.cuda.mem_get_info(device)
+    if limits.max_gpu_bytes is not None:
+        free_gpu_bytes = min(free_gpu_bytes, limits.max_gpu_bytes)  # more than is free cannot be had
+    elif limits.gpu_margin_bytes is None:
+        free_gpu_bytes -= MARGIN_BYTES
+    return max(0, free_gpu_bytes - (limits.gpu_margin_bytes or 0)), host_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairPlan:
+    """The pair's weights, known by size, and where they will live."""
+
+    target: Weights
+    draft: Weights | None
+    placement: Placement
+
+
+def plan_pair(
+    target: ModelFolder,
+    draft: ModelFolder | None,
+    *,
+    tree: TreeSettings,
+    limits: MemoryLimits,
+    device: torch.device,
+    dtype: torch.dtype,
+    quant: str | None,
+    draft_quant: str | None,
+    context_tokens: int,
+    prompt_tokens: int,
+) -> PairPlan:
+    """Plan a pair from its headers; raises EdgespecError when it does not fit, OffloadError when it is no model."""
+    target_weights = plan_weights(target, dtype=dtype, quant=quant)
+    draft_weights = plan_weights(draft, dtype=dtype, quant=draft_quant) if draft is not None else None
+    device_bytes, host_bytes = memory_budgets(limits, device)
+    request = PlanRequest(
+        target=target_weights.planned,
+        draft=draft_weights.planned if draft_weights else None,
+        tree=tree,
+        context_tokens=context_tokens,
+        prompt_tokens=prompt_tokens,
+        dtype=dtype,
+        device=device,
+        device_budget_bytes=device_bytes,
+        host_budget_bytes=host_bytes,
+        max_resident=limits.max_resident_layers,
+    )
+    return PairPlan(target=target_weights, draft=draft_weights, placement=plan_memory(request))
+
+
+def plan_memory(request: PlanRequest) -> Placement:
+    """Where each layer lives; raises EdgespecError with the table and cheaper settings when nothing fits."""
+    try:
+        return _place(request)
+    except MemoryPlanError as error:
+        raise EdgespecError(error.code, error.what, _advice(request)) from error
+
+
+def _place(request: PlanRequest) -> Placement:
+    on_accelerator = request.device.type == "cuda"
+    return place_layers(
+        request.target.records,
+        device_uses=device_uses(
+            request.target,
+            request.draft,
+            tree=request.tree,
+            context_tokens=request.context_tokens,
+            prompt_tokens=request.prompt_tokens,
+            dtype=request.dtype,
+            device=request.device,
+        ),
+        device_budget_bytes=request.device_budget_bytes,
+        host_uses=host_uses() if on_accelerator else None,
+        host_budget_bytes=request.host_budget_bytes,
+        max_resident=request.max_resident,
+    )
+
+
+def _advice(request: PlanRequest) -> str:
+    """Cheaper settings that fit, each with what it needs at least; where none does, what the cheapest need."""
+    needed = [(flags, _least(cheaper)) for flags, cheaper in _cheaper(request)]
+    fitting = [
+        (flags, placement)
+        for flags, placement in needed
+        if placement.planned_bytes <= request.device_budget_bytes
+        and sum(placement.host_bytes.values()) <= request.host_budget_bytes
+    ]
+    if fitting:
+        # The first of each kind gives up least; of two, one changes the tree and one the context, where both help.
+        kinds = {flags.split()[0]: (flags, placement) for flags, placement in reversed(fitting)}
+        return f"Raise the limit, or use {_named(list(kinds.values())[::-1])}."
+    cheapest = sorted(needed, key=lambda item: item[1].planned_bytes)
+    return (
+        f"Raise the limit: even {_named(cheapest)} is too much. Quantised layers (--quant nf4) and, on a CPU, "
+        "--dtype bfloat16 need less."
+    )
+
+
+def _named(settings: list[tuple[str, Placement]]) -> str:
+    return " or ".join(
+        f"{flags} (from {placement.planned_bytes / GIB:.3f} GiB)" for flags, placement in settings[:NUM_SUGGESTIONS]
+    )
+
+
+def _least(request: PlanRequest) -> Placement:
+    """The placement with every layer streamed, whatever the limits."""
+    return _place(replace(request, max_resident=0, device_budget_bytes=UNLIMITED, host_budget_bytes=UNLIMITED))
+
+
+def _cheaper(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
+    """Ever cheaper variants of the request: smaller trees, shorter contexts, no tree, all together."""
+    tree, context, prompt = request.tree, request.context_tokens, request.prompt_tokens
+    # A prompt as long as the context is one that is not known: it shrinks with the context.
+    shortest = min(context, (prompt if prompt < context else 0) + MIN_CONTEXT)
+    plain = replace(request, draft=None, tree=replace(tree, policy="none"))
+    if tree.policy != "none":
+        for size in [tree.size >> halvings for halvings in range(1, tree.size.bit_length())]:
+            yield f"--tree-size {size}", replace(request, tree=replace(tree, size=size))
+    for tokens in [context >> halvings for halvings in range(1, context.bit_length())]:
+        if tokens > shortest:
+            yield f"--ctx-size {tokens}", replace(request, context_tokens=tokens, prompt_tokens=min(prompt, tokens))
+    if request.draft is not None:
+        yield "--policy none", plain
+    yield (
+        f"--policy none --ctx-size {shortest}",
+        replace(plain, context_tokens=shortest, prompt_tokens=min(prompt, shortest)),
+    )

@@ -1,0 +1,56 @@
+"""From a model's folder to a skeleton that can be planned for, and to one that can be loaded.
+
+They differ where weights are to be quantised: a plan needs their sizes only, and must be made
+before gigabytes are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from edgespec.pair import ModelFolder
+from edgespec.places import cache_folder
+from offload.quantize import quantized_checkpoint
+from offload.quantized_cache import load_or_quantize
+from offload.skeleton import Skeleton, build_skeleton
+
+Announce = Callable[[Path, int, int], None]  # folder, bytes that will be written there, bytes free
+Progress = Callable[[int, int], None]  # layers done, layers in all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """One model's weights in the form they are to be used in."""
+
+    model: ModelFolder
+    dtype: torch.dtype
+    quant: str | None
+    planned: Skeleton
+
+    def loadable(self, device: torch.device, *, announce: Announce | None, progress: Progress | None) -> Skeleton:
+        """The skeleton of files that exist: those of the folder, or quantised ones, made now if need be."""
+        if self.quant is None:
+            return self.planned
+        checkpoint = load_or_quantize(
+            build_skeleton(self.model.config, self.model.checkpoint, dtype=self.dtype),
+            self.model.checkpoint,
+            self.quant,
+            cache_folder=cache_folder(),
+            device=device,
+            announce=announce,
+            progress=progress,
+        )
+        return build_skeleton(self.model.config, checkpoint, dtype=self.dtype)
+
+
+def plan_weights(model: ModelFolder, *, dtype: torch.dtype, quant: str | None) -> Weights:
+    """The model's weights, known by size; raises OffloadError when they do not make up the model."""
+    skeleton = build_skeleton(model.config, model.checkpoint, dtype=dtype)
+    if quant is not None:
+        planned = quantized_checkpoint(skeleton, model.checkpoint, quant)
+        skeleton = build_skeleton(model.config, planned, dtype=dtype)
+    return Weights(model=model, dtype=dtype, quant=quant, planned=skeleton)
