@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 from filelock import FileLock
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from offload.checkpoint import Checkpoint, TensorEntry, read_header
@@ -55,7 +56,7 @@ def load_or_quantize(
         entries: dict[str, TensorEntry] = {}
         for index in range(len(skeleton.records)):
             entries |= read_header(folder / _file_name(index))
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # safetensors words a full disk in its own way
         raise CheckpointError(
             "E_CACHE",
             f"quantised weights cannot be kept in '{folder}' ({error}).",

@@ -6,6 +6,7 @@ checkpoint: no weight is read.
 
 from __future__ import annotations
 
+import copy
 import re
 from dataclasses import dataclass
 
@@ -88,7 +89,11 @@ def build_on_meta(config: PretrainedConfig, folder: object, *, dtype: torch.dtyp
     try:
         # Buffers stay real: rotary frequencies are computed, not stored, and must stay float32.
         with init_empty_weights(include_buffers=False):
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                copy.deepcopy(config),
+                dtype=dtype,
+                trust_remote_code=False,  # from_config writes the dtype into it
+            )
         model.tie_weights()  # registering on the meta device made separate objects of tied parameters
     except Exception as error:  # a value that a family cannot use shows in many ways
         raise CheckpointError(

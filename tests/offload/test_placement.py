@@ -74,3 +74,33 @@ def test_too_little_memory_is_refused_with_the_table_and_what_is_missing() -> No
     assert "cache" in caught.value.what
     assert "stream buffers" in caught.value.what
     assert "GiB more than the limit" in caught.value.what
+
+
+def test_an_accelerators_plan_shows_both_memories_and_the_disk() -> None:
+    placement = place(100 + NUM_SLOTS_CONVERTED * LAYER, accelerator=True, pinned=(4 + NUM_STAGING_BUFFERS) * LAYER)
+    assert (placement.num_resident, placement.num_pinned, placement.num_on_disk) == (0, 4, 6)
+    assert placement.disk_bytes == 6 * LAYER
+    assert placement.streamed_bytes == 10 * LAYER
+    assert sum(placement.host_bytes.values()) == (4 + NUM_STAGING_BUFFERS) * LAYER
+    table = placement.table()
+    assert "GPU   stream buffers" in table
+    assert "RAM   4 layers, copied in each pass" in table
+    assert "disk  6 layers, read in each pass" in table
+
+
+def test_no_staging_is_paid_for_when_every_layer_waits_in_memory() -> None:
+    placement = place(100 + NUM_SLOTS_CONVERTED * LAYER, accelerator=True, pinned=10 * LAYER)
+    assert placement.num_on_disk == 0
+    assert "staging buffers" not in placement.host_bytes
+
+
+def test_too_little_ram_beside_an_accelerator_is_refused_by_name() -> None:
+    with pytest.raises(MemoryPlanError, match="of RAM are needed"):
+        place(100 + NUM_SLOTS_CONVERTED * LAYER, accelerator=True, pinned=LAYER)
+
+
+def test_on_a_cpu_there_is_one_memory() -> None:
+    placement = place(100 + NUM_SLOTS_MAPPED * LAYER)
+    assert placement.host_bytes == {}
+    assert "GPU" not in placement.table()
+    assert placement.num_on_disk == 10

@@ -105,6 +105,41 @@ def test_a_file_that_shrinks_is_named_and_the_next_pass_after_its_return_works(
         assert torch.equal(logits(model), before)
 
 
+def test_a_file_replaced_under_its_name_does_no_harm(pair_folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """As downloads do it: the mapping keeps the old file."""
+    folder = shutil.copytree(pair_folders[0], tmp_path / "model")
+    with streamed(folder, dtype=torch.float32, resident=1) as model:
+        before = logits(model)
+        for path in folder.glob("*.safetensors"):
+            changed = {name: tensor * 2 for name, tensor in load_file(path).items()}
+            save_file(changed, folder / "new", metadata={"format": "pt"})
+            (folder / "new").replace(path)
+        passes(model, 3)
+        assert torch.equal(logits(model), before)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["as-stored", "converted"])
+def test_a_file_written_over_is_named_and_its_old_content_is_taken_again(
+    dtype: torch.dtype, pair_folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(pair_folders[0], tmp_path / "model")
+    layer_file = read_checkpoint(folder).tensors["model.layers.1.mlp.up_proj.weight"].file
+    content = layer_file.read_bytes()
+    with streamed(folder, dtype=dtype, resident=1) as model:
+        before = logits(model)
+        changed = {name: tensor * 2 for name, tensor in load_file(layer_file).items()}
+        save_file(changed, tmp_path / "new", metadata={"format": "pt"})
+        with layer_file.open("r+b") as file:
+            file.write((tmp_path / "new").read_bytes())
+        with pytest.raises(StreamError, match=layer_file.name) as caught:
+            passes(model, 3)
+        assert caught.value.code == "E_FILE_CHANGED"
+        with layer_file.open("r+b") as file:
+            file.write(content)
+        passes(model, 1)
+        assert torch.equal(logits(model), before)
+
+
 def test_a_forward_that_raises_leaves_the_stream_usable(pair_folders: tuple[Path, Path]) -> None:
     with streamed(pair_folders[0], dtype=torch.float32, resident=0) as model:
         before = logits(model)

@@ -1,0 +1,198 @@
+"""Quantised layers: what bitsandbytes makes of a weight is what a module computes with, wherever it streams from."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from offload.architecture import architecture_checkpoint
+from offload.checkpoint import Checkpoint, read_checkpoint
+from offload.errors import CheckpointError
+from offload.kernels import bitsandbytes_functional
+from offload.packed_weight import PackedFormat, PackedWeight
+from offload.placement import place_layers
+from offload.quantize import int8_parts, nf4_parts, quantized_checkpoint
+from offload.quantized_cache import load_or_quantize
+from offload.skeleton import build_skeleton
+from offload.streamed_model import StreamedModel
+from tests.conftest import FAMILIES, make_model, save_folder
+
+CPU = torch.device("cpu")
+UNLIMITED = 1 << 40
+FAMILIES_TRIED = ["llama-bias", "gpt2", "phi3", "qwen3-moe", "mixtral"]
+
+
+def unpacked(parts: dict[str, Tensor], shape: tuple[int, ...], packing: PackedFormat) -> Tensor:
+    weight = PackedWeight(shape, packing)
+    for part, value in parts.items():
+        weight._parameters[part] = nn.Parameter(value, requires_grad=False)
+    return weight.unpack(torch.empty(shape))
+
+
+def weight_of(model: PreTrainedModel, name: str) -> tuple[nn.Module, str, Tensor]:
+    module_name, _, attribute = name.rpartition(".")
+    module = model.get_submodule(module_name)
+    return module, attribute, module.get_parameter(attribute)
+
+
+def with_rounded_weights(model: PreTrainedModel, quant: str) -> PreTrainedModel:
+    """The model with its decoder layers' matrices replaced by what quantising makes of them."""
+    for name, parameter in model.named_parameters():
+        module = weight_of(model, name)[0]
+        is_matrix = isinstance(module, (nn.Linear, Conv1D)) and name.endswith("weight")
+        if ("layers." in name or ".h." in name) and (is_matrix or parameter.dim() == 3):
+            shape = tuple(parameter.shape)
+            packing, parts = (
+                (PackedFormat(kind="int8"), int8_parts(parameter)) if quant == "int8" else nf4_parts(parameter)
+            )
+            parameter.copy_(unpacked(parts, shape, packing))
+    return model
+
+
+def streamed_logits(folder: Path, checkpoint: Checkpoint, *, resident: int) -> Tensor:
+    skeleton = build_skeleton(AutoConfig.from_pretrained(folder), checkpoint, dtype=torch.float32)
+    placement = place_layers(skeleton.records, device_uses={}, device_budget_bytes=UNLIMITED, max_resident=resident)
+    streamed = StreamedModel(skeleton, placement, device=CPU)
+    try:
+        return logits(streamed.model)
+    finally:
+        streamed.close()
+
+
+def logits(model: PreTrainedModel) -> Tensor:
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        for _ in range(2):  # the second pass reads slots that were used before
+            found: Tensor = model(input_ids=ids, position_ids=ids, use_cache=False).logits
+    return found
+
+
+def quantized(folder: Path, quant: str, cache: Path) -> Checkpoint:
+    checkpoint = read_checkpoint(folder)
+    skeleton = build_skeleton(AutoConfig.from_pretrained(folder), checkpoint, dtype=torch.float32)
+    return load_or_quantize(skeleton, checkpoint, quant, cache_folder=cache, device=CPU)
+
+
+@pytest.mark.parametrize("quant", ["int8", "nf4"])
+@pytest.mark.parametrize("family", FAMILIES_TRIED)
+def test_streamed_and_resident_logits_are_those_of_the_rounded_weights(family: str, quant: str, tmp_path: Path) -> None:
+    folder = save_folder(tmp_path / "model", make_model(FAMILIES[family](), dtype=torch.bfloat16), shard="20KB")
+    checkpoint = quantized(folder, quant, tmp_path / "cache")
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    unrounded = logits(plain)
+    with torch.no_grad():
+        expected = logits(with_rounded_weights(plain, quant))
+    assert (unrounded - expected).abs().max() > 1e-3  # rounding shows, or the comparison would say nothing
+    for resident in (0, 1, 3):
+        torch.testing.assert_close(streamed_logits(folder, checkpoint, resident=resident), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_four_bit_weights_unpack_to_what_bitsandbytes_makes_of_them(nested: bool) -> None:
+    functional = bitsandbytes_functional()
+    weight = torch.randn(48, 96, dtype=torch.float32)
+    packed, state = functional.quantize_4bit(weight, blocksize=64, compress_statistics=nested, quant_type="nf4")
+    parts = {"packed": packed, "absmax": state.absmax}
+    if nested:
+        parts["nested_absmax"] = state.state2.absmax
+    packing = PackedFormat(kind="nf4", nested=nested, offset=float(state.offset) if nested else 0.0)
+    assert torch.equal(unpacked(parts, (48, 96), packing), functional.dequantize_4bit(packed, state))
+
+
+def test_int8_rows_are_those_of_bitsandbytes() -> None:
+    functional = bitsandbytes_functional()
+    weight = torch.randn(40, 64).half()
+    weight[3] = 0
+    packed, scale, _ = functional.int8_vectorwise_quant(weight)
+    parts = int8_parts(weight)
+    assert (parts["packed"].int() - packed.int()).abs().max() <= 1  # halves are rounded one way or the other
+    torch.testing.assert_close(parts["scale"], scale)
+    expected = functional.int8_vectorwise_dequant(parts["packed"], parts["scale"])
+    torch.testing.assert_close(unpacked(parts, (40, 64), PackedFormat(kind="int8")), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_a_block_of_zeros_stays_zero() -> None:
+    weight = torch.zeros(8, 64)
+    packing, parts = nf4_parts(weight)
+    assert torch.equal(unpacked(parts, (8, 64), packing), weight)
+
+
+@pytest.mark.parametrize("quant", ["int8", "nf4"])
+@pytest.mark.parametrize("family", FAMILIES_TRIED)
+def test_sizes_are_known_before_anything_is_quantised(family: str, quant: str, tmp_path: Path) -> None:
+    folder = save_folder(tmp_path / "model", make_model(FAMILIES[family](), dtype=torch.bfloat16))
+    config = AutoConfig.from_pretrained(folder)
+    real = build_skeleton(config, quantized(folder, quant, tmp_path / "cache"), dtype=torch.float32)
+    for source in (read_checkpoint(folder), architecture_checkpoint(config, folder)):
+        skeleton = build_skeleton(config, source, dtype=torch.float32)
+        planned = build_skeleton(config, quantized_checkpoint(skeleton, source, quant), dtype=torch.float32)
+        assert [r.stored_bytes for r in planned.records] == [r.stored_bytes for r in real.records]
+        assert [r.flat_bytes for r in planned.records] == [r.flat_bytes for r in real.records]
+        assert planned.num_scratch == real.num_scratch > 0
+
+
+def published(folder: Path, kind: str) -> Path:
+    """The folder's checkpoint as bitsandbytes publishes a quantised one: every linear layer but the head."""
+    functional = bitsandbytes_functional()
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("proj.weight")]:
+        weight = tensors[name]
+        if kind == "int8":
+            packed, scale, _ = functional.int8_vectorwise_quant(weight.half())
+            tensors |= {
+                name: packed,
+                name.replace("weight", "SCB"): scale,
+                name.replace("weight", "weight_format"): torch.tensor(0, dtype=torch.uint8),
+            }
+        else:
+            nested = kind.endswith("nested")
+            packed, state = functional.quantize_4bit(
+                weight, compress_statistics=nested, quant_type=kind[:3], blocksize=64
+            )
+            tensors[name] = packed
+            tensors |= {f"{name}.{key}": value.contiguous() for key, value in state.as_dict(packed=True).items()}
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "bitsandbytes",
+        "load_in_4bit": kind != "int8",
+        "load_in_8bit": kind == "int8",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["int8", "nf4", "nf4-nested", "fp4"])
+def test_checkpoints_published_by_bitsandbytes_load_as_they_are(kind: str, tmp_path: Path) -> None:
+    folder = save_folder(tmp_path / "model", make_model(FAMILIES["llama"](), dtype=torch.bfloat16))
+    functional = bitsandbytes_functional()
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, parameter in plain.named_parameters():
+            if name.endswith("proj.weight"):
+                if kind == "int8":
+                    packed, scale, _ = functional.int8_vectorwise_quant(parameter.half())
+                    parameter.copy_(functional.int8_vectorwise_dequant(packed, scale))
+                else:
+                    stored = parameter.to(torch.bfloat16)
+                    packed, state = functional.quantize_4bit(
+                        stored, compress_statistics=kind.endswith("nested"), quant_type=kind[:3], blocksize=64
+                    )
+                    state.dtype = torch.float32
+                    parameter.copy_(functional.dequantize_4bit(packed, state))
+    expected = logits(plain)
+    checkpoint = read_checkpoint(published(folder, kind))
+    torch.testing.assert_close(streamed_logits(folder, checkpoint, resident=1), expected, rtol=0, atol=1e-5)
+
+
+def test_what_is_quantised_is_not_quantised_again(tmp_path: Path) -> None:
+    folder = save_folder(tmp_path / "model", make_model(FAMILIES["llama"](), dtype=torch.bfloat16))
+    published(folder, "nf4-nested")
+    with pytest.raises(CheckpointError, match="quantised already") as caught:
+        quantized(folder, "int8", tmp_path / "cache")
+    assert caught.value.code == "E_QUANTIZED"
