@@ -2,9 +2,10 @@
 
     python scripts/gpu_check.py
 
-Copies pinned and pageable; streamed against resident logits, also with compute or copies made slow;
-pass time against its copies alone; the built-in pair's greedy text through trees on the device
-against transformers'. Prints a table and one JSON line; exits 1 when a check fails.
+Copies pinned and pageable; streamed against resident logits in bfloat16 and nf4, also with compute or
+copies made slow; pass time against the slower of its copies and its compute; peak memory against the
+plan; allocations after the first pass; the tests marked gpu; the built-in pair's greedy text through
+trees on the device against transformers'. Prints a table and one JSON line; exits 1 when a check fails.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -26,12 +29,14 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.cli.prompts import read_prompts
+from edgespec.memory import LIBRARIES_BYTES
 from edgespec.pair import DEMO_FOLDER, ModelPair, open_pair
 from offload.loaders import CudaLoader
 from profiles.measure import machine_facts
 
 GIB = 1 << 30
 DEVICE = torch.device("cuda", 0)
+SHAPES = {"7B-like": (4096, 11008, 8), "70B-like": (8192, 28672, 4)}  # hidden, inner, layers that are tried
 
 
 def seconds(work: Callable[[], object], repeats: int = 5) -> float:
@@ -79,10 +84,27 @@ def write_layers(folder: Path, *, hidden: int, inner: int, layers: int) -> None:
         shutil.copy(path, folder)
 
 
-def logits_of(pair: ModelPair, rows: int, **limits: Any) -> tuple[torch.Tensor, float, int]:
-    """Logits of one pass, its median time, and the bytes that it streams."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PassFacts:
+    """What repeated passes over one text gave."""
+
+    logits: torch.Tensor
+    pass_s: float
+    streamed_bytes: int
+    peak_bytes: int  # of the device, as the driver sees it, less what other programs had before
+    planned_bytes: int
+    num_allocations: int  # of device memory, after the first pass
+
+
+def run_passes(pair: ModelPair, rows: int, *, quant: str = "none", **limits: Any) -> PassFacts:
+    """Passes over `rows` rows; exits when two of them differ."""
     ids = torch.arange(rows, device=DEVICE) % 2000
-    with Engine(pair, limits=MemoryLimits(**limits), device="cuda", dtype="bfloat16", context_tokens=rows) as engine:
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    context_bytes = used_bytes() - torch.cuda.memory_reserved()
+    with Engine(
+        pair, limits=MemoryLimits(**limits), device="cuda", dtype="bfloat16", quant=quant, context_tokens=rows
+    ) as engine:
         model = engine.target_model
 
         def one_pass() -> torch.Tensor:
@@ -90,34 +112,55 @@ def logits_of(pair: ModelPair, rows: int, **limits: Any) -> tuple[torch.Tensor, 
             visible = torch.ones(rows, rows, dtype=torch.bool, device=DEVICE).tril()
             return model.look(ids, torch.arange(rows, device=DEVICE), visible)
 
-        one_pass()
         logits = one_pass().clone()
+        before = torch.cuda.memory_stats()["segment.all.allocated"]
         for _ in range(3):
             if not torch.equal(one_pass(), logits):
                 raise SystemExit(f"passes differ from each other: {limits}")
-        return logits, seconds(one_pass), engine.placement.streamed_bytes
+        num_allocations = torch.cuda.memory_stats()["segment.all.allocated"] - before
+        return PassFacts(
+            logits=logits,
+            pass_s=seconds(one_pass),
+            streamed_bytes=engine.placement.streamed_bytes,
+            peak_bytes=context_bytes + torch.cuda.max_memory_reserved(),
+            planned_bytes=engine.placement.planned_bytes,
+            num_allocations=num_allocations,
+        )
 
 
-def check_streaming(pair: ModelPair, rows: int, pinned_gib_per_s: float) -> dict[str, Any]:
-    """Resident against streamed from pinned memory and from disk."""
-    resident, resident_s, _ = logits_of(pair, rows)
-    pinned, pinned_s, num_bytes = logits_of(pair, rows, max_resident_layers=0)
-    mixed, _, _ = logits_of(pair, rows, max_resident_layers=1)
-    disk, disk_s, _ = logits_of(pair, rows, max_resident_layers=0, max_cpu_bytes=0)
-    copy_s = num_bytes / GIB / pinned_gib_per_s
+def used_bytes() -> int:
+    """Device memory in use by everybody."""
+    free_bytes, total_bytes = torch.cuda.mem_get_info()
+    return total_bytes - free_bytes
+
+
+def check_streaming(pair: ModelPair, rows: int, quant: str, pinned_gib_per_s: float) -> dict[str, Any]:
+    """Resident against streamed from locked memory and from files."""
+    resident = run_passes(pair, rows, quant=quant)
+    pinned = run_passes(pair, rows, quant=quant, max_resident_layers=0)
+    mixed = run_passes(pair, rows, quant=quant, max_resident_layers=1)
+    staging_only = LIBRARIES_BYTES + 2 * pinned.streamed_bytes // 3  # room for staging, not for all layers
+    files = run_passes(pair, rows, quant=quant, max_resident_layers=0, max_cpu_bytes=staging_only)
+    copy_s = pinned.streamed_bytes / GIB / pinned_gib_per_s
     return {
+        "quant": quant,
         "rows": rows,
-        "resident_ms": resident_s * 1e3,
-        "pinned_ms": pinned_s * 1e3,
-        "disk_ms": disk_s * 1e3,
-        "overlap": max(copy_s, resident_s) / pinned_s,  # 1: the slower of copy and compute hides the other
-        "equal": all(torch.equal(resident, other) for other in (pinned, mixed, disk)),
+        "resident_ms": resident.pass_s * 1e3,
+        "pinned_ms": pinned.pass_s * 1e3,
+        "files_ms": files.pass_s * 1e3,
+        "pass_gib": pinned.streamed_bytes / GIB,
+        "gib_per_s": pinned.streamed_bytes / GIB / pinned.pass_s,
+        "overlap": max(copy_s, resident.pass_s) / pinned.pass_s,  # 1: the slower of copy and compute hides the other
+        "peak_gib": pinned.peak_bytes / GIB,
+        "planned_gib": pinned.planned_bytes / GIB,
+        "allocations": pinned.num_allocations,
+        "equal": all(torch.equal(resident.logits, other.logits) for other in (pinned, mixed, files)),
     }
 
 
 def check_slow(pair: ModelPair) -> bool:
     """Results stay the same when copies or compute are made slow on the device."""
-    expected, _, _ = logits_of(pair, 16)
+    expected = run_passes(pair, 16).logits
     original: dict[str, Any] = {"load": CudaLoader.load, "take_back": CudaLoader.take_back}
 
     def sleepy_load(self: CudaLoader, *arguments: Any) -> None:
@@ -133,7 +176,7 @@ def check_slow(pair: ModelPair) -> bool:
     for name, slow in (("load", sleepy_load), ("take_back", sleepy_take_back)):
         setattr(CudaLoader, name, slow)
         try:
-            equal &= torch.equal(logits_of(pair, 16, max_resident_layers=0)[0], expected)
+            equal &= torch.equal(run_passes(pair, 16, max_resident_layers=0).logits, expected)
         finally:
             setattr(CudaLoader, name, original[name])
     return equal
@@ -161,6 +204,20 @@ def check_greedy() -> dict[str, Any]:
     return {"equal_prompts": equal, "prompts": len(prompts), "tokens_per_pass": tokens / passes}
 
 
+def run_gpu_tests() -> str:
+    """The tests marked gpu, in a process of their own; their last line."""
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests"]
+    outcome = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parent.parent)
+    lines = [line for line in (outcome.stdout + outcome.stderr).splitlines() if line.strip()]
+    return ("passed: " if outcome.returncode == 0 else "FAILED: ") + (lines[-1] if lines else "no output")
+
+
+def print_row(row: dict[str, Any]) -> None:
+    """One line of the table."""
+    cells = {key: f"{value:.2f}" if isinstance(value, float) else value for key, value in row.items()}
+    print("  ".join(f"{key} {value}" for key, value in cells.items()), flush=True)
+
+
 def main() -> int:
     """Run all checks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -176,20 +233,22 @@ def main() -> int:
         f"pageable {report['pageable_gib_per_s']:.1f} GiB/s"
     )
     print(f"greedy on the device: {report['greedy']}")
-    ok = report["greedy"]["equal_prompts"] == report["greedy"]["prompts"]
-    shapes = {"7B-like": (4096, 11008, 8), "70B-like": (8192, 28672, 4)}
+    report["tests"] = run_gpu_tests()
+    print(f"tests marked gpu: {report['tests']}", flush=True)
+    ok = report["greedy"]["equal_prompts"] == report["greedy"]["prompts"] and report["tests"].startswith("passed")
     report["streaming"] = []
     with tempfile.TemporaryDirectory() as work:
-        for name, (hidden, inner, layers) in shapes.items():
+        os.environ["EDGESPEC_CACHE"] = work
+        for name, (hidden, inner, layers) in SHAPES.items():
             folder = Path(work) / name
             write_layers(folder, hidden=hidden, inner=inner, layers=layers)
             pair = open_pair(folder, None)
-            for rows in arguments.rows:
-                row = {"shape": name, **check_streaming(pair, rows, pinned_rate)}
-                report["streaming"].append(row)
-                ok &= row["equal"]
-                cells = {key: f"{value:.2f}" if isinstance(value, float) else value for key, value in row.items()}
-                print("  ".join(f"{key} {value}" for key, value in cells.items()))
+            for quant in ("none", "nf4"):
+                for rows in arguments.rows:
+                    row = {"shape": name, **check_streaming(pair, rows, quant, pinned_rate)}
+                    report["streaming"].append(row)
+                    ok &= row["equal"] and row["allocations"] == 0 and row["peak_gib"] <= 1.1 * row["planned_gib"]
+                    print_row(row)
             if name == "7B-like":
                 report["slow_equal"] = check_slow(pair)
                 ok &= report["slow_equal"]

@@ -1,0 +1,125 @@
+"""On a CUDA device: streamed logits equal resident ones, from every tier, packed or not, whatever is slow."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedModel
+
+from offload.checkpoint import Checkpoint, read_checkpoint
+from offload.loaders import CudaLoader
+from offload.pinned import PinnedBuffer, PinningError
+from offload.placement import place_layers
+from offload.quantized_cache import load_or_quantize
+from offload.skeleton import build_skeleton
+from offload.streamed_model import StreamedModel
+from tests.conftest import FAMILIES, make_model, save_folder
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+UNLIMITED = 1 << 40
+CUDA = torch.device("cuda", 0)
+HOST_BYTES = {"disk": 1 << 17, "pinned": UNLIMITED}  # the first is enough for staging alone
+
+
+@contextmanager
+def on_device(folder: Path, checkpoint: Checkpoint, *, resident: int, tier: str) -> Iterator[PreTrainedModel]:
+    skeleton = build_skeleton(AutoConfig.from_pretrained(folder), checkpoint, dtype=torch.bfloat16)
+    placement = place_layers(
+        skeleton.records,
+        device_uses={},
+        device_budget_bytes=UNLIMITED,
+        host_uses={},
+        host_budget_bytes=HOST_BYTES[tier],
+        max_resident=resident,
+    )
+    model = StreamedModel(skeleton, placement, device=CUDA)
+    try:
+        yield model.model
+    finally:
+        model.close()
+
+
+def logits(model: PreTrainedModel) -> Tensor:
+    ids = torch.arange(20, device=CUDA)[None]
+    with torch.no_grad():
+        for _ in range(3):
+            found: Tensor = model(input_ids=ids, position_ids=ids, use_cache=False).logits
+    return found
+
+
+def quantized(folder: Path, quant: str, cache: Path) -> Checkpoint:
+    checkpoint = read_checkpoint(folder)
+    if quant == "none":
+        return checkpoint
+    skeleton = build_skeleton(AutoConfig.from_pretrained(folder), checkpoint, dtype=torch.bfloat16)
+    return load_or_quantize(skeleton, checkpoint, quant, cache_folder=cache, device=CUDA)
+
+
+@pytest.mark.parametrize("tier", HOST_BYTES)
+@pytest.mark.parametrize("quant", ["none", "int8", "nf4"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3-moe", "gemma3"])
+def test_streamed_logits_equal_resident_logits(family: str, quant: str, tier: str, tmp_path: Path) -> None:
+    folder = save_folder(tmp_path / "model", make_model(FAMILIES[family](), dtype=torch.bfloat16), shard="20KB")
+    checkpoint = quantized(folder, quant, tmp_path / "cache")
+    with on_device(folder, checkpoint, resident=3, tier=tier) as model:
+        expected = logits(model)
+    for resident in (0, 1):
+        with on_device(folder, checkpoint, resident=resident, tier=tier) as model:
+            assert torch.equal(logits(model), expected)
+
+
+@pytest.mark.parametrize("slow", ["load", "take_back"])
+@pytest.mark.parametrize("tier", HOST_BYTES)
+def test_results_do_not_depend_on_what_is_slow(
+    slow: str, tier: str, pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = read_checkpoint(pair_folders[0])
+    with on_device(pair_folders[0], checkpoint, resident=3, tier=tier) as model:
+        expected = logits(model)
+    original: Any = getattr(CudaLoader, slow)
+
+    def sleepy(self: CudaLoader, *arguments: Any) -> None:
+        if slow == "load":
+            with torch.cuda.stream(self._copy_stream):
+                torch.cuda._sleep(10_000_000)
+        else:
+            torch.cuda._sleep(10_000_000)  # the layer's readers are still at work when it is given back
+        original(self, *arguments)
+
+    monkeypatch.setattr(CudaLoader, slow, sleepy)
+    with on_device(pair_folders[0], checkpoint, resident=0, tier=tier) as model:
+        for _ in range(3):
+            assert torch.equal(logits(model), expected)
+
+
+def test_locked_memory_is_as_large_as_asked_for_and_copies_asynchronously() -> None:
+    buffer = PinnedBuffer(3 << 20)
+    assert buffer.bytes.is_pinned()
+    buffer.bytes.fill_(7)
+    assert int(buffer.bytes.to(CUDA, non_blocking=True).sum()) == 7 * (3 << 20)
+    torch.cuda.synchronize()
+    buffer.close()
+
+
+def test_a_refused_lock_is_an_error_of_ours_and_leaves_the_device_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing:
+        def cudaHostRegister(self, *_arguments: int) -> int:  # noqa: N802  # CUDA's own name
+            return 2
+
+    monkeypatch.setattr(torch.cuda, "cudart", Refusing)
+    with pytest.raises(PinningError, match="code 2"):
+        PinnedBuffer(1 << 20)
+    assert int(torch.ones(3, device=CUDA).sum()) == 3
+
+
+def test_nothing_is_allocated_on_the_device_after_the_first_pass(pair_folders: tuple[Path, Path]) -> None:
+    with on_device(pair_folders[0], read_checkpoint(pair_folders[0]), resident=0, tier="pinned") as model:
+        logits(model)
+        before = torch.cuda.memory_stats(CUDA)["segment.all.allocated"]
+        for _ in range(5):
+            logits(model)
+        assert torch.cuda.memory_stats(CUDA)["segment.all.allocated"] == before
