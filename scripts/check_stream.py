@@ -1,12 +1,11 @@
-"""Stream a checkpoint under a memory limit: is it exact, within the limit, and at the disk's speed?
+"""Stream a checkpoint under a memory limit: is it exact, and within the limit? (bench_offload.py: how fast?)
 
-    python scripts/bench_stream.py --gib 1.1 --max-cpu-mem 512MiB
+    python scripts/check_stream.py --gib 1.1 --max-cpu-mem 512MiB
 
 Writes a random Llama of the built-in pair's vocabulary (bf16, sharded) into --work unless it is there.
 Exactness: greedy tokens against transformers' generate, both in float32. Memory: the peak of a fresh
 process that decodes under the limit, less the peak of one that only imports edgespec, torch and
-transformers. Speed: cold passes (the page cache is dropped before each) alternate with plain
-sequential reads of the same files; bytes over wall time, medians. The last line is JSON.
+transformers. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -15,10 +14,8 @@ import argparse
 import dataclasses
 import json
 import shutil
-import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -29,7 +26,7 @@ from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.cli.records import peak_resident_bytes
 from edgespec.config import parse_size
 from edgespec.pair import DEMO_FOLDER, open_pair
-from profiles.measure import drop_page_cache, machine_facts, sequential_read_bytes_per_s
+from profiles.measure import machine_facts
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -155,43 +152,8 @@ def greedy_tokens(arguments: argparse.Namespace) -> list[int]:
     return found[0, ids.shape[1] :].tolist()
 
 
-def stream_speed(arguments: argparse.Namespace, files: list[Path]) -> dict[str, float]:
-    """Cold passes and cold sequential reads, alternating."""
-    pair = open_pair(arguments.model, None)
-    read_rates, pass_rates = [], []
-    with Engine(
-        pair,
-        limits=MemoryLimits(max_cpu_bytes=arguments.max_cpu_mem),
-        device="cpu",
-        dtype=arguments.dtype,
-        context_tokens=64,
-    ) as engine:
-        num_bytes = engine.placement.streamed_bytes
-        if num_bytes == 0:
-            raise SystemExit("every layer is resident under this limit: nothing streams, nothing to measure")
-        for _ in range(arguments.repeats):
-            if not drop_page_cache(files):
-                raise SystemExit("this system cannot drop its page cache: no cold pass to measure")
-            read_rates.append(sequential_read_bytes_per_s(files))
-            passes = engine.stream(PROMPT, max_new_tokens=1 + arguments.passes, sampling=SamplingSettings(), seed=0)
-            next(passes)  # the prompt's pass
-            # Wall time over all passes, gaps included: the layers read ahead in a gap are paid for in it.
-            started = time.perf_counter()
-            for _ in range(arguments.passes):
-                drop_page_cache(files)
-                next(passes)
-            pass_rates.append(num_bytes * arguments.passes / (time.perf_counter() - started))
-            passes.close()
-    return {
-        "bytes_per_pass": num_bytes,
-        "sequential_gib_per_s": statistics.median(read_rates) / GIB,
-        "pass_gib_per_s": statistics.median(pass_rates) / GIB,
-        "ratio": statistics.median(ours / plain for ours, plain in zip(pass_rates, read_rates, strict=True)),
-    }
-
-
 def main() -> int:
-    """Run the three checks and print them."""
+    """Run both checks and print them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-m", "--model", type=Path, help="an existing folder instead of a random one")
     parser.add_argument("-md", "--draft-model", type=Path, default=DEMO_FOLDER / "draft")
@@ -201,8 +163,6 @@ def main() -> int:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 64])
     parser.add_argument("-n", "--max-new-tokens", type=int, default=24)
-    parser.add_argument("--passes", type=int, default=4)
-    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--decode-only", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -216,7 +176,6 @@ def main() -> int:
     files = sorted(arguments.model.glob("*.safetensors"))
     size_bytes = sum(path.stat().st_size for path in files)
 
-    speed = stream_speed(arguments, files)
     expected = greedy_tokens(arguments)
     idle_bytes = peak_of_idle_process()
     child = subprocess.run([sys.executable, *sys.argv, "--decode-only"], stdout=subprocess.PIPE, text=True, check=True)
@@ -237,12 +196,8 @@ def main() -> int:
         f"  peak memory {used_bytes / MIB:.0f} MiB above an idle process ({idle_bytes / MIB:.0f} MiB), "
         f"planned {report['planned_bytes'] / MIB:.0f} MiB: {'within' if within else 'ABOVE'} limit + 10 %"
     )
-    print(
-        f"  cold pass {speed['pass_gib_per_s']:.2f} GiB/s, sequential read {speed['sequential_gib_per_s']:.2f} GiB/s: "
-        f"{speed['ratio']:.0%}"
-    )
     machine = dataclasses.asdict(machine_facts())
-    print(json.dumps({**speed, "peak_above_idle_bytes": used_bytes, "equal": equal, "machine": machine}))
+    print(json.dumps({"peak_above_idle_bytes": used_bytes, "equal": equal, "machine": machine}))
     return 0 if equal and within else 1
 
 
