@@ -47,18 +47,20 @@ def memory_budgets(limits: MemoryLimits, device: torch.device) -> tuple[int, int
     host_bytes = limits.max_cpu_bytes if limits.max_cpu_bytes is not None else max(0, free_bytes - MARGIN_BYTES)
     if device.type == "cpu":
         return host_bytes, host_bytes
-    if not torch.cuda.is_available():
-        if limits.max_gpu_bytes is None:
-            raise EdgespecError(
-                "E_DEVICE", f"there is no '{device}' whose memory could be asked for.", "Give its size: --max-gpu-mem."
-            )
-        return limits.max_gpu_bytes, host_bytes
-    free_gpu_bytes, _ = torch.cuda.mem_get_info(device)
-    if limits.max_gpu_bytes is not None:
-        free_gpu_bytes = min(free_gpu_bytes, limits.max_gpu_bytes)  # more than is free cannot be had
-    elif limits.gpu_margin_bytes is None:
-        free_gpu_bytes -= MARGIN_BYTES
-    return max(0, free_gpu_bytes - (limits.gpu_margin_bytes or 0)), host_bytes
+    limit_bytes, margin_bytes = limits.max_gpu_bytes, limits.gpu_margin_bytes
+    if torch.cuda.is_available():
+        free_gpu_bytes, _ = torch.cuda.mem_get_info(device)
+    elif limit_bytes is not None:
+        free_gpu_bytes = limit_bytes  # a card that is only planned for
+    else:
+        raise EdgespecError(
+            "E_DEVICE", f"there is no '{device}' whose memory could be asked for.", "Give its size: --max-gpu-mem."
+        )
+    if margin_bytes is None:
+        margin_bytes = MARGIN_BYTES if limit_bytes is None else 0
+    usable_bytes = max(0, free_gpu_bytes - margin_bytes)
+    # More than is free cannot be had, whatever the limit.
+    return usable_bytes if limit_bytes is None else min(usable_bytes, limit_bytes), host_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

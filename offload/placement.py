@@ -16,7 +16,8 @@ from offload.layer_store import LayerRecord
 GIB = 1 << 30
 NUM_SLOTS_CONVERTED = 2  # one in use, one being filled
 NUM_STAGING_BUFFERS = 2  # of pinned memory, between disk and device
-NUM_SLOTS_MAPPED = 3  # mapped pages are cheap: read two layers ahead
+NUM_SLOTS_MAPPED = 3  # mapped pages need no copy: read two layers ahead where memory allows
+MIN_SLOTS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +84,11 @@ def place_layers(
     whole table, when not even a stream of all layers fits.
     """
     on_accelerator = host_uses is not None
-    layer_bytes, num_slots, stream_bytes = _stream_shape(records, on_accelerator=on_accelerator)
+    layer_bytes, num_slots, read_bytes = _stream_shape(records, on_accelerator=on_accelerator)
     free_bytes = device_budget_bytes - sum(device_uses.values())
+    if num_slots * max(layer_bytes) > free_bytes:
+        num_slots = MIN_SLOTS
+    stream_bytes = num_slots * max(layer_bytes) + read_bytes
     wanted = len(records) if max_resident is None else min(max_resident, len(records))
     num_resident = 0
     if wanted == len(records) and sum(layer_bytes) <= free_bytes:
@@ -143,15 +147,14 @@ def all_resident(num_layers: int) -> Placement:
 
 
 def _stream_shape(records: Sequence[LayerRecord], *, on_accelerator: bool) -> tuple[list[int], int, int]:
-    """Bytes of each layer where it computes, slots of the ring, and bytes of the ring."""
+    """Bytes of each layer where it computes, slots of the ring, and bytes it needs beside its slots."""
     if on_accelerator:
-        layer_bytes = [record.flat_bytes for record in records]
-        return layer_bytes, NUM_SLOTS_CONVERTED, NUM_SLOTS_CONVERTED * max(layer_bytes)
+        return [record.flat_bytes for record in records], NUM_SLOTS_CONVERTED, 0
     layer_bytes = [record.flat_bytes if record.is_converted else record.stored_bytes for record in records]
     if any(record.is_converted for record in records):
-        read_bytes = max(record.stored_bytes for record in records)
-        return layer_bytes, NUM_SLOTS_CONVERTED, NUM_SLOTS_CONVERTED * max(layer_bytes) + read_bytes
-    return layer_bytes, NUM_SLOTS_MAPPED, NUM_SLOTS_MAPPED * max(layer_bytes)
+        # The pages of the layer that is being converted.
+        return layer_bytes, NUM_SLOTS_CONVERTED, max(record.stored_bytes for record in records)
+    return layer_bytes, NUM_SLOTS_MAPPED, 0
 
 
 def _num_that_fit(layer_bytes: Sequence[int], free_bytes: int) -> int:

@@ -46,6 +46,15 @@ def test_as_many_layers_as_fit_beside_the_stream(spare_layers: int) -> None:
     assert placement.planned_bytes <= placement.device_budget_bytes
 
 
+def test_where_three_slots_do_not_fit_two_do() -> None:
+    placement = place(100 + 2 * LAYER)
+    assert placement.num_slots == 2
+    assert placement.planned_bytes == 100 + 2 * LAYER
+    assert place(100 + 3 * LAYER).num_slots == 3
+    with pytest.raises(MemoryPlanError):
+        place(100 + 2 * LAYER - 1)
+
+
 def test_converted_layers_count_at_their_size_in_memory() -> None:
     ring = NUM_SLOTS_CONVERTED * 2 * LAYER + LAYER
     placement = place(100 + ring + 3 * 2 * LAYER, compute=torch.float32)
