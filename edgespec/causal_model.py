@@ -25,6 +25,12 @@ _LAYER_KINDS = {"full_attention", "sliding_attention"}
 
 def check_can_roll_back(config: PretrainedConfig) -> None:
     """Raise EdgespecError for layers whose state cannot forget the nodes of a tree: recurrent, linear attention."""
+    if not getattr(config, "num_attention_heads", None):
+        raise EdgespecError(
+            "E_UNSUPPORTED_ARCHITECTURE",
+            f"model type '{config.model_type}' has no attention, and the state that it keeps cannot be rolled back.",
+            "Use a model with full or sliding-window attention in every layer.",
+        )
     kinds = set(getattr(config, "layer_types", None) or []) - _LAYER_KINDS
     if kinds:
         raise EdgespecError(
@@ -49,6 +55,10 @@ class CausalModel:
         self.cache = TreeCache(self.config.num_hidden_layers, 0)
         self._masks = MaskForm(self.config, dtype=model.dtype, device=device)
         self._layer_major = LayerMajor(decoder_layers(model)[1], self._masks, chunk_rows=chunk_rows)
+
+    def close(self) -> None:
+        """Leave the layers as they were found, so that nothing keeps their weights alive."""
+        self._layer_major.close()
 
     def reset(self, capacity: int) -> None:
         """An empty cache with room for `capacity` rows."""

@@ -30,3 +30,13 @@ def new_token_limit(max_context: int | None, prompt_tokens: int, max_new_tokens:
             "Shorten the prompt.",
         )
     return (max_new_tokens, "length") if 1 <= max_new_tokens <= room else (room, "context")
+
+
+def check_ctx_size(ctx_size: int, max_context: int | None) -> None:
+    """Raise EdgespecError for a context that the pair has no positions for."""
+    if max_context is not None and ctx_size > max_context:
+        raise EdgespecError(
+            "E_CONTEXT",
+            f"--ctx-size {ctx_size} is more than the {max_context} positions of the pair.",
+            f"Use {max_context} or less, or auto.",
+        )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 from transformers import PretrainedConfig
 
@@ -31,8 +33,8 @@ def resolve_device(name: str) -> torch.device:
 
 def planning_device(name: str) -> torch.device:
     """Like `resolve_device`, but a CUDA device need not be there to plan for it."""
-    if name.partition(":")[0] == "cuda" and not torch.cuda.is_available():
-        return torch.device("cuda", 0)
+    if re.fullmatch(r"cuda(:\d+)?", name) and not torch.cuda.is_available():
+        return torch.device(name if ":" in name else "cuda:0")
     return resolve_device(name)
 
 

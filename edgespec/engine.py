@@ -31,8 +31,9 @@ from edgespec.target import Target, offload_errors
 from edgespec.tree import root_only
 from edgespec.verify.greedy import verify_greedy
 from edgespec.verify.rejection import verify_rejection
-from edgespec.weights import Announce, Weights
+from edgespec.weights import Announce
 from offload.placement import Placement, all_resident
+from offload.skeleton import Skeleton
 from offload.streamed_model import StreamedModel
 
 Progress = Callable[[str, int, int], None]  # phase, done, total: bytes when loading, layers when quantising
@@ -68,7 +69,7 @@ class Engine:
         self.device = resolve_device(device)
         self.dtype = resolve_dtype(dtype, pair.target.config, self.device)
         self.max_context = min(context_tokens, pair.max_context or context_tokens)
-        self.quant, self.draft_quant = parse_quant(quant), parse_quant(draft_quant)
+        self.quant, self.draft_quant = parse_quant(quant), parse_quant(draft_quant, flag="--draft-quant")
         tree = tree or TreeSettings()
         self.tree = tree if pair.draft is not None else replace(tree, policy="none")
         self._models: dict[str, StreamedModel] = {}
@@ -93,10 +94,19 @@ class Engine:
             if self_check:
                 for model in weights.values():
                     check_tree_reading(model.planned.model.config, device=self.device)
+            # Quantising takes memory of its own: all of it comes before anything is loaded.
+            skeletons = {
+                phase: model.loadable(
+                    self.device,
+                    announce=on_quantize,
+                    progress=functools.partial(progress, f"quantising {phase}") if progress else None,
+                )
+                for phase, model in weights.items()
+            }
             try:
-                for phase, model in weights.items():
-                    placement = self.placement if phase == "target" else all_resident(len(model.planned.records))
-                    self._load(phase, model, placement, on_quantize, progress)
+                for phase, skeleton in skeletons.items():
+                    placement = self.placement if phase == "target" else all_resident(len(skeleton.records))
+                    self._load(phase, skeleton, placement, progress)
             except BaseException:
                 self.close()
                 raise
@@ -218,6 +228,8 @@ class Engine:
 
     def close(self) -> None:
         """End the readers and let the models go."""
+        for causal in self._causal.values():
+            causal.close()
         for model in self._models.values():
             model.close()
         self._models, self._causal = {}, {}
@@ -230,17 +242,9 @@ class Engine:
     ) -> None:
         self.close()
 
-    def _load(
-        self,
-        phase: str,
-        weights: Weights,
-        placement: Placement,
-        on_quantize: Announce | None,
-        progress: Progress | None,
-    ) -> None:
-        quantizing = functools.partial(progress, f"quantising {phase}") if progress else None
+    def _load(self, phase: str, skeleton: Skeleton, placement: Placement, progress: Progress | None) -> None:
         streamed = StreamedModel(
-            weights.loadable(self.device, announce=on_quantize, progress=quantizing),
+            skeleton,
             placement,
             device=self.device,
             progress=functools.partial(progress, f"loading {phase}") if progress else None,

@@ -25,8 +25,14 @@ class LayerMajor:
         self.chunk_rows = chunk_rows
         self._masks = masks
         self._text: tuple[int, int] | None = None  # rows before it, and its own
+        self._layers = layers
         for layer in layers:
             layer.forward = self._wrap(layer.forward)
+
+    def close(self) -> None:
+        """Give the layers their own forward back: a wrapped one refers to its layer, and keeps it alive."""
+        for layer in self._layers:
+            layer.__dict__.pop("forward", None)
 
     @contextmanager
     def text(self, start: int, num_rows: int) -> Iterator[None]:

@@ -24,15 +24,35 @@ PASS_SLACK = 1.5  # an allocator keeps freed blocks that fit nothing that comes 
 
 def resident_bytes(record: LayerRecord, *, device: torch.device) -> int:
     """Bytes of a record that is loaded whole: as stored where nothing is converted or moved."""
-    return record.flat_bytes if record.is_converted or device.type == "cuda" else record.stored_bytes
+    return record.flat_bytes if device.type == "cuda" else record.cpu_bytes
 
 
 def cache_bytes(config: PretrainedConfig, *, rows: int, dtype: torch.dtype) -> int:
     """Keys and values of `rows` rows in all layers."""
-    heads = config.num_attention_heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return int(2 * config.num_hidden_layers * kv_heads * head_dim * rows * dtype.itemsize)
+    heads = _num_kv_heads(config)
+    key_dim, value_dim = _head_dims(config)
+    return int(config.num_hidden_layers * heads * (key_dim + value_dim) * rows * dtype.itemsize)
+
+
+def _num_kv_heads(config: PretrainedConfig) -> int:
+    """Heads whose keys and values are kept; latent attention keeps one row for all of them."""
+    if getattr(config, "kv_lora_rank", None):
+        return 1
+    if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
+        return 1  # the older Falcon models
+    return int(
+        getattr(config, "num_key_value_heads", None)
+        or getattr(config, "num_kv_heads", None)
+        or config.num_attention_heads
+    )
+
+
+def _head_dims(config: PretrainedConfig) -> tuple[int, int]:
+    """Width of a head's keys and of its values."""
+    if getattr(config, "kv_lora_rank", None):
+        return config.qk_rope_head_dim, config.kv_lora_rank
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return head_dim, head_dim
 
 
 def cache_rows(context_tokens: int, tree: TreeSettings) -> tuple[int, int]:
@@ -52,10 +72,13 @@ def pass_bytes(config: PretrainedConfig, *, prompt_rows: int, tree_rows: int, ke
     is_eager = getattr(config, "_attn_implementation", None) == "eager"
     score_bytes = config.num_attention_heads * (2 * dtype.itemsize + FLOAT32_BYTES) if is_eager else 0
     logits_bytes = config.vocab_size * FLOAT32_BYTES * NUM_LOGITS_COPIES  # of one row
+    # Grouped keys and values are repeated for every head while a layer attends with a mask.
+    is_grouped = _num_kv_heads(config) < config.num_attention_heads
+    key_bytes = config.num_attention_heads * sum(_head_dims(config)) * dtype.itemsize if is_grouped else 0
     chunk_rows = min(prompt_rows, PREFILL_ROWS)
-    prompt_bytes = chunk_rows * (row_bytes + prompt_rows * (mask_bytes + score_bytes))
+    prompt_bytes = chunk_rows * (row_bytes + prompt_rows * (mask_bytes + score_bytes)) + prompt_rows * key_bytes
     prompt_bytes += NUM_HIDDEN_COPIES * prompt_rows * config.hidden_size * dtype.itemsize
-    tree_bytes = tree_rows * (row_bytes + keys * (mask_bytes + score_bytes) + logits_bytes)
+    tree_bytes = tree_rows * (row_bytes + keys * (mask_bytes + score_bytes) + logits_bytes) + keys * key_bytes
     return int(PASS_SLACK * max(prompt_bytes, tree_bytes))
 
 
@@ -96,6 +119,7 @@ def device_uses(
     return uses
 
 
-def host_uses() -> dict[str, int]:
+def host_uses(target: Skeleton) -> dict[str, int]:
     """What an accelerator's program needs of RAM, beside layers that wait there."""
-    return {"libraries": LIBRARIES_BYTES}
+    read_bytes = max(record.stored_bytes for record in (*target.records, target.outside))
+    return {"libraries": LIBRARIES_BYTES, "pages while they are read": read_bytes}

@@ -101,8 +101,16 @@ def open_model(folder: Path) -> ModelFolder:
 def open_architecture(folder: Path) -> ModelFolder:
     """A folder that may hold a config.json alone: sizes then come from the architecture."""
     if folder.is_dir() and (folder / "config.json").exists() and not any(folder.glob("*.safetensors*")):
+        config = _read_config(folder)
+        if getattr(config, "quantization_config", None):
+            raise EdgespecError(
+                "E_QUANTIZED",
+                f"'{folder / 'config.json'}' is of a quantised model, and does not say how large its weights are.",
+                "Give the folder with its weights, or the original's config.json with --quant.",
+            )
+        check_can_roll_back(config.get_text_config(decoder=True))
         with offload_errors():
-            return _model_folder(folder, architecture_checkpoint(_read_config(folder), folder))
+            return _model_folder(folder, architecture_checkpoint(config, folder))
     return open_model(folder)
 
 

@@ -19,7 +19,6 @@ from offload.skeleton import Skeleton
 
 MARGIN_BYTES = GIB  # left free when no limit is given
 NUM_SUGGESTIONS = 2
-UNLIMITED = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +125,7 @@ def _place(request: PlanRequest) -> Placement:
             device=request.device,
         ),
         device_budget_bytes=request.device_budget_bytes,
-        host_uses=host_uses() if on_accelerator else None,
+        host_uses=host_uses(request.target) if on_accelerator else None,
         host_budget_bytes=request.host_budget_bytes,
         max_resident=request.max_resident,
     )
@@ -134,33 +133,24 @@ def _place(request: PlanRequest) -> Placement:
 
 def _advice(request: PlanRequest) -> str:
     """Cheaper settings that fit, each with what it needs at least; where none does, what the cheapest need."""
-    needed = [(flags, _least(cheaper)) for flags, cheaper in _cheaper(request)]
-    fitting = [
-        (flags, placement)
-        for flags, placement in needed
-        if placement.planned_bytes <= request.device_budget_bytes
-        and sum(placement.host_bytes.values()) <= request.host_budget_bytes
-    ]
+    fitting, too_much = [], []
+    for flags, cheaper in _cheaper(request):
+        try:
+            needed_bytes = _place(replace(cheaper, max_resident=0)).planned_bytes
+            fitting.append((flags, needed_bytes))
+        except MemoryPlanError as error:
+            too_much.append((flags, error.needed_bytes))
     if fitting:
         # The first of each kind gives up least; of two, one changes the tree and one the context, where both help.
-        kinds = {flags.split()[0]: (flags, placement) for flags, placement in reversed(fitting)}
+        kinds = {flags.split()[0]: (flags, needed_bytes) for flags, needed_bytes in reversed(fitting)}
         return f"Raise the limit, or use {_named(list(kinds.values())[::-1])}."
-    cheapest = sorted(needed, key=lambda item: item[1].planned_bytes)
-    return (
-        f"Raise the limit: even {_named(cheapest)} is too much. Quantised layers (--quant nf4) and, on a CPU, "
-        "--dtype bfloat16 need less."
-    )
+    cheapest = sorted(too_much, key=lambda item: item[1])
+    tried = f": even {_named(cheapest)} is too much" if cheapest else ""
+    return f"Raise the limit{tried}. Quantised layers (--quant nf4) and, on a CPU, --dtype bfloat16 may need less."
 
 
-def _named(settings: list[tuple[str, Placement]]) -> str:
-    return " or ".join(
-        f"{flags} (from {placement.planned_bytes / GIB:.3f} GiB)" for flags, placement in settings[:NUM_SUGGESTIONS]
-    )
-
-
-def _least(request: PlanRequest) -> Placement:
-    """The placement with every layer streamed, whatever the limits."""
-    return _place(replace(request, max_resident=0, device_budget_bytes=UNLIMITED, host_budget_bytes=UNLIMITED))
+def _named(settings: list[tuple[str, int]]) -> str:
+    return " or ".join(f"{flags} (from {num_bytes / GIB:.3f} GiB)" for flags, num_bytes in settings[:NUM_SUGGESTIONS])
 
 
 def _cheaper(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:

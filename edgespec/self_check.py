@@ -52,13 +52,14 @@ def check_tree_reading(config: PretrainedConfig, *, device: torch.device) -> Non
     try:
         small = narrow_copy(config)
         failure = _failure(small.model_type, small.to_json_string(use_diff=False), config._attn_implementation, device)
+        verdict = "does not read token trees rightly"
     except Exception as error:  # whatever a family's code raises, it cannot be verified
-        failure = f"{type(error).__name__}: {error}"
+        failure = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        verdict = "could not be shown to read token trees rightly"
     if failure is not None:
         raise EdgespecError(
             "E_SELF_CHECK",
-            f"model type '{config.model_type}' does not read token trees rightly with transformers "
-            f"{transformers.__version__} ({failure.splitlines()[0][:200]}).",
+            f"model type '{config.model_type}' {verdict} with transformers {transformers.__version__} ({failure}).",
             "Use a model with rotary or learned positions; --no-self-check runs it all the same, at your own risk.",
         )
 
@@ -88,6 +89,10 @@ def narrow_copy(config: PretrainedConfig) -> PretrainedConfig:
     changes |= {"num_hidden_layers": len(layers), "num_attention_heads": 2, "hidden_size": 2 * head_dim}
     for name, value in {**changes, "vocab_size": VOCAB}.items():
         setattr(text, name, value)
+    for name in getattr(small, "sub_configs", {}):  # a vision tower is built, and not looked at
+        other: Any = getattr(small, name, None)
+        if other is not text and getattr(other, "num_hidden_layers", 0) > 1:
+            other.num_hidden_layers = 1
     return small
 
 

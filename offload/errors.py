@@ -18,7 +18,11 @@ class CheckpointError(OffloadError):
 
 
 class MemoryPlanError(OffloadError):
-    """The model cannot be placed within the memory it was given."""
+    """The model cannot be placed within the memory it was given; `needed_bytes` is what it needs at least."""
+
+    def __init__(self, code: str, what: str, fix: str, *, needed_bytes: int) -> None:
+        super().__init__(code, what, fix)
+        self.needed_bytes = needed_bytes
 
 
 class StreamError(OffloadError):

@@ -82,9 +82,23 @@ class LayerRecord:
         return sum(_aligned(tensor.num_bytes) for tensor in self.tensors.values())
 
     @cached_property
-    def is_converted(self) -> bool:
-        """Whether the layer must be copied: a dtype changes, or a parameter is made of several tensors."""
-        return not all(tensor.is_mappable for tensor in self.tensors.values())
+    def copied(self) -> LayerRecord:
+        """The part that has to be copied even on a CPU: a dtype changes, or a parameter is made of several tensors."""
+        return self._part(is_mappable=False)
+
+    @cached_property
+    def mapped(self) -> LayerRecord:
+        """The part that a CPU computes with where it lies in the file."""
+        return self._part(is_mappable=True)
+
+    @property
+    def cpu_bytes(self) -> int:
+        """Bytes of the layer in a CPU's memory."""
+        return self.copied.flat_bytes + self.mapped.stored_bytes
+
+    def _part(self, *, is_mappable: bool) -> LayerRecord:
+        tensors = {name: tensor for name, tensor in self.tensors.items() if tensor.is_mappable == is_mappable}
+        return LayerRecord(index=self.index, tensors=tensors)
 
     def flat_views(self, flat: Tensor) -> dict[str, Tensor]:
         """The layer's parameters as views of a flat uint8 buffer of `flat_bytes` bytes."""
@@ -114,7 +128,7 @@ class LayerStore:
         return data.view(entry.dtype).view(entry.shape)
 
     def views(self, record: LayerRecord) -> dict[str, Tensor]:
-        """All tensors of a layer that is not converted, zero-copy."""
+        """All tensors of a record that needs no copy, where they lie in the file."""
         return {name: self.view(tensor.pieces[0]) for name, tensor in record.tensors.items()}
 
     def copy(self, record: LayerRecord, flat: Tensor) -> None:

@@ -28,32 +28,30 @@ class CpuLoader:
     def __init__(self, store: LayerStore, records: Sequence[LayerRecord], *, num_slots: int) -> None:
         self._store = store
         self._following = _following(records)
-        flat_bytes = max((record.flat_bytes for record in records if record.is_converted), default=0)
-        self._flat = [torch.empty(flat_bytes, dtype=torch.uint8) for _ in range(num_slots if flat_bytes else 0)]
+        flat_bytes = max(record.copied.flat_bytes for record in records)
+        self._flat = [torch.empty(flat_bytes, dtype=torch.uint8) for _ in range(num_slots)]
         self._views: dict[tuple[int, int], dict[str, Tensor]] = {}
 
     def load(self, record: LayerRecord, slot: int) -> None:
-        """Read the layer's pages; convert them into the slot where the dtype changes."""
+        """Read the layer's pages; copy into the slot what the file does not hold as it is computed with."""
         self._store.populate(record)
         # The disk goes on with the next layer while this thread converts, or waits for a slot.
         self._store.announce(self._following[record.index])
-        if record.is_converted:
-            self._store.copy(record, self._flat[slot])
-            self._store.drop(record)
+        if record.copied.tensors:
+            self._store.copy(record.copied, self._flat[slot])
+            self._store.drop(record.copied)
 
     def hand_out(self, record: LayerRecord, slot: int) -> dict[str, Tensor]:
-        """Views of the slot, or of the file itself; made once."""
-        place = slot if record.is_converted else -1
-        views = self._views.get((record.index, place))
+        """Views of the slot and of the file; made once."""
+        views = self._views.get((record.index, slot))
         if views is None:
-            views = record.flat_views(self._flat[slot]) if record.is_converted else self._store.views(record)
-            self._views[record.index, place] = views
+            views = self._store.views(record.mapped) | record.copied.flat_views(self._flat[slot])
+            self._views[record.index, slot] = views
         return views
 
     def take_back(self, record: LayerRecord, slot: int) -> None:
-        """Let the file's pages go; a converted layer's are gone already."""
-        if not record.is_converted:
-            self._store.drop(record)
+        """Let the file's pages go; those of copied tensors are gone already."""
+        self._store.drop(record.mapped)
 
     def close(self) -> None:
         """Loads end with the reader's thread."""
@@ -89,7 +87,7 @@ class CudaLoader:
         self._pin([record for record in records if record.index in pinned_layers])
         if len(self._pinned) < len(records) and not self._staging:
             self._staging = self._staging_buffers(flat_bytes)
-        self._staged = [torch.cuda.Event() for _ in self._staging]
+        self._staged = [torch.cuda.Event(blocking=True) for _ in self._staging]  # the reader sleeps, it does not spin
         self._next_staging = 0
 
     @property
@@ -143,7 +141,7 @@ class CudaLoader:
         """Fill locked memory with as many of the layers as the system lets us lock."""
         for record in records:
             try:
-                buffer = PinnedBuffer(record.flat_bytes)
+                buffer = PinnedBuffer(record.flat_bytes, device=self._device)
             except PinningError as error:
                 logger.warning(
                     "only %d of %d layers could be kept in locked memory (%s); the others are read from their files",
@@ -158,16 +156,17 @@ class CudaLoader:
 
     def _staging_buffers(self, num_bytes: int) -> list[Tensor]:
         """Locked where possible; pageable ones work too, and block the reader while they are copied."""
-        buffers = []
-        for _ in range(NUM_STAGING_BUFFERS):
-            try:
-                locked = PinnedBuffer(num_bytes)
-            except PinningError as error:
-                logger.warning("cannot lock %d MiB (%s): copies to the device are slower", num_bytes >> 20, error)
-                return [torch.empty(num_bytes, dtype=torch.uint8) for _ in range(NUM_STAGING_BUFFERS)]
-            self._locked.append(locked)
-            buffers.append(locked.bytes)
-        return buffers
+        locked: list[PinnedBuffer] = []
+        try:
+            for _ in range(NUM_STAGING_BUFFERS):
+                locked.append(PinnedBuffer(num_bytes, device=self._device))  # noqa: PERF401  # kept if the next fails
+        except PinningError as error:
+            logger.warning("cannot lock %d MiB (%s): copies to the device are slower", num_bytes >> 20, error)
+            for buffer in locked:
+                buffer.close()
+            return [torch.empty(num_bytes, dtype=torch.uint8) for _ in range(NUM_STAGING_BUFFERS)]
+        self._locked += locked
+        return [buffer.bytes for buffer in locked]
 
 
 def _following(records: Sequence[LayerRecord]) -> dict[int, LayerRecord]:

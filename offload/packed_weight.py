@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from offload.kernels import bitsandbytes_functional
 
+MAX_WEIGHTS_AT_ONCE = 1 << 28  # the kernels count in 32 bits
 BLOCK_SIZE = 64  # weights that share a scale, in 4-bit formats
 NESTED_BLOCK_SIZE = 256  # scales that share a scale of their own
 FORMATS_4BIT = ("nf4", "fp4")
@@ -78,40 +79,57 @@ class PackedWeight(nn.Module):
         if self.packing.kind == "int8":
             # int8 is exact in every compute dtype; one pass over memory, which bitsandbytes' own
             # kernel needs several for.
-            rows = (parts["scale"] / 127).to(out.dtype)[:, None]
             out.copy_(parts["packed"])
-            out.view(-1, self.shape[-1]).mul_(rows)
+            out.view(-1, self.shape[-1]).mul_((parts["scale"] / 127)[:, None])  # in float32, rounded once
             return out
         return unpack_4bit(parts, self.shape, self.packing, out)
 
 
 def unpack_4bit(parts: dict[str, Tensor], shape: tuple[int, ...], packing: PackedFormat, out: Tensor) -> Tensor:
-    """A 4-bit weight through bitsandbytes' kernel."""
+    """A 4-bit weight through bitsandbytes' kernel, as rows of one block each.
+
+    Its CPU kernel miscounts blocks that straddle rows, and takes no place to write to.
+    """
     functional = bitsandbytes_functional()
-    state2 = offset = None
-    if packing.nested:
-        device = parts["absmax"].device
-        state2 = functional.QuantState(
-            absmax=parts["nested_absmax"],
-            code=_nested_code(device),
-            blocksize=NESTED_BLOCK_SIZE,
-            dtype=torch.float32,
+    block_size, scales = packing.block_size, _block_scales(parts, packing)
+    num_weights = math.prod(shape)
+    blocks_at_once = MAX_WEIGHTS_AT_ONCE // block_size
+    packed, flat = parts["packed"].view(-1), out.view(-1)
+    for first in range(0, num_weights // block_size, blocks_at_once):
+        end = min(first + blocks_at_once, num_weights // block_size)
+        state = functional.QuantState(
+            absmax=scales[first:end],
+            shape=torch.Size((end - first, block_size)),
+            blocksize=block_size,
+            quant_type=packing.kind,
+            dtype=out.dtype,
         )
-        offset = torch.full((), packing.offset, device=device)
-    state = functional.QuantState(
-        absmax=parts["absmax"],
-        shape=torch.Size(shape),
-        blocksize=packing.block_size,
-        quant_type=packing.kind,
-        dtype=out.dtype,
-        offset=offset,
-        state2=state2,
-    )
-    if out.device.type == "cpu":  # its kernel cannot write to a given place
-        unpacked: Tensor = functional.dequantize_4bit(parts["packed"], state)
-        return unpacked
-    functional.dequantize_4bit(parts["packed"], state, out=out)
+        share = packed[first * block_size // 2 : end * block_size // 2].view(-1, 1)
+        place = flat[first * block_size : end * block_size].view(-1, block_size)
+        if out.device.type != "cpu":
+            functional.dequantize_4bit(share, state, out=place)
+        elif place.numel() == num_weights:
+            whole: Tensor = functional.dequantize_4bit(share, state)
+            return whole.view(shape)
+        else:
+            place.copy_(functional.dequantize_4bit(share, state))
     return out
+
+
+def _block_scales(parts: dict[str, Tensor], packing: PackedFormat) -> Tensor:
+    """The float32 scale of every block."""
+    scales = parts["absmax"]
+    if not packing.nested:
+        return scales
+    functional = bitsandbytes_functional()
+    state = functional.QuantState(
+        absmax=parts["nested_absmax"],
+        code=_nested_code(scales.device),
+        blocksize=NESTED_BLOCK_SIZE,
+        dtype=torch.float32,
+    )
+    unpacked: Tensor = functional.dequantize_blockwise(scales, state)
+    return unpacked.add_(packing.offset)
 
 
 @functools.cache
@@ -149,4 +167,7 @@ class PackedModule:
         def let_go(_module: nn.Module, _arguments: Any, _output: Any) -> None:
             parameters.update(on_meta)
 
-        return [self.module.register_forward_pre_hook(unpack), self.module.register_forward_hook(let_go)]
+        return [
+            self.module.register_forward_pre_hook(unpack),
+            self.module.register_forward_hook(let_go, always_call=True),
+        ]

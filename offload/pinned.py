@@ -10,9 +10,12 @@ from __future__ import annotations
 import contextlib
 import mmap
 import warnings
+import weakref
 
 import torch
 from torch import Tensor
+
+PORTABLE = 1  # cudaHostRegisterPortable: locked for every device of the process
 
 
 class PinningError(RuntimeError):
@@ -25,7 +28,7 @@ class PinnedBuffer:
     Raises PinningError where the driver or the system's limit on locked memory refuses.
     """
 
-    def __init__(self, num_bytes: int) -> None:
+    def __init__(self, num_bytes: int, *, device: torch.device) -> None:
         # A failed mapping is an OSError: the address space or the commit limit is exhausted.
         try:
             self._mapping = mmap.mmap(-1, num_bytes)
@@ -34,21 +37,24 @@ class PinnedBuffer:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             self.bytes: Tensor = torch.frombuffer(self._mapping, dtype=torch.uint8)
-        register(self.bytes)
+        register(self.bytes, device)
+        # Also when construction further up fails: pages must not be unmapped while they are registered.
+        self._release = weakref.finalize(self, unregister, self.bytes)
 
     def close(self) -> None:
         """Unlock the pages; nothing may be copying from them any more."""
-        unregister(self.bytes)
+        self._release()
 
 
-def register(data: Tensor) -> None:
+def register(data: Tensor, device: torch.device) -> None:
     """Lock a host tensor's pages for the driver; raises PinningError."""
-    code = int(torch.cuda.cudart().cudaHostRegister(data.data_ptr(), data.nbytes, 0))
+    with torch.cuda.device(device):  # the call makes a context on the current device
+        code = int(torch.cuda.cudart().cudaHostRegister(data.data_ptr(), data.nbytes, PORTABLE))
     if code == 0:
         return
     with contextlib.suppress(RuntimeError):
         # The driver reports a failed call once more to whoever looks next: let that be this line.
-        torch.zeros(1, device="cuda")
+        torch.zeros(1, device=device)
     raise PinningError(f"cudaHostRegister of {data.nbytes >> 20} MiB failed with code {code}")
 
 

@@ -150,11 +150,10 @@ def _stream_shape(records: Sequence[LayerRecord], *, on_accelerator: bool) -> tu
     """Bytes of each layer where it computes, slots of the ring, and bytes it needs beside its slots."""
     if on_accelerator:
         return [record.flat_bytes for record in records], NUM_SLOTS_CONVERTED, 0
-    layer_bytes = [record.flat_bytes if record.is_converted else record.stored_bytes for record in records]
-    if any(record.is_converted for record in records):
-        # The pages of the layer that is being converted.
-        return layer_bytes, NUM_SLOTS_CONVERTED, max(record.stored_bytes for record in records)
-    return layer_bytes, NUM_SLOTS_MAPPED, 0
+    layer_bytes = [record.cpu_bytes for record in records]
+    converted_bytes = max(record.copied.stored_bytes for record in records)  # pages that are read to be converted
+    is_converted = 2 * converted_bytes > max(record.stored_bytes for record in records)
+    return layer_bytes, NUM_SLOTS_CONVERTED if is_converted else NUM_SLOTS_MAPPED, converted_bytes
 
 
 def _num_that_fit(layer_bytes: Sequence[int], free_bytes: int) -> int:
@@ -183,4 +182,5 @@ def _check_budgets(placement: Placement) -> None:
                 f"{needed_bytes / GIB:.3f} GiB of {memory} are needed with every layer streamed, "
                 f"{(needed_bytes - budget_bytes) / GIB:.3f} GiB more than the limit:\n{placement.table()}\n",
                 "Raise the memory limit, lower --tree-size or --max-new-tokens, or use a smaller draft.",
+                needed_bytes=needed_bytes,
             )

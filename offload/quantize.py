@@ -23,7 +23,7 @@ from offload.packed_checkpoint import INT8, STATE_KEY, is_quantizable, state_con
 from offload.packed_weight import NESTED_BLOCK_SIZE, PackedFormat
 from offload.skeleton import Skeleton
 
-QUANT_FORMATS = ("int8", "nf4")
+WEIGHTS_AT_ONCE = 1 << 22  # whose temporaries exist together
 _FORMATS = {"int8": INT8, "nf4": PackedFormat(kind="nf4", nested=True)}
 
 
@@ -88,23 +88,33 @@ def quantize_layer(
 
 def int8_parts(weight: Tensor) -> dict[str, Tensor]:
     """Rows scaled to [-127, 127] by their largest magnitude (LLM.int8(), section 2, weights only)."""
-    rows = weight.reshape(-1, weight.shape[-1]).float()
-    scale = rows.abs().amax(dim=1)
-    packed = (rows * (127 / scale.clamp_min(torch.finfo(torch.float32).tiny))[:, None]).round_().to(torch.int8)
+    rows = weight.reshape(-1, weight.shape[-1])
+    packed, scale = torch.empty_like(rows, dtype=torch.int8), rows.new_empty(rows.shape[0], dtype=torch.float32)
+    rows_at_once = max(1, WEIGHTS_AT_ONCE // rows.shape[1])
+    for first in range(0, rows.shape[0], rows_at_once):
+        share = rows[first : first + rows_at_once].float()
+        largest = share.abs().amax(dim=1)
+        scale[first : first + rows_at_once] = largest
+        steps = 127 / largest.clamp_min(torch.finfo(torch.float32).tiny)
+        packed[first : first + rows_at_once] = (share * steps[:, None]).round_().to(torch.int8)
     return {"packed": packed.view(weight.shape), "scale": scale}
 
 
 def nf4_parts(weight: Tensor) -> tuple[PackedFormat, dict[str, Tensor]]:
-    """Blocks of 64 in 4-bit NormalFloat, their scales in 8 bits (QLoRA, sections 3)."""
-    rows = weight.reshape(-1, weight.shape[-1])
+    """Blocks of 64 in 4-bit NormalFloat, their scales in 8 bits (QLoRA, section 3)."""
+    functional = bitsandbytes_functional()
     packing = _FORMATS["nf4"]
-    packed, state = bitsandbytes_functional().quantize_4bit(
-        rows, blocksize=packing.block_size, compress_statistics=True, quant_type="nf4"
-    )
-    assert state.state2 is not None
-    assert state.state2.blocksize == NESTED_BLOCK_SIZE
-    packing = dataclasses.replace(packing, offset=float(state.offset))
-    return packing, {"packed": packed, "absmax": state.absmax, "nested_absmax": state.state2.absmax}
+    blocks = weight.reshape(-1, packing.block_size)
+    packed, scales = [], []
+    for share in blocks.split(WEIGHTS_AT_ONCE // packing.block_size):
+        quantized, state = functional.quantize_4bit(share, blocksize=packing.block_size, quant_type="nf4")
+        packed.append(quantized)
+        scales.append(state.absmax)
+    scale = torch.cat(scales)
+    offset = scale.mean()
+    nested, state = functional.quantize_blockwise(scale - offset, blocksize=NESTED_BLOCK_SIZE)
+    parts = {"packed": torch.cat(packed), "absmax": nested, "nested_absmax": state.absmax}
+    return dataclasses.replace(packing, offset=float(offset)), parts
 
 
 def _named(name: str, packing: PackedFormat, parts: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -9,21 +9,26 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import logging
+import os
 import shutil
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from offload.checkpoint import Checkpoint, TensorEntry, read_header
 from offload.errors import CheckpointError
 from offload.layer_store import SAMPLE_BYTES, LayerStore
-from offload.quantize import outside_tensors, quantize_layer, quantized_checkpoint
+from offload.packed_checkpoint import STATE_KEY
+from offload.quantize import outside_tensors, quantize_layer, quantized_checkpoint, quantized_layout
 from offload.skeleton import Skeleton
+
+logger = logging.getLogger("edgespec.offload")
 
 LAYOUT_VERSION = "1"  # of what the files hold: another one is another key
 SPARE_BYTES = 64 << 20  # left free on the disk
@@ -46,23 +51,63 @@ def load_or_quantize(
 
     Raises CheckpointError when the disk is too small or cannot be written.
     """
-    folder = cache_folder / "quantized" / f"{checkpoint.folder.name}-{quant}-{_key(checkpoint, quant)}"
+    folder = cache_folder / "quantized" / f"{quant}-{_key(checkpoint, quant)}"
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        if not folder.exists():
-            with FileLock(f"{folder}.lock"):
-                if not folder.exists():
+        entries = _read(skeleton, folder, quant)
+        if entries is None:
+            with _locked(folder):
+                entries = _read(skeleton, folder, quant)  # whoever held the lock may have made it
+                if entries is None:
                     _write(skeleton, checkpoint, quant, folder, device, announce, progress)
-        entries: dict[str, TensorEntry] = {}
-        for index in range(len(skeleton.records)):
-            entries |= read_header(folder / _file_name(index))
+                    entries = _read(skeleton, folder, quant)
     except (OSError, SafetensorError) as error:  # safetensors words a full disk in its own way
-        raise CheckpointError(
-            "E_CACHE",
-            f"quantised weights cannot be kept in '{folder}' ({error}).",
-            "Free some space, or set EDGESPEC_CACHE to a folder on another disk.",
-        ) from error
+        raise _unusable(folder, str(error)) from error
+    if entries is None:
+        raise _unusable(folder, "what was written reads back differently")
     return Checkpoint(folder=checkpoint.folder, tensors={**outside_tensors(skeleton), **entries})
+
+
+def _unusable(folder: Path, reason: str) -> CheckpointError:
+    return CheckpointError(
+        "E_CACHE",
+        f"quantised weights cannot be kept in '{folder}' ({reason}).",
+        "Free some space, or set EDGESPEC_CACHE to a folder on another disk.",
+    )
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    lock = FileLock(f"{folder}.lock")
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        logger.warning("waiting for another process that is writing '%s'", folder)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _read(skeleton: Skeleton, folder: Path, quant: str) -> dict[str, TensorEntry] | None:
+    """The folder's tensors; None where there are none, or not those that belong there."""
+    entries: dict[str, TensorEntry] = {}
+    if not folder.exists():
+        return None
+    for record in skeleton.records:
+        try:
+            found = read_header(folder / _file_name(record.index))
+        except (OSError, CheckpointError):
+            return None
+        layout = quantized_layout(skeleton, record, quant)
+        is_state = {name for name in layout if STATE_KEY in name}
+        if found.keys() != layout.keys() or any(
+            (found[name].shape, found[name].dtype) != facts for name, facts in layout.items() if name not in is_state
+        ):
+            return None
+        entries |= found
+    return entries
 
 
 def _file_name(layer: int) -> str:
@@ -94,6 +139,9 @@ def _write(
     progress: Progress | None,
 ) -> None:
     """All layers into a partial folder, then the folder under its own name. The lock is held."""
+    partial = folder.with_name(f"{folder.name}.partial")
+    for left_over in (partial, folder):  # of a process that was killed, or damaged since: nobody else holds the lock
+        shutil.rmtree(left_over, ignore_errors=True)
     planned = quantized_checkpoint(skeleton, checkpoint, quant)
     num_bytes = sum(entry.num_bytes for entry in planned.tensors.values() if not entry.file.name)
     free_bytes = shutil.disk_usage(folder.parent).free
@@ -101,15 +149,18 @@ def _write(
         announce(folder, num_bytes, free_bytes)
     if num_bytes + SPARE_BYTES > free_bytes:
         raise OSError(errno.ENOSPC, f"{num_bytes} bytes are to be written, {free_bytes} are free")
-    partial = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed: nobody else holds the lock
     partial.mkdir()
     try:
         store = LayerStore({entry.file for record in skeleton.records for entry in record.entries})
         for record in skeleton.records:
-            save_file(quantize_layer(skeleton, record, store, quant, device), partial / _file_name(record.index))
+            path = partial / _file_name(record.index)
+            save_file(quantize_layer(skeleton, record, store, quant, device), path)
+            with path.open("rb+") as file:
+                os.fsync(file.fileno())  # or a power loss could leave a short file under the final name
             if progress:
                 progress(record.index + 1, len(skeleton.records))
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # the blocks fit nothing that comes next
         partial.rename(folder)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)

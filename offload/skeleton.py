@@ -49,16 +49,15 @@ def build_skeleton(config: PretrainedConfig, checkpoint: Checkpoint, *, dtype: t
     model = build_on_meta(config, checkpoint.folder, dtype=dtype)
     prefix, layers = decoder_layers(model)
     stored = pieces_by_parameter(checkpoint, model)
-    packed = attach_packed_weights(model, stored)
-    packed_ids = {id(item.module._parameters[attribute]) for item in packed for attribute, _ in item.weights}
     ties = _ties(model, stored)
+    packed, packed_names = attach_packed_weights(model, stored, ties)
     layer_pattern = re.compile(re.escape(prefix) + r"\.(\d+)\.")
     layer_tensors: list[dict[str, StoredTensor]] = [{} for _ in layers]
     outside: dict[str, StoredTensor] = {}
     missing = []
     buffers = stored_buffers(model)
     for name, tensor in [*model.named_parameters(remove_duplicate=False), *buffers.items()]:
-        if name in ties or id(tensor) in packed_ids:
+        if name in ties or name in packed_names:
             continue
         pieces = stored.get(name)
         if pieces is None:
@@ -156,6 +155,14 @@ def _ties(model: PreTrainedModel, stored: dict[str, Pieces]) -> dict[str, str]:
 def _stored_tensor(name: str, pieces: Pieces, tensor: Tensor) -> StoredTensor:
     """The parameter and its pieces; raises CheckpointError when they do not make it up."""
     shape = tuple(tensor.shape)
+    odd = next((piece for piece in pieces if piece.dtype.is_floating_point != tensor.is_floating_point()), None)
+    if odd is not None:
+        raise CheckpointError(
+            "E_QUANTIZED",
+            f"'{odd.name}' holds {odd.dtype} numbers without scales that belong to '{name}': experts that were "
+            "quantised one by one, or half a checkpoint.",
+            "Use the model's bf16 or fp16 safetensors, with --quant nf4 or int8.",
+        )
     if len(pieces) == 1 and pieces[0].shape != shape:
         raise _shape_mismatch(name, list(pieces[0].shape), pieces[0], shape)
     if sum(_num_elements(piece) for piece in pieces) != tensor.numel() or pieces[0].shape[-1:] != shape[-1:]:

@@ -96,13 +96,13 @@ class StreamedModel:
     def _load_resident(self, record: LayerRecord) -> dict[str, Tensor]:
         """The record's weights on the device: the mapped file itself where nothing has to change."""
         self._store.populate(record)
-        if self.device.type == "cpu" and not record.is_converted:
-            return self._store.views(record)
+        mapped = self._store.views(record.mapped) if self.device.type == "cpu" else {}
+        copied = record.copied if self.device.type == "cpu" else record
         # One buffer a layer: large enough for the allocator to return it whole when it is let go.
-        flat = torch.empty(record.flat_bytes, dtype=torch.uint8, device=self.device)
-        self._store.copy(record, flat)
-        self._store.drop(record)
-        return record.flat_views(flat)
+        flat = torch.empty(copied.flat_bytes, dtype=torch.uint8, device=self.device)
+        self._store.copy(copied, flat)
+        self._store.drop(copied)
+        return mapped | copied.flat_views(flat)
 
     def _bind_names(self, weights: dict[str, Tensor]) -> None:
         for name, weight in weights.items():

@@ -24,8 +24,8 @@ from edgespec.pair import DEMO_FOLDER, open_pair
 MIB = 1 << 20
 SETTINGS = [
     "--dtype bfloat16 -c 512",
-    "--dtype bfloat16 -c 2048 --tree-size 256 --max-cpu-mem 640MiB",
-    "--dtype float32 -c 512 --tree-size 768 --max-cpu-mem 1GiB",
+    "--dtype bfloat16 -c 1024 --tree-size 256 --max-cpu-mem 1GiB",
+    "--dtype float32 -c 512 --max-cpu-mem 1200MiB",
     "--dtype bfloat16 -c 512 --quant nf4",
 ]
 PROMPT_LINE = "def read_lines(path):\n    with open(path) as file:\n        return file.read()\n\n"

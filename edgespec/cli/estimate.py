@@ -12,6 +12,7 @@ import click
 
 from edgespec.cli.options import MachineOptions, check_all_resident, machine_options, model_options, tree_options
 from edgespec.config import TreeSettings
+from edgespec.context import check_ctx_size
 
 if TYPE_CHECKING:
     from edgespec.pair import ModelFolder
@@ -70,7 +71,8 @@ def command(
     device = planning_device(machine.device)
     dtype = resolve_dtype(machine.dtype, target_model.config, device)
     limits = [limit for limit in (target_model.max_context, draft.max_context if draft else None) if limit]
-    context_tokens = min([machine.ctx_size or DEFAULT_CONTEXT, *limits])
+    context_tokens = machine.ctx_size or min([DEFAULT_CONTEXT, *limits])
+    check_ctx_size(context_tokens, min(limits, default=None))
     tree = tree if draft is not None else replace(tree, policy="none")
     with offload_errors():
         plan = plan_pair(

@@ -126,6 +126,10 @@ def command(
         _say_plan(console, engine)
         if machine.limits.max_gpu_bytes is not None and engine.device.type == "cpu":
             console.say("--max-gpu-mem is not used: the device is the CPU")
+        if machine.limits.gpu_margin_bytes is not None and engine.device.type == "cpu":
+            console.say("--gpu-margin is not used: the device is the CPU")
+        if machine.draft_quant is not None and engine.tree.policy == "none":
+            console.say("--draft-quant is not used: there is no draft")
         check_all_resident(machine, engine.placement.num_resident, engine.placement.num_layers)
 
     def on_quantize(folder: Path, num_bytes: int, free_bytes: int) -> None:

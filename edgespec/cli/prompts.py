@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec.context import new_token_limit
+from edgespec.context import check_ctx_size, new_token_limit
 from edgespec.errors import EdgespecError
 
 if TYPE_CHECKING:
@@ -93,12 +93,8 @@ def check_contexts(
 
     `ctx_size` is the context that was asked for, None for what the pair allows.
     """
-    if ctx_size is not None and pair.max_context is not None and ctx_size > pair.max_context:
-        raise EdgespecError(
-            "E_CONTEXT",
-            f"--ctx-size {ctx_size} is more than the {pair.max_context} positions of the pair.",
-            f"Use {pair.max_context} or less, or auto.",
-        )
+    if ctx_size is not None:
+        check_ctx_size(ctx_size, pair.max_context)
     max_context = ctx_size or pair.max_context
     longest = 0
     for row, ids in zip(rows, encoded, strict=True):

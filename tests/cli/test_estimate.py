@@ -89,9 +89,9 @@ def test_what_does_not_fit_ends_with_code_5_the_table_and_cheaper_settings(
     err = capsys.readouterr().err
     assert "more than the limit" in err
     assert "RAM   libraries" in err
-    assert "--tree-size 384 (from" in err
+    assert "--tree-size 192 (from" in err
     assert "--policy none (from" in err
-    assert run([*plan, "--tree-size", "384", "--max-cpu-mem", "210MiB"]) == 0
+    assert run([*plan, "--tree-size", "192", "--max-cpu-mem", "210MiB"]) == 0
     assert run([*plan, "--max-cpu-mem", "10MiB"]) == 5
     assert "is too much" in capsys.readouterr().err
     assert run(["estimate", "-ngl", "all", "--max-cpu-mem", "300MiB"]) == 5
@@ -104,3 +104,21 @@ def test_mistakes_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     assert "gguf" in capsys.readouterr().err
     assert run(["estimate", "-c", "lots"]) == 2
     assert run(["estimate", "-md", "b"]) == 2
+    assert run(["estimate", "-c", "100000"]) == 2
+    assert "4096 positions" in capsys.readouterr().err
+    assert run(["estimate", "--device", "cuda:banana", "--max-gpu-mem", "1GiB"]) == 2
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "rwkv"}))
+    assert run(["estimate", str(tmp_path)]) == 2
+    assert "rwkv" in capsys.readouterr().err
+    config = {"model_type": "llama", "quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert run(["estimate", str(tmp_path)]) == 2
+    assert "quantised" in capsys.readouterr().err
+
+
+def test_the_advice_for_a_card_keeps_to_the_ram_that_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    card = ["estimate", "--device", "cuda", "--max-gpu-mem", "680MiB", "--max-cpu-mem", "210MiB", "-c", "1024"]
+    assert run([*card, "--tree-size", "768"]) == 5
+    err = capsys.readouterr().err
+    assert "or use --tree-size 192 (from" in err
+    assert run([*card, "--tree-size", "192"]) == 0

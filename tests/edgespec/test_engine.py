@@ -110,11 +110,13 @@ def test_a_closed_engine_lets_its_weights_go_at_once(pair_folders: tuple[Path, P
     """Without waiting for the garbage collector: the next engine may need the room."""
     gc.disable()
     try:
-        engine = Engine.from_pretrained(pair_folders[0], limits=MemoryLimits(max_resident_layers=0))
+        engine = Engine.from_pretrained(pair_folders[0], limits=MemoryLimits(max_resident_layers=1))
         engine.generate("ab", max_new_tokens=3)
-        model = weakref.ref(engine.target_model.model)
+        model = engine.target_model.model
+        alive = [weakref.ref(part) for part in (model, *model.model.layers, model.model.layers[0].mlp.up_proj.weight)]
+        del model
         engine.close()
-        assert model() is None
+        assert [part() for part in alive] == [None] * len(alive)
         with pytest.raises(RuntimeError, match="closed"):
             engine.generate("ab")
     finally:

@@ -2,11 +2,15 @@
 
 import pytest
 import torch
+from transformers import DeepseekV3Config, FalconConfig, LlamaConfig, PretrainedConfig
 
+from edgespec.causal_model import CausalModel
 from edgespec.config import MemoryLimits, TreeSettings
 from edgespec.errors import EdgespecError
+from edgespec.memory import cache_bytes, pass_bytes
 from edgespec.pair import open_pair
 from edgespec.plan import PairPlan, memory_budgets, plan_pair
+from tests.conftest import EAGER_ONLY, FAMILIES, SMALL, make_model
 
 GIB = 1 << 30
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -48,6 +52,23 @@ def test_a_card_that_is_not_there_needs_a_size(monkeypatch: pytest.MonkeyPatch) 
         memory_budgets(MemoryLimits(), CUDA)
 
 
+def small_deepseek() -> PretrainedConfig:
+    return DeepseekV3Config(
+        **{**SMALL, "num_hidden_layers": 1},
+        num_key_value_heads=4,
+        kv_lora_rank=8,
+        q_lora_rank=8,
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=4,
+        v_head_dim=6,
+        first_k_dense_replace=1,
+    )
+
+
+def small_falcon() -> PretrainedConfig:
+    return FalconConfig(vocab_size=257, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, multi_query=True)
+
+
 def plan(*, quant: str | None = None, tree_size: int = 64, context_tokens: int = 512) -> PairPlan:
     pair = open_pair(None, None)
     assert pair.draft is not None
@@ -86,3 +107,23 @@ def test_quantised_plans_move_fewer_bytes_and_count_the_unpacked_weights() -> No
     largest = 768 * 256 * 2  # the target's, in bfloat16
     assert nf4.device_bytes["weights while unpacked"] >= largest
     assert nf4.device_bytes["draft: weights"] < plain.device_bytes["draft: weights"]
+
+
+def test_rows_of_keys_and_values_are_those_that_a_cache_keeps() -> None:
+    rows = 10
+    for family, make in {**FAMILIES, "deepseek": small_deepseek, "falcon": small_falcon}.items():
+        config = make()
+        config._attn_implementation = "eager" if family in EAGER_ONLY else "sdpa"
+        causal = CausalModel(make_model(config), device=CPU)
+        causal.reset(rows)
+        causal.prefill(torch.arange(5))
+        kept = sum(layer.keys.nbytes + layer.values.nbytes for layer in causal.cache.tree_layers)
+        assert cache_bytes(config, rows=rows, dtype=torch.float32) == kept, family
+
+
+def test_grouped_keys_count_as_often_as_they_are_repeated() -> None:
+    grouped = LlamaConfig(**{**SMALL, "num_attention_heads": 4}, num_key_value_heads=1)
+    plain = LlamaConfig(**{**SMALL, "num_attention_heads": 4}, num_key_value_heads=4)
+    shape = {"prompt_rows": 1, "tree_rows": 2, "keys": 30_000, "dtype": torch.float32}
+    repeated = 2 * 30_000 * 32 * 4  # keys and values, hidden size, float32
+    assert pass_bytes(grouped, **shape) - pass_bytes(plain, **shape) >= repeated

@@ -5,6 +5,7 @@ What a real device does with it is in the tests marked gpu, and in scripts/gpu_c
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -64,10 +65,10 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
         yield
 
     monkeypatch.setattr(torch.cuda, "Stream", lambda _device: StandInStream(calls, "copy"))
-    monkeypatch.setattr(torch.cuda, "Event", lambda: StandInEvent(calls))
+    monkeypatch.setattr(torch.cuda, "Event", lambda blocking=False: StandInEvent(calls))
     monkeypatch.setattr(torch.cuda, "stream", on)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: compute)
-    monkeypatch.setattr(pinned, "register", lambda _data: None)
+    monkeypatch.setattr(pinned, "register", lambda _data, _device: None)
     monkeypatch.setattr(pinned, "unregister", lambda _data: None)
     return calls
 
@@ -136,7 +137,7 @@ def test_where_little_memory_can_be_locked_the_rest_is_read_from_its_files(
 ) -> None:
     locked = 0
 
-    def register(_data: torch.Tensor) -> None:
+    def register(_data: torch.Tensor, _device: torch.device) -> None:
         nonlocal locked
         if locked == allowed:
             raise PinningError("the limit on locked memory is reached")
@@ -154,6 +155,43 @@ def test_where_little_memory_can_be_locked_the_rest_is_read_from_its_files(
         loader.load(record, position % 2)
         weights = loader.hand_out(record, position % 2)
         assert all(torch.equal(weight, store.views(record)[name]) for name, weight in weights.items())
+
+
+def test_what_was_locked_is_unlocked_when_loading_fails_half_way(
+    pair_folders: tuple[Path, Path], log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked: list[int] = []
+    monkeypatch.setattr(pinned, "register", lambda data, _device: locked.append(data.data_ptr()))
+    monkeypatch.setattr(pinned, "unregister", lambda data: locked.remove(data.data_ptr()))
+    populate = LayerStore.populate
+
+    def interrupted(self: LayerStore, record: LayerRecord) -> None:
+        if record.index == 1:
+            raise KeyboardInterrupt
+        populate(self, record)
+
+    monkeypatch.setattr(LayerStore, "populate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        make_loader(skeleton_of(pair_folders[0]).records, pinned_layers={0, 1, 2})
+    gc.collect()
+    assert not locked
+
+
+def test_half_a_staging_ring_is_given_back(
+    pair_folders: tuple[Path, Path], log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked: list[int] = []
+
+    def register(data: torch.Tensor, _device: torch.device) -> None:
+        if locked:
+            raise PinningError("the limit on locked memory is reached")
+        locked.append(data.data_ptr())
+
+    monkeypatch.setattr(pinned, "register", register)
+    monkeypatch.setattr(pinned, "unregister", lambda data: locked.remove(data.data_ptr()))
+    loader = make_loader(skeleton_of(pair_folders[0]).records, pinned_layers=set())
+    assert not locked
+    loader.close()
 
 
 def test_a_model_streams_through_it(pair_folders: tuple[Path, Path], log: Log, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,9 @@
 """Quantised layers: what bitsandbytes makes of a weight is what a module computes with, wherever it streams from."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,11 +12,12 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from offload import packed_weight, quantize
 from offload.architecture import architecture_checkpoint
 from offload.checkpoint import Checkpoint, read_checkpoint
 from offload.errors import CheckpointError
 from offload.kernels import bitsandbytes_functional
-from offload.packed_weight import PackedFormat, PackedWeight
+from offload.packed_weight import PackedFormat, PackedModule, PackedWeight
 from offload.placement import place_layers
 from offload.quantize import int8_parts, nf4_parts, quantized_checkpoint
 from offload.quantized_cache import load_or_quantize
@@ -92,16 +95,66 @@ def test_streamed_and_resident_logits_are_those_of_the_rounded_weights(family: s
         torch.testing.assert_close(streamed_logits(folder, checkpoint, resident=resident), expected, rtol=0, atol=1e-5)
 
 
+def looked_up(packed: Tensor, scales: Tensor, shape: tuple[int, ...], kind: str) -> Tensor:
+    """A 4-bit weight by definition: high half first, code times the block's scale."""
+    code = bitsandbytes_functional().get_4bit_type(kind, device="cpu")
+    halves = torch.stack([packed.view(-1) >> 4, packed.view(-1) & 15], dim=1).view(-1).int()
+    return (code[halves].view(scales.shape[0], -1) * scales[:, None]).view(shape)
+
+
+def block_scales(state: Any) -> Tensor:
+    if state.state2 is None:
+        return state.absmax
+    return bitsandbytes_functional().dequantize_blockwise(state.absmax, state.state2) + state.offset
+
+
+@pytest.mark.parametrize("shape", [(48, 96), (96, 48), (256, 96), (2, 8, 24), (64, 64)], ids=str)
 @pytest.mark.parametrize("nested", [True, False])
-def test_four_bit_weights_unpack_to_what_bitsandbytes_makes_of_them(nested: bool) -> None:
-    functional = bitsandbytes_functional()
-    weight = torch.randn(48, 96, dtype=torch.float32)
-    packed, state = functional.quantize_4bit(weight, blocksize=64, compress_statistics=nested, quant_type="nf4")
+def test_four_bit_weights_unpack_by_definition(
+    nested: bool, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows need not be whole blocks: bitsandbytes' own CPU kernel gets those wrong."""
+    weight = torch.randn(shape)
+    rows = weight.reshape(-1, 64)
+    packed, state = bitsandbytes_functional().quantize_4bit(
+        rows, blocksize=64, compress_statistics=nested, quant_type="nf4"
+    )
     parts = {"packed": packed, "absmax": state.absmax}
     if nested:
         parts["nested_absmax"] = state.state2.absmax
     packing = PackedFormat(kind="nf4", nested=nested, offset=float(state.offset) if nested else 0.0)
-    assert torch.equal(unpacked(parts, (48, 96), packing), functional.dequantize_4bit(packed, state))
+    expected = looked_up(packed, block_scales(state), shape, "nf4")
+    torch.testing.assert_close(unpacked(parts, shape, packing), expected)
+    monkeypatch.setattr(packed_weight, "MAX_WEIGHTS_AT_ONCE", 512)
+    torch.testing.assert_close(unpacked(parts, shape, packing), expected)
+
+
+def test_quantising_in_slices_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn(96, 128)
+    whole_int8, (packing, whole_nf4) = int8_parts(weight), nf4_parts(weight)
+    monkeypatch.setattr(quantize, "WEIGHTS_AT_ONCE", 1024)
+    sliced_packing, sliced_nf4 = nf4_parts(weight)
+    assert all(torch.equal(whole_int8[part], value) for part, value in int8_parts(weight).items())
+    assert all(torch.equal(whole_nf4[part], value) for part, value in sliced_nf4.items())
+    assert sliced_packing == packing
+
+
+@pytest.mark.parametrize("kind", ["int8", "nf4"])
+def test_rounding_is_as_small_as_the_format_allows(kind: str) -> None:
+    weight = torch.randn(128, 96)
+    packing, parts = (PackedFormat(kind="int8"), int8_parts(weight)) if kind == "int8" else nf4_parts(weight)
+    error = (unpacked(parts, (128, 96), packing) - weight).square().mean().sqrt()
+    assert error < {"int8": 0.008, "nf4": 0.1}[kind]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_int8_rows_are_scaled_before_they_are_rounded(dtype: torch.dtype) -> None:
+    weight = torch.randn(16, 64) * 1e-4
+    holder = PackedWeight((16, 64), PackedFormat(kind="int8"))
+    for part, value in int8_parts(weight).items():
+        holder._parameters[part] = nn.Parameter(value, requires_grad=False)
+    exact = holder.unpack(torch.empty(16, 64))
+    assert torch.equal(holder.unpack(torch.empty(16, 64, dtype=dtype)), exact.to(dtype))
 
 
 def test_int8_rows_are_those_of_bitsandbytes() -> None:
@@ -183,11 +236,107 @@ def test_checkpoints_published_by_bitsandbytes_load_as_they_are(kind: str, tmp_p
                     packed, state = functional.quantize_4bit(
                         stored, compress_statistics=kind.endswith("nested"), quant_type=kind[:3], blocksize=64
                     )
-                    state.dtype = torch.float32
-                    parameter.copy_(functional.dequantize_4bit(packed, state))
+                    parameter.copy_(looked_up(packed, block_scales(state), tuple(parameter.shape), kind[:3]))
     expected = logits(plain)
     checkpoint = read_checkpoint(published(folder, kind))
     torch.testing.assert_close(streamed_logits(folder, checkpoint, resident=1), expected, rtol=0, atol=1e-5)
+
+
+def edit(folder: Path, change: Callable[[dict[str, Tensor]], None]) -> Checkpoint:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+    return read_checkpoint(folder)
+
+
+def edit_state(tensors: dict[str, Tensor], **changes: object) -> None:
+    name = next(name for name in tensors if "quant_state" in name)
+    state = json.loads(bytes(tensors[name].tolist())) | changes
+    tensors[name] = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+
+
+def drop_scales(tensors: dict[str, Tensor]) -> None:
+    del tensors[next(name for name in tensors if name.endswith("SCB"))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "damage", "named"),
+    [
+        ("nf4-nested", lambda tensors: edit_state(tensors, blocksize=0), "blocks of 0"),
+        ("nf4-nested", lambda tensors: edit_state(tensors, nested_offset=float("nan")), "offset of nan"),
+        ("nf4-nested", lambda tensors: edit_state(tensors, shape=[64, 32]), "packed as"),
+        ("int8", drop_scales, "without scales"),
+        (
+            "int8",
+            lambda tensors: next(t for name, t in tensors.items() if "format" in name).fill_(1),
+            "not stored as rows",
+        ),
+    ],
+    ids=["block-size", "offset", "transposed", "no-scales", "layout"],
+)
+def test_a_packing_that_is_not_understood_is_refused_by_name(
+    kind: str, damage: Callable[[dict[str, Tensor]], None], named: str, tmp_path: Path
+) -> None:
+    folder = save_folder(tmp_path / "model", make_model(FAMILIES["llama-bias"](), dtype=torch.bfloat16))
+    checkpoint = edit(published(folder, kind), damage)
+    with pytest.raises(CheckpointError, match=named) as caught:
+        build_skeleton(AutoConfig.from_pretrained(folder), checkpoint, dtype=torch.float32)
+    assert caught.value.code == "E_QUANTIZED"
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3-moe"])
+def test_experts_that_were_quantised_one_by_one_are_refused(family: str, tmp_path: Path) -> None:
+    folder = save_folder(tmp_path / "model", make_model(FAMILIES[family](), dtype=torch.bfloat16))
+
+    def quantise_experts(tensors: dict[str, Tensor]) -> None:
+        for name in [name for name in tensors if ".experts." in name]:
+            parts = int8_parts(tensors[name])
+            tensors[name], tensors[name.replace("weight", "SCB")] = parts["packed"], parts["scale"]
+
+    checkpoint = edit(folder, quantise_experts)
+    with pytest.raises(CheckpointError, match="one by one"):
+        build_skeleton(AutoConfig.from_pretrained(folder), checkpoint, dtype=torch.float32)
+
+
+def test_a_packed_table_that_the_head_is_tied_to_is_refused(tmp_path: Path) -> None:
+    folder = save_folder(tmp_path / "model", make_model(FAMILIES["llama"](), dtype=torch.bfloat16))
+
+    def quantise_table(tensors: dict[str, Tensor]) -> None:
+        parts = int8_parts(tensors["model.embed_tokens.weight"])
+        tensors |= {"model.embed_tokens.weight": parts["packed"], "model.embed_tokens.SCB": parts["scale"]}
+
+    with pytest.raises(CheckpointError, match="tied to it"):
+        build_skeleton(AutoConfig.from_pretrained(folder), edit(folder, quantise_table), dtype=torch.float32)
+
+
+def test_a_packed_head_beside_a_plain_table_is_read(tmp_path: Path) -> None:
+    """The config ties them; what is stored says otherwise."""
+    folder = save_folder(tmp_path / "model", make_model(FAMILIES["llama"](), dtype=torch.bfloat16))
+    head = torch.randn(257, 32).bfloat16()
+
+    def add_head(tensors: dict[str, Tensor]) -> None:
+        parts = int8_parts(head)
+        tensors |= {"lm_head.weight": parts["packed"], "lm_head.SCB": parts["scale"]}
+
+    found = streamed_logits(folder, edit(folder, add_head), resident=0)
+    config = AutoConfig.from_pretrained(folder)
+    config.tie_word_embeddings = False
+    plain = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        plain.lm_head.weight.copy_(unpacked(int8_parts(head), (257, 32), PackedFormat(kind="int8")))
+    torch.testing.assert_close(found, logits(plain), rtol=0, atol=1e-5)
+
+
+def test_a_forward_that_raises_lets_the_unpacked_weight_go(tmp_path: Path) -> None:
+    packed = PackedWeight((4, 64), PackedFormat(kind="int8"))
+    for part, value in int8_parts(torch.randn(4, 64)).items():
+        packed._parameters[part] = nn.Parameter(value, requires_grad=False)
+    module = nn.Linear(64, 4, bias=False, device="meta")
+    PackedModule(module, [("weight", packed)]).hook(torch.empty(4 * 64))
+    assert module(torch.ones(1, 64)).shape == (1, 4)
+    with pytest.raises(RuntimeError):
+        module(torch.ones(1, 3))
+    assert module.weight.is_meta
 
 
 def test_what_is_quantised_is_not_quantised_again(tmp_path: Path) -> None:

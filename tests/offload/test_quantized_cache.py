@@ -104,8 +104,43 @@ def test_another_format_and_other_weights_have_a_place_of_their_own(target: Path
 def test_the_same_weights_elsewhere_share_the_place(target: Path, tmp_path: Path) -> None:
     calls: list[tuple[Path, int, int]] = []
     quantize(target, tmp_path, announce=announced(calls))
-    quantize(shutil.copytree(target, tmp_path / "moved" / target.name), tmp_path, announce=announced(calls))
+    quantize(shutil.copytree(target, tmp_path / "moved" / "renamed"), tmp_path, announce=announced(calls))
     assert len(calls) == 1
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("damage", [truncate, Path.unlink, empty])
+def test_a_damaged_result_is_made_again(damage: Callable[[Path], object], target: Path, tmp_path: Path) -> None:
+    calls: list[tuple[Path, int, int]] = []
+    first = quantize(target, tmp_path, announce=announced(calls))
+    damage(calls[0][0] / "layer-00001.safetensors")
+    again = quantize(target, tmp_path, announce=announced(calls))
+    assert len(calls) == 2
+    assert again.tensors == first.tensors
+
+
+def test_left_overs_are_removed_before_the_free_space_is_counted(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[Path, int, int]] = []
+    quantize(target, tmp_path, announce=announced(calls))
+    folder = calls[0][0]
+    folder.rename(folder.with_name(f"{folder.name}.partial"))
+    usage = shutil.disk_usage(tmp_path)
+
+    def nothing_free_beside_a_left_over(_path: Path) -> Any:
+        return usage._replace(free=1000 if leftovers(tmp_path) else usage.free)
+
+    monkeypatch.setattr(shutil, "disk_usage", nothing_free_beside_a_left_over)
+    quantize(target, tmp_path, announce=announced(calls))
+    assert len(calls) == 2
 
 
 def test_a_killed_process_leaves_nothing_that_the_next_one_minds(target: Path, tmp_path: Path) -> None:
