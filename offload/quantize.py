@@ -23,7 +23,7 @@ from offload.packed_checkpoint import INT8, STATE_KEY, is_quantizable, state_con
 from offload.packed_weight import NESTED_BLOCK_SIZE, PackedFormat
 from offload.skeleton import Skeleton
 
-WEIGHTS_AT_ONCE = 1 << 22  # whose temporaries exist together
+WEIGHTS_AT_ONCE = 1 << 20  # whose temporaries exist together
 _FORMATS = {"int8": INT8, "nf4": PackedFormat(kind="nf4", nested=True)}
 
 
