@@ -167,7 +167,6 @@ def _cheaper(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
             yield f"--ctx-size {tokens}", replace(request, context_tokens=tokens, prompt_tokens=min(prompt, tokens))
     if request.draft is not None:
         yield "--policy none", plain
-    yield (
-        f"--policy none --ctx-size {shortest}",
-        replace(plain, context_tokens=shortest, prompt_tokens=min(prompt, shortest)),
-    )
+    if shortest < context:
+        short = replace(plain, context_tokens=shortest, prompt_tokens=min(prompt, shortest))
+        yield f"--policy none --ctx-size {shortest}", short

@@ -312,7 +312,7 @@ def test_devices_and_dtypes_that_are_not_there_are_named(pair_folders: tuple[Pat
 @pytest.mark.usefixtures("no_weights_read")
 def test_memory_that_cannot_suffice_is_refused_with_the_table(pair_folders: tuple[Path, Path], run_cli: RunCli) -> None:
     outcome = run_cli(["p.jsonl", "-m", str(pair_folders[0]), "--max-cpu-mem", "1MiB"], files={"p.jsonl": GOOD_ROWS})
-    assert_error(outcome, 5, "keys and values", "more than the limit", "--ctx-size", "--quant")
+    assert_error(outcome, 5, "keys and values", "more than the limit", "--quant nf4", "--dtype")
 
 
 def test_an_output_that_cannot_be_written_is_refused_at_once(run_cli: RunCli, tmp_path: Path) -> None:

@@ -93,7 +93,11 @@ def test_what_does_not_fit_ends_with_code_5_the_table_and_cheaper_settings(
     assert "--policy none (from" in err
     assert run([*plan, "--tree-size", "192", "--max-cpu-mem", "210MiB"]) == 0
     assert run([*plan, "--max-cpu-mem", "10MiB"]) == 5
-    assert "is too much" in capsys.readouterr().err
+    assert "--policy none (from" in capsys.readouterr().err
+    assert run(["estimate", target, "-c", "256", "--max-cpu-mem", "10MiB"]) == 5
+    err = capsys.readouterr().err
+    assert "--policy" not in err  # nothing is cheaper than what was asked for but another form of the weights
+    assert "--quant" in err
     assert run(["estimate", "-ngl", "all", "--max-cpu-mem", "300MiB"]) == 5
 
 

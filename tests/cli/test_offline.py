@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BLOCK_AND_RUN = """
 import socket, sys
 def refuse(*arguments, **options):
@@ -15,12 +17,16 @@ main()
 """
 
 
-def test_generate_works_with_sockets_blocked(pair_folders: tuple[Path, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("quant", ["none", "nf4"])
+def test_generate_works_with_sockets_blocked(
+    quant: str, pair_folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
     prompts, out = tmp_path / "p.jsonl", tmp_path / "out.jsonl"
     prompts.write_text('{"prompt": "def main("}\n{"prompt": "import os"}\n')
     target, draft = map(str, pair_folders)
     options = [str(prompts), "-m", target, "-md", draft, "-n", "6", "--temp", "0.8", "--seed", "1"]
-    options += ["-ngl", "0", "-o", str(out)]
+    options += ["-ngl", "0", "-o", str(out), "--quant", quant]
     outcome = subprocess.run(
         [sys.executable, "-c", BLOCK_AND_RUN, "generate", *options], capture_output=True, text=True, check=False
     )
