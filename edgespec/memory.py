@@ -67,7 +67,8 @@ def cache_rows(context_tokens: int, tree: TreeSettings) -> tuple[int, int]:
 def pass_bytes(config: PretrainedConfig, *, prompt_rows: int, tree_rows: int, keys: int, dtype: torch.dtype) -> int:
     """The largest temporaries of one forward: of the prompt's, or of a tree's and what verification makes of it."""
     inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
-    row_bytes = (3 * inner + 8 * config.hidden_size) * max(dtype.itemsize, FLOAT32_BYTES)
+    # Norms compute in float32, the rest in the layers' own dtype.
+    row_bytes = (3 * inner + 6 * config.hidden_size) * dtype.itemsize + 2 * config.hidden_size * FLOAT32_BYTES
     mask_bytes = 2 * dtype.itemsize + 3  # of one row and key
     is_eager = getattr(config, "_attn_implementation", None) == "eager"
     score_bytes = config.num_attention_heads * (2 * dtype.itemsize + FLOAT32_BYTES) if is_eager else 0

@@ -20,6 +20,8 @@ from torch.utils.hooks import RemovableHandle
 from offload.kernels import bitsandbytes_functional
 
 MAX_WEIGHTS_AT_ONCE = 1 << 28  # the kernels count in 32 bits
+# The CPU kernel makes a new tensor: an allocator reuses small ones, and keeps hundreds of MiB of freed large ones.
+MAX_WEIGHTS_AT_ONCE_ON_CPU = 1 << 20
 BLOCK_SIZE = 64  # weights that share a scale, in 4-bit formats
 NESTED_BLOCK_SIZE = 256  # scales that share a scale of their own
 FORMATS_4BIT = ("nf4", "fp4")
@@ -74,7 +76,7 @@ class PackedWeight(nn.Module):
             self.register_parameter(part, nn.Parameter(empty, requires_grad=False))
 
     def unpack(self, out: Tensor) -> Tensor:
-        """The weight, written to `out`, or newly made where the kernel takes no place to write to."""
+        """The weight, written to `out`."""
         parts: Any = self._parameters
         if self.packing.kind == "int8":
             # int8 is exact in every compute dtype; one pass over memory, which bitsandbytes' own
@@ -82,21 +84,21 @@ class PackedWeight(nn.Module):
             out.copy_(parts["packed"])
             out.view(-1, self.shape[-1]).mul_((parts["scale"] / 127)[:, None])  # in float32, rounded once
             return out
-        return unpack_4bit(parts, self.shape, self.packing, out)
+        return unpack_4bit(parts, self.packing, out)
 
 
-def unpack_4bit(parts: dict[str, Tensor], shape: tuple[int, ...], packing: PackedFormat, out: Tensor) -> Tensor:
+def unpack_4bit(parts: dict[str, Tensor], packing: PackedFormat, out: Tensor) -> Tensor:
     """A 4-bit weight through bitsandbytes' kernel, as rows of one block each.
 
     Its CPU kernel miscounts blocks that straddle rows, and takes no place to write to.
     """
     functional = bitsandbytes_functional()
     block_size, scales = packing.block_size, _block_scales(parts, packing)
-    num_weights = math.prod(shape)
-    blocks_at_once = MAX_WEIGHTS_AT_ONCE // block_size
+    num_blocks, on_cpu = out.numel() // block_size, out.device.type == "cpu"
+    blocks_at_once = (MAX_WEIGHTS_AT_ONCE_ON_CPU if on_cpu else MAX_WEIGHTS_AT_ONCE) // block_size
     packed, flat = parts["packed"].view(-1), out.view(-1)
-    for first in range(0, num_weights // block_size, blocks_at_once):
-        end = min(first + blocks_at_once, num_weights // block_size)
+    for first in range(0, num_blocks, blocks_at_once):
+        end = min(first + blocks_at_once, num_blocks)
         state = functional.QuantState(
             absmax=scales[first:end],
             shape=torch.Size((end - first, block_size)),
@@ -106,13 +108,10 @@ def unpack_4bit(parts: dict[str, Tensor], shape: tuple[int, ...], packing: Packe
         )
         share = packed[first * block_size // 2 : end * block_size // 2].view(-1, 1)
         place = flat[first * block_size : end * block_size].view(-1, block_size)
-        if out.device.type != "cpu":
-            functional.dequantize_4bit(share, state, out=place)
-        elif place.numel() == num_weights:
-            whole: Tensor = functional.dequantize_4bit(share, state)
-            return whole.view(shape)
-        else:
+        if on_cpu:
             place.copy_(functional.dequantize_4bit(share, state))
+        else:
+            functional.dequantize_4bit(share, state, out=place)
     return out
 
 

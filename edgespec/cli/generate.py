@@ -211,7 +211,7 @@ def _say_plan(console: Console, engine: Engine) -> None:
     where = "" if not placement.num_pinned else f" ({placement.num_pinned} from RAM, {placement.num_on_disk} from disk)"
     layers = f"{placement.num_resident} of {placement.num_layers} layers resident"
     if streamed:
-        layers += f", {streamed} streamed{where}, {placement.streamed_bytes / (1 << 20):.1f} MiB a pass"
+        layers += f", {streamed} streamed{where}, {placement.streamed_bytes / GIB:.3f} GiB a pass"
     shape = "no tree" if tree.policy == "none" else f"{tree.policy} trees of {tree.size} nodes, depth {tree.depth}"
     dtype = str(engine.dtype).removeprefix("torch.") + (f" from {engine.quant}" if engine.quant else "")
     console.say(f"{engine.pair.target.folder}: {layers}; {dtype} on {engine.device}; {shape}")

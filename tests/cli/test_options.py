@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +128,15 @@ def test_all_layers_resident_is_a_demand(run_cli: RunCli, pair_folders: tuple[Pa
     outcome = run_cli(["p.jsonl", *options, "--max-cpu-mem", str(enough_to_stream)], files={"p.jsonl": ROWS})
     assert outcome.code == 5
     assert "of 3 layers fit" in outcome.err
+
+
+def test_a_context_size_bounds_the_text(run_cli: RunCli, pair_folders: tuple[Path, Path]) -> None:
+    options = ["-m", str(pair_folders[0]), "--temp", "0", "-n", "50", "-o", "out.jsonl", "--overwrite"]
+    files = {"p.jsonl": '{"prompt": "def main("}\n'}  # nine bytes, nine tokens
+    assert run_cli(["p.jsonl", *options, "-c", "12"], files=files).code == 0
+    record = json.loads(Path("out.jsonl").read_text())
+    assert (record["finish_reason"], len(record["token_ids"])) == ("context", 3)
+    refused = run_cli(["p.jsonl", *options, "-c", "9"], files=files)
+    assert refused.code == 2
+    assert "the prompt has 9 tokens" in refused.err
+    assert "256 positions" in run_cli(["p.jsonl", *options, "-c", "1k"], files=files).err
