@@ -4,8 +4,8 @@
 
 Each setting (a string of options; --setting may be given several times) is estimated and then run in
 fresh processes. Used is the largest peak of --repeats of them (what an allocator keeps of freed blocks
-varies), less the peak of one that only imports edgespec, torch and transformers. Prints a table and one JSON line; exits 1 when a setting is off by more than
---tolerance.
+varies), less the peak of one that only imports edgespec, torch and transformers. Prints a table and one
+JSON line; exits 1 when a setting is off by more than --tolerance.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ def main() -> int:
     rows = [measure(setting, arguments, idle_bytes) for setting in arguments.setting or SETTINGS]
     print(f"{'planned MiB':>12}{'used MiB':>10}{'range':>7}{'off':>7}  {'resident':<10}setting")
     for row in rows:
-        sizes = f"{row['planned_bytes'] / MIB:>12.0f}{row['used_bytes'] / MIB:>10.0f}{row['used_range_bytes'] / MIB:>7.0f}{row['off']:>+7.1%}"
+        planned, used, spread = (row[f"{name}_bytes"] / MIB for name in ("planned", "used", "used_range"))
+        sizes = f"{planned:>12.0f}{used:>10.0f}{spread:>7.0f}{row['off']:>+7.1%}"
         print(f"{sizes}  {row['resident']:<10}{row['setting']}")
     print(json.dumps({"idle_bytes": idle_bytes, "settings": rows}))
     return 0 if all(abs(row["off"]) <= arguments.tolerance for row in rows) else 1
