@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from edgespec.config import MemoryLimits, SamplingSettings, TreeSettings
+    from edgespec.config import MemoryLimits, SamplingSettings
     from edgespec.engine import Engine
     from edgespec.errors import EdgespecError
+    from edgespec.tree_settings import TreeSettings
 
 _HOMES = {
     "EdgespecError": "edgespec.errors",
     "Engine": "edgespec.engine",
     "MemoryLimits": "edgespec.config",
     "SamplingSettings": "edgespec.config",
-    "TreeSettings": "edgespec.config",
+    "TreeSettings": "edgespec.tree_settings",
 }
 
 __all__ = ["EdgespecError", "Engine", "MemoryLimits", "SamplingSettings", "TreeSettings", "__version__"]

@@ -41,6 +41,19 @@ def check_can_roll_back(config: PretrainedConfig) -> None:
         )
 
 
+class _DecoderOutput:
+    """A decoder's output of which only the hidden states are there."""
+
+    def __init__(self, last_hidden_state: Tensor) -> None:
+        self.last_hidden_state = last_hidden_state
+
+    def __getitem__(self, _index: int) -> Tensor:
+        return self.last_hidden_state
+
+    def __getattr__(self, _name: str) -> None:
+        return None
+
+
 class CausalModel:
     """A model, its cache, and the masks that its family takes."""
 
@@ -54,7 +67,10 @@ class CausalModel:
         self.num_embeddings = input_table.shape[0]
         self.cache = TreeCache(self.config.num_hidden_layers, 0)
         self._masks = MaskForm(self.config, dtype=model.dtype, device=device)
-        self._layer_major = LayerMajor(decoder_layers(model)[1], self._masks, chunk_rows=chunk_rows)
+        name, layers = decoder_layers(model)
+        self._decoder = model.get_submodule(name.rpartition(".")[0])
+        self._no_ids = torch.zeros(1, 1, dtype=torch.long, device=device)
+        self._layer_major = LayerMajor(layers, self._masks, chunk_rows=chunk_rows)
 
     def close(self) -> None:
         """Leave the layers as they were found, so that nothing keeps their weights alive."""
@@ -73,29 +89,53 @@ class CausalModel:
         positions = torch.arange(start, start + num_rows, device=self.device)
         if num_rows <= self._layer_major.chunk_rows:
             # No mask: transformers builds the causal one, window included, and may use faster kernels.
-            return self._forward(ids, positions, None, logits_to_keep=1)[0]
+            return self._forward(ids, positions, None)[0]
         with self._layer_major.text(start, num_rows):
-            return self._forward(ids, positions, self._masks.stand_ins(), logits_to_keep=1)[0]
+            return self._forward(ids, positions, self._masks.stand_ins())[0]
 
     @torch.no_grad()
     def look(self, ids: Tensor, tail_positions: Tensor, tail_visible: Tensor) -> Tensor:
-        """Append rows for ids [n]; logits [n, vocab].
+        """Append rows for ids [n]; their last hidden states [n, h], for `logits`.
 
         `tail_visible` [n, tail] bool says which of the last `tail` keys, the new rows among them,
         each new row sees; all keys before those are visible. `tail_positions` [tail] are theirs.
         """
         num_rows, tail = tail_visible.shape
         mask = self._masks.tree(tail_visible, tail_positions, num_before=self.cache.length + num_rows - tail)
-        return self._forward(ids, tail_positions[-num_rows:], mask, logits_to_keep=0)
+        output = self._decoder(
+            input_ids=ids[None],
+            attention_mask=mask,
+            position_ids=tail_positions[None, -num_rows:],
+            past_key_values=self.cache,
+            use_cache=True,
+        )
+        hidden: Tensor = output.last_hidden_state
+        return hidden[0]
 
-    def _forward(self, ids: Tensor, positions: Tensor, mask: Any, *, logits_to_keep: int) -> Tensor:
+    @torch.no_grad()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The family's own logits [k, vocab] of last hidden states [k, h].
+
+        By the model's forward around a decoder that returns `hidden`: some families scale or cap
+        what the head gives.
+        """
+        self._decoder.forward = lambda *_, **__: _DecoderOutput(hidden[None])
+        try:
+            output = self.model(input_ids=self._no_ids, use_cache=False)
+        finally:
+            del self._decoder.forward
+        logits: Tensor = output.logits
+        return logits[0]
+
+    def _forward(self, ids: Tensor, positions: Tensor, mask: Any) -> Tensor:
+        """Logits [1, vocab] of the last row."""
         output = self.model(
             input_ids=ids[None],
             attention_mask=mask,
             position_ids=positions[None],
             past_key_values=self.cache,
             use_cache=True,
-            logits_to_keep=logits_to_keep,
+            logits_to_keep=1,
         )
         logits: Tensor = output.logits
         return logits[0]

@@ -20,9 +20,10 @@ from edgespec.sampling import draw_one, to_probs
 from edgespec.target import Target
 from edgespec.tree import TokenTree
 from edgespec.verify import Acceptance
+from edgespec.verify.rows import Rows
 
 Grow = Callable[[int, int], TokenTree]  # root token, most layers that can be of use -> tree
-Verify = Callable[[TokenTree, Tensor, torch.Generator], Acceptance]
+Verify = Callable[[TokenTree, Rows, torch.Generator], Acceptance]
 Finish = Literal["stop", "length"]
 
 
@@ -87,10 +88,11 @@ def decode(
         started = time.perf_counter()
         tree = grow(root, remaining - 1)  # the last token needs no node: verification yields it
         grown = time.perf_counter()
-        logits = session.target.look(tree)
-        _refuse_nan(logits)
+        hidden = session.target.look(tree)
+        _refuse_nan(hidden)
         looked = time.perf_counter()
-        acceptance = verify(tree, to_probs(logits, sampling), generator)
+        rows = Rows(hidden, session.target.logits, sampling, vocab=session.target.vocab)
+        acceptance = verify(tree, rows, generator)
         path, tokens = _cut_at_stop(tree, acceptance, stop_tokens)
         _commit(session, tree, root, path, tokens)
         root = tokens[-1]
@@ -107,9 +109,9 @@ def decode(
         )
 
 
-def _refuse_nan(logits: Tensor) -> None:
+def _refuse_nan(values: Tensor) -> None:
     # bool() waits for the pass to end, as verification would a moment later; so the times above are honest.
-    if bool(logits.isnan().any()):
+    if bool(values.isnan().any()):
         raise EdgespecError(
             "E_NAN_LOGITS",
             "the target's logits are NaN.",

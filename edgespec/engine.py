@@ -6,7 +6,6 @@ import functools
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -14,22 +13,23 @@ import torch
 from tokenizers.decoders import DecodeStream
 
 from edgespec.causal_model import CausalModel
-from edgespec.config import MemoryLimits, SamplingSettings, TreeSettings, parse_quant
+from edgespec.config import MemoryLimits, SamplingSettings, parse_quant
 from edgespec.context import new_token_limit
-from edgespec.decode import Grow, Session, StepResult, Verify, decode
+from edgespec.decode import Session, StepResult, Verify, decode
 from edgespec.device import resolve_device, resolve_dtype
 from edgespec.draft.language_model import LanguageModelDrafter
 from edgespec.errors import EdgespecError
-from edgespec.grow import dyspec
-from edgespec.grow.best_first import grow_best_first
+from edgespec.grow.policies import make_grow, open_policy
 from edgespec.memory import cache_rows
 from edgespec.pair import ModelPair, open_pair
 from edgespec.plan import plan_pair
 from edgespec.results import GenerationResult, TextChunk
 from edgespec.self_check import check_tree_reading
 from edgespec.target import Target, offload_errors
-from edgespec.tree import root_only
+from edgespec.tree import Draw
+from edgespec.tree_settings import TreeSettings
 from edgespec.verify.greedy import verify_greedy
+from edgespec.verify.membership import verify_membership
 from edgespec.verify.rejection import verify_rejection
 from edgespec.weights import Announce
 from offload.placement import Placement, all_resident
@@ -71,7 +71,8 @@ class Engine:
         self.max_context = min(context_tokens, pair.max_context or context_tokens)
         self.quant, self.draft_quant = parse_quant(quant), parse_quant(draft_quant, flag="--draft-quant")
         tree = tree or TreeSettings()
-        self.tree = tree if pair.draft is not None else replace(tree, policy="none")
+        self.tree = tree if pair.draft is not None else tree.plain()
+        self.policy = open_policy(self.tree)
         self._models: dict[str, StreamedModel] = {}
         self._causal: dict[str, CausalModel] = {}
         with offload_errors():
@@ -196,8 +197,15 @@ class Engine:
         for step in decode(
             session,
             torch.tensor(ids, device=self.device),
-            grow=self._grow(session, generator),
-            verify=_verifier(sampling),
+            grow=make_grow(
+                self.policy,
+                session.drafter,
+                sampling=sampling,
+                vocab=self.target_model.vocab,
+                device=self.device,
+                generator=generator,
+            ),
+            verify=verifier(sampling, self.policy.draw(sampling)),
             sampling=sampling,
             generator=generator,
             max_new_tokens=limit,
@@ -260,28 +268,12 @@ class Engine:
             draft_model,
             vocab=self.target_model.vocab,
             sampling=self.tree.draft_sampling(sampling),
-            tree_rows=2 * (self.tree.size + 1),
-        )
-
-    def _grow(self, session: Session, generator: torch.Generator) -> Grow:
-        """The policy as a function of the root and of the layers that can still be of use."""
-        vocab, device, tree = self.target_model.vocab, self.device, self.tree
-        drafter = session.drafter
-        if drafter is None:
-            return lambda root, _max_depth: root_only(root, vocab=vocab, device=device)
-        return lambda root, max_depth: grow_best_first(
-            drafter,
-            root,
-            predict=dyspec.predict_acceptance,
-            size=tree.size,
-            depth=min(tree.depth, max_depth),
-            threshold=tree.threshold,
-            max_children=tree.max_children,
-            vocab=vocab,
-            device=device,
-            generator=generator,
+            tree_rows=2 * (self.tree.num_nodes + 1),
         )
 
 
-def _verifier(sampling: SamplingSettings) -> Verify:
-    return verify_greedy if sampling.temperature == 0 else verify_rejection
+def verifier(sampling: SamplingSettings, draw: Draw) -> Verify:
+    """The rule that is lossless for children that come about by `draw`."""
+    if sampling.temperature == 0:
+        return verify_greedy
+    return verify_membership if draw == "top_k" else verify_rejection

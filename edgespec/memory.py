@@ -9,7 +9,7 @@ import torch
 from transformers import PretrainedConfig
 
 from edgespec.causal_model import PREFILL_ROWS
-from edgespec.config import TreeSettings
+from edgespec.tree_settings import TreeSettings
 from offload.layer_store import LayerRecord
 from offload.skeleton import Skeleton
 
@@ -60,7 +60,7 @@ def cache_rows(context_tokens: int, tree: TreeSettings) -> tuple[int, int]:
 
     The draft expands nodes that the finished tree may drop again: twice the tree is ample.
     """
-    nodes = 1 if tree.policy == "none" else tree.size + 1
+    nodes = tree.num_nodes + 1
     return context_tokens + nodes, context_tokens + 2 * nodes
 
 

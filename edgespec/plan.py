@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 import psutil
 import torch
 
-from edgespec.config import MIN_CONTEXT, MemoryLimits, TreeSettings
+from edgespec.config import MIN_CONTEXT, MemoryLimits
 from edgespec.errors import EdgespecError
 from edgespec.memory import device_uses, host_uses
 from edgespec.pair import ModelFolder
+from edgespec.tree_settings import TreeSettings, settings_used_by
 from edgespec.weights import Weights, plan_weights
 from offload.errors import MemoryPlanError
 from offload.placement import GIB, Placement, place_layers
@@ -158,8 +159,8 @@ def _cheaper(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
     tree, context, prompt = request.tree, request.context_tokens, request.prompt_tokens
     # A prompt as long as the context is one that is not known: it shrinks with the context.
     shortest = min(context, (prompt if prompt < context else 0) + MIN_CONTEXT)
-    plain = replace(request, draft=None, tree=replace(tree, policy="none"))
-    if tree.policy != "none":
+    plain = replace(request, draft=None, tree=tree.plain())
+    if "size" in settings_used_by(tree.policy):
         for size in [tree.size >> halvings for halvings in range(1, tree.size.bit_length())]:
             yield f"--tree-size {size}", replace(request, tree=replace(tree, size=size))
     for tokens in [context >> halvings for halvings in range(1, context.bit_length())]:

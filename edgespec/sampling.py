@@ -13,6 +13,7 @@ from edgespec.config import SamplingSettings
 
 # Rows are filtered in chunks of about this many numbers: sorting takes several times their memory.
 CHUNK_ELEMENTS = 1 << 23
+ENTROPY_TOKENS = 1000  # beyond these the tail adds nothing that matters (C2T, appendix C)
 SMALLEST_UNIFORM = 2.0**-54  # half a step of torch.rand in float64: no logarithm of 0
 
 
@@ -50,6 +51,12 @@ def _truncate(probs: Tensor, sampling: SamplingSettings) -> Tensor:
 
 def _renormalise(probs: Tensor) -> Tensor:
     return probs / probs.sum(-1, keepdim=True)
+
+
+def entropy_of_top(probs: Tensor, count: int = ENTROPY_TOKENS) -> Tensor:
+    """Entropy in nats, [n], over the `count` likeliest tokens of probabilities [n, vocab] (C2T, section 4.1)."""
+    top = probs if probs.shape[-1] <= count else probs.topk(count, -1, sorted=False).values
+    return -torch.special.xlogy(top, top).sum(-1)
 
 
 def draw_one(probs: Tensor, generator: torch.Generator) -> int:

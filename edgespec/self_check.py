@@ -132,7 +132,7 @@ def _difference(model: PreTrainedModel, tokens: Tensor, device: torch.device) ->
         ("a short text's", in_one_piece.prefill(text)[None], expected_after_text),
     ]
     for nodes in tokens[TEXT_TOKENS:].split(len(PARENTS)):
-        logits = target.look(_tree(nodes))
+        logits = target.logits(target.look(_tree(nodes)))
         for leaf in set(range(len(PARENTS))) - set(PARENTS):
             path = _path(leaf)
             expected = model(input_ids=torch.cat([text, nodes[path]])[None], use_cache=False).logits[0, -len(path) :]

@@ -52,11 +52,17 @@ class Target:
         return logits
 
     def look(self, tree: TokenTree) -> Tensor:
-        """Logits [n, vocab] after every node of the tree; the cache holds its rows until `commit`."""
+        """Last hidden states [n, h] of the tree's nodes; the cache holds their rows until `commit`."""
         with offload_errors():
             self._model.cache.truncate(self._committed)  # what an interrupted pass may have left
             positions = self._committed + depths(tree.parents)
-            return self._model.look(tree.tokens, positions, ancestors_mask(tree.parents))
+            ancestors = ancestors_mask(tree.parents) if tree.ancestors is None else tree.ancestors
+            return self._model.look(tree.tokens, positions, ancestors)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [k, vocab] of hidden states [k, h]."""
+        with offload_errors():
+            return self._model.logits(hidden)
 
     def commit(self, path: tuple[int, ...]) -> None:
         """The root and the path's nodes became text: keep their rows, drop the others."""

@@ -28,6 +28,7 @@ class TokenTree:
     draw: Draw
     draft_rows: Tensor  # [n] long, the node's row in draft_probs; -1 where the draft did not expand it
     draft_probs: Tensor  # [rows, vocab], the distribution that the node's children were drawn from
+    ancestors: Tensor | None = None  # [n, n], `ancestors_mask` where a static shape knows it beforehand
 
     @property
     def num_nodes(self) -> int:

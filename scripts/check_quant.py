@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace, quant: str) -> tuple[Tensor, dict[str, An
         for prompt in prompts:
             model.reset(len(prompt))
             ids, positions = torch.tensor(prompt), torch.arange(len(prompt))
-            rows.append(model.look(ids, positions, positions[:, None] >= positions))
+            rows.append(model.logits(model.look(ids, positions, positions[:, None] >= positions)))
         text = engine.generate(prompts[0], max_new_tokens=TEXT_TOKENS, sampling=SamplingSettings(), seed=0)
         facts = {
             "pass_bytes": engine.placement.streamed_bytes,

@@ -110,7 +110,7 @@ def run_passes(pair: ModelPair, rows: int, *, quant: str = "none", **limits: Any
         def one_pass() -> torch.Tensor:
             model.reset(rows)
             visible = torch.ones(rows, rows, dtype=torch.bool, device=DEVICE).tril()
-            return model.look(ids, torch.arange(rows, device=DEVICE), visible)
+            return model.logits(model.look(ids, torch.arange(rows, device=DEVICE), visible))
 
         logits = one_pass().clone()
         before = torch.cuda.memory_stats()["segment.all.allocated"]

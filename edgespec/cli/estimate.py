@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.options import MachineOptions, check_all_resident, machine_options, model_options, tree_options
-from edgespec.config import TreeSettings
 from edgespec.context import check_ctx_size
+from edgespec.tree_settings import TreeSettings
 
 if TYPE_CHECKING:
     from edgespec.pair import ModelFolder
@@ -58,7 +58,6 @@ def command(
     if draft_model is not None and folder is None:
         raise click.UsageError("-md needs a target.")
 
-    from dataclasses import replace
 
     from edgespec.device import planning_device, resolve_dtype
     from edgespec.pair import DEMO_FOLDER, open_architecture
@@ -73,7 +72,7 @@ def command(
     limits = [limit for limit in (target_model.max_context, draft.max_context if draft else None) if limit]
     context_tokens = machine.ctx_size or min([DEFAULT_CONTEXT, *limits])
     check_ctx_size(context_tokens, min(limits, default=None))
-    tree = tree if draft is not None else replace(tree, policy="none")
+    tree = tree if draft is not None else tree.plain()
     with offload_errors():
         plan = plan_pair(
             target_model,
@@ -92,7 +91,7 @@ def command(
         "device": str(device),
         "dtype": str(dtype).removeprefix("torch."),
         "context_tokens": context_tokens,
-        "tree_size": 0 if tree.policy == "none" else tree.size,
+        "tree_size": tree.num_nodes,
     }
     if as_json:
         sys.stdout.write(json.dumps({**settings, **_facts(plan)}) + "\n")

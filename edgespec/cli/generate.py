@@ -16,8 +16,9 @@ from edgespec.cli.console import Console
 from edgespec.cli.options import MachineOptions, check_all_resident, machine_options, model_options, tree_options
 from edgespec.cli.prompts import PromptRow, check_contexts, encode_prompts, read_prompts
 from edgespec.cli.records import RunSettings
-from edgespec.config import SamplingSettings, TreeSettings
+from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
+from edgespec.tree_settings import TreeSettings
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
@@ -212,7 +213,11 @@ def _say_plan(console: Console, engine: Engine) -> None:
     layers = f"{placement.num_resident} of {placement.num_layers} layers resident"
     if streamed:
         layers += f", {streamed} streamed{where}, {placement.streamed_bytes / GIB:.3f} GiB a pass"
-    shape = "no tree" if tree.policy == "none" else f"{tree.policy} trees of {tree.size} nodes, depth {tree.depth}"
+    shape = (
+        "no tree"
+        if tree.policy == "none"
+        else f"{tree.policy} trees of {tree.num_nodes} nodes, depth {tree.num_layers}"
+    )
     dtype = str(engine.dtype).removeprefix("torch.") + (f" from {engine.quant}" if engine.quant else "")
     console.say(f"{engine.pair.target.folder}: {layers}; {dtype} on {engine.device}; {shape}")
     console.detail(f"memory plan:\n{placement.table()}")

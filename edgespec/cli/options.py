@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from collections.abc import Callable, Sequence
@@ -11,22 +12,25 @@ from typing import Any
 
 import click
 
-from edgespec.config import (
-    MAX_TREE_SIZE,
-    POLICIES,
-    QUANT_NAMES,
-    MemoryLimits,
-    TreeSettings,
-    parse_quant,
-    parse_size,
-)
+from edgespec.config import MAX_TREE_SIZE, QUANT_NAMES, MemoryLimits, parse_quant, parse_size
 from edgespec.errors import EdgespecError
+from edgespec.tree_settings import (
+    DEFAULT_DRAFT_TOKENS,
+    POLICIES,
+    USED_BY,
+    TreeSettings,
+    refuse_unused,
+    require_policy,
+)
 
 TREE = TreeSettings()
 FOLDER = click.Path(path_type=Path)
 DRAFT_SPELLINGS = ("--draft-model", "--draft", "--model-draft", "--assistant-model")
 CONTEXT_SPELLINGS = ("--ctx-size", "--max-model-len")
+TREE_FIELDS = [field.name for field in dataclasses.fields(TreeSettings)]
 SIZE_HELP = f"Most nodes of a tree, 1 to {MAX_TREE_SIZE}. [auto: {TREE.size}]"
+WIDTH_HELP = "Most children of a node; eagle2: also of a layer; c2t: of a layer. [16; eagle2 10, c2t 15, opt-tree all]"
+DRAW_HELP = "How children come about (adaptive and static trees). [adaptive: what pays more; else sampled]"
 CPU_MEMORY_HELP = "Most RAM to use, as 10GiB. [default: what is free, less 1 GiB]"
 GPU_MEMORY_HELP = "Most GPU memory to use. [default: what is free, less the margin]"
 MARGIN_HELP = "GPU memory to leave free. [default: 1GiB without --max-gpu-mem]"
@@ -61,36 +65,43 @@ def tree_options(function: Command) -> Command:
     """The tree's shape: handed on as `tree`."""
 
     @functools.wraps(function)
-    def call(
-        *,
-        policy: str,
-        tree_size: int,
-        tree_depth: int,
-        tree_width: int,
-        tree_threshold: float,
-        draft_temp: float | None,
-        **others: Any,
-    ) -> Any:
-        tree = TreeSettings(
-            policy=policy,
-            size=tree_size,
-            depth=tree_depth,
-            threshold=tree_threshold,
-            max_children=tree_width,
-            draft_temperature=draft_temp,
-        )
-        return function(tree=tree, **others)
+    def call(**values: Any) -> Any:
+        given = {name: values.pop(name) for name in TREE_FIELDS}
+        given = {name: value for name, value in given.items() if value is not None}
+        policy = given.get("policy", TREE.policy)
+        require_policy(policy)
+        unused = [name for name in given if name in USED_BY and policy not in USED_BY[name]]
+        if unused:
+            refuse_unused(unused[0], policy)
+        return function(tree=TreeSettings(**given), **values)
 
     options = [
-        click.option("--policy", default=TREE.policy, show_default=True,
-                     help=f"How trees grow: {', '.join(POLICIES)}."),
-        click.option("--tree-size", callback=_tree_size, default="auto", show_default=True, metavar="N|auto",
-                     help=SIZE_HELP),
-        click.option("--tree-depth", default=TREE.depth, show_default=True, help="Most layers of a tree."),
-        click.option("--tree-width", default=TREE.max_children, show_default=True, help="Most children of a node."),
-        click.option("--tree-threshold", default=TREE.threshold, show_default=True,
-                     help="Least expected value of a node."),
-        click.option("--draft-temp", type=float,
+        click.option("--policy", help=f"How trees grow: {', '.join(POLICIES)}. [default: {TREE.policy}]"),
+        click.option("--draw", metavar="sampled|chosen", help=DRAW_HELP),
+        click.option("--tree-size", "size", callback=_tree_size, metavar="N|auto", help=SIZE_HELP),
+        click.option("--tree-depth", "depth", type=int, help=f"Most layers of a tree. [default: {TREE.depth}]"),
+        click.option("--tree-width", "max_children", type=int, help=WIDTH_HELP),
+        click.option("--tree-threshold", "threshold", type=float,
+                     help="Least expected value of a node (adaptive, dyspec). [default: 0, off]"),
+        click.option("--branching", callback=_numbers, metavar="4,2,2,1",
+                     help="Children of every node, by layer (specinfer, mcsd)."),
+        click.option("--fork", callback=_fork, metavar="WxD", help="W chains of D tokens (mcsd)."),
+        click.option("--draft-tokens", "--num-draft-tokens", "draft_tokens", type=int,
+                     help=f"Length of a chain (chain). [default: {DEFAULT_DRAFT_TOKENS}]"),
+        click.option("--tree-file", type=FOLDER, help="A preset tree (static): JSON, paths of ranks or parents."),
+        click.option("--stop-gain", type=float, help="Stop when a layer adds fewer expected tokens (opt-tree)."),
+        click.option("--stop-depths", callback=_numbers, metavar="4,6,8",
+                     help="Depths at which to look whether to stop (eagle2)."),
+        click.option("--stop-logprob", "stop_log_probability", type=float,
+                     help=f"Stop there below this log-probability. [default: {TREE.stop_log_probability}]"),
+        click.option("--classifier", type=FOLDER, help="C2T's classifier (c2t, chain). [c2t: the built-in pair's]"),
+        click.option("--stop-model", type=FOLDER, help="A decision model that ends drafting early (static trees)."),
+        click.option("--confidence", type=float, help="Least confidence of classifier (0.5) or model (0.4)."),
+        click.option("--acceptance", type=FOLDER,
+                     help="Measured acceptance (adaptive, sequoia). [default: the built-in pair's]"),
+        click.option("--target-width", type=int,
+                     help="LOSSY above 1: the target starts so many branches, the longest wins (mcsd)."),
+        click.option("--draft-temp", "draft_temperature", type=float,
                      help="Of the draft. [default: the target's, or 0.6 if that is greedy]"),
     ]  # fmt: skip
     return _with_options(call, options)
@@ -191,9 +202,26 @@ def _resident_layers(_context: click.Context, _parameter: click.Parameter, value
     return int(value)
 
 
-def _tree_size(_context: click.Context, _parameter: click.Parameter, value: str) -> int:
-    if value == "auto":
-        return TREE.size
+def _tree_size(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
+    if value is None or value == "auto":
+        return None
     if not value.isdecimal():
         raise click.BadParameter(f"'{value}' is not auto or a number of nodes.")
     return int(value)
+
+
+def _numbers(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    if not re.fullmatch(r"\d{1,4}(,\d{1,4})*", value):
+        raise click.BadParameter(f"'{value}' is not a list of numbers, such as 4,2,2,1.")
+    return tuple(map(int, value.split(",")))
+
+
+def _fork(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    match = re.fullmatch(r"(\d{1,4})x(\d{1,4})", value)
+    if not match:
+        raise click.BadParameter(f"'{value}' is not chains x length, such as 16x5.")
+    return int(match[1]), int(match[2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import hashlib
 import json
@@ -64,8 +65,10 @@ def success_record(
         "spec": {
             "mode": "off" if engine.tree.policy == "none" else "tree",
             "policy": engine.tree.policy,
-            "tree_size": None if engine.tree.policy == "none" else engine.tree.size,
-            "tree_depth": None if engine.tree.policy == "none" else engine.tree.depth,
+            "draw": engine.policy.draw(result.sampling),
+            "lossless": engine.tree.is_lossless,
+            "tree_size": engine.tree.num_nodes or None,
+            "tree_depth": engine.tree.num_layers or None,
             "passes": len(passes),
             "draft_n": sum(step.num_drafted for step in passes),
             "draft_n_accepted": sum(len(step.tokens) - 1 for step in passes),
@@ -116,7 +119,7 @@ def run_fields(engine: Engine, settings: RunSettings) -> dict[str, Any]:
         "seed": settings.seed if settings.seed_is_given else None,
         "max_new_tokens": settings.max_new_tokens,
         "raw": settings.raw,
-        "tree": [tree.policy, tree.size, tree.depth, tree.threshold, tree.max_children, tree.draft_temperature],
+        "tree": {name: str(value) for name, value in dataclasses.asdict(tree).items()},
     }
     digest = hashlib.sha256(json.dumps(shaping, sort_keys=True).encode()).hexdigest()
     return {

@@ -16,5 +16,8 @@ class Drafter(Protocol):
     def expand(self, tokens: Tensor, parent_rows: Tensor) -> Tensor:
         """The distributions q [k, vocab] after k nodes: tokens [k], the rows of their parents [k] (root: -1)."""
 
+    def rewind(self) -> None:
+        """Forget the tree that was grown since the last commit: another can be grown from the same text."""
+
     def commit(self, root: int, path_rows: list[int], path_tokens: list[int]) -> None:
         """The root and then the path became text; rows are -1 for nodes that were not expanded."""

@@ -28,6 +28,7 @@ class LanguageModelDrafter:
         self._committed = 0  # rows of the cache that are text
         self._pending: list[int] = []
         self._num_rows = 0
+        self._hidden: list[Tensor] = []  # [k, h] of every expansion of this tree
         self._visible = torch.zeros(tree_rows, tree_rows, dtype=torch.bool, device=model.device)  # [row, row]
         self._positions = torch.zeros(tree_rows, dtype=torch.long, device=model.device)  # [row]
 
@@ -49,8 +50,17 @@ class LanguageModelDrafter:
         self._visible[start:end, start:end] = torch.eye(end - start, dtype=torch.bool, device=tokens.device)
         self._positions[start:end] = self._positions[parent_rows] + 1
         self._num_rows = end
-        logits = self._model.look(self._known(tokens), self._positions[:end], self._visible[start:end, :end])
-        return self._probabilities(logits)
+        hidden = self._model.look(self._known(tokens), self._positions[:end], self._visible[start:end, :end])
+        self._hidden.append(hidden)
+        return self._probabilities(self._model.logits(hidden))
+
+    def hidden(self, rows: Tensor) -> Tensor:
+        """Last hidden states [k, h] of this tree's rows [k]."""
+        return torch.cat(self._hidden)[rows]
+
+    def rewind(self) -> None:
+        """Forget the tree that was grown since the last commit."""
+        self._num_rows = 0
 
     def commit(self, root: int, path_rows: list[int], path_tokens: list[int]) -> None:
         """Keep the rows of the root and of the path; what has none is pending."""
@@ -69,8 +79,10 @@ class LanguageModelDrafter:
         ids = torch.cat([pending, root])
         positions = torch.arange(self._committed, self._committed + ids.shape[0], device=root.device)
         causal = torch.ones(ids.shape[0], ids.shape[0], dtype=torch.bool, device=root.device).tril_()
-        logits = self._model.look(self._known(ids), positions, causal)
-        if bool(logits[-1].isnan().any()):
+        hidden = self._model.look(self._known(ids), positions, causal)[-1:]
+        self._hidden = [hidden]
+        logits = self._model.logits(hidden)
+        if bool(logits.isnan().any()):
             raise EdgespecError(
                 "E_NAN_LOGITS", "the draft's logits are NaN.", "Use another draft, --dtype float32, or --policy none."
             )
@@ -79,7 +91,7 @@ class LanguageModelDrafter:
         self._num_rows = 1
         self._visible[0, 0] = True
         self._positions[0] = self._committed
-        return logits[-1:]
+        return logits
 
     def _known(self, ids: Tensor) -> Tensor:
         """Ids that the draft can look up: the target's table may have more rows. What stands in for the

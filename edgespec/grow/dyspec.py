@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from edgespec.grow.growing import Layer
 
-def predict_acceptance(q_drawn: Tensor, mass_left: Tensor) -> Tensor:
-    """Q of the drawn tokens [k, c] over the mass left before each draw [k, c]."""
-    return q_drawn / mass_left
+
+def predict_slots(layer: Layer) -> tuple[Tensor, None]:
+    """Q of the drawn tokens over the mass left before each draw, [k, c]; slots are selected by s."""
+    return layer.q_drawn / layer.mass_left, None

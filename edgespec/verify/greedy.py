@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from edgespec.tree import TokenTree, all_on_path
 from edgespec.verify import Acceptance
+from edgespec.verify.rows import Rows
 
 
-def verify_greedy(tree: TokenTree, p: Tensor, _generator: torch.Generator) -> Acceptance:
-    """The path of argmaxes of p [n, vocab] through the tree."""
-    best = p.argmax(-1)  # [n]
+def verify_greedy(tree: TokenTree, rows: Rows, _generator: torch.Generator) -> Acceptance:
+    """The path of the target's first choices through the tree."""
+    best = rows.argmax()  # [n]
     follows = tree.tokens == best[tree.parents.clamp(min=0)]
     follows[0] = True
     # Siblings differ, so at most one child follows, and what follows all the way is a single path.

@@ -17,23 +17,25 @@ from torch import Tensor
 from edgespec.sampling import draw_one
 from edgespec.tree import TokenTree
 from edgespec.verify import Acceptance
+from edgespec.verify.rows import Rows
 
 
-def verify_rejection(tree: TokenTree, p: Tensor, generator: torch.Generator) -> Acceptance:
-    """The accepted path for target p [n, vocab]; raises ValueError for trees that were not sampled."""
+def verify_rejection(tree: TokenTree, rows: Rows, generator: torch.Generator) -> Acceptance:
+    """The accepted path; raises ValueError for trees that were not sampled."""
     if tree.draw != "without_replacement":
         raise ValueError(
             f"multi-round rejection is not lossless for draw '{tree.draw}': "
             "use it with 'without_replacement', and membership with 'top_k'"
         )
-    uniforms = torch.rand(tree.num_nodes, dtype=p.dtype, device=p.device, generator=generator).tolist()
+    device = tree.tokens.device
+    uniforms = torch.rand(tree.num_nodes, dtype=torch.float64, device=device, generator=generator).tolist()
     parents, tokens, draft_rows = torch.stack([tree.parents, tree.tokens, tree.draft_rows]).cpu()
     path: list[int] = []
     node = 0
     while True:
         children = (parents == node).nonzero().flatten().tolist()  # in draw order
         accepted, residual = _try_children(
-            p[node],
+            rows.probs(node),
             tree.draft_probs[int(draft_rows[node])] if children else None,
             [int(tokens[child]) for child in children],
             [uniforms[child] for child in children],

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from edgespec.cli.generate import command
-from edgespec.config import MemoryLimits, SamplingSettings, TreeSettings
+from edgespec.config import MemoryLimits, SamplingSettings
 from edgespec.engine import Engine
 from edgespec.pair import ModelPair
+from edgespec.tree_settings import TreeSettings
 from tests.cli.conftest import RunCli
 
 ROWS = '{"prompt": "def main("}\n{"prompt": "import os"}\n'

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from edgespec.grow import best_first
 from edgespec.grow.best_first import grow_best_first
-from edgespec.grow.dyspec import predict_acceptance
+from edgespec.grow.dyspec import predict_slots
 from edgespec.tree import TokenTree, depths
 
 CPU = torch.device("cpu")
@@ -90,7 +90,7 @@ def grow(
     return grow_best_first(
         drafter,
         ROOT,
-        predict=predict_acceptance,
+        predict=predict_slots,
         size=size,
         depth=depth,
         threshold=threshold,

@@ -20,7 +20,7 @@ from edgespec.config import SamplingSettings
 from edgespec.decode import Session, decode
 from edgespec.grow import best_first
 from edgespec.grow.best_first import grow_best_first
-from edgespec.grow.dyspec import predict_acceptance
+from edgespec.grow.dyspec import predict_slots
 from edgespec.sampling import to_probs
 from edgespec.tree import TokenTree
 from edgespec.verify import rejection
@@ -62,6 +62,9 @@ class TableTarget:
             self.paths.append((*(self.text if parent < 0 else self.paths[parent]), token))
         return torch.stack([TARGET_LOGITS[path] for path in self.paths])
 
+    def logits(self, hidden: Tensor) -> Tensor:
+        return hidden
+
     def commit(self, path: tuple[int, ...]) -> None:
         self.text = self.paths[path[-1] if path else 0]
 
@@ -98,7 +101,7 @@ def outcome_p_value(sampling: SamplingSettings, draft_sampling: SamplingSettings
         return grow_best_first(
             drafter,
             root,
-            predict=predict_acceptance,
+            predict=predict_slots,
             size=size,
             depth=min(3, max_depth),
             threshold=0.0,

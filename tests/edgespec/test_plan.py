@@ -5,11 +5,12 @@ import torch
 from transformers import DeepseekV3Config, FalconConfig, LlamaConfig, PretrainedConfig
 
 from edgespec.causal_model import CausalModel
-from edgespec.config import MemoryLimits, TreeSettings
+from edgespec.config import MemoryLimits
 from edgespec.errors import EdgespecError
 from edgespec.memory import cache_bytes, pass_bytes
 from edgespec.pair import open_pair
 from edgespec.plan import PairPlan, memory_budgets, plan_pair
+from edgespec.tree_settings import TreeSettings
 from tests.conftest import EAGER_ONLY, FAMILIES, SMALL, make_model
 
 GIB = 1 << 30

@@ -8,7 +8,26 @@ from torch import Tensor
 
 from edgespec.tree import TokenTree
 from edgespec.verify.greedy import verify_greedy
+from edgespec.config import SamplingSettings
+from edgespec.errors import EdgespecError
+from edgespec.sampling import to_probs
+from edgespec.verify import rows as rows_module
+from edgespec.verify.membership import verify_membership
 from edgespec.verify.rejection import verify_rejection
+from edgespec.verify.rows import Rows
+
+
+class DenseRows(Rows):
+    """Rows whose distributions are known: p [n, vocab]."""
+
+    def __init__(self, p: Tensor) -> None:
+        self.p = p
+
+    def probs(self, node: int) -> Tensor:
+        return self.p[node]
+
+    def argmax(self) -> Tensor:
+        return self.p.argmax(-1)
 
 
 def random_tree(generator: torch.Generator, *, nodes: int, vocab: int) -> TokenTree:
@@ -77,7 +96,7 @@ def test_greedy_follows_the_argmax(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     tree = random_tree(generator, nodes=40, vocab=4)
     p = torch.rand(40, 4, generator=generator)
-    acceptance = verify_greedy(tree, p, generator)
+    acceptance = verify_greedy(tree, DenseRows(p), generator)
     path, bonus = literal_greedy(tree, p)
     assert list(acceptance.path) == path
     assert acceptance.next_token == bonus
@@ -95,7 +114,7 @@ def test_rejection_takes_the_literal_algorithms_path(seed: int, monkeypatch: pyt
         return 0
 
     monkeypatch.setattr("edgespec.verify.rejection.draw_one", remember)
-    acceptance = verify_rejection(tree, p, torch.Generator().manual_seed(seed))
+    acceptance = verify_rejection(tree, DenseRows(p), torch.Generator().manual_seed(seed))
     uniforms = torch.rand(50, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     path, residual = literal_rejection(tree, p, uniforms)
     assert list(acceptance.path) == path
@@ -117,11 +136,69 @@ def test_equal_distributions_are_always_accepted() -> None:
             draft_probs=q,
         )
         nearly = q * (1 + 1e-7 * (torch.rand(1, 9, generator=generator) - 0.5))
-        acceptance = verify_rejection(tree, torch.cat([nearly, nearly]), generator)
+        acceptance = verify_rejection(tree, DenseRows(torch.cat([nearly, nearly])), generator)
         assert acceptance.path == (1,)
 
 
 def test_rejection_refuses_chosen_children_and_names_the_sound_pairs() -> None:
     tree = dataclasses.replace(random_tree(torch.Generator().manual_seed(0), nodes=4, vocab=5), draw="top_k")
     with pytest.raises(ValueError, match=r"membership.*top_k"):
-        verify_rejection(tree, torch.rand(4, 5), torch.Generator())
+        verify_rejection(tree, DenseRows(torch.rand(4, 5)), torch.Generator())
+
+
+def chosen(tree: TokenTree) -> TokenTree:
+    return dataclasses.replace(tree, draw="top_k")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_membership_goes_where_the_drawn_token_is(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = chosen(random_tree(torch.Generator().manual_seed(seed), nodes=40, vocab=4))
+    p = torch.rand(40, 4, generator=torch.Generator().manual_seed(seed))
+    drawn = torch.randint(4, (40,), generator=torch.Generator().manual_seed(seed)).tolist()
+    nodes: list[int] = []
+
+    def draw_token_of_node(probs: Tensor, _generator: torch.Generator) -> int:
+        (node,) = (p == probs).all(1).nonzero().flatten().tolist()
+        nodes.append(node)
+        return drawn[node]
+
+    monkeypatch.setattr("edgespec.verify.membership.draw_one", draw_token_of_node)
+    acceptance = verify_membership(tree, DenseRows(p), torch.Generator())
+    assert (0, *acceptance.path) == tuple(nodes)
+    assert acceptance.next_token == drawn[nodes[-1]]
+    last = nodes[-1]
+    children = [node for node in range(1, 40) if tree.parents[node] == last]
+    assert drawn[last] not in tree.tokens[children].tolist()
+    for node, parent in zip(nodes[1:], nodes, strict=False):
+        assert (int(tree.parents[node]), int(tree.tokens[node])) == (parent, drawn[parent])
+
+
+def test_membership_refuses_sampled_children_and_names_the_sound_pairs() -> None:
+    tree = random_tree(torch.Generator().manual_seed(0), nodes=4, vocab=5)
+    with pytest.raises(ValueError, match=r"without_replacement.*top_k"):
+        verify_membership(tree, DenseRows(torch.rand(4, 5)), torch.Generator())
+
+
+@pytest.mark.parametrize("chunk_rows", [1, 3, 100])
+def test_rows_are_made_in_chunks_and_equal_the_whole(chunk_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden, weight = torch.randn(10, 6), torch.randn(6, 12)
+    sizes: list[int] = []
+
+    def head(some: Tensor) -> Tensor:
+        sizes.append(some.shape[0])
+        return some @ weight
+
+    monkeypatch.setattr(rows_module, "CHUNK_BYTES", chunk_rows * 12 * 4)
+    sampling = SamplingSettings(temperature=0.7, top_p=0.9)
+    rows = Rows(hidden, head, sampling, vocab=12)
+    expected = to_probs(hidden @ weight, sampling)
+    torch.testing.assert_close(rows.all_probs(), expected)
+    torch.testing.assert_close(rows.probs(4), expected[4])
+    assert torch.equal(rows.argmax(), (hidden @ weight).argmax(-1))
+    assert max(sizes) <= chunk_rows
+
+
+def test_nan_logits_of_finite_states_are_refused() -> None:
+    rows = Rows(torch.ones(2, 3), lambda some: some * torch.nan, SamplingSettings(), vocab=3)
+    with pytest.raises(EdgespecError, match="NaN"):
+        rows.argmax()

@@ -1,0 +1,172 @@
+"""`edgespec train`: fit the small models of growth on a pair's own verification records."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgespec.cli.console import Console
+from edgespec.cli.options import FOLDER, MachineOptions, machine_options, model_options
+from edgespec.cli.prompts import encode_prompts, read_prompts
+from edgespec.errors import EdgespecError
+
+if TYPE_CHECKING:
+    from edgespec.train.collect import CollectSetting
+    from edgespec.train.networks import FitReport
+    from edgespec.train.records import Records
+
+WHATS = ("acceptance", "classifier", "stop")
+DEFAULT_TEMPERATURES = {"acceptance": "0,0.6,1", "classifier": "0", "stop": "0.6,1"}
+
+
+@click.command(
+    name="train",
+    epilog="""\b
+Examples:
+  edgespec train acceptance --prompts prompts.jsonl -o acceptance.json
+  edgespec train classifier -m TARGET -md DRAFT --prompts prompts.jsonl -o classifier.json
+  edgespec generate prompts.jsonl --policy c2t --classifier classifier.json
+
+\b
+acceptance  what `adaptive` predicts, and the rates by rank of `sequoia`
+classifier  C2T's confidence in a candidate
+stop        a decision model that ends the drafting of chains and static trees
+""",
+)
+@click.argument("what", type=click.Choice(WHATS))
+@model_options
+@click.option("--prompts", required=True, help="Texts to decode: as for `edgespec generate`.")
+@click.option("--lines", is_flag=True, help="The file holds one prompt a line.")
+@click.option("-o", "--output", type=FOLDER, required=True, help="The model's file.")
+@click.option("--overwrite", is_flag=True, help="Replace it if it exists.")
+@click.option("--records", type=FOLDER, help="Folder of the records; collecting goes on where it stopped. [OUTPUT.records]")
+@click.option("-n", "--max-new-tokens", type=click.IntRange(1), default=16, show_default=True, help="Of every prompt.")
+@click.option("--tree-size", type=click.IntRange(8, 768), default=128, show_default=True,
+              help="Nodes of the trees that are recorded (acceptance).")
+@click.option("--temps", help="Temperatures to record at, as 0,0.6,1. [acceptance all three, classifier 0, stop 0.6,1]")
+@click.option("--kind", type=click.Choice(["hidden", "probabilities"]), default="hidden", show_default=True,
+              help="What a decision model reads of the draft (stop).")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
+@machine_options
+@click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
+def command(  # noqa: D417
+    *,
+    what: str,
+    model: Path | None,
+    draft_model: Path | None,
+    prompts: str,
+    lines: bool,
+    output: Path,
+    overwrite: bool,
+    records: Path | None,
+    max_new_tokens: int,
+    tree_size: int,
+    temps: str | None,
+    kind: str,
+    seed: int,
+    as_json: bool,
+    machine: MachineOptions,
+    quiet: bool,
+) -> int:
+    """Collect records of what the target accepts of the draft's trees, and fit a small model on them.
+
+    The records are kept: a run that was interrupted goes on, and another model is fitted at once.
+    """
+    console = Console(quiet=quiet, verbose=False)
+    temperatures = _temperatures(temps or DEFAULT_TEMPERATURES[what])
+    if output.exists() and not overwrite:
+        raise EdgespecError("E_OUTPUT_EXISTS", f"'{output}' exists.", "Choose another file, or give --overwrite.")
+    if not output.parent.is_dir():
+        raise EdgespecError("E_OUTPUT", f"there is no folder '{output.parent}' to write in.", "Make it first.")
+    rows = read_prompts(prompts, lines=lines)
+
+    # torch and transformers are imported from here on.
+    from edgespec.engine import Engine
+    from edgespec.pair import open_pair
+    from edgespec.train import collect
+    from edgespec.train.record_files import load_records
+    from edgespec.tree_settings import TreeSettings
+
+    settings: list[CollectSetting] = {
+        "acceptance": lambda: collect.acceptance_settings(size=tree_size, temperatures=temperatures),
+        "classifier": lambda: collect.classifier_settings(temperatures=temperatures),
+        "stop": lambda: collect.stop_settings(temperatures=temperatures),
+    }[what]()
+    pair = open_pair(model, draft_model)
+    encoded = encode_prompts(pair, rows, raw=True)
+    room = max(map(len, encoded)) + max_new_tokens + max(setting.tree.num_layers for setting in settings)
+    folder = records or output.with_name(output.name + ".records")
+    console.say(f"records of {len(encoded)} prompts at {len(settings)} settings go to '{folder}'")
+    largest = TreeSettings(policy="dyspec", size=max(setting.tree.num_nodes for setting in settings))
+    with (
+        Engine(
+            pair,
+            tree=largest,
+            limits=machine.limits,
+            device=machine.device,
+            dtype=machine.dtype,
+            quant=machine.quant,
+            draft_quant=machine.draft_quant,
+            context_tokens=machine.ctx_size or room,
+        ) as engine,
+        console.progress_bar() as bar,
+    ):
+        task = bar.add_task("collecting", total=None, note="") if bar else None
+
+        def progress(done: int, total: int) -> None:
+            console.say_sometimes(f"collecting: {done} of {total} parts")
+            if bar is not None and task is not None:
+                bar.update(task, completed=done, total=total, note=f"{done} of {total} parts")
+
+        collect.collect(
+            engine,
+            encoded,
+            folder,
+            settings,
+            kind=kind if what == "stop" else what,
+            max_new_tokens=max_new_tokens,
+            seed=seed,
+            progress=progress,
+        )
+    found, headers = load_records(folder)
+    console.say(f"fitting on {found['acceptance'].shape[0]} records of {len(headers)} parts")
+    about = {"target": headers[0].target, "draft": headers[0].draft, "prompts": str(len(encoded))}
+    report = _fit(what, found, output, kind=kind, seed=seed, about=about)
+    sys.stdout.write(json.dumps(report) + "\n" if as_json else _text(report))
+    console.say(f"written: {output}")
+    return 0
+
+
+def _fit(what: str, records: Records, output: Path, *, kind: str, seed: int, about: dict[str, str]) -> dict[str, Any]:
+    from edgespec.train.fit import FitSettings, fit_acceptance, fit_classifier, fit_stop
+    from edgespec.train.measured import measure
+
+    if what == "acceptance":
+        model, reports = fit_acceptance(
+            records, measured=measure(records), about=about, settings=FitSettings(seed=seed)
+        )
+        model.save(output)
+        return {"model": what, "networks": [_facts(report) for report in reports]}
+    if what == "classifier":
+        classifier, classified = fit_classifier(records, seed=seed)
+        classifier.save(output)
+        measures = {"recall": classified.recall, "positive_rate": classified.positive_rate}
+        return {"model": what, **measures, "networks": [_facts(classified.fit)]}
+    stop_model, fitted = fit_stop("hidden" if kind == "hidden" else "probabilities", records.pop("inputs"), records, seed=seed)
+    stop_model.save(output)
+    return {"model": what, "kind": kind, "networks": [_facts(fitted)]}
+
+
+def _temperatures(text: str) -> list[float]:
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = [-1.0]
+    if not all(0 <= value < 100 for value in found):
+        raise click.BadParameter(f"'{text}' is not a list of temperatures, such as 0,0.6,1.", param_hint="--temps")
+    return found

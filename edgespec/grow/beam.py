@@ -1,0 +1,122 @@
+"""Growth of chosen children: the most probable tokens below each node, one draft call a layer.
+
+The shared engine of OPT-Tree, EAGLE-2, C2T and adaptive's chosen trees. A rule gives every candidate
+a score, which never grows from a node to its child (a running minimum sees to it), so that the `size`
+candidates of largest score form a tree. A candidate that is not among the `size` best seen so far
+can lead to none that is: neither it nor what is below it is looked at. The finished tree is the
+same as if all had been, with fewer nodes drafted than the papers' own procedures need.
+
+Chosen children are a function of the context, so any shape is lossless with membership.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from edgespec.draft import Drafter
+from edgespec.grow.growing import GrowingTree, Layer, best_nodes, mass_left
+from edgespec.tree import TokenTree, root_only
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerOutcome:
+    """A layer that was just drafted, for the rule that decides whether another follows."""
+
+    depth: int
+    beam_scores: Tensor  # [b], of the candidates that the rule would expand, best first
+    gain: Tensor  # [], what the layer adds to the sum of the `size` best scores
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamRule:
+    """What tells the policies of chosen children apart."""
+
+    score: Callable[[Layer], Tensor]  # [k, c]
+    threshold: float = 0.0  # least score of a node
+    layer_nodes: int | None = None  # most candidates kept of a layer
+    layer_expanded: int | None = None  # most of them expanded
+    stops: Callable[[LayerOutcome], Tensor] | None = None  # [] bool: draft no further layer
+
+
+def by_path_probability(layer: Layer) -> Tensor:
+    """The product of q along the path, the token included: [k, c]."""
+    return layer.path_probability[:, None] * layer.q_drawn
+
+
+def grow_beam(
+    drafter: Drafter,
+    root: int,
+    *,
+    rule: BeamRule,
+    size: int,
+    depth: int,
+    max_children: int,
+    vocab: int,
+    device: torch.device,
+) -> TokenTree:
+    """The `size` candidates of largest score, at most `depth` layers below the root.
+
+    `Layer.values` are the scores of the parents. Nodes are numbered layer by layer, siblings from the
+    most probable down.
+    """
+    if depth == 0:
+        return root_only(root, vocab=vocab, device=device)
+    tree = GrowingTree(drafter, root, device=device)
+    values = tree.q.new_ones(1)  # scores of the nodes expanded last: [k]
+    path_probability = tree.q.new_ones(1)  # [k]
+    scores = [tree.q.new_full((1,), torch.inf)]  # of all nodes; the root is always kept
+    best, worst_kept = tree.q.new_empty(0), tree.q.new_zeros(())
+
+    for layer_depth in range(1, depth + 1):
+        q_drawn, drawn = tree.q.topk(min(max_children, vocab), -1)  # [k, c]
+        layer = Layer(
+            depth=layer_depth,
+            q=tree.q,
+            q_drawn=q_drawn,
+            mass_left=mass_left(q_drawn),
+            values=values,
+            path_probability=path_probability,
+            rows=tree.rows,
+        )
+        score = torch.minimum(rule.score(layer), values[:, None])
+        is_candidate = (q_drawn > 0) & (score >= rule.threshold)
+        is_candidate &= _is_among_best(score.masked_fill(~is_candidate, -1), rule.layer_nodes)
+        # nonzero() tells the host the layer's width: with the next one, the two waits of a layer.
+        row, rank = (is_candidate & (score > worst_kept)).nonzero(as_tuple=True)
+        if row.shape[0] == 0:
+            break
+        tree.add(row, rank, drawn[row, rank])
+        scores.append(score[row, rank])
+        sum_before = best.sum()
+        best = torch.cat([best, scores[-1]])
+        if best.shape[0] >= size:
+            best = best.topk(size).values
+            worst_kept = best[-1]
+        if layer_depth == depth:
+            break
+        is_expanded = _is_among_best(scores[-1], rule.layer_expanded) & (scores[-1] > worst_kept)
+        (expanded,) = is_expanded.nonzero(as_tuple=True)
+        if expanded.shape[0] == 0:
+            break
+        if rule.stops is not None:
+            beam = score[is_candidate].sort(descending=True).values[: rule.layer_expanded]
+            if bool(rule.stops(LayerOutcome(depth=layer_depth, beam_scores=beam, gain=best.sum() - sum_before))):
+                break
+        tree.expand(expanded)
+        values = scores[-1][expanded]
+        path_probability = (path_probability[:, None] * q_drawn)[row, rank][expanded]
+
+    return tree.finished("top_k", best_nodes(torch.cat(scores), size + 1))
+
+
+def _is_among_best(scores: Tensor, count: int | None) -> Tensor:
+    """Bool of the shape of `scores`: whether each is one of the `count` largest; ties go to the first."""
+    if count is None or count >= scores.numel():
+        return torch.ones_like(scores, dtype=torch.bool)
+    flat = scores.flatten()
+    order = flat.argsort(descending=True, stable=True)[:count]
+    return torch.zeros_like(flat, dtype=torch.bool).index_fill_(0, order, value=True).view_as(scores)

@@ -1,0 +1,49 @@
+"""C2T's classifier: how sure to be of a candidate token.
+
+A two-layer feed-forward net with ReLU and a sigmoid, hidden width 48, on the joint probability along
+the path, the entropy of the distribution that the token stands in, and the token's depth. Source:
+C2T, section 4.1 and appendix B.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from edgespec.grow.network import Network, bad_file, read_document, write_document
+
+SCHEMA = "edgespec.classifier/1"
+DEFAULT_FILE = Path(__file__).parents[1] / "demo" / "classifier.json"
+INPUTS = ("path_probability", "entropy", "depth")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Classifier:
+    """Confidence that a token will be accepted."""
+
+    network: Network
+
+    def confidence(self, *, path_probability: Tensor, entropy: Tensor, depth: int) -> Tensor:
+        """Of tokens with `path_probability` [k, c], their own q included; entropy [k] in nats: [k, c]."""
+        parts = [path_probability, entropy[:, None], path_probability.new_full((1, 1), depth)]
+        return self.network(torch.stack(torch.broadcast_tensors(*parts), -1))
+
+    def save(self, path: Path) -> None:
+        """Write a JSON file; raises EdgespecError."""
+        write_document(path, {"schema": SCHEMA, "network": self.network.to_data()})
+
+    @classmethod
+    def load(cls, path: Path) -> Classifier:
+        """Read what `save` wrote; raises EdgespecError."""
+        network = Network.from_data(read_document(path, SCHEMA, {"network"})["network"], path=path, key="network")
+        if network.inputs != INPUTS:
+            raise bad_file(path, "network.inputs", f"is not {', '.join(INPUTS)}")
+        return cls(network=network)
+
+
+def default_classifier() -> Classifier:
+    """The one that was fitted on the built-in pair."""
+    return Classifier.load(DEFAULT_FILE)

@@ -1,0 +1,24 @@
+"""EAGLE-2: expand the k best of each layer, then rerank all candidates; with Dynamic Depth Decoding's stop.
+
+Source: EAGLE-2 (Li et al. 2024), sections 4.1 and 4.2, as C2T's section 2.2 states it. Dynamic Depth
+Decoding (Brown et al. 2024): at chosen depths, stop when the log of the beam's summed path
+probabilities is below a threshold.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from edgespec.grow.beam import BeamRule, LayerOutcome, by_path_probability
+
+
+def eagle2_rule(
+    *, width: int, stop_depths: frozenset[int] = frozenset(), stop_log_probability: float = 0.0
+) -> BeamRule:
+    """The rule for beams of `width`; without `stop_depths` every tree has the full depth."""
+
+    def stops(outcome: LayerOutcome) -> Tensor:
+        is_below = outcome.beam_scores.log().logsumexp(0) < stop_log_probability
+        return is_below if outcome.depth in stop_depths else is_below & False
+
+    return BeamRule(score=by_path_probability, layer_expanded=width, stops=stops if stop_depths else None)

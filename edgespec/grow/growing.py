@@ -1,0 +1,111 @@
+"""A tree while it grows: layers of nodes, and the distributions of the nodes that were expanded.
+
+The engines of growth decide what is added and what is expanded; this keeps the books. Legend: k nodes
+expanded together, which gave q [k, vocab]; j nodes added below them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from edgespec.draft import Drafter
+from edgespec.tree import Draw, TokenTree
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """The children that were drawn below k nodes, c each, and what is known of them."""
+
+    depth: int  # of the children: 1 is below the root
+    q: Tensor  # [k, vocab], what they were drawn from
+    q_drawn: Tensor  # [k, c], theirs; 0 where a row had no more tokens
+    mass_left: Tensor  # [k, c], draft mass before each draw
+    values: Tensor  # [k], V of their parents: the chance that verification accepts them
+    path_probability: Tensor  # [k], the product of q along the way to their parents
+    rows: Tensor  # [k], of the drafter, for what else it knows
+
+
+class GrowingTree:
+    """Nodes in the order in which they came, layer by layer; the root is expanded at once."""
+
+    def __init__(self, drafter: Drafter, root: int, *, device: torch.device) -> None:
+        self._drafter = drafter
+        self._device = device
+        # One entry a layer of the tree; node numbers count through all layers.
+        self._tokens = [torch.tensor([root], device=device)]
+        self._parents = [torch.tensor([-1], device=device)]
+        self._ranks = [torch.zeros(1, dtype=torch.long, device=device)]
+        self._draft_rows = [torch.zeros(1, dtype=torch.long, device=device)]
+        self._q = [drafter.expand(self._tokens[0], self._parents[0])]
+        self._expanded = torch.zeros(1, dtype=torch.long, device=device)  # node numbers, [k]
+        self._parent_rows = self._draft_rows[0]  # rows of the last layer's parents
+        self.rows = self._draft_rows[0]  # rows of the nodes expanded last, [k]
+        self._num_before_last, self._num_nodes, self._num_rows = 0, 1, 1
+
+    @property
+    def parents(self) -> Tensor:
+        """Of all nodes so far: [n], -1 for the root alone."""
+        return torch.cat(self._parents)
+
+    @property
+    def q(self) -> Tensor:
+        """Of the nodes expanded last: [k, vocab]."""
+        return self._q[-1]
+
+    def add(self, row: Tensor, rank: Tensor, tokens: Tensor) -> None:
+        """A layer of children [j]: the row of `q` that each comes from, its place among its siblings, its token."""
+        self._tokens.append(tokens)
+        self._parents.append(self._expanded[row])
+        self._ranks.append(rank)
+        self._draft_rows.append(torch.full_like(row, -1))
+        self._parent_rows = self.rows[row]
+        self._num_before_last = self._num_nodes
+        self._num_nodes += row.shape[0]
+
+    def expand(self, which: Tensor) -> None:
+        """Ask the draft what follows nodes `which` [k] of the layer added last."""
+        first_row, count = self._num_rows, which.shape[0]
+        self._q.append(self._drafter.expand(self._tokens[-1][which], self._parent_rows[which]))
+        self.rows = torch.arange(first_row, first_row + count, device=self._device)
+        self._draft_rows[-1][which] = self.rows
+        self._expanded = self._num_before_last + which
+        self._num_rows += count
+
+    def finished(self, draw: Draw, kept: Tensor | None = None, *, ancestors: Tensor | None = None) -> TokenTree:
+        """The tree of the nodes `kept` [n] in ascending order, whose parents must be among them; None keeps all.
+
+        `ancestors` is the mask of the finished tree where it is known beforehand.
+        """
+        parents = self.parents
+        if kept is None:
+            kept = torch.arange(self._num_nodes, device=self._device)
+        new_number = torch.full_like(parents, -1)
+        new_number[kept] = torch.arange(kept.shape[0], device=self._device)
+        kept_parents = parents[kept]
+        return TokenTree(
+            tokens=torch.cat(self._tokens)[kept],
+            parents=torch.where(kept_parents >= 0, new_number[kept_parents.clamp(min=0)], -1),
+            ranks=torch.cat(self._ranks)[kept],
+            draw=draw,
+            draft_rows=torch.cat(self._draft_rows)[kept],
+            draft_probs=torch.cat(self._q),
+            ancestors=ancestors,
+        )
+
+
+def mass_left(q_drawn: Tensor) -> Tensor:
+    """Draft mass before each draw, [k, c], for q of the drawn tokens [k, c]."""
+    mass_before = q_drawn.cumsum(1) - q_drawn
+    # Rounding must not leave less than what was drawn, nor 0 to divide by where a row has run out.
+    return torch.maximum(1 - mass_before, q_drawn).clamp_(min=torch.finfo(q_drawn.dtype).tiny)
+
+
+def best_nodes(values: Tensor, count: int) -> Tensor:
+    """Numbers of the `count` nodes of largest value [n], ascending.
+
+    Stable: where a child's value equals its parent's, the parent, which stands first, is kept first.
+    """
+    return values.argsort(descending=True, stable=True)[:count].sort().values

@@ -1,0 +1,103 @@
+"""Sequoia: the static tree with the largest expected number of tokens for measured acceptance by rank.
+
+Source: Sequoia (Chen et al. 2024), section 4.1 (the dynamic programme) and 4.3 (the choice of size for
+a machine). acceptance[k] is the chance that a node's child of rank k is the one accepted, given that
+the node is; a tree yields 1 + the sum over its nodes of the product of acceptance along the path.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from edgespec.config import require
+from edgespec.shapes import TreeShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequoiaTable:
+    """The best trees of every size and depth, for one vector of acceptance."""
+
+    gains: Tensor  # [depth + 1, size + 1]: expected tokens below the root, of at most so many nodes and layers
+    first: Tensor  # [depth + 1, ranks, size + 1]: nodes to give to the child of that rank and what is below it
+
+    def expected_tokens(self, size: int, depth: int) -> float:
+        """Tokens a pass of the best tree of at most `size` nodes and `depth` layers below the root."""
+        return 1 + float(self.gains[depth, size])
+
+    def shape(self, size: int, depth: int) -> TreeShape:
+        """The best tree."""
+        parents = [-1]
+        layer = [(0, size)]  # nodes, and how many nodes each has below it
+        for below in range(depth, 0, -1):
+            next_layer = []
+            for node, left in layer:
+                for rank in range(self.first.shape[1]):
+                    taken = int(self.first[below, rank, left])
+                    if taken == 0:
+                        break
+                    next_layer.append((len(parents), taken - 1))
+                    parents.append(node)
+                    left -= taken
+            layer = next_layer
+        return TreeShape(tuple(parents))
+
+
+def sequoia_table(acceptance: Sequence[float], *, size: int, depth: int, max_children: int) -> SequoiaTable:
+    """The dynamic programme; exact for any acceptance that is nowhere negative.
+
+    Raises EdgespecError for acceptance that is no distribution.
+    """
+    rates = torch.tensor(list(acceptance)[:max_children], dtype=torch.float64)
+    require(
+        rates.numel() > 0 and bool((rates >= 0).all()) and float(rates.sum()) <= 1 + 1e-6,
+        f"acceptance by rank {[round(rate, 4) for rate in rates.tolist()]} is not in [0, 1] in all.",
+        "Measure it again: edgespec train acceptance.",
+    )
+    num_ranks = rates.shape[0]
+    gains = torch.zeros(depth + 1, size + 1, dtype=torch.float64)
+    first = torch.zeros(depth + 1, num_ranks, size + 1, dtype=torch.long)
+    for layers in range(1, depth + 1):
+        siblings = torch.zeros(size + 1, dtype=torch.float64)  # best of the children of higher ranks, by nodes
+        for rank in range(num_ranks - 1, -1, -1):
+            # A child of m nodes, itself among them, gains its own acceptance times 1 + what is below it.
+            # Of n nodes it leaves n - m to its siblings: row n of a sliding window, from m = size to 0.
+            child = rates[rank] * (1 + gains[layers - 1, :size])
+            left = functional.pad(siblings, (size, 0), value=-torch.inf).unfold(0, size + 1, 1)
+            total = left[:, :size] + child.flip(0)
+            best, index = total.max(1)
+            # No child of this rank means none of a higher one.
+            siblings = best.clamp(min=0)
+            first[layers, rank] = torch.where(best > 0, size - index, 0)
+        gains[layers] = siblings
+        if torch.equal(gains[layers], gains[layers - 1]):  # deeper trees are no better
+            gains[layers:], first[layers:] = gains[layers], first[layers]
+            break
+    return SequoiaTable(gains=gains, first=first)
+
+
+@functools.lru_cache(maxsize=16)
+def best_shape(acceptance: tuple[float, ...], *, size: int, depth: int, max_children: int) -> TreeShape:
+    """The best tree of at most `size` nodes and `depth` layers below the root."""
+    return sequoia_table(acceptance, size=size, depth=depth, max_children=max_children).shape(size, depth)
+
+
+def choose_size(
+    table: SequoiaTable,
+    *,
+    sizes: Iterable[int],
+    depths: Iterable[int],
+    draft_s: float,
+    verify_s: Callable[[int], float],
+) -> tuple[int, int]:
+    """The size and depth of the fewest seconds a token: (depth * draft_s + verify_s(size)) / expected tokens."""
+    candidates = [(size, depth) for size in sizes for depth in depths]
+    return min(
+        candidates,
+        key=lambda pair: (pair[1] * draft_s + verify_s(pair[0])) / table.expected_tokens(*pair),
+    )

@@ -1,0 +1,121 @@
+"""Growth of a tree whose shape is known beforehand: Sequoia, SpecInfer, MCSD, chains, preset trees.
+
+The shape says where children stand; the draw fills them in. What the layers need of the shape are
+index tensors made once, and so is the mask: nodes stand in layer order, so that the mask of a tree
+that ends early is the upper left corner of the whole one (Improving-MCSD, section 3.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from edgespec.draft import Drafter
+from edgespec.grow.growing import GrowingTree, Layer, mass_left
+from edgespec.sampling import draw_without_replacement
+from edgespec.shapes import TreeShape
+from edgespec.tree import Draw, TokenTree, all_on_path, ancestors_mask, root_only
+
+# The layer that was just drawn -> [] bool: draft no further one. It may read what was drawn, never
+# what comes later: then the output is unbiased.
+Stops = Callable[[Layer], Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ShapeLayer:
+    """Where the j nodes of a layer hang, and which of them have children."""
+
+    row: Tensor  # [j], of the expanded nodes of the layer above
+    rank: Tensor  # [j]
+    num_drawn: int  # children drawn below each of those: the most that any has
+    expanded: Tensor  # [k], of this layer's nodes
+
+
+class StaticShape:
+    """A shape as index tensors on a device, with its mask."""
+
+    def __init__(self, shape: TreeShape, *, device: torch.device) -> None:
+        self.depth = shape.depth
+        self.ancestors = ancestors_mask(torch.tensor(shape.parents, device=device))  # [n, n]
+        has_children = set(shape.parents)
+        self.layers: list[_ShapeLayer] = []
+        above = {0: 0}  # node -> its row among the expanded nodes of the layer above
+        for start, end in zip(shape.layer_ends, shape.layer_ends[1:], strict=False):
+            nodes = range(start, end)
+            expanded = [node for node in nodes if node in has_children]
+            self.layers.append(
+                _ShapeLayer(
+                    row=torch.tensor([above[shape.parents[node]] for node in nodes], device=device),
+                    rank=torch.tensor([shape.ranks[node] for node in nodes], device=device),
+                    num_drawn=1 + max(shape.ranks[node] for node in nodes),
+                    expanded=torch.tensor([node - start for node in expanded], dtype=torch.long, device=device),
+                )
+            )
+            above = {node: row for row, node in enumerate(expanded)}
+
+
+def grow_static(
+    drafter: Drafter,
+    root: int,
+    *,
+    shape: StaticShape,
+    depth: int,
+    draw: Draw,
+    stops: Stops | None,
+    vocab: int,
+    device: torch.device,
+    generator: torch.Generator,
+) -> TokenTree:
+    """The shape filled with tokens, at most `depth` layers of it.
+
+    Positions for which the draft has no token of positive probability left are empty, with all below.
+    """
+    if depth == 0:
+        return root_only(root, vocab=vocab, device=device)
+    tree = GrowingTree(drafter, root, device=device)
+    is_token = [torch.ones(1, dtype=torch.bool, device=device)]
+    path_probability = tree.q.new_ones(1)  # of the nodes expanded last: [k]
+    for layer_depth, layer in enumerate(shape.layers[:depth], start=1):
+        q_drawn, drawn = _drawn(tree.q, layer.num_drawn, draw, generator)  # [k, c]
+        tree.add(layer.row, layer.rank, drawn[layer.row, layer.rank])
+        is_token.append(q_drawn[layer.row, layer.rank] > 0)
+        if layer_depth == min(depth, shape.depth):
+            break
+        if stops is not None:
+            outcome = Layer(
+                depth=layer_depth,
+                q=tree.q,
+                q_drawn=q_drawn,
+                mass_left=mass_left(q_drawn),
+                values=path_probability,
+                path_probability=path_probability,
+                rows=tree.rows,
+            )
+            path_probability = (path_probability[:, None] * q_drawn)[layer.row, layer.rank][layer.expanded]
+            if bool(stops(outcome)):  # whether to go on depends on it: a wait, where a stop is asked for
+                break
+        tree.expand(layer.expanded)
+    return _without_empty(tree, torch.cat(is_token), draw, shape)
+
+
+def _drawn(q: Tensor, count: int, draw: Draw, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Q and tokens of `count` children a row of q [k, vocab]: [k, count] each, q 0 where there are no more."""
+    if draw == "top_k":
+        q_drawn, drawn = q.topk(min(count, q.shape[1]), -1)
+    else:
+        drawn, q_drawn = draw_without_replacement(q, count, generator)
+    missing = count - drawn.shape[1]  # a vocabulary smaller than the shape is wide
+    return torch.nn.functional.pad(q_drawn, (0, missing)), torch.nn.functional.pad(drawn, (0, missing))
+
+
+def _without_empty(tree: GrowingTree, is_token: Tensor, draw: Draw, shape: StaticShape) -> TokenTree:
+    """The tree of the positions that hold a token [n], and whose ancestors all do."""
+    count = is_token.shape[0]
+    # The one wait for the device, where nothing stops early.
+    if bool(is_token.all()):
+        return tree.finished(draw, ancestors=shape.ancestors[:count, :count])
+    (kept,) = all_on_path(is_token, tree.parents).nonzero(as_tuple=True)
+    return tree.finished(draw, kept)

@@ -1,0 +1,181 @@
+"""Collect verification records: decode prompts with trees of several policies, and write down what the target makes of them.
+
+Every prompt is continued by the engine's own loop; after each pass the whole tree is recorded, not
+only the path that verification took. A part is written when a prompt is done at a setting: what was
+collected before an interruption is not collected again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from edgespec.config import SamplingSettings
+from edgespec.decode import Session, decode
+from edgespec.draft.language_model import LanguageModelDrafter
+from edgespec.engine import Engine, verifier
+from edgespec.errors import EdgespecError
+from edgespec.grow.policies import make_grow, open_policy
+from edgespec.grow.stop_model import distribution_inputs
+from edgespec.memory import cache_rows
+from edgespec.train.record_files import RecordsHeader, read_headers, save_records
+from edgespec.train.records import Records, slot_records, stop_records
+from edgespec.tree import TokenTree
+from edgespec.tree_settings import TreeSettings
+from edgespec.verify import Acceptance
+from edgespec.verify.rows import Rows
+
+Progress = Callable[[int, int], None]  # parts done, parts in all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectSetting:
+    """What a prompt is decoded with."""
+
+    tree: TreeSettings
+    temperature: float
+
+
+def acceptance_settings(*, size: int, temperatures: Sequence[float]) -> list[CollectSetting]:
+    """Trees that explore: what policies of either draw would grow, and wider ones."""
+    trees = [
+        TreeSettings(policy="dyspec", size=size),
+        TreeSettings(policy="adaptive", draw="sampled", size=size),
+        TreeSettings(policy="opt-tree", size=size),
+        TreeSettings(policy="adaptive", draw="chosen", size=size),
+    ]
+    return [CollectSetting(tree=tree, temperature=at) for at in temperatures for tree in trees]
+
+
+def classifier_settings(*, temperatures: Sequence[float]) -> list[CollectSetting]:
+    """EAGLE-2's trees, not reranked, as C2T's appendix B.1."""
+    tree = TreeSettings(policy="eagle2", size=768, depth=10, max_children=10)
+    return [CollectSetting(tree=tree, temperature=at) for at in temperatures]
+
+
+def stop_settings(*, temperatures: Sequence[float]) -> list[CollectSetting]:
+    """Chains and forks: what decision models stop."""
+    trees = [TreeSettings(policy="chain", draft_tokens=8), TreeSettings(policy="mcsd", fork=(4, 8))]
+    return [CollectSetting(tree=tree, temperature=at) for at in temperatures for tree in trees]
+
+
+def collect(
+    engine: Engine,
+    prompts: Sequence[list[int]],
+    folder: Path,
+    settings: Sequence[CollectSetting],
+    *,
+    kind: str,
+    max_new_tokens: int,
+    seed: int,
+    progress: Progress | None = None,
+) -> None:
+    """Write records of all prompts to a folder; raises EdgespecError.
+
+    `kind` is what they are for: acceptance, classifier, or the input of a decision model (hidden,
+    probabilities).
+    """
+    if engine.draft_model is None:
+        raise EdgespecError("E_SETTING", "there is no draft to collect records of.", "Name one with -md.")
+    names = str(engine.pair.target.folder), str(engine.pair.draft.folder if engine.pair.draft else None)
+    done = {(header.prompt, header.tree, header.temperature) for header in read_headers(folder)}
+    total = len(prompts) * len(settings)
+    for index, ids in enumerate(prompts):
+        for number, setting in enumerate(settings):
+            label = f"{setting.tree.policy} {setting.tree.draw or ''}".strip()
+            if (index, label, setting.temperature) not in done:
+                recorder = _Recorder(kind, setting)
+                _decode(engine, ids, setting, recorder, max_new_tokens=max_new_tokens, seed=seed + index)
+                header = RecordsHeader(
+                    target=names[0],
+                    draft=names[1],
+                    prompt=index,
+                    tree=label,
+                    draw=recorder.draw,
+                    temperature=setting.temperature,
+                    draft_temperature=recorder.draft_temperature,
+                    num_trees=len(recorder.trees),
+                )
+                save_records(folder, recorder.records(), header)
+            if progress:
+                progress(index * len(settings) + number + 1, total)
+
+
+class _Recorder:
+    """Verifies as usual, and records the tree."""
+
+    def __init__(self, kind: str, setting: CollectSetting) -> None:
+        self.kind, self.setting = kind, setting
+        self.sampling = SamplingSettings(temperature=setting.temperature)
+        self.policy = open_policy(setting.tree)
+        self.draw = self.policy.draw(self.sampling)
+        self.draft_temperature = setting.tree.draft_sampling(self.sampling).temperature
+        self.drafter: LanguageModelDrafter | None = None
+        self.trees: list[Records] = []
+        self._verify = verifier(self.sampling, self.draw)
+
+    def __call__(self, tree: TokenTree, rows: Rows, generator: torch.Generator) -> Acceptance:
+        p = rows.all_probs()
+        if tree.num_nodes > 1:
+            self.trees.append(self._record(tree, p))
+        return self._verify(tree, rows, generator)
+
+    def _record(self, tree: TokenTree, p: Tensor) -> Records:
+        if self.kind in {"acceptance", "classifier"}:
+            return slot_records(tree, p, temperature=self.setting.temperature)
+        nodes, records = stop_records(tree, p)
+        rows = tree.draft_rows[nodes]
+        assert self.drafter is not None
+        inputs = self.drafter.hidden(rows) if self.kind == "hidden" else distribution_inputs(tree.draft_probs[rows])
+        return {**records, "inputs": inputs.float()}
+
+    def records(self) -> Records:
+        """Of all trees; raises EdgespecError where there were none."""
+        if not self.trees:
+            raise EdgespecError("E_RECORDS", "a prompt ended before a tree was grown.", "Use longer continuations.")
+        return {name: torch.cat([tree[name] for tree in self.trees]) for name in self.trees[0]}
+
+
+def _decode(
+    engine: Engine, ids: list[int], setting: CollectSetting, recorder: _Recorder, *, max_new_tokens: int, seed: int
+) -> None:
+    from edgespec.target import Target
+
+    assert engine.draft_model is not None
+    vocab = engine.target_model.vocab
+    drafter = LanguageModelDrafter(
+        engine.draft_model,
+        vocab=vocab,
+        sampling=setting.tree.draft_sampling(recorder.sampling),
+        tree_rows=2 * (setting.tree.num_nodes + 1),
+    )
+    recorder.drafter = drafter
+    generator = torch.Generator(engine.device).manual_seed(seed)
+    steps = decode(
+        Session(target=Target(engine.target_model), drafter=drafter),
+        torch.tensor(ids, device=engine.device),
+        grow=make_grow(
+            recorder.policy,
+            drafter,
+            sampling=recorder.sampling,
+            vocab=vocab,
+            device=engine.device,
+            generator=generator,
+        ),
+        verify=recorder,
+        sampling=recorder.sampling,
+        generator=generator,
+        # Trees reach as deep at the text's end as elsewhere.
+        max_new_tokens=max_new_tokens + setting.tree.num_layers,
+        stop_tokens=frozenset(),
+        capacities=cache_rows(len(ids) + max_new_tokens + setting.tree.num_layers, setting.tree),
+    )
+    num_tokens = 0
+    for step in steps:
+        num_tokens += len(step.tokens)
+        if num_tokens >= max_new_tokens:
+            break

@@ -1,0 +1,260 @@
+"""Fit the models of growth on records: measured acceptance, C2T's classifier, decision models.
+
+All split by prompt, so that what is reported held on texts that were not fitted on. Legend: n records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from edgespec.errors import EdgespecError
+from edgespec.grow.acceptance import AcceptanceModel, Kind, Measured, network_features
+from edgespec.grow.classifier import INPUTS as CLASSIFIER_INPUTS
+from edgespec.grow.classifier import Classifier
+from edgespec.grow.network import Activation
+from edgespec.grow.stop_model import StopKind, StopModel, input_names
+from edgespec.train.networks import FitReport, fit_network, held_out_mask, report_on
+from edgespec.train.records import DRAWS, Records
+
+HELD_OUT_SHARE = 0.2
+FIT_INPUTS: Mapping[Kind, tuple[str, ...]] = {
+    "slot": ("log_rank", "is_first", "log_mass_left", "entropy", "log_top_q", "log_not_top_q", "log_depth",
+             "temperature"),
+    "sampled": ("log_rank", "is_first", "log_mass_left", "entropy", "log_top_q", "log_not_top_q", "log_depth",
+                "temperature", "log_q", "log_conditional"),
+    "chosen": ("log_rank", "is_first", "entropy", "log_top_q", "log_not_top_q", "log_depth", "temperature", "log_q",
+               "log_mass_left"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitSettings:
+    """How the acceptance networks are fitted."""
+
+    hidden: int = 16
+    activation: Activation = "tanh"
+    steps: int = 2000
+    batch: int = 4096
+    learning_rate: float = 0.02
+    weight_decay: float = 1e-4
+    weight_power: float = 0.5  # a record counts by the chance that it is tried, to this power
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassifierReport:
+    """C2T's own measures (appendix B.2) beside the probabilities' quality, on held-out records."""
+
+    fit: FitReport
+    recall: float  # of what is accepted, the share at or above the threshold
+    positive_rate: float  # share of all candidates at or above it
+
+
+def fit_acceptance(
+    records: Records,
+    *,
+    measured: tuple[Measured, ...] = (),
+    about: Mapping[str, str] | None = None,
+    settings: FitSettings | None = None,
+    held_out_share: float = HELD_OUT_SHARE,
+) -> tuple[AcceptanceModel, tuple[FitReport, ...]]:
+    """The three networks, and a report on each.
+
+    `records` are of both draws, with a column `prompt`. The baseline of tokens is DySpec's: q over the
+    mass left (sampled), q (chosen); of slots the mean acceptance by rank. Raises EdgespecError where a
+    draw has no records of at least two prompts.
+    """
+    settings = settings or FitSettings()
+    networks, reports = {}, []
+    kinds: tuple[tuple[Kind, int], ...] = (("slot", 0), ("sampled", 0), ("chosen", 1))
+    for kind, draw in kinds:
+        # What is never tried has no weight, and at temperature 0 most of a tree is: batches without it.
+        some = _where(records, (records["draw"] == draw) & (records["weight"] > 0))
+        train, held_out = _split(some, held_out_share, settings.seed, f"draw {DRAWS[draw]}")
+        networks[kind] = fit_network(
+            FIT_INPUTS[kind],
+            network_features(FIT_INPUTS[kind], _floats(train)),
+            train["acceptance"],
+            fit_weights(train["weight"], settings.weight_power),
+            hidden=(settings.hidden,),
+            activation=settings.activation,
+            steps=settings.steps,
+            batch=settings.batch,
+            learning_rate=settings.learning_rate,
+            weight_decay=settings.weight_decay,
+            seed=settings.seed,
+        )
+        predicted = networks[kind](network_features(FIT_INPUTS[kind], _floats(held_out)))
+        reports.append(
+            report_on(
+                kind,
+                predicted,
+                _baseline(kind, train, held_out),
+                held_out["acceptance"],
+                held_out["weight"],
+                num_train=train["rank"].shape[0],
+            )
+        )
+    model = AcceptanceModel(
+        slot=networks["slot"],
+        sampled=networks["sampled"],
+        chosen=networks["chosen"],
+        measured=measured,
+        about=about or {},
+    )
+    return model, tuple(reports)
+
+
+def fit_classifier(
+    records: Records,
+    *,
+    threshold: float = 0.5,
+    hidden: int = 48,
+    negatives: float = 1.0,
+    steps: int = 3000,
+    batch: int = 1024,
+    learning_rate: float = 1e-3,
+    seed: int = 0,
+    held_out_share: float = HELD_OUT_SHARE,
+) -> tuple[Classifier, ClassifierReport]:
+    """C2T's classifier on the chosen children among `records`, with a column `prompt`.
+
+    A record is accepted with chance V, and for each that is, about `negatives` of the others stay, as
+    in appendix B.2, which names no number. That makes the classifier surer than what it sees
+    warrants: its confidence is for thresholds, not a chance. `fit` in the report says by how much.
+    Raises EdgespecError where there are no records of two prompts.
+    """
+    some = _where(records, records["draw"] == DRAWS.index("top_k"))
+    train, held_out = _split(some, held_out_share, seed, "draw top_k")
+    generator = torch.Generator().manual_seed(seed)
+    value = _value(train)
+    is_accepted = torch.rand(value.shape, generator=generator) < value
+    rate = negatives * float(is_accepted.sum()) / max(1, int((~is_accepted).sum()))
+    is_kept = is_accepted | (torch.rand(value.shape, generator=generator) < rate)
+    network = fit_network(
+        CLASSIFIER_INPUTS,
+        _classifier_features(train)[is_kept],
+        is_accepted[is_kept],
+        torch.ones(int(is_kept.sum())),
+        hidden=(hidden,),
+        activation="relu",
+        steps=steps,
+        batch=batch,
+        learning_rate=learning_rate,
+        weight_decay=0.0,
+        seed=seed,
+    )
+    predicted, observed = network(_classifier_features(held_out)), _value(held_out).double()
+    is_positive = predicted >= threshold
+    fit = report_on(
+        "classifier",
+        predicted,
+        held_out["path_probability"],
+        observed,
+        torch.ones_like(observed),
+        num_train=int(is_kept.sum()),
+    )
+    recall = float((observed * is_positive).sum() / observed.sum().clamp(min=1e-12))
+    return Classifier(network=network), ClassifierReport(
+        fit=fit, recall=recall, positive_rate=float(is_positive.double().mean())
+    )
+
+
+def fit_stop(
+    kind: StopKind,
+    inputs: Tensor,
+    records: Records,
+    *,
+    hidden: tuple[int, ...] | None = None,
+    steps: int = 2000,
+    batch: int = 1024,
+    learning_rate: float = 2e-3,
+    weight_decay: float = 1e-2,
+    seed: int = 0,
+    held_out_share: float = HELD_OUT_SHARE,
+) -> tuple[StopModel, FitReport]:
+    """A decision model on `inputs` [n, i]: hidden states, or `distribution_inputs`.
+
+    `records` are those of `stop_records`, with a column `prompt`. Three layers for hidden states, two
+    for probabilities (Improving-MCSD, section 3.3). The baseline is the mean acceptance. Raises
+    EdgespecError where there are no records of two prompts.
+    """
+    if hidden is None:
+        hidden = (64, 16) if kind == "hidden" else (32,)
+    train, held_out = _split({**records, "inputs": inputs}, held_out_share, seed, "nodes")
+    network = fit_network(
+        input_names(kind, inputs.shape[1]),
+        train["inputs"],
+        train["acceptance"],
+        fit_weights(train["weight"], 0.5),
+        hidden=hidden,
+        activation="relu",
+        steps=steps,
+        batch=batch,
+        learning_rate=learning_rate,
+        weight_decay=weight_decay,
+        seed=seed,
+    )
+    mean = (train["acceptance"] * train["weight"]).sum() / train["weight"].sum()
+    report = report_on(
+        f"stop_{kind}",
+        network(held_out["inputs"].float()),
+        mean.expand(held_out["acceptance"].shape),
+        held_out["acceptance"],
+        held_out["weight"],
+        num_train=train["acceptance"].shape[0],
+    )
+    return StopModel(kind=kind, network=network), report
+
+
+def fit_weights(weight: Tensor, power: float) -> Tensor:
+    """How much records count whose slots are tried with chance `weight` [n].
+
+    A power below 1, because what selection needs is the order of slots near the budget's cutoff, and
+    those are seldom tried.
+    """
+    return weight**power
+
+
+def _value(records: Records) -> Tensor:
+    """V of chosen children: [n]."""
+    return (records["parent_value"] * records["acceptance"]).float()
+
+
+def _classifier_features(records: Records) -> Tensor:
+    return torch.stack([records[name].float() for name in CLASSIFIER_INPUTS], -1)
+
+
+def _where(records: Records, mask: Tensor) -> Records:
+    return {name: column[mask] for name, column in records.items()}
+
+
+def _floats(records: Records) -> Records:
+    return {name: column.float() for name, column in records.items()}
+
+
+def _split(records: Records, share: float, seed: int, what: str) -> tuple[Records, Records]:
+    """Records to fit on, and those of held-out prompts."""
+    if int(records["prompt"].unique().numel()) < 2:
+        raise EdgespecError(
+            "E_RECORDS", f"there are no records of two prompts for {what}.", "Collect records on more prompts."
+        )
+    held_out = held_out_mask(records["prompt"], share, seed=seed)
+    return _where(records, ~held_out), _where(records, held_out)
+
+
+def _baseline(kind: Kind, train: Records, held_out: Records) -> Tensor:
+    """What is predicted without a network: [n]."""
+    if kind == "chosen":
+        return held_out["q"]
+    if kind == "sampled":
+        return (held_out["q"] / held_out["mass_left"].clamp(min=1e-9)).clamp(max=1)
+    num_ranks = 1 + int(torch.maximum(train["rank"].max(), held_out["rank"].max()))
+    sums = torch.zeros(2, num_ranks, dtype=torch.float64)
+    weight = train["weight"].double()
+    sums.index_add_(1, train["rank"], torch.stack([weight * train["acceptance"], weight]))
+    return (sums[0] / sums[1].clamp(min=1e-12))[held_out["rank"]]

@@ -1,0 +1,144 @@
+"""Fitting a small network on soft labels, and how well its probabilities hold on what it has not seen.
+
+Legend: n records, i inputs; labels are chances in [0, 1], weights say how much a record counts.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from edgespec.grow.network import Activation, Network
+
+NUM_BUCKETS = 10
+SMALLEST = 1e-7  # no prediction is surer than that: its logarithm counts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """Records whose predictions lie in one tenth of [0, 1]."""
+
+    predicted: float  # weighted mean
+    observed: float
+    weight: float  # share of all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitReport:
+    """How well predictions hold on the held-out records; losses in nats a record, weighted."""
+
+    name: str
+    num_train: int
+    num_held_out: int
+    log_loss: float
+    baseline_log_loss: float  # of what is predicted without the network
+    least_log_loss: float  # the labels' own entropy: what perfect predictions would get
+    calibration_error: float  # mean of |predicted - observed| over the buckets, by their weight
+    reliability: tuple[Bucket, ...]
+
+
+def held_out_mask(prompts: Tensor, share: float, *, seed: int) -> Tensor:
+    """Bool [n]: the records of about `share` of the prompts [n], at least one where there are two."""
+    unique = prompts.unique()
+    order = unique[torch.randperm(unique.shape[0], generator=torch.Generator().manual_seed(seed))]
+    count = min(max(1, round(share * unique.shape[0])), unique.shape[0] - 1)
+    return torch.isin(prompts, order[:count])
+
+
+def fit_network(
+    names: tuple[str, ...],
+    features: Tensor,
+    labels: Tensor,
+    weights: Tensor,
+    *,
+    hidden: tuple[int, ...],
+    activation: Activation,
+    steps: int,
+    batch: int,
+    learning_rate: float,
+    weight_decay: float,
+    seed: int,
+) -> Network:
+    """Least weighted cross-entropy of features [n, i] by Adam, its rate falling to 0 along a cosine."""
+    generator = torch.Generator().manual_seed(seed)
+    features, labels, weights = features.float(), labels.float(), (weights / weights.mean()).float()
+    std, mean = torch.std_mean(features, 0, correction=0)
+    std = torch.where(std > 1e-6, std, 1.0)  # an input that never varied says nothing
+    inputs = (features - mean) / std
+    sizes = (features.shape[1], *hidden, 1)
+    layers = [_layer(size, next_size, generator) for size, next_size in itertools.pairwise(sizes)]
+    parameters = [parameter for layer in layers for parameter in layer.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=weight_decay)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    activate = torch.relu if activation == "relu" else torch.tanh
+    batch = min(batch, inputs.shape[0])
+    order, start = torch.randperm(inputs.shape[0], generator=generator), 0
+    for _ in range(steps):
+        if start + batch > inputs.shape[0]:
+            order, start = torch.randperm(inputs.shape[0], generator=generator), 0
+        some = order[start : start + batch]
+        start += batch
+        output = inputs[some]
+        for layer in layers[:-1]:
+            output = activate(layer(output))
+        loss = nn.functional.binary_cross_entropy_with_logits(
+            layers[-1](output)[:, 0], labels[some], weight=weights[some]
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    return Network(
+        inputs=names,
+        mean=mean.double(),
+        std=std.double(),
+        activation=activation,
+        weights=tuple(layer.weight.detach().double() for layer in layers),
+        biases=tuple(layer.bias.detach().double() for layer in layers),
+    )
+
+
+def report_on(
+    name: str, predicted: Tensor, baseline: Tensor, labels: Tensor, weights: Tensor, *, num_train: int
+) -> FitReport:
+    """How predictions [n] hold against labels [n]."""
+    weights = weights.double() / weights.double().sum()
+    labels = labels.double()
+    buckets = []
+    which = (predicted * NUM_BUCKETS).long().clamp(max=NUM_BUCKETS - 1)
+    for index in range(NUM_BUCKETS):
+        share = weights * (which == index)
+        total = float(share.sum())
+        if total > 0:
+            mean_predicted = float((share * predicted.double()).sum()) / total
+            buckets.append(
+                Bucket(predicted=mean_predicted, observed=float((share * labels).sum()) / total, weight=total)
+            )
+    return FitReport(
+        name=name,
+        num_train=num_train,
+        num_held_out=labels.shape[0],
+        log_loss=log_loss(predicted, labels, weights),
+        baseline_log_loss=log_loss(baseline, labels, weights),
+        least_log_loss=log_loss(labels, labels, weights),
+        calibration_error=sum(bucket.weight * abs(bucket.predicted - bucket.observed) for bucket in buckets),
+        reliability=tuple(buckets),
+    )
+
+
+def log_loss(predicted: Tensor, labels: Tensor, weights: Tensor) -> float:
+    """Weighted cross-entropy of labels [n] in [0, 1] under predictions [n], nats."""
+    predicted, labels, weights = predicted.double().clamp(SMALLEST, 1 - SMALLEST), labels.double(), weights.double()
+    losses = -(labels * predicted.log() + (1 - labels) * (1 - predicted).log())
+    return float((losses * weights).sum() / weights.sum())
+
+
+def _layer(num_inputs: int, num_outputs: int, generator: torch.Generator) -> nn.Linear:
+    layer = nn.Linear(num_inputs, num_outputs)
+    with torch.no_grad():
+        layer.weight.normal_(0, num_inputs**-0.5, generator=generator)
+        layer.bias.zero_()
+    return layer

@@ -1,0 +1,224 @@
+"""From a verified tree to training records: the exact chance that each of its slots is accepted.
+
+What verification happened to accept is one throw of the dice; p and q say what it accepts on average,
+for every node of the tree, also where verification did not come. Legend: n nodes with the root, so
+n - 1 slots that hold a token, one row of a record each, in node order; k nodes that have children,
+c children the most that any has. V(node) is the chance that verification accepts the node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from edgespec.grow.growing import mass_left
+from edgespec.sampling import entropy_of_top
+from edgespec.tree import Draw, TokenTree, depths
+
+CHUNK_ELEMENTS = 1 << 22  # numbers of p that are worked on at once
+DRAWS: tuple[Draw, ...] = ("without_replacement", "top_k")  # the column `draw` counts from here
+
+Records = dict[str, Tensor]  # column -> [n - 1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Families:
+    """Parents and children of a tree, as tables."""
+
+    parents: Tensor  # [k], nodes that have children
+    children: Tensor  # [k, c], nodes in sibling order, -1 where there are no more
+    row: Tensor  # [n - 1], of every node below the root: where it stands in `children`
+    column: Tensor  # [n - 1]
+
+    @property
+    def is_child(self) -> Tensor:
+        """Bool [k, c]: whether a node stands there."""
+        return self.children >= 0
+
+    def by_node(self, table: Tensor) -> Tensor:
+        """A table [k, c] in node order: [n - 1]."""
+        return table[self.row, self.column]
+
+
+def slot_records(tree: TokenTree, p: Tensor, *, temperature: float) -> Records:
+    """One row a node below the root, columns [n - 1], for target p [n, vocab] of that temperature.
+
+    acceptance: chance that the slot's token is accepted, given that it is tried; weight: chance that
+    it is tried; parent_value: V of the parent; none_before: chance that no earlier sibling was
+    accepted, given that the parent was; rank, depth (1 below the root); q and mass_left: of the token
+    and of what the slot was drawn from; entropy (nats) and top_q of the parent's q;
+    path_probability: q along the path, the token included; temperature; draw (index in DRAWS).
+    With chosen children verification tries all at once: then weight is the parent's V. Where weight is
+    0, behind a sibling that is always accepted, a sampled slot's acceptance means nothing.
+    """
+    families = _families(tree)
+    q_drawn = _drawn(tree, families)
+    acceptance, none_before = _acceptance(tree, p, families, q_drawn)
+    values = _values(tree, families, acceptance, none_before)
+    parent_value = values[tree.parents[1:]]
+    none_before = families.by_node(none_before)
+    q_rows = tree.draft_rows[families.parents]
+    entropy, top_q = _of_rows(tree.draft_probs, q_rows)
+    q = families.by_node(q_drawn)
+    is_sampled = tree.draw == "without_replacement"
+    return {
+        "acceptance": families.by_node(acceptance),
+        "weight": parent_value * none_before if is_sampled else parent_value,
+        "parent_value": parent_value,
+        "none_before": none_before,
+        "rank": tree.ranks[1:],
+        "depth": depths(tree.parents)[1:],
+        "q": q,
+        "mass_left": families.by_node(mass_left(q_drawn)),
+        "entropy": entropy[families.row],
+        "top_q": top_q[families.row],
+        "path_probability": _along_paths(torch.cat([q.new_ones(1), q]), tree.parents)[1:],
+        "temperature": torch.full_like(q, temperature),
+        "draw": torch.full_like(tree.ranks[1:], DRAWS.index(tree.draw)),
+    }
+
+
+def stop_records(tree: TokenTree, p: Tensor) -> tuple[Tensor, Records]:
+    """For decision models: nodes that have children [k], and columns [k] about them.
+
+    acceptance: chance that one of the node's children is accepted, given that the node is (for a
+    chain min(1, p/q), the label of Improving-MCSD, section 3.3); weight: V of the node.
+    """
+    families = _families(tree)
+    acceptance, none_before = _acceptance(tree, p, families, _drawn(tree, families))
+    one_of_them = _factors(tree, acceptance, none_before).masked_fill(~families.is_child, 0).sum(1)
+    values = _values(tree, families, acceptance, none_before)
+    return families.parents, {"acceptance": one_of_them.clamp(max=1), "weight": values[families.parents]}
+
+
+def node_values(tree: TokenTree, p: Tensor) -> Tensor:
+    """V of every node, [n], for target p [n, vocab]; the root's is 1."""
+    families = _families(tree)
+    acceptance, none_before = _acceptance(tree, p, families, _drawn(tree, families))
+    return _values(tree, families, acceptance, none_before)
+
+
+def expected_tokens(tree: TokenTree, p: Tensor) -> float:
+    """Tokens that verification yields on average for target p [n, vocab]: 1 + the sum of V below the root."""
+    return float(node_values(tree, p).sum())
+
+
+def rank_acceptance(records: Records) -> list[float]:
+    """For every rank, the chance that the child of that rank is the one accepted, given its parent is.
+
+    Sequoia's vector, for records of one draw and one temperature; raises ValueError for several.
+    Trees give few nodes all their children, and those are the uncertain ones. So the chance is put
+    together from what is seen at each rank, as survival curves are: accepted there, given not before.
+    """
+    if any(int(records[name].unique().numel()) > 1 for name in ("draw", "temperature")):
+        raise ValueError("acceptance by rank is of one draw and one temperature")
+    if records["rank"].numel() == 0:
+        return []
+    rank, before = records["rank"], records["parent_value"] * records["none_before"]
+    is_sampled = int(records["draw"][0]) == DRAWS.index("without_replacement")
+    here = (before if is_sampled else records["parent_value"]) * records["acceptance"]
+    num_ranks = int(rank.max()) + 1
+    sums = torch.zeros(2, num_ranks, dtype=torch.float64)
+    sums.index_add_(1, rank.cpu(), torch.stack([here, before]).double().cpu())
+    hazard = (sums[0] / sums[1].clamp(min=torch.finfo(torch.float64).tiny)).clamp(max=1)
+    survival = torch.cumprod(torch.cat([hazard.new_ones(1), 1 - hazard]), 0)[:-1]
+    rates: list[float] = (survival * hazard).tolist()
+    return rates
+
+
+def _families(tree: TokenTree) -> _Families:
+    """Siblings in the order in which verification tries them, which is that of their numbers."""
+    below = tree.parents[1:]
+    parents, row, counts = below.unique(return_inverse=True, return_counts=True)
+    # Stable, so that siblings keep their order; their places count from the first of their family.
+    order = row.argsort(stable=True)
+    column = torch.empty_like(row)
+    first = (counts.cumsum(0) - counts).repeat_interleave(counts)
+    column[order] = torch.arange(row.shape[0], device=row.device) - first
+    width = int(counts.max()) if counts.numel() else 0
+    children = torch.full((parents.shape[0], width), -1, dtype=torch.long, device=row.device)
+    children[row, column] = torch.arange(1, tree.num_nodes, device=row.device)
+    return _Families(parents=parents, children=children, row=row, column=column)
+
+
+def _drawn(tree: TokenTree, families: _Families) -> Tensor:
+    """Q of every child, [k, c]; 0 where there is none."""
+    rows = tree.draft_rows[families.parents]
+    tokens = tree.tokens[families.children.clamp(min=0)]
+    return tree.draft_probs[rows[:, None], tokens].masked_fill(~families.is_child, 0)
+
+
+def _acceptance(tree: TokenTree, p: Tensor, families: _Families, q_drawn: Tensor) -> tuple[Tensor, Tensor]:
+    """Of every child: its acceptance given it is tried, and the chance that no sibling before it was: [k, c] each."""
+    tokens = tree.tokens[families.children.clamp(min=0)]
+    if tree.draw == "top_k":
+        acceptance = p[families.parents[:, None], tokens].masked_fill(~families.is_child, 0)
+        return acceptance, (1 - (acceptance.cumsum(1) - acceptance)).clamp_(min=0)
+    acceptance = torch.zeros_like(q_drawn, dtype=p.dtype)
+    rows = max(1, CHUNK_ELEMENTS // p.shape[-1])
+    for start in range(0, families.parents.shape[0], rows):
+        some = slice(start, start + rows)
+        acceptance[some] = _multi_round(
+            p[families.parents[some]],
+            tree.draft_probs[tree.draft_rows[families.parents[some]]].to(p.dtype),
+            tokens[some],
+            q_drawn[some].to(p.dtype),
+            families.is_child[some],
+        )
+    rejected = torch.cumprod(1 - acceptance, 1)
+    return acceptance, torch.cat([torch.ones_like(rejected[:, :1]), rejected[:, :-1]], 1)
+
+
+def _multi_round(p: Tensor, q: Tensor, tokens: Tensor, q_drawn: Tensor, is_child: Tensor) -> Tensor:
+    """Acceptance of children in draw order, given that they are tried: [k, c].
+
+    `verify_rejection`'s rounds for all nodes together, p and q [k, vocab], tokens [k, c]: the residual
+    after any number of rounds is max(p - scale*q, 0) / total.
+    """
+    acceptance = torch.zeros_like(q_drawn)
+    scale, total, left = p.new_zeros(p.shape[0]), p.new_ones(p.shape[0]), p.new_ones(p.shape[0])
+    for rank in range(tokens.shape[1]):
+        rows = is_child[:, rank].nonzero().flatten()  # fewer in every round
+        token, q_here = tokens[rows, rank], q_drawn[rows, rank]
+        left[rows] = torch.maximum(left[rows], q_here)  # rounding must not leave less than what was drawn
+        residual_here = (p[rows, token] - scale[rows] * q_here).clamp_(min=0)
+        ratio = residual_here * left[rows] / (q_here * total[rows]).clamp_(min=torch.finfo(p.dtype).tiny)
+        next_scale = scale[rows] + total[rows] / left[rows]
+        next_total = (p[rows] - next_scale[:, None] * q[rows]).clamp_(min=0).sum(-1)
+        # Where nothing would be left to reject for, p and q are equal up to rounding: accepted.
+        acceptance[rows, rank] = torch.where(next_total > 0, ratio.clamp(max=1), 1)
+        goes_on = next_total > 0
+        scale[rows[goes_on]], total[rows[goes_on]] = next_scale[goes_on], next_total[goes_on]
+        left[rows] -= q_here
+    return acceptance
+
+
+def _factors(tree: TokenTree, acceptance: Tensor, none_before: Tensor) -> Tensor:
+    """Chance that a child is accepted, given that its parent is: [k, c]."""
+    return acceptance * none_before if tree.draw == "without_replacement" else acceptance
+
+
+def _values(tree: TokenTree, families: _Families, acceptance: Tensor, none_before: Tensor) -> Tensor:
+    factors = families.by_node(_factors(tree, acceptance, none_before))
+    return _along_paths(torch.cat([factors.new_ones(1), factors]), tree.parents)
+
+
+def _along_paths(factors: Tensor, parents: Tensor) -> Tensor:
+    """The product of `factors` [n] from the root, whose own must be 1, to each node: [n]."""
+    product, ancestor = factors, parents.clamp(min=0)
+    for _ in range(max(1, (parents.shape[0] - 1).bit_length())):
+        product = product * product[ancestor]
+        ancestor = ancestor[ancestor]
+    return product
+
+
+def _of_rows(draft_probs: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Entropy of the top 1000, and largest probability, of rows [k] of `draft_probs`: [k] each."""
+    entropy, top_q = draft_probs.new_empty(rows.shape[0]), draft_probs.new_empty(rows.shape[0])
+    at_once = max(1, CHUNK_ELEMENTS // max(1, draft_probs.shape[-1]))
+    for start in range(0, rows.shape[0], at_once):
+        q = draft_probs[rows[start : start + at_once]]
+        entropy[start : start + at_once], top_q[start : start + at_once] = entropy_of_top(q), q.amax(-1)
+    return entropy, top_q
