@@ -119,11 +119,14 @@ class CausalModel:
         By the model's forward around a decoder that returns `hidden`: some families scale or cap
         what the head gives.
         """
+        own = vars(self._decoder).get("forward")  # where somebody wrapped it already
         self._decoder.forward = lambda *_, **__: _DecoderOutput(hidden[None])
         try:
             output = self.model(input_ids=self._no_ids, use_cache=False)
         finally:
             del self._decoder.forward
+            if own is not None:
+                self._decoder.forward = own
         logits: Tensor = output.logits
         return logits[0]
 

@@ -15,12 +15,11 @@ from torch import Tensor
 
 from edgespec.config import SamplingSettings
 from edgespec.draft import Drafter
-from edgespec.errors import EdgespecError
 from edgespec.sampling import draw_one, to_probs
 from edgespec.target import Target
 from edgespec.tree import TokenTree
 from edgespec.verify import Acceptance
-from edgespec.verify.rows import Rows
+from edgespec.verify.rows import Rows, refuse_nan
 
 Grow = Callable[[int, int], TokenTree]  # root token, most layers that can be of use -> tree
 Verify = Callable[[TokenTree, Rows, torch.Generator], Acceptance]
@@ -31,7 +30,7 @@ Finish = Literal["stop", "length"]
 class StepResult:
     """What one step added to the text."""
 
-    tokens: tuple[int, ...]  # at least one
+    tokens: tuple[int, ...]  # at least one; none in the first step where the target starts several branches
     finish: Finish | None  # why the text ends here
     num_drafted: int  # nodes below the root that were verified
     is_prefill: bool  # the first token comes from the pass over the prompt
@@ -68,12 +67,12 @@ def decode(
     target_capacity, draft_capacity = capacities
     started = time.perf_counter()
     logits = session.target.prefill(prompt, capacity=target_capacity)
-    _refuse_nan(logits)
+    refuse_nan(logits.amax())
     prefilled = time.perf_counter()
     root = draw_one(to_probs(logits[None], sampling)[0], generator)
     if session.drafter is not None:
         session.drafter.prefill(prompt, capacity=draft_capacity)
-    finish = _finish(root, stop_tokens, max_new_tokens - 1)
+    finish = finish_reason(root, stop_tokens, max_new_tokens - 1)
     yield StepResult(
         tokens=(root,),
         finish=finish,
@@ -89,7 +88,8 @@ def decode(
         tree = grow(root, remaining - 1)  # the last token needs no node: verification yields it
         grown = time.perf_counter()
         hidden = session.target.look(tree)
-        _refuse_nan(hidden)
+        # A wait for the pass to end, as verification would a moment later; so the times are honest.
+        refuse_nan(hidden.amax(-1))
         looked = time.perf_counter()
         rows = Rows(hidden, session.target.logits, sampling, vocab=session.target.vocab)
         acceptance = verify(tree, rows, generator)
@@ -97,7 +97,7 @@ def decode(
         _commit(session, tree, root, path, tokens)
         root = tokens[-1]
         remaining -= len(tokens)
-        finish = _finish(root, stop_tokens, remaining)
+        finish = finish_reason(root, stop_tokens, remaining)
         yield StepResult(
             tokens=tokens,
             finish=finish,
@@ -109,17 +109,8 @@ def decode(
         )
 
 
-def _refuse_nan(values: Tensor) -> None:
-    # bool() waits for the pass to end, as verification would a moment later; so the times above are honest.
-    if bool(values.isnan().any()):
-        raise EdgespecError(
-            "E_NAN_LOGITS",
-            "the target's logits are NaN.",
-            "Try --dtype float32 or bfloat16; if it stays, the checkpoint's weights are damaged.",
-        )
-
-
-def _finish(token: int, stop_tokens: frozenset[int], remaining: int) -> Finish | None:
+def finish_reason(token: int, stop_tokens: frozenset[int], remaining: int) -> Finish | None:
+    """Why a text ends with this token, if it does."""
     if token in stop_tokens:
         return "stop"
     return "length" if remaining <= 0 else None

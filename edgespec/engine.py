@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import torch
 from tokenizers.decoders import DecodeStream
@@ -19,13 +20,14 @@ from edgespec.decode import Session, StepResult, Verify, decode
 from edgespec.device import resolve_device, resolve_dtype
 from edgespec.draft.language_model import LanguageModelDrafter
 from edgespec.errors import EdgespecError
-from edgespec.grow.policies import make_grow, open_policy
+from edgespec.grow.policies import make_grow, make_grow_branches, open_policy
 from edgespec.memory import cache_rows
 from edgespec.pair import ModelPair, open_pair
 from edgespec.plan import plan_pair
 from edgespec.results import GenerationResult, TextChunk
 from edgespec.self_check import check_tree_reading
 from edgespec.target import Target, offload_errors
+from edgespec.target_initialized import decode_target_initialized
 from edgespec.tree import Draw
 from edgespec.tree_settings import TreeSettings
 from edgespec.verify.greedy import verify_greedy
@@ -191,27 +193,9 @@ class Engine:
         limit, _ = new_token_limit(self.max_context, len(ids), max_new_tokens)
         generator = torch.Generator(self.device).manual_seed(secrets.randbits(32) if seed is None else seed)
         session = Session(target=Target(self.target_model), drafter=self._drafter(sampling))
-        stop_tokens = self.pair.stop_tokens
         decoder = DecodeStream(skip_special_tokens=True)
         backend = self.pair.tokenizer.backend_tokenizer
-        for step in decode(
-            session,
-            torch.tensor(ids, device=self.device),
-            grow=make_grow(
-                self.policy,
-                session.drafter,
-                sampling=sampling,
-                vocab=self.target_model.vocab,
-                device=self.device,
-                generator=generator,
-            ),
-            verify=verifier(sampling, self.policy.draw(sampling)),
-            sampling=sampling,
-            generator=generator,
-            max_new_tokens=limit,
-            stop_tokens=stop_tokens,
-            capacities=cache_rows(len(ids) + limit, self.tree),
-        ):
+        for step in self._steps(session, ids, limit, sampling, generator):
             pieces = [decoder.step(backend, token) or "" for token in step.tokens]
             yield TextChunk(text="".join(pieces), step=step)
 
@@ -259,6 +243,30 @@ class Engine:
         )
         self._models[phase] = streamed
         self._causal[phase] = CausalModel(streamed.model, device=self.device)
+
+    def _steps(
+        self, session: Session, ids: list[int], limit: int, sampling: SamplingSettings, generator: torch.Generator
+    ) -> Iterator[StepResult]:
+        """The loop that the policy asks for."""
+        growth: dict[str, Any] = {
+            "sampling": sampling,
+            "vocab": self.target_model.vocab,
+            "device": self.device,
+            "generator": generator,
+        }
+        loop: dict[str, Any] = {
+            "verify": verifier(sampling, self.policy.draw(sampling)),
+            "sampling": sampling,
+            "generator": generator,
+            "max_new_tokens": limit,
+            "stop_tokens": self.pair.stop_tokens,
+            "capacities": cache_rows(len(ids) + limit, self.tree),
+        }
+        prompt = torch.tensor(ids, device=self.device)
+        if self.tree.is_lossless or session.drafter is None:
+            return decode(session, prompt, grow=make_grow(self.policy, session.drafter, **growth), **loop)
+        branches = make_grow_branches(self.policy, session.drafter, **growth)
+        return decode_target_initialized(session, prompt, grow=branches, width=self.tree.target_width, **loop)
 
     def _drafter(self, sampling: SamplingSettings) -> LanguageModelDrafter | None:
         draft_model = self.draft_model

@@ -9,6 +9,7 @@ import torch
 from transformers import PretrainedConfig
 
 from edgespec.causal_model import PREFILL_ROWS
+from edgespec.head import rows_at_once
 from edgespec.tree_settings import TreeSettings
 from offload.layer_store import LayerRecord
 from offload.skeleton import Skeleton
@@ -17,7 +18,8 @@ MIB = 1 << 20
 LIBRARIES_BYTES = 192 * MIB  # model code, kernels and tokenizer that load with the first model
 CUDA_CONTEXT_BYTES = 600 * MIB
 NUM_HIDDEN_COPIES = 4  # of a prompt's hidden states: before and after a layer, and positions
-NUM_LOGITS_COPIES = 5  # logits, their float32, probabilities, temporaries
+NUM_LOGITS_COPIES = 5  # of one chunk of rows: logits, their float32, probabilities, temporaries
+NUM_DRAFT_PROBS_COPIES = 4  # a tree's q by layers and in one piece; while a layer is drawn, noise in float64 as well
 FLOAT32_BYTES = 4
 PASS_SLACK = 1.5  # an allocator keeps freed blocks that fit nothing that comes next
 
@@ -64,22 +66,36 @@ def cache_rows(context_tokens: int, tree: TreeSettings) -> tuple[int, int]:
     return context_tokens + nodes, context_tokens + 2 * nodes
 
 
-def pass_bytes(config: PretrainedConfig, *, prompt_rows: int, tree_rows: int, keys: int, dtype: torch.dtype) -> int:
-    """The largest temporaries of one forward: of the prompt's, or of a tree's and what verification makes of it."""
+def pass_bytes(
+    config: PretrainedConfig,
+    *,
+    prompt_rows: int,
+    tree_rows: int,
+    keys: int,
+    dtype: torch.dtype,
+    keeps_probs: bool = False,
+) -> int:
+    """The largest temporaries of one forward: of the prompt's, or of a tree's and what is made of it.
+
+    Logits exist for one chunk of rows at a time; a draft `keeps_probs` of all rows that it expands.
+    """
     inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
     # Norms compute in float32, the rest in the layers' own dtype.
     row_bytes = (3 * inner + 6 * config.hidden_size) * dtype.itemsize + 2 * config.hidden_size * FLOAT32_BYTES
     mask_bytes = 2 * dtype.itemsize + 3  # of one row and key
     is_eager = getattr(config, "_attn_implementation", None) == "eager"
     score_bytes = config.num_attention_heads * (2 * dtype.itemsize + FLOAT32_BYTES) if is_eager else 0
-    logits_bytes = config.vocab_size * FLOAT32_BYTES * NUM_LOGITS_COPIES  # of one row
+    num_logits_rows = NUM_LOGITS_COPIES * min(tree_rows, rows_at_once(config.vocab_size))
+    if keeps_probs:
+        num_logits_rows += NUM_DRAFT_PROBS_COPIES * tree_rows
+    logits_bytes = config.vocab_size * FLOAT32_BYTES * num_logits_rows
     # Grouped keys and values are repeated for every head while a layer attends with a mask.
     is_grouped = _num_kv_heads(config) < config.num_attention_heads
     key_bytes = config.num_attention_heads * sum(_head_dims(config)) * dtype.itemsize if is_grouped else 0
     chunk_rows = min(prompt_rows, PREFILL_ROWS)
     prompt_bytes = chunk_rows * (row_bytes + prompt_rows * (mask_bytes + score_bytes)) + prompt_rows * key_bytes
     prompt_bytes += NUM_HIDDEN_COPIES * prompt_rows * config.hidden_size * dtype.itemsize
-    tree_bytes = tree_rows * (row_bytes + keys * (mask_bytes + score_bytes) + logits_bytes) + keys * key_bytes
+    tree_bytes = tree_rows * (row_bytes + keys * (mask_bytes + score_bytes)) + logits_bytes + keys * key_bytes
     return int(PASS_SLACK * max(prompt_bytes, tree_bytes))
 
 
@@ -112,7 +128,12 @@ def device_uses(
         uses["draft: weights"] = sum(resident_bytes(r, device=device) for r in (draft.outside, *draft.records))
         uses["draft: keys and values"] = cache_bytes(draft_config, rows=draft_rows, dtype=dtype)
         uses["draft: one pass"] = pass_bytes(
-            draft_config, prompt_rows=prompt_tokens, tree_rows=tree_rows, keys=draft_rows, dtype=dtype
+            draft_config,
+            prompt_rows=prompt_tokens,
+            tree_rows=tree_rows,
+            keys=draft_rows,
+            dtype=dtype,
+            keeps_probs=True,
         )
     scratch_bytes = (target.num_scratch + (draft.num_scratch if draft else 0)) * dtype.itemsize
     if scratch_bytes:

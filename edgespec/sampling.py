@@ -56,7 +56,8 @@ def _renormalise(probs: Tensor) -> Tensor:
 def entropy_of_top(probs: Tensor, count: int = ENTROPY_TOKENS) -> Tensor:
     """Entropy in nats, [n], over the `count` likeliest tokens of probabilities [n, vocab] (C2T, section 4.1)."""
     top = probs if probs.shape[-1] <= count else probs.topk(count, -1, sorted=False).values
-    return -torch.special.xlogy(top, top).sum(-1)
+    entropy: Tensor = -torch.special.xlogy(top, top).sum(-1)
+    return entropy
 
 
 def draw_one(probs: Tensor, generator: torch.Generator) -> int:

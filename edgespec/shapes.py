@@ -101,7 +101,7 @@ def chain(length: int) -> TreeShape:
 
 def from_paths(paths: Sequence[Ranks]) -> TreeShape:
     """The tree of ways of ranks, in any order; raises EdgespecError for one whose beginning is missing."""
-    known = {(): 0}
+    known: dict[Ranks, int] = {(): 0}
     parents = [-1]
     for path in sorted(paths, key=lambda path: (len(path), path)):
         require(path not in known, f"the path {list(path)} stands twice.", "Leave one out.")

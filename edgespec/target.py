@@ -51,6 +51,10 @@ class Target:
         self._committed = ids.shape[0]
         return logits
 
+    def uncommit_last(self) -> None:
+        """Forget the row of the text's last token: it becomes a root."""
+        self._committed -= 1
+
     def look(self, tree: TokenTree) -> Tensor:
         """Last hidden states [n, h] of the tree's nodes; the cache holds their rows until `commit`."""
         with offload_errors():

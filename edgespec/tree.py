@@ -36,13 +36,13 @@ class TokenTree:
         return self.tokens.shape[0]
 
 
-def root_only(token: int, *, vocab: int, device: torch.device) -> TokenTree:
+def root_only(token: int, *, draw: Draw, vocab: int, device: torch.device) -> TokenTree:
     """The tree of plain decoding: a root and nothing below it."""
     return TokenTree(
         tokens=torch.tensor([token], device=device),
         parents=torch.tensor([-1], device=device),
         ranks=torch.zeros(1, dtype=torch.long, device=device),
-        draw="without_replacement",
+        draw=draw,
         draft_rows=torch.tensor([-1], device=device),
         draft_probs=torch.empty(0, vocab, device=device),
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edgespec.config import MAX_TREE_SIZE, MIN_TEMPERATURE, SamplingSettings, require
 from edgespec.errors import EdgespecError
-from edgespec.shapes import TreeShape, chain, expansion, fork, read_shape
+from edgespec.shapes import TreeShape, chain, expansion, read_shape
 
 POLICIES = (
     "adaptive", "dyspec", "opt-tree", "eagle2", "c2t", "sequoia", "specinfer", "mcsd", "chain", "static", "none",
@@ -208,7 +208,12 @@ class TreeSettings:
 def preset_shape(settings: TreeSettings) -> TreeShape | None:
     """The shape that the settings alone decide on; None where size and depth are limits."""
     if settings.policy in {"specinfer", "mcsd"}:
-        return fork(*settings.fork) if settings.fork else expansion(settings.branching or DEFAULT_BRANCHING)
+        layers = settings.branching or DEFAULT_BRANCHING
+        if settings.fork:
+            width, length = settings.fork
+            layers = (width, *[1] * (length - 1))
+        # The target's own branches come first: they are nodes of the pass like the draft's.
+        return expansion((settings.target_width, *layers) if settings.target_width > 1 else layers)
     if settings.policy == "chain":
         return chain(settings.draft_tokens or DEFAULT_DRAFT_TOKENS)
     return read_shape(settings.tree_file) if settings.tree_file else None

@@ -4,7 +4,8 @@
     python scripts/bench_step.py -m TARGET -md DRAFT --sizes 16 64
 
 Sizes alternate within each prompt; medians over all steps. "Rest" is growth without its draft
-forwards, masks and positions, probabilities, verification and commit. The last line is JSON.
+forwards, masks and positions, probabilities, verification and commit; the head counts as forward.
+The last line is JSON.
 """
 
 from __future__ import annotations
@@ -24,25 +25,33 @@ from edgespec import Engine, SamplingSettings, TreeSettings
 from edgespec.causal_model import CausalModel
 from edgespec.cli.prompts import read_prompts
 from edgespec.pair import DEMO_FOLDER, open_pair
+from offload.skeleton import decoder_layers
 from profiles.measure import machine_facts
 
 
 class ForwardClock:
-    """Adds up the seconds that a model's forward takes, nothing around it."""
+    """Adds up the seconds that a model's forward takes, the decoder's and the head's, nothing around them."""
 
     def __init__(self, model: CausalModel) -> None:
         self.seconds = 0.0
         self._device = model.device
-        model.model.register_forward_pre_hook(self._start)
-        model.model.register_forward_hook(self._stop)
+        self._depth = 0  # trees go to the decoder alone and then to the head, texts to both at once
+        decoder = model.model.get_submodule(decoder_layers(model.model)[0].rpartition(".")[0])
+        for module in (model.model, decoder):
+            module.register_forward_pre_hook(self._start)
+            module.register_forward_hook(self._stop)
 
     def _start(self, *_: Any) -> None:
-        self._wait()
-        self._started = time.perf_counter()
+        self._depth += 1
+        if self._depth == 1:
+            self._wait()
+            self._started = time.perf_counter()
 
     def _stop(self, *_: Any) -> None:
-        self._wait()
-        self.seconds += time.perf_counter() - self._started
+        self._depth -= 1
+        if self._depth == 0:
+            self._wait()
+            self.seconds += time.perf_counter() - self._started
 
     def _wait(self) -> None:
         if self._device.type == "cuda":
@@ -57,6 +66,7 @@ def main() -> None:
     parser.add_argument("--prompts", default=str(DEMO_FOLDER / "prompts.jsonl"))
     parser.add_argument("-n", "--max-new-tokens", type=int, default=64)
     parser.add_argument("--sizes", type=int, nargs="+", default=[64, 768])
+    parser.add_argument("--policy", default="dyspec")
     parser.add_argument("--temps", type=float, nargs="+", default=[0.0, 0.8])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--device", default="auto")
@@ -67,7 +77,7 @@ def main() -> None:
     prompts = [pair.tokenizer.encode(row.prompt) for row in read_prompts(arguments.prompts, lines=False)]
     engines, clocks = {}, {}
     for size in arguments.sizes:
-        engine = Engine(pair, tree=TreeSettings(size=size), device=arguments.device)
+        engine = Engine(pair, tree=TreeSettings(policy=arguments.policy, size=size), device=arguments.device)
         if engine.draft_model is None:
             raise SystemExit("give a draft (-md): without one there is no step to take apart")
         engines[size] = engine

@@ -29,8 +29,9 @@ from torch import Tensor
 from edgespec import SamplingSettings, TreeSettings
 from edgespec.decode import Session, Verify, decode
 from edgespec.engine import verifier
-from edgespec.grow.policies import Policy, make_grow, open_policy
+from edgespec.grow.policies import Policy, make_grow, make_grow_branches, open_policy
 from edgespec.sampling import to_probs
+from edgespec.target_initialized import decode_target_initialized
 from edgespec.tree import TokenTree
 
 VOCAB = 4
@@ -171,9 +172,11 @@ def p_value(
 ) -> float:
     """The chi-square p-value of two-token texts against the target's own distribution."""
     counts = dict.fromkeys(itertools.product(range(VOCAB), repeat=2), 0)
+    probs: dict[Prefix, Tensor] = {}
     for target, text in texts(policy, sampling, count=count, num_tokens=2, seed=seed, verify=verify):
         counts[text] += 1
-    expected = {text: count * float(target.probs[()][text[0]] * target.probs[text[:1]][text[1]]) for text in counts}
+        probs = target.probs
+    expected = {text: count * float(probs[()][text[0]] * probs[text[:1]][text[1]]) for text in counts}
     possible = [text for text in counts if expected[text] > 0]
     if sum(counts[text] for text in possible) < count:
         return 0.0  # a token of no probability came out
@@ -194,6 +197,48 @@ def is_greedy(policy: Policy, *, count: int, num_tokens: int = 4) -> bool:
     return True
 
 
+class OpenTarget(TableTarget):
+    """The same, its first token drawn as the others are."""
+
+    def prefill(self, ids: Tensor, *, capacity: int) -> Tensor:
+        """Start a text."""
+        super().prefill(ids, capacity=capacity)
+        return self.logits_after[()]
+
+    def uncommit_last(self) -> None:
+        """The prompt's token is no part of the tables."""
+
+
+def total_variation(*, width: int, count: int, seed: int = 5) -> float:
+    """Distance between two-token texts of target-initialised trees and the target's own, sampling error included."""
+    policy = open_policy(TreeSettings(policy="mcsd", branching=(2, 1), target_width=width))
+    sampling, length = SamplingSettings(temperature=1.0), 3
+    target = OpenTarget(table(seed, length), sampling)
+    drafter = TableDrafter(distributions(table(seed + 1, length), sampling))
+    generator = torch.Generator().manual_seed(seed)
+    grow = make_grow_branches(
+        policy, drafter, sampling=sampling, vocab=VOCAB, device=CPU, generator=generator  # type: ignore[arg-type]
+    )  # fmt: skip
+    counts = dict.fromkeys(itertools.product(range(VOCAB), repeat=2), 0)
+    for _ in range(count):
+        steps = decode_target_initialized(
+            Session(target=target, drafter=drafter),  # type: ignore[arg-type]
+            torch.tensor([0]),
+            grow=grow,
+            verify=verifier(sampling, "without_replacement"),
+            sampling=sampling,
+            generator=generator,
+            max_new_tokens=3,
+            stop_tokens=frozenset(),
+            capacities=(8, 8),
+            width=width,
+        )
+        first, second, *_ = (token for step in steps for token in step.tokens)
+        counts[first, second] += 1
+    p = target.probs
+    return sum(abs(counts[a, b] / count - float(p[()][a] * p[a,][b])) for a, b in counts) / 2
+
+
 SAMPLINGS = {
     f"temperature {temperature}{', top-p 0.9' if top_p < 1 else ''}": SamplingSettings(
         temperature=temperature, top_p=top_p
@@ -209,8 +254,15 @@ def main() -> int:
     parser.add_argument("-n", "--texts", type=int, default=20_000)
     parser.add_argument("--only", default="", help="cells whose name contains this")
     parser.add_argument("--bound", type=float, default=1e-4)
+    parser.add_argument("--lossy", action="store_true", help="only measure target-initialised trees' distance")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    if arguments.lossy:
+        distances = {width: total_variation(width=width, count=arguments.texts) for width in (1, 2, 3)}
+        for width, distance in distances.items():
+            print(f"target width {width}: total variation {distance:.4f} over {arguments.texts} texts of two tokens")
+        print(json.dumps({"texts": arguments.texts, "total_variation": distances}))
+        return 0
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name, settings in tree_settings(Path(folder)).items():

@@ -3,7 +3,7 @@
     python scripts/compare_policies.py --contexts 200 --figure docs/policies.png
     python scripts/compare_policies.py --follow 12 --sizes 64          whole generations instead
 
-Contexts are held-out modules of the standard library (those that the built-in pair was not trained on;
+Contexts are held-out modules of the standard library (those that the built-in pair was not fitted on;
 --text FOLDER for another pair), cut at random points: no text that the model made itself, whose loops
 flatter every method. At each context every policy grows a tree for every budget and temperature, in
 alternation. Tokens per pass are the expectation over the verifier's own draws, computed exactly from p
@@ -27,7 +27,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ from edgespec.target import Target
 from edgespec.train.records import expected_tokens
 from edgespec.tree import TokenTree, ancestors_mask
 from edgespec.verify.rows import Rows
-from scripts.train_demo import is_held_out, standard_library_sources
+from scripts.fit_demo_models import held_out_halves
 
 DEPTH = 24
 SPECINFER = {16: (2, 1, 1, 1, 1, 1, 1, 1), 64: (4, 2, 1, 1, 1, 1, 1, 1), 256: (8, 2, 2, 1, 1, 1, 1, 1),
@@ -52,6 +52,7 @@ MCSD = {16: (2, 2, 1, 1), 64: (4, 2, 2, 1, 1), 256: (8, 4, 2, 1, 1), 768: (16, 4
 FORKS = {16: (3, 5), 64: (12, 5), 256: (32, 8), 768: (64, 12)}
 CALIBRATED = {"dyspec threshold": (1e-6, 0.9), "c2t": (1e-6, 0.9)}
 NUM_BOOTSTRAPS = 2000
+LARGE_SIZE = 512
 
 
 def entrants(size: int, thresholds: dict[str, float]) -> dict[str, TreeSettings]:
@@ -67,7 +68,9 @@ def entrants(size: int, thresholds: dict[str, float]) -> dict[str, TreeSettings]
         ),
         "opt-tree": TreeSettings(policy="opt-tree", **limits),
         "eagle2": TreeSettings(policy="eagle2", **limits, max_children=10),
-        "c2t": TreeSettings(policy="c2t", size=768, depth=DEPTH, confidence=thresholds["c2t"], max_children=max(15, size // 4)),
+        "c2t": TreeSettings(
+            policy="c2t", size=768, depth=DEPTH, confidence=thresholds["c2t"], max_children=max(15, size // 4)
+        ),
         "sequoia": TreeSettings(policy="sequoia", draw="sampled", **limits),
         "sequoia chosen": TreeSettings(policy="sequoia", draw="chosen", **limits),
         "specinfer": TreeSettings(policy="specinfer", branching=SPECINFER[nearest]),
@@ -137,7 +140,12 @@ class Bench:
         return drafter
 
     def step(
-        self, settings: TreeSettings, sampling: SamplingSettings, drafter: LanguageModelDrafter, cell: Cell, context: int
+        self,
+        settings: TreeSettings,
+        sampling: SamplingSettings,
+        drafter: LanguageModelDrafter,
+        cell: Cell,
+        context: int,
     ) -> None:
         """Grow one tree and see what the target makes of it."""
         generator = torch.Generator().manual_seed(hash((self.seed, context, settings.policy, settings.size)) % 2**31)
@@ -179,10 +187,12 @@ def _blocks(tree: TokenTree) -> tuple[int, int]:
 def contexts(tokenizer: Any, folder: Path | None, *, count: int, tokens: int, seed: int) -> list[list[int]]:
     """Texts of `tokens` tokens that end at random points of held-out files."""
     if folder is None:
-        texts = [text for name, text in standard_library_sources() if is_held_out(name)]
+        texts = held_out_halves()[1]
     else:
-        texts = [path.read_text(encoding="utf-8", errors="ignore") for path in sorted(folder.rglob("*")) if path.is_file()]
-    streams = [ids for ids in (tokenizer.encode(text) for text in texts) if len(ids) > tokens + 1]
+        texts = [
+            path.read_text(encoding="utf-8", errors="ignore") for path in sorted(folder.rglob("*")) if path.is_file()
+        ]
+    streams = [ids for ids in (tokenizer.encode(text, verbose=False) for text in texts) if len(ids) > tokens + 1]
     draw = random.Random(seed)
     found = []
     for _ in range(count):
@@ -220,6 +230,8 @@ def run_part(part: int, arguments: argparse.Namespace, thresholds: dict[str, dic
             sampling = SamplingSettings(temperature=temperature)
             drafter = None
             for size in arguments.sizes:
+                if size >= LARGE_SIZE and context >= (arguments.large_contexts or arguments.contexts):
+                    continue
                 for name, settings in entrants(size, thresholds[f"{temperature} {size}"]).items():
                     if arguments.only and not any(part in name for part in arguments.only):
                         continue
@@ -347,7 +359,9 @@ def follow(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                                  tokens=arguments.context_tokens, seed=arguments.seed)  # fmt: skip
                 for temperature in arguments.temps:
                     results = [
-                        engine.generate(ids, max_new_tokens=96, sampling=SamplingSettings(temperature=temperature), seed=index)
+                        engine.generate(
+                            ids, max_new_tokens=96, sampling=SamplingSettings(temperature=temperature), seed=index
+                        )
                         for index, ids in enumerate(texts)
                     ]
                     values = torch.tensor([result.tokens_per_pass or 1.0 for result in results], dtype=torch.float64)
@@ -368,6 +382,7 @@ def main() -> None:
     parser.add_argument("-md", "--draft-model", type=Path)
     parser.add_argument("--text", type=Path, help="folder of text files to cut contexts from")
     parser.add_argument("--contexts", type=int, default=200)
+    parser.add_argument("--large-contexts", type=int, help=f"fewer of them for {LARGE_SIZE} nodes and more [all]")
     parser.add_argument("--context-tokens", type=int, default=192)
     parser.add_argument("--calibration", type=int, default=24, help="contexts that thresholds are found on")
     parser.add_argument("--sizes", type=int, nargs="+", default=[16, 64, 256, 768])

@@ -58,7 +58,6 @@ def command(
     if draft_model is not None and folder is None:
         raise click.UsageError("-md needs a target.")
 
-
     from edgespec.device import planning_device, resolve_dtype
     from edgespec.pair import DEMO_FOLDER, open_architecture
     from edgespec.plan import plan_pair

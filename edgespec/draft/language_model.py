@@ -14,6 +14,7 @@ from torch import Tensor
 from edgespec.causal_model import CausalModel
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
+from edgespec.head import row_chunks
 from edgespec.sampling import to_probs
 
 
@@ -28,21 +29,23 @@ class LanguageModelDrafter:
         self._committed = 0  # rows of the cache that are text
         self._pending: list[int] = []
         self._num_rows = 0
-        self._hidden: list[Tensor] = []  # [k, h] of every expansion of this tree
+        self._hidden: list[Tensor] = []  # [k, h], one entry an expansion of this tree
         self._visible = torch.zeros(tree_rows, tree_rows, dtype=torch.bool, device=model.device)  # [row, row]
         self._positions = torch.zeros(tree_rows, dtype=torch.long, device=model.device)  # [row]
 
     def prefill(self, ids: Tensor, *, capacity: int) -> None:
         """Start a text with ids [n]."""
         self._model.reset(capacity)
-        self._model.prefill(self._known(ids))
+        if ids.shape[0] > 0:  # a text of one token, which is the root
+            self._model.prefill(self._known(ids))
         self._committed = ids.shape[0]
-        self._pending, self._num_rows = [], 0
+        self._pending = []
+        self.rewind()
 
     def expand(self, tokens: Tensor, parent_rows: Tensor) -> Tensor:
         """Q [k, vocab] after nodes of tokens [k] below parent_rows [k]; the first call is the root's."""
         if self._num_rows == 0:
-            return self._probabilities(self._expand_root(tokens))
+            return self._expand_root(tokens)
         start, end = self._num_rows, self._num_rows + tokens.shape[0]
         if end > self._positions.shape[0]:
             self._grow(end)
@@ -52,15 +55,17 @@ class LanguageModelDrafter:
         self._num_rows = end
         hidden = self._model.look(self._known(tokens), self._positions[:end], self._visible[start:end, :end])
         self._hidden.append(hidden)
-        return self._probabilities(self._model.logits(hidden))
+        return self._after(hidden)
 
     def hidden(self, rows: Tensor) -> Tensor:
-        """Last hidden states [k, h] of this tree's rows [k]."""
-        return torch.cat(self._hidden)[rows]
+        """Last hidden states [k, h] of this tree's rows [k], which were expanded since the last commit."""
+        self._hidden = [torch.cat(self._hidden)]
+        return self._hidden[0][rows]
 
     def rewind(self) -> None:
-        """Forget the tree that was grown since the last commit."""
+        """Forget the tree that was grown since the last commit: another can be grown from the same text."""
         self._num_rows = 0
+        self._hidden = []
 
     def commit(self, root: int, path_rows: list[int], path_tokens: list[int]) -> None:
         """Keep the rows of the root and of the path; what has none is pending."""
@@ -70,34 +75,47 @@ class LanguageModelDrafter:
         self._model.cache.keep(self._committed, torch.tensor(slots, dtype=torch.long, device=self._model.device))
         self._committed += num_cached
         self._pending += tokens[num_cached:]
-        self._num_rows = 0
+        self.rewind()
 
     def _expand_root(self, root: Tensor) -> Tensor:
-        """Logits [1, vocab] after the pending tokens and the root [1]."""
+        """Q [1, vocab] after the pending tokens and the root [1]."""
         self._model.cache.truncate(self._committed)
         pending = torch.tensor(self._pending, dtype=torch.long, device=root.device)
         ids = torch.cat([pending, root])
         positions = torch.arange(self._committed, self._committed + ids.shape[0], device=root.device)
         causal = torch.ones(ids.shape[0], ids.shape[0], dtype=torch.bool, device=root.device).tril_()
         hidden = self._model.look(self._known(ids), positions, causal)[-1:]
-        self._hidden = [hidden]
         logits = self._model.logits(hidden)
-        if bool(logits.isnan().any()):
+        if not bool(logits.amax().isfinite()):
             raise EdgespecError(
-                "E_NAN_LOGITS", "the draft's logits are NaN.", "Use another draft, --dtype float32, or --policy none."
+                "E_NAN_LOGITS",
+                "the draft's logits are NaN or infinite.",
+                "Use another draft, --dtype float32, or --policy none.",
             )
         self._committed += len(self._pending)
         self._pending = []
-        self._num_rows = 1
+        self._hidden, self._num_rows = [hidden], 1
         self._visible[0, 0] = True
         self._positions[0] = self._committed
-        return logits
+        return self._probabilities(logits)
 
     def _known(self, ids: Tensor) -> Tensor:
         """Ids that the draft can look up: the target's table may have more rows. What stands in for the
         others does not matter: any q is lossless.
         """
         return ids.masked_fill(ids >= self._num_embeddings, 0)
+
+    def _after(self, hidden: Tensor) -> Tensor:
+        """Q [k, vocab] of hidden states [k, h]; beside it, only a chunk's logits exist at a time."""
+        chunks = list(row_chunks(hidden.shape[0], self._model.vocab))
+        first = self._probabilities(self._model.logits(hidden[chunks[0]]))
+        if len(chunks) == 1:
+            return first
+        q = first.new_empty(hidden.shape[0], self._vocab)
+        q[chunks[0]] = first
+        for rows in chunks[1:]:
+            q[rows] = self._probabilities(self._model.logits(hidden[rows]))
+        return q
 
     def _probabilities(self, logits: Tensor) -> Tensor:
         """Q over the target's vocabulary: rows of padding cut off, or tokens the draft lacks given 0."""

@@ -64,7 +64,7 @@ def grow_beam(
     most probable down.
     """
     if depth == 0:
-        return root_only(root, vocab=vocab, device=device)
+        return root_only(root, draw="top_k", vocab=vocab, device=device)
     tree = GrowingTree(drafter, root, device=device)
     values = tree.q.new_ones(1)  # scores of the nodes expanded last: [k]
     path_probability = tree.q.new_ones(1)  # [k]

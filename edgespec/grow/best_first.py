@@ -53,7 +53,7 @@ def grow_best_first(
     fixed before the step began.
     """
     if depth == 0:
-        return root_only(root, vocab=vocab, device=device)
+        return root_only(root, draw="without_replacement", vocab=vocab, device=device)
     tree = GrowingTree(drafter, root, device=device)
     values = tree.q.new_ones(1)  # V of the nodes expanded last: [k]
     path_probability = tree.q.new_ones(1)  # [k]

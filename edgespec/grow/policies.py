@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from edgespec.config import SamplingSettings
 from edgespec.draft import Drafter
@@ -86,7 +87,7 @@ def make_grow(
     """The policy as a function of the root and of the layers that can still be of use."""
     settings, draw = policy.settings, policy.draw(sampling)
     if drafter is None or settings.policy == "none":
-        return lambda root, _max_depth: root_only(root, vocab=vocab, device=device)
+        return lambda root, _max_depth: root_only(root, draw=draw, vocab=vocab, device=device)
     if settings.policy in {"sequoia", "specinfer", "mcsd", "chain", "static"}:
         shape = StaticShape(_shape(policy, sampling), device=device)
         stops = _stops(policy, drafter)
@@ -125,6 +126,35 @@ def make_grow(
         vocab=vocab,
         device=device,
         generator=generator,
+    )
+
+
+def make_grow_branches(
+    policy: Policy,
+    drafter: Drafter,
+    *,
+    sampling: SamplingSettings,
+    vocab: int,
+    device: torch.device,
+    generator: torch.Generator,
+) -> Callable[[int, Tensor, int], TokenTree]:
+    """The same where the root's children are given: for target-initialised trees."""
+    shape, draw, stops = (
+        StaticShape(_shape(policy, sampling), device=device),
+        policy.draw(sampling),
+        _stops(policy, drafter),
+    )
+    return lambda root, branches, max_depth: grow_static(
+        drafter,
+        root,
+        shape=shape,
+        depth=max_depth,
+        draw=draw,
+        stops=stops,
+        vocab=vocab,
+        device=device,
+        generator=generator,
+        first_tokens=branches,
     )
 
 

@@ -68,18 +68,24 @@ def grow_static(
     vocab: int,
     device: torch.device,
     generator: torch.Generator,
+    first_tokens: Tensor | None = None,
 ) -> TokenTree:
     """The shape filled with tokens, at most `depth` layers of it.
+
+    `first_tokens` [w] are the root's children where they are given, at most as many as the shape has there.
 
     Positions for which the draft has no token of positive probability left are empty, with all below.
     """
     if depth == 0:
-        return root_only(root, vocab=vocab, device=device)
+        return root_only(root, draw=draw, vocab=vocab, device=device)
     tree = GrowingTree(drafter, root, device=device)
     is_token = [torch.ones(1, dtype=torch.bool, device=device)]
     path_probability = tree.q.new_ones(1)  # of the nodes expanded last: [k]
     for layer_depth, layer in enumerate(shape.layers[:depth], start=1):
-        q_drawn, drawn = _drawn(tree.q, layer.num_drawn, draw, generator)  # [k, c]
+        if layer_depth == 1 and first_tokens is not None:
+            q_drawn, drawn = _padded(tree.q.new_ones(1, len(first_tokens)), first_tokens[None], layer.num_drawn)
+        else:
+            q_drawn, drawn = _drawn(tree.q, layer.num_drawn, draw, generator)  # [k, c]
         tree.add(layer.row, layer.rank, drawn[layer.row, layer.rank])
         is_token.append(q_drawn[layer.row, layer.rank] > 0)
         if layer_depth == min(depth, shape.depth):
@@ -107,8 +113,13 @@ def _drawn(q: Tensor, count: int, draw: Draw, generator: torch.Generator) -> tup
         q_drawn, drawn = q.topk(min(count, q.shape[1]), -1)
     else:
         drawn, q_drawn = draw_without_replacement(q, count, generator)
-    missing = count - drawn.shape[1]  # a vocabulary smaller than the shape is wide
-    return torch.nn.functional.pad(q_drawn, (0, missing)), torch.nn.functional.pad(drawn, (0, missing))
+    return _padded(q_drawn, drawn, count)
+
+
+def _padded(q_drawn: Tensor, drawn: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """[k, count] each, q 0 where there are no more: a vocabulary may be smaller than the shape is wide."""
+    missing = (0, count - drawn.shape[1])
+    return torch.nn.functional.pad(q_drawn, missing), torch.nn.functional.pad(drawn, missing)
 
 
 def _without_empty(tree: GrowingTree, is_token: Tensor, draw: Draw, shape: StaticShape) -> TokenTree:

@@ -26,6 +26,7 @@ from edgespec.grow.network import Activation, Network, bad_file
 from edgespec.sampling import entropy_of_top
 
 SCHEMA = "edgespec.stop_model/1"
+DISTRIBUTION_INPUTS = 11  # ten probabilities and the entropy
 _HEADER_KEY = "edgespec"
 
 StopKind = Literal["hidden", "probabilities"]
@@ -97,7 +98,7 @@ class StopModel:
         return cls(kind=header["kind"], network=_read_network(tensors, header["activation"], header["kind"], path))
 
 
-def distribution_inputs(q: Tensor, num_inputs: int) -> Tensor:
+def distribution_inputs(q: Tensor, num_inputs: int = DISTRIBUTION_INPUTS) -> Tensor:
     """The `num_inputs` - 1 largest probabilities of q [k, vocab] and their entropy: [k, num_inputs]."""
     top = q.topk(min(num_inputs - 1, q.shape[-1]), -1).values
     missing = num_inputs - 1 - top.shape[-1]

@@ -1,4 +1,4 @@
-"""Collect verification records: decode prompts with trees of several policies, and write down what the target makes of them.
+"""Collect verification records: what the target makes of the trees of several policies.
 
 Every prompt is continued by the engine's own loop; after each pass the whole tree is recorded, not
 only the path that verification took. A part is written when a prompt is done at a setting: what was
@@ -22,8 +22,9 @@ from edgespec.errors import EdgespecError
 from edgespec.grow.policies import make_grow, open_policy
 from edgespec.grow.stop_model import distribution_inputs
 from edgespec.memory import cache_rows
+from edgespec.target import Target
 from edgespec.train.record_files import RecordsHeader, read_headers, save_records
-from edgespec.train.records import Records, slot_records, stop_records
+from edgespec.train.records import Records, expected_tokens, slot_records, stop_records
 from edgespec.tree import TokenTree
 from edgespec.tree_settings import TreeSettings
 from edgespec.verify import Acceptance
@@ -40,13 +41,21 @@ class CollectSetting:
     temperature: float
 
 
-def acceptance_settings(*, size: int, temperatures: Sequence[float]) -> list[CollectSetting]:
-    """Trees that explore: what policies of either draw would grow, and wider ones."""
+def exploring_settings(*, size: int, temperatures: Sequence[float]) -> list[CollectSetting]:
+    """Trees of both draws, deep ones and wide ones, that need no measured acceptance."""
     trees = [
         TreeSettings(policy="dyspec", size=size),
-        TreeSettings(policy="adaptive", draw="sampled", size=size),
+        TreeSettings(policy="specinfer", branching=(6, 3, 1, 1, 1, 1, 1, 1)),
         TreeSettings(policy="opt-tree", size=size),
-        TreeSettings(policy="adaptive", draw="chosen", size=size),
+    ]
+    return [CollectSetting(tree=tree, temperature=at) for at in temperatures for tree in trees]
+
+
+def adaptive_settings(model: Path, *, size: int, temperatures: Sequence[float]) -> list[CollectSetting]:
+    """Trees that a first model grows: where it is wrong, they hold what it should learn from."""
+    trees = [
+        TreeSettings(policy="adaptive", draw="sampled", size=size, acceptance=model),
+        TreeSettings(policy="adaptive", draw="chosen", size=size, acceptance=model),
     ]
     return [CollectSetting(tree=tree, temperature=at) for at in temperatures for tree in trees]
 
@@ -82,7 +91,7 @@ def collect(
     if engine.draft_model is None:
         raise EdgespecError("E_SETTING", "there is no draft to collect records of.", "Name one with -md.")
     names = str(engine.pair.target.folder), str(engine.pair.draft.folder if engine.pair.draft else None)
-    done = {(header.prompt, header.tree, header.temperature) for header in read_headers(folder)}
+    done = {header.setting for header in read_headers(folder)}
     total = len(prompts) * len(settings)
     for index, ids in enumerate(prompts):
         for number, setting in enumerate(settings):
@@ -99,6 +108,7 @@ def collect(
                     temperature=setting.temperature,
                     draft_temperature=recorder.draft_temperature,
                     num_trees=len(recorder.trees),
+                    tokens=recorder.num_tokens / max(1, len(recorder.trees)),
                 )
                 save_records(folder, recorder.records(), header)
             if progress:
@@ -116,12 +126,14 @@ class _Recorder:
         self.draft_temperature = setting.tree.draft_sampling(self.sampling).temperature
         self.drafter: LanguageModelDrafter | None = None
         self.trees: list[Records] = []
+        self.num_tokens = 0.0  # that verification yields on average, over all trees
         self._verify = verifier(self.sampling, self.draw)
 
     def __call__(self, tree: TokenTree, rows: Rows, generator: torch.Generator) -> Acceptance:
         p = rows.all_probs()
         if tree.num_nodes > 1:
             self.trees.append(self._record(tree, p))
+            self.num_tokens += expected_tokens(tree, p)
         return self._verify(tree, rows, generator)
 
     def _record(self, tree: TokenTree, p: Tensor) -> Records:
@@ -143,8 +155,6 @@ class _Recorder:
 def _decode(
     engine: Engine, ids: list[int], setting: CollectSetting, recorder: _Recorder, *, max_new_tokens: int, seed: int
 ) -> None:
-    from edgespec.target import Target
-
     assert engine.draft_model is not None
     vocab = engine.target_model.vocab
     drafter = LanguageModelDrafter(

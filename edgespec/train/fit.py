@@ -21,6 +21,7 @@ from edgespec.train.networks import FitReport, fit_network, held_out_mask, repor
 from edgespec.train.records import DRAWS, Records
 
 HELD_OUT_SHARE = 0.2
+VALIDATION_SHARE = 0.15  # of what is fitted on: says when a decision model has learned enough
 FIT_INPUTS: Mapping[Kind, tuple[str, ...]] = {
     "slot": ("log_rank", "is_first", "log_mass_left", "entropy", "log_top_q", "log_not_top_q", "log_depth",
              "temperature"),
@@ -170,9 +171,9 @@ def fit_stop(
     records: Records,
     *,
     hidden: tuple[int, ...] | None = None,
-    steps: int = 2000,
+    steps: int = 1000,
     batch: int = 1024,
-    learning_rate: float = 2e-3,
+    learning_rate: float = 1e-3,
     weight_decay: float = 1e-2,
     seed: int = 0,
     held_out_share: float = HELD_OUT_SHARE,
@@ -181,11 +182,12 @@ def fit_stop(
 
     `records` are those of `stop_records`, with a column `prompt`. Three layers for hidden states, two
     for probabilities (Improving-MCSD, section 3.3). The baseline is the mean acceptance. Raises
-    EdgespecError where there are no records of two prompts.
+    EdgespecError where there are no records of three prompts.
     """
     if hidden is None:
-        hidden = (64, 16) if kind == "hidden" else (32,)
-    train, held_out = _split({**records, "inputs": inputs}, held_out_share, seed, "nodes")
+        hidden = (32, 16) if kind == "hidden" else (32,)
+    rest, held_out = _split({**records, "inputs": inputs}, held_out_share, seed, "nodes")
+    train, validation = _split(rest, VALIDATION_SHARE, seed, "nodes besides the held-out ones")
     network = fit_network(
         input_names(kind, inputs.shape[1]),
         train["inputs"],
@@ -198,6 +200,7 @@ def fit_stop(
         learning_rate=learning_rate,
         weight_decay=weight_decay,
         seed=seed,
+        validation=(validation["inputs"], validation["acceptance"], validation["weight"]),
     )
     mean = (train["acceptance"] * train["weight"]).sum() / train["weight"].sum()
     report = report_on(

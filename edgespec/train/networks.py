@@ -6,6 +6,7 @@ Legend: n records, i inputs; labels are chances in [0, 1], weights say how much 
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from edgespec.grow.network import Activation, Network
 
 NUM_BUCKETS = 10
+NUM_CHECKS = 40  # looks at the validation records while fitting
 SMALLEST = 1e-7  # no prediction is surer than that: its logarithm counts
 
 
@@ -61,8 +63,13 @@ def fit_network(
     learning_rate: float,
     weight_decay: float,
     seed: int,
+    validation: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Network:
-    """Least weighted cross-entropy of features [n, i] by Adam, its rate falling to 0 along a cosine."""
+    """Least weighted cross-entropy of features [n, i] by Adam, its rate falling to 0 along a cosine.
+
+    With `validation`, features, labels and weights of other records, it is the network that was best
+    on them along the way: for nets that have more numbers than the records can tell.
+    """
     generator = torch.Generator().manual_seed(seed)
     features, labels, weights = features.float(), labels.float(), (weights / weights.mean()).float()
     std, mean = torch.std_mean(features, 0, correction=0)
@@ -73,24 +80,38 @@ def fit_network(
     parameters = [parameter for layer in layers for parameter in layer.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=weight_decay)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    activate = torch.relu if activation == "relu" else torch.tanh
+
+    def logits_of(some: Tensor) -> Tensor:
+        for layer in layers[:-1]:
+            some = torch.relu(layer(some)) if activation == "relu" else torch.tanh(layer(some))
+        logits: Tensor = layers[-1](some)
+        return logits[:, 0]
+
     batch = min(batch, inputs.shape[0])
     order, start = torch.randperm(inputs.shape[0], generator=generator), 0
-    for _ in range(steps):
+    best, best_loss = [parameter.detach().clone() for parameter in parameters], math.inf
+    for step in range(1, steps + 1):
         if start + batch > inputs.shape[0]:
             order, start = torch.randperm(inputs.shape[0], generator=generator), 0
         some = order[start : start + batch]
         start += batch
-        output = inputs[some]
-        for layer in layers[:-1]:
-            output = activate(layer(output))
         loss = nn.functional.binary_cross_entropy_with_logits(
-            layers[-1](output)[:, 0], labels[some], weight=weights[some]
+            logits_of(inputs[some]), labels[some], weight=weights[some]
         )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         schedule.step()
+        if validation is not None and (step % max(1, steps // NUM_CHECKS) == 0 or step == steps):
+            with torch.no_grad():
+                predicted = logits_of((validation[0].float() - mean) / std).sigmoid()
+            found = log_loss(predicted, *validation[1:])
+            if found < best_loss:
+                best, best_loss = [parameter.detach().clone() for parameter in parameters], found
+    if validation is not None:
+        with torch.no_grad():
+            for parameter, value in zip(parameters, best, strict=True):
+                parameter.copy_(value)
     return Network(
         inputs=names,
         mean=mean.double(),

@@ -30,15 +30,17 @@ class RecordsHeader:
     target: str  # names of the pair
     draft: str
     prompt: int  # its number: held-out splits go by it
+    tree: str  # policy and draw that grew the trees
     draw: Draw
     temperature: float
     draft_temperature: float
     num_trees: int
+    tokens: float  # a pass, on average over the trees
 
     @property
-    def setting(self) -> tuple[int, Draw, float, float]:
-        """What a part is one of: prompt, draw, temperature, draft temperature."""
-        return self.prompt, self.draw, self.temperature, self.draft_temperature
+    def setting(self) -> tuple[int, str, float]:
+        """What there is one part of: prompt, tree, temperature."""
+        return self.prompt, self.tree, self.temperature
 
 
 def save_records(folder: Path, records: Records, header: RecordsHeader) -> Path:

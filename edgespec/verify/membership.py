@@ -1,7 +1,8 @@
 """Membership, for chosen children: draw from p, and go where the tree has the token.
 
-Exact for any tree whose tokens are a function of the context: what is drawn is drawn from p, and the
-tree only says whether the next draw's distribution is known already.
+Exact for every tree that the draw of this pass had no part in: what comes out is drawn from p, and the
+tree only says whether the next draw's distribution is known already. Sampled children are refused
+because multi-round rejection accepts more of them, not because the output would be biased.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ def verify_membership(tree: TokenTree, rows: Rows, generator: torch.Generator) -
     """The path of tokens drawn from the target; raises ValueError for trees that were sampled."""
     if tree.draw != "top_k":
         raise ValueError(
-            f"membership is not lossless for draw '{tree.draw}': "
+            f"membership does not go with draw '{tree.draw}': "
             "use it with 'top_k', and multi-round rejection with 'without_replacement'"
         )
+    # A wait for the device, for 2n numbers; then two a node, in probs() and for the token that was
+    # drawn, which says whose distribution is needed next.
     children: dict[tuple[int, int], int] = {
         (parent, token): node
         for node, (parent, token) in enumerate(torch.stack([tree.parents, tree.tokens], 1).tolist())

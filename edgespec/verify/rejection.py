@@ -29,6 +29,7 @@ def verify_rejection(tree: TokenTree, rows: Rows, generator: torch.Generator) ->
         )
     device = tree.tokens.device
     uniforms = torch.rand(tree.num_nodes, dtype=torch.float64, device=device, generator=generator).tolist()
+    # Two waits for the device, for 4n numbers; of p and q only what a visited node needs is asked for.
     parents, tokens, draft_rows = torch.stack([tree.parents, tree.tokens, tree.draft_rows]).cpu()
     path: list[int] = []
     node = 0

@@ -6,53 +6,62 @@ not fit beside a large vocabulary, and most of its rows would never be looked at
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
+from edgespec.head import row_chunks
 from edgespec.sampling import to_probs
-
-CHUNK_BYTES = 32 << 20  # of float32 logits at once
 
 
 class Rows:
-    """What the target says after every node of a tree, n in all."""
+    """What the target says after every node of a tree, n in all; all of it raises EdgespecError for NaN."""
 
     def __init__(
         self, hidden: Tensor, head: Callable[[Tensor], Tensor], sampling: SamplingSettings, *, vocab: int
     ) -> None:
         """From last hidden states [n, h]; `head` makes logits [k, vocab] of k of them."""
         self._hidden = hidden
-        self._rows_at_once = max(1, CHUNK_BYTES // (4 * vocab))
         self._head = head
         self._sampling = sampling
+        self._vocab = vocab
 
     def probs(self, node: int) -> Tensor:
-        """P after a node, [vocab], as it is sampled from; raises EdgespecError for NaN."""
-        return to_probs(self._logits(slice(node, node + 1)), self._sampling)[0]
+        """P after a node, [vocab], as it is sampled from; float32 at least."""
+        logits = self._head(self._hidden[node : node + 1])
+        refuse_nan(logits.amax(-1))
+        return to_probs(logits, self._sampling)[0]
 
     def argmax(self) -> Tensor:
         """The target's first choice after every node: [n]."""
-        return torch.cat([self._logits(rows).argmax(-1) for rows in self._chunks()])
+        largest = [self._head(self._hidden[rows]).max(-1) for rows in self._chunks()]
+        refuse_nan(torch.cat([chunk.values for chunk in largest]))  # one wait for all chunks
+        return torch.cat([chunk.indices for chunk in largest])
 
     def all_probs(self) -> Tensor:
         """P after all nodes at once, [n, vocab]: for records and comparisons, which look at every row."""
-        return torch.cat([to_probs(self._logits(rows), self._sampling) for rows in self._chunks()])
+        probs = []
+        for rows in self._chunks():
+            logits = self._head(self._hidden[rows])
+            refuse_nan(logits.amax(-1))
+            probs.append(to_probs(logits, self._sampling))
+        return torch.cat(probs)
 
-    def _logits(self, rows: slice) -> Tensor:
-        logits = self._head(self._hidden[rows])
-        # A wait for the device; verification waits for what it makes of these a moment later.
-        if bool(logits.isnan().any()):
-            raise EdgespecError(
-                "E_NAN_LOGITS",
-                "the target's logits are NaN.",
-                "Try --dtype float32 or bfloat16; if it stays, the checkpoint's weights are damaged.",
-            )
-        return logits
+    def _chunks(self) -> list[slice]:
+        return list(row_chunks(self._hidden.shape[0], self._vocab))
 
-    def _chunks(self) -> Iterator[slice]:
-        num_rows, at_once = self._hidden.shape[0], self._rows_at_once
-        return (slice(start, min(start + at_once, num_rows)) for start in range(0, num_rows, at_once))
+
+def refuse_nan(largest: Tensor) -> None:
+    """Raise EdgespecError for the largest numbers [n] of rows where one is NaN or infinite; a row's NaN is its largest.
+
+    Waits for the device: its callers wait a moment later for what they make of these rows.
+    """
+    if not bool(largest.isfinite().all()):
+        raise EdgespecError(
+            "E_NAN_LOGITS",
+            "the target's logits are NaN or infinite.",
+            "Try --dtype float32 or bfloat16; if it stays, the checkpoint's weights are damaged.",
+        )

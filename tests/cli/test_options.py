@@ -12,7 +12,7 @@ from edgespec.cli.generate import command
 from edgespec.config import MemoryLimits, SamplingSettings
 from edgespec.engine import Engine
 from edgespec.pair import ModelPair
-from edgespec.tree_settings import TreeSettings
+from edgespec.tree_settings import USED_BY, TreeSettings, flag_of
 from tests.cli.conftest import RunCli
 
 ROWS = '{"prompt": "def main("}\n{"prompt": "import os"}\n'
@@ -27,11 +27,25 @@ GIVEN = {
     "min_p": "0.03",
     "seed": "99",
     "policy": "dyspec",
-    "tree_size": "33",
-    "tree_depth": "5",
-    "tree_width": "6",
-    "tree_threshold": "0.02",
-    "draft_temp": "0.7",
+    "size": "33",
+    "depth": "5",
+    "max_children": "6",
+    "threshold": "0.02",
+    "draft_temperature": "0.7",
+    # Other policies' settings: test_every_policys_settings_reach_the_engine
+    "draw": None,
+    "branching": None,
+    "fork": None,
+    "draft_tokens": None,
+    "tree_file": None,
+    "stop_gain": None,
+    "stop_depths": None,
+    "stop_log_probability": None,
+    "classifier": None,
+    "stop_model": None,
+    "confidence": None,
+    "acceptance": None,
+    "target_width": None,
     "max_cpu_mem": "3GiB",
     "max_gpu_mem": "2GiB",
     "gpu_margin": "100MiB",
@@ -100,6 +114,79 @@ def test_every_setting_reaches_the_engine(
     assert seen["sampling"] == SamplingSettings(temperature=0.9, top_k=11, top_p=0.8, min_p=0.03)
     assert (seen["max_new_tokens"], seen["seed"]) == (17, 99)
     assert seen["engine"].placement.num_resident == 1
+
+
+class _Planned(Exception):  # noqa: N818
+    """The engine was asked for."""
+
+
+POLICY_OPTIONS: list[tuple[list[str], TreeSettings]] = [
+    (["--policy", "adaptive", "--draw", "chosen", "--acceptance", "a.json", "--tree-size", "9"],
+     TreeSettings(policy="adaptive", draw="chosen", acceptance=Path("a.json"), size=9)),
+    (["--policy", "opt-tree", "--stop-gain", "0.2"], TreeSettings(policy="opt-tree", stop_gain=0.2)),
+    (["--policy", "eagle2", "--stop-depths", "4,6", "--stop-logprob", "-0.5", "--tree-width", "8"],
+     TreeSettings(policy="eagle2", stop_depths=(4, 6), stop_log_probability=-0.5, max_children=8)),
+    (["--policy", "c2t", "--classifier", "c.json", "--confidence", "0.3"],
+     TreeSettings(policy="c2t", classifier=Path("c.json"), confidence=0.3)),
+    (["--policy", "sequoia", "--draw", "sampled", "--tree-depth", "7"],
+     TreeSettings(policy="sequoia", draw="sampled", depth=7)),
+    (["--policy", "specinfer", "--branching", "3,2,1"], TreeSettings(policy="specinfer", branching=(3, 2, 1))),
+    (["--policy", "mcsd", "--fork", "8x3", "--stop-model", "s.safetensors", "--confidence", "0.4"],
+     TreeSettings(policy="mcsd", fork=(8, 3), stop_model=Path("s.safetensors"), confidence=0.4)),
+    (["--policy", "mcsd", "--target-width", "2"], TreeSettings(policy="mcsd", target_width=2)),
+    (["--policy", "chain", "--draft-tokens", "6"], TreeSettings(policy="chain", draft_tokens=6)),
+    (["--policy", "static", "--tree-file", "tree.json"], None),  # type: ignore[list-item]
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"), POLICY_OPTIONS, ids=lambda value: " ".join(value[1:3]) if isinstance(value, list) else ""
+)
+def test_every_policys_settings_reach_the_engine(
+    options: list[str], expected: TreeSettings | None, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Any] = {}
+
+    def remember(self: Engine, pair: ModelPair, **arguments: Any) -> None:
+        seen.update(arguments)
+        raise _Planned
+
+    monkeypatch.setattr(Engine, "__init__", remember)
+    run_cli(["p.jsonl", *options], files={"p.jsonl": ROWS, "tree.json": "[[0], [1]]"})
+    assert seen["tree"] == (expected or TreeSettings(policy="static", tree_file=Path("tree.json")))
+
+
+def test_the_options_above_are_all_that_there_are() -> None:
+    given = {word for options, _ in POLICY_OPTIONS for word in options if word.startswith("--")}
+    named = {flag_of(name) for name in USED_BY} - {"--tree-threshold"}  # dyspec's, tried above
+    assert given - {"--policy"} == named
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--policy", "chain", "--tree-size", "9"], "--tree-size is not used by --policy chain"),
+        (["--policy", "dyspec", "--branching", "2,1"], "--branching is not used by --policy dyspec"),
+        (["--policy", "none", "--tree-depth", "24"], "--tree-depth is not used by --policy none"),
+        (["--policy", "specinfer", "--branching", "2,0"], "2,0"),
+        (["--policy", "specinfer", "--branching", "30,30"], "930"),
+        (["--policy", "specinfer", "--branching", "x"], "'x'"),
+        (["--policy", "mcsd", "--fork", "3"], "'3'"),
+        (["--policy", "mcsd", "--fork", "3x3", "--branching", "2"], "two shapes"),
+        (["--policy", "static"], "--tree-file"),
+        (["--policy", "static", "--tree-file", "none.json"], "none.json"),
+        (["--policy", "chain", "--confidence", "0.3"], "--confidence"),
+        (["--policy", "c2t", "--classifier", "none.json"], "none.json"),
+        (["--policy", "adaptive", "--draw", "guessed"], "guessed"),
+        (["--policy", "oracle"], "oracle"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_a_policy_does_not_use_or_cannot_is_one_error(options: list[str], named: str, run_cli: RunCli) -> None:
+    outcome = run_cli(["p.jsonl", *options], files={"p.jsonl": ROWS})
+    assert outcome.code in {2, 4}
+    assert named in outcome.err
+    assert "Traceback" not in outcome.err
 
 
 def test_policy_none_uses_no_draft(run_cli: RunCli, pair_folders: tuple[Path, Path]) -> None:

@@ -64,7 +64,9 @@ def test_tree_logits_are_path_logits_over_rounds_of_commits(family: str, attenti
     root = 5
     for _ in range(4):
         tree = random_tree(root, generator, nodes=17)
-        torch.testing.assert_close(target.logits(target.look(tree)), path_logits(model, text, tree), rtol=1e-4, atol=2e-5)
+        torch.testing.assert_close(
+            target.logits(target.look(tree)), path_logits(model, text, tree), rtol=1e-4, atol=2e-5
+        )
         path = path_of(tree, int(torch.randint(17, (1,), generator=generator)))
         target.commit(tuple(path[1:]))
         text += [int(tree.tokens[node]) for node in path]

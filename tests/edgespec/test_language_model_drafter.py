@@ -7,7 +7,9 @@ from edgespec.causal_model import CausalModel
 from edgespec.config import SamplingSettings
 from edgespec.draft.language_model import LanguageModelDrafter
 from edgespec.errors import EdgespecError
+from edgespec.grow.growing import GrowingTree
 from edgespec.sampling import to_probs
+from edgespec.tree import TokenTree
 from tests.conftest import FAMILIES, VOCAB, make_model
 
 CPU = torch.device("cpu")
@@ -79,3 +81,53 @@ def test_a_root_that_was_never_expanded_becomes_pending() -> None:
     q = drafter.expand(torch.tensor([3]), torch.tensor([-1]))
     logits = model(input_ids=torch.tensor([[0, 1, 2, 3, 4, 9, 8, 3]]), use_cache=False).logits[0, -1:]
     torch.testing.assert_close(q, to_probs(logits, SAMPLING), rtol=1e-4, atol=1e-6)
+
+
+def drafter_at_a_text(*, pending: bool) -> LanguageModelDrafter:
+    """A drafter behind a text whose last token, where `pending`, has no row yet."""
+    model = CausalModel(make_model(FAMILIES["llama"]()), device=CPU)
+    drafter = LanguageModelDrafter(model, vocab=VOCAB, sampling=SAMPLING, tree_rows=4)
+    drafter.prefill(torch.arange(12), capacity=40)
+    if pending:
+        drafter.commit(40, [], [])
+    return drafter
+
+
+def grow(drafter: LanguageModelDrafter, *, width: int) -> TokenTree:
+    tree = GrowingTree(drafter, 7, device=CPU)
+    for _ in range(3):
+        tokens = tree.q.topk(width).indices
+        row = torch.arange(tokens.shape[0]).repeat_interleave(width)
+        tree.add(row, torch.arange(width).repeat(tokens.shape[0]), tokens.flatten())
+        tree.expand(torch.arange(0, row.shape[0], 2))
+    return tree.finished("top_k")
+
+
+@pytest.mark.parametrize("pending", [False, True], ids=["", "pending"])
+def test_trees_grown_after_a_rewind_are_those_grown_fresh(pending: bool) -> None:
+    drafter = drafter_at_a_text(pending=pending)
+    for width in (4, 2, 3):  # the larger tree first: what it leaves behind must not show
+        tree, fresh_drafter = grow(drafter, width=width), drafter_at_a_text(pending=pending)
+        fresh = grow(fresh_drafter, width=width)
+        for name in ("tokens", "parents", "ranks", "draft_rows"):
+            assert torch.equal(getattr(tree, name), getattr(fresh, name)), name
+        torch.testing.assert_close(tree.draft_probs, fresh.draft_probs)
+        rows = torch.arange(tree.draft_probs.shape[0])
+        torch.testing.assert_close(drafter.hidden(rows), fresh_drafter.hidden(rows))
+        drafter.rewind()
+    drafter.expand(torch.tensor([7]), torch.tensor([-1]))
+    drafter.commit(7, [], [])
+    q = drafter.expand(torch.tensor([3]), torch.tensor([-1]))
+    text = [*range(12), *([40] if pending else []), 7, 3]
+    logits = make_model(FAMILIES["llama"]())(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1:]
+    torch.testing.assert_close(q, to_probs(logits, SAMPLING), rtol=1e-4, atol=1e-6)
+
+
+def test_q_comes_from_the_hidden_states_of_its_rows_and_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgespec.head.CHUNK_BYTES", 3 * VOCAB * 4)
+    drafter = drafter_at_a_text(pending=True)
+    tree = grow(drafter, width=4)  # layers of 2, 4 and 8 expanded nodes
+    rows = torch.randperm(tree.draft_probs.shape[0], generator=torch.Generator().manual_seed(0))
+    model = CausalModel(make_model(FAMILIES["llama"]()), device=CPU)
+    q = to_probs(model.logits(drafter.hidden(rows)), SAMPLING)
+    torch.testing.assert_close(q, tree.draft_probs[rows], rtol=1e-4, atol=1e-6)

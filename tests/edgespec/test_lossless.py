@@ -8,7 +8,9 @@ seed is fixed); the wrong versions planted below fall under 1e-6.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,14 +19,18 @@ from scipy import stats
 from torch import Tensor
 
 from edgespec.config import SamplingSettings
-from edgespec.decode import Session, decode
+from edgespec.decode import Session, Verify, decode
 from edgespec.grow import best_first
+from edgespec.grow.beam import grow_beam
 from edgespec.grow.best_first import grow_best_first
 from edgespec.grow.dyspec import predict_slots
+from edgespec.grow.opt_tree import opt_tree_rule
 from edgespec.sampling import to_probs
-from edgespec.tree import TokenTree
-from edgespec.verify import rejection
+from edgespec.tree import Draw, TokenTree
+from edgespec.verify import Acceptance, rejection
+from edgespec.verify.membership import verify_membership
 from edgespec.verify.rejection import verify_rejection
+from edgespec.verify.rows import Rows
 
 VOCAB = 4
 NUM_TOKENS = 3
@@ -87,29 +93,58 @@ class TableDrafter:
         self.rows += new
         return torch.stack([self.q[path] for path in new])
 
+    def rewind(self) -> None:
+        self.rows = []
+
     def commit(self, root: int, path_rows: list[int], path_tokens: list[int]) -> None:
         self.text, self.rows = (*self.text, root, *path_tokens), []
 
 
-def outcome_p_value(sampling: SamplingSettings, draft_sampling: SamplingSettings, *, size: int = 5) -> float:
+GrowTree = Callable[[TableDrafter, int, int, torch.Generator], TokenTree]
+
+
+def grow_sampled(drafter: TableDrafter, root: int, max_depth: int, generator: torch.Generator) -> TokenTree:
+    return grow_best_first(
+        drafter,
+        root,
+        predict=predict_slots,
+        size=5,
+        depth=min(3, max_depth),
+        threshold=0.0,
+        max_children=3,
+        vocab=VOCAB,
+        device=torch.device("cpu"),
+        generator=generator,
+    )
+
+
+def grow_chosen(drafter: TableDrafter, root: int, max_depth: int, _generator: torch.Generator) -> TokenTree:
+    return grow_beam(
+        drafter,
+        root,
+        rule=opt_tree_rule(size=5, stop_gain=0.0),
+        size=5,
+        depth=min(3, max_depth),
+        max_children=3,
+        vocab=VOCAB,
+        device=torch.device("cpu"),
+    )
+
+
+def outcome_p_value(
+    sampling: SamplingSettings,
+    draft_sampling: SamplingSettings,
+    *,
+    grow_tree: GrowTree = grow_sampled,
+    verify: Verify = verify_rejection,
+) -> float:
     """The chi-square p-value of the texts' distribution against the target's."""
     drafter = TableDrafter(draft_sampling)
     session = Session(target=TableTarget(), drafter=drafter)  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(11)
 
     def grow(root: int, max_depth: int) -> TokenTree:
-        return grow_best_first(
-            drafter,
-            root,
-            predict=predict_slots,
-            size=size,
-            depth=min(3, max_depth),
-            threshold=0.0,
-            max_children=3,
-            vocab=VOCAB,
-            device=torch.device("cpu"),
-            generator=generator,
-        )
+        return grow_tree(drafter, root, max_depth, generator)
 
     counts = dict.fromkeys(itertools.product(range(VOCAB), repeat=NUM_TOKENS), 0)
     for _ in range(NUM_TEXTS):
@@ -117,7 +152,7 @@ def outcome_p_value(sampling: SamplingSettings, draft_sampling: SamplingSettings
             session,
             torch.tensor([0]),
             grow=grow,
-            verify=verify_rejection,
+            verify=verify,
             sampling=sampling,
             generator=generator,
             # One more than is looked at: a tree that ended with the text would have no second layer.
@@ -139,6 +174,12 @@ def outcome_p_value(sampling: SamplingSettings, draft_sampling: SamplingSettings
 PLAIN = SamplingSettings(temperature=1.0)
 
 
+RULES: dict[str, tuple[GrowTree, Verify]] = {
+    "sampled-rejection": (grow_sampled, verify_rejection),
+    "chosen-membership": (grow_chosen, verify_membership),
+}
+
+
 @pytest.mark.parametrize(
     ("sampling", "draft_sampling"),
     [
@@ -147,10 +188,12 @@ PLAIN = SamplingSettings(temperature=1.0)
     ],
     ids=["plain", "truncated"],
 )
-def test_texts_through_sampled_trees_have_the_targets_distribution(
-    sampling: SamplingSettings, draft_sampling: SamplingSettings
+@pytest.mark.parametrize("rule", RULES)
+def test_texts_through_trees_have_the_targets_distribution(
+    rule: str, sampling: SamplingSettings, draft_sampling: SamplingSettings
 ) -> None:
-    assert outcome_p_value(sampling, draft_sampling) > 1e-3
+    grow_tree, verify = RULES[rule]
+    assert outcome_p_value(sampling, draft_sampling, grow_tree=grow_tree, verify=verify) > 1e-3
 
 
 def test_selecting_nodes_by_their_own_token_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,3 +225,39 @@ def test_drawing_the_bonus_from_p_instead_of_the_residual_is_caught(monkeypatch:
 
     monkeypatch.setattr(rejection, "_try_children", no_residual)
     assert outcome_p_value(PLAIN, PLAIN) < 1e-6
+
+
+def as_if(draw: Draw, verify: Verify) -> Verify:
+    """The rule without its refusal of other draws."""
+    return lambda tree, rows, generator: verify(dataclasses.replace(tree, draw=draw), rows, generator)
+
+
+def test_rejection_of_chosen_children_is_caught() -> None:
+    """Why it is refused: q is not what chosen children were drawn from."""
+    verify = as_if("without_replacement", verify_rejection)
+    assert outcome_p_value(PLAIN, PLAIN, grow_tree=grow_chosen, verify=verify) < 1e-6
+
+
+def test_membership_of_sampled_children_is_unbiased_and_accepts_less() -> None:
+    """It is refused for what it wastes: whatever the tree's tokens are, the draw had no part in them."""
+    lengths: dict[str, list[int]] = {"membership": [], "rejection": []}
+
+    def counted(name: str, verify: Verify) -> Verify:
+        def verify_and_count(tree: TokenTree, rows: Rows, generator: torch.Generator) -> Acceptance:
+            acceptance = verify(tree, rows, generator)
+            lengths[name].append(len(acceptance.path))
+            return acceptance
+
+        return verify_and_count
+
+    verify = counted("membership", as_if("top_k", verify_membership))
+    assert outcome_p_value(PLAIN, PLAIN, verify=verify) > 1e-3
+    assert outcome_p_value(PLAIN, PLAIN, verify=counted("rejection", verify_rejection)) > 1e-3
+    mean = {name: sum(found) / len(found) for name, found in lengths.items()}
+    assert mean["rejection"] > 1.05 * mean["membership"], mean
+
+
+def test_membership_that_reads_another_nodes_row_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Rows.probs
+    monkeypatch.setattr(Rows, "probs", lambda self, _node: right(self, 0))
+    assert outcome_p_value(PLAIN, PLAIN, grow_tree=grow_chosen, verify=verify_membership) < 1e-6

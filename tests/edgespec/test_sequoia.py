@@ -25,9 +25,7 @@ def all_trees(size: int, *, depth: int, width: int) -> set[frozenset[Ranks]]:
             for tree in trees
             for parent in ((), *tree)
             for rank in range(width)
-            if len(parent) < depth
-            and (*parent, rank) not in tree
-            and (rank == 0 or (*parent, rank - 1) in tree)
+            if len(parent) < depth and (*parent, rank) not in tree and (rank == 0 or (*parent, rank - 1) in tree)
         }
         found |= trees
     return found

@@ -1,17 +1,17 @@
 """Verification rules against their literal statement."""
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from edgespec.tree import TokenTree
-from edgespec.verify.greedy import verify_greedy
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
 from edgespec.sampling import to_probs
-from edgespec.verify import rows as rows_module
+from edgespec.tree import TokenTree
+from edgespec.verify.greedy import verify_greedy
 from edgespec.verify.membership import verify_membership
 from edgespec.verify.rejection import verify_rejection
 from edgespec.verify.rows import Rows
@@ -28,6 +28,9 @@ class DenseRows(Rows):
 
     def argmax(self) -> Tensor:
         return self.p.argmax(-1)
+
+    def all_probs(self) -> Tensor:
+        return self.p
 
 
 def random_tree(generator: torch.Generator, *, nodes: int, vocab: int) -> TokenTree:
@@ -150,27 +153,34 @@ def chosen(tree: TokenTree) -> TokenTree:
     return dataclasses.replace(tree, draw="top_k")
 
 
+def literal_membership(tree: TokenTree, drawn: list[int]) -> tuple[list[int], int]:
+    """Where the tokens drawn at every node lead: the path, and the bonus token."""
+    node, path = 0, []
+    while True:
+        below = [
+            child
+            for child in range(1, tree.num_nodes)
+            if tree.parents[child] == node and tree.tokens[child] == drawn[node]
+        ]
+        if not below:
+            return path, drawn[node]
+        node = below[0]
+        path.append(node)
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_membership_goes_where_the_drawn_token_is(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = chosen(random_tree(torch.Generator().manual_seed(seed), nodes=40, vocab=4))
     p = torch.rand(40, 4, generator=torch.Generator().manual_seed(seed))
     drawn = torch.randint(4, (40,), generator=torch.Generator().manual_seed(seed)).tolist()
-    nodes: list[int] = []
 
     def draw_token_of_node(probs: Tensor, _generator: torch.Generator) -> int:
         (node,) = (p == probs).all(1).nonzero().flatten().tolist()
-        nodes.append(node)
         return drawn[node]
 
     monkeypatch.setattr("edgespec.verify.membership.draw_one", draw_token_of_node)
     acceptance = verify_membership(tree, DenseRows(p), torch.Generator())
-    assert (0, *acceptance.path) == tuple(nodes)
-    assert acceptance.next_token == drawn[nodes[-1]]
-    last = nodes[-1]
-    children = [node for node in range(1, 40) if tree.parents[node] == last]
-    assert drawn[last] not in tree.tokens[children].tolist()
-    for node, parent in zip(nodes[1:], nodes, strict=False):
-        assert (int(tree.parents[node]), int(tree.tokens[node])) == (parent, drawn[parent])
+    assert (list(acceptance.path), acceptance.next_token) == literal_membership(tree, drawn)
 
 
 def test_membership_refuses_sampled_children_and_names_the_sound_pairs() -> None:
@@ -188,7 +198,7 @@ def test_rows_are_made_in_chunks_and_equal_the_whole(chunk_rows: int, monkeypatc
         sizes.append(some.shape[0])
         return some @ weight
 
-    monkeypatch.setattr(rows_module, "CHUNK_BYTES", chunk_rows * 12 * 4)
+    monkeypatch.setattr("edgespec.head.CHUNK_BYTES", chunk_rows * 12 * 4)
     sampling = SamplingSettings(temperature=0.7, top_p=0.9)
     rows = Rows(hidden, head, sampling, vocab=12)
     expected = to_probs(hidden @ weight, sampling)
@@ -198,7 +208,43 @@ def test_rows_are_made_in_chunks_and_equal_the_whole(chunk_rows: int, monkeypatc
     assert max(sizes) <= chunk_rows
 
 
-def test_nan_logits_of_finite_states_are_refused() -> None:
-    rows = Rows(torch.ones(2, 3), lambda some: some * torch.nan, SamplingSettings(), vocab=3)
-    with pytest.raises(EdgespecError, match="NaN"):
-        rows.argmax()
+def test_only_the_nodes_that_are_asked_about_go_through_the_head() -> None:
+    """Below a root that is a leaf, 768 nodes cost nothing."""
+    hidden = torch.randn(768, 6)
+    rows_made = 0
+
+    def head(some: Tensor) -> Tensor:
+        nonlocal rows_made
+        rows_made += some.shape[0]
+        return some
+
+    tree = random_tree(torch.Generator().manual_seed(3), nodes=768, vocab=600)
+    rows = Rows(hidden, head, SamplingSettings(temperature=1), vocab=6)
+    acceptance = verify_membership(chosen(tree), rows, torch.Generator().manual_seed(0))
+    assert rows_made == 1 + len(acceptance.path) < 20
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("ask", [lambda rows: rows.probs(1), Rows.argmax, Rows.all_probs], ids=["one", "argmax", "all"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf], ids=["nan", "inf", "minus-inf"])
+def test_states_that_make_no_distribution_are_refused(
+    value: float, ask: Callable[[Rows], Tensor], temperature: float
+) -> None:
+    """NaN and infinite states, and logits that an overflow made infinite: one number of one row is enough."""
+    weight = torch.randn(3, 8)
+    wrong_state = torch.ones(2, 3)
+    wrong_state[1, 2] = value
+    wrong_logit = torch.zeros(2, 8)
+    wrong_logit[1] = torch.where(torch.arange(8) == 4, value, 0.0) if value != -torch.inf else value
+    sampling = SamplingSettings(temperature=temperature)
+    for hidden, head in ((wrong_state, lambda some: some @ weight), (wrong_logit, lambda some: some)):
+        with pytest.raises(EdgespecError, match="NaN or infinite"):
+            ask(Rows(hidden, head, sampling, vocab=8))
+
+
+def test_tokens_that_the_head_rules_out_are_no_overflow() -> None:
+    """Some families mask rows of padding with minus infinity."""
+    logits = torch.tensor([[0.0, -torch.inf, 1.0]])
+    rows = Rows(logits, lambda some: some, SamplingSettings(temperature=1), vocab=3)
+    assert rows.probs(0)[1] == 0
+    assert rows.argmax().tolist() == [2]

@@ -127,7 +127,7 @@ def test_decision_models_learn_which_nodes_go_on(kind: str) -> None:
         "weight": torch.ones(3000),
         "prompt": torch.arange(3000) // 60,
     }
-    model, report = fit_stop(kind, inputs, records, steps=400, weight_decay=0.0)  # type: ignore[arg-type]
+    model, report = fit_stop(kind, inputs, records, steps=400, learning_rate=5e-3, weight_decay=0.0)  # type: ignore[arg-type]
     assert model.kind == kind
     assert len(model.network.weights) == (3 if kind == "hidden" else 2)
     assert report.log_loss - report.least_log_loss < 0.01

@@ -15,10 +15,18 @@ from edgespec.train.record_files import RecordsHeader, load_records, read_header
 from edgespec.train.records import DRAWS, expected_tokens, node_values, rank_acceptance, slot_records, stop_records
 from edgespec.tree import Draw, TokenTree, depths, root_only
 from edgespec.verify.rejection import verify_rejection
-from tests.edgespec.test_verify import random_tree
+from tests.edgespec.test_verify import DenseRows, random_tree
 
 HEADER = RecordsHeader(
-    target="big", draft="small", prompt=3, draw="top_k", temperature=0.6, draft_temperature=0.6, num_trees=1
+    target="big",
+    draft="small",
+    prompt=3,
+    tree="opt-tree",
+    draw="top_k",
+    temperature=0.6,
+    draft_temperature=0.6,
+    num_trees=1,
+    tokens=2.5,
 )
 
 
@@ -85,7 +93,7 @@ def test_the_mean_accepted_length_is_what_verification_comes_to() -> None:
     generator = torch.Generator().manual_seed(0)
     p = 0.7 * tree.draft_probs + 0.3 * random_p(tree, generator)
     draws = 4000
-    lengths = [1 + len(verify_rejection(tree, p, generator).path) for _ in range(draws)]
+    lengths = [1 + len(verify_rejection(tree, DenseRows(p), generator).path) for _ in range(draws)]
     mean, spread = torch.tensor(lengths).double().mean(), torch.tensor(lengths).double().std()
     assert abs(float(mean) - expected_tokens(tree, p)) < 4 * float(spread) / draws**0.5
 
@@ -181,7 +189,7 @@ def test_parts_are_put_together_with_their_prompts(tmp_path: Path) -> None:
     assert save_records(tmp_path, found, other).name == "part-00002.safetensors"
     columns, headers = load_records(tmp_path)
     assert headers == [HEADER, other]
-    assert headers[0].setting == (3, "top_k", 0.6, 0.6)
+    assert headers[1].setting == (8, "opt-tree", 0.6)
     count = found["rank"].shape[0]
     assert columns["prompt"].tolist() == [3] * count + [8] * count
     assert torch.equal(columns["acceptance"][count:], found["acceptance"])
