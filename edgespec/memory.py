@@ -19,7 +19,7 @@ LIBRARIES_BYTES = 192 * MIB  # model code, kernels and tokenizer that load with 
 CUDA_CONTEXT_BYTES = 600 * MIB
 NUM_HIDDEN_COPIES = 4  # of a prompt's hidden states: before and after a layer, and positions
 NUM_LOGITS_COPIES = 5  # of one chunk of rows: logits, their float32, probabilities, temporaries
-NUM_DRAFT_PROBS_COPIES = 4  # a tree's q by layers and in one piece; while a layer is drawn, noise in float64 as well
+NUM_DRAFT_PROBS_COPIES = 3  # a tree's q by layers and in one piece; while a layer is drawn, noise in float64 as well
 FLOAT32_BYTES = 4
 PASS_SLACK = 1.5  # an allocator keeps freed blocks that fit nothing that comes next
 
@@ -73,11 +73,12 @@ def pass_bytes(
     tree_rows: int,
     keys: int,
     dtype: torch.dtype,
-    keeps_probs: bool = False,
+    probs_rows: int = 0,
 ) -> int:
     """The largest temporaries of one forward: of the prompt's, or of a tree's and what is made of it.
 
-    Logits exist for one chunk of rows at a time; a draft `keeps_probs` of all rows that it expands.
+    Logits exist for one chunk of rows at a time. `probs_rows` are those whose distributions are kept: a
+    draft's, of all nodes that it expands.
     """
     inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
     # Norms compute in float32, the rest in the layers' own dtype.
@@ -85,10 +86,8 @@ def pass_bytes(
     mask_bytes = 2 * dtype.itemsize + 3  # of one row and key
     is_eager = getattr(config, "_attn_implementation", None) == "eager"
     score_bytes = config.num_attention_heads * (2 * dtype.itemsize + FLOAT32_BYTES) if is_eager else 0
-    num_logits_rows = NUM_LOGITS_COPIES * min(tree_rows, rows_at_once(config.vocab_size))
-    if keeps_probs:
-        num_logits_rows += NUM_DRAFT_PROBS_COPIES * tree_rows
-    logits_bytes = config.vocab_size * FLOAT32_BYTES * num_logits_rows
+    logits_rows = NUM_LOGITS_COPIES * min(tree_rows, rows_at_once(config.vocab_size))
+    logits_bytes = config.vocab_size * FLOAT32_BYTES * (logits_rows + NUM_DRAFT_PROBS_COPIES * probs_rows)
     # Grouped keys and values are repeated for every head while a layer attends with a mask.
     is_grouped = _num_kv_heads(config) < config.num_attention_heads
     key_bytes = config.num_attention_heads * sum(_head_dims(config)) * dtype.itemsize if is_grouped else 0
@@ -133,7 +132,7 @@ def device_uses(
             tree_rows=tree_rows,
             keys=draft_rows,
             dtype=dtype,
-            keeps_probs=True,
+            probs_rows=draft_rows - context_tokens,
         )
     scratch_bytes = (target.num_scratch + (draft.num_scratch if draft else 0)) * dtype.itemsize
     if scratch_bytes:

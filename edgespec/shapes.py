@@ -91,12 +91,13 @@ def expansion(branching: Sequence[int]) -> TreeShape:
 
 def fork(width: int, depth: int) -> TreeShape:
     """`width` chains of `depth` tokens: Improving-MCSD's dynamic variant (section 3.2)."""
+    _refuse_large(width * depth)
     return expansion((width, *[1] * (depth - 1)))
 
 
 def chain(length: int) -> TreeShape:
     """One token a layer: plain speculative decoding."""
-    return expansion([1] * length)
+    return fork(1, length)
 
 
 def from_paths(paths: Sequence[Ranks]) -> TreeShape:

@@ -47,7 +47,7 @@ def decode_target_initialized(
     assert session.drafter is not None
     started = time.perf_counter()
     logits = session.target.prefill(prompt, capacity=capacities[0])
-    refuse_nan(logits)
+    refuse_nan(logits.amax(-1))
     prefilled = time.perf_counter()
     session.target.uncommit_last()
     session.drafter.prefill(prompt[:-1], capacity=capacities[1])
@@ -67,7 +67,7 @@ def decode_target_initialized(
         tree = grow(root, branches, remaining)
         grown = time.perf_counter()
         hidden = session.target.look(tree)
-        refuse_nan(hidden)
+        refuse_nan(hidden.amax(-1))
         looked = time.perf_counter()
         path, end_token = _longest(session, tree, hidden, sampling, verify, generator)
         tokens = tuple(tree.tokens[torch.tensor(path, device=tree.tokens.device)].tolist())

@@ -14,7 +14,7 @@ from edgespec.shapes import TreeShape, chain, expansion, read_shape
 POLICIES = (
     "adaptive", "dyspec", "opt-tree", "eagle2", "c2t", "sequoia", "specinfer", "mcsd", "chain", "static", "none",
 )  # fmt: skip
-DEFAULT_POLICY = "dyspec"
+DEFAULT_POLICY = "adaptive"
 DRAWS = {"sampled": "without_replacement", "chosen": "top_k"}
 
 _GROWN = {"adaptive", "dyspec", "opt-tree", "eagle2", "c2t"}
@@ -106,6 +106,11 @@ class TreeSettings:
             self.fork is None or min(self.fork) >= 1,
             f"--fork {'x'.join(map(str, self.fork or ()))} has a number below 1.",
             "Write chains x length: 16x5.",
+        )
+        require(
+            self.fork is None or self.fork[0] * self.fork[1] <= MAX_TREE_SIZE,
+            f"--fork {'x'.join(map(str, self.fork or ()))} has more than {MAX_TREE_SIZE} nodes.",
+            "Choose a smaller shape.",
         )
         require(not (self.fork and self.branching), "--fork and --branching are two shapes.", "Give one of them.")
         require(

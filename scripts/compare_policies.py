@@ -205,7 +205,7 @@ def contexts(tokenizer: Any, folder: Path | None, *, count: int, tokens: int, se
 def calibrate(bench: Bench, texts: list[list[int]], size: int, sampling: SamplingSettings, name: str) -> float:
     """The threshold that makes trees of `size` nodes on average."""
     low, high = CALIBRATED[name]
-    for _ in range(9):
+    for _ in range(7):
         middle = (low * high) ** 0.5
         cell = Cell()
         settings = entrants(size, dict.fromkeys(CALIBRATED, middle))[name]
@@ -384,7 +384,7 @@ def main() -> None:
     parser.add_argument("--contexts", type=int, default=200)
     parser.add_argument("--large-contexts", type=int, help=f"fewer of them for {LARGE_SIZE} nodes and more [all]")
     parser.add_argument("--context-tokens", type=int, default=192)
-    parser.add_argument("--calibration", type=int, default=24, help="contexts that thresholds are found on")
+    parser.add_argument("--calibration", type=int, default=8, help="contexts that thresholds are found on")
     parser.add_argument("--sizes", type=int, nargs="+", default=[16, 64, 256, 768])
     parser.add_argument("--temps", type=float, nargs="+", default=[0.0, 0.6, 1.0])
     parser.add_argument("--only", nargs="+", help="policies whose name contains one of these")

@@ -39,6 +39,7 @@ ALLOWED = {
         "edgespec.causal_model",
         "edgespec.config",
         "edgespec.errors",
+        "edgespec.head",
         "edgespec.sampling",
         "edgespec.tree",
     },
@@ -81,7 +82,13 @@ ALLOWED = {
         "edgespec.tree",
         "edgespec.verify",
     },
-    "edgespec.memory": {"edgespec.causal_model", "edgespec.config", "edgespec.tree_settings", "offload"},
+    "edgespec.memory": {
+        "edgespec.causal_model",
+        "edgespec.config",
+        "edgespec.head",
+        "edgespec.tree_settings",
+        "offload",
+    },
     "edgespec.weights": {"edgespec.pair", "edgespec.places", "offload"},
     "edgespec.plan": {
         "edgespec.config",

@@ -220,4 +220,9 @@ def _say_plan(console: Console, engine: Engine) -> None:
     )
     dtype = str(engine.dtype).removeprefix("torch.") + (f" from {engine.quant}" if engine.quant else "")
     console.say(f"{engine.pair.target.folder}: {layers}; {dtype} on {engine.device}; {shape}")
+    if not tree.is_lossless:
+        console.say(
+            f"LOSSY: --target-width {tree.target_width} takes the longest of so many branches that the target "
+            "starts; the output does not have the target's distribution"
+        )
     console.detail(f"memory plan:\n{placement.table()}")

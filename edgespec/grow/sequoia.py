@@ -8,6 +8,7 @@ the node is; a tree yields 1 + the sum over its nodes of the product of acceptan
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -31,7 +32,12 @@ class SequoiaTable:
         return 1 + float(self.gains[depth, size])
 
     def shape(self, size: int, depth: int) -> TreeShape:
-        """The best tree."""
+        """The best tree; raises EdgespecError where none gains a token."""
+        require(
+            float(self.gains[depth, size]) > 0,
+            f"by the acceptance by rank, no tree of {size} nodes and {depth} layers gains a token.",
+            "Measure it again: edgespec train acceptance.",
+        )
         parents = [-1]
         layer = [(0, size)]  # nodes, and how many nodes each has below it
         for below in range(depth, 0, -1):
@@ -96,8 +102,7 @@ def choose_size(
     verify_s: Callable[[int], float],
 ) -> tuple[int, int]:
     """The size and depth of the fewest seconds a token: (depth * draft_s + verify_s(size)) / expected tokens."""
-    candidates = [(size, depth) for size in sizes for depth in depths]
     return min(
-        candidates,
+        itertools.product(sizes, depths),
         key=lambda pair: (pair[1] * draft_s + verify_s(pair[0])) / table.expected_tokens(*pair),
     )

@@ -13,6 +13,7 @@ from edgespec.sampling import draw_one
 from edgespec.tree import TokenTree
 from edgespec.verify import Acceptance
 from edgespec.verify.rows import Rows
+from edgespec.verify.walk import walk
 
 
 def verify_membership(tree: TokenTree, rows: Rows, generator: torch.Generator) -> Acceptance:
@@ -22,18 +23,4 @@ def verify_membership(tree: TokenTree, rows: Rows, generator: torch.Generator) -
             f"membership does not go with draw '{tree.draw}': "
             "use it with 'top_k', and multi-round rejection with 'without_replacement'"
         )
-    # A wait for the device, for 2n numbers; then two a node, in probs() and for the token that was
-    # drawn, which says whose distribution is needed next.
-    children: dict[tuple[int, int], int] = {
-        (parent, token): node
-        for node, (parent, token) in enumerate(torch.stack([tree.parents, tree.tokens], 1).tolist())
-    }
-    path: list[int] = []
-    node = 0
-    while True:
-        token = draw_one(rows.probs(node), generator)
-        child = children.get((node, token))
-        if child is None:
-            return Acceptance(path=tuple(path), next_token=token)
-        path.append(child)
-        node = child
+    return walk(tree, lambda node: draw_one(rows.probs(node), generator))

@@ -35,11 +35,11 @@ class Rows:
         refuse_nan(logits.amax(-1))
         return to_probs(logits, self._sampling)[0]
 
-    def argmax(self) -> Tensor:
-        """The target's first choice after every node: [n]."""
-        largest = [self._head(self._hidden[rows]).max(-1) for rows in self._chunks()]
-        refuse_nan(torch.cat([chunk.values for chunk in largest]))  # one wait for all chunks
-        return torch.cat([chunk.indices for chunk in largest])
+    def best(self, node: int) -> int:
+        """The target's first choice after a node."""
+        largest, index = self._head(self._hidden[node : node + 1]).max(-1)
+        refuse_nan(largest)
+        return int(index)
 
     def all_probs(self) -> Tensor:
         """P after all nodes at once, [n, vocab]: for records and comparisons, which look at every row."""

@@ -54,7 +54,8 @@ def test_streamed_greedy_texts_are_those_of_plain_decoding(
     policy: str, size: int, prompts: list[list[int]], plain: list[list[int]]
 ) -> None:
     with Engine.from_pretrained(
-        tree=TreeSettings(policy=policy, size=size), limits=MemoryLimits(max_resident_layers=0)
+        tree=TreeSettings(policy=policy) if policy == "none" else TreeSettings(policy=policy, size=size),
+        limits=MemoryLimits(max_resident_layers=0),
     ) as engine:
         for prompt, expected in zip(prompts, plain, strict=True):
             assert list(engine.generate(prompt, max_new_tokens=40, sampling=GREEDY).token_ids) == expected

@@ -131,3 +131,42 @@ def test_a_process_that_forgets_to_close_ends_quietly(pair_folders: tuple[Path, 
     )
     outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (outcome.returncode, outcome.stderr) == (0, "")
+
+
+POLICIES = [
+    TreeSettings(policy="adaptive", draw="sampled", size=20),
+    TreeSettings(policy="adaptive", draw="chosen", size=20),
+    TreeSettings(policy="dyspec", size=20, threshold=0.01),
+    TreeSettings(policy="opt-tree", size=20, stop_gain=0.1),
+    TreeSettings(policy="eagle2", size=20, depth=5, stop_depths=(2, 4)),
+    TreeSettings(policy="c2t", size=20, confidence=0.01),
+    TreeSettings(policy="sequoia", size=20, depth=6),
+    TreeSettings(policy="specinfer", branching=(3, 2, 1)),
+    TreeSettings(policy="mcsd", fork=(3, 4), draw="chosen"),
+    TreeSettings(policy="mcsd", branching=(2, 2), target_width=3),  # at temperature 0 there is one branch
+    TreeSettings(policy="chain", draft_tokens=5),
+]
+
+
+@pytest.mark.parametrize("settings", POLICIES, ids=lambda settings: f"{settings.policy}-{settings.num_nodes}")
+def test_every_policy_decodes_greedily_to_the_last_token(
+    settings: TreeSettings, pair_folders: tuple[Path, Path]
+) -> None:
+    target, draft = pair_folders
+    with Engine.from_pretrained(target, tree=TreeSettings(policy="none"), dtype="float32") as plain:
+        expected = plain.generate("def f", max_new_tokens=24, sampling=SamplingSettings())
+    with Engine.from_pretrained(target, draft=draft, tree=settings, dtype="float32") as engine:
+        for prompt in ("def f", expected.token_ids[:1]):
+            found = engine.generate(
+                prompt if isinstance(prompt, str) else list(prompt), max_new_tokens=24, sampling=SamplingSettings()
+            )
+            if isinstance(prompt, str):
+                assert found.token_ids == expected.token_ids
+            assert len(found.token_ids) == 24 or found.finish_reason == "stop"
+            sampled = engine.generate(
+                list(found.token_ids[:3]),
+                max_new_tokens=24,
+                sampling=SamplingSettings(temperature=1.0, top_p=0.8),
+                seed=1,
+            )
+            assert len(sampled.token_ids) == 24 or sampled.finish_reason == "stop"

@@ -3,10 +3,11 @@
 import pytest
 import torch
 from torch import Tensor
-from transformers import CohereConfig, Gemma2Config, GraniteConfig, OPTConfig, PretrainedConfig
+from transformers import CohereConfig, Gemma2Config, GraniteConfig, LlamaConfig, OPTConfig, PretrainedConfig
 
 from edgespec.causal_model import CausalModel
 from edgespec.head import row_chunks, rows_at_once
+from edgespec.memory import pass_bytes
 from tests.conftest import FAMILIES, GROUPED, SMALL, make_model
 
 CPU = torch.device("cpu")
@@ -79,3 +80,13 @@ def test_chunks_cover_all_rows_within_32_mib(num_rows: int, vocab: int, expected
     chunks = list(row_chunks(num_rows, vocab))
     assert [row for chunk in chunks for row in range(chunk.start, chunk.stop)] == list(range(num_rows))
     assert max(chunk.stop - chunk.start for chunk in chunks) <= expected
+
+
+def test_plans_count_a_chunk_of_logits_and_the_distributions_that_a_draft_keeps() -> None:
+    shape = {"prompt_rows": 1, "tree_rows": 769, "keys": 800, "dtype": torch.float32}
+    small, large = LlamaConfig(**GROUPED), LlamaConfig(**{**GROUPED, "vocab_size": 152_000})
+    row = 152_000 * 4
+    target = pass_bytes(large, **shape) - pass_bytes(small, **shape)
+    assert 2 * 55 * row < target < 10 * 55 * row
+    draft = pass_bytes(large, **shape, probs_rows=1538) - pass_bytes(large, **shape)
+    assert draft > 3 * 1538 * row

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 
 import pytest
 import torch
@@ -62,6 +63,23 @@ def test_it_is_the_best_of_all_trees(seed: int, size: int, depth: int, width: in
     assert tokens_of(shape, acceptance) == pytest.approx(best, rel=1e-12)
 
 
+@pytest.mark.parametrize("acceptance", [[0.1, 0.3, 0.5], [0.0, 0.2, 0.7], [0.3, 0.0, 0.6]])
+def test_a_poor_first_rank_is_paid_for_only_where_a_later_one_is_worth_it(acceptance: list[float]) -> None:
+    for size in range(1, 7):
+        best = max(expected(tree, acceptance) for tree in all_trees(size, depth=3, width=3))
+        table = sequoia_table(acceptance, size=size, depth=3, max_children=3)
+        assert table.expected_tokens(size, 3) == pytest.approx(best, rel=1e-12)
+        if best > 1:
+            assert tokens_of(table.shape(size, 3), acceptance) == pytest.approx(best, rel=1e-12)
+
+
+def test_a_tree_that_gains_nothing_is_refused() -> None:
+    with pytest.raises(EdgespecError, match="gains a token"):
+        best_shape((0.0, 0.0), size=4, depth=2, max_children=2)
+    with pytest.raises(EdgespecError, match="1 nodes"):
+        best_shape((0.0, 0.5), size=1, depth=2, max_children=2)
+
+
 def test_one_table_serves_all_sizes_and_depths() -> None:
     acceptance = random_acceptance(3, 4)
     table = sequoia_table(acceptance, size=40, depth=8, max_children=4)
@@ -91,10 +109,17 @@ def test_the_size_follows_the_machine() -> None:
         assert (depth * draft_s + verify_s(size)) / table.expected_tokens(size, depth) == best
 
 
-def test_the_largest_table_is_made_quickly() -> None:
-    acceptance = [0.5 * 0.5**rank for rank in range(16)]
-    shape = best_shape(tuple(acceptance), size=768, depth=24, max_children=16)
-    assert shape.num_nodes == 769
+def test_sizes_and_depths_may_be_iterators() -> None:
+    table = sequoia_table([0.6, 0.2], size=8, depth=3, max_children=2)
+    assert choose_size(table, sizes=iter([1, 8]), depths=iter([1, 3]), draft_s=0, verify_s=lambda _: 1.0) == (8, 3)
+
+
+@pytest.mark.parametrize("acceptance", [[0.5 * 0.5**rank for rank in range(16)], [0.9, *[0.1 / 15] * 15]])
+def test_the_largest_table_is_made_quickly(acceptance: list[float]) -> None:
+    started = time.perf_counter()
+    table = sequoia_table(acceptance, size=768, depth=24, max_children=16)
+    assert time.perf_counter() - started < 10
+    assert table.shape(768, 24).num_nodes == 769
 
 
 @pytest.mark.parametrize("acceptance", [[], [0.9, 0.2], [-0.1, 0.5], [math.nan]])

@@ -128,7 +128,7 @@ def test_equal_distributions_accept_the_first_draw() -> None:
 
 
 def test_a_root_alone_has_no_records() -> None:
-    tree = root_only(3, vocab=5, device=torch.device("cpu"))
+    tree = root_only(3, draw="top_k", vocab=5, device=torch.device("cpu"))
     p = torch.full((1, 5), 0.2)
     found = slot_records(tree, p, temperature=1.0)
     assert {column.shape for column in found.values()} == {(0,)}
