@@ -1,6 +1,6 @@
 """C2T against EAGLE-2 on the same draft: nodes verified at equal accepted length.
 
-    python scripts/compare_c2t.py --contexts 200
+    python -m scripts.compare_c2t --contexts 200
 
 Both at temperature 0, 15 tokens a layer, at most 11 layers (C2T, section 5). EAGLE-2's curve comes from
 reranking to different sizes, C2T's from different confidences; nodes at a length are read off by linear

@@ -1,7 +1,7 @@
 """Every policy on the same contexts: tokens per pass, and what growing the trees costs.
 
-    python scripts/compare_policies.py --contexts 200 --figure docs/policies.png
-    python scripts/compare_policies.py --follow 12 --sizes 64          whole generations instead
+    python -m scripts.compare_policies --contexts 200 --figure docs/policies.png
+    python -m scripts.compare_policies --follow 12 --sizes 64          whole generations instead
 
 Contexts are held-out modules of the standard library (those that the built-in pair was not fitted on;
 --text FOLDER for another pair), cut at random points: no text that the model made itself, whose loops

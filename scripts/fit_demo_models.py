@@ -1,6 +1,6 @@
 """Fit what ships with the built-in pair: measured acceptance, and C2T's classifier.
 
-    python scripts/fit_demo_models.py --out edgespec/demo
+    python -m scripts.fit_demo_models --out edgespec/demo
 
 Prompts are held-out modules of the standard library (those that the pair was not trained on) cut at
 random points; every second module only, so that scripts/compare_policies.py compares on the others.

@@ -113,7 +113,7 @@ def _read_columns(path: Path, prompt: int) -> dict[str, Tensor]:
             columns = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no dict
     except (OSError, SafetensorError) as error:
         raise _damaged(path, str(error)) from error
-    lengths = {column.shape for column in columns.values()}
+    lengths = {column.shape[:1] for column in columns.values()}
     if len(lengths) != 1:
         raise _damaged(path, "its columns differ in length")
     (length,) = lengths

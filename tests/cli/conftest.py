@@ -22,14 +22,18 @@ class Outcome:
 
 
 class RunCli(Protocol):
-    """Runs `edgespec generate`, in a folder that holds `files`."""
+    """Runs `edgespec generate`, or another command, in a folder that holds `files`."""
 
-    def __call__(self, arguments: list[str], *, files: dict[str, str] | None = None, stdin: str = "") -> Outcome: ...
+    def __call__(
+        self, arguments: list[str], *, files: dict[str, str] | None = None, stdin: str = "", command: str = "generate"
+    ) -> Outcome: ...
 
 
 @pytest.fixture
 def run_cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunCli:
-    def call(arguments: list[str], *, files: dict[str, str] | None = None, stdin: str = "") -> Outcome:
+    def call(
+        arguments: list[str], *, files: dict[str, str] | None = None, stdin: str = "", command: str = "generate"
+    ) -> Outcome:
         folder = tmp_path / "cwd"
         folder.mkdir(exist_ok=True)
         for name, content in (files or {}).items():
@@ -37,7 +41,7 @@ def run_cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         monkeypatch.chdir(folder)
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
         capsys.readouterr()
-        code = run(["generate", *arguments])
+        code = run([command, *arguments])
         captured = capsys.readouterr()
         return Outcome(code=code, out=captured.out, err=captured.err)
 

@@ -1,0 +1,99 @@
+"""`edgespec train`: collect, fit, report, and use what was fitted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from edgespec.train import collect, fit
+from edgespec.train.record_files import read_headers
+from tests.cli.conftest import RunCli
+
+PROMPTS = "".join(json.dumps({"prompt": f"def name_{index}(x):\n    return {index}"}) + "\n" for index in range(4))
+FILES = {"p.jsonl": PROMPTS}
+
+
+@pytest.fixture(autouse=True)
+def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    for function in (fit.fit_classifier, fit.fit_stop):
+        monkeypatch.setitem(function.__kwdefaults__, "steps", 60)
+    monkeypatch.setattr(
+        fit.FitSettings.__init__, "__kwdefaults__", {**fit.FitSettings.__init__.__kwdefaults__, "steps": 60}
+    )
+
+
+@pytest.fixture
+def pair_options(pair_folders: tuple[Path, Path]) -> list[str]:
+    return ["-m", str(pair_folders[0]), "-md", str(pair_folders[1])]
+
+
+USES = {
+    "acceptance": ["--policy", "adaptive", "--acceptance"],
+    "classifier": ["--policy", "c2t", "--classifier"],
+    "stop": ["--policy", "chain", "--stop-model"],
+}
+
+
+@pytest.mark.parametrize(("what", "options"), [
+    ("acceptance", ["--tree-size", "8", "--temps", "0,1"]),
+    ("classifier", []),
+    ("stop", []),
+    ("stop", ["--kind", "probabilities"]),
+])  # fmt: skip
+def test_what_is_fitted_can_be_used(what: str, options: list[str], run_cli: RunCli, pair_options: list[str]) -> None:
+    train = [what, *pair_options, "--prompts", "p.jsonl", "-o", "fitted", "-n", "3", *options]
+    outcome = run_cli(train, files=FILES, command="train")
+    assert outcome.code == 0, outcome.err
+    assert "expected calibration error" in outcome.out
+    assert ("recall" in outcome.out) == (what == "classifier")
+    used = run_cli(["p.jsonl", *pair_options, *USES[what], "fitted", "-n", "6", "--temp", "0.8", "--seed", "1"])
+    assert used.code == 0, used.err
+    assert len(used.out.splitlines()) == 4
+
+
+def test_collecting_goes_on_where_it_stopped(
+    run_cli: RunCli, pair_options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = ["stop", *pair_options, "--prompts", "p.jsonl", "-o", "fitted", "-n", "3", "--temps", "1"]
+    decoded: list[int] = []
+    right = collect._decode
+
+    def interrupted(*arguments: object, **options: object) -> None:
+        decoded.append(1)
+        if len(decoded) == 4:
+            raise KeyboardInterrupt
+        right(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(collect, "_decode", interrupted)
+    assert run_cli(train, files=FILES, command="train").code == 130
+    assert len(read_headers(Path("fitted.records"))) == 3
+    assert run_cli(train, command="train").code == 0
+    assert len(decoded) == 4 + 8 - 3
+    assert run_cli([*train, "--overwrite"], command="train").code == 0
+    assert len(decoded) == 9, "another fit needs no collecting"
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--temps", "warm"], "warm"),
+        (["--prompts", "none.jsonl"], "none.jsonl"),
+        (["-o", "nowhere/fitted"], "nowhere"),
+        (["-o", "p.jsonl"], "p.jsonl"),
+    ],
+)
+def test_mistakes_are_named(options: list[str], named: str, run_cli: RunCli, pair_options: list[str]) -> None:
+    train = ["stop", *pair_options, "--prompts", "p.jsonl", "-o", "fitted", *options]
+    outcome = run_cli(train, files=FILES, command="train")
+    assert outcome.code in {1, 2, 4}
+    assert named in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+def test_one_prompt_is_too_few(run_cli: RunCli, pair_options: list[str]) -> None:
+    train = ["stop", *pair_options, "--prompts", "p.jsonl", "-o", "fitted", "-n", "3"]
+    outcome = run_cli(train, files={"p.jsonl": '{"prompt": "def f"}\n'}, command="train")
+    assert outcome.code == 2
+    assert "prompts" in outcome.err
