@@ -276,7 +276,7 @@ class Engine:
             draft_model,
             vocab=self.target_model.vocab,
             sampling=self.tree.draft_sampling(sampling),
-            tree_rows=2 * (self.tree.num_nodes + 1),
+            tree_rows=self.tree.num_drafted,
         )
 
 

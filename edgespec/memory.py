@@ -60,10 +60,9 @@ def _head_dims(config: PretrainedConfig) -> tuple[int, int]:
 def cache_rows(context_tokens: int, tree: TreeSettings) -> tuple[int, int]:
     """Rows of the target's and of the draft's cache: the text, and the rows of a tree behind it.
 
-    The draft expands nodes that the finished tree may drop again: twice the tree is ample.
+    The draft expands nodes that the finished tree may drop again.
     """
-    nodes = tree.num_nodes + 1
-    return context_tokens + nodes, context_tokens + 2 * nodes
+    return context_tokens + tree.num_nodes + 1, context_tokens + tree.num_drafted
 
 
 def pass_bytes(

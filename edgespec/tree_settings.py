@@ -43,6 +43,8 @@ FLAGS = {
     "size": "--tree-size", "depth": "--tree-depth", "threshold": "--tree-threshold", "max_children": "--tree-width",
     "stop_log_probability": "--stop-logprob", "tree_file": "--tree-file",
 }  # fmt: skip
+# Of a finished tree, at the most that was seen on the built-in pair at 768 nodes
+DRAFTED_PER_NODE = {"adaptive": 4, "dyspec": 3, "opt-tree": 7}
 DEFAULT_WIDTHS = {"eagle2": 10, "c2t": 15}  # the papers' own
 DEFAULT_BRANCHING = (4, 2, 2, 1)
 DEFAULT_DRAFT_TOKENS = 4
@@ -175,6 +177,11 @@ class TreeSettings:
             return 0
         shape = preset_shape(self)
         return self.size if shape is None else shape.num_nodes - 1
+
+    @property
+    def num_drafted(self) -> int:
+        """Rows that the draft may need: more than the tree keeps, where nodes are expanded that do not stay."""
+        return DRAFTED_PER_NODE.get(self.policy, 2) * (self.num_nodes + 1)
 
     @property
     def num_layers(self) -> int:

@@ -161,7 +161,7 @@ def _decode(
         engine.draft_model,
         vocab=vocab,
         sampling=setting.tree.draft_sampling(recorder.sampling),
-        tree_rows=2 * (setting.tree.num_nodes + 1),
+        tree_rows=setting.tree.num_drafted,
     )
     recorder.drafter = drafter
     generator = torch.Generator(engine.device).manual_seed(seed)
