@@ -148,7 +148,8 @@ def command(
                 _fit(what, *load_records(folder), first_model, kind=kind, seed=seed, about={})
     found, headers = load_records(folder)
     console.say(f"fitting on {found['acceptance'].shape[0]} records of {len(headers)} parts")
-    about = {"target": headers[0].target, "draft": headers[0].draft, "prompts": str(len(encoded))}
+    about = {"target": pair.target.folder.name, "prompts": str(len(encoded))}
+    about |= {"draft": pair.draft.folder.name} if pair.draft else {}
     report = _fit(what, found, headers, output, kind=kind, seed=seed, about=about)
     sys.stdout.write(json.dumps(report) + "\n" if as_json else _text(report))
     console.say(f"written: {output}")
