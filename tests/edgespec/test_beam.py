@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from edgespec.grow.beam import BeamRule, by_path_probability, grow_beam
+from edgespec.grow.c2t import c2t_rule
+from edgespec.grow.classifier import Classifier, default_classifier
 from edgespec.grow.eagle2 import eagle2_rule
 from edgespec.grow.growing import Layer
 from edgespec.grow.opt_tree import opt_tree_rule
@@ -148,3 +150,33 @@ def test_a_score_that_grows_downwards_still_makes_a_tree() -> None:
     tree = grow(random_q(VOCAB, 1.0, 3), BeamRule(score=deeper_is_better), size=9, depth=4)
     assert tree.num_nodes == 10
     paths_of(tree)
+
+
+class PathProbability(Classifier):
+    """A classifier that says what the draft says."""
+
+    def confidence(self, *, path_probability: Tensor, entropy: Tensor, depth: int) -> Tensor:
+        assert entropy.shape == path_probability.shape[:1]
+        return path_probability
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_c2t_with_the_draft_for_a_classifier_is_a_threshold_on_paths(seed: int) -> None:
+    q_of, confidence = random_q(VOCAB, 1.5, seed), 0.05
+    rule = c2t_rule(PathProbability(network=default_classifier().network), confidence=confidence, width=1000)
+    tree = grow(q_of, rule, size=700, depth=5)
+    assert set(paths_of(tree)) == {path for path in all_paths(5) if probability(q_of, path) >= confidence}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_c2ts_second_pruning_keeps_the_most_confident_of_a_layer(seed: int) -> None:
+    rule = c2t_rule(PathProbability(network=default_classifier().network), confidence=0.001, width=3)
+    q_of = random_q(VOCAB, 1.0, seed)
+    expected: set[Path] = set()
+    layer: list[Path] = [()]
+    for _ in range(4):
+        candidates = [(*path, token) for path in layer for token in range(VOCAB)]
+        layer = sorted(candidates, key=lambda path: -probability(q_of, path))[:3]
+        layer = [path for path in layer if probability(q_of, path) >= 0.001]
+        expected |= set(layer)
+    assert set(paths_of(grow(q_of, rule, size=700, depth=4))) == expected
