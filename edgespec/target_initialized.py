@@ -70,9 +70,9 @@ def decode_target_initialized(
         refuse_nan(hidden.amax(-1))
         looked = time.perf_counter()
         path, end_token = _longest(session, tree, hidden, sampling, verify, generator)
-        tokens = tuple(tree.tokens[torch.tensor(path, device=tree.tokens.device)].tolist())
-        stops = [index for index, token in enumerate(tokens) if token in stop_tokens]
-        tokens = tokens[: min([stops[0] + 1] if stops else [len(tokens)])][:remaining]
+        tokens = _until_stop(tree.tokens[torch.tensor(path, device=tree.tokens.device)].tolist(), stop_tokens)[
+            :remaining
+        ]
         rows = Rows(hidden, session.target.logits, sampling, vocab=session.target.vocab)
         branches = _branches_after(rows.probs(path[-1]), end_token, width, generator)
         kept = path[: len(tokens) - 1]
@@ -92,6 +92,12 @@ def decode_target_initialized(
         )
         if finish is not None:
             return
+
+
+def _until_stop(tokens: list[int], stop_tokens: frozenset[int]) -> tuple[int, ...]:
+    """The tokens up to the first that ends the text, that one included."""
+    end = next((index + 1 for index, token in enumerate(tokens) if token in stop_tokens), len(tokens))
+    return tuple(tokens[:end])
 
 
 def _longest(

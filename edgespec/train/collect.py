@@ -7,9 +7,12 @@ collected before an interruption is not collected again.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -91,11 +94,12 @@ def collect(
     if engine.draft_model is None:
         raise EdgespecError("E_SETTING", "there is no draft to collect records of.", "Name one with -md.")
     names = str(engine.pair.target.folder), str(engine.pair.draft.folder if engine.pair.draft else None)
+    _check_same_run(folder, [kind, max_new_tokens, seed, list(map(list, prompts))])
     done = {header.setting for header in read_headers(folder)}
     total = len(prompts) * len(settings)
     for index, ids in enumerate(prompts):
         for number, setting in enumerate(settings):
-            label = f"{setting.tree.policy} {setting.tree.draw or ''}".strip()
+            label = f"{setting.tree.policy} {setting.tree.draw or ''} {setting.tree.num_nodes}".replace("  ", " ")
             if (index, label, setting.temperature) not in done:
                 recorder = _Recorder(kind, setting)
                 _decode(engine, ids, setting, recorder, max_new_tokens=max_new_tokens, seed=seed + index)
@@ -113,6 +117,27 @@ def collect(
                 save_records(folder, recorder.records(), header)
             if progress:
                 progress(index * len(settings) + number + 1, total)
+
+
+def _check_same_run(folder: Path, settings: list[Any]) -> None:
+    """Raise EdgespecError where a folder was begun with other prompts or settings; note them where it is new."""
+    digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
+    note = folder / "run.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not note.exists():
+            note.write_text(json.dumps({"settings_sha256": digest}), encoding="utf-8")
+        is_same = json.loads(note.read_text(encoding="utf-8")).get("settings_sha256") == digest
+    except (OSError, ValueError, AttributeError) as error:
+        raise EdgespecError(
+            "E_RECORDS", f"'{note}' cannot be used ({error}).", "Name another folder: --records."
+        ) from error
+    if not is_same:
+        raise EdgespecError(
+            "E_RECORDS",
+            f"'{folder}' holds records of other prompts, another kind, length or seed.",
+            "Name another folder with --records, or delete this one.",
+        )
 
 
 class _Recorder:

@@ -73,6 +73,9 @@ def test_collecting_goes_on_where_it_stopped(
     assert len(decoded) == 4 + 8 - 3
     assert run_cli([*train, "--overwrite"], command="train").code == 0
     assert len(decoded) == 9, "another fit needs no collecting"
+    other = run_cli([*train, "--overwrite"], files={"p.jsonl": PROMPTS.replace("name_0", "other")}, command="train")
+    assert other.code == 2
+    assert "other prompts" in other.err
 
 
 @pytest.mark.parametrize(
