@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import torch
 from tokenizers.decoders import DecodeStream
@@ -16,27 +15,25 @@ from tokenizers.decoders import DecodeStream
 from edgespec.causal_model import CausalModel
 from edgespec.config import MemoryLimits, SamplingSettings, parse_quant
 from edgespec.context import new_token_limit
-from edgespec.decode import Session, StepResult, Verify, decode
+from edgespec.decode import Session, StepResult
 from edgespec.device import resolve_device, resolve_dtype
 from edgespec.draft.language_model import LanguageModelDrafter
 from edgespec.errors import EdgespecError
-from edgespec.grow.policies import make_grow, make_grow_branches, open_policy
+from edgespec.grow.policies import open_policy
+from edgespec.loops import continue_text
 from edgespec.memory import cache_rows
 from edgespec.pair import ModelPair, open_pair
 from edgespec.plan import plan_pair
+from edgespec.planned import acceptance_of, settle
 from edgespec.results import GenerationResult, TextChunk
 from edgespec.self_check import check_tree_reading
 from edgespec.target import Target, offload_errors
-from edgespec.target_initialized import decode_target_initialized
-from edgespec.tree import Draw
 from edgespec.tree_settings import TreeSettings
-from edgespec.verify.greedy import verify_greedy
-from edgespec.verify.membership import verify_membership
-from edgespec.verify.rejection import verify_rejection
 from edgespec.weights import Announce
 from offload.placement import Placement, all_resident
 from offload.skeleton import Skeleton
 from offload.streamed_model import StreamedModel
+from profiles.schema import Profile
 
 Progress = Callable[[str, int, int], None]  # phase, done, total: bytes when loading, layers when quantising
 
@@ -49,6 +46,7 @@ class Engine:
         pair: ModelPair,
         *,
         tree: TreeSettings | None = None,
+        profile: Profile | None = None,
         limits: MemoryLimits | None = None,
         device: str = "auto",
         dtype: str = "auto",
@@ -63,6 +61,8 @@ class Engine:
     ) -> None:
         """Plan memory for texts of up to `context_tokens` and load; raises EdgespecError.
 
+        `profile` is what was measured of this pair: its acceptance is used, and adaptive trees by its plan
+        follow the last steps; `edgespec.planned.settle` finds it and says what `tree` it asks for.
         `prompt_tokens` is the longest prompt to plan for, as long as the context where it is not
         known. `on_plan` sees the engine before weights are read, `on_quantize` what is about to be
         written to the cache. `self_check` tries whether the family reads token trees rightly.
@@ -74,7 +74,10 @@ class Engine:
         self.quant, self.draft_quant = parse_quant(quant), parse_quant(draft_quant, flag="--draft-quant")
         tree = tree or TreeSettings()
         self.tree = tree if pair.draft is not None else tree.plain()
+        self.profile = profile
         self.policy = open_policy(self.tree)
+        if profile is not None and self.tree.acceptance is None:
+            self.policy = self.policy.with_acceptance(acceptance_of(profile))
         self._models: dict[str, StreamedModel] = {}
         self._causal: dict[str, CausalModel] = {}
         with offload_errors():
@@ -121,6 +124,7 @@ class Engine:
         *,
         draft: str | Path | None = None,
         tree: TreeSettings | None = None,
+        profile: str = "auto",
         limits: MemoryLimits | None = None,
         device: str = "auto",
         dtype: str = "auto",
@@ -131,11 +135,29 @@ class Engine:
         self_check: bool = True,
         progress: Progress | None = None,
     ) -> Engine:
-        """Load a target folder and a draft folder; without a target, the built-in pair."""
+        """Load a target folder and a draft folder; without a target, the built-in pair.
+
+        Without `tree` the settings are those of the pair's profile, where `edgespec profile` made one
+        ("auto"), of a profile's file, or the defaults ("none").
+        """
         pair = open_pair(Path(target) if target else None, Path(draft) if draft else None)
+        settled = settle(
+            pair,
+            source=profile if tree is None else "none",
+            given={},
+            temperature=pair.default_sampling().temperature,
+            limits=limits or MemoryLimits(),
+            device=resolve_device(device),
+            dtype=dtype,
+            quant=parse_quant(quant),
+            draft_quant=parse_quant(draft_quant, flag="--draft-quant"),
+            context_tokens=context_tokens,
+            prompt_tokens=prompt_tokens,
+        )
         return cls(
             pair,
-            tree=tree,
+            tree=tree or settled.tree,
+            profile=settled.profile,
             limits=limits,
             device=device,
             dtype=dtype,
@@ -247,26 +269,17 @@ class Engine:
     def _steps(
         self, session: Session, ids: list[int], limit: int, sampling: SamplingSettings, generator: torch.Generator
     ) -> Iterator[StepResult]:
-        """The loop that the policy asks for."""
-        growth: dict[str, Any] = {
-            "sampling": sampling,
-            "vocab": self.target_model.vocab,
-            "device": self.device,
-            "generator": generator,
-        }
-        loop: dict[str, Any] = {
-            "verify": verifier(sampling, self.policy.draw(sampling)),
-            "sampling": sampling,
-            "generator": generator,
-            "max_new_tokens": limit,
-            "stop_tokens": self.pair.stop_tokens,
-            "capacities": cache_rows(len(ids) + limit, self.tree),
-        }
-        prompt = torch.tensor(ids, device=self.device)
-        if self.tree.is_lossless or session.drafter is None:
-            return decode(session, prompt, grow=make_grow(self.policy, session.drafter, **growth), **loop)
-        branches = make_grow_branches(self.policy, session.drafter, **growth)
-        return decode_target_initialized(session, prompt, grow=branches, width=self.tree.target_width, **loop)
+        return continue_text(
+            session,
+            torch.tensor(ids, device=self.device),
+            policy=self.policy,
+            profile=self.profile,
+            sampling=sampling,
+            generator=generator,
+            max_new_tokens=limit,
+            stop_tokens=self.pair.stop_tokens,
+            capacities=cache_rows(len(ids) + limit, self.tree),
+        )
 
     def _drafter(self, sampling: SamplingSettings) -> LanguageModelDrafter | None:
         draft_model = self.draft_model
@@ -278,10 +291,3 @@ class Engine:
             sampling=self.tree.draft_sampling(sampling),
             tree_rows=self.tree.num_drafted,
         )
-
-
-def verifier(sampling: SamplingSettings, draw: Draw) -> Verify:
-    """The rule that is lossless for children that come about by `draw`."""
-    if sampling.temperature == 0:
-        return verify_greedy
-    return verify_membership if draw == "top_k" else verify_rejection

@@ -29,6 +29,9 @@ class TokenTree:
     draft_rows: Tensor  # [n] long, the node's row in draft_probs; -1 where the draft did not expand it
     draft_probs: Tensor  # [rows, vocab], the distribution that the node's children were drawn from
     ancestors: Tensor | None = None  # [n, n], `ancestors_mask` where a static shape knows it beforehand
+    # [n], what growth selected nodes by, the root's the largest: the m best are the tree of budget m. None
+    # where a shape was given.
+    scores: Tensor | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -82,3 +85,12 @@ def all_on_path(flags: Tensor, parents: Tensor) -> Tensor:
         flags = flags & flags[ancestor]
         ancestor = ancestor[ancestor]
     return flags
+
+
+def product_on_path(factors: Tensor, parents: Tensor) -> Tensor:
+    """The product of `factors` [n] from the root, whose own must be 1, to each node: [n]."""
+    product, ancestor = factors, parents.clamp(min=0)
+    for _ in range(_num_doublings(parents.shape[0])):
+        product = product * product[ancestor]
+        ancestor = ancestor[ancestor]
+    return product

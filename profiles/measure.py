@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
+import statistics
+import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 import torch
@@ -16,11 +20,78 @@ from profiles.schema import MachineFacts
 
 PACKAGES = ("torch", "transformers", "accelerate", "safetensors", "bitsandbytes")
 READ_BYTES = 8 << 20  # large enough for any disk's full speed
+COPY_BYTES = 256 << 20
+COPY_REPEATS = 5
+SMI_SECONDS = 10
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """Something to time: `prepare` is not part of it."""
+
+    run: Callable[[], object]
+    prepare: Callable[[], object] = lambda: None
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """Seconds of one task, again and again."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median_s(self) -> float:
+        """What a repeat takes, outliers aside."""
+        return statistics.median(self.seconds)
+
+    @property
+    def spread_s(self) -> float:
+        """Between the quartiles; between the extremes of fewer than four."""
+        if len(self.seconds) < 4:
+            return max(self.seconds) - min(self.seconds)
+        low, _, high = statistics.quantiles(self.seconds, n=4)
+        return high - low
+
+
+def time_interleaved(
+    tasks: Mapping[Key, Task],
+    *,
+    budget_s: float,
+    min_rounds: int = 3,
+    max_rounds: int = 25,
+    clock: Callable[[], float] = time.perf_counter,
+    progress: Callable[[float], None] | None = None,
+) -> dict[Key, Repeats]:
+    """Time all tasks in turn, round by round, so that a machine that slows down slows all alike.
+
+    One round warms up and is not counted. Rounds end when `budget_s` is spent, but not before
+    `min_rounds`. Every other round runs backwards. `progress` is told the share that is done.
+    """
+    started = clock()
+    found: dict[Key, list[float]] = {key: [] for key in tasks}
+    order = list(tasks.items())
+    for number in range(max_rounds + 1):
+        for key, task in order:
+            task.prepare()
+            begun = clock()
+            task.run()
+            if number > 0:
+                found[key].append(clock() - begun)
+        spent_s = clock() - started
+        if progress:
+            progress(min(1.0, max(spent_s / budget_s if budget_s > 0 else 1.0, number / max_rounds)))
+        if number >= min_rounds and spent_s * (number + 2) / (number + 1) > budget_s:
+            break
+        order.reverse()
+    return {key: Repeats(tuple(seconds)) for key, seconds in found.items()}
 
 
 def machine_facts() -> MachineFacts:
     """Facts of the machine that runs this."""
     accelerator = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
+    driver, link = _driver_and_link() if accelerator else (None, None)
     return MachineFacts(
         system=platform.platform(),
         processor=_processor_name(),
@@ -28,6 +99,8 @@ def machine_facts() -> MachineFacts:
         memory_bytes=psutil.virtual_memory().total,
         accelerator=accelerator.name if accelerator else None,
         accelerator_bytes=accelerator.total_memory if accelerator else None,
+        driver=driver,
+        link=link,
         python=platform.python_version(),
         versions={name: found for name in PACKAGES if (found := _version(name)) is not None},
     )
@@ -47,16 +120,54 @@ def drop_page_cache(files: Sequence[Path]) -> bool:
     return True
 
 
-def sequential_read_bytes_per_s(files: Sequence[Path]) -> float:
-    """Read the files from start to end, as fast as one thread can, and return the rate."""
+def sequential_read_bytes_per_s(files: Sequence[Path], *, most_bytes: int | None = None) -> float:
+    """Read the files from start to end, as fast as one thread can, and return the rate.
+
+    Ends after `most_bytes`, where given.
+    """
     buffer = bytearray(READ_BYTES)
     total = 0
     started = time.perf_counter()
     for path in files:
         with path.open("rb", buffering=0) as file:
-            while count := file.readinto(buffer):
+            while (most_bytes is None or total < most_bytes) and (count := file.readinto(buffer)):
                 total += count
     return total / (time.perf_counter() - started)
+
+
+def copy_bytes_per_s(device: torch.device, *, pinned: bool) -> float | None:
+    """Rate of copies from RAM to the device, the median of some; None where the memory cannot be had."""
+    try:
+        source = torch.empty(COPY_BYTES, dtype=torch.uint8, pin_memory=pinned)
+        target = torch.empty(COPY_BYTES, dtype=torch.uint8, device=device)
+    except RuntimeError:  # too little memory, or none that can be pinned
+        return None
+    source.zero_()
+    seconds = []
+    for _ in range(COPY_REPEATS):
+        torch.cuda.synchronize(device)
+        started = time.perf_counter()
+        target.copy_(source, non_blocking=True)
+        torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - started)
+    return COPY_BYTES / statistics.median(seconds)
+
+
+def _driver_and_link() -> tuple[str | None, str | None]:
+    """The driver's version, and the link as "PCIe 4.0 x16", as nvidia-smi tells; None where it does not."""
+    query = "driver_version,pcie.link.gen.max,pcie.link.width.max"
+    try:
+        answer = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader", "--id=0"],
+            capture_output=True,
+            text=True,
+            timeout=SMI_SECONDS,
+            check=True,
+        ).stdout
+        driver, generation, width = (part.strip() for part in answer.strip().split(","))
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None, None
+    return driver, f"PCIe {generation}.0 x{width}"
 
 
 def _processor_name() -> str:

@@ -1,19 +1,202 @@
-"""What a profile records about a machine."""
+"""What a profile records: a machine, a pair on it, what was measured, and the plans that follow.
+
+Fields are checked when a file is read (`profiles.files`); the bounds say what is absurd. Counts are
+nodes below the root, or rows of a draft call.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field
+
+SCHEMA = "edgespec.profile/1"
+
+Text = Annotated[str, Field(max_length=300)]
+Count = Annotated[int, Field(ge=0, le=10**15)]
+Nodes = Annotated[int, Field(ge=0, le=768)]
+Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+MaybeZero = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Rate = Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)]
+Tokens = Annotated[float, Field(ge=1, le=769, allow_inf_nan=False)]
+Temperature = Annotated[float, Field(ge=0, lt=100, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFacts:
     """The machine and the software that a measurement was made with."""
 
-    system: str
-    processor: str
-    num_cores: int
-    memory_bytes: int
-    accelerator: str | None
-    accelerator_bytes: int | None
-    python: str
-    versions: dict[str, str]  # package -> version
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    system: Text
+    processor: Text
+    num_cores: Count
+    memory_bytes: Count
+    accelerator: Text | None = None
+    accelerator_bytes: Count | None = None
+    driver: Text | None = None
+    link: Text | None = None  # as "PCIe 4.0 x16"
+    python: Text
+    versions: dict[str, Text]  # package -> version
+
+    @property
+    def device_name(self) -> str:
+        """What computes: the accelerator, or the processor."""
+        return self.accelerator or self.processor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairFacts:
+    """The pair and where its layers lie: what times depend on, beside the machine."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    target: Text  # the folder's name
+    target_fingerprint: Text  # of config and headers
+    draft: Text
+    draft_fingerprint: Text
+    quant: Text
+    draft_quant: Text
+    dtype: Text
+    device: Text
+    num_layers: Count
+    resident_layers: Count
+    ram_layers: Count
+    disk_layers: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bandwidths:
+    """Bytes a second; None for what the machine or the placement does not have."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    disk_sequential_per_s: Rate | None = None
+    disk_streamed_per_s: Rate | None = None  # streamed bytes of a plain pass over its seconds
+    copy_pinned_per_s: Rate | None = None
+    copy_pageable_per_s: Rate | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Repeats of one thing."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    count: Nodes  # nodes or rows
+    median_s: Seconds
+    spread_s: MaybeZero  # between the quartiles
+    repeats: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrowthTiming:
+    """The fitted cost of a policy's growth (`profiles.cost.GrowthCost`)."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    policy: Text
+    draw: Text
+    base_s: MaybeZero
+    layer_s: MaybeZero
+    node_s: MaybeZero
+    rows_per_inner: Annotated[float, Field(ge=0, le=1e4, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """Predicted against observed acceptance, for predictions in one tenth of [0, 1]."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    predicted: Share
+    observed: Share
+    weight: Share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reliability:
+    """How far the acceptance model's predictions of one kind hold on this pair."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    kind: Text  # slot | sampled | chosen
+    calibration_error: Share
+    buckets: tuple[Bucket, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankAcceptance:
+    """Chance that the child of a rank is the one accepted, given that its parent is."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    draw: Text
+    temperature: Temperature
+    rates: tuple[Share, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Settings of a step and their predicted speed; measured where it was tried."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    policy: Text
+    draw: Text | None = None
+    size: Nodes
+    depth: Nodes
+    threshold: Share = 0.0
+    branching: tuple[Nodes, ...] = ()
+    tokens: Tokens  # a pass
+    nodes: Annotated[float, Field(ge=0, le=768)]  # a pass, on average
+    step_s: Seconds
+    measured_step_s: Seconds | None = None
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Predicted, or with the step's own seconds where those were measured."""
+        return self.tokens / (self.measured_step_s or self.step_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemperaturePlan:
+    """What to do at one temperature, and against what it was chosen."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    temperature: Temperature
+    best: Plan
+    plain: Plan
+    runner_up: Plan | None = None
+    why: Text
+    by_size: tuple[Plan, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """One machine, one pair."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    schema: Text
+    created: Text
+    edgespec: Text  # version
+    name: Text
+    context_tokens: Count  # of the texts that passes were timed at
+    num_texts: Count  # that trees were grown at
+    machine: MachineFacts
+    pair: PairFacts
+    bandwidths: Bandwidths
+    verify: Annotated[tuple[Timing, ...], Field(min_length=1)]
+    draft: Annotated[tuple[Timing, ...], Field(min_length=1)]
+    rest_s: Seconds  # of a step, beside growth and pass
+    plain_step_s: Seconds  # of a step without a tree
+    prefetch_s: MaybeZero
+    growth: tuple[GrowthTiming, ...]
+    reliability: tuple[Reliability, ...]
+    ranks: tuple[RankAcceptance, ...]
+    plans: Annotated[tuple[TemperaturePlan, ...], Field(min_length=1)]
+    acceptance: dict[str, Any]  # the pair's acceptance model, as its own room writes it

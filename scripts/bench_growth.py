@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from edgespec import SamplingSettings, TreeSettings
-from edgespec.engine import verifier
 from edgespec.grow.policies import make_grow, open_policy
 from edgespec.sampling import to_probs
 from edgespec.verify.rows import Rows
+from edgespec.verify.rules import verifier
 
 POLICIES = [
     TreeSettings(policy="adaptive", draw="sampled", size=768),

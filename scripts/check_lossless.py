@@ -28,11 +28,11 @@ from torch import Tensor
 
 from edgespec import SamplingSettings, TreeSettings
 from edgespec.decode import Session, Verify, decode
-from edgespec.engine import verifier
 from edgespec.grow.policies import Policy, make_grow, make_grow_branches, open_policy
 from edgespec.sampling import to_probs
 from edgespec.target_initialized import decode_target_initialized
 from edgespec.tree import TokenTree
+from edgespec.verify.rules import verifier
 
 VOCAB = 4
 CPU = torch.device("cpu")

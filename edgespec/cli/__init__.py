@@ -21,6 +21,7 @@ EXIT_TERMINATED = 143
 COMMANDS = {  # name -> the module that holds `command`
     "estimate": "edgespec.cli.estimate",
     "generate": "edgespec.cli.generate",
+    "profile": "edgespec.cli.profile",
     "train": "edgespec.cli.train",
 }
 

@@ -1,4 +1,7 @@
-"""`edgespec estimate`: the memory plan of a pair, from headers or a bare config, without loading it."""
+"""`edgespec estimate`: the memory plan of a pair, from headers or a bare config, without loading it.
+
+With --hardware also its speed there, by data sheets and the assumptions of `profiles/builtin`.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.options import MachineOptions, check_all_resident, machine_options, model_options, tree_options
+from edgespec.cli.speeds import (
+    estimate_speeds,
+    refuse_other_device,
+    refuse_without_hardware,
+    speed_facts,
+    speed_lines,
+)
+from edgespec.config import SamplingSettings
 from edgespec.context import check_ctx_size
 from edgespec.tree_settings import TreeSettings
 
@@ -30,6 +41,12 @@ Examples:
   edgespec estimate -m TARGET -md DRAFT                       this machine
   edgespec estimate -m TARGET --device cuda --max-gpu-mem 12GiB --max-cpu-mem 48GiB --quant nf4
   edgespec estimate CONFIG_DIR --json                         a folder with config.json alone
+  edgespec estimate -m TARGET -md DRAFT --hardware rtx-4090   and the speed on a card that is not here
+  edgespec estimate -m TARGET -md DRAFT --hardware rtx-4090 --acceptance 0.8 --max-cpu-mem 128GiB
+
+With --hardware, --acceptance is a file of measurements or the chance that a
+first child is accepted; the others follow a power law (Sequoia). Speeds count
+after the prompt is read, with the context full.
 """,
 )
 @click.argument("target", required=False, type=click.Path(path_type=Path))
@@ -37,6 +54,8 @@ Examples:
 @tree_options
 @machine_options
 @click.option("--prompt-tokens", type=click.IntRange(1), help="Longest prompt. [default: the whole context]")
+@click.option("--hardware", metavar="NAME", help="Estimate the speed there too: rtx-4090, a100-40gb, cpu, ...")
+@click.option("--temp", "temperature", type=float, help="Of the acceptance, with --hardware. [default: 0]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def command(
     *,
@@ -46,9 +65,12 @@ def command(
     tree: TreeSettings,
     machine: MachineOptions,
     prompt_tokens: int | None,
+    hardware: str | None,
+    temperature: float | None,
     as_json: bool,
 ) -> int:
-    """Say what would live where, in GiB. Reads headers only; a card that is not there is described by --max-gpu-mem.
+    """Say what would live where, in GiB. Reads headers only; a card that is not there is described by --max-gpu-mem
+    or, with its speed, by --hardware.
 
     Exit code 5, with the same table, when the pair does not fit.
     """
@@ -61,41 +83,72 @@ def command(
     from edgespec.device import planning_device, resolve_dtype
     from edgespec.pair import DEMO_FOLDER, open_architecture
     from edgespec.plan import plan_pair
+    from edgespec.speed import PairOnHardware, open_hardware
     from edgespec.target import offload_errors
+    from edgespec.weights import plan_weights
+
+    if temperature is not None:
+        SamplingSettings(temperature=temperature)  # refuses what is no temperature
 
     target_model = open_architecture(folder or DEMO_FOLDER / "target")
     draft_folder = draft_model or (None if folder else DEMO_FOLDER / "draft")
     draft = open_architecture(draft_folder) if draft_folder and tree.policy != "none" else None
-    device = planning_device(machine.device)
+    card = open_hardware(hardware) if hardware is not None else None
+    if card is None:
+        refuse_without_hardware(tree, temperature)
+    else:
+        refuse_other_device(card[0].name, machine.device, card[0].device)
+    device = planning_device(machine.device if card is None else card[0].device)
     dtype = resolve_dtype(machine.dtype, target_model.config, device)
     limits = [limit for limit in (target_model.max_context, draft.max_context if draft else None) if limit]
     context_tokens = machine.ctx_size or min([DEFAULT_CONTEXT, *limits])
     check_ctx_size(context_tokens, min(limits, default=None))
     tree = tree if draft is not None else tree.plain()
+    prompt_tokens = min(prompt_tokens or context_tokens, context_tokens)
+    speeds = None
     with offload_errors():
-        plan = plan_pair(
-            target_model,
-            draft,
-            tree=tree,
-            limits=machine.limits,
-            device=device,
-            dtype=dtype,
-            quant=machine.quant,
-            draft_quant=machine.draft_quant,
-            context_tokens=context_tokens,
-            prompt_tokens=min(prompt_tokens or context_tokens, context_tokens),
-        )
+        if card is None:
+            plan = plan_pair(
+                target_model,
+                draft,
+                tree=tree,
+                limits=machine.limits,
+                device=device,
+                dtype=dtype,
+                quant=machine.quant,
+                draft_quant=machine.draft_quant,
+                context_tokens=context_tokens,
+                prompt_tokens=prompt_tokens,
+            )
+        else:
+            pair = PairOnHardware(
+                target=plan_weights(target_model, dtype=dtype, quant=machine.quant),
+                draft=plan_weights(draft, dtype=dtype, quant=machine.draft_quant) if draft is not None else None,
+                hardware=card[0],
+                assumptions=card[1],
+                limits=machine.limits,
+                device=device,
+                dtype=dtype,
+                context_tokens=context_tokens,
+                prompt_tokens=prompt_tokens,
+            )
+            wanted_size = click.get_current_context().params["size"]  # None: any, where the settings hold a default
+            speeds = estimate_speeds(pair, tree, temperature=temperature, size=wanted_size)
+            plan = speeds.plan
     check_all_resident(machine, plan.placement.num_resident, plan.placement.num_layers)
     settings = {
-        "device": str(device),
+        "device": str(device) if card is None else card[0].name,
         "dtype": str(dtype).removeprefix("torch."),
         "context_tokens": context_tokens,
-        "tree_size": tree.num_nodes,
+        "tree_size": tree.num_nodes if speeds is None else (speeds.tree or speeds.plain).nodes,
     }
     if as_json:
-        sys.stdout.write(json.dumps({**settings, **_facts(plan)}) + "\n")
+        more = {} if speeds is None else {"speed": speed_facts(speeds)}
+        sys.stdout.write(json.dumps({**settings, **_facts(plan), **more}) + "\n")
     else:
         sys.stdout.write(_text(plan, settings))
+        if speeds is not None:
+            sys.stdout.write("\n".join([*speed_lines(speeds), ""]))
     return 0
 
 

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.console import Console
-from edgespec.cli.options import MachineOptions, check_all_resident, machine_options, model_options, tree_options
+from edgespec.cli.options import (
+    MachineOptions,
+    check_all_resident,
+    given_tree,
+    machine_options,
+    model_options,
+    profile_option,
+    tree_options,
+)
 from edgespec.cli.prompts import PromptRow, check_contexts, encode_prompts, read_prompts
 from edgespec.cli.records import RunSettings
 from edgespec.config import SamplingSettings
@@ -23,6 +31,7 @@ from edgespec.tree_settings import TreeSettings
 if TYPE_CHECKING:
     from edgespec.engine import Engine
     from edgespec.pair import ModelPair
+    from edgespec.planned import Settled
 
 GIB = 1 << 30
 MAX_SEED = 2**63 - 1
@@ -61,6 +70,7 @@ Exit codes: 0 done, 1 failed while running, 2 wrong usage or input, 3 done but s
 @click.option("--min-p", type=float, help="Drop tokens below this share of the likeliest. [default: the model's]")
 @click.option("--seed", type=click.IntRange(0, MAX_SEED), help="Of every prompt's draws. [default: random, recorded]")
 @tree_options
+@profile_option
 @machine_options
 @click.option("--no-self-check", is_flag=True, help="Do not try whether the model's family reads token trees rightly.")
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
@@ -83,6 +93,7 @@ def command(
     min_p: float | None,
     seed: int | None,
     tree: TreeSettings,
+    profile: str,
     machine: MachineOptions,
     no_self_check: bool,
     quiet: bool,
@@ -110,8 +121,10 @@ def command(
     from dataclasses import replace
 
     from edgespec.cli.output import stream_one, write_records
+    from edgespec.device import resolve_device
     from edgespec.engine import Engine
     from edgespec.pair import open_pair
+    from edgespec.planned import settle
 
     pair = open_pair(model, draft_model)
     if pair.draft is None and tree.policy != "none":
@@ -121,10 +134,27 @@ def command(
     sampling = replace(pair.default_sampling(), **chosen)  # type: ignore[arg-type]
     encoded = encode_prompts(pair, rows, raw=raw)
     context_tokens = check_contexts(pair, rows, encoded, max_new_tokens, ctx_size=machine.ctx_size)
+    settled = settle(
+        pair,
+        source=profile,
+        given=given_tree(click.get_current_context()),
+        temperature=sampling.temperature,
+        limits=machine.limits,
+        device=resolve_device(machine.device),
+        dtype=machine.dtype,
+        quant=machine.quant,
+        draft_quant=machine.draft_quant,
+        context_tokens=context_tokens,
+        prompt_tokens=max(map(len, encoded)),
+    )
+    for note in settled.notes:
+        console.say(note)
     _say_what_is_not_applied(console, pair, rows)
 
     def on_plan(engine: Engine) -> None:
         _say_plan(console, engine)
+        if settled.plan is not None:
+            console.say(_plan_note(settled))
         if machine.limits.max_gpu_bytes is not None and engine.device.type == "cpu":
             console.say("--max-gpu-mem is not used: the device is the CPU")
         if machine.limits.gpu_margin_bytes is not None and engine.device.type == "cpu":
@@ -140,7 +170,8 @@ def command(
         with console.progress_bar() as bar:
             engine = Engine(
                 pair,
-                tree=tree,
+                tree=settled.tree,
+                profile=settled.profile,
                 limits=machine.limits,
                 device=machine.device,
                 dtype=machine.dtype,
@@ -156,7 +187,8 @@ def command(
         stack.callback(engine.close)
         settings = RunSettings(
             sampling=sampling, max_new_tokens=max_new_tokens, seed=secrets.randbits(32) if seed is None else seed,
-            seed_is_given=seed is not None, raw=raw,
+            seed_is_given=seed is not None, raw=raw, profile=settled.profile.name if settled.profile else None,
+            predicted_per_s=settled.predicted_per_s,
         )  # fmt: skip
         if len(rows) == 1 and output is None:
             return stream_one(console, engine, encoded[0], settings)
@@ -204,6 +236,15 @@ def _loading_progress(console: Console, bar: Any) -> Callable[[str, int, int], N
         bar.update(tasks[phase], completed=done, note=note)
 
     return update
+
+
+def _plan_note(settled: Settled) -> str:
+    """Which profile, for which temperature, and what it promises."""
+    assert settled.profile is not None
+    assert settled.plan is not None
+    predicted = settled.predicted_per_s
+    promise = ", overridden by flags" if predicted is None else f", {predicted:.3g} tokens/s predicted"
+    return f"profile {settled.profile.name}: plan for temperature {settled.plan.temperature:g}{promise}"
 
 
 def _say_plan(console: Console, engine: Engine) -> None:

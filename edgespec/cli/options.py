@@ -36,6 +36,7 @@ GPU_MEMORY_HELP = "Most GPU memory to use. [default: what is free, less the marg
 MARGIN_HELP = "GPU memory to leave free. [default: 1GiB without --max-gpu-mem]"
 DTYPE_HELP = "To compute in: float32, bfloat16 or float16. [auto: float32 on a CPU, the model's own on a GPU]"
 QUANT_HELP = "Quantise the target's layers: none, nf4 or int8. Made once, then kept in the cache."
+PROFILE_HELP = "Tree settings that `edgespec profile` measured; single flags override them."
 CONTEXT_HELP = "Tokens of prompt and answer to make room for, as 8k. [auto: what is needed]"
 
 Command = Callable[..., Any]
@@ -107,6 +108,18 @@ def tree_options(function: Command) -> Command:
     return _with_options(call, options)
 
 
+def given_tree(context: click.Context) -> dict[str, Any]:
+    """Tree settings that were given, by the names of `TreeSettings`: defaults are not among them."""
+    return {name: context.params[name] for name in TREE_FIELDS if context.params.get(name) is not None}
+
+
+def profile_option(function: Command) -> Command:
+    """--profile: handed on as `profile`."""
+    return click.option("--profile", default="auto", show_default=True, metavar="auto|none|FILE", help=PROFILE_HELP)(
+        function
+    )
+
+
 def machine_options(function: Command) -> Command:
     """Memory, device and number formats: handed on as `machine`."""
 
@@ -167,6 +180,17 @@ def check_all_resident(machine: MachineOptions, num_resident: int, num_layers: i
             f"only {num_resident} of {num_layers} layers fit the memory.",
             "Raise the limit, or leave out -ngl all and let the others stream.",
         )
+
+
+def parse_temperatures(text: str) -> list[float]:
+    """Temperatures of a list like 0,0.6,1; raises click.BadParameter."""
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = [-1.0]
+    if not all(0 <= value < 100 for value in found):
+        raise click.BadParameter(f"'{text}' is not a list of temperatures, such as 0,0.6,1.", param_hint="--temps")
+    return found
 
 
 def _with_options(function: Command, options: Sequence[Callable[[Command], Command]]) -> Command:

@@ -64,7 +64,7 @@ def write_records(
                 try:
                     result = _generate(engine, ids, settings, _follow(console, place, live_text=live_text))
                     results.append(result)
-                    record = success_record(index, row, engine, result, run)
+                    record = success_record(index, row, engine, result, run, settings)
                 except EdgespecError as error:
                     num_failed += 1
                     record = error_record(index, row, error, run)

@@ -33,10 +33,17 @@ class RunSettings:
     seed: int
     seed_is_given: bool  # a random seed does not tell runs apart
     raw: bool
+    profile: str | None = None  # the name of the one that settings come from
+    predicted_per_s: float | None = None  # by its plan, where that is followed
 
 
 def success_record(
-    index: int, row: PromptRow, engine: Engine, result: GenerationResult, run: dict[str, Any]
+    index: int,
+    row: PromptRow,
+    engine: Engine,
+    result: GenerationResult,
+    run: dict[str, Any],
+    settings: RunSettings,
 ) -> dict[str, Any]:
     """The record of a finished text; `run` is what all records of the run share."""
     passes = result.passes
@@ -69,6 +76,11 @@ def success_record(
             "lossless": engine.tree.is_lossless,
             "tree_size": engine.tree.num_nodes or None,
             "tree_depth": engine.tree.num_layers or None,
+            "plan": {
+                "profile": settings.profile,
+                "predicted_tps": _rounded(settings.predicted_per_s),
+                "actual_tps": _rounded(result.decode_tokens_per_s),
+            },
             "passes": len(passes),
             "draft_n": sum(step.num_drafted for step in passes),
             "draft_n_accepted": sum(len(step.tokens) - 1 for step in passes),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.console import Console
-from edgespec.cli.options import FOLDER, MachineOptions, machine_options, model_options
+from edgespec.cli.options import FOLDER, MachineOptions, machine_options, model_options, parse_temperatures
 from edgespec.cli.prompts import encode_prompts, read_prompts
 from edgespec.errors import EdgespecError
 
@@ -93,7 +93,7 @@ def command(
     The records are kept: a run that was interrupted goes on, and another model is fitted at once.
     """
     console = Console(quiet=quiet, verbose=False)
-    temperatures = _temperatures(temps or DEFAULT_TEMPERATURES[what])
+    temperatures = parse_temperatures(temps or DEFAULT_TEMPERATURES[what])
     if output.exists() and not overwrite:
         raise EdgespecError("E_OUTPUT_EXISTS", f"'{output}' exists.", "Choose another file, or give --overwrite.")
     if not output.parent.is_dir():
@@ -219,13 +219,3 @@ def _text(report: dict[str, Any]) -> str:
     if "recall" in report:
         lines.append(f"recall {report['recall']:.3f}, positive rate {report['positive_rate']:.3f}, at threshold 0.5")
     return "\n".join([*lines, ""])
-
-
-def _temperatures(text: str) -> list[float]:
-    try:
-        found = [float(part) for part in text.split(",")]
-    except ValueError:
-        found = [-1.0]
-    if not all(0 <= value < 100 for value in found):
-        raise click.BadParameter(f"'{text}' is not a list of temperatures, such as 0,0.6,1.", param_hint="--temps")
-    return found

@@ -62,6 +62,11 @@ class LanguageModelDrafter:
         self._hidden = [torch.cat(self._hidden)]
         return self._hidden[0][rows]
 
+    @property
+    def num_rows(self) -> int:
+        """Rows computed for this tree."""
+        return self._num_rows
+
     def rewind(self) -> None:
         """Forget the tree that was grown since the last commit: another can be grown from the same text."""
         self._num_rows = 0

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ from edgespec.grow.network import (
     read_document,
     read_keys,
     read_number,
+    rounded,
     write_document,
 )
 from edgespec.tree import Draw
@@ -36,6 +37,7 @@ SMALLEST = 1e-9  # what a logarithm sees of probabilities below it
 
 Kind = Literal["slot", "sampled", "chosen"]
 KINDS: tuple[Kind, ...] = ("slot", "sampled", "chosen")
+KEYS = {"about", "measured", *KINDS}
 
 # What a network may read, from columns of one shape
 INPUTS: Mapping[str, Callable[[Mapping[str, Tensor]], Tensor]] = {
@@ -126,19 +128,34 @@ class AcceptanceModel:
         )
         return [_interpolate(points, temperature) or 0.0 for points in by_rank]
 
-    def save(self, path: Path) -> None:
-        """Write a JSON file; raises EdgespecError."""
+    def shifted(self, shift: float) -> AcceptanceModel:
+        """The model whose predictions have log odds larger by `shift`."""
+        return replace(
+            self, slot=self.slot.shifted(shift), sampled=self.sampled.shifted(shift), chosen=self.chosen.shifted(shift)
+        )
+
+    def to_document(self) -> dict[str, Any]:
+        """What a file holds."""
         measured = [
             {"draw": e.draw, "temperature": e.temperature, "tokens": e.tokens, "rates": list(e.rates)}
             for e in self.measured
         ]
         networks: dict[str, Any] = {kind: getattr(self, kind).to_data() for kind in KINDS}
-        write_document(path, {"schema": SCHEMA, "about": dict(self.about), "measured": measured, **networks})
+        return rounded({"schema": SCHEMA, "about": dict(self.about), "measured": measured, **networks})
+
+    def save(self, path: Path) -> None:
+        """Write a JSON file; raises EdgespecError."""
+        write_document(path, self.to_document())
 
     @classmethod
     def load(cls, path: Path) -> AcceptanceModel:
         """Read what `save` wrote; raises EdgespecError."""
-        content = read_document(path, SCHEMA, {"about", "measured", *KINDS})
+        return cls.from_document(read_document(path, SCHEMA, KEYS), path)
+
+    @classmethod
+    def from_document(cls, document: object, path: Path) -> AcceptanceModel:
+        """From what a file holds, `path` being that file for errors; raises EdgespecError."""
+        content = read_keys(document, KEYS | {"schema"}, path=path, key="")
         about = content["about"]
         if not isinstance(about, dict) or not all(isinstance(value, str) for value in about.values()):
             raise bad_file(path, "about", "is no object of texts")

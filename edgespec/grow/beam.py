@@ -110,7 +110,8 @@ def grow_beam(
         values = scores[-1][expanded]
         path_probability = (path_probability[:, None] * q_drawn)[row, rank][expanded]
 
-    return tree.finished("top_k", best_nodes(torch.cat(scores), size + 1))
+    all_scores = torch.cat(scores)
+    return tree.finished("top_k", best_nodes(all_scores, size + 1), scores=all_scores)
 
 
 def _is_among_best(scores: Tensor, count: int | None) -> Tensor:

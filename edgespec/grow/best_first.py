@@ -93,7 +93,8 @@ def grow_best_first(
         values, node_gains = layer_values[expanded], gains[-1][expanded]
         path_probability = (path_probability[:, None] * q_drawn)[row, rank][expanded]
 
-    return tree.finished("without_replacement", best_nodes(torch.cat(gains), size + 1))
+    scores = torch.cat(gains)
+    return tree.finished("without_replacement", best_nodes(scores, size + 1), scores=scores)
 
 
 def _slot_values(predict: PredictSlots, layer: Layer, node_gains: Tensor) -> tuple[Tensor, Tensor]:

@@ -74,10 +74,18 @@ class GrowingTree:
         self._expanded = self._num_before_last + which
         self._num_rows += count
 
-    def finished(self, draw: Draw, kept: Tensor | None = None, *, ancestors: Tensor | None = None) -> TokenTree:
+    def finished(
+        self,
+        draw: Draw,
+        kept: Tensor | None = None,
+        *,
+        ancestors: Tensor | None = None,
+        scores: Tensor | None = None,
+    ) -> TokenTree:
         """The tree of the nodes `kept` [n] in ascending order, whose parents must be among them; None keeps all.
 
-        `ancestors` is the mask of the finished tree where it is known beforehand.
+        `ancestors` is the mask of the finished tree where it is known beforehand, `scores` those of all
+        nodes.
         """
         parents = self.parents
         if kept is None:
@@ -93,6 +101,7 @@ class GrowingTree:
             draft_rows=torch.cat(self._draft_rows)[kept],
             draft_probs=torch.cat(self._q),
             ancestors=ancestors,
+            scores=None if scores is None else scores[kept],
         )
 
 

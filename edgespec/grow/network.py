@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,6 +57,10 @@ class Network:
                 for weight, bias in zip(weights, biases, strict=True)
             ]
         return self._placed[device, dtype]
+
+    def shifted(self, shift: float) -> Network:
+        """The network whose log odds are larger by `shift`."""
+        return replace(self, biases=(*self.biases[:-1], self.biases[-1] + shift))
 
     def to_data(self) -> dict[str, Any]:
         """What stands in a file."""
@@ -121,11 +125,17 @@ def read_document(path: Path, schema: str, keys: set[str]) -> dict[str, Any]:
     return read_keys(content, keys | {"schema"}, path=path, key="")
 
 
+def rounded(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The content with the digits that files keep."""
+    found: dict[str, Any] = _rounded(content)
+    return found
+
+
 def write_document(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON file, whole or not at all; raises EdgespecError."""
     partial = path.with_name(path.name + ".partial")
     try:
-        partial.write_text(_format(_rounded(content)) + "\n", encoding="utf-8")
+        partial.write_text(_format(rounded(content)) + "\n", encoding="utf-8")
         partial.replace(path)
     except OSError as error:
         raise EdgespecError("E_OUTPUT", f"'{path}' cannot be written ({error}).", "Choose another place.") from error

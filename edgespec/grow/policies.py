@@ -6,7 +6,7 @@ Made before weights are read, so that a file that is damaged or missing is named
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -52,6 +52,10 @@ class Policy:
             assert self.acceptance is not None
             return self.acceptance.better_draw(sampling.temperature)
         return "without_replacement"
+
+    def with_acceptance(self, model: AcceptanceModel) -> Policy:
+        """The same policy on another measured acceptance; nothing changes where it uses none."""
+        return replace(self, acceptance=model) if self.acceptance is not None else self
 
 
 def open_policy(settings: TreeSettings) -> Policy:

@@ -20,7 +20,7 @@ from torch import Tensor
 from edgespec.config import SamplingSettings
 from edgespec.decode import Session, decode
 from edgespec.draft.language_model import LanguageModelDrafter
-from edgespec.engine import Engine, verifier
+from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.grow.policies import make_grow, open_policy
 from edgespec.grow.stop_model import distribution_inputs
@@ -32,6 +32,7 @@ from edgespec.tree import TokenTree
 from edgespec.tree_settings import TreeSettings
 from edgespec.verify import Acceptance
 from edgespec.verify.rows import Rows
+from edgespec.verify.rules import verifier
 
 Progress = Callable[[int, int], None]  # parts done, parts in all
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from edgespec.grow.growing import mass_left
 from edgespec.sampling import entropy_of_top
-from edgespec.tree import Draw, TokenTree, depths
+from edgespec.tree import Draw, TokenTree, depths, product_on_path
 
 CHUNK_ELEMENTS = 1 << 22  # numbers of p that are worked on at once
 DRAWS: tuple[Draw, ...] = ("without_replacement", "top_k")  # the column `draw` counts from here
@@ -74,7 +74,7 @@ def slot_records(tree: TokenTree, p: Tensor, *, temperature: float) -> Records:
         "mass_left": families.by_node(mass_left(q_drawn)),
         "entropy": entropy[families.row],
         "top_q": top_q[families.row],
-        "path_probability": _along_paths(torch.cat([q.new_ones(1), q]), tree.parents)[1:],
+        "path_probability": product_on_path(torch.cat([q.new_ones(1), q]), tree.parents)[1:],
         "temperature": torch.full_like(q, temperature),
         "draw": torch.full_like(tree.ranks[1:], DRAWS.index(tree.draw)),
     }
@@ -122,7 +122,7 @@ def rank_acceptance(records: Records) -> list[float]:
     num_ranks = int(rank.max()) + 1
     sums = torch.zeros(2, num_ranks, dtype=torch.float64)
     sums.index_add_(1, rank.cpu(), torch.stack([here, before]).double().cpu())
-    hazard = (sums[0] / sums[1].clamp(min=torch.finfo(torch.float64).tiny)).clamp(max=1)
+    hazard = (sums[0] / sums[1].clamp(min=torch.finfo(torch.float64).tiny)).clamp(0, 1)
     survival = torch.cumprod(torch.cat([hazard.new_ones(1), 1 - hazard]), 0)[:-1]
     rates: list[float] = (survival * hazard).tolist()
     return rates
@@ -202,16 +202,7 @@ def _factors(tree: TokenTree, acceptance: Tensor, none_before: Tensor) -> Tensor
 
 def _values(tree: TokenTree, families: _Families, acceptance: Tensor, none_before: Tensor) -> Tensor:
     factors = families.by_node(_factors(tree, acceptance, none_before))
-    return _along_paths(torch.cat([factors.new_ones(1), factors]), tree.parents)
-
-
-def _along_paths(factors: Tensor, parents: Tensor) -> Tensor:
-    """The product of `factors` [n] from the root, whose own must be 1, to each node: [n]."""
-    product, ancestor = factors, parents.clamp(min=0)
-    for _ in range(max(1, (parents.shape[0] - 1).bit_length())):
-        product = product * product[ancestor]
-        ancestor = ancestor[ancestor]
-    return product
+    return product_on_path(torch.cat([factors.new_ones(1), factors]), tree.parents)
 
 
 def _of_rows(draft_probs: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

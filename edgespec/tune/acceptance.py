@@ -1,0 +1,117 @@
+"""The pair's acceptance model: fitted on its records, or the given one moved to them; and how far it holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from scipy.optimize import brentq
+from torch import Tensor
+
+from edgespec.errors import EdgespecError
+from edgespec.grow.acceptance import KINDS, AcceptanceModel, Kind, Measured, network_features
+from edgespec.train.fit import FitSettings, fit_acceptance
+from edgespec.train.networks import SMALLEST, report_on
+from edgespec.train.records import DRAWS, Records, rank_acceptance
+from edgespec.tune.samples import Samples
+from profiles.schema import Bucket, Reliability
+
+MAX_SHIFT = 2.0  # of a log odds: a pair further away needs a model of its own
+MAX_RANKS = 16
+FIT_STEPS = 1200
+
+
+def joined(samples: Mapping[float, Samples]) -> Records:
+    """All records, of all temperatures."""
+    parts = [records for found in samples.values() for records in found.records]
+    return {name: torch.cat([part[name].cpu() for part in parts]) for name in parts[0]}
+
+
+def fitted(records: Records, *, seed: int) -> AcceptanceModel | None:
+    """A model of the pair's own; None where there are too few records to hold some out."""
+    try:
+        return fit_acceptance(records, settings=FitSettings(steps=FIT_STEPS, seed=seed))[0]
+    except EdgespecError:
+        return None
+
+
+def shifted_to(model: AcceptanceModel, records: Records) -> AcceptanceModel:
+    """The model with each network's log odds moved by one number, so that the mean acceptance is right."""
+    changed = {}
+    for kind in KINDS:
+        some = _of_kind(records, kind)
+        network = getattr(model, kind)
+        if some["rank"].numel() > 0:
+            predicted = network(network_features(network.inputs, some))
+            network = network.shifted(_shift(predicted, some["acceptance"], some["weight"]))
+        changed[kind] = network
+    return replace(model, **changed)
+
+
+def with_measured(model: AcceptanceModel, samples: Mapping[float, Samples]) -> AcceptanceModel:
+    """The model with tokens a pass and acceptance by rank of these samples, by draw and temperature."""
+    measured = []
+    for temperature, found in samples.items():
+        records = joined({temperature: found})
+        for draw in DRAWS:
+            trees = found.trees.get(("adaptive", "chosen" if draw == "top_k" else "sampled"))
+            here = records["draw"] == DRAWS.index(draw)
+            if trees and bool(here.any()):
+                measured.append(
+                    Measured(
+                        draw=draw,
+                        temperature=temperature,
+                        tokens=sum(tree.tokens for tree in trees) / len(trees),
+                        rates=tuple(
+                            rank_acceptance({name: column[here] for name, column in records.items()})[:MAX_RANKS]
+                        ),
+                    )
+                )
+    return replace(model, measured=tuple(measured))
+
+
+def reliability(model: AcceptanceModel, records: Records) -> tuple[Reliability, ...]:
+    """Predicted against exact acceptance in ten buckets, a kind each."""
+    found = []
+    for kind in KINDS:
+        some = _of_kind(records, kind)
+        if some["rank"].numel() == 0:
+            continue
+        network = getattr(model, kind)
+        predicted = network(network_features(network.inputs, some))
+        report = report_on(kind, predicted, predicted, some["acceptance"], some["weight"], num_train=0)
+        found.append(
+            Reliability(
+                kind=kind,
+                calibration_error=report.calibration_error,
+                buckets=tuple(
+                    Bucket(predicted=bucket.predicted, observed=bucket.observed, weight=bucket.weight)
+                    for bucket in report.reliability
+                ),
+            )
+        )
+    return tuple(found)
+
+
+def _of_kind(records: Records, kind: Kind) -> Records:
+    """The records that a network of this kind is about, in float64."""
+    here = (records["draw"] == DRAWS.index("top_k" if kind == "chosen" else "without_replacement")) & (
+        records["weight"] > 0
+    )
+    return {name: column[here].double() for name, column in records.items()}
+
+
+def _shift(predicted: Tensor, observed: Tensor, weight: Tensor) -> float:
+    """What must be added to the log odds for the weighted means to agree, within bounds."""
+    predicted = predicted.clamp(SMALLEST, 1 - SMALLEST)
+    odds = predicted.log() - (-predicted).log1p()
+    wanted = float((observed * weight).sum())
+
+    def surplus(shift: float) -> float:
+        return float(((odds + shift).sigmoid() * weight).sum()) - wanted
+
+    if surplus(-MAX_SHIFT) >= 0 or surplus(MAX_SHIFT) <= 0:
+        return math.copysign(MAX_SHIFT, -surplus(0.0))
+    return float(brentq(surplus, -MAX_SHIFT, MAX_SHIFT, xtol=1e-4))

@@ -1,0 +1,183 @@
+"""The sampling stage: all contenders at the same texts, those that fall behind dropped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from edgespec.grow.acceptance import AcceptanceModel
+from edgespec.tune.acceptance import fitted, joined, shifted_to, with_measured
+from edgespec.tune.costs import MeasuredCosts
+from edgespec.tune.entrants import Contender, contenders
+from edgespec.tune.run import DEPTH, Run
+from edgespec.tune.samples import Key, Samples, sample_text
+from profiles.cost import GrowthCost
+from profiles.tuner import Choice, Entrant, choose
+
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
+DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
+COARSE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 768)
+COARSE_DEPTHS = (1, 2, 3, 4, 6, 8, 16)
+FAR_BEHIND = 0.75  # of the best, as far as the first few trees tell
+MORE = 3  # times the size that looked best: more trees can be compared if they are smaller
+BEHIND = 0.87  # of the best: a contender that is slower is not looked at further
+MIN_PROMPTS = 2  # before any is dropped
+MAX_ROUNDS = 6  # of going on with the same texts: models that talk to themselves fall into loops
+FIRST_SHARE = 0.3  # of the time, to learn the pair's acceptance from
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The pair's acceptance, and the trees of those contenders that may be the best."""
+
+    model: AcceptanceModel
+    samples: Mapping[float, Samples]
+    choices: Mapping[float, Choice]  # by temperature
+
+
+def hold_contest(run: Run, costs: MeasuredCosts, model: AcceptanceModel) -> Outcome:
+    """Learn the acceptance on the first prompts, with trees of the largest size; then compare smaller ones on the
+    others, as large as may still pay.
+    """
+    first, rest = _split(run.prompts)
+    explored = {temperature: Samples() for temperature in run.temperatures}
+    everybody: dict[float, list[Contender]] = {temperature: list(costs.contending) for temperature in explored}
+    _sample(
+        run,
+        first,
+        explored,
+        everybody,
+        model,
+        until_s=FIRST_SHARE * run.effort.sampling_s,
+        stage="learning acceptance",
+        steps=max(1, run.effort.steps_per_prompt // 2),
+    )
+    records = joined(explored)
+    own = fitted(records, seed=run.seed) if run.effort.fits_acceptance else None
+    model = with_measured(own or shifted_to(model, records), explored)
+
+    samples = {temperature: Samples() for temperature in run.temperatures}
+    surviving: dict[float, list[Contender]] = {}
+    for temperature, seen in explored.items():
+        choice = _rough_choice(everybody[temperature], seen, costs)
+        near = [plan for plan in choice.ranked if plan.tokens_per_s >= FAR_BEHIND * choice.ranked[0].tokens_per_s]
+        size = min(costs.size, MORE * max(plan.size for plan in near))
+        keys = {(plan.policy, plan.draw) for plan in near}
+        surviving[temperature] = [
+            contender
+            for index, contender in enumerate(contenders(size=size, depth=min(DEPTH, size)))
+            if index == 0 or contender.key in keys
+        ]
+
+    def drop(num_prompts: int) -> None:
+        if num_prompts >= MIN_PROMPTS:
+            for temperature, contending in surviving.items():
+                choice = _rough_choice(contending, samples[temperature], costs)
+                surviving[temperature] = _ahead(contending, choice)
+
+    _sample(
+        run,
+        rest,
+        samples,
+        surviving,
+        model,
+        until_s=(1 - FIRST_SHARE) * run.effort.sampling_s,
+        stage="comparing trees",
+        steps=run.effort.steps_per_prompt,
+        after_prompt=drop,
+    )
+    return Outcome(
+        model=with_measured(model, samples),
+        samples=samples,
+        choices={
+            temperature: choose(
+                entrants(surviving[temperature], samples[temperature], costs.growth),
+                costs.steps,
+                sizes=[size for size in SIZES if size <= costs.size],
+                depths=DEPTHS,
+            )
+            for temperature in run.temperatures
+        },
+    )
+
+
+def entrants(contending: Sequence[Contender], samples: Samples, growth: Mapping[Key, GrowthCost]) -> list[Entrant]:
+    """Contenders as the tuner sees them."""
+    return [
+        Entrant(
+            policy=contender.settings.policy,
+            draw=contender.draw,
+            samples=samples.trees[contender.key],
+            growth=growth[contender.key],
+            is_budgeted=contender.is_budgeted,
+            takes_threshold=contender.takes_threshold,
+            branching=contender.settings.branching,
+        )
+        for contender in contending
+        if samples.trees[contender.key]
+    ]
+
+
+def _split(prompts: Sequence[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
+    """Prompts to learn the acceptance from, and to compare on; one prompt must do for both."""
+    count = max(1, len(prompts) // 3)
+    first, rest = list(prompts[:count]), list(prompts[count:])
+    return first, rest or first
+
+
+def _sample(
+    run: Run,
+    prompts: Sequence[list[int]],
+    samples: Mapping[float, Samples],
+    contending: Mapping[float, Sequence[Contender]],
+    model: AcceptanceModel,
+    *,
+    until_s: float,
+    stage: str,
+    steps: int,
+    after_prompt: Callable[[int], None] = lambda _count: None,
+) -> None:
+    """Values of everybody's trees at prompt after prompt, then further along each, until the time is spent."""
+    started = time.perf_counter()
+    texts = {(index, temperature): list(ids) for index, ids in enumerate(prompts) for temperature in samples}
+    for number in range(MAX_ROUNDS):
+        for index in range(len(prompts)):
+            for temperature, found in samples.items():
+                before = len(found.records)
+                texts[index, temperature] = sample_text(
+                    run.engine,
+                    texts[index, temperature],
+                    contending[temperature],
+                    model,
+                    found,
+                    temperature=temperature,
+                    steps=steps,
+                    seed=run.seed + index + number * len(prompts),
+                )
+                for records in found.records[before:]:
+                    records["prompt"] = torch.full_like(records["rank"], index)
+            spent_s = time.perf_counter() - started
+            done = (number * len(prompts) + index + 1) / (MAX_ROUNDS * len(prompts))
+            run.report(stage, min(1.0, max(done, spent_s / until_s)))
+            after_prompt(number * len(prompts) + index + 1)
+            if spent_s > until_s and (number > 0 or index + 1 >= min(MIN_PROMPTS, len(prompts))):
+                return
+
+
+def _rough_choice(contending: Sequence[Contender], samples: Samples, costs: MeasuredCosts) -> Choice:
+    return choose(
+        entrants(contending, samples, costs.growth),
+        costs.steps,
+        sizes=[size for size in COARSE_SIZES if size <= costs.size],
+        depths=COARSE_DEPTHS,
+    )
+
+
+def _ahead(contending: Sequence[Contender], choice: Choice) -> list[Contender]:
+    """Those whose best plan is not far behind; the guide, which comes first, stays."""
+    best = choice.ranked[0].tokens_per_s
+    near = {(plan.policy, plan.draw) for plan in choice.ranked if plan.tokens_per_s >= BEHIND * best}
+    return [contender for index, contender in enumerate(contending) if index == 0 or contender.key in near]

@@ -1,0 +1,122 @@
+"""A profile of a loaded pair: costs timed, trees compared, the best plans tried at every temperature."""
+
+from __future__ import annotations
+
+import datetime
+
+from edgespec import __version__
+from edgespec.engine import Engine
+from edgespec.errors import EdgespecError
+from edgespec.grow.acceptance import AcceptanceModel
+from edgespec.planned import pair_facts
+from edgespec.tune.acceptance import joined, reliability
+from edgespec.tune.contest import Outcome, hold_contest
+from edgespec.tune.costs import MeasuredCosts, measure_costs
+from edgespec.tune.run import Run
+from edgespec.tune.trials import try_plans
+from profiles.files import profile_name
+from profiles.measure import (
+    Repeats,
+    copy_bytes_per_s,
+    drop_page_cache,
+    machine_facts,
+    sequential_read_bytes_per_s,
+)
+from profiles.schema import (
+    SCHEMA,
+    Bandwidths,
+    GrowthTiming,
+    Profile,
+    RankAcceptance,
+    TemperaturePlan,
+    Timing,
+)
+
+DISK_READ_BYTES = 512 << 20
+
+
+def profile_pair(run: Run, model: AcceptanceModel) -> Profile:
+    """Measure and choose; `model` is the acceptance to start from. Raises EdgespecError without a draft."""
+    engine = run.engine
+    if engine.draft_model is None:
+        raise EdgespecError("E_SETTING", "there is no draft to profile the target with.", "Name one with -md.")
+    costs = measure_costs(run, model)
+    outcome = hold_contest(run, costs, model)
+    plans = []
+    for number, temperature in enumerate(run.temperatures):
+        run.report("trying plans", number / len(run.temperatures))
+        plans.append(try_plans(run, outcome.choices[temperature], outcome.model, temperature=temperature))
+    run.report("trying plans", 1.0)
+    return _profile(run, costs, outcome, tuple(plans))
+
+
+def _profile(run: Run, costs: MeasuredCosts, outcome: Outcome, plans: tuple[TemperaturePlan, ...]) -> Profile:
+    engine, model = run.engine, outcome.model
+    machine = machine_facts()
+    pair = pair_facts(
+        engine.pair,
+        engine.placement,
+        quant=engine.quant,
+        draft_quant=engine.draft_quant,
+        dtype=engine.dtype,
+        device=engine.device,
+    )
+    return Profile(
+        schema=SCHEMA,
+        created=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        edgespec=__version__,
+        name=profile_name(machine, pair),
+        context_tokens=max(map(len, run.prompts)),
+        num_texts=min(max(len(trees) for trees in samples.trees.values()) for samples in outcome.samples.values()),
+        machine=machine,
+        pair=pair,
+        bandwidths=_bandwidths(engine, plain_s=costs.verify[0].median_s),
+        verify=_timings(costs.verify),
+        draft=_timings(costs.draft),
+        rest_s=costs.steps.rest_s,
+        plain_step_s=costs.steps.plain_step_s,
+        prefetch_s=costs.steps.prefetch_s,
+        growth=tuple(
+            GrowthTiming(
+                policy=policy,
+                draw=draw,
+                base_s=cost.base_s,
+                layer_s=cost.layer_s,
+                node_s=cost.node_s,
+                rows_per_inner=cost.rows_per_inner,
+            )
+            for (policy, draw), cost in costs.growth.items()
+        ),
+        reliability=reliability(model, joined(outcome.samples)),
+        ranks=tuple(
+            RankAcceptance(
+                draw="chosen" if found.draw == "top_k" else "sampled", temperature=found.temperature, rates=found.rates
+            )
+            for found in model.measured
+        ),
+        plans=plans,
+        acceptance=model.to_document(),
+    )
+
+
+def _timings(timed: dict[int, Repeats]) -> tuple[Timing, ...]:
+    return tuple(
+        Timing(count=count, median_s=found.median_s, spread_s=found.spread_s, repeats=len(found.seconds))
+        for count, found in timed.items()
+    )
+
+
+def _bandwidths(engine: Engine, *, plain_s: float) -> Bandwidths:
+    """Of the ways that weights take here; the disk's is read from the target's own files, uncached."""
+    placement = engine.placement
+    files = sorted({entry.file for entry in engine.pair.target.checkpoint.tensors.values()})
+    disk_per_s = None
+    if placement.num_on_disk and drop_page_cache(files):
+        disk_per_s = sequential_read_bytes_per_s(files, most_bytes=DISK_READ_BYTES)
+    has_copies = engine.device.type == "cuda" and placement.num_resident < placement.num_layers
+    return Bandwidths(
+        disk_sequential_per_s=disk_per_s,
+        disk_streamed_per_s=placement.disk_bytes / plain_s if placement.num_on_disk else None,
+        copy_pinned_per_s=copy_bytes_per_s(engine.device, pinned=True) if has_copies else None,
+        copy_pageable_per_s=copy_bytes_per_s(engine.device, pinned=False) if has_copies else None,
+    )

@@ -1,0 +1,139 @@
+"""What every contender's tree yields at the same texts: grown, looked at by the target, valued exactly.
+
+Prompts are continued by real steps, with the tree of one contender as guide, and at each step all
+contenders grow their trees from the same text. The chance of each node to be accepted is exact for the
+target's p and the draft's q, so that few texts say much.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from edgespec.config import SamplingSettings
+from edgespec.draft.language_model import LanguageModelDrafter
+from edgespec.engine import Engine
+from edgespec.grow.acceptance import AcceptanceModel
+from edgespec.grow.policies import make_grow, open_policy
+from edgespec.memory import cache_rows
+from edgespec.sampling import draw_one, to_probs
+from edgespec.target import Target
+from edgespec.train.records import Records, node_values, slot_records
+from edgespec.tree import TokenTree, depths, product_on_path
+from edgespec.tree_settings import TreeSettings
+from edgespec.tune.entrants import Contender, rank_values
+from edgespec.verify.rows import Rows
+from edgespec.verify.rules import verifier
+from profiles.tuner import TreeSample
+
+Key = tuple[str, str]  # policy, draw
+
+
+@dataclass(slots=True)
+class Samples:
+    """Of one temperature: what was seen so far."""
+
+    trees: dict[Key, list[TreeSample]] = field(default_factory=lambda: defaultdict(list))
+    records: list[Records] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """A text that is being continued: both caches hold it, the root excepted."""
+
+    target: Target
+    drafter: LanguageModelDrafter
+    root: int
+
+
+def start_text(
+    engine: Engine, ids: Sequence[int], *, sampling: SamplingSettings, tree: TreeSettings, new_tokens: int,
+    generator: torch.Generator,
+) -> Text:  # fmt: skip
+    """Prefill a prompt and draw the first token; there is room for `new_tokens` and for a tree like `tree`."""
+    assert engine.draft_model is not None
+    target = Target(engine.target_model)
+    drafter = LanguageModelDrafter(
+        engine.draft_model,
+        vocab=target.vocab,
+        sampling=tree.draft_sampling(sampling),
+        tree_rows=tree.num_drafted,
+    )
+    prompt = torch.tensor(list(ids), device=engine.device)
+    target_rows, draft_rows = cache_rows(len(ids) + new_tokens + tree.num_layers, tree)
+    logits = target.prefill(prompt, capacity=target_rows)
+    drafter.prefill(prompt, capacity=draft_rows)
+    root = draw_one(to_probs(logits[None], sampling)[0], generator)
+    return Text(target=target, drafter=drafter, root=root)
+
+
+def sample_text(
+    engine: Engine,
+    ids: Sequence[int],
+    contenders: Sequence[Contender],
+    model: AcceptanceModel,
+    into: Samples,
+    *,
+    temperature: float,
+    steps: int,
+    seed: int,
+) -> list[int]:
+    """Grow and value every contender's trees at `steps` steps behind a prompt; the first contender is the guide.
+
+    Returns the prompt with what was added to it.
+    """
+    sampling = SamplingSettings(temperature=temperature)
+    generator = torch.Generator(engine.device).manual_seed(seed)
+    widest = max((contender.settings for contender in contenders), key=lambda settings: settings.num_drafted)
+    text = start_text(
+        engine, ids, sampling=sampling, tree=widest, new_tokens=steps * (widest.num_layers + 1), generator=generator
+    )
+    root, added = text.root, [text.root]
+    # The guide comes last: its rows are then the ones in both caches, which a commit keeps.
+    for _ in range(steps):
+        for contender in [*contenders[1:], contenders[0]]:
+            policy = open_policy(contender.settings).with_acceptance(model)
+            grow = make_grow(policy, text.drafter, sampling=sampling, vocab=text.target.vocab, device=engine.device,
+                             generator=generator)  # fmt: skip
+            text.drafter.rewind()
+            tree = grow(root, contender.settings.num_layers)
+            hidden = text.target.look(tree)
+            rows = Rows(hidden, text.target.logits, sampling, vocab=text.target.vocab)
+            p = rows.all_probs()
+            if tree.num_nodes > 1:
+                rates = rank_values(model, temperature=temperature, draw=contender.draw)
+                into.trees[contender.key].append(tree_sample(tree, p, contender, rates))
+                into.records.append(slot_records(tree, p, temperature=temperature))
+        acceptance = verifier(sampling, policy.draw(sampling))(tree, rows, generator)
+        path = torch.tensor(acceptance.path, dtype=torch.long, device=engine.device)
+        text.target.commit(acceptance.path)
+        text.drafter.commit(root, tree.draft_rows[path].tolist(), tree.tokens[path].tolist())
+        root = acceptance.next_token
+        added += [*tree.tokens[path].tolist(), root]
+    return [*ids, *added]
+
+
+def tree_sample(tree: TokenTree, p: Tensor, contender: Contender, rates: Sequence[float]) -> TreeSample:
+    """A tree as the tuner sees it, for target p [n, vocab]; `rates` are the acceptance by rank of its draw."""
+    return TreeSample.from_nodes(
+        scores=_scores(tree, contender, rates)[1:].double().cpu().numpy(),
+        values=node_values(tree, p)[1:].double().cpu().numpy(),
+        depths=depths(tree.parents)[1:].cpu().numpy(),
+        parents=(tree.parents[1:] - 1).cpu().numpy(),
+    )
+
+
+def _scores(tree: TokenTree, contender: Contender, rates: Sequence[float]) -> Tensor:
+    """What orders the nodes so that the m best are the tree of budget m: [n]."""
+    if tree.scores is not None:
+        return tree.scores
+    if contender.settings.policy == "sequoia":
+        by_rank = torch.tensor([*rates, 0.0], dtype=torch.float64, device=tree.tokens.device)
+        factors = by_rank[tree.ranks.clamp(max=len(rates))].clamp(min=1e-12)
+        factors[0] = 1.0
+        return product_on_path(factors, tree.parents)
+    return -depths(tree.parents).double()

@@ -1,0 +1,167 @@
+"""What a loaded pair's steps cost: callables for `profiles.measure` to time.
+
+All are timed at one text, so that attention has something to look back at. Each ends in a wait for
+the device, as the step itself does. In a step the two models take turns, and each finds the caches full
+of the other's weights: where that matters, `takes_turns` lets the other model run before.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from edgespec.config import SamplingSettings
+from edgespec.decode import Session, StepResult, decode
+from edgespec.draft.language_model import LanguageModelDrafter
+from edgespec.engine import Engine
+from edgespec.grow.policies import Policy, make_grow
+from edgespec.memory import cache_rows
+from edgespec.target import Target
+from edgespec.tree import TokenTree, depths
+from edgespec.tune.samples import Text
+from edgespec.verify.rows import refuse_nan
+from edgespec.verify.rules import verifier
+from profiles.measure import Task
+
+CHILDREN = 2  # of the nodes of a tree that is only timed
+
+
+def verify_tasks(engine: Engine, text: Text, counts: Sequence[int], *, seed: int, takes_turns: bool) -> dict[int, Task]:
+    """Passes of the target over trees of so many nodes below the root."""
+    trees = {count: _random_tree(engine, text, count, seed) for count in counts}
+    prepare = functools.partial(_draft_root, engine, text) if takes_turns else _nothing
+
+    def run(tree: TokenTree) -> Callable[[], None]:
+        return lambda: refuse_nan(text.target.look(tree).amax(-1))
+
+    return {count: Task(run=run(tree), prepare=prepare) for count, tree in trees.items()}
+
+
+def prefetch_tasks(engine: Engine, text: Text, *, pause_s: float, seed: int) -> dict[str, Task]:
+    """A pass at once after the last one, and one after a pause in which the stream could read ahead."""
+    at_once = verify_tasks(engine, text, [0], seed=seed, takes_turns=False)[0]
+    return {"at once": at_once, "after a pause": Task(run=at_once.run, prepare=lambda: time.sleep(pause_s))}
+
+
+def draft_tasks(engine: Engine, text: Text, counts: Sequence[int], *, seed: int) -> dict[int, Task]:
+    """Draft calls of so many rows, all below the root."""
+    generator = torch.Generator().manual_seed(seed)
+    vocab = text.target.vocab
+
+    def run(count: int) -> Callable[[], None]:
+        tokens = torch.randint(vocab, (count,), generator=generator).to(engine.device)
+        parents = torch.zeros(count, dtype=torch.long, device=engine.device)
+        return lambda: refuse_nan(text.drafter.expand(tokens, parents).amax(-1))
+
+    return {count: Task(run=run(count), prepare=functools.partial(_draft_root, engine, text)) for count in counts}
+
+
+@dataclass(slots=True)
+class Grown:
+    """The tree that a timed growth made last."""
+
+    tree: TokenTree | None = None
+    rows: int = 0  # that the draft computed
+
+    @property
+    def num_nodes(self) -> int:
+        """Below the root."""
+        assert self.tree is not None
+        return self.tree.num_nodes - 1
+
+    def inner(self) -> list[float]:
+        """Nodes that have children, by layer from the root's on."""
+        assert self.tree is not None
+        has_children = torch.zeros(self.tree.num_nodes, dtype=torch.bool, device=self.tree.tokens.device)
+        has_children[self.tree.parents[1:]] = True
+        counts: list[float] = torch.bincount(depths(self.tree.parents)[has_children]).double().tolist()
+        return counts
+
+
+def growth_task(
+    engine: Engine,
+    text: Text,
+    policy: Policy,
+    *,
+    sampling: SamplingSettings,
+    generator: torch.Generator,
+    takes_turns: bool,
+) -> tuple[Task, Grown]:
+    """Growth of one tree; what it grew stands in the second value after each run."""
+    grow = make_grow(
+        policy, text.drafter, sampling=sampling, vocab=text.target.vocab, device=engine.device, generator=generator
+    )
+    grown, plain = Grown(), _random_tree(engine, text, 0, 0)
+
+    def prepare() -> None:
+        if takes_turns:
+            text.target.look(plain)
+        text.drafter.rewind()
+
+    def run() -> None:
+        tree = grow(text.root, policy.settings.num_layers)
+        if tree.draft_probs.shape[0]:
+            refuse_nan(tree.draft_probs[-1:].amax(-1))
+        grown.tree, grown.rows = tree, text.drafter.num_rows
+
+    return Task(run=run, prepare=prepare), grown
+
+
+def run_steps(
+    engine: Engine, ids: Sequence[int], policy: Policy, *, sampling: SamplingSettings, steps: int, seed: int
+) -> list[StepResult]:
+    """So many real steps behind a prompt; its own pass is not among them."""
+    settings = policy.settings
+    target = Target(engine.target_model)
+    drafter = None
+    if settings.policy != "none":
+        assert engine.draft_model is not None
+        drafter = LanguageModelDrafter(
+            engine.draft_model,
+            vocab=target.vocab,
+            sampling=settings.draft_sampling(sampling),
+            tree_rows=settings.num_drafted,
+        )
+    generator = torch.Generator(engine.device).manual_seed(seed)
+    room = (steps + 1) * (settings.num_layers + 1)
+    grow = make_grow(policy, drafter, sampling=sampling, vocab=target.vocab, device=engine.device, generator=generator)
+    found = decode(
+        Session(target=target, drafter=drafter),
+        torch.tensor(list(ids), device=engine.device),
+        grow=grow,
+        verify=verifier(sampling, policy.draw(sampling)),
+        sampling=sampling,
+        generator=generator,
+        max_new_tokens=room,
+        stop_tokens=frozenset(),
+        capacities=cache_rows(len(ids) + room, settings),
+    )
+    return list(itertools.islice(found, 1, steps + 1))
+
+
+def _draft_root(engine: Engine, text: Text) -> None:
+    root = torch.tensor([text.root], device=engine.device)
+    text.drafter.rewind()
+    text.drafter.expand(root, torch.full_like(root, -1))
+
+
+def _nothing() -> None:
+    pass
+
+
+def _random_tree(engine: Engine, text: Text, count: int, seed: int) -> TokenTree:
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(text.target.vocab, (count + 1,), generator=generator)
+    return TokenTree(
+        tokens=tokens.to(engine.device),
+        parents=((torch.arange(count + 1) + CHILDREN - 1) // CHILDREN - 1).to(engine.device),
+        ranks=torch.zeros(count + 1, dtype=torch.long, device=engine.device),
+        draw="without_replacement",
+        draft_rows=torch.full((count + 1,), -1, device=engine.device),
+        draft_probs=torch.empty(0, text.target.vocab, device=engine.device),
+    )

@@ -1,0 +1,87 @@
+"""The last stage: the best plans decode the prompts for real, in turn, and the fastest is taken."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from edgespec.config import SamplingSettings
+from edgespec.grow.acceptance import AcceptanceModel
+from edgespec.grow.policies import open_policy
+from edgespec.planned import tree_settings
+from edgespec.tune.run import Run
+from edgespec.tune.timings import run_steps
+from profiles.schema import Plan, TemperaturePlan
+from profiles.tuner import Choice
+
+NUM_CANDIDATES = 3  # beside plain decoding
+STEPS = 12  # of one candidate at one prompt
+CLOSE = 0.9  # of the fastest prediction: what is slower is not tried
+
+
+@dataclass(slots=True)
+class _Trial:
+    plan: Plan
+    seconds: list[float] = field(default_factory=list)  # of each step
+    tokens: list[int] = field(default_factory=list)
+
+    def outcome(self) -> Plan:
+        """The plan with the seconds that its steps took."""
+        return replace(self.plan, measured_step_s=sum(self.seconds) / len(self.seconds))
+
+
+def try_plans(run: Run, choice: Choice, model: AcceptanceModel, *, temperature: float) -> TemperaturePlan:
+    """The fastest of the predicted best, by the seconds that their steps really take.
+
+    Tokens a pass are those of the samples, which are many; a few real steps say little about them.
+    """
+    fastest = choice.ranked[0].tokens_per_s
+    near = [plan for plan in choice.ranked if plan.tokens_per_s >= CLOSE * fastest]
+    trials = [_Trial(plan) for plan in (*near[:NUM_CANDIDATES], choice.plain)]
+    _decode_in_turn(run, trials, model, temperature)
+    *speculating, plain = [trial.outcome() for trial in trials]
+    ranked = sorted([*speculating, plain], key=lambda plan: plan.tokens_per_s, reverse=True)
+    return TemperaturePlan(
+        temperature=temperature,
+        best=ranked[0],
+        plain=plain,
+        runner_up=ranked[1],
+        why=_why(ranked, plain),
+        by_size=choice.by_size,
+    )
+
+
+def _decode_in_turn(run: Run, trials: Sequence[_Trial], model: AcceptanceModel, temperature: float) -> None:
+    """Real steps of all, prompt by prompt, until the time for them is spent."""
+    sampling = SamplingSettings(temperature=temperature)
+    started = time.perf_counter()
+    budget_s = run.effort.trial_s / len(run.temperatures)
+    for index, ids in enumerate(run.prompts):
+        for trial in trials if index % 2 == 0 else reversed(trials):
+            policy = open_policy(tree_settings(trial.plan)).with_acceptance(model)
+            for step in run_steps(run.engine, ids, policy, sampling=sampling, steps=STEPS, seed=run.seed + index):
+                trial.seconds.append(step.grow_s + step.target_s + step.rest_s)
+                trial.tokens.append(len(step.tokens))
+        if time.perf_counter() - started > budget_s:
+            break
+
+
+def _why(ranked: Sequence[Plan], plain: Plan) -> str:
+    """The decision in one sentence, with its numbers."""
+    best, second = ranked[0], ranked[1]
+    if best.policy == "none":
+        return (
+            f"speculation is slower than plain decoding here: {second.policy} would give "
+            f"{second.tokens_per_s:.3g} tokens/s, plain {best.tokens_per_s:.3g}; it is switched off"
+        )
+    gain = best.tokens_per_s / plain.tokens_per_s
+    return (
+        f"{best.tokens:.3g} tokens a pass in {1000 * (best.measured_step_s or best.step_s):.3g} ms, "
+        f"{gain:.3g} times plain decoding; next: {_name(second)} with {second.tokens_per_s:.3g} tokens/s "
+        f"against {best.tokens_per_s:.3g}"
+    )
+
+
+def _name(plan: Plan) -> str:
+    return f"{plan.policy} {plan.draw or ''} {plan.size or ''}".strip()

@@ -1,0 +1,22 @@
+"""Which rule is lossless for which children."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from edgespec.config import SamplingSettings
+from edgespec.tree import Draw, TokenTree
+from edgespec.verify import Acceptance
+from edgespec.verify.greedy import verify_greedy
+from edgespec.verify.membership import verify_membership
+from edgespec.verify.rejection import verify_rejection
+from edgespec.verify.rows import Rows
+
+
+def verifier(sampling: SamplingSettings, draw: Draw) -> Callable[[TokenTree, Rows, torch.Generator], Acceptance]:
+    """The rule for children that come about by `draw`."""
+    if sampling.temperature == 0:
+        return verify_greedy
+    return verify_membership if draw == "top_k" else verify_rejection

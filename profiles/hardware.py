@@ -1,0 +1,219 @@
+"""Known hardware: what data sheets say of a card, and what share of that a real pass is assumed to reach.
+
+One TOML file a card in `builtin/`, each value with its source; `builtin/assumptions.toml` holds everything
+that is assumed instead, once for all cards. GB and TFLOP are decimal, GiB binary, as data sheets mean them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from profiles.errors import ProfileError
+
+FOLDER = Path(__file__).parent / "builtin"
+ASSUMPTIONS = "assumptions"
+NUM_CLOSEST = 3
+GIB = 1 << 30
+# Gigatransfers a second and lane, one bit each; 128 of 130 bits are data (PCI Express base specification, 3.0 to 5.0)
+PCIE_GT_PER_S = {3: 8.0, 4: 16.0, 5: 32.0}
+PCIE_DATA_SHARE = 128 / 130
+PCIE_LANES = {1, 2, 4, 8, 16}
+# What is outside is a slip in the unit
+RANGES: dict[str, tuple[float, float]] = {
+    "memory_gib": (0.5, 16_384),
+    "memory_gb_per_s": (1, 100_000),
+    "half_tflop_per_s": (0.001, 100_000),
+    "float32_tflop_per_s": (0.001, 100_000),
+    "host_memory_gib": (0.5, 16_384),
+    "host_disk_gb_per_s": (0.01, 1_000),
+    "usable_memory": (0.5, 1),
+    "layer_call_s": (0, 1),
+}
+SHARE = (0.01, 1.0)
+CARD_KEYS = ("memory_gib", "memory_gb_per_s", "half_tflop_per_s", "float32_tflop_per_s")
+LINK_KEYS = ("pcie_generation", "pcie_lanes")
+CASES = ("slow", "likely", "fast")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """A device by its data sheet; a CPU's memory is RAM, and it has no link."""
+
+    name: str
+    title: str
+    device: str  # cuda | cpu
+    memory_bytes: int
+    memory_bytes_per_s: float
+    half_flops_per_s: float  # bf16 or fp16, dense, FP32 accumulation
+    float32_flops_per_s: float  # outside tensor cores
+    pcie_generation: int | None
+    pcie_lanes: int | None
+    sources: Mapping[str, str]  # key of the file -> where its value is from
+
+    @property
+    def link_bytes_per_s(self) -> float:
+        """From RAM to the device, one way, after the line code; infinite where RAM is the device's memory."""
+        if self.pcie_generation is None or self.pcie_lanes is None:
+            return math.inf
+        return PCIE_GT_PER_S[self.pcie_generation] * 1e9 * PCIE_DATA_SHARE / 8 * self.pcie_lanes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Achieved:
+    """Shares of the data sheet's rates that a pass reaches, and the seconds to issue a decoder layer."""
+
+    memory: float
+    compute: float
+    link: float
+    disk: float
+    layer_call_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumptions:
+    """What estimates assume of every card and of the machine around it."""
+
+    slow: Achieved
+    likely: Achieved
+    fast: Achieved
+    usable_memory: float  # share of a card's memory
+    host_memory_bytes: int
+    host_disk_bytes_per_s: float
+    reasons: Mapping[str, str]
+
+    def usable_bytes(self, hardware: Hardware) -> int:
+        """Device memory that a program can have."""
+        share = self.usable_memory if hardware.device == "cuda" else 1.0
+        return int(share * hardware.memory_bytes)
+
+
+def hardware_names() -> tuple[str, ...]:
+    """All that `read_hardware` knows."""
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.toml") if path.stem != ASSUMPTIONS))
+
+
+def read_hardware(name: str) -> Hardware:
+    """A known card or CPU; raises ProfileError, which lists the closest names, for an unknown one."""
+    known = hardware_names()
+    wanted = "-".join(name.lower().replace("_", " ").replace("-", " ").split())
+    for vendor in ("nvidia-", "geforce-"):
+        wanted = wanted.removeprefix(vendor)
+    if wanted not in known:
+        # Whole names first: 'a100' is a part of two that difflib finds less alike than others.
+        close = [other for other in known if wanted and (wanted in other or other in wanted)]
+        close += [other for other in difflib.get_close_matches(wanted, known, NUM_CLOSEST, 0.5) if other not in close]
+        hint = f"Closest: {', '.join(close[:NUM_CLOSEST])}. " if close else ""
+        raise ProfileError("E_HARDWARE", f"no hardware '{name}' is known.", f"{hint}Known: {', '.join(known)}.")
+    return parse_hardware((FOLDER / f"{wanted}.toml").read_text(encoding="utf-8"), wanted)
+
+
+def parse_hardware(text: str, name: str) -> Hardware:
+    """The content of one file; raises ProfileError naming the key that is wrong."""
+    content = _content(text, name)
+    device = content.get("device")
+    if device not in ("cuda", "cpu"):
+        raise _bad(name, "device", "is neither 'cuda' nor 'cpu'")
+    if not isinstance(content.get("title"), str) or not content["title"]:
+        raise _bad(name, "title", "is no text")
+    keys = (*CARD_KEYS, *(LINK_KEYS if device == "cuda" else ()))
+    _check_keys(name, content, {"title", "device", *keys})
+    sources = {}
+    for key in keys:
+        entry = _table(name, key, content[key], {"value", "source"})
+        sources[key] = _text(name, f"{key}.source", entry["source"])
+    numbers = {key: _number(name, f"{key}.value", content[key]["value"], RANGES[key]) for key in CARD_KEYS}
+    return Hardware(
+        name=name,
+        title=content["title"],
+        device=device,
+        memory_bytes=int(numbers["memory_gib"] * GIB),
+        memory_bytes_per_s=numbers["memory_gb_per_s"] * 1e9,
+        half_flops_per_s=numbers["half_tflop_per_s"] * 1e12,
+        float32_flops_per_s=numbers["float32_tflop_per_s"] * 1e12,
+        pcie_generation=_one_of(name, content, "pcie_generation", set(PCIE_GT_PER_S)) if device == "cuda" else None,
+        pcie_lanes=_one_of(name, content, "pcie_lanes", PCIE_LANES) if device == "cuda" else None,
+        sources=sources,
+    )
+
+
+def read_assumptions() -> Assumptions:
+    """What is assumed beyond data sheets."""
+    return parse_assumptions((FOLDER / f"{ASSUMPTIONS}.toml").read_text(encoding="utf-8"))
+
+
+def parse_assumptions(text: str) -> Assumptions:
+    """The content of the file; raises ProfileError naming the key that is wrong."""
+    content = _content(text, ASSUMPTIONS)
+    spans = [field.name for field in fields(Achieved)]
+    single = ("usable_memory", "host_memory_gib", "host_disk_gb_per_s")
+    _check_keys(ASSUMPTIONS, content, {*spans, *single})
+    numbers: dict[str, dict[str, float]] = {}
+    reasons = {}
+    for key in (*spans, *single):
+        cases = CASES if key in spans else ("likely",)
+        entry = _table(ASSUMPTIONS, key, content[key], {"unit", "reason", *cases})
+        reasons[key] = _text(ASSUMPTIONS, f"{key}.reason", entry["reason"])
+        limits = RANGES.get(key, SHARE)
+        numbers[key] = {case: _number(ASSUMPTIONS, f"{key}.{case}", entry[case], limits) for case in cases}
+    for key in spans:
+        slow, likely, fast = (numbers[key][case] * (-1 if key == "layer_call_s" else 1) for case in CASES)
+        if not slow <= likely <= fast:
+            raise _bad(ASSUMPTIONS, key, "is not in order from slow to fast")
+    return Assumptions(
+        **{case: Achieved(**{key: numbers[key][case] for key in spans}) for case in CASES},
+        usable_memory=numbers["usable_memory"]["likely"],
+        host_memory_bytes=int(numbers["host_memory_gib"]["likely"] * GIB),
+        host_disk_bytes_per_s=numbers["host_disk_gb_per_s"]["likely"] * 1e9,
+        reasons=reasons,
+    )
+
+
+def _content(text: str, name: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ProfileError("E_HARDWARE", f"'{name}.toml' is no TOML ({error}).", "Correct the file.") from error
+
+
+def _check_keys(name: str, content: Mapping[str, Any], wanted: set[str], where: str = "") -> None:
+    for key in sorted(content.keys() - wanted):
+        raise _bad(name, where + key, "is unknown")
+    for key in sorted(wanted - content.keys()):
+        raise _bad(name, where + key, "is missing")
+
+
+def _table(name: str, key: str, entry: Any, wanted: set[str]) -> dict[str, Any]:
+    if not isinstance(entry, dict):
+        raise _bad(name, key, "is no table")
+    _check_keys(name, entry, wanted, f"{key}.")
+    return entry
+
+
+def _text(name: str, key: str, value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise _bad(name, key, "is no text")
+    return value
+
+
+def _number(name: str, key: str, value: Any, limits: tuple[float, float]) -> float:
+    low, high = limits
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise _bad(name, key, f"is {value!r}, not a number in [{low:g}, {high:g}]")
+    return float(value)
+
+
+def _one_of(name: str, content: Mapping[str, Any], key: str, allowed: set[int]) -> int:
+    value = content[key]["value"]
+    if isinstance(value, bool) or not isinstance(value, int) or value not in allowed:
+        raise _bad(name, f"{key}.value", f"is {value!r}, not one of {sorted(allowed)}")
+    return value
+
+
+def _bad(name: str, key: str, what: str) -> ProfileError:
+    return ProfileError("E_HARDWARE", f"'{key}' in '{name}.toml' {what}.", "Correct the file.")

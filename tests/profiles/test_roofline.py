@@ -1,0 +1,131 @@
+"""Seconds from bytes and rates: the formulas, and that more work is never faster nor a faster part slower."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from profiles.hardware import read_assumptions, read_hardware
+from profiles.roofline import (
+    ModelLoad,
+    Rates,
+    achieved_rates,
+    compute_s,
+    draft_call_s,
+    head_s,
+    stream_s,
+    verify_s,
+)
+
+ROUNDING = 1 + 1e-12
+SIZES = st.integers(0, 10**12)
+loads = st.builds(
+    ModelLoad,
+    num_layers=st.integers(1, 200),
+    resident_bytes=SIZES,
+    ram_bytes=SIZES,
+    disk_bytes=SIZES,
+    unpacked_bytes=SIZES,
+    cache_bytes=SIZES,
+    row_flops=st.floats(1, 1e13),
+    head_bytes=SIZES,
+    head_row_flops=st.floats(1, 1e10),
+    head_rows=st.integers(1, 1000),
+)
+RATE = st.floats(1e6, 1e16)
+rates = st.builds(
+    Rates,
+    memory_bytes_per_s=RATE,
+    flops_per_s=RATE,
+    link_bytes_per_s=st.one_of(RATE, st.just(math.inf)),
+    disk_bytes_per_s=RATE,
+    layer_call_s=st.floats(0, 0.1),
+)
+RATE_NAMES = ("memory_bytes_per_s", "flops_per_s", "link_bytes_per_s", "disk_bytes_per_s")
+BYTE_NAMES = ("resident_bytes", "ram_bytes", "disk_bytes", "unpacked_bytes", "cache_bytes", "head_bytes")
+PLAIN = ModelLoad(
+    num_layers=2,
+    resident_bytes=100,
+    ram_bytes=300,
+    disk_bytes=50,
+    unpacked_bytes=0,
+    cache_bytes=50,
+    row_flops=1000.0,
+    head_bytes=10,
+    head_row_flops=10.0,
+    head_rows=4,
+)
+MACHINE = Rates(
+    memory_bytes_per_s=1000.0, flops_per_s=10_000.0, link_bytes_per_s=100.0, disk_bytes_per_s=10.0, layer_call_s=0.01
+)
+
+
+@given(loads, rates, st.integers(1, 800), st.integers(0, 800), st.floats(0, 50))
+def test_more_nodes_are_never_faster(load: ModelLoad, rate: Rates, rows: int, more: int, heads: float) -> None:
+    less_s = verify_s(load, rate, rows=rows, head_calls=heads)
+    assert less_s <= verify_s(load, rate, rows=rows + more, head_calls=heads) * ROUNDING
+    assert draft_call_s(load, rate, width=rows) <= draft_call_s(load, rate, width=rows + more) * ROUNDING
+
+
+@given(loads, rates, st.integers(1, 800), st.sampled_from(RATE_NAMES), st.floats(1, 100))
+def test_more_bandwidth_is_never_slower(load: ModelLoad, rate: Rates, rows: int, name: str, factor: float) -> None:
+    faster = dataclasses.replace(rate, **{name: getattr(rate, name) * factor})
+    assert verify_s(load, faster, rows=rows) <= verify_s(load, rate, rows=rows) * ROUNDING
+    assert draft_call_s(load, faster, width=rows) <= draft_call_s(load, rate, width=rows) * ROUNDING
+
+
+@given(loads, rates, st.integers(1, 800), st.sampled_from(BYTE_NAMES), SIZES)
+def test_more_bytes_are_never_faster(load: ModelLoad, rate: Rates, rows: int, name: str, more: int) -> None:
+    larger = dataclasses.replace(load, **{name: getattr(load, name) + more})
+    assert verify_s(load, rate, rows=rows) <= verify_s(larger, rate, rows=rows) * ROUNDING
+
+
+@given(loads, rates, st.integers(1, 800))
+def test_a_pass_is_no_faster_than_each_of_its_parts(load: ModelLoad, rate: Rates, rows: int) -> None:
+    pass_s = verify_s(load, rate, rows=rows)
+    assert pass_s >= max(stream_s(load, rate), compute_s(load, rate, rows=rows))
+    assert pass_s >= load.num_layers * rate.layer_call_s
+    assert math.isfinite(pass_s)
+
+
+def test_ram_goes_over_the_link_and_the_disk_is_the_slower_of_both() -> None:
+    assert stream_s(PLAIN, MACHINE) == pytest.approx(300 / 100 + 50 / 10)
+    fast_disk = dataclasses.replace(MACHINE, disk_bytes_per_s=1e9)
+    assert stream_s(PLAIN, fast_disk) == pytest.approx(350 / 100)
+    no_link = dataclasses.replace(MACHINE, link_bytes_per_s=math.inf)
+    assert stream_s(PLAIN, no_link) == pytest.approx(50 / 10)
+
+
+def test_layers_are_read_from_memory_or_bound_by_arithmetic() -> None:
+    assert compute_s(PLAIN, MACHINE, rows=1) == pytest.approx(500 / 1000)
+    assert compute_s(PLAIN, MACHINE, rows=100) == pytest.approx(100 * 1000 / 10_000)
+    slow_host = dataclasses.replace(MACHINE, layer_call_s=7.0)
+    assert compute_s(PLAIN, slow_host, rows=1) == pytest.approx(14)
+
+
+def test_packed_weights_are_written_and_read_again() -> None:
+    packed = dataclasses.replace(PLAIN, unpacked_bytes=1000)
+    assert compute_s(packed, MACHINE, rows=1) == pytest.approx((1000 + 500 + 1000) / 1000)
+    assert compute_s(packed, MACHINE, rows=100) == pytest.approx(1000 / 1000 + 10)
+
+
+def test_the_head_is_read_once_for_every_chunk_of_rows() -> None:
+    assert head_s(PLAIN, MACHINE, rows=4) == pytest.approx(10 / 1000)
+    assert head_s(PLAIN, MACHINE, rows=5) == pytest.approx(20 / 1000)
+    alone_s = max(stream_s(PLAIN, MACHINE), compute_s(PLAIN, MACHINE, rows=3))
+    assert verify_s(PLAIN, MACHINE, rows=3, head_calls=5) == pytest.approx(alone_s + 5 * 10 / 1000)
+
+
+def test_achieved_rates_are_shares_of_the_data_sheet() -> None:
+    card, achieved = read_hardware("rtx-4090"), read_assumptions().likely
+    half = achieved_rates(card, achieved, half=True, disk_bytes_per_s=7e9)
+    full = achieved_rates(card, achieved, half=False, disk_bytes_per_s=7e9)
+    assert half.flops_per_s == pytest.approx(achieved.compute * 165.2e12)
+    assert full.flops_per_s == pytest.approx(achieved.compute * 82.6e12)
+    assert half.link_bytes_per_s == pytest.approx(achieved.link * 31.5e9, rel=1e-3)
+    assert half.disk_bytes_per_s == pytest.approx(achieved.disk * 7e9)
+    assert achieved_rates(read_hardware("cpu"), achieved, half=False, disk_bytes_per_s=7e9).link_bytes_per_s == math.inf
