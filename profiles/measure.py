@@ -61,18 +61,19 @@ def time_interleaved(
     budget_s: float,
     min_rounds: int = 3,
     max_rounds: int = 25,
+    warms_up: bool = True,
     clock: Callable[[], float] = time.perf_counter,
     progress: Callable[[float], None] | None = None,
 ) -> dict[Key, Repeats]:
     """Time all tasks in turn, round by round, so that a machine that slows down slows all alike.
 
-    One round warms up and is not counted. Rounds end when `budget_s` is spent, but not before
+    One more round warms up and is not counted. Rounds end when `budget_s` is spent, but not before
     `min_rounds`. Every other round runs backwards. `progress` is told the share that is done.
     """
     started = clock()
     found: dict[Key, list[float]] = {key: [] for key in tasks}
     order = list(tasks.items())
-    for number in range(max_rounds + 1):
+    for number in range(0 if warms_up else 1, max_rounds + 1):
         for key, task in order:
             task.prepare()
             begun = clock()

@@ -26,6 +26,9 @@ MORE = 3  # times the size that looked best: more trees can be compared if they 
 BEHIND = 0.87  # of the best: a contender that is slower is not looked at further
 MIN_PROMPTS = 2  # before any is dropped
 MAX_ROUNDS = 6  # of going on with the same texts: models that talk to themselves fall into loops
+LEARNING_STEPS = 2  # of each prompt
+OVERLAP = 5.0  # trees of the largest size that all contenders' trees together make, as far as seen
+FEWEST = 16  # nodes
 FIRST_SHARE = 0.3  # of the time, to learn the pair's acceptance from
 
 
@@ -44,7 +47,8 @@ def hold_contest(run: Run, costs: MeasuredCosts, model: AcceptanceModel) -> Outc
     """
     first, rest = _split(run.prompts)
     explored = {temperature: Samples() for temperature in run.temperatures}
-    everybody: dict[float, list[Contender]] = {temperature: list(costs.contending) for temperature in explored}
+    size = _learning_size(run, costs)
+    everybody = {temperature: contenders(size=size, depth=min(DEPTH, size)) for temperature in run.temperatures}
     _sample(
         run,
         first,
@@ -53,7 +57,7 @@ def hold_contest(run: Run, costs: MeasuredCosts, model: AcceptanceModel) -> Outc
         model,
         until_s=FIRST_SHARE * run.effort.sampling_s,
         stage="learning acceptance",
-        steps=max(1, run.effort.steps_per_prompt // 2),
+        steps=LEARNING_STEPS,
     )
     records = joined(explored)
     own = fitted(records, seed=run.seed) if run.effort.fits_acceptance else None
@@ -64,7 +68,7 @@ def hold_contest(run: Run, costs: MeasuredCosts, model: AcceptanceModel) -> Outc
     for temperature, seen in explored.items():
         choice = _rough_choice(everybody[temperature], seen, costs)
         near = [plan for plan in choice.ranked if plan.tokens_per_s >= FAR_BEHIND * choice.ranked[0].tokens_per_s]
-        size = min(costs.size, MORE * max(plan.size for plan in near))
+        size = min(costs.size, max(FEWEST, MORE * max(plan.size for plan in near)))
         keys = {(plan.policy, plan.draw) for plan in near}
         surviving[temperature] = [
             contender
@@ -121,6 +125,17 @@ def entrants(contending: Sequence[Contender], samples: Samples, growth: Mapping[
     ]
 
 
+def _learning_size(run: Run, costs: MeasuredCosts) -> int:
+    """Nodes of the first trees: the most that may pay, or as many as there is time for."""
+    texts = MIN_PROMPTS * LEARNING_STEPS * len(run.temperatures)
+    fitting = [
+        size
+        for size in costs.verify
+        if size >= FEWEST and OVERLAP * float(costs.steps.verify(size)) * texts <= run.effort.sampling_s
+    ]
+    return max(fitting, default=min(FEWEST, costs.size))
+
+
 def _split(prompts: Sequence[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
     """Prompts to learn the acceptance from, and to compare on; one prompt must do for both."""
     count = max(1, len(prompts) // 3)
@@ -153,7 +168,7 @@ def _sample(
                     contending[temperature],
                     model,
                     found,
-                    temperature=temperature,
+                    sampling=run.sampling(temperature),
                     steps=steps,
                     seed=run.seed + index + number * len(prompts),
                 )

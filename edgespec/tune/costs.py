@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from edgespec.config import SamplingSettings
 from edgespec.decode import StepResult
 from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.grow.policies import open_policy
@@ -19,8 +18,9 @@ from edgespec.tune.timings import Grown, draft_tasks, growth_task, prefetch_task
 from profiles.cost import Curve, GrowthCost, StepCosts, fit_growth
 from profiles.measure import Repeats, Task, time_interleaved
 
+FEWEST = 16  # nodes that are always timed
 COUNTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 768)
-WORTH = 12.0  # a pass that takes as many plain ones is never made up for by its tokens
+GROWTH_POWER = 0.68  # twice the nodes bring at most 1.6 times the tokens: a pass that costs more does not pay
 REST_SIZE = 16  # nodes of the trees whose steps' rest is timed
 REST_STEPS = 12
 TAKES_TURNS_S = 0.05  # passes that are no longer can be spent on bringing the caches into the state of a step
@@ -47,6 +47,8 @@ def measure_costs(run: Run, model: AcceptanceModel) -> MeasuredCosts:
     verify = time_interleaved(
         verify_tasks(run.engine, text, list(once_s), seed=run.seed, takes_turns=takes_turns),
         budget_s=run.effort.timing_s,
+        min_rounds=3 if takes_turns else 2,
+        warms_up=takes_turns,  # long passes were just seen once
         progress=lambda share: run.report("timing passes", 0.3 + 0.7 * share),
     )
     draft = time_interleaved(
@@ -77,7 +79,7 @@ def _timing_text(run: Run) -> Text:
     return start_text(
         run.engine,
         max(run.prompts, key=len),
-        sampling=SamplingSettings(temperature=run.temperatures[-1]),
+        sampling=run.sampling(run.temperatures[-1]),
         tree=TreeSettings(policy="opt-tree", size=run.max_nodes, depth=DEPTH),
         new_tokens=1,
         generator=torch.Generator(run.engine.device).manual_seed(run.seed),
@@ -87,14 +89,16 @@ def _timing_text(run: Run) -> Text:
 def _worth_timing(run: Run, text: Text) -> dict[int, float]:
     """Sizes of trees that could pay, with the seconds that one pass over each took."""
     found: dict[int, float] = {}
+    before = 0
     for count in COUNTS:
         if count > run.max_nodes:
             break
         tasks = verify_tasks(run.engine, text, [count], seed=run.seed, takes_turns=False)
         found[count] = time_interleaved(tasks, budget_s=0, min_rounds=1, max_rounds=1)[count].median_s
         run.report("timing passes", 0.3 * len(found) / len(COUNTS))
-        if found[count] > WORTH * found[0]:
+        if count > FEWEST and found[count] > found[before] * (count / before) ** GROWTH_POWER:
             break
+        before = count
     return found
 
 
@@ -109,7 +113,7 @@ def _time_growth(
 ) -> dict[Key, GrowthCost]:
     """Fit what growing costs each contender, over trees of several sizes and depths."""
     generator = torch.Generator(run.engine.device).manual_seed(run.seed)
-    sampling = SamplingSettings(temperature=run.temperatures[-1])
+    sampling = run.sampling(run.temperatures[-1])
     tasks: dict[tuple[Key, int], Task] = {}
     grown: dict[tuple[Key, int], Grown] = {}
     for contender in contending:
@@ -161,6 +165,6 @@ def _time_prefetch(run: Run, text: Text, plain_s: float) -> float:
 def _time_steps(run: Run, settings: TreeSettings, part: Callable[[StepResult], float]) -> float:
     """The median of a part of real steps."""
     policy = open_policy(settings)
-    sampling = SamplingSettings(temperature=run.temperatures[-1])
+    sampling = run.sampling(run.temperatures[-1])
     steps = run_steps(run.engine, run.prompts[0], policy, sampling=sampling, steps=REST_STEPS, seed=run.seed)
     return Repeats(tuple(map(part, steps))).median_s

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from edgespec.config import SamplingSettings
 from edgespec.engine import Engine
 
 Report = Callable[[str, float], None]  # stage, the share of it that is done
@@ -37,6 +38,10 @@ class Run:
     effort: Effort
     seed: int = 0
     report: Report = lambda _stage, _share: None
+
+    def sampling(self, temperature: float) -> SamplingSettings:
+        """At this temperature, truncated as the target's own generation config asks for."""
+        return replace(self.engine.pair.default_sampling(), temperature=temperature)
 
     @property
     def max_nodes(self) -> int:

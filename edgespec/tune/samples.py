@@ -78,7 +78,7 @@ def sample_text(
     model: AcceptanceModel,
     into: Samples,
     *,
-    temperature: float,
+    sampling: SamplingSettings,
     steps: int,
     seed: int,
 ) -> list[int]:
@@ -86,35 +86,85 @@ def sample_text(
 
     Returns the prompt with what was added to it.
     """
-    sampling = SamplingSettings(temperature=temperature)
+    temperature = sampling.temperature
     generator = torch.Generator(engine.device).manual_seed(seed)
     widest = max((contender.settings for contender in contenders), key=lambda settings: settings.num_drafted)
     text = start_text(
         engine, ids, sampling=sampling, tree=widest, new_tokens=steps * (widest.num_layers + 1), generator=generator
     )
     root, added = text.root, [text.root]
-    # The guide comes last: its rows are then the ones in both caches, which a commit keeps.
     for _ in range(steps):
+        # The guide comes last: its rows are then the ones in the draft's cache, which a commit keeps.
+        trees = []
         for contender in [*contenders[1:], contenders[0]]:
             policy = open_policy(contender.settings).with_acceptance(model)
             grow = make_grow(policy, text.drafter, sampling=sampling, vocab=text.target.vocab, device=engine.device,
                              generator=generator)  # fmt: skip
             text.drafter.rewind()
-            tree = grow(root, contender.settings.num_layers)
-            hidden = text.target.look(tree)
-            rows = Rows(hidden, text.target.logits, sampling, vocab=text.target.vocab)
-            p = rows.all_probs()
-            if tree.num_nodes > 1:
-                rates = rank_values(model, temperature=temperature, draw=contender.draw)
-                into.trees[contender.key].append(tree_sample(tree, p, contender, rates))
-                into.records.append(slot_records(tree, p, temperature=temperature))
-        acceptance = verifier(sampling, policy.draw(sampling))(tree, rows, generator)
+            trees.append((contender, grow(root, contender.settings.num_layers)))
+        guide = trees[-1][1]
+        for group in in_groups(trees, most_nodes=engine.tree.num_nodes):
+            forest, places = merged([tree for _, tree in group])
+            hidden = text.target.look(forest)
+            for (contender, tree), place in zip(group, places, strict=True):
+                rows = Rows(hidden[place], text.target.logits, sampling, vocab=text.target.vocab)
+                if tree.num_nodes > 1:
+                    p = rows.all_probs()
+                    rates = rank_values(model, temperature=temperature, draw=contender.draw)
+                    into.trees[contender.key].append(tree_sample(tree, p, contender, rates))
+                    into.records.append(slot_records(tree, p, temperature=temperature))
+        acceptance = verifier(sampling, policy.draw(sampling))(guide, rows, generator)
         path = torch.tensor(acceptance.path, dtype=torch.long, device=engine.device)
-        text.target.commit(acceptance.path)
-        text.drafter.commit(root, tree.draft_rows[path].tolist(), tree.tokens[path].tolist())
+        text.target.commit(tuple(place[path].tolist()))
+        text.drafter.commit(root, guide.draft_rows[path].tolist(), guide.tokens[path].tolist())
         root = acceptance.next_token
-        added += [*tree.tokens[path].tolist(), root]
+        added += [*guide.tokens[path].tolist(), root]
     return [*ids, *added]
+
+
+def in_groups(
+    trees: Sequence[tuple[Contender, TokenTree]], *, most_nodes: int
+) -> list[list[tuple[Contender, TokenTree]]]:
+    """Trees that are looked at together: each group has at most `most_nodes` below the root, or one tree."""
+    groups: list[list[tuple[Contender, TokenTree]]] = [[]]
+    count = 0
+    for contender, tree in trees:
+        if groups[-1] and count + tree.num_nodes - 1 > most_nodes:
+            groups.append([])
+            count = 0
+        groups[-1].append((contender, tree))
+        count += tree.num_nodes - 1
+    return groups
+
+
+def merged(trees: Sequence[TokenTree]) -> tuple[TokenTree, list[Tensor]]:
+    """One tree of all paths of the trees, which have the same root, and where each tree's nodes stand in it.
+
+    What several trees share stands there once: one pass over the weights looks at all of them.
+    """
+    first = trees[0]
+    tokens, parents = [int(first.tokens[0])], [-1]
+    known: dict[tuple[int, int], int] = {}
+    places = []
+    for tree in trees:
+        place = [0]
+        for token, parent in zip(tree.tokens[1:].tolist(), tree.parents[1:].tolist(), strict=True):
+            key = place[parent], token
+            if key not in known:
+                known[key] = len(tokens)
+                tokens.append(token)
+                parents.append(key[0])
+            place.append(known[key])
+        places.append(torch.tensor(place, device=first.tokens.device))
+    forest = TokenTree(
+        tokens=torch.tensor(tokens, device=first.tokens.device),
+        parents=torch.tensor(parents, device=first.tokens.device),
+        ranks=torch.zeros(len(tokens), dtype=torch.long, device=first.tokens.device),
+        draw=first.draw,
+        draft_rows=torch.full((len(tokens),), -1, device=first.tokens.device),
+        draft_probs=first.draft_probs[:0],
+    )
+    return forest, places
 
 
 def tree_sample(tree: TokenTree, p: Tensor, contender: Contender, rates: Sequence[float]) -> TreeSample:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from edgespec.config import SamplingSettings
 from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.grow.policies import open_policy
 from edgespec.planned import tree_settings
@@ -54,7 +53,7 @@ def try_plans(run: Run, choice: Choice, model: AcceptanceModel, *, temperature: 
 
 def _decode_in_turn(run: Run, trials: Sequence[_Trial], model: AcceptanceModel, temperature: float) -> None:
     """Real steps of all, prompt by prompt, until the time for them is spent."""
-    sampling = SamplingSettings(temperature=temperature)
+    sampling = run.sampling(temperature)
     started = time.perf_counter()
     budget_s = run.effort.trial_s / len(run.temperatures)
     for index, ids in enumerate(run.prompts):

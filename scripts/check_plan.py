@@ -1,0 +1,284 @@
+"""Is the profile's plan the best setting there is, and as fast as predicted? In several situations.
+
+    python scripts/inflate.py /tmp/1b --params 1B
+    python -m scripts.check_plan /tmp/1b
+
+Situations: the built-in pair; the given checkpoint warm (all layers resident), cold (no layer is ever found
+in the page cache), under a memory limit, and over a simulated link of two speeds. In each, a process of its
+own runs `edgespec profile`, then `edgespec generate`, which finds the plan by itself: predicted against
+measured tokens/s. Then it takes real steps of the plan and of every setting of a grid, policies x sizes, in
+turn along one text: milliseconds a step.
+
+Tokens a pass of each setting come from the built-in pair, many steps at many texts: an inflated
+checkpoint computes the same function. A setting's speed is those tokens over those milliseconds.
+Prints a table a situation, and one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import edgespec.cli
+from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
+from edgespec.config import parse_size
+from edgespec.grow.acceptance import AcceptanceModel, default_acceptance
+from edgespec.grow.policies import make_grow, open_policy
+from edgespec.pair import DEMO_FOLDER, open_pair
+from edgespec.planned import acceptance_of, tree_settings
+from edgespec.tune.samples import start_text
+from edgespec.tune.timings import run_steps
+from edgespec.verify.rows import Rows, refuse_nan
+from edgespec.verify.rules import verifier
+from profiles.files import read_profile
+from scripts.bench_offload import drop_behind_reader, throttle_edgespec
+from scripts.fit_demo_models import cut_texts, held_out_halves
+
+GIB = 1 << 30
+POLICIES = ("adaptive", "dyspec", "opt-tree", "eagle2", "c2t", "sequoia", "chain")
+SIZES = (1, 4, 8, 16, 32, 64, 256)
+CHAINS = (1, 4, 8, 16)
+SAMPLING = SamplingSettings(temperature=0.8, top_p=0.95)  # the built-in pair's own
+PROMPT_TOKENS = 160
+SEED = 7
+SITUATIONS: dict[str, list[str]] = {
+    "built-in": [],
+    "warm": ["--dtype", "bfloat16"],
+    "cold": ["--dtype", "bfloat16", "-ngl", "0"],
+    "limit": ["--dtype", "bfloat16", "--max-cpu-mem", "LIMIT"],
+    "link 2 GiB/s": ["--dtype", "bfloat16", "-ngl", "0"],
+    "link 0.5 GiB/s": ["--dtype", "bfloat16", "-ngl", "0"],
+}
+
+
+def grid() -> dict[str, TreeSettings]:
+    """Every fixed setting by name."""
+    found = {"none": TreeSettings(policy="none")}
+    for policy in POLICIES:
+        for size in CHAINS if policy == "chain" else SIZES:
+            limits = {"draft_tokens": size} if policy == "chain" else {"size": size}
+            found[f"{policy} {size}"] = TreeSettings(policy=policy, **limits)  # type: ignore[arg-type]
+    return found
+
+
+def run_child(name: str, arguments: argparse.Namespace) -> None:
+    """One situation; the last line on stdout is what was found."""
+    torch.set_num_threads(arguments.threads)
+    options = [arguments.limit if part == "LIMIT" else part for part in SITUATIONS[name]]
+    if name != "built-in":
+        options = ["-m", str(arguments.model), "-md", str(DEMO_FOLDER / "draft"), *options]
+    pair = open_pair(None if name == "built-in" else arguments.model, DEMO_FOLDER / "draft")
+    if name == "cold":
+        drop_behind_reader(pair)
+    if name.startswith("link"):
+        throttle_edgespec(float(name.split()[1]) * GIB)
+    home = Path(os.environ["EDGESPEC_HOME"])
+    prompts = ["--prompts", str(arguments.prompts)]
+    started = time.perf_counter()
+    shown = captured(["profile", *options, *prompts, "--temps", str(SAMPLING.temperature)])
+    profile_s = time.perf_counter() - started
+    profile = read_profile(next((home / "profiles").glob("*.toml")))
+    sys.stderr.write(shown)
+    texts = home / "some.jsonl"
+    texts.write_text(
+        "".join(arguments.prompts.read_text(encoding="utf-8").splitlines(keepends=True)[: arguments.texts])
+    )
+    said = captured(["generate", str(texts), *options, "-n", str(arguments.new_tokens), "--seed", str(SEED),
+                     "-o", str(home / "out.jsonl")])  # fmt: skip
+    records = [json.loads(line) for line in (home / "out.jsonl").read_text(encoding="utf-8").splitlines()]
+    tokens = sum(record["usage"]["completion_tokens"] - 1 for record in records)
+    seconds = sum(record["timings"]["decode_s"] for record in records)
+    plan = profile.plans[0]
+    settings = {**grid(), "plan": tree_settings(plan.best)}
+    report = {
+        "situation": name,
+        "profile_s": profile_s,
+        "profile": profile.name,
+        "says": [line for line in said.splitlines() if line.startswith("profile ")],
+        "plan": {"policy": plan.best.policy, "draw": plan.best.draw, "size": plan.best.size,
+                 "depth": plan.best.depth, "threshold": plan.best.threshold,
+                 "branching": list(plan.best.branching)},
+        "why": plan.why,
+        "predicted_per_s": plan.best.tokens_per_s,
+        "measured_per_s": tokens / seconds,
+        "predicted_tokens": plan.best.tokens,
+        "measured_tokens": statistics.mean(n for record in records for n in record["spec"]["accept_lengths"]),
+        "acceptance": profile.acceptance,
+        "step_s": step_seconds(name, pair, settings, acceptance_of(profile), arguments),
+    }  # fmt: skip
+    print(json.dumps(report))
+
+
+def captured(command: list[str]) -> str:
+    """What a command printed on both streams; ends the script where it fails."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        code = edgespec.cli.run(command)
+    if code:
+        raise SystemExit(f"edgespec {' '.join(command)}: exit code {code}\n{out.getvalue()}")
+    return out.getvalue()
+
+
+def step_seconds(
+    name: str, pair: Any, settings: dict[str, TreeSettings], model: AcceptanceModel, arguments: argparse.Namespace
+) -> dict[str, float]:
+    """Median seconds of each setting's steps, all in turn along one text."""
+    limits = {"-ngl": None, "--max-cpu-mem": None} | dict(
+        zip(SITUATIONS[name][::2], SITUATIONS[name][1::2], strict=True)
+    )
+    widest = TreeSettings(policy="opt-tree", size=max(SIZES))
+    ids = pair.tokenizer.encode(json.loads(arguments.prompts.read_text(encoding="utf-8").splitlines()[0])["prompt"])
+    seconds: dict[str, list[float]] = {label: [] for label in settings}
+    with Engine(
+        pair,
+        tree=widest,
+        limits=MemoryLimits(
+            max_resident_layers=0 if limits["-ngl"] else None,
+            max_cpu_bytes=parse_size(arguments.limit) if limits["--max-cpu-mem"] else None,
+        ),
+        dtype=limits.get("--dtype") or "auto",
+        context_tokens=len(ids) + 1200,
+        prompt_tokens=len(ids),
+    ) as engine:
+        generator = torch.Generator().manual_seed(SEED)
+        for number in range(arguments.rounds + 1):
+            text = start_text(engine, ids, sampling=SAMPLING, tree=widest, new_tokens=600, generator=generator)
+            root = text.root
+            order = list(settings.items())
+            for label, tree in order if number % 2 else reversed(order):
+                policy = open_policy(tree).with_acceptance(model if label == "plan" else default_acceptance())
+                drafter = None if tree.policy == "none" else text.drafter
+                grow = make_grow(policy, drafter, sampling=SAMPLING, vocab=text.target.vocab, device=engine.device,
+                                 generator=generator)  # fmt: skip
+                started = time.perf_counter()
+                grown = grow(root, tree.num_layers)
+                hidden = text.target.look(grown)
+                refuse_nan(hidden.amax(-1))
+                rows = Rows(hidden, text.target.logits, SAMPLING, vocab=text.target.vocab)
+                accepted = verifier(SAMPLING, policy.draw(SAMPLING))(grown, rows, generator)
+                path = torch.tensor(accepted.path, dtype=torch.long)
+                text.target.commit(accepted.path)
+                text.drafter.commit(root, grown.draft_rows[path].tolist(), grown.tokens[path].tolist())
+                root = accepted.next_token
+                if number > 0:  # the first round warms up
+                    seconds[label].append(time.perf_counter() - started)
+    return {label: statistics.median(found) for label, found in seconds.items()}
+
+
+def grid_tokens(
+    plans: dict[str, tuple[TreeSettings, AcceptanceModel]], arguments: argparse.Namespace
+) -> dict[str, float]:
+    """Tokens a pass of every setting of the grid and of the plans, on the built-in pair, in real steps."""
+    pair = open_pair(None, None)
+    entries = {label: (tree, default_acceptance()) for label, tree in grid().items()} | plans
+    lines = arguments.prompts.read_text(encoding="utf-8").splitlines()
+    texts = [pair.tokenizer.encode(json.loads(line)["prompt"]) for line in lines]
+    tokens: dict[str, list[int]] = {label: [] for label in entries}
+    with Engine(pair, tree=TreeSettings(policy="opt-tree", size=max(SIZES)), self_check=False) as engine:
+        for index, ids in enumerate(texts):
+            for label, (tree, model) in entries.items():
+                policy = open_policy(tree).with_acceptance(model)
+                steps = run_steps(engine, ids, policy, sampling=SAMPLING, steps=arguments.steps, seed=SEED + index)
+                tokens[label] += [len(step.tokens) for step in steps]
+            print(f"tokens: {index + 1} of {len(texts)} texts", file=sys.stderr)
+    return {label: statistics.mean(found) for label, found in tokens.items()}
+
+
+def settings_of(report: dict[str, Any]) -> tuple[TreeSettings, AcceptanceModel]:
+    """A report's plan as settings, with its acceptance."""
+    from profiles.schema import Plan
+
+    plan = Plan(
+        **{**report["plan"], "branching": tuple(report["plan"]["branching"])}, tokens=1.0, nodes=0.0, step_s=1.0
+    )
+    return tree_settings(plan), AcceptanceModel.from_document(report["acceptance"], Path("profile"))
+
+
+def print_situation(report: dict[str, Any], tokens: dict[str, float]) -> dict[str, float]:
+    """The table of one situation; its ratios."""
+    name = report["situation"]
+    per_s = {label: tokens[label] / seconds for label, seconds in report["step_s"].items() if label != "plan"}
+    plan_per_s = tokens[f"plan {name}"] / report["step_s"]["plan"]
+    best = max(per_s, key=lambda label: per_s[label])
+    plan = report["plan"]
+    shape = f"{plan['policy']} {plan['draw'] or ''} size {plan['size']} depth {plan['depth']}"
+    print(f"\n{name}: profile in {report['profile_s']:.0f} s; plan {shape} threshold {plan['threshold']:.3g}")
+    ratio = report["measured_per_s"] / report["predicted_per_s"]
+    print(
+        f"  predicted {report['predicted_per_s']:.2f} tokens/s, generate measured {report['measured_per_s']:.2f}: "
+        f"{ratio:.2f}; tokens a pass {report['predicted_tokens']:.2f}, {report['measured_tokens']:.2f}"
+    )
+    print(f"{'':>12}" + "".join(f"{size:>8}" for size in SIZES))
+    for policy in POLICIES:
+        cells = [per_s.get(f"{policy} {size}") for size in SIZES]
+        print(f"{policy:>12}" + "".join(f"{'' if cell is None else f'{cell:.2f}':>8}" for cell in cells))
+    print(f"{'none':>12}{per_s['none']:>8.2f}")
+    print(f"{'plan':>12}{plan_per_s:>8.2f}   {plan_per_s / per_s[best]:.3f} of the best ({best}), "
+          f"{plan_per_s / per_s['none']:.2f} times none")  # fmt: skip
+    return {
+        "measured_over_predicted": ratio,
+        "plan_over_best": plan_per_s / per_s[best],
+        "plan_over_none": plan_per_s / per_s["none"],
+    }
+
+
+def main() -> None:
+    """All situations, then the tokens of every setting, then the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, help="an inflated checkpoint of the built-in target")
+    parser.add_argument("--situations", nargs="+", default=list(SITUATIONS), choices=list(SITUATIONS))
+    parser.add_argument("--prompts", type=Path, help="JSONL texts [held-out modules of the standard library]")
+    parser.add_argument("--num-prompts", type=int, default=24)
+    parser.add_argument("--texts", type=int, default=12, help="of them, to generate from")
+    parser.add_argument("--new-tokens", type=int, default=48)
+    parser.add_argument("--rounds", type=int, default=5, help="steps of each setting that are timed")
+    parser.add_argument("--steps", type=int, default=16, help="of each setting at each text, to count tokens")
+    parser.add_argument("--limit", default="1GiB", help="of the memory-limited situation")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        run_child(arguments.child, arguments)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        if arguments.prompts is None:
+            arguments.prompts = Path(folder) / "prompts.jsonl"
+            texts = cut_texts(held_out_halves()[1], count=arguments.num_prompts, tokens=PROMPT_TOKENS, seed=SEED)
+            arguments.prompts.write_text(
+                "".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8"
+            )
+        reports = []
+        for name in arguments.situations:
+            print(f"situation: {name}", file=sys.stderr)
+            names = ("texts", "new_tokens", "rounds", "limit", "threads")
+            options = [part for key in names for part in (f"--{key.replace('_', '-')}", str(getattr(arguments, key)))]
+            home = Path(folder) / name.replace(" ", "-").replace("/", "-")
+            home.mkdir()
+            done = subprocess.run(
+                [sys.executable, "-m", "scripts.check_plan", str(arguments.model), "--prompts", str(arguments.prompts),
+                 *options, "--child", name],
+                stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "EDGESPEC_HOME": str(home)},
+            )  # fmt: skip
+            reports.append(json.loads(done.stdout.splitlines()[-1]))
+        plans = {f"plan {report['situation']}": settings_of(report) for report in reports}
+        tokens = grid_tokens(plans, arguments)
+    ratios = {report["situation"]: print_situation(report, tokens) for report in reports}
+    for report in reports:
+        del report["acceptance"]
+    print(json.dumps({"ratios": ratios, "tokens": tokens, "reports": reports, "threads": arguments.threads}))
+
+
+if __name__ == "__main__":
+    main()
