@@ -20,6 +20,9 @@ from edgespec.pair import open_pair
 from scripts.train_demo import is_held_out, standard_library_sources
 
 
+TREE_SIZE = 384  # large trees too must be ranked well
+
+
 def held_out_halves() -> tuple[list[str], list[str]]:
     """Texts of held-out modules: to fit on, and to compare on."""
     texts = [text for name, text in standard_library_sources() if is_held_out(name)]
@@ -64,6 +67,8 @@ def main() -> None:
                 "--overwrite",
             ]
             command += ["--records", str(arguments.work / what), "-n", "4"]
+            if what == "acceptance":
+                command += ["--tree-size", str(TREE_SIZE)]
             subprocess.run([sys.executable, "-m", "edgespec", *command], check=True)
 
 
