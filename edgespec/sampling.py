@@ -13,6 +13,7 @@ from edgespec.config import SamplingSettings
 
 # Rows are filtered in chunks of about this many numbers: sorting takes several times their memory.
 CHUNK_ELEMENTS = 1 << 23
+NUCLEUS_TOKENS = 512  # sorting a whole vocabulary takes several times longer than finding as many
 ENTROPY_TOKENS = 1000  # beyond these the tail adds nothing that matters (C2T, appendix C)
 SMALLEST_UNIFORM = 2.0**-54  # half a step of torch.rand in float64: no logarithm of 0
 
@@ -39,14 +40,29 @@ def _truncate(probs: Tensor, sampling: SamplingSettings) -> Tensor:
         kth_best = probs.topk(sampling.top_k, -1).values[:, -1:]
         probs = _renormalise(probs.masked_fill(probs < kth_best, 0.0))
     if sampling.top_p < 1:
-        ordered, order = probs.sort(-1, descending=True)
-        mass_before = ordered.cumsum(-1) - ordered
-        ordered = ordered.masked_fill(mass_before >= sampling.top_p, 0.0)
-        probs = _renormalise(torch.zeros_like(probs).scatter_(-1, order, ordered))
+        probs = _renormalise(_nucleus(probs, sampling.top_p))
     if sampling.min_p > 0:
         floor = sampling.min_p * probs.amax(-1, keepdim=True)
         probs = _renormalise(probs.masked_fill(probs < floor, 0.0))
     return probs
+
+
+def _nucleus(probs: Tensor, top_p: float) -> Tensor:
+    """The likeliest tokens of mass `top_p` a row of probabilities [n, vocab], the others 0."""
+    count = min(NUCLEUS_TOKENS, probs.shape[-1])
+    kept = _likeliest(probs, *probs.topk(count, -1), top_p)
+    if count < probs.shape[-1]:
+        # Flat rows, whose likeliest tokens do not reach the mass: rare, and each sorted whole.
+        (flat,) = (kept.sum(-1) < top_p).nonzero(as_tuple=True)
+        if flat.shape[0]:
+            kept[flat] = _likeliest(probs[flat], *probs[flat].sort(-1, descending=True), top_p)
+    return kept
+
+
+def _likeliest(probs: Tensor, ordered: Tensor, order: Tensor, top_p: float) -> Tensor:
+    """`probs` [n, vocab] where fewer than `top_p` of the mass comes before, for tokens [n, k] in falling order."""
+    mass_before = ordered.cumsum(-1) - ordered
+    return torch.zeros_like(probs).scatter_(-1, order, ordered.masked_fill(mass_before >= top_p, 0.0))
 
 
 def _renormalise(probs: Tensor) -> Tensor:

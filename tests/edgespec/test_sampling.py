@@ -94,3 +94,17 @@ def test_tokens_of_no_probability_come_last_with_q_zero() -> None:
     tokens, q_drawn = draw_without_replacement(q, 3, torch.Generator().manual_seed(0))
     assert tokens[0, 0] == 1
     assert q_drawn.tolist() == [[1.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("top_p", [0.1, 0.9, 0.999])
+def test_top_p_finds_in_part_of_the_vocabulary_what_sorting_all_of_it_finds(top_p: float) -> None:
+    generator = torch.Generator().manual_seed(1)
+    peaked = -1.5 * torch.log(torch.rand(4, 2000, generator=generator) * 2000 + 1)
+    flat = 0.1 * torch.randn(4, 2000, generator=generator)  # the likeliest 512 hold a quarter of the mass
+    probs = to_probs(torch.cat([peaked, flat]), SamplingSettings(temperature=1.0, top_p=top_p))
+    full = torch.softmax(torch.cat([peaked, flat]), -1)
+    ordered, order = full.sort(-1, descending=True)
+    kept = ordered * (ordered.cumsum(-1) - ordered < top_p)
+    expected = torch.zeros_like(full).scatter_(-1, order, kept / kept.sum(-1, keepdim=True))
+    assert torch.allclose(probs, expected, atol=1e-7)
+    assert torch.equal(probs > 0, expected > 0)
