@@ -27,6 +27,7 @@ RATE = 0.1  # of a step's surprise that goes into the log odds
 MAX_SHIFT = 1.0
 SHIFT_GRID = 0.05  # few different models, so that each is made once
 MAX_FACTOR = 3.0  # between the plan's threshold and the one in use
+MAX_THRESHOLD = 0.9  # a larger one would leave no tree, and 1 is none
 
 
 class Follower:
@@ -36,7 +37,10 @@ class Follower:
         self._plan, self._verify = plan, verify
         self._rest_s = max(0.0, (plan.measured_step_s or plan.step_s) - float(verify(plan.nodes)))
         self._tokens, self._step_s = plan.tokens, plan.measured_step_s or plan.step_s
-        self._accepted = self._predicted = plan.tokens - 1.0
+        # Growth bounds a node's gain by its ancestors', so that its promises are low on the whole: no surprise.
+        promised = plan.promised if plan.promised is not None else plan.tokens
+        self._usual = _surprise(plan.tokens - 1.0, promised - 1.0)
+        self._accepted, self._predicted = plan.tokens - 1.0, promised - 1.0
         self._expected = 0.0  # accepted tokens that the tree of this step promises
         self.shift = 0.0  # of the acceptance model's log odds
 
@@ -44,7 +48,7 @@ class Follower:
     def threshold(self) -> float:
         """The plan's, moved as far as tokens a second are above or below the plan's."""
         faster = (self._tokens / self._step_s) / self._plan.tokens_per_s
-        return self._plan.threshold * min(MAX_FACTOR, max(1 / MAX_FACTOR, faster))
+        return min(MAX_THRESHOLD, self._plan.threshold * min(MAX_FACTOR, max(1 / MAX_FACTOR, faster)))
 
     def expect(self, tree: TokenTree) -> None:
         """Note what the tree promises, before it is verified."""
@@ -65,7 +69,7 @@ class Follower:
         self._predicted = _mean(self._predicted, self._expected)
         self._tokens = _mean(self._tokens, float(len(step.tokens)))
         self._step_s = _mean(self._step_s, self._rest_s + float(self._verify(step.num_drafted)))
-        surprise = math.log((self._accepted + PRIOR_TOKENS) / (self._predicted + PRIOR_TOKENS))
+        surprise = _surprise(self._accepted, self._predicted) - self._usual
         self.shift = min(MAX_SHIFT, max(-MAX_SHIFT, self.shift + RATE * surprise))
 
 
@@ -91,6 +95,10 @@ def following(policy: Policy, follower: Follower, make: Callable[[Policy], Grow]
         return tree
 
     return grow
+
+
+def _surprise(accepted: float, predicted: float) -> float:
+    return math.log((accepted + PRIOR_TOKENS) / (predicted + PRIOR_TOKENS))
 
 
 def _mean(mean: float, value: float) -> float:

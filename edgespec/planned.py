@@ -87,8 +87,10 @@ def pair_facts(
 def fingerprint(model: ModelFolder) -> str:
     """Of the config, of the tensors' names, shapes and types, and of a piece of each weight file."""
     facts = {name: [str(entry.dtype), list(entry.shape)] for name, entry in sorted(model.checkpoint.tensors.items())}
-    config = {name: value for name, value in model.config.to_dict().items() if name != "transformers_version"}
-    digest = hashlib.sha256(json.dumps([config, facts], sort_keys=True, default=str).encode())
+    # The file's own keys: a config as an object also holds the folder's place and the installed version's defaults.
+    content = json.loads((model.folder / "config.json").read_text(encoding="utf-8"))
+    config = {name: value for name, value in content.items() if name not in {"transformers_version", "_name_or_path"}}
+    digest = hashlib.sha256(json.dumps([config, facts], sort_keys=True).encode())
     for path in sorted({entry.file for entry in model.checkpoint.tensors.values()}):
         if path.is_file():
             with path.open("rb") as file:
@@ -186,7 +188,7 @@ def tree_settings(plan: Plan, *, given: Mapping[str, Any] | None = None) -> Tree
         values |= {"size": max(1, plan.size), "depth": max(1, plan.depth)}
     if plan.policy == "chain":
         values["draft_tokens"] = max(1, plan.size)
-    if plan.branching:
+    if plan.branching and "fork" not in given:
         values["branching"] = plan.branching
     values |= {name: getattr(plan, name) for name in ("draw", "threshold") if plan.policy in USED_BY[name]}
     return replace(TreeSettings(**values), **given) if given else TreeSettings(**values)

@@ -90,7 +90,7 @@ def fit_growth(
     draft: Curve, inner: Sequence[Sequence[float]], nodes: Sequence[float], seconds: Sequence[float], rows: float
 ) -> GrowthCost:
     """Least squares over timed trees, no cost below 0; `rows` is `rows_per_inner`."""
-    width = max(map(len, inner))
+    width = max(1, *map(len, inner))  # a policy may see nothing worth drafting in any text
     padded = np.array([[*layers, *[0.0] * (width - len(layers))] for layers in inner], dtype=np.float64)
     calls = (padded > 0).sum(1)
     free = GrowthCost(base_s=0.0, layer_s=0.0, node_s=0.0, rows_per_inner=rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -44,6 +45,8 @@ def write_profile(profile: Profile, path: Path) -> None:
         partial.write_text(content, encoding="utf-8")
         partial.replace(path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
         raise ProfileError(
             "E_PROFILE", f"'{path}' cannot be written ({error.strerror}).", "Choose another place: EDGESPEC_HOME."
         ) from error
@@ -55,7 +58,7 @@ def read_profile(path: Path) -> Profile:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ProfileError("E_PROFILE_NOT_FOUND", f"there is no profile '{path}'.", MEASURE) from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # of a number of 5,000 digits, not only of TOML
         raise ProfileError("E_PROFILE", f"'{path}' cannot be read as TOML ({error}).", MEASURE) from error
     found = content.get("schema")
     if found != SCHEMA:

@@ -6,22 +6,25 @@ nodes below the root, or rows of a draft call.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
 SCHEMA = "edgespec.profile/1"
 
 Text = Annotated[str, Field(max_length=300)]
-Count = Annotated[int, Field(ge=0, le=10**15)]
-Nodes = Annotated[int, Field(ge=0, le=768)]
-Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
-MaybeZero = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-Rate = Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)]
-Tokens = Annotated[float, Field(ge=1, le=769, allow_inf_nan=False)]
-Temperature = Annotated[float, Field(ge=0, lt=100, allow_inf_nan=False)]
+Name = Annotated[str, Field(max_length=200, pattern=r"^[a-z0-9][a-z0-9.-]*$")]  # a file is named so: no folders in it
+Count = Annotated[int, Field(strict=True, ge=0, le=10**15)]
+Nodes = Annotated[int, Field(strict=True, ge=0, le=768)]
+Seconds = Annotated[float, Field(strict=True, gt=0, le=86_400, allow_inf_nan=False)]
+MaybeZero = Annotated[float, Field(strict=True, ge=0, le=86_400, allow_inf_nan=False)]
+Share = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
+Rate = Annotated[float, Field(strict=True, gt=0, le=1e15, allow_inf_nan=False)]
+Tokens = Annotated[float, Field(strict=True, ge=1, le=769, allow_inf_nan=False)]
+MeanNodes = Annotated[float, Field(strict=True, ge=0, le=768, allow_inf_nan=False)]
+Temperature = Annotated[float, Field(strict=True, ge=0, lt=100, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +94,16 @@ class Timing:
     repeats: Count
 
 
+def _ascending(timings: tuple[Timing, ...]) -> tuple[Timing, ...]:
+    """What a curve goes through."""
+    if any(left.count >= right.count for left, right in itertools.pairwise(timings)):
+        raise ValueError("counts do not ascend")
+    return timings
+
+
+Timings = Annotated[tuple[Timing, ...], Field(min_length=1), AfterValidator(_ascending)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrowthTiming:
     """The fitted cost of a policy's growth (`profiles.cost.GrowthCost`)."""
@@ -102,7 +115,7 @@ class GrowthTiming:
     base_s: MaybeZero
     layer_s: MaybeZero
     node_s: MaybeZero
-    rows_per_inner: Annotated[float, Field(ge=0, le=1e4, allow_inf_nan=False)]
+    rows_per_inner: Annotated[float, Field(strict=True, ge=0, le=1e4, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +164,8 @@ class Plan:
     threshold: Share = 0.0
     branching: tuple[Nodes, ...] = ()
     tokens: Tokens  # a pass
-    nodes: Annotated[float, Field(ge=0, le=768)]  # a pass, on average
+    promised: Tokens | None = None  # that growth itself expected of its trees, where its scores are tokens
+    nodes: MeanNodes  # a pass, on average
     step_s: Seconds
     measured_step_s: Seconds | None = None
 
@@ -184,14 +198,14 @@ class Profile:
     schema: Text
     created: Text
     edgespec: Text  # version
-    name: Text
+    name: Name
     context_tokens: Count  # of the texts that passes were timed at
     num_texts: Count  # that trees were grown at
     machine: MachineFacts
     pair: PairFacts
     bandwidths: Bandwidths
-    verify: Annotated[tuple[Timing, ...], Field(min_length=1)]
-    draft: Annotated[tuple[Timing, ...], Field(min_length=1)]
+    verify: Timings
+    draft: Timings
     rest_s: Seconds  # of a step, beside growth and pass
     plain_step_s: Seconds  # of a step without a tree
     prefetch_s: MaybeZero

@@ -1,8 +1,9 @@
 """The plan that gives the most tokens a second, from trees that were grown and costs that were measured.
 
 A budgeted policy's trees are nested: the m best nodes by score, of those no deeper than d and no worse
-than a threshold, are the tree that budget m, depth d and that threshold would have grown. So one large
-tree at a text says what every smaller setting would have yielded there,
+than a threshold, are the tree that budget m, depth d and that threshold would have grown, as far as the
+large tree holds so many nodes above depth d. So one large tree at a text says what every smaller setting
+would have yielded there,
 
     tokens(m, d, threshold) = 1 + sum of the true chances of those nodes
 
@@ -116,6 +117,7 @@ def predict(entrant: Entrant, costs: StepCosts, *, size: int, depth: int, thresh
         threshold=threshold,
         branching=entrant.branching,
         tokens=float(np.mean([tree.tokens for tree in trees])),
+        promised=float(np.mean([1 + tree.scores.sum() for tree in trees])) if entrant.takes_threshold else None,
         nodes=float(nodes.mean()),
         step_s=float(costs.step(growth_s, nodes).mean()),
     )

@@ -9,8 +9,9 @@ own runs `edgespec profile`, then `edgespec generate`, which finds the plan by i
 measured tokens/s. Then it takes real steps of the plan and of every setting of a grid, policies x sizes, in
 turn along one text: milliseconds a step.
 
-Tokens a pass of each setting come from the built-in pair, many steps at many texts: an inflated
-checkpoint computes the same function. A setting's speed is those tokens over those milliseconds.
+Tokens a pass of each setting are exact expectations on the built-in pair, all settings at the same points
+of the same texts: an inflated checkpoint computes the same function. A setting's speed is those tokens over
+those milliseconds.
 Prints a table a situation, and one JSON line.
 """
 
@@ -38,8 +39,8 @@ from edgespec.grow.acceptance import AcceptanceModel, default_acceptance
 from edgespec.grow.policies import make_grow, open_policy
 from edgespec.pair import DEMO_FOLDER, open_pair
 from edgespec.planned import acceptance_of, tree_settings
+from edgespec.train.records import expected_tokens
 from edgespec.tune.samples import start_text
-from edgespec.tune.timings import run_steps
 from edgespec.verify.rows import Rows, refuse_nan
 from edgespec.verify.rules import verifier
 from profiles.files import read_profile
@@ -52,6 +53,7 @@ SIZES = (1, 4, 8, 16, 32, 64, 256)
 CHAINS = (1, 4, 8, 16)
 SAMPLING = SamplingSettings(temperature=0.8, top_p=0.95)  # the built-in pair's own
 PROMPT_TOKENS = 160
+FAST_ROUNDS = 8  # times as many where steps take milliseconds
 SEED = 7
 SITUATIONS: dict[str, list[str]] = {
     "built-in": [],
@@ -153,7 +155,7 @@ def step_seconds(
         prompt_tokens=len(ids),
     ) as engine:
         generator = torch.Generator().manual_seed(SEED)
-        for number in range(arguments.rounds + 1):
+        for number in range(arguments.rounds * (FAST_ROUNDS if name == "built-in" else 1) + 1):
             text = start_text(engine, ids, sampling=SAMPLING, tree=widest, new_tokens=600, generator=generator)
             root = text.root
             order = list(settings.items())
@@ -180,18 +182,34 @@ def step_seconds(
 def grid_tokens(
     plans: dict[str, tuple[TreeSettings, AcceptanceModel]], arguments: argparse.Namespace
 ) -> dict[str, float]:
-    """Tokens a pass of every setting of the grid and of the plans, on the built-in pair, in real steps."""
+    """Exact expectations of every setting's tokens a pass, at the same points of the same texts."""
     pair = open_pair(None, None)
     entries = {label: (tree, default_acceptance()) for label, tree in grid().items()} | plans
     lines = arguments.prompts.read_text(encoding="utf-8").splitlines()
     texts = [pair.tokenizer.encode(json.loads(line)["prompt"]) for line in lines]
-    tokens: dict[str, list[int]] = {label: [] for label in entries}
-    with Engine(pair, tree=TreeSettings(policy="opt-tree", size=max(SIZES)), self_check=False) as engine:
+    tokens: dict[str, list[float]] = {label: [] for label in entries}
+    widest = TreeSettings(policy="opt-tree", size=max(SIZES))
+    with Engine(pair, tree=widest, self_check=False) as engine:
         for index, ids in enumerate(texts):
-            for label, (tree, model) in entries.items():
-                policy = open_policy(tree).with_acceptance(model)
-                steps = run_steps(engine, ids, policy, sampling=SAMPLING, steps=arguments.steps, seed=SEED + index)
-                tokens[label] += [len(step.tokens) for step in steps]
+            generator = torch.Generator().manual_seed(SEED + index)
+            text = start_text(engine, ids, sampling=SAMPLING, tree=widest, new_tokens=400, generator=generator)
+            root = text.root
+            for _ in range(arguments.steps):
+                for label, (tree, model) in entries.items():
+                    policy = open_policy(tree).with_acceptance(model)
+                    text.drafter.rewind()
+                    drafter = None if tree.policy == "none" else text.drafter
+                    grow = make_grow(policy, drafter, sampling=SAMPLING, vocab=text.target.vocab,
+                                     device=engine.device, generator=generator)  # fmt: skip
+                    grown = grow(root, tree.num_layers)
+                    rows = Rows(text.target.look(grown), text.target.logits, SAMPLING, vocab=text.target.vocab)
+                    tokens[label].append(expected_tokens(grown, rows.all_probs()) if grown.num_nodes > 1 else 1.0)
+                # The last setting's tree goes on with the text, as a real step would.
+                accepted = verifier(SAMPLING, policy.draw(SAMPLING))(grown, rows, generator)
+                path = torch.tensor(accepted.path, dtype=torch.long)
+                text.target.commit(accepted.path)
+                text.drafter.commit(root, grown.draft_rows[path].tolist(), grown.tokens[path].tolist())
+                root = accepted.next_token
             print(f"tokens: {index + 1} of {len(texts)} texts", file=sys.stderr)
     return {label: statistics.mean(found) for label, found in tokens.items()}
 
@@ -241,10 +259,10 @@ def main() -> None:
     parser.add_argument("--situations", nargs="+", default=list(SITUATIONS), choices=list(SITUATIONS))
     parser.add_argument("--prompts", type=Path, help="JSONL texts [held-out modules of the standard library]")
     parser.add_argument("--num-prompts", type=int, default=24)
-    parser.add_argument("--texts", type=int, default=12, help="of them, to generate from")
+    parser.add_argument("--texts", type=int, default=24, help="of them, to generate from")
     parser.add_argument("--new-tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=5, help="steps of each setting that are timed")
-    parser.add_argument("--steps", type=int, default=16, help="of each setting at each text, to count tokens")
+    parser.add_argument("--steps", type=int, default=5, help="of each text, to count tokens at")
     parser.add_argument("--limit", default="1GiB", help="of the memory-limited situation")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--child", help=argparse.SUPPRESS)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from profiles.schema import Profile
 
 MAX_PROMPT_TOKENS = 512  # of a prompt, its end: longer ones take their time in every stage
+LEAST_PROMPT_TOKENS = 16  # that a model of few positions is still given
 GROWN_TOKENS = 640  # room for what is added to a text while trees are compared
 PROMPTS_HELP = "Texts like those it will be used for, as for `edgespec generate`. [default: six pieces of Python]"
 
@@ -135,7 +136,8 @@ def _measure(
     if pair.draft is None:
         raise EdgespecError("E_SETTING", "there is no draft to profile the target with.", "Name one with -md.")
     encoded = encode_prompts(pair, rows or read_prompts(str(DEMO_FOLDER / "prompts.jsonl"), lines=False), raw=True)
-    encoded = [ids[-MAX_PROMPT_TOKENS:] for ids in encoded]
+    room = (pair.max_context or MAX_PROMPT_TOKENS + GROWN_TOKENS) - GROWN_TOKENS
+    encoded = [ids[-min(MAX_PROMPT_TOKENS, max(LEAST_PROMPT_TOKENS, room)) :] for ids in encoded]
     longest = max(map(len, encoded))
     context_tokens = machine.ctx_size or min(longest + GROWN_TOKENS, pair.max_context or longest + GROWN_TOKENS)
     device = resolve_device(machine.device)

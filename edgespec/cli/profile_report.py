@@ -17,7 +17,8 @@ BARS = "▁▂▃▄▅▆▇█"
 
 def write_report(profile: Profile) -> None:
     """All of it, to stdout."""
-    console = Console(highlight=False)
+    # Names may hold brackets, and a sentence is broken by the terminal that shows it.
+    console = Console(highlight=False, markup=False, soft_wrap=True)
     machine, pair = profile.machine, profile.pair
     console.print(f"{pair.target} + {pair.draft} on {machine.device_name}, {pair.dtype}"
                   + (f" from {pair.quant}" if pair.quant != "none" else ""))  # fmt: skip

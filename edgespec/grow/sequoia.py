@@ -19,6 +19,8 @@ from torch.nn import functional
 from edgespec.config import require
 from edgespec.shapes import TreeShape
 
+ROUNDING = 1e-4  # that the sum of rates may be above 1: files keep five digits of each
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequoiaTable:
@@ -61,7 +63,7 @@ def sequoia_table(acceptance: Sequence[float], *, size: int, depth: int, max_chi
     """
     rates = torch.tensor(list(acceptance)[:max_children], dtype=torch.float64)
     require(
-        rates.numel() > 0 and bool((rates >= 0).all()) and float(rates.sum()) <= 1 + 1e-6,
+        rates.numel() > 0 and bool((rates >= 0).all()) and float(rates.sum()) <= 1 + ROUNDING,
         f"acceptance by rank {[round(rate, 4) for rate in rates.tolist()]} is not in [0, 1] in all.",
         "Measure it again: edgespec train acceptance.",
     )

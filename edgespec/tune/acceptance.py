@@ -20,6 +20,7 @@ from profiles.schema import Bucket, Reliability
 
 MAX_SHIFT = 2.0  # of a log odds: a pair further away needs a model of its own
 MAX_RANKS = 16
+LEAST_RATE = 1e-6  # of a rank that was never seen accepted: without any there is no best tree
 FIT_STEPS = 1200
 
 
@@ -51,25 +52,25 @@ def shifted_to(model: AcceptanceModel, records: Records) -> AcceptanceModel:
 
 
 def with_measured(model: AcceptanceModel, samples: Mapping[float, Samples]) -> AcceptanceModel:
-    """The model with tokens a pass and acceptance by rank of these samples, by draw and temperature."""
-    measured = []
+    """The model with tokens a pass and acceptance by rank of these samples, by draw and temperature.
+
+    What it knows of these temperatures stays where the samples have none: of a draw that fell behind.
+    """
+    measured = {(old.draw, old.temperature): old for old in model.measured if old.temperature in samples}
     for temperature, found in samples.items():
         records = joined({temperature: found})
         for draw in DRAWS:
             trees = found.trees.get(("adaptive", "chosen" if draw == "top_k" else "sampled"))
             here = records["draw"] == DRAWS.index(draw)
             if trees and bool(here.any()):
-                measured.append(
-                    Measured(
-                        draw=draw,
-                        temperature=temperature,
-                        tokens=sum(tree.tokens for tree in trees) / len(trees),
-                        rates=tuple(
-                            rank_acceptance({name: column[here] for name, column in records.items()})[:MAX_RANKS]
-                        ),
-                    )
+                rates = rank_acceptance({name: column[here] for name, column in records.items()})[:MAX_RANKS]
+                measured[draw, temperature] = Measured(
+                    draw=draw,
+                    temperature=temperature,
+                    tokens=sum(tree.tokens for tree in trees) / len(trees),
+                    rates=tuple(max(LEAST_RATE, rate) for rate in rates),
                 )
-    return replace(model, measured=tuple(measured))
+    return replace(model, measured=tuple(measured.values()))
 
 
 def reliability(model: AcceptanceModel, records: Records) -> tuple[Reliability, ...]:
@@ -87,7 +88,8 @@ def reliability(model: AcceptanceModel, records: Records) -> tuple[Reliability, 
                 kind=kind,
                 calibration_error=report.calibration_error,
                 buckets=tuple(
-                    Bucket(predicted=bucket.predicted, observed=bucket.observed, weight=bucket.weight)
+                    # Shares that were added up may come out above 1 by a rounding.
+                    Bucket(predicted=bucket.predicted, observed=bucket.observed, weight=min(1.0, bucket.weight))
                     for bucket in report.reliability
                 ),
             )

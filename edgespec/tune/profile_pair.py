@@ -45,7 +45,16 @@ def profile_pair(run: Run, model: AcceptanceModel) -> Profile:
     plans = []
     for number, temperature in enumerate(run.temperatures):
         run.report("trying plans", number / len(run.temperatures))
-        plans.append(try_plans(run, outcome.choices[temperature], outcome.model, temperature=temperature))
+        num_samples = max(len(trees) for trees in outcome.samples[temperature].trees.values())
+        plans.append(
+            try_plans(
+                run,
+                outcome.choices[temperature],
+                outcome.model,
+                temperature=temperature,
+                num_samples=num_samples,
+            )
+        )
     run.report("trying plans", 1.0)
     return _profile(run, costs, outcome, tuple(plans))
 

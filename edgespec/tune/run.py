@@ -24,7 +24,7 @@ class Effort:
     fits_acceptance: bool  # a model of the pair's own; else the given one, shifted
 
 
-QUICK = Effort(timing_s=6, sampling_s=24, steps_per_prompt=4, trial_s=12, fits_acceptance=False)
+QUICK = Effort(timing_s=6, sampling_s=36, steps_per_prompt=2, trial_s=15, fits_acceptance=False)
 FULL = Effort(timing_s=30, sampling_s=180, steps_per_prompt=6, trial_s=90, fits_acceptance=True)
 
 

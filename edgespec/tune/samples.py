@@ -108,10 +108,11 @@ def sample_text(
             hidden = text.target.look(forest)
             for (contender, tree), place in zip(group, places, strict=True):
                 rows = Rows(hidden[place], text.target.logits, sampling, vocab=text.target.vocab)
+                p = rows.all_probs()
+                rates = rank_values(model, temperature=temperature, draw=contender.draw)
+                # A tree of no nodes says something too: that this policy gives up here.
+                into.trees[contender.key].append(tree_sample(tree, p, contender, rates))
                 if tree.num_nodes > 1:
-                    p = rows.all_probs()
-                    rates = rank_values(model, temperature=temperature, draw=contender.draw)
-                    into.trees[contender.key].append(tree_sample(tree, p, contender, rates))
                     into.records.append(slot_records(tree, p, temperature=temperature))
         acceptance = verifier(sampling, policy.draw(sampling))(guide, rows, generator)
         path = torch.tensor(acceptance.path, dtype=torch.long, device=engine.device)

@@ -16,6 +16,7 @@ from profiles.tuner import Choice
 
 NUM_CANDIDATES = 3  # beside plain decoding
 STEPS = 12  # of one candidate at one prompt
+MARGIN = 0.03  # that speculation must be faster by
 CLOSE = 0.9  # of the fastest prediction: what is slower is not tried
 
 
@@ -30,25 +31,44 @@ class _Trial:
         return replace(self.plan, measured_step_s=sum(self.seconds) / len(self.seconds))
 
 
-def try_plans(run: Run, choice: Choice, model: AcceptanceModel, *, temperature: float) -> TemperaturePlan:
+def try_plans(
+    run: Run, choice: Choice, model: AcceptanceModel, *, temperature: float, num_samples: int
+) -> TemperaturePlan:
     """The fastest of the predicted best, by the seconds that their steps really take.
 
-    Tokens a pass are those of the samples, which are many; a few real steps say little about them.
+    Which plan yields more tokens is known from `num_samples` trees of each at the same texts. How many
+    they yield on the whole, the trials tell as well: their texts are more.
     """
     fastest = choice.ranked[0].tokens_per_s
     near = [plan for plan in choice.ranked if plan.tokens_per_s >= CLOSE * fastest]
     trials = [_Trial(plan) for plan in (*near[:NUM_CANDIDATES], choice.plain)]
     _decode_in_turn(run, trials, model, temperature)
+    factor = _token_factor(trials[:-1], num_samples)
     *speculating, plain = [trial.outcome() for trial in trials]
-    ranked = sorted([*speculating, plain], key=lambda plan: plan.tokens_per_s, reverse=True)
+    speculating = [_scaled(plan, factor) for plan in speculating]
+    # Within the noise of the trials plain decoding is the safer choice.
+    ranked = sorted([*speculating, plain], key=lambda plan: plan.tokens_per_s * (1 + MARGIN * (plan is plain)))[::-1]
     return TemperaturePlan(
         temperature=temperature,
         best=ranked[0],
         plain=plain,
         runner_up=ranked[1],
         why=_why(ranked, plain),
-        by_size=choice.by_size,
+        by_size=tuple(_scaled(plan, factor) for plan in choice.by_size),
     )
+
+
+def _token_factor(trials: Sequence[_Trial], num_samples: int) -> float:
+    """Tokens a pass over those that were predicted, samples and trials together."""
+    found = sum(sum(trial.tokens) for trial in trials)
+    predicted = sum(trial.plan.tokens * len(trial.tokens) for trial in trials)
+    steps = sum(len(trial.tokens) for trial in trials)
+    return (num_samples + steps * found / predicted) / (num_samples + steps)
+
+
+def _scaled(plan: Plan, factor: float) -> Plan:
+    """The plan with so many times the tokens: never fewer than one a pass, nor more than its nodes allow."""
+    return replace(plan, tokens=min(1.0 + plan.nodes, max(1.0, factor * plan.tokens)))
 
 
 def _decode_in_turn(run: Run, trials: Sequence[_Trial], model: AcceptanceModel, temperature: float) -> None:
@@ -71,7 +91,7 @@ def _why(ranked: Sequence[Plan], plain: Plan) -> str:
     best, second = ranked[0], ranked[1]
     if best.policy == "none":
         return (
-            f"speculation is slower than plain decoding here: {second.policy} would give "
+            f"speculation is {_slower(second, plain)} than plain decoding here: {second.policy} would give "
             f"{second.tokens_per_s:.3g} tokens/s, plain {best.tokens_per_s:.3g}; it is switched off"
         )
     gain = best.tokens_per_s / plain.tokens_per_s
@@ -80,6 +100,10 @@ def _why(ranked: Sequence[Plan], plain: Plan) -> str:
         f"{gain:.3g} times plain decoding; next: {_name(second)} with {second.tokens_per_s:.3g} tokens/s "
         f"against {best.tokens_per_s:.3g}"
     )
+
+
+def _slower(plan: Plan, plain: Plan) -> str:
+    return "slower" if plan.tokens_per_s < plain.tokens_per_s else "hardly faster"
 
 
 def _name(plan: Plan) -> str:

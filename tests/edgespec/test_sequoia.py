@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from edgespec.errors import EdgespecError
+from edgespec.grow.network import rounded
 from edgespec.grow.sequoia import best_shape, choose_size, sequoia_table
 from edgespec.shapes import TreeShape, from_paths
 
@@ -126,6 +127,13 @@ def test_the_largest_table_is_made_quickly(acceptance: list[float]) -> None:
 def test_what_is_no_acceptance_is_refused(acceptance: list[float]) -> None:
     with pytest.raises(EdgespecError, match="acceptance by rank"):
         sequoia_table(acceptance, size=4, depth=2, max_children=4)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_acceptance_that_adds_up_to_one_may_be_rounded_as_files_round_it(seed: int) -> None:
+    exact = torch.rand(9, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    rates = rounded({"rates": (exact / exact.sum()).tolist()})["rates"]
+    assert sequoia_table(rates, size=4, depth=2, max_children=9).expected_tokens(4, 2) > 1
 
 
 def test_shapes_by_paths_are_those_of_the_programme() -> None:

@@ -58,6 +58,11 @@ def test_a_fit_finds_the_costs_that_made_the_times(base_s: float, layer_s: float
     assert min(found.base_s, found.layer_s, found.node_s) >= 0
 
 
+def test_growth_that_never_drafts_anything_can_be_fitted() -> None:
+    found = fit_growth(Curve((1.0,), (0.001,)), [[], []], [0, 0], [0.002, 0.002], 1.0)
+    assert found.base_s == pytest.approx(0.002)
+
+
 def test_a_stream_that_read_ahead_while_the_tree_grew_saves_no_more_than_either_took() -> None:
     costs = StepCosts(verify=Curve((0.0,), (2.0,)), draft=Curve((1.0,), (0.1,)), rest_s=0.1, plain_step_s=2.1,
                       prefetch_s=0.5)  # fmt: skip

@@ -1,0 +1,250 @@
+"""Samples: what one large tree says about the smaller ones, and that sampling a text decodes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from edgespec import Engine, SamplingSettings, TreeSettings
+from edgespec.grow.acceptance import default_acceptance
+from edgespec.grow.policies import Grow, Policy, make_grow, open_policy
+from edgespec.pair import open_pair
+from edgespec.sampling import to_probs
+from edgespec.train.records import expected_tokens
+from edgespec.tree import TokenTree, root_only
+from edgespec.tree_settings import POLICIES, USED_BY
+from edgespec.tune import samples
+from edgespec.tune.entrants import Contender, contenders, rank_values
+from edgespec.tune.samples import Samples, Text, in_groups, merged, sample_text, start_text, tree_sample
+from edgespec.verify.rows import Rows
+from profiles.cost import Curve, GrowthCost, StepCosts
+from profiles.tuner import Entrant, TreeSample, choose
+
+MODEL = default_acceptance()
+SIZE, DEPTH = 24, 8
+ALL = contenders(size=SIZE, depth=DEPTH)
+NAMES = {"-".join(contender.key): contender for contender in ALL}
+# Trees that are a function of the text alone
+DETERMINISTIC = ["adaptive-chosen", "opt-tree-chosen", "eagle2-chosen", "sequoia-chosen", "chain-chosen"]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    tree = TreeSettings(policy="opt-tree", size=4 * SIZE, depth=DEPTH)  # room to look at several trees in one pass
+    with Engine(open_pair(None, None), tree=tree, context_tokens=256, self_check=False) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def ids(engine: Engine) -> list[int]:
+    return engine.encode("class Queue:\n    def __init__(self, size):\n        self.size = ")
+
+
+def grown(
+    engine: Engine, ids: list[int], contender: Contender, temperature: float, **limits: Any
+) -> tuple[TokenTree, Tensor, TreeSample]:
+    """The contender's tree behind the prompt, p [n, vocab] at its nodes, and what the tuner sees of both."""
+    sampling = SamplingSettings(temperature=temperature)
+    small = {**{name: getattr(contender.settings, name) for name in ("policy", "draw")}, **limits}
+    settings = TreeSettings(**small) if limits else contender.settings
+    generator = torch.Generator().manual_seed(1)
+    text = start_text(engine, ids, sampling=sampling, tree=contender.settings, new_tokens=1, generator=generator)
+    grow = make_grow(open_policy(settings).with_acceptance(MODEL), text.drafter, sampling=sampling,
+                     vocab=text.target.vocab, device=engine.device, generator=generator)  # fmt: skip
+    tree = grow(text.root, settings.num_layers)
+    p = Rows(text.target.look(tree), text.target.logits, sampling, vocab=text.target.vocab).all_probs()
+    rates = rank_values(MODEL, temperature=temperature, draw=contender.draw)
+    return tree, p, tree_sample(tree, p, contender, rates)
+
+
+@pytest.mark.parametrize("name", DETERMINISTIC)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_best_nodes_of_a_large_tree_are_the_tree_of_a_small_budget(
+    name: str, temperature: float, engine: Engine, ids: list[int]
+) -> None:
+    large = grown(engine, ids, NAMES[name], temperature)[2]
+    for size, depth in ((1, 1), (5, 4), (9, 3), (16, 8)):
+        limits = {"draft_tokens": depth} if name == "chain-chosen" else {"size": size, "depth": depth}
+        small = grown(engine, ids, NAMES[name], temperature, **limits)[2]
+        cut = large.cut(size=size, depth=depth, threshold=-np.inf)
+        # The large tree may have fewer nodes of so little depth than the small one had room for: it says no more.
+        count = len(cut.scores)
+        assert count in {len(small.scores), int((large.depths <= depth).sum())}
+        np.testing.assert_allclose(small.scores[:count], cut.scores, rtol=1e-5)
+        if name != "sequoia-chosen":  # whose nodes tie: the child 0, 1 is worth what 1, 0 is
+            np.testing.assert_allclose(small.values[:count], cut.values, rtol=1e-4, atol=1e-7)
+            np.testing.assert_array_equal(small.depths[:count], cut.depths)
+            if count == len(small.scores):
+                np.testing.assert_array_equal(small.inner(depth), cut.inner(depth))
+
+
+def test_a_threshold_cuts_a_large_tree_as_growth_would(engine: Engine, ids: list[int]) -> None:
+    adaptive = NAMES["adaptive-chosen"]
+    large = grown(engine, ids, adaptive, 0.0)[2]
+    threshold = float(large.scores[9] + large.scores[10]) / 2
+    small = grown(engine, ids, adaptive, 0.0, size=SIZE, depth=DEPTH, threshold=threshold)[2]
+    cut = large.cut(size=SIZE, depth=DEPTH, threshold=threshold)
+    assert len(cut.scores) == 10
+    np.testing.assert_allclose(small.scores, cut.scores, rtol=1e-5)
+    np.testing.assert_allclose(small.values, cut.values, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_sample_is_of_its_whole_tree_and_falls_from_parent_to_child(
+    name: str, engine: Engine, ids: list[int]
+) -> None:
+    tree, p, sample = grown(engine, ids, NAMES[name], 0.8)
+    assert sample.tokens == pytest.approx(expected_tokens(tree, p), rel=1e-5)
+    scores = samples._scores(tree, NAMES[name], rank_values(MODEL, temperature=0.8, draw=NAMES[name].draw))
+    assert bool((scores[1:] <= scores[tree.parents[1:]]).all())
+    # So the m best are connected: a node comes before the first of its children.
+    nodes = np.arange(len(sample.scores))
+    has_children = sample.first_child < len(nodes)
+    assert has_children.any()
+    assert (sample.first_child[has_children] > nodes[has_children]).all()
+
+
+def test_every_lossless_policy_contends_with_every_draw_it_has() -> None:
+    both = USED_BY["draw"] - {"static"}  # a tree file is the user's own
+    expected = {(policy, draw) for policy in both for draw in ("sampled", "chosen")}
+    expected |= {("dyspec", "sampled"), ("opt-tree", "chosen"), ("eagle2", "chosen"), ("c2t", "chosen")}
+    assert {contender.key for contender in ALL} == expected
+    assert {policy for policy, _ in expected} == set(POLICIES) - {"none", "static"}
+    assert all(contender.settings.is_lossless and contender.settings.num_nodes <= SIZE for contender in ALL)
+    assert {contender.settings.policy for contender in ALL if contender.takes_threshold} == {"adaptive"}
+
+
+def test_small_budgets_leave_out_presets_that_do_not_fit() -> None:
+    assert not {"specinfer", "mcsd"} & {contender.settings.policy for contender in contenders(size=8, depth=8)}
+    assert max(contender.settings.num_nodes for contender in contenders(size=8, depth=8)) == 8
+
+
+# Texts
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Text]:
+    """The texts that sampling started."""
+    found: list[Text] = []
+    right = samples.start_text
+
+    def remember(*arguments: Any, **options: Any) -> Text:
+        found.append(right(*arguments, **options))
+        return found[-1]
+
+    monkeypatch.setattr(samples, "start_text", remember)
+    return found
+
+
+@pytest.mark.parametrize(("guide", "temperature"), [("adaptive-sampled", 0.8), ("adaptive-chosen", 0.0)])
+def test_sampling_extends_the_text_and_both_caches_hold_it(
+    guide: str, temperature: float, engine: Engine, ids: list[int], started: list[Text]
+) -> None:
+    contending = [NAMES[guide], *(contender for name, contender in NAMES.items() if name != guide)]
+    sampling, into = SamplingSettings(temperature=temperature), Samples()
+    extended = sample_text(engine, ids, contending, MODEL, into, sampling=sampling, steps=2, seed=1)
+    assert extended[: len(ids)] == ids
+    assert len(extended) >= len(ids) + 1 + 2
+    assert {key: len(trees) for key, trees in into.trees.items()} == {contender.key: 2 for contender in ALL}
+    assert len(into.records) == 2 * len(ALL)
+    (text,) = started
+    root = torch.tensor(extended[-1:])
+    tree = root_only(extended[-1], draw="top_k", vocab=text.target.vocab, device=engine.device)
+    p = text.target.logits(text.target.look(tree))
+    q = text.drafter.expand(root, torch.tensor([-1]))
+    fresh = torch.tensor(extended[:-1])
+    text.target.prefill(fresh, capacity=512)
+    text.drafter.prefill(fresh, capacity=512)
+    torch.testing.assert_close(p, text.target.logits(text.target.look(tree)), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(q, text.drafter.expand(root, torch.tensor([-1])), rtol=1e-4, atol=1e-6)
+
+
+def test_greedy_sampling_adds_what_plain_decoding_adds(engine: Engine, ids: list[int]) -> None:
+    sampling = SamplingSettings()
+    extended = sample_text(engine, ids, ALL[:3], MODEL, Samples(), sampling=sampling, steps=4, seed=1)
+    count = len(extended) - len(ids)
+    assert tuple(extended[-count:]) == engine.generate(ids, max_new_tokens=count, sampling=sampling).token_ids
+
+
+def test_a_tree_of_no_nodes_counts_as_one_token(
+    engine: Engine, ids: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a policy that gives up where texts are hard would be judged by the easy ones alone."""
+    right = samples.make_grow
+
+    def nothing(policy: Policy, drafter: Any, **options: Any) -> Grow:
+        if policy.settings.policy != "c2t":
+            return right(policy, drafter, **options)
+        return lambda root, _depth: root_only(root, draw="top_k", vocab=options["vocab"], device=options["device"])
+
+    monkeypatch.setattr(samples, "make_grow", nothing)
+    into = Samples()
+    sample_text(engine, ids, ALL, MODEL, into, sampling=SamplingSettings(), steps=2, seed=1)
+    trees = into.trees["c2t", "chosen"]
+    assert [tree.tokens for tree in trees] == [1.0, 1.0]
+    assert len(into.records) == 2 * (len(ALL) - 1)
+    free = GrowthCost(base_s=0.1, layer_s=0.0, node_s=0.0, rows_per_inner=1.0)
+    contender = Entrant(policy="c2t", draw="chosen", samples=trees, growth=free)
+    curve = Curve((0.0, 24.0), (1.0, 2.0))
+    costs = StepCosts(verify=curve, draft=Curve((1.0,), (0.1,)), rest_s=0.1, plain_step_s=1.1)
+    best = choose([contender], costs, sizes=[1, 4], depths=[1, 4]).ranked[0]
+    assert (best.tokens, best.nodes) == (1.0, 0.0)
+
+
+def test_the_guide_alone_decides_how_a_text_goes_on(engine: Engine, ids: list[int]) -> None:
+    """Contenders that drop out change nothing about greedy texts, nor about what is seen of the others."""
+    sampling = SamplingSettings()
+    alone, all_of_them = Samples(), Samples()
+    guide = NAMES["adaptive-chosen"]
+    others = [contender for contender in ALL if contender is not guide]
+    one = sample_text(engine, ids, [guide], MODEL, alone, sampling=sampling, steps=2, seed=1)
+    assert one == sample_text(engine, ids, [guide, *others], MODEL, all_of_them, sampling=sampling, steps=2, seed=1)
+    for found, expected in zip(alone.trees[guide.key], all_of_them.trees[guide.key], strict=True):
+        assert found.tokens == pytest.approx(expected.tokens, rel=1e-5)
+
+
+# Looking at several trees in one pass
+
+
+def test_a_merged_tree_holds_every_path_of_each_once(engine: Engine, ids: list[int]) -> None:
+    trees = [grown(engine, ids, NAMES[name], 0.0)[0] for name in ("opt-tree-chosen", "eagle2-chosen", "chain-chosen")]
+    forest, places = merged(trees)
+
+    def paths(tree: TokenTree) -> list[tuple[int, ...]]:
+        found: list[tuple[int, ...]] = []
+        for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+            found.append((*(found[parent] if parent >= 0 else ()), token))
+        return found
+
+    all_paths = paths(forest)
+    assert len(set(all_paths)) == len(all_paths) < sum(tree.num_nodes for tree in trees)
+    for tree, place in zip(trees, places, strict=True):
+        assert [all_paths[node] for node in place.tolist()] == paths(tree)
+
+
+def test_groups_keep_the_order_and_the_limit(engine: Engine, ids: list[int]) -> None:
+    trees = [(contender, grown(engine, ids, contender, 0.0)[0]) for contender in ALL[:6]]
+    groups = in_groups(trees, most_nodes=50)
+    assert [pair for group in groups for pair in group] == trees
+    assert all(sum(tree.num_nodes - 1 for _, tree in group) <= 50 for group in groups)
+    assert len(groups) < len(trees)
+    assert [len(group) for group in in_groups(trees, most_nodes=1)] == [1] * 6
+
+
+def test_probabilities_of_a_merged_pass_are_those_of_a_pass_of_its_own(engine: Engine, ids: list[int]) -> None:
+    sampling = SamplingSettings(temperature=0.8)
+    alone = {}
+    for name in ("opt-tree-chosen", "sequoia-chosen"):
+        alone[name] = grown(engine, ids, NAMES[name], 0.8)
+    text = start_text(engine, ids, sampling=sampling, tree=NAMES["opt-tree-chosen"].settings, new_tokens=1,
+                      generator=torch.Generator().manual_seed(1))  # fmt: skip
+    forest, places = merged([tree for tree, _, _ in alone.values()])
+    hidden = text.target.look(forest)
+    for (_, p, _), place in zip(alone.values(), places, strict=True):
+        found = to_probs(text.target.logits(hidden[place]), sampling)
+        torch.testing.assert_close(found, p, rtol=1e-4, atol=1e-6)

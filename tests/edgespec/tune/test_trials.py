@@ -1,0 +1,63 @@
+"""Trials: what is decided by the seconds that real steps took, and by the tokens they yielded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from edgespec.grow.acceptance import AcceptanceModel, default_acceptance
+from edgespec.tune import trials
+from edgespec.tune.run import QUICK, Run
+from profiles.schema import Plan
+from profiles.tuner import Choice
+from tests.profiles.examples import PLAIN, example_plan
+
+RUN = Run(engine=None, prompts=[], temperatures=[0.8], effort=QUICK)  # type: ignore[arg-type]  # nothing is decoded
+
+
+def tried(
+    monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], *plans: Plan, tokens: int = 4, **choice: Any
+) -> Any:
+    """The plan of trials in which each policy's steps take so many seconds and yield so many tokens."""
+
+    def decode(_run: Run, found: Any, _model: AcceptanceModel, _temperature: float) -> None:
+        for trial in found:
+            trial.seconds += [seconds[trial.plan.policy]] * 12
+            trial.tokens += [1 if trial.plan.policy == "none" else tokens] * 12
+
+    monkeypatch.setattr(trials, "_decode_in_turn", decode)
+    ranked = tuple(sorted(plans, key=lambda plan: -plan.tokens_per_s))
+    made = Choice(**{"best": ranked[0], "runner_up": None, "plain": PLAIN, "by_size": (), "ranked": ranked, **choice})
+    return trials.try_plans(RUN, made, default_acceptance(), temperature=0.8, num_samples=12)
+
+
+def predicted(policy: str, step_s: float, **changes: Any) -> Plan:
+    return example_plan(policy, step_s=step_s, measured_step_s=None, **changes)
+
+
+def test_the_fastest_in_real_steps_is_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = predicted("adaptive", 0.80), predicted("sequoia", 0.85)
+    found = tried(monkeypatch, {"adaptive": 1.2, "sequoia": 1.0, "none": 1.0}, *plans)
+    assert (found.best.policy, found.best.measured_step_s, found.best.tokens) == ("sequoia", 1.0, 4.0)
+    assert found.runner_up.policy == "adaptive"
+    assert "4 times plain decoding" in found.why
+
+
+def test_what_is_predicted_far_behind_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = predicted("adaptive", 0.8), predicted("chain", 1.0)
+    found = tried(monkeypatch, {"adaptive": 1.0, "none": 1.0}, *plans)
+    assert found.runner_up.policy == "none"
+
+
+def test_speculation_that_turns_out_slower_is_switched_off_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = tried(monkeypatch, {"adaptive": 8.0, "none": 1.0}, predicted("adaptive", 0.8))
+    assert (found.best.policy, found.best.tokens_per_s) == ("none", 1.0)
+    assert "adaptive would give 0.5 tokens/s, plain 1;" in found.why
+
+
+def test_tokens_of_the_trials_count_with_those_of_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = predicted("adaptive", 0.8, tokens=2.0, nodes=1.0), predicted("adaptive", 0.8, tokens=1.2)
+    found = tried(monkeypatch, {"adaptive": 1.0, "none": 1.0}, predicted("adaptive", 0.8), tokens=6, by_size=sizes)
+    assert found.best.tokens == pytest.approx(5.0)  # 4 in twelve samples, 6 in twelve steps
+    assert [plan.tokens for plan in found.by_size] == pytest.approx([2.0, 1.5]), "one node yields at most two tokens"
