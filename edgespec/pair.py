@@ -81,9 +81,9 @@ def open_pair(target: Path | None, draft: Path | None) -> ModelPair:
         target, draft = DEMO_FOLDER / "target", draft or DEMO_FOLDER / "draft"
     target_model = open_model(target)
     draft_model = open_model(draft) if draft is not None else None
-    tokenizer = _open_tokenizer(target)
+    tokenizer = open_tokenizer(target)
     if draft is not None:
-        _check_same_tokens(tokenizer, _open_tokenizer(draft))
+        _check_same_tokens(tokenizer, open_tokenizer(draft))
     return ModelPair(
         target=target_model,
         draft=draft_model,
@@ -171,7 +171,8 @@ def _read_config(folder: Path) -> PretrainedConfig:
     return config
 
 
-def _open_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+def open_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The folder's tokenizer in its fast form; raises EdgespecError where there is none, or it takes code to be run."""
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False

@@ -1,24 +1,42 @@
-"""Where edgespec keeps files of its own."""
+"""Where edgespec keeps files of its own: below EDGESPEC_HOME, or in the system's places for each kind."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from platformdirs import user_cache_path, user_state_path
+from platformdirs import user_cache_path, user_config_path, user_data_path, user_state_path
+
+CONFIG_NAME = "config.toml"
 
 
 def cache_folder() -> Path:
     """For what can be made again: EDGESPEC_CACHE, or below EDGESPEC_HOME, or the system's place for caches."""
     if os.environ.get("EDGESPEC_CACHE"):
         return Path(os.environ["EDGESPEC_CACHE"])
-    if os.environ.get("EDGESPEC_HOME"):
-        return Path(os.environ["EDGESPEC_HOME"]) / "cache"
-    return user_cache_path("edgespec", appauthor=False)
+    return _below_home("cache") or user_cache_path("edgespec", appauthor=False)
 
 
 def profiles_folder() -> Path:
     """For measured profiles: below EDGESPEC_HOME, or the system's place for state."""
-    if os.environ.get("EDGESPEC_HOME"):
-        return Path(os.environ["EDGESPEC_HOME"]) / "profiles"
-    return user_state_path("edgespec", appauthor=False) / "profiles"
+    return _below_home("profiles") or user_state_path("edgespec", appauthor=False) / "profiles"
+
+
+def config_file() -> Path:
+    """The user's own configuration: below EDGESPEC_HOME, or the system's place for configurations."""
+    return _below_home(CONFIG_NAME) or user_config_path("edgespec", appauthor=False) / CONFIG_NAME
+
+
+def history_file() -> Path:
+    """Of the lines typed in a chat: below EDGESPEC_HOME, or the system's place for state."""
+    return _below_home("history") or user_state_path("edgespec", appauthor=False) / "history"
+
+
+def sessions_folder() -> Path:
+    """For saved chats: below EDGESPEC_HOME, or the system's place for data."""
+    return _below_home("sessions") or user_data_path("edgespec", appauthor=False) / "sessions"
+
+
+def _below_home(name: str) -> Path | None:
+    home = os.environ.get("EDGESPEC_HOME")
+    return Path(home) / name if home else None

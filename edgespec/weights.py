@@ -6,6 +6,7 @@ before gigabytes are written.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,18 @@ class Weights:
     dtype: torch.dtype
     quant: str | None
     planned: Skeleton
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights of the model, packed ones counted as what they stand for."""
+        packed = [math.prod(weight.shape) for module in self.planned.packed for _, weight in module.weights]
+        plain = [
+            math.prod(tensor.shape)
+            for record in (*self.planned.records, self.planned.outside)
+            for name, tensor in record.tensors.items()
+            if "_packed." not in name
+        ]
+        return sum(packed) + sum(plain)
 
     def loadable(self, device: torch.device, *, announce: Announce | None, progress: Progress | None) -> Skeleton:
         """The skeleton of files that exist: those of the folder, or quantised ones, made now if need be."""

@@ -21,6 +21,7 @@ from offload.errors import CheckpointError
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
+NUM_SHARDS_NAMED = 4  # of those that are missing
 
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -78,9 +79,11 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             "Give the folder of a downloaded Hugging Face model: one with config.json and *.safetensors.",
         )
     shards = _shard_names(folder)
+    paths = {shard: _shard_path(folder, shard) for shard in shards}
+    _check_all_there(folder, paths)
     tensors: dict[str, TensorEntry] = {}
     for shard, expected in shards.items():
-        entries = read_header(_shard_path(folder, shard))
+        entries = read_header(paths[shard])
         missing = sorted(expected - entries.keys())
         if missing:
             raise CheckpointError(
@@ -106,14 +109,51 @@ def _shard_names(folder: Path) -> dict[str, set[str]]:
                 "E_INDEX_INVALID", f"'{index}' is not a valid index ({error!r}).", "Download the model again."
             ) from error
         return shards
-    if (folder / SINGLE_NAME).exists():
+    if (folder / SINGLE_NAME).exists() or (folder / SINGLE_NAME).is_symlink():  # a link may lead nowhere
         return {SINGLE_NAME: set()}
-    other = sorted(p.name for p in folder.iterdir() if p.suffix in {".bin", ".gguf", ".pt", ".pth", ".safetensors"})
-    found = f" It holds {other[0]}, which edgespec does not read." if other else ""
-    raise CheckpointError(
+    raise _no_safetensors(folder)
+
+
+def _no_safetensors(folder: Path) -> CheckpointError:
+    """What is in the folder instead, and how to come by what is needed."""
+    names = sorted(path.name for path in folder.iterdir())
+    suffixes = {Path(name).suffix.lower(): name for name in reversed(names)}
+    if ".gguf" in suffixes:
+        return CheckpointError(
+            "E_NO_SAFETENSORS",
+            f"'{folder}' holds GGUF files ({suffixes['.gguf']} ...), which edgespec does not read.",
+            "Get the repository that they were made from: the same name without -GGUF holds safetensors.",
+        )
+    other = next((suffixes[suffix] for suffix in (".bin", ".pt", ".pth") if suffix in suffixes), None)
+    if other is not None:
+        return CheckpointError(
+            "E_NO_SAFETENSORS",
+            f"'{folder}' has no {SINGLE_NAME}; its weights are in the older format of {other}.",
+            "Convert them once, in Python with transformers: "
+            "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER); copy the tokenizer's files.",
+        )
+    found = f" It holds {suffixes['.safetensors']}, which no index names." if ".safetensors" in suffixes else ""
+    return CheckpointError(
         "E_NO_SAFETENSORS",
         f"'{folder}' has no {SINGLE_NAME} and no {INDEX_NAME}.{found}",
         "Give the folder of a model that is published as safetensors.",
+    )
+
+
+def _check_all_there(folder: Path, paths: dict[str, Path]) -> None:
+    """Raise CheckpointError naming the shards that are not in the folder."""
+    missing = sorted(shard for shard, path in paths.items() if not path.is_file())
+    if not missing:
+        return
+    more = f" and {len(missing) - NUM_SHARDS_NAMED} more" if len(missing) > NUM_SHARDS_NAMED else ""
+    repository = folder.parent.parent.name  # of a snapshot in the Hugging Face cache: models--OWNER--NAME
+    known = folder.parent.name == "snapshots" and repository.startswith("models--")
+    name = repository.removeprefix("models--").replace("--", "/")
+    raise CheckpointError(
+        "E_SHARD_MISSING",
+        f"{len(missing)} of {len(paths)} shards are missing from '{folder}': "
+        f"{', '.join(missing[:NUM_SHARDS_NAMED])}{more}.",
+        f"Finish the download: hf download {name}." if known else "Download the missing files.",
     )
 
 
@@ -126,10 +166,6 @@ def _shard_path(folder: Path, shard: str) -> Path:
             "E_SHARD_OUTSIDE",
             f"{INDEX_NAME} in '{folder}' names a shard outside the folder: '{shard}'.",
             "Do not use this checkpoint, or correct its index.",
-        )
-    if not path.is_file():
-        raise CheckpointError(
-            "E_SHARD_MISSING", f"shard '{shard}' is missing from '{folder}'.", "Download the missing file."
         )
     return path
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from edgespec.cli import COMMANDS
 
 ROOT = Path(__file__).parent.parent
 MAX_LINES = 300
@@ -35,6 +38,21 @@ ALLOWED = {
     "edgespec.self_check": {"edgespec.causal_model", "edgespec.errors", "edgespec.target", "edgespec.tree"},
     "edgespec.context": {"edgespec.errors"},
     "edgespec.places": set(),
+    "edgespec.names": {"edgespec.errors"},
+    "edgespec.user_config": {"edgespec.errors", "edgespec.names"},
+    "edgespec.checks": {"edgespec.places"},
+    "edgespec.machine_checks": {"edgespec.checks", "edgespec.places", "offload.pinned", "profiles"},
+    "edgespec.disk_speed": {"profiles.measure"},
+    "edgespec.inventory": {
+        "edgespec.errors",
+        "edgespec.names",
+        "edgespec.pair",
+        "edgespec.self_check",
+        "edgespec.target",
+        "edgespec.weights",
+    },
+    "edgespec.lossless": {"edgespec.causal_model", "edgespec.head", "edgespec.target"},
+    "edgespec.benchmark": {"edgespec.config", "edgespec.engine", "edgespec.tree_settings"},
     "edgespec.draft": {
         "edgespec.causal_model",
         "edgespec.config",
@@ -152,10 +170,53 @@ ALLOWED = {
     },
     "edgespec.device": {"edgespec.errors"},
     "edgespec.results": {"edgespec.config", "edgespec.decode"},
+    "edgespec.running": {"edgespec.errors"},
+    "edgespec.loaded": {
+        "edgespec.causal_model",
+        "edgespec.plan",
+        "edgespec.self_check",
+        "edgespec.weights",
+        "offload",
+    },
+    "edgespec.chat_template": {"edgespec.errors"},
+    "edgespec.session_file": {"edgespec.chat_template", "edgespec.errors"},
+    "edgespec.text_request": {"edgespec.config", "edgespec.context", "edgespec.errors", "edgespec.stops"},
+    "edgespec.text_run": {
+        "edgespec.causal_model",
+        "edgespec.decode",
+        "edgespec.draft",
+        "edgespec.grow",
+        "edgespec.layer_major",
+        "edgespec.loops",
+        "edgespec.memory",
+        "edgespec.pair",
+        "edgespec.results",
+        "edgespec.running",
+        "edgespec.stops",
+        "edgespec.target",
+        "edgespec.text_request",
+        "profiles",
+    },
+    "edgespec.conversation": {
+        "edgespec.chat_template",
+        "edgespec.errors",
+        "edgespec.pair",
+        "edgespec.results",
+        "edgespec.session_file",
+        "edgespec.text_request",
+        "edgespec.text_run",
+    },
+    "edgespec.stops": {"edgespec.config", "edgespec.decode", "edgespec.results"},
     "edgespec.engine": {"edgespec", "offload", "profiles"},
     "edgespec.cli": {"edgespec", "profiles"},
     "edgespec.__main__": {"edgespec.cli"},
-    "edgespec": {"edgespec.config", "edgespec.engine", "edgespec.errors", "edgespec.tree_settings"},
+    "edgespec": {
+        "edgespec.config",
+        "edgespec.conversation",
+        "edgespec.engine",
+        "edgespec.errors",
+        "edgespec.tree_settings",
+    },
 }
 
 
@@ -224,7 +285,9 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["estimate", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], *([name, "--help"] for name in sorted(COMMANDS))], ids=" ".join
+)
 def test_help_loads_no_torch_and_is_quick(arguments: list[str]) -> None:
     outcome = run_python(
         "import sys, edgespec.cli\n"
@@ -233,14 +296,16 @@ def test_help_loads_no_torch_and_is_quick(arguments: list[str]) -> None:
         "assert not {'torch', 'transformers', 'rich'} & set(sys.modules)\n"
     )
     assert outcome.returncode == 0, outcome.stderr
-    best = min(timed(arguments) for _ in range(5))
-    assert best < 0.3
+    assert any(timed(arguments) < 0.3 for _ in range(5))
 
 
 def timed(arguments: list[str]) -> float:
-    started = time.perf_counter()
+    """Seconds of the processor's where the system tells them of children: other programs must not decide on a test."""
+    started, before = time.perf_counter(), os.times()
     subprocess.run([sys.executable, "-m", "edgespec", *arguments], capture_output=True, check=True, cwd=ROOT)
-    return time.perf_counter() - started
+    waited, after = time.perf_counter() - started, os.times()
+    worked = after.children_user + after.children_system - before.children_user - before.children_system
+    return worked or waited
 
 
 def test_the_package_offers_its_names_lazily() -> None:

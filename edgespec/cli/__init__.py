@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import importlib
 import io
+import json
 import os
 import signal
 import sys
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 import click
 
 from edgespec import __version__
+from edgespec.cli.config_defaults import asked_model, defaults_of, given_on_the_line, load_config, name_variables
 from edgespec.cli.console import print_error
 from edgespec.errors import EXIT_MEMORY, EXIT_RUNTIME, EXIT_USAGE, EdgespecError
 
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
+READ_CONFIG_THEMSELVES = {"config", "doctor"}  # and go on where it is damaged
 COMMANDS = {  # name -> the module that holds `command`
+    "bench": "edgespec.cli.bench",
+    "chat": "edgespec.cli.chat.command",
+    "config": "edgespec.cli.config",
+    "doctor": "edgespec.cli.doctor",
     "estimate": "edgespec.cli.estimate",
     "generate": "edgespec.cli.generate",
+    "models": "edgespec.cli.models",
     "profile": "edgespec.cli.profile",
     "train": "edgespec.cli.train",
 }
@@ -35,7 +44,7 @@ Exit codes:
 
 
 class _LazyGroup(click.Group):
-    """Imports a command's module when it is used, so that --help stays fast."""
+    """Imports a command's module when it is used, so that --help stays fast, and gives it its configured defaults."""
 
     def list_commands(self, _context: click.Context) -> list[str]:
         return sorted(COMMANDS)
@@ -44,16 +53,37 @@ class _LazyGroup(click.Group):
         if name not in COMMANDS:
             return super().get_command(context, name)
         command: click.Command = importlib.import_module(COMMANDS[name]).command
+        name_variables(name, command)
         return command
 
+    def resolve_command(
+        self, context: click.Context, arguments: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, command, rest = super().resolve_command(context, arguments)
+        if command is None or name in READ_CONFIG_THEMSELVES or context.resilient_parsing:
+            return name, command, rest
+        given = given_on_the_line(context, command, rest)
+        if not given.get("help"):  # which must work whatever the configuration holds
+            asked = Path(given["config"]) if isinstance(given.get("config"), str) else context.params.get("config")
+            context.obj = load_config(asked, lambda: all_commands(context))
+            if context.obj.files:
+                others = all_commands(context).values()
+                context.default_map = {
+                    str(name): defaults_of(command, context.obj, asked_model(command, given), others)
+                }
+        return name, command, rest
 
-@click.group(
-    cls=_LazyGroup,
-    epilog=EPILOG,
-    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "EDGESPEC"},
-)
+
+def all_commands(context: click.Context) -> dict[str, click.Command]:
+    """Every command by its name, imported."""
+    found = {name: cli.get_command(context, name) for name in COMMANDS}
+    return {name: command for name, command in found.items() if command is not None}
+
+
+@click.group(cls=_LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--config", type=click.Path(path_type=Path), help="Read this configuration above the user's own.")
 @click.version_option(__version__, prog_name="edgespec")
-def cli() -> None:
+def cli(*, config: Path | None) -> None:
     """Run language models larger than your card, losslessly and offline."""
 
 
@@ -81,12 +111,13 @@ def main() -> NoReturn:
 def run(arguments: list[str]) -> int:
     """Run the command line; the process's exit status."""
     debug = bool(os.environ.get("EDGESPEC_DEBUG"))
+    as_json = "--json" in arguments
     try:
         result: Any = cli.main(args=arguments, prog_name="edgespec", standalone_mode=False)
     except EdgespecError as error:
         if debug:
             raise
-        print_error(error.what, error.fix)
+        _report(error.code, error.what, error.fix, as_json=as_json)
         return error.exit_code
     except click.exceptions.Exit as request:
         return request.exit_code
@@ -95,10 +126,10 @@ def run(arguments: list[str]) -> int:
         return EXIT_USAGE
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else "edgespec"
-        print_error(error.format_message(), f"{path} --help")
+        _report("E_USAGE", error.format_message(), f"{path} --help", as_json=as_json)
         return EXIT_USAGE
     except click.ClickException as error:
-        print_error(error.format_message(), "edgespec --help")
+        _report("E_USAGE", error.format_message(), "edgespec --help", as_json=as_json)
         return EXIT_USAGE
     except (KeyboardInterrupt, click.Abort):
         return EXIT_INTERRUPTED
@@ -109,14 +140,30 @@ def run(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_RUNTIME
     except MemoryError:
-        print_error("memory ran out.", "Set --max-cpu-mem below what is free, or lower --tree-size.")
+        _report(
+            "E_MEMORY",
+            "memory ran out.",
+            "Set --max-cpu-mem below what is free, or lower --tree-size.",
+            as_json=as_json,
+        )
         return EXIT_MEMORY
     except Exception as error:
         if debug:
             raise
         if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported for its name alone
-            print_error("the device's memory ran out.", "Lower --max-gpu-mem, -ngl or --tree-size.")
+            fix = "Lower --max-gpu-mem, -ngl or --tree-size."
+            _report("E_MEMORY", "the device's memory ran out.", fix, as_json=as_json)
             return EXIT_MEMORY
-        print_error(f"unexpected {type(error).__name__}: {error}", "Set EDGESPEC_DEBUG=1 for the trace, and report it.")
+        what = f"unexpected {type(error).__name__}: {error}"
+        _report("E_UNEXPECTED", what, "Set EDGESPEC_DEBUG=1 for the trace, and report it.", as_json=as_json)
         return EXIT_RUNTIME
     return result if isinstance(result, int) else 0
+
+
+def _report(code: str, what: str, fix: str, *, as_json: bool) -> None:
+    """An error's two lines, or one JSON object in their place; on stderr."""
+    if not as_json:
+        print_error(what, fix)
+        return
+    sys.stderr.write(json.dumps({"error": {"code": code, "message": what.rstrip(), "fix": fix}}) + "\n")
+    sys.stderr.flush()

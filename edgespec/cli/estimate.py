@@ -6,7 +6,6 @@ With --hardware also its speed there, by data sheets and the assumptions of `pro
 from __future__ import annotations
 
 import json
-import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,7 +54,9 @@ after the prompt is read, with the context full.
 @machine_options
 @click.option("--prompt-tokens", type=click.IntRange(1), help="Longest prompt. [default: the whole context]")
 @click.option("--hardware", metavar="NAME", help="Estimate the speed there too: rtx-4090, a100-40gb, cpu, ...")
-@click.option("--temp", "temperature", type=float, help="Of the acceptance, with --hardware. [default: 0]")
+@click.option(
+    "--temp", "--temperature", "temperature", type=float, help="Of the acceptance, with --hardware. [default: 0]"
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def command(
     *,
@@ -172,23 +173,10 @@ def _text(plan: PairPlan, settings: dict[str, Any]) -> str:
 
 def _model_line(role: str, weights: Weights) -> str:
     model: ModelFolder = weights.model
-    billions = _num_parameters(weights) / 1e9
+    billions = weights.num_parameters / 1e9
     size = f"{model.checkpoint.num_bytes / GIB:.3f} GiB in its files" if _has_files(weights) else "no weights there"
     quant = f", layers as {weights.quant}" if weights.quant else ""
     return f"{role}: {model.folder} ({model.config.model_type}, {billions:.3g} B parameters, {size}{quant})"
-
-
-def _num_parameters(weights: Weights) -> int:
-    skeleton = weights.planned
-    packed = [math.prod(weight.shape) for module in skeleton.packed for _, weight in module.weights]
-    records = (*skeleton.records, skeleton.outside)
-    plain = [
-        math.prod(tensor.shape)
-        for record in records
-        for name, tensor in record.tensors.items()
-        if "_packed." not in name
-    ]
-    return sum(packed) + sum(plain)
 
 
 def _has_files(weights: Weights) -> bool:
@@ -200,8 +188,8 @@ def _facts(plan: PairPlan) -> dict[str, Any]:
     return {
         "target": str(plan.target.model.folder),
         "draft": str(plan.draft.model.folder) if plan.draft else None,
-        "target_parameters": _num_parameters(plan.target),
-        "draft_parameters": _num_parameters(plan.draft) if plan.draft else None,
+        "target_parameters": plan.target.num_parameters,
+        "draft_parameters": plan.draft.num_parameters if plan.draft else None,
         "quant": plan.target.quant or "none",
         "layers": placement.num_layers,
         "resident_layers": placement.num_resident,

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
+from edgespec.cli.model_names import complete_model, find_models
 from edgespec.config import MAX_TREE_SIZE, QUANT_NAMES, MemoryLimits, parse_quant, parse_size
 from edgespec.errors import EdgespecError
 from edgespec.tree_settings import (
@@ -36,6 +38,8 @@ GPU_MEMORY_HELP = "Most GPU memory to use. [default: what is free, less the marg
 MARGIN_HELP = "GPU memory to leave free. [default: 1GiB without --max-gpu-mem]"
 DTYPE_HELP = "To compute in: float32, bfloat16 or float16. [auto: float32 on a CPU, the model's own on a GPU]"
 QUANT_HELP = "Quantise the target's layers: none, nf4 or int8. Made once, then kept in the cache."
+MODEL_HELP = "The target: folder, name in the configuration or in the Hugging Face cache. [default: the built-in pair]"
+CONFIG_HELP = "Read this configuration above the user's own."
 PROFILE_HELP = "Tree settings that `edgespec profile` measured; single flags override them."
 CONTEXT_HELP = "Tokens of prompt and answer to make room for, as 8k. [auto: what is needed]"
 
@@ -55,11 +59,28 @@ class MachineOptions:
     draft_quant: str | None
 
 
+def config_option(function: Command) -> Command:
+    """--config, which is read before any other option is."""
+    return click.option("--config", type=FOLDER, expose_value=False, help=CONFIG_HELP)(function)
+
+
 def model_options(function: Command) -> Command:
-    """-m and -md: handed on as `model` and `draft_model`."""
-    draft = click.option("-md", *DRAFT_SPELLINGS, "draft_model", type=FOLDER, help="Folder of the draft.")
-    target = click.option("-m", "--model", type=FOLDER, help="Folder of the target. [default: the built-in pair]")
-    return target(draft(function))
+    """-m and -md, and TARGET where there is one: names handed on as folders, `model`, `draft_model` and `target`."""
+
+    @functools.wraps(function)
+    def call(**values: Any) -> Any:
+        return function(**find_models(click.get_current_context(), values))
+
+    options: list[Callable[[Command], Command]] = [
+        click.option("-m", "--model", metavar="MODEL", shell_complete=complete_model, help=MODEL_HELP),
+        click.option("-md", *DRAFT_SPELLINGS, "draft_model", metavar="MODEL", shell_complete=complete_model,
+                     help="The draft, named likewise."),
+        click.option("--revision", help="Branch, tag or commit of the target, by its name in the cache. [main]"),
+        click.option("--draft-revision", help="The same of the draft."),
+        click.option("--online/--offline", help="Download what the cache lacks. [default: offline]"),
+        config_option,
+    ]  # fmt: skip
+    return _with_options(call, options)
 
 
 def tree_options(function: Command) -> Command:
@@ -71,9 +92,13 @@ def tree_options(function: Command) -> Command:
         given = {name: value for name, value in given.items() if value is not None}
         policy = given.get("policy", TREE.policy)
         require_policy(policy)
-        unused = [name for name in given if name in USED_BY and policy not in USED_BY[name]]
-        if unused:
-            refuse_unused(unused[0], policy)
+        context = click.get_current_context()
+        for name in [name for name in given if name in USED_BY and policy not in USED_BY[name]]:
+            if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+                refuse_unused(name, policy)
+            # A default of the user's own is for the policies that it means something to.
+            context.params[name] = None
+            del given[name]
         return function(tree=TreeSettings(**given), **values)
 
     options = [

@@ -20,12 +20,18 @@ ROWS = '{"prompt": "def main("}\n{"prompt": "import os"}\n'
 GIVEN = {
     "model": "TARGET",
     "draft_model": "DRAFT",
+    # What names mean is tested in test_names.py, what a configuration does in test_config.py
+    "revision": None,
+    "draft_revision": None,
+    "online": None,
+    "config": None,
     "max_new_tokens": "17",
     "temperature": "0.9",
     "top_k": "11",
     "top_p": "0.8",
     "min_p": "0.03",
     "seed": "99",
+    "stop": "END",
     "policy": "dyspec",
     "size": "33",
     "depth": "5",
@@ -63,6 +69,24 @@ GIVEN = {
     "overwrite": None,
     "live_text": None,
     "raw": None,
+    "greedy": None,  # contradicts --temp: test_greedy_is_temperature_0
+    # test_generate_rows.py
+    "prompt_text": None,
+    "system": None,
+    "system_file": None,
+    "start": None,
+    "limit": None,
+    "only": None,
+    "category": None,
+    "repeat": None,
+    "dry_run": None,
+    "fail_fast": None,
+    # test_resume.py, test_formats.py
+    "resume": None,
+    "force": None,
+    "format_name": None,
+    # The profiles' own tests
+    "profile": None,
     "quiet": None,
     "verbose": None,
 }
@@ -112,7 +136,7 @@ def test_every_setting_reaches_the_engine(
     assert (seen["quant"], seen["draft_quant"]) == ("int8", "nf4")
     assert (seen["device"], seen["dtype"]) == ("cpu", "bfloat16")
     assert seen["sampling"] == SamplingSettings(temperature=0.9, top_k=11, top_p=0.8, min_p=0.03)
-    assert (seen["max_new_tokens"], seen["seed"]) == (17, 99)
+    assert (seen["max_new_tokens"], seen["seed"], seen["stop"]) == (17, 99, ("END",))
     assert seen["engine"].placement.num_resident == 1
 
 
@@ -198,11 +222,18 @@ def test_policy_none_uses_no_draft(run_cli: RunCli, pair_folders: tuple[Path, Pa
 
 
 def test_requests_that_are_not_honoured_are_named(run_cli: RunCli, pair_folders: tuple[Path, Path]) -> None:
-    rows = '{"prompt": "a", "temperature": 0.3}\n{"prompt": "b", "category": "x"}\n'
+    rows = '{"prompt": "a", "logit_bias": {"5": 1}}\n{"prompt": "b", "category": "x"}\n'
     options = ["-m", str(pair_folders[0]), "-n", "2", "--max-gpu-mem", "1GiB", "--device", "cpu"]
     outcome = run_cli(["p.jsonl", *options], files={"p.jsonl": rows})
-    assert "handed through to the records: temperature" in outcome.err
+    assert "handed through to the records: logit_bias of the rows" in outcome.err
     assert "--max-gpu-mem is not used" in outcome.err
+
+
+def test_greedy_is_temperature_0(run_cli: RunCli, pair_folders: tuple[Path, Path]) -> None:
+    options = ["p.jsonl", "-m", str(pair_folders[0]), "-n", "1", "--greedy"]
+    outcome = run_cli(options, files={"p.jsonl": ROWS})
+    assert '"temperature": 0.0' in outcome.out
+    assert run_cli([*options, "--temp", "0.5"], files={"p.jsonl": ROWS}).code == 2
 
 
 def test_all_layers_resident_is_a_demand(run_cli: RunCli, pair_folders: tuple[Path, Path]) -> None:

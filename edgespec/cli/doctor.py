@@ -1,0 +1,158 @@
+"""`edgespec doctor`: whether this machine is fit to run, check by check."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from edgespec.checks import (
+    FAIL,
+    OK,
+    WARN,
+    Check,
+    check_memory,
+    check_places,
+    check_versions,
+    describe_size,
+    size_of,
+)
+from edgespec.cli.config_defaults import config_paths, load_config
+from edgespec.cli.console import visible
+from edgespec.errors import EXIT_RUNTIME, EdgespecError
+from edgespec.names import cached_repositories, hub_cache, resolve_model
+from edgespec.places import cache_folder, config_file
+from edgespec.user_config import UserConfig
+
+SLOW_BYTES_PER_S = 200e6  # of a disk: a spinning one, or a network's
+# What else the libraries are told by the environment; none of it is a secret.
+SHOWN_VARIABLES = ("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "CUDA_VISIBLE_DEVICES", "EDGESPEC_HOME", "EDGESPEC_CACHE")
+
+
+@click.command(
+    name="doctor",
+    epilog="""\b
+Examples:
+  edgespec doctor
+  edgespec doctor TARGET                 the disk's speed from that model's own files
+  edgespec doctor --json > doctor.json   for a bug report: it holds paths, and no secrets
+
+Exit code 0, or 1 where something that is needed is broken.
+""",
+)
+@click.argument("model", required=False)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.pass_context
+def command(context: click.Context, *, model: str | None, as_json: bool) -> int:
+    """Check whether this machine is fit to run.
+
+    Looks at versions, devices, memory, disk, caches, profiles and configuration, in a few seconds.
+    """
+    checks = []
+    for check in _checks(context, model):
+        checks.append(check)
+        if not as_json:
+            sys.stdout.write(f"{check.status:<5} {check.name}: {visible(check.text)}\n")
+            sys.stdout.flush()
+    is_fit = all(check.status != "fail" for check in checks)
+    if as_json:
+        sys.stdout.write(json.dumps({"ok": is_fit, "checks": [dataclasses.asdict(check) for check in checks]}) + "\n")
+    return 0 if is_fit else EXIT_RUNTIME
+
+
+def _checks(context: click.Context, model: str | None) -> Iterator[Check]:
+    yield check_versions()
+    yield check_memory()
+    try:
+        from edgespec.machine_checks import check_machine
+    except (ImportError, OSError) as error:  # a library of torch's own that is not there is an OSError
+        yield Check(name="device", status=FAIL, text=f"torch cannot be used ({error}): install it again")
+    else:
+        yield from check_machine()
+    yield from check_places()
+    found, configuration = _configuration(context)
+    yield configuration
+    yield _hub()
+    yield _offline()
+    yield _built_in()
+    yield from _disk(model, found)
+
+
+def _configuration(context: click.Context) -> tuple[UserConfig, Check]:
+    from edgespec.cli import all_commands
+
+    asked = context.find_root().params.get("config")
+    paths = [str(path) for path in config_paths(asked)]
+    try:
+        found = load_config(asked, lambda: all_commands(context))
+    except EdgespecError as error:
+        check = Check(name="configuration", status=FAIL, text=f"{error.what} {error.fix}", facts={"files": paths})
+        return UserConfig(), check
+    names = ", ".join(found.aliases) or "none"
+    text = f"{', '.join(paths)}; names for pairs: {names}" if paths else f"{config_file()}, not there yet (config init)"
+    return found, Check(name="configuration", status=OK, text=text, facts={"files": paths, "models": found.aliases})
+
+
+def _hub() -> Check:
+    path = hub_cache()
+    repositories = [name for name, _ in cached_repositories()]
+    num_bytes, is_whole = size_of(path)
+    size = describe_size(num_bytes, is_whole=is_whole)
+    holds = f"{size}, {len(repositories)} models (edgespec models)" if path.exists() else "not there yet"
+    facts = {"path": str(path), "bytes": num_bytes, "models": repositories}
+    return Check(name="Hugging Face cache", status=OK, text=f"{path}, {holds}", facts=facts)
+
+
+def _offline() -> Check:
+    seen = {name: os.environ[name] for name in SHOWN_VARIABLES if os.environ.get(name)}
+    shown = "".join(f"; {name}={value}" for name, value in seen.items())
+    text = f"nothing asks the network but a command with --online{shown}"
+    return Check(name="offline", status=OK, text=text, facts={"offline": True, "variables": seen})
+
+
+def _built_in() -> Check:
+    from edgespec.cli.config import BUILT_IN_TARGET
+
+    folders = (BUILT_IN_TARGET, BUILT_IN_TARGET.with_name("draft"))
+    is_there = all((folder / "model.safetensors").is_file() for folder in folders)
+    text = f"in {BUILT_IN_TARGET.parent}" if is_there else f"not whole in {BUILT_IN_TARGET.parent}: install again"
+    return Check(name="built-in pair", status=OK if is_there else FAIL, text=text, facts={"present": is_there})
+
+
+def _disk(model: str | None, config: UserConfig) -> Iterator[Check]:
+    """The speed of the disk that layers would stream from."""
+    try:
+        from edgespec.disk_speed import read_speed, scratch_speed
+    except (ImportError, OSError):  # of torch, and said
+        return
+    place: Path | None = None
+    try:
+        if model is not None:
+            place = resolve_model(model, aliases=config.aliases)
+            files = sorted(place.glob("*.safetensors"))
+            if not files:
+                raise EdgespecError("E_NO_SAFETENSORS", f"'{place}' holds no safetensors.", "Name another model.")
+            speed = read_speed(files)
+        else:
+            place = next(path for path in (cache_folder(), *cache_folder().parents) if path.exists())
+            speed = scratch_speed(place)
+    except EdgespecError as error:
+        yield Check(name="disk", status=FAIL, text=f"{error.what} {error.fix}")
+        return
+    except OSError as error:
+        status = FAIL if model is not None else WARN
+        yield Check(name="disk", status=status, text=f"its speed could not be tried in '{place}': {error.strerror}")
+        return
+    rate, mebibytes = speed.bytes_per_s, speed.num_bytes >> 20
+    text = f"{rate / 1e9:.2f} GB/s, reading {mebibytes} MiB {'of' if model else 'in'} {place}"
+    if not speed.is_cold:
+        text += "; the system may have had them in memory"
+    if rate < SLOW_BYTES_PER_S:
+        text += ": slow; layers that do not fit memory will wait for it"
+    facts = {"bytes_per_s": rate, "bytes": speed.num_bytes, "is_cold": speed.is_cold, "path": str(place)}
+    yield Check(name="disk", status=WARN if rate < SLOW_BYTES_PER_S else OK, text=text, facts=facts)

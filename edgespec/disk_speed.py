@@ -1,0 +1,61 @@
+"""How fast a disk reads from start to end, within bounds of time and bytes.
+
+A model's own files are read where they are; else a temporary file is written, and read back once the
+system has been told to forget it.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from profiles.measure import drop_page_cache
+
+CHUNK_BYTES = 8 << 20
+MOST_BYTES = 1 << 30  # that are read
+MOST_WRITTEN_BYTES = 128 << 20
+MOST_S = 1.0  # of writing, and of reading
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskSpeed:
+    """A rate, and what it is of."""
+
+    bytes_per_s: float
+    num_bytes: int  # that were read
+    is_cold: bool  # False: the system may have had the file in memory
+
+
+def read_speed(files: Sequence[Path]) -> DiskSpeed:
+    """Of files that are there; raises OSError."""
+    is_cold = drop_page_cache(files)
+    buffer = bytearray(CHUNK_BYTES)
+    total, started = 0, time.perf_counter()
+    for path in files:
+        with path.open("rb", buffering=0) as file:
+            while total < MOST_BYTES and time.perf_counter() - started < MOST_S:
+                count = file.readinto(buffer)
+                if not count:
+                    break
+                total += count
+    return DiskSpeed(bytes_per_s=total / (time.perf_counter() - started), num_bytes=total, is_cold=is_cold)
+
+
+def scratch_speed(folder: Path) -> DiskSpeed:
+    """Of a temporary file in a folder; raises OSError where it cannot be written."""
+    # Not all zeros: some disks and filesystems do not store those.
+    block = os.urandom(CHUNK_BYTES)
+    with tempfile.TemporaryDirectory(prefix="edgespec-", dir=folder) as scratch:
+        path = Path(scratch) / "scratch"
+        with path.open("wb", buffering=0) as file:
+            started = time.perf_counter()
+            for _ in range(MOST_WRITTEN_BYTES // CHUNK_BYTES):
+                file.write(block)
+                os.fsync(file.fileno())
+                if time.perf_counter() - started > MOST_S:
+                    break
+        return read_speed([path])

@@ -1,0 +1,166 @@
+"""`edgespec doctor`: every check has a status and a sentence, and what is broken decides on the exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from edgespec import checks, disk_speed, machine_checks
+from offload.pinned import PinningError
+from profiles.schema import MachineFacts
+from tests.cli.conftest import RunCli
+
+GIB = 1 << 30
+FACTS = MachineFacts(
+    system="Linux",
+    processor="A processor",
+    num_cores=8,
+    memory_bytes=GIB,
+    accelerator="A card",
+    accelerator_bytes=24 * GIB,
+    driver="580.1",
+    link="PCIe 4.0 x16",
+    python="3.11",
+    versions={},
+)
+
+
+@pytest.fixture(autouse=True)
+def _small_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_speed, "MOST_WRITTEN_BYTES", disk_speed.CHUNK_BYTES)
+
+
+def test_a_machine_that_is_fit_gets_exit_code_0_and_a_line_a_check(run_cli: RunCli) -> None:
+    started = time.perf_counter()
+    outcome = run_cli([], command="doctor")
+    assert time.perf_counter() - started < 5
+    lines = outcome.out.splitlines()
+    assert outcome.code == 0
+    assert all(line.startswith(("ok    ", "warn  ")) for line in lines)
+    names = [line[6:].partition(":")[0] for line in lines]
+    assert names == [
+        "versions", "memory", "device", "pinned memory", "profiles", "cache", "profiles folder", "sessions", "history",
+        "configuration", "Hugging Face cache", "offline", "built-in pair", "disk",
+    ]  # fmt: skip
+    assert not list(Path(os.environ["EDGESPEC_HOME"]).parent.glob("edgespec-*"))
+
+
+def test_json_holds_the_same_with_numbers(run_cli: RunCli, pair_folders: tuple[Path, Path]) -> None:
+    outcome = run_cli([str(pair_folders[0]), "--json"], command="doctor")
+    found = json.loads(outcome.out)
+    by_name: dict[str, Any] = {check["name"]: check for check in found["checks"]}
+    assert found["ok"] is True
+    assert by_name["versions"]["facts"]["torch"] == torch.__version__
+    assert by_name["memory"]["facts"]["total_bytes"] > GIB
+    disk = by_name["disk"]["facts"]
+    assert disk["path"] == str(pair_folders[0])
+    assert disk["bytes"] == sum(path.stat().st_size for path in pair_folders[0].glob("*.safetensors"))
+
+
+def test_what_is_needed_and_broken_is_a_failure(run_cli: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Path(os.environ["EDGESPEC_HOME"])
+    home.mkdir()
+    (home / "config.toml").write_text("[defaults]\nctx_sise = 5\n")
+    outcome = run_cli([], command="doctor")
+    assert outcome.code == 1
+    assert "fail  configuration:" in outcome.out
+    assert "Did you mean 'ctx_size'?" in outcome.out
+    (home / "config.toml").unlink()
+    assert run_cli(["nowhere/at-all"], command="doctor").code == 1
+    monkeypatch.setattr(checks, "_requirements", lambda: {"torch": "999", "no-such-package": "1"})
+    outcome = run_cli([], command="doctor")
+    assert outcome.code == 1
+    assert "fail  versions: missing packages: no-such-package" in outcome.out
+
+
+def test_what_only_makes_it_worse_is_a_warning(run_cli: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "_requirements", lambda: {"torch": "999"})
+    monkeypatch.setattr(checks.psutil, "virtual_memory", lambda: SimpleNamespace(available=GIB, total=2 * GIB))
+    folder = Path(os.environ["EDGESPEC_HOME"]) / "profiles"
+    folder.mkdir(parents=True)
+    (folder / "old.toml").write_text("schema = 'edgespec.profile/0'")
+    monkeypatch.setattr("edgespec.cli.doctor.SLOW_BYTES_PER_S", 1e15)
+    outcome = run_cli([], command="doctor")
+    assert outcome.code == 0
+    for line in ("versions: torch", "memory: 1.0 of 2.0 GiB", "profiles: 0 of this machine, 0 of others, 1 unreadable"):
+        assert f"warn  {line}" in outcome.out
+    assert "slow; layers" in outcome.out
+
+
+def test_a_card_is_described_and_its_pinned_memory_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_checks, "machine_facts", lambda: FACTS)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (20 * GIB, 24 * GIB))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 9))
+
+    def refuse(num_bytes: int, *, device: torch.device) -> None:
+        raise PinningError(f"no {num_bytes >> 20} MiB on {device}")
+
+    monkeypatch.setattr(machine_checks, "PinnedBuffer", refuse)
+    device, pinned, _ = machine_checks.check_machine()
+    assert device.status == "ok"
+    for part in ("A card", "8.9", "20.0 of 24.0 GiB free", "driver 580.1", "PCIe 4.0 x16", "A processor"):
+        assert part in device.text
+    assert pinned.status == "warn"
+    assert "256 MiB cannot be locked" in pinned.text
+    assert "no 256 MiB on cuda:0" in pinned.text
+    monkeypatch.setattr(
+        machine_checks, "PinnedBuffer", lambda _bytes, device: SimpleNamespace(close=lambda: None, device=device)
+    )
+    assert [check.status for check in machine_checks.check_machine()][:2] == ["ok", "ok"]
+
+
+def test_a_torch_without_cuda_beside_a_driver_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(machine_checks.shutil, "which", lambda _name: "/usr/bin/nvidia-smi")
+    device, *_ = machine_checks.check_machine()
+    assert (device.status, "built without CUDA" in device.text) == ("warn", True)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    device, *_ = machine_checks.check_machine()
+    assert (device.status, "finds no device" in device.text) == ("warn", True)
+
+
+def test_a_torch_that_cannot_be_used_is_a_failure_among_other_checks(
+    run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "edgespec.machine_checks", None)
+    outcome = run_cli([], command="doctor")
+    assert outcome.code == 1
+    assert "fail  device: torch cannot be used" in outcome.out
+    assert "ok    built-in pair" in outcome.out
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_probe_locks_memory_for_real() -> None:
+    device, pinned, _ = machine_checks.check_machine()
+    assert torch.cuda.get_device_name(0) in device.text
+    assert (pinned.status, pinned.facts["locked"]) == ("ok", True)
+
+
+def test_the_disks_speed_is_bounded_in_time_and_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "large").write_bytes(bytes(1 << 20))
+    monkeypatch.setattr(disk_speed, "CHUNK_BYTES", 1 << 10)
+    monkeypatch.setattr(disk_speed, "MOST_BYTES", 10 << 10)
+    assert disk_speed.read_speed([tmp_path / "large"] * 2).num_bytes == 10 << 10
+    monkeypatch.setattr(disk_speed, "MOST_S", 0.0)
+    assert disk_speed.read_speed([tmp_path / "large"] * 2).num_bytes == 0
+
+
+def test_a_folders_size_counts_files_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "x").write_bytes(bytes(100))
+    (tmp_path / "link").symlink_to("blobs/x")
+    assert checks.size_of(tmp_path) == (100, True)
+    assert checks.size_of(tmp_path / "nowhere") == (0, True)
+    monkeypatch.setattr(checks, "MAX_COUNTED_FILES", 1)
+    assert checks.size_of(tmp_path)[1] is False
+    assert checks.describe_size(3 * GIB // 2, is_whole=False) == "at least 1.5 GiB"

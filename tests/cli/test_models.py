@@ -1,0 +1,103 @@
+"""`edgespec models`: what is here, whether it can run, and what can draft for what."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+from transformers import MptConfig
+
+from tests.cli.conftest import RunCli
+from tests.cli.hub import Cache
+from tests.conftest import FAMILIES, make_model, make_tokenizer, save_folder
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
+    """An empty cache."""
+    found = Cache(tmp_path / "hub")
+    found.folder.mkdir()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(found.folder))
+    return found
+
+
+def listed(run_cli: RunCli, *arguments: str) -> dict[str, dict[str, Any]]:
+    outcome = run_cli([*arguments, "--json"], command="models")
+    assert outcome.code == 0, outcome.err
+    return {model["name"]: model for model in json.loads(outcome.out)["models"]}
+
+
+def test_models_are_listed_with_their_drafts(
+    cache: Cache, run_cli: RunCli, pair_folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Drafts have the target's token ids and fewer parameters; a folder's models count like the cache's."""
+    cache.put("acme/Target-70B", pair_folders[0])
+    cache.put("acme/Other-1B", save_folder(
+        tmp_path / "other", make_model(FAMILIES["opt"]()), tokenizer=make_tokenizer(swapped=True)
+    ))  # fmt: skip
+    draft = shutil.copytree(pair_folders[1], tmp_path / "models" / "small" / "draft")
+    found = listed(run_cli, str(tmp_path / "models"))
+    target = found["acme/Target-70B"]
+    assert target["drafts"] == [str(draft)]
+    assert found[str(draft)]["drafts"] == found["acme/Other-1B"]["drafts"] == []
+    assert (target["type"], target["dtype"], target["quant"], target["context"]) == ("llama", "bfloat16", None, 256)
+    assert (target["problem"], found["acme/Other-1B"]["type"]) == (None, "opt")
+    # 257 tokens of width 32, tied; three layers of attention with two of four heads for keys, a gated MLP, norms
+    layer = 32 * 32 + 2 * 32 * 16 + 32 * 32 + 3 * 32 * 64 + 2 * 32
+    assert target["parameters"] == 257 * 32 + 3 * layer + 32
+    assert target["bytes"] == 2 * target["parameters"]
+
+
+def test_what_cannot_run_is_listed_with_the_reason(
+    cache: Cache, run_cli: RunCli, pair_folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    cut = cache.put("acme/Cut-7B", pair_folders[0])
+    sorted(cut.glob("*.safetensors"))[0].unlink()
+    awq = cache.put("acme/Quant-7B", pair_folders[1])
+    config = json.loads((awq / "config.json").read_text())
+    (awq / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "awq"}}))
+    cache.put("acme/NoTokens-7B", shutil.copytree(
+        pair_folders[1], tmp_path / "no-tokens", ignore=shutil.ignore_patterns("tokenizer*")
+    ))  # fmt: skip
+    mpt = MptConfig(d_model=32, n_layers=2, n_heads=4, vocab_size=257, max_seq_len=64)
+    cache.put("acme/Alibi-7B", save_folder(tmp_path / "mpt", make_model(mpt)))
+    found = listed(run_cli)
+    codes = {name.partition("/")[2]: model["problem"]["code"] for name, model in found.items()}
+    assert codes == {
+        "Alibi-7B": "E_SELF_CHECK",
+        "Cut-7B": "E_SHARD_MISSING",
+        "NoTokens-7B": "E_TOKENIZER",
+        "Quant-7B": "E_QUANTIZED",
+    }
+    assert found["acme/Cut-7B"]["type"] == "llama"
+    assert all(model["drafts"] == [] for model in found.values())
+
+
+def test_a_model_at_a_revision_alone_is_named_with_it(
+    cache: Cache, run_cli: RunCli, pair_folders: tuple[Path, Path]
+) -> None:
+    cache.put("acme/Target-70B", pair_folders[0], commit="c" * 40, ref=None)
+    assert list(listed(run_cli)) == [f"acme/Target-70B --revision {'c' * 40}"]
+
+
+def test_the_table_reads_well(cache: Cache, run_cli: RunCli, pair_folders: tuple[Path, Path]) -> None:
+    cache.put("acme/Target-70B", pair_folders[0])
+    cache.put("acme/Draft-1B", pair_folders[1])
+    sorted(cache.put("acme/Cut-7B", pair_folders[0]).glob("*.safetensors"))[0].unlink()
+    lines = run_cli([], command="models").out.splitlines()
+    assert lines[0].split() == ["model", "type", "parameters", "size", "weights", "context"]
+    assert lines[1].split()[:2] == ["acme/Cut-7B", "llama"]
+    assert lines[2].startswith("    cannot run: 1 of ")
+    assert lines[3].split() == ["acme/Draft-1B", "llama", "0.0121", "M", "0.0", "MiB", "bf16", "256"]
+    assert lines[5].startswith("    draft: acme/Draft-1B (")
+
+
+def test_an_empty_cache_is_said_to_be_so(cache: Cache, run_cli: RunCli) -> None:
+    outcome = run_cli([], command="models")
+    assert (outcome.code, outcome.out) == (0, "")
+    assert str(cache.folder) in outcome.err
+    assert run_cli(["nowhere"], command="models").code == 2
