@@ -15,20 +15,34 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from transformers import GenerationConfig
+
     from edgespec.config import MemoryLimits, SamplingSettings
+    from edgespec.conversation import Conversation
     from edgespec.engine import Engine
     from edgespec.errors import EdgespecError
     from edgespec.tree_settings import TreeSettings
 
 _HOMES = {
+    "Conversation": "edgespec.conversation",
     "EdgespecError": "edgespec.errors",
     "Engine": "edgespec.engine",
+    "GenerationConfig": "transformers",
     "MemoryLimits": "edgespec.config",
     "SamplingSettings": "edgespec.config",
     "TreeSettings": "edgespec.tree_settings",
 }
 
-__all__ = ["EdgespecError", "Engine", "MemoryLimits", "SamplingSettings", "TreeSettings", "__version__"]
+__all__ = [
+    "Conversation",
+    "EdgespecError",
+    "Engine",
+    "GenerationConfig",
+    "MemoryLimits",
+    "SamplingSettings",
+    "TreeSettings",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

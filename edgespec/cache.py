@@ -53,11 +53,20 @@ class TreeCacheLayer(CacheLayerMixin):
         batch, heads, _, head_dim = states.shape
         return states.new_empty(batch, heads, self.capacity, head_dim)
 
+    def reserve(self, rows: int) -> None:
+        """Room for `rows` in all; what is in use stays."""
+        if rows > self.capacity and self.is_initialized:
+            self._resize(rows)
+        self.capacity = max(rows, self.capacity)
+
     def _grow(self, rows: int) -> None:
         """Room for at least `rows`: rare, for trees that draw far more nodes than they keep."""
+        self._resize(max(rows, self.capacity * 3 // 2))
+
+    def _resize(self, capacity: int) -> None:
         assert self.keys is not None
         assert self.values is not None
-        self.capacity = max(rows, self.capacity * 3 // 2)
+        self.capacity = capacity
         old_keys, old_values = self.keys[:, :, : self.length], self.values[:, :, : self.length]
         self.keys, self.values = self._allocate(old_keys), self._allocate(old_values)
         self.keys[:, :, : self.length] = old_keys
@@ -106,6 +115,12 @@ class TreeCache(Cache):
     def length(self) -> int:
         """Rows in use, the same in every layer between forwards."""
         return self.tree_layers[0].length
+
+    def reserve(self, rows: int) -> None:
+        """Room for `rows` in all; what is in use stays."""
+        for layer in self.tree_layers:
+            layer.reserve(rows)
+        self.capacity = max(rows, self.capacity)
 
     def keep(self, committed: int, rows: Tensor) -> None:
         """Keep the first `committed` rows and then `rows` [j], in that order."""

@@ -1,7 +1,8 @@
 """One transformers model with a tree cache: prefill a text, look at rows of a tree.
 
-Target and draft are both driven by this code; only where their weights lie differs. Legend: n new
-rows a call; keys are the cache's rows and then the new ones.
+Target and draft are both driven by this code; only where their weights lie differs. The ids of the
+committed text stand beside its rows, so that what a cache holds is never a matter of belief. Legend: n
+new rows a call; keys are the cache's rows and then the new ones.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from edgespec.cache import TreeCache
 from edgespec.errors import EdgespecError
-from edgespec.layer_major import LayerMajor
+from edgespec.layer_major import LayerMajor, Watch
 from edgespec.masks import MaskForm
 from offload.skeleton import decoder_layers
 
@@ -66,6 +67,7 @@ class CausalModel:
         assert isinstance(input_table, Tensor)
         self.num_embeddings = input_table.shape[0]
         self.cache = TreeCache(self.config.num_hidden_layers, 0)
+        self.text: list[int] = []  # ids of the cache's first rows; behind them lie a tree's, or an unfinished pass's
         self._masks = MaskForm(self.config, dtype=model.dtype, device=device)
         name, layers = decoder_layers(model)
         self._decoder = model.get_submodule(name.rpartition(".")[0])
@@ -76,22 +78,50 @@ class CausalModel:
         """Leave the layers as they were found, so that nothing keeps their weights alive."""
         self._layer_major.close()
 
+    @property
+    def watch(self) -> Watch | None:
+        """Called before every layer of a pass."""
+        return self._layer_major.watch
+
+    @watch.setter
+    def watch(self, watch: Watch | None) -> None:
+        self._layer_major.watch = watch
+
     def reset(self, capacity: int) -> None:
         """An empty cache with room for `capacity` rows."""
+        self.text = []
         if self.cache.capacity < capacity:
             self.cache = TreeCache(self.config.num_hidden_layers, capacity)
         self.cache.truncate(0)
 
+    def keep_prefix(self, ids: list[int], capacity: int) -> int:
+        """Keep the rows of what text and `ids` begin with alike, with room for `capacity`; how many those are."""
+        pairs = enumerate(zip(self.text, ids, strict=False))
+        kept = next((row for row, (old, new) in pairs if old != new), min(len(self.text), len(ids)))
+        del self.text[kept:]
+        self.cache.truncate(kept)
+        self.cache.reserve(capacity)
+        return kept
+
+    def commit(self, rows: Tensor, ids: list[int]) -> None:
+        """`rows` [j], counted from the cache's start, became text of these ids; the others behind it are dropped."""
+        self.cache.keep(len(self.text), rows)
+        self.text += ids  # last: whatever ends this before leaves the text that there was
+
     @torch.no_grad()
     def prefill(self, ids: Tensor) -> Tensor:
         """Append text ids [n], in one pass over the weights; logits of the last row: [vocab]."""
-        start, num_rows = self.cache.length, ids.shape[0]
+        self.cache.truncate(len(self.text))  # what an interrupted pass may have left
+        start, num_rows = len(self.text), ids.shape[0]
         positions = torch.arange(start, start + num_rows, device=self.device)
         if num_rows <= self._layer_major.chunk_rows:
             # No mask: transformers builds the causal one, window included, and may use faster kernels.
-            return self._forward(ids, positions, None)[0]
-        with self._layer_major.text(start, num_rows):
-            return self._forward(ids, positions, self._masks.stand_ins())[0]
+            logits = self._forward(ids, positions, None)[0]
+        else:
+            with self._layer_major.text(start, num_rows):
+                logits = self._forward(ids, positions, self._masks.stand_ins())[0]
+        self.text += ids.tolist()  # a prompt's, which came from the host
+        return logits
 
     @torch.no_grad()
     def look(self, ids: Tensor, tail_positions: Tensor, tail_visible: Tensor) -> Tensor:

@@ -31,6 +31,8 @@ class StepResult:
     """What one step added to the text."""
 
     tokens: tuple[int, ...]  # at least one; none in the first step where the target starts several branches
+    num_accepted: int = 0  # of these, from the front: nodes of the draft's tree
+    num_cached: int = 0  # of the prompt's tokens, in its own step: rows that were there from the text before
     finish: Finish | None  # why the text ends here
     num_drafted: int  # nodes below the root that were verified
     is_prefill: bool  # the first token comes from the pass over the prompt
@@ -101,6 +103,7 @@ def decode(
         yield StepResult(
             tokens=tokens,
             finish=finish,
+            num_accepted=min(len(acceptance.path), len(tokens)),
             num_drafted=tree.num_nodes - 1,
             is_prefill=False,
             grow_s=grown - started,

@@ -2,40 +2,48 @@
 
 from __future__ import annotations
 
-import functools
-import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol, Unpack
 
 import torch
-from tokenizers.decoders import DecodeStream
+from torch import Tensor
 
 from edgespec.causal_model import CausalModel
-from edgespec.config import MemoryLimits, SamplingSettings, parse_quant
-from edgespec.context import new_token_limit
-from edgespec.decode import Session, StepResult
+from edgespec.chat_template import prompt_ids
+from edgespec.config import MemoryLimits, parse_quant
+from edgespec.conversation import Conversation
 from edgespec.device import resolve_device, resolve_dtype
-from edgespec.draft.language_model import LanguageModelDrafter
 from edgespec.errors import EdgespecError
-from edgespec.grow.policies import open_policy
-from edgespec.loops import continue_text
-from edgespec.memory import cache_rows
+from edgespec.grow.policies import Policy, open_policy
+from edgespec.loaded import LoadedModels, Progress, load_models
 from edgespec.pair import ModelPair, open_pair
-from edgespec.plan import plan_pair
+from edgespec.plan import check_tree_fits, plan_pair
 from edgespec.planned import acceptance_of, settle
 from edgespec.results import GenerationResult, TextChunk
-from edgespec.self_check import check_tree_reading
-from edgespec.target import Target, offload_errors
+from edgespec.running import Running
+from edgespec.target import offload_errors
+from edgespec.text_request import Config, TextRequest, Wishes, text_request
+from edgespec.text_run import OnPrefill, TextModels, finished, run_text
 from edgespec.tree_settings import TreeSettings
 from edgespec.weights import Announce
-from offload.placement import Placement, all_resident
-from offload.skeleton import Skeleton
-from offload.streamed_model import StreamedModel
+from offload.placement import Placement
 from profiles.schema import Profile
 
-Progress = Callable[[str, int, int], None]  # phase, done, total: bytes when loading, layers when quantising
+
+class Streamer(Protocol):
+    """What transformers calls a streamer."""
+
+    def put(self, value: Tensor) -> None:
+        """The prompt [1, n] first, then the tokens [k] of every step."""
+
+    def end(self) -> None:
+        """There is no more."""
+
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]  # a text, token ids, or messages
 
 
 class Engine:
@@ -73,13 +81,11 @@ class Engine:
         self.max_context = min(context_tokens, pair.max_context or context_tokens)
         self.quant, self.draft_quant = parse_quant(quant), parse_quant(draft_quant, flag="--draft-quant")
         tree = tree or TreeSettings()
-        self.tree = tree if pair.draft is not None else tree.plain()
+        self.tree = self._planned_tree = tree if pair.draft is not None else tree.plain()
         self.profile = profile
-        self.policy = open_policy(self.tree)
-        if profile is not None and self.tree.acceptance is None:
-            self.policy = self.policy.with_acceptance(acceptance_of(profile))
-        self._models: dict[str, StreamedModel] = {}
-        self._causal: dict[str, CausalModel] = {}
+        self.policy = _policy(self.tree, profile)
+        self._running = Running()
+        self._loaded = LoadedModels({}, device=self.device)
         with offload_errors():
             plan = plan_pair(
                 pair.target,
@@ -96,26 +102,9 @@ class Engine:
             self.placement = plan.placement
             if on_plan:
                 on_plan(self)
-            weights = {"target": plan.target} | ({"draft": plan.draft} if plan.draft else {})
-            if self_check:
-                for model in weights.values():
-                    check_tree_reading(model.planned.model.config, device=self.device)
-            # Quantising takes memory of its own: all of it comes before anything is loaded.
-            skeletons = {
-                phase: model.loadable(
-                    self.device,
-                    announce=on_quantize,
-                    progress=functools.partial(progress, f"quantising {phase}") if progress else None,
-                )
-                for phase, model in weights.items()
-            }
-            try:
-                for phase, skeleton in skeletons.items():
-                    placement = self.placement if phase == "target" else all_resident(len(skeleton.records))
-                    self._load(phase, skeleton, placement, progress)
-            except BaseException:
-                self.close()
-                raise
+            self._loaded = load_models(
+                plan, device=self.device, self_check=self_check, on_quantize=on_quantize, progress=progress
+            )
 
     @classmethod
     def from_pretrained(
@@ -171,82 +160,124 @@ class Engine:
 
     def generate(
         self,
-        prompt: str | list[int],
+        prompt: Prompt,
+        config: Config | None = None,
         *,
-        max_new_tokens: int = 512,
-        sampling: SamplingSettings | None = None,
-        seed: int | None = None,
+        reuse: bool = False,
         on_chunk: Callable[[TextChunk], None] | None = None,
+        **wishes: Unpack[Wishes],
     ) -> GenerationResult:
-        """Continue a prompt (text, or token ids); -1 new tokens means to the end of the context."""
-        sampling = sampling or self.pair.default_sampling()
-        seed = secrets.randbits(32) if seed is None else seed
-        ids = self.encode(prompt)
-        limit, limited_by = new_token_limit(self.max_context, len(ids), max_new_tokens)
+        """Continue a prompt: a text, token ids, or messages.
+
+        `config` is a transformers GenerationConfig or a dict of its names; single wishes count above it. With
+        `reuse` the rows that the last text has in common with this prompt are not computed again.
+        """
+        request = self.request(prompt, config, **wishes)
         started = time.perf_counter()
-        steps: list[StepResult] = []
-        for chunk in self.stream(ids, max_new_tokens=limit, sampling=sampling, seed=seed):
-            steps.append(chunk.step)
+        chunks: list[TextChunk] = []
+        for chunk in self.run(request, reuse=reuse):
+            chunks.append(chunk)
             if on_chunk:
                 on_chunk(chunk)
-        token_ids = tuple(token for step in steps for token in step.tokens)
-        return GenerationResult(
-            text=str(self.pair.tokenizer.decode(list(token_ids), skip_special_tokens=True)),
-            token_ids=token_ids,
-            finish_reason=limited_by if steps[-1].finish == "length" else "stop",
-            prompt_tokens=len(ids),
-            seed=seed,
-            sampling=sampling,
-            steps=tuple(steps),
-            total_s=time.perf_counter() - started,
-        )
+        return finished(request, chunks, self.pair, total_s=time.perf_counter() - started)
 
     def stream(
-        self,
-        prompt: str | list[int],
-        *,
-        max_new_tokens: int = 512,
-        sampling: SamplingSettings | None = None,
-        seed: int | None = None,
+        self, prompt: Prompt, config: Config | None = None, *, reuse: bool = False, **wishes: Unpack[Wishes]
     ) -> Iterator[TextChunk]:
-        """The same, step by step. Closing the iterator stops between two passes."""
-        sampling = sampling or self.pair.default_sampling()
-        ids = self.encode(prompt)
-        limit, _ = new_token_limit(self.max_context, len(ids), max_new_tokens)
-        generator = torch.Generator(self.device).manual_seed(secrets.randbits(32) if seed is None else seed)
-        session = Session(target=Target(self.target_model), drafter=self._drafter(sampling))
-        decoder = DecodeStream(skip_special_tokens=True)
-        backend = self.pair.tokenizer.backend_tokenizer
-        for step in self._steps(session, ids, limit, sampling, generator):
-            pieces = [decoder.step(backend, token) or "" for token in step.tokens]
-            yield TextChunk(text="".join(pieces), step=step)
+        """The same, step by step. Closing the iterator stops between two passes, and so does `cancel`."""
+        yield from self.run(self.request(prompt, config, **wishes), reuse=reuse)
+
+    def generate_ids(
+        self, input_ids: Tensor, config: Config | None = None, *, streamer: Streamer | None = None,
+        **wishes: Unpack[Wishes],
+    ) -> Tensor:  # fmt: skip
+        """Ids [1, n] and what follows them [1, n + new], as transformers has it; a streamer gets every burst."""
+        if input_ids.dim() != 2 or input_ids.shape[0] != 1:
+            raise EdgespecError("E_SETTING", f"ids of shape {tuple(input_ids.shape)} are not one text.", "Use [1, n].")
+        ids = input_ids[0].tolist()
+        if streamer:
+            streamer.put(input_ids.cpu())
+        for chunk in self.stream(list(ids), config, **wishes):
+            ids += chunk.token_ids
+            if streamer:
+                streamer.put(torch.tensor(chunk.token_ids))
+        if streamer:
+            streamer.end()
+        return torch.tensor([ids], device=input_ids.device)
+
+    def request(self, prompt: Prompt, config: Config | None = None, **wishes: Unpack[Wishes]) -> TextRequest:
+        """What `generate` is asked for, checked: raises EdgespecError where the context has no room for it."""
+        return text_request(
+            self.encode(prompt),
+            tokenizer=self.pair.tokenizer,
+            max_context=self.max_context,
+            default_sampling=self.pair.default_sampling(),
+            config=config,
+            wishes=wishes,
+        )
+
+    def run(
+        self, request: TextRequest, *, reuse: bool = False, on_prefill: OnPrefill | None = None
+    ) -> Generator[TextChunk, None, None]:
+        """Decode what was asked for; `on_prefill` is told how many of the prompt's tokens are read, and of how many."""
+        models = TextModels(
+            target=self.target_model,
+            draft=self.draft_model if self.tree.policy != "none" else None,
+            policy=self.policy,
+            profile=self.profile,
+            max_context=self.max_context,
+        )
+        return run_text(models, request, self.pair, self._running, reuse=reuse, on_prefill=on_prefill)
+
+    def chat(self, *, system: str | None = None, raw: bool = False, **wishes: Unpack[Wishes]) -> Conversation:
+        """A conversation, empty but for the system's message; `raw` leaves the chat template out."""
+        return Conversation(self, system=system, raw=raw, **wishes)
+
+    def cancel(self, *, abandon: bool = False) -> None:
+        """End the text under way after its pass, or with `abandon` between two layers. From anywhere."""
+        self._running.cancel(abandon=abandon)
+
+    def use_tree(self, tree: TreeSettings) -> None:
+        """Other trees from the next text on, within the memory plan; raises EdgespecError for larger ones."""
+        if self.draft_model is None and tree.policy != "none":
+            raise EdgespecError("E_SETTING", "there is no draft to grow trees with.", "Start with -md DRAFT.")
+        check_tree_fits(tree, self._planned_tree)
+        self.policy = _policy(tree, self.profile)
+        self.tree = tree
+
+    @property
+    def plan(self) -> Placement:
+        """Where the weights live, and what memory is spent on; printed, it is a table."""
+        return self.placement
 
     @property
     def target_model(self) -> CausalModel:
         """The target, streamed as planned."""
-        if not self._causal:
-            raise RuntimeError("the engine is closed")
-        return self._causal["target"]
+        return self._loaded.target
 
     @property
     def draft_model(self) -> CausalModel | None:
         """The draft; None where decoding is plain."""
-        return self._causal.get("draft")
+        return self._loaded.draft
 
-    def encode(self, prompt: str | list[int]) -> list[int]:
-        """A prompt's token ids, with the tokenizer's own special tokens; raises EdgespecError when there are none."""
-        ids: list[int] = self.pair.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    def encode(self, prompt: Prompt) -> list[int]:
+        """A prompt's token ids, with the tokenizer's own special tokens; raises EdgespecError when there are none.
+
+        Messages, as {"role": ..., "content": ...}, go through the chat template.
+        """
+        ids = prompt_ids(self.pair.tokenizer, prompt)
         if not ids:
             raise EdgespecError("E_PROMPT_EMPTY", "the prompt has no tokens.", "Give at least one character.")
         return ids
 
+    def forget(self) -> None:
+        """Keep nothing of the last text: the next one that reuses its rows finds none."""
+        for model in self._loaded.models:
+            model.reset(0)
+
     def close(self) -> None:
         """End the readers and let the models go."""
-        for causal in self._causal.values():
-            causal.close()
-        for model in self._models.values():
-            model.close()
-        self._models, self._causal = {}, {}
+        self._loaded.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -256,38 +287,8 @@ class Engine:
     ) -> None:
         self.close()
 
-    def _load(self, phase: str, skeleton: Skeleton, placement: Placement, progress: Progress | None) -> None:
-        streamed = StreamedModel(
-            skeleton,
-            placement,
-            device=self.device,
-            progress=functools.partial(progress, f"loading {phase}") if progress else None,
-        )
-        self._models[phase] = streamed
-        self._causal[phase] = CausalModel(streamed.model, device=self.device)
 
-    def _steps(
-        self, session: Session, ids: list[int], limit: int, sampling: SamplingSettings, generator: torch.Generator
-    ) -> Iterator[StepResult]:
-        return continue_text(
-            session,
-            torch.tensor(ids, device=self.device),
-            policy=self.policy,
-            profile=self.profile,
-            sampling=sampling,
-            generator=generator,
-            max_new_tokens=limit,
-            stop_tokens=self.pair.stop_tokens,
-            capacities=cache_rows(len(ids) + limit, self.tree),
-        )
-
-    def _drafter(self, sampling: SamplingSettings) -> LanguageModelDrafter | None:
-        draft_model = self.draft_model
-        if draft_model is None:
-            return None
-        return LanguageModelDrafter(
-            draft_model,
-            vocab=self.target_model.vocab,
-            sampling=self.tree.draft_sampling(sampling),
-            tree_rows=self.tree.num_drafted,
-        )
+def _policy(tree: TreeSettings, profile: Profile | None) -> Policy:
+    """The trees' policy, on the pair's own acceptance where that was measured and no other is named."""
+    policy = open_policy(tree)
+    return policy if profile is None or tree.acceptance is not None else policy.with_acceptance(acceptance_of(profile))

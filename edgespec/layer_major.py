@@ -17,17 +17,20 @@ from torch import Tensor, nn
 from edgespec.errors import EdgespecError
 from edgespec.masks import MaskForm
 
+Watch = Callable[[float], None]  # the share of a pass that is done, 0 to 1; may raise, which ends the pass
+
 
 class LayerMajor:
-    """Wraps the forward of decoder layers; does nothing but inside `text`."""
+    """Wraps the forward of decoder layers: chunks within `text`, and a look at the pass before each of them."""
 
     def __init__(self, layers: nn.ModuleList, masks: MaskForm, *, chunk_rows: int) -> None:
         self.chunk_rows = chunk_rows
         self._masks = masks
         self._text: tuple[int, int] | None = None  # rows before it, and its own
+        self.watch: Watch | None = None
         self._layers = layers
-        for layer in layers:
-            layer.forward = self._wrap(layer.forward)
+        for index, layer in enumerate(layers):
+            layer.forward = self._wrap(index, layer.forward)
 
     def close(self) -> None:
         """Give the layers their own forward back: a wrapped one refers to its layer, and keeps it alive."""
@@ -43,13 +46,19 @@ class LayerMajor:
         finally:
             self._text = None
 
-    def _wrap(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap(self, index: int, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(share: float) -> None:
+            if self.watch is not None:
+                self.watch((index + share) / len(self._layers))
+
         def chunked(*arguments: Any, **named: Any) -> Any:
             if self._text is None:
+                watched(0.0)
                 return forward(*arguments, **named)
             start, num_rows = self._text
             hidden_states = []
             for first in range(0, num_rows, self.chunk_rows):
+                watched(first / num_rows)
                 share = _Share(self._masks, start, num_rows, first, min(first + self.chunk_rows, num_rows))
                 output = forward(
                     *(share.of(value) for value in arguments), **{key: share.of(value) for key, value in named.items()}

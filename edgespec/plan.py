@@ -10,7 +10,7 @@ import torch
 
 from edgespec.config import MIN_CONTEXT, MemoryLimits
 from edgespec.errors import EdgespecError
-from edgespec.memory import device_uses, host_uses
+from edgespec.memory import cache_rows, device_uses, host_uses
 from edgespec.pair import ModelFolder
 from edgespec.tree_settings import TreeSettings, settings_used_by
 from edgespec.weights import Weights, plan_weights
@@ -70,6 +70,20 @@ class PairPlan:
     target: Weights
     draft: Weights | None
     placement: Placement
+
+
+def check_tree_fits(tree: TreeSettings, planned: TreeSettings) -> None:
+    """Raise EdgespecError for trees that need more room than those that memory was planned for."""
+    if all(rows <= room for rows, room in zip(cache_rows(0, tree), cache_rows(0, planned), strict=True)):
+        return
+    drafted_per_node = tree.num_drafted // (tree.num_nodes + 1)
+    largest = max(0, min(planned.num_nodes, planned.num_drafted // drafted_per_node - 1))
+    raise EdgespecError(
+        "E_TREE_SIZE",
+        f"{tree.policy} trees of {tree.num_nodes} nodes need more memory than is planned, which has room for "
+        f"{largest}.",
+        f"Use {largest} or less, or start with --tree-size {tree.num_nodes}.",
+    )
 
 
 def plan_pair(

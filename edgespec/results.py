@@ -15,6 +15,35 @@ class TextChunk:
     text: str
     step: StepResult
 
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The step's tokens."""
+        return self.step.tokens
+
+    @property
+    def from_draft(self) -> tuple[bool, ...]:
+        """Of each token, whether the draft proposed it."""
+        return tuple(index < self.step.num_accepted for index in range(len(self.step.tokens)))
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the text ends here; None in the last chunk of a text that was interrupted."""
+        return self.step.finish
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Tokens of a text."""
+
+    prompt_tokens: int
+    cached_tokens: int  # of the prompt's, those that were not read again
+    completion_tokens: int
+
+    @property
+    def total_tokens(self) -> int:
+        """The prompt's and the new ones."""
+        return self.prompt_tokens + self.completion_tokens
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationResult:
@@ -22,12 +51,26 @@ class GenerationResult:
 
     text: str
     token_ids: tuple[int, ...]
-    finish_reason: str  # stop | length | context
+    finish_reason: str  # stop | length | context | interrupted
     prompt_tokens: int
     seed: int
     sampling: SamplingSettings
     steps: tuple[StepResult, ...]
     total_s: float
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens read and made."""
+        return Usage(
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            completion_tokens=len(self.token_ids),
+        )
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of the prompt's tokens, those whose rows the cache held."""
+        return self.steps[0].num_cached if self.steps else 0
 
     @property
     def passes(self) -> tuple[StepResult, ...]:
@@ -41,13 +84,13 @@ class GenerationResult:
 
     @property
     def prefill_s(self) -> float:
-        """Seconds of the pass over the prompt."""
-        return self.steps[0].target_s
+        """Seconds of the pass over the prompt; all there were, where it was abandoned."""
+        return self.steps[0].target_s if self.steps else self.total_s
 
     @property
     def time_to_first_token_s(self) -> float:
         """Seconds until the first token was known."""
-        return self.steps[0].target_s + self.steps[0].rest_s
+        return self.steps[0].target_s + self.steps[0].rest_s if self.steps else self.total_s
 
     @property
     def decode_tokens_per_s(self) -> float | None:

@@ -29,9 +29,12 @@ def offload_errors() -> Iterator[None]:
 class Target:
     """The model whose distribution is the output's."""
 
-    def __init__(self, model: CausalModel) -> None:
+    def __init__(self, model: CausalModel, *, keeps_text: bool = False) -> None:
+        """With `keeps_text` a text starts on the rows that it has in common with the last one."""
         self._model = model
-        self._committed = 0  # rows of the cache that are text
+        self._keeps_text = keeps_text
+        self._looked_at: Tensor | None = None  # tokens [n] of the tree whose rows the cache holds
+        self.num_kept = 0  # rows that the last prefill found there
 
     @property
     def device(self) -> torch.device:
@@ -45,21 +48,25 @@ class Target:
 
     def prefill(self, ids: Tensor, *, capacity: int) -> Tensor:
         """Start a text with ids [n]; logits [vocab] after it."""
-        with offload_errors():
+        if self._keeps_text:
+            # The last row is always computed: its logits are asked for.
+            self.num_kept = self._model.keep_prefix(ids[:-1].tolist(), capacity)  # they came from the host
+        else:
             self._model.reset(capacity)
-            logits = self._model.prefill(ids)
-        self._committed = ids.shape[0]
-        return logits
+        with offload_errors():
+            return self._model.prefill(ids[self.num_kept :])
 
     def uncommit_last(self) -> None:
         """Forget the row of the text's last token: it becomes a root."""
-        self._committed -= 1
+        self._model.text.pop()
 
     def look(self, tree: TokenTree) -> Tensor:
         """Last hidden states [n, h] of the tree's nodes; the cache holds their rows until `commit`."""
         with offload_errors():
-            self._model.cache.truncate(self._committed)  # what an interrupted pass may have left
-            positions = self._committed + depths(tree.parents)
+            committed = len(self._model.text)
+            self._model.cache.truncate(committed)  # what an interrupted pass may have left
+            self._looked_at = tree.tokens
+            positions = committed + depths(tree.parents)
             ancestors = ancestors_mask(tree.parents) if tree.ancestors is None else tree.ancestors
             return self._model.look(tree.tokens, positions, ancestors)
 
@@ -70,6 +77,7 @@ class Target:
 
     def commit(self, path: tuple[int, ...]) -> None:
         """The root and the path's nodes became text: keep their rows, drop the others."""
-        rows = torch.tensor([0, *path], device=self.device) + self._committed
-        self._model.cache.keep(self._committed, rows)
-        self._committed += 1 + len(path)
+        assert self._looked_at is not None
+        nodes = torch.tensor([0, *path], device=self.device)
+        tokens = self._looked_at[nodes].tolist()  # a handful, after verification has waited for the pass
+        self._model.commit(nodes + len(self._model.text), tokens)

@@ -50,6 +50,9 @@ class Placement:
         """All device memory that the plan accounts for."""
         return sum(self.device_bytes.values())
 
+    def __str__(self) -> str:
+        return self.table()
+
     def table(self) -> str:
         """The plan for people, one line a use."""
         device = "GPU" if self.host_bytes else "RAM"

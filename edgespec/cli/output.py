@@ -1,133 +1,186 @@
-"""Where results go: one text to stdout as it is verified, or a record for every prompt."""
+"""The run itself: each prompt in turn, its text shown as it is verified, its record written when it is done."""
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import stat
 import sys
-from collections.abc import Callable
-from typing import IO, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from edgespec.cli.console import Console, print_error, visible
-from edgespec.cli.prompts import PromptRow
-from edgespec.cli.records import RunSettings, error_record, run_fields, success_record
+from edgespec.cli.formats import format_record
+from edgespec.cli.records import error_record, success_record
+from edgespec.cli.requests import EncodeTurn, Request, RunSettings
+from edgespec.cli.sinks import Sink
+from edgespec.cli.stopping import command_to_continue
+from edgespec.cli.turns import answer_turns
 from edgespec.engine import Engine
-from edgespec.errors import EXIT_SOME_FAILED, EdgespecError
+from edgespec.errors import EXIT_RUNTIME, EXIT_SOME_FAILED, EdgespecError
 from edgespec.results import GenerationResult, TextChunk
 
+BETWEEN_TURNS = "\n\n"
+Show = Callable[[TextChunk], None]
 
-def stream_one(console: Console, engine: Engine, ids: list[int], settings: RunSettings) -> int:
-    """Text to stdout as it is verified."""
-    is_terminal = sys.stdout.isatty()
-    num_tokens = 0
 
-    def show(chunk: TextChunk) -> None:
-        nonlocal num_tokens
-        num_tokens += len(chunk.step.tokens)
-        sys.stdout.write(visible(chunk.text) if is_terminal else chunk.text)
-        sys.stdout.flush()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What all prompts have in common."""
 
+    console: Console
+    engine: Engine
+    settings: RunSettings
+    fields: dict[str, Any]  # of every record
+    encode: EncodeTurn
+    check: Callable[[], None]  # called between texts; raises KeyboardInterrupt when that was asked for
+
+
+def stream_one(run: Run, request: Request) -> int:
+    """One prompt's answers to stdout as they are verified; raises EdgespecError."""
+    shown = _Shown(run, to_stdout=True)
     try:
-        result = _generate(engine, ids, settings, show)
+        results = _answer(run, request, shown)
     except KeyboardInterrupt:
-        console.say(f"\nstopped: interrupted after {num_tokens} tokens")
+        run.console.say(f"\nstopped: interrupted after {shown.num_tokens} tokens")
         raise
-    sys.stdout.write("\n")
-    sys.stdout.flush()
-    console.say(_summary([result]) + f" · stopped: {result.finish_reason} · seed {settings.seed}")
+    finally:
+        shown.end()
+    run.console.say(f"{_summary(results)} · stopped: {results[-1].finish_reason} · seed {request.seed}")
     return 0
 
 
 def write_records(
-    console: Console,
-    engine: Engine,
-    rows: list[PromptRow],
-    encoded: list[list[int]],
-    file: IO[str],
-    settings: RunSettings,
+    run: Run,
+    requests: list[Request],
+    sink: Sink,
     *,
+    format_name: str,
+    to_stdout: bool,
     live_text: bool,
+    fail_fast: bool,
 ) -> int:
-    """One record a prompt, on the disk before the next prompt starts; a failing prompt does not end the run."""
-    run = run_fields(engine, settings)
+    """Every prompt, on the disk before the next one starts; one that fails does not end the run.
+
+    `format_name` text goes to the sink as plain answers, or streams `to_stdout`.
+    """
+    console = run.console
     results: list[GenerationResult] = []
-    num_failed = 0
-    with console.progress_bar(wanted=not live_text) as bar:
-        task = None if bar is None else bar.add_task("prompts", total=len(rows), note="")
+    num_done = num_failed = 0
+    is_live = live_text or (format_name == "text" and to_stdout)
+    with console.progress_bar(wanted=not is_live) as bar:
+        task = None if bar is None else bar.add_task("prompts", total=len(requests), note="")
         try:
-            for index, (row, ids) in enumerate(zip(rows, encoded, strict=True)):
-                place = f"[{index + 1}/{len(rows)}] id={row.id}"
-                if live_text:
+            for number, request in enumerate(requests, 1):
+                place = f"[{number}/{len(requests)}] id={visible(request.row.id)}"
+                if is_live:
                     console.say(place)
-                try:
-                    result = _generate(engine, ids, settings, _follow(console, place, live_text=live_text))
-                    results.append(result)
-                    record = success_record(index, row, engine, result, run, settings)
-                except EdgespecError as error:
-                    num_failed += 1
-                    record = error_record(index, row, error, run)
-                    print_error(f"{row.where}: {error.what}", error.fix)
-                _write_line(file, record)
-                if live_text:
-                    console.say("")
+                record, found = _run_one(run, request, place, to_stdout=is_live and not live_text, live_text=live_text)
+                results += found
+                if format_name == "text":
+                    if not to_stdout and not record["error"]:
+                        sink.write(BETWEEN_TURNS.join(record["turns"]) + "\n\n")
+                else:
+                    line = format_record(format_name, request, record)
+                    sink.write("" if line is None else json.dumps(line, ensure_ascii=False) + "\n")
+                num_done += 1
+                num_failed += record["error"] is not None
                 if bar is not None and task is not None:
-                    bar.update(task, completed=index + 1, note=_summary(results))
-        except BaseException:
-            console.say(f"stopped: {len(results) + num_failed} of {len(rows)} records are written")
+                    bar.update(task, completed=number, note=_summary(results))
+                if record["error"] and fail_fast:
+                    console.say(f"stopped: --fail-fast; {num_done} of {len(requests)} records are written")
+                    return EXIT_RUNTIME
+                if number < len(requests):
+                    run.check()
+        except BaseException as error:
+            console.say(f"stopped: {num_done} of {len(requests)} records are written")
+            if isinstance(error, KeyboardInterrupt) and not to_stdout and format_name != "text":
+                console.say(f"to go on: {command_to_continue()}")
             raise
-    console.say(f"{len(rows)} prompts · {_summary(results)}" + (f" · {num_failed} failed" if num_failed else ""))
+    failed = f" · {num_failed} failed" if num_failed else ""
+    console.say(f"{len(requests)} prompt{'s' * (len(requests) > 1)} · {_summary(results)}{failed}")
     return EXIT_SOME_FAILED if num_failed else 0
 
 
-def _generate(
-    engine: Engine, ids: list[int], settings: RunSettings, on_chunk: Callable[[TextChunk], None]
-) -> GenerationResult:
-    return engine.generate(
-        ids,
-        max_new_tokens=settings.max_new_tokens,
-        sampling=settings.sampling,
-        seed=settings.seed,
-        on_chunk=on_chunk,
-    )
-
-
-def _follow(console: Console, place: str, *, live_text: bool) -> Callable[[TextChunk], None]:
-    """What happens on every step of a text: show it, or now and then say that it goes on."""
-    num_tokens = 0
-
-    def follow(chunk: TextChunk) -> None:
-        nonlocal num_tokens
-        num_tokens += len(chunk.step.tokens)
-        if live_text:
-            sys.stderr.write(visible(chunk.text))
-            sys.stderr.flush()
-        else:
-            console.say_sometimes(f"{place}: {num_tokens} tokens")
-
-    return follow
-
-
-def _write_line(file: IO[str], record: dict[str, Any]) -> None:
+def _run_one(
+    run: Run, request: Request, place: str, *, to_stdout: bool, live_text: bool
+) -> tuple[dict[str, Any], list[GenerationResult]]:
+    """One prompt's record, and its results if it succeeded."""
+    shown = _Shown(run, place=place, to_stdout=to_stdout, to_stderr=live_text)
+    results: list[GenerationResult] = []
     try:
-        file.write(json.dumps(record, ensure_ascii=False) + "\n")
-        file.flush()
-        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # pipes and devices have nothing to sync
-            os.fsync(file.fileno())
-    except BrokenPipeError:
-        raise
-    except io.UnsupportedOperation:
-        pass  # a stream in memory, with no file behind it
-    except OSError as error:
-        raise EdgespecError(
-            "E_OUTPUT",
-            f"cannot write results ({error.strerror}).",
-            "Free some space; the records before this one are whole.",
-        ) from error
+        _answer(run, request, shown, results)
+        return success_record(request, run.engine, results, run.fields, run.settings), results
+    except OSError:
+        raise  # of our own output: what the engine reads comes as EdgespecError
+    except Exception as error:
+        if os.environ.get("EDGESPEC_DEBUG") and not isinstance(error, EdgespecError):
+            raise
+        fault = _fault(error)
+        print_error(f"{request.row.where}: {fault.what}", fault.fix)
+        return error_record(request, results, fault, run.fields), []
+    finally:
+        shown.end()
 
 
-def _summary(results: list[GenerationResult]) -> str:
+def _answer(
+    run: Run, request: Request, shown: _Shown, results: list[GenerationResult] | None = None
+) -> list[GenerationResult]:
+    """All turns; `results` has those that are finished even when one fails."""
+    results = [] if results is None else results
+    for result in answer_turns(run.engine, request, run.encode, shown):
+        results.append(result)
+        if len(results) < request.row.num_turns:
+            shown.between_turns()
+    return results
+
+
+def _fault(error: Exception) -> EdgespecError:
+    """Any failure of one prompt, as a user meets it."""
+    if isinstance(error, EdgespecError):
+        return error
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        fix = "Lower --max-gpu-mem, --max-cpu-mem, -ngl or --tree-size."
+        return EdgespecError("E_MEMORY", "memory ran out while this prompt ran.", fix)
+    what = f"unexpected {type(error).__name__}: {error}"
+    return EdgespecError("E_UNEXPECTED", what, "Set EDGESPEC_DEBUG=1 for the trace, and report it.")
+
+
+class _Shown:
+    """What is seen of one prompt while it runs: its text, or now and then that it goes on."""
+
+    def __init__(self, run: Run, *, place: str = "", to_stdout: bool = False, to_stderr: bool = False) -> None:
+        self.num_tokens = 0
+        self._run, self._place = run, place
+        self._stream = sys.stdout if to_stdout else sys.stderr if to_stderr else None
+        self._is_terminal = to_stderr or (to_stdout and sys.stdout.isatty())
+
+    def __call__(self, chunk: TextChunk) -> None:
+        """One step's text."""
+        self.num_tokens += len(chunk.step.tokens)
+        if self._stream is not None:
+            self._write(chunk.text)
+        else:
+            self._run.console.say_sometimes(f"{self._place}: {self.num_tokens} tokens")
+
+    def between_turns(self) -> None:
+        """A blank line between two answers."""
+        if self._stream is not None:
+            self._write(BETWEEN_TURNS)
+        self._run.check()
+
+    def end(self) -> None:
+        """The line's end, behind text of ours."""
+        if self._stream is not None and self.num_tokens:
+            self._write("\n")
+
+    def _write(self, text: str) -> None:
+        assert self._stream is not None
+        self._stream.write(visible(text) if self._is_terminal else text)
+        self._stream.flush()
+
+
+def _summary(results: Sequence[GenerationResult]) -> str:
     """Tokens, tokens/s, tokens a pass, passes: of all texts together."""
     num_tokens = sum(len(result.token_ids) for result in results)
     total_s = sum(result.total_s for result in results)

@@ -2,121 +2,69 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
-import hashlib
-import json
 import re
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec import __version__
-from edgespec.cli.prompts import PromptRow
+from edgespec.cli.requests import Request, RunSettings, turn_seed
+from edgespec.cli.run_config import config_hash, sampling_fields
 from edgespec.errors import EdgespecError
 
 if TYPE_CHECKING:
-    from edgespec.config import SamplingSettings
     from edgespec.engine import Engine
     from edgespec.results import GenerationResult
 
 SCHEMA = "edgespec.result/1"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSettings:
-    """What all prompts of a run share."""
-
-    sampling: SamplingSettings
-    max_new_tokens: int
-    seed: int
-    seed_is_given: bool  # a random seed does not tell runs apart
-    raw: bool
-    profile: str | None = None  # the name of the one that settings come from
-    predicted_per_s: float | None = None  # by its plan, where that is followed
-
-
 def success_record(
-    index: int,
-    row: PromptRow,
-    engine: Engine,
-    result: GenerationResult,
-    run: dict[str, Any],
-    settings: RunSettings,
+    request: Request, engine: Engine, results: Sequence[GenerationResult], run: dict[str, Any], settings: RunSettings
 ) -> dict[str, Any]:
-    """The record of a finished text; `run` is what all records of the run share."""
-    passes = result.passes
-    completion_tokens = len(result.token_ids)
+    """The record of a row whose turns are all answered; `run` is what all records of the run share."""
+    parts = [_result_fields(engine, [result], settings) for result in results]
+    per_turn = [
+        {"text": result.text, **part, "seed": turn_seed(request, turn)}
+        for turn, (result, part) in enumerate(zip(results, parts, strict=True))
+    ]
     return {
-        **_head(index, row),
-        "text": result.text,
-        "turns": [result.text],
-        "token_ids": list(result.token_ids),
-        "finish_reason": result.finish_reason,
+        **_head(request),
+        "text": results[-1].text,
+        "turns": [result.text for result in results],
         "error": None,
-        "usage": {
-            "prompt_tokens": result.prompt_tokens,
-            "cached_tokens": 0,
-            "completion_tokens": completion_tokens,
-            "total_tokens": result.prompt_tokens + completion_tokens,
-        },
-        "timings": {
-            "ttft_s": _rounded(result.time_to_first_token_s),
-            "prefill_s": _rounded(result.prefill_s),
-            "prefill_tps": _rounded(result.prompt_tokens / result.prefill_s),
-            "decode_s": _rounded(result.total_s - result.time_to_first_token_s),
-            "decode_tps": _rounded(result.decode_tokens_per_s),
-            "total_s": _rounded(result.total_s),
-        },
-        "spec": {
-            "mode": "off" if engine.tree.policy == "none" else "tree",
-            "policy": engine.tree.policy,
-            "draw": engine.policy.draw(result.sampling),
-            "lossless": engine.tree.is_lossless,
-            "tree_size": engine.tree.num_nodes or None,
-            "tree_depth": engine.tree.num_layers or None,
-            "plan": {
-                "profile": settings.profile,
-                "predicted_tps": _rounded(settings.predicted_per_s),
-                "actual_tps": _rounded(result.decode_tokens_per_s),
-            },
-            "passes": len(passes),
-            "draft_n": sum(step.num_drafted for step in passes),
-            "draft_n_accepted": sum(len(step.tokens) - 1 for step in passes),
-            "mean_accept_len": _rounded(result.tokens_per_pass),
-            "accept_lengths": [len(step.tokens) for step in passes],
-            "draft_s": _rounded(sum(step.grow_s for step in passes)),
-            "verify_s": _rounded(sum(step.target_s for step in passes)),
-        },
+        **(parts[0] if len(results) == 1 else _result_fields(engine, results, settings)),
+        **({"per_turn": per_turn} if len(results) > 1 else {}),
         "memory": {"gpu_peak_bytes": _gpu_peak_bytes(engine), "cpu_peak_bytes": peak_resident_bytes()},
-        **run,
-        "created": _now(),
+        **_tail(request, run),
     }
 
 
-def error_record(index: int, row: PromptRow, error: EdgespecError, run: dict[str, Any]) -> dict[str, Any]:
-    """The record of a prompt that failed while it ran."""
+def error_record(
+    request: Request, results: Sequence[GenerationResult], error: EdgespecError, run: dict[str, Any]
+) -> dict[str, Any]:
+    """The record of a row that failed while it ran, with the turns that were answered before."""
     return {
-        **_head(index, row),
+        **_head(request),
         "text": None,
-        "turns": [],
+        "turns": [result.text for result in results],
+        "error": {"type": error.code, "message": error.what, "fix": error.fix},
         "token_ids": [],
         "finish_reason": "error",
-        "error": {"type": error.code, "message": error.what, "fix": error.fix},
         "usage": None,
         "timings": None,
         "spec": None,
         "memory": None,
-        **run,
-        "created": _now(),
+        **_tail(request, run),
     }
 
 
-def run_fields(engine: Engine, settings: RunSettings) -> dict[str, Any]:
-    """What all records of a run share, with a hash of every setting that shapes the text."""
-    pair, tree = engine.pair, engine.tree
-    fields = {
+def run_fields(engine: Engine, config: dict[str, Any]) -> dict[str, Any]:
+    """What all records of a run share, with every setting that shapes the texts, and its hash."""
+    pair = engine.pair
+    return {
         "model": str(pair.target.folder),
         "model_revision": _revision(pair.target.folder),
         "draft_model": str(pair.draft.folder) if pair.draft else None,
@@ -124,31 +72,9 @@ def run_fields(engine: Engine, settings: RunSettings) -> dict[str, Any]:
         "draft_quant": engine.draft_quant or "none",
         "dtype": str(engine.dtype).removeprefix("torch."),
         "device": str(engine.device),
-    }
-    shaping = {
-        **fields,
-        "sampling": sampling_fields(settings.sampling),
-        "seed": settings.seed if settings.seed_is_given else None,
-        "max_new_tokens": settings.max_new_tokens,
-        "raw": settings.raw,
-        "tree": {name: str(value) for name, value in dataclasses.asdict(tree).items()},
-    }
-    digest = hashlib.sha256(json.dumps(shaping, sort_keys=True).encode()).hexdigest()
-    return {
-        "sampling": {**sampling_fields(settings.sampling), "seed": settings.seed},
-        **fields,
-        "config_hash": digest[:8],
+        "config": config,
+        "config_hash": config_hash(config),
         "edgespec": __version__,
-    }
-
-
-def sampling_fields(sampling: SamplingSettings) -> dict[str, float | int]:
-    """The sampling settings under their usual names."""
-    return {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
     }
 
 
@@ -168,6 +94,82 @@ def peak_resident_bytes() -> int | None:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
+def _result_fields(engine: Engine, results: Sequence[GenerationResult], settings: RunSettings) -> dict[str, Any]:
+    """Tokens, timings and trees of one text, or the sums of several."""
+    passes = [step for result in results for step in result.passes]
+    prompt_tokens = sum(result.prompt_tokens for result in results)
+    cached_tokens = sum(result.cached_tokens for result in results)
+    completion_tokens = sum(len(result.token_ids) for result in results)
+    prefill_s = sum(result.prefill_s for result in results)
+    total_s = sum(result.total_s for result in results)
+    decode_s = total_s - sum(result.time_to_first_token_s for result in results)
+    num_decoded = completion_tokens - len(results)  # the first token of each comes from the prompt's pass
+    decode_tps = num_decoded / decode_s if num_decoded > 0 and decode_s > 0 else None
+    return {
+        "token_ids": [token for result in results for token in result.token_ids],
+        "finish_reason": results[-1].finish_reason,
+        "usage": {
+            "prompt_tokens": prompt_tokens,
+            "cached_tokens": cached_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+        },
+        "timings": {
+            "ttft_s": _rounded(results[0].time_to_first_token_s),
+            "prefill_s": _rounded(prefill_s),
+            "prefill_tps": _rounded((prompt_tokens - cached_tokens) / prefill_s),
+            "decode_s": _rounded(decode_s),
+            "decode_tps": _rounded(decode_tps),
+            "total_s": _rounded(total_s),
+        },
+        "spec": {
+            "mode": "off" if engine.tree.policy == "none" else "tree",
+            "policy": engine.tree.policy,
+            "draw": engine.policy.draw(results[0].sampling),
+            "lossless": engine.tree.is_lossless,
+            "tree_size": engine.tree.num_nodes or None,
+            "tree_depth": engine.tree.num_layers or None,
+            "plan": {
+                "profile": settings.profile,
+                "predicted_tps": _rounded(settings.predicted_per_s),
+                "actual_tps": _rounded(decode_tps),
+            },
+            "passes": len(passes),
+            "draft_n": sum(step.num_drafted for step in passes),
+            "draft_n_accepted": sum(len(step.tokens) - 1 for step in passes),
+            "mean_accept_len": _rounded(sum(len(step.tokens) for step in passes) / len(passes) if passes else None),
+            "accept_lengths": [len(step.tokens) for step in passes],
+            "draft_s": _rounded(sum(step.grow_s for step in passes)),
+            "verify_s": _rounded(sum(step.target_s for step in passes)),
+        },
+    }
+
+
+def _head(request: Request) -> dict[str, Any]:
+    row = request.row
+    return {
+        "schema": SCHEMA,
+        "index": row.index,
+        "id": row.id,
+        "repeat": row.repeat,
+        "category": row.category,
+        "reference": row.reference,
+        "meta": row.meta,
+        "prompt": row.given,
+        "row_settings": row.settings.given(),
+    }
+
+
+def _tail(request: Request, run: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "sampling": {**sampling_fields(request.sampling), "seed": request.seed},
+        "max_new_tokens": request.max_new_tokens,
+        "stop": list(request.stop),
+        **run,
+        "created": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+
+
 def _gpu_peak_bytes(engine: Engine) -> int | None:
     if engine.device.type != "cuda":
         return None
@@ -176,26 +178,10 @@ def _gpu_peak_bytes(engine: Engine) -> int | None:
     return torch.cuda.max_memory_allocated(engine.device)
 
 
-def _head(index: int, row: PromptRow) -> dict[str, Any]:
-    category = row.meta.get("category")
-    return {
-        "schema": SCHEMA,
-        "index": index,
-        "id": row.id,
-        "category": category,
-        "meta": row.meta,
-        "prompt": row.prompt,
-    }
-
-
 def _revision(folder: Path) -> str | None:
     """The commit of a Hugging Face cache snapshot."""
     resolved = folder.absolute()
     return resolved.name if resolved.parent.name == "snapshots" else None
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _rounded(value: float | None) -> float | None:

@@ -21,13 +21,22 @@ from edgespec.sampling import to_probs
 class LanguageModelDrafter:
     """Drafts with a causal language model; `sampling` is how children will be drawn from it."""
 
-    def __init__(self, model: CausalModel, *, vocab: int, sampling: SamplingSettings, tree_rows: int) -> None:
+    def __init__(
+        self,
+        model: CausalModel,
+        *,
+        vocab: int,
+        sampling: SamplingSettings,
+        tree_rows: int,
+        keeps_text: bool = False,
+    ) -> None:
+        """With `keeps_text` a text starts on the rows that it has in common with the last one."""
         self._model = model
+        self._keeps_text = keeps_text
         self._vocab = vocab  # the target's: padded embedding tables may differ in length
         self._sampling = sampling
         self._num_embeddings = model.num_embeddings
-        self._committed = 0  # rows of the cache that are text
-        self._pending: list[int] = []
+        self._pending: list[int] = []  # committed, without rows yet
         self._num_rows = 0
         self._hidden: list[Tensor] = []  # [k, h], one entry an expansion of this tree
         self._visible = torch.zeros(tree_rows, tree_rows, dtype=torch.bool, device=model.device)  # [row, row]
@@ -35,12 +44,15 @@ class LanguageModelDrafter:
 
     def prefill(self, ids: Tensor, *, capacity: int) -> None:
         """Start a text with ids [n]."""
-        self._model.reset(capacity)
-        if ids.shape[0] > 0:  # a text of one token, which is the root
-            self._model.prefill(self._known(ids))
-        self._committed = ids.shape[0]
         self._pending = []
         self.rewind()
+        ids, kept = self._known(ids), 0
+        if self._keeps_text:
+            kept = self._model.keep_prefix(ids.tolist(), capacity)  # they came from the host
+        else:
+            self._model.reset(capacity)
+        if ids.shape[0] > kept:  # else all is there; or the text is one token, which is the root
+            self._model.prefill(ids[kept:])
 
     def expand(self, tokens: Tensor, parent_rows: Tensor) -> Tensor:
         """Q [k, vocab] after nodes of tokens [k] below parent_rows [k]; the first call is the root's."""
@@ -76,18 +88,18 @@ class LanguageModelDrafter:
         """Keep the rows of the root and of the path; what has none is pending."""
         rows, tokens = [0, *path_rows], [root, *path_tokens]
         num_cached = 0 if self._num_rows == 0 else (rows.index(-1) if -1 in rows else len(rows))
-        slots = [self._committed + row for row in rows[:num_cached]]
-        self._model.cache.keep(self._committed, torch.tensor(slots, dtype=torch.long, device=self._model.device))
-        self._committed += num_cached
+        kept = torch.tensor(rows[:num_cached], dtype=torch.long, device=self._model.device) + len(self._model.text)
+        self._model.commit(kept, self._known(torch.tensor(tokens[:num_cached], dtype=torch.long)).tolist())
         self._pending += tokens[num_cached:]
         self.rewind()
 
     def _expand_root(self, root: Tensor) -> Tensor:
         """Q [1, vocab] after the pending tokens and the root [1]."""
-        self._model.cache.truncate(self._committed)
+        committed = len(self._model.text)
+        self._model.cache.truncate(committed)
         pending = torch.tensor(self._pending, dtype=torch.long, device=root.device)
         ids = torch.cat([pending, root])
-        positions = torch.arange(self._committed, self._committed + ids.shape[0], device=root.device)
+        positions = torch.arange(committed, committed + ids.shape[0], device=root.device)
         causal = torch.ones(ids.shape[0], ids.shape[0], dtype=torch.bool, device=root.device).tril_()
         hidden = self._model.look(self._known(ids), positions, causal)[-1:]
         logits = self._model.logits(hidden)
@@ -97,11 +109,11 @@ class LanguageModelDrafter:
                 "the draft's logits are NaN or infinite.",
                 "Use another draft, --dtype float32, or --policy none.",
             )
-        self._committed += len(self._pending)
+        self._model.text += self._known(torch.tensor(self._pending, dtype=torch.long)).tolist()
         self._pending = []
         self._hidden, self._num_rows = [hidden], 1
         self._visible[0, 0] = True
-        self._positions[0] = self._committed
+        self._positions[0] = len(self._model.text)
         return self._probabilities(logits)
 
     def _known(self, ids: Tensor) -> Tensor:

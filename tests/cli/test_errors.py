@@ -251,8 +251,8 @@ def test_a_file_that_is_not_utf8_is_named_by_its_line(run_cli: RunCli, tmp_path:
     assert_error(run_cli([str(tmp_path / "p.txt")]), 2, "line 3", "UTF-8")
 
 
-def test_a_json_array_is_not_taken_for_a_text(run_cli: RunCli) -> None:
-    assert_error(run_cli(["p.json"], files={"p.json": '["a", "b"]'}), 2, ".jsonl")
+def test_a_json_document_is_not_taken_for_a_text(run_cli: RunCli) -> None:
+    assert_error(run_cli(["p.json"], files={"p.json": '{"prompt": "a"}'}), 2, "no array", ".jsonl")
 
 
 def test_an_empty_name_is_no_standard_input(run_cli: RunCli) -> None:

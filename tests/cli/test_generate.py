@@ -64,7 +64,7 @@ def test_a_record_has_the_fields_that_are_promised(run_cli: RunCli, pair_options
     outcome = run_cli(["p.jsonl", *pair_options, "-n", "9", "--temp", "0.7", "--seed", "3"], files={"p.jsonl": ROWS})
     record = records(outcome)[1]
     assert record["schema"] == "edgespec.result/1"
-    assert (record["index"], record["id"], record["meta"]) == (1, "1", {"category": "x"})
+    assert (record["index"], record["id"], record["category"], record["meta"]) == (1, "1", "x", {})
     assert record["finish_reason"] == "length"
     assert record["usage"] == {
         "prompt_tokens": 9,

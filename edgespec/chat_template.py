@@ -1,0 +1,71 @@
+"""From the messages of a conversation to token ids: through the model's chat template, or as one plain text.
+
+Without a template a conversation is a text that two write in turns: each message begins on a line of its own
+where the text before it does not end with one, and an answer continues the text right behind what was asked.
+Answers keep the tokens that they were made of, so that they are read as they were written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from edgespec.errors import EdgespecError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Role = Literal["system", "user", "assistant"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One message of a conversation."""
+
+    role: Role
+    content: str
+    token_ids: tuple[int, ...] = ()  # of an answer: what the model made, its stop token left out
+    is_interrupted: bool = False
+
+
+def template_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    """Ids up to where the next answer begins; raises EdgespecError without a template, or where it fails."""
+    if not tokenizer.chat_template:
+        raise EdgespecError(
+            "E_CHAT_TEMPLATE", "the model's tokenizer has no chat template.", "Give the prompt as text, or use --raw."
+        )
+    try:
+        ids: Any = tokenizer.apply_chat_template(
+            [dict(message) for message in messages], add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+    except Exception as error:  # a template is a program of the model's, and may raise anything
+        raise EdgespecError("E_CHAT_TEMPLATE", f"the model's chat template fails ({error}).", "Use --raw.") from error
+    return list(ids)
+
+
+def prompt_ids(
+    tokenizer: PreTrainedTokenizerBase, prompt: str | Sequence[int] | Sequence[Mapping[str, str]]
+) -> list[int]:
+    """Ids of a text, of messages, or of ids."""
+    if isinstance(prompt, str):
+        return list(tokenizer.encode(prompt))
+    numbers = [item for item in prompt if isinstance(item, int)]
+    messages = [item for item in prompt if isinstance(item, Mapping)]
+    if len(numbers) + len(messages) < len(prompt) or (numbers and messages):
+        raise TypeError("a prompt is a text, token ids, or messages")
+    return template_ids(tokenizer, messages) if messages else numbers
+
+
+def plain_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> list[int]:
+    """Ids of the messages as one text; a token behind the other, never two messages encoded together."""
+    ids: list[int] = []
+    before = ""
+    for message in messages:
+        if message.role == "assistant":
+            ids += message.token_ids or tokenizer.encode(message.content, add_special_tokens=False)
+        else:
+            text = f"\n{message.content}" if before and not before.endswith("\n") else message.content
+            ids += tokenizer.encode(text, add_special_tokens=not ids)
+        before = message.content or before
+    return ids

@@ -1,0 +1,270 @@
+"""The commands of a chat: what each does, by its name."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from edgespec.cli.chat.answers import answer
+from edgespec.cli.chat.footer import session_report
+from edgespec.cli.chat.settings import (
+    change_settings,
+    restore_settings,
+    saved_settings,
+    show_settings,
+    use_spec,
+    use_tree_size,
+)
+from edgespec.cli.chat.spoken import closest
+from edgespec.cli.chat.state import Attachment, Chat
+from edgespec.errors import EdgespecError
+from edgespec.places import sessions_folder
+
+KEYS = """\
+Enter             send                       Alt-Enter, Ctrl-J  new line
+\"\"\" ... \"\"\"       several lines              \\ at a line's end  go on below
+Up, Down          what was typed before      Ctrl-R             search it
+Tab               complete                   Ctrl-X Ctrl-E, Ctrl-G  editor ($VISUAL, $EDITOR)
+Ctrl-L            clear the screen           Ctrl-D             leave
+Ctrl-C            clear the line; in an answer: stop after this pass, again: within it, again: leave"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """One command."""
+
+    usage: str
+    help: str
+    run: Callable[[Chat, str], None]  # raises EdgespecError
+    aliases: tuple[str, ...] = ()
+
+
+def perform(chat: Chat, name: str, argument: str) -> None:
+    """Run a command by one of its names; raises EdgespecError for one that there is not."""
+    known = {word: key for key, action in ACTIONS.items() for word in (key, *action.aliases)}
+    if name not in known:
+        near = closest(name, known)
+        raise EdgespecError(
+            "E_COMMAND",
+            f"Unknown command /{name}; it was not sent.",
+            (f"Did you mean /{near}? " if near else "/help lists the commands. ")
+            + "Begin a line with // to send one that starts with /.",
+        )
+    ACTIONS[known[name]].run(chat, argument)
+
+
+def _help(chat: Chat, argument: str) -> None:
+    name = argument.lower().removeprefix("/")
+    if name == "keys":
+        chat.screen.say(KEYS)
+        return
+    chosen = {key: action for key, action in ACTIONS.items() if name in {"", key, *action.aliases}}
+    if not chosen:
+        raise EdgespecError("E_COMMAND", f"there is no command /{name}.", "/help lists them.")
+    for action in chosen.values():
+        also = f" (/{', /'.join(action.aliases)})" if action.aliases else ""
+        chat.screen.say(f"{action.usage:<28}{action.help}{also}")
+    if not name:
+        chat.screen.say(f"{'/? keys':<28}shortcuts")
+
+
+def _exit(chat: Chat, _argument: str) -> None:
+    chat.is_over = True
+
+
+def _clear(chat: Chat, _argument: str) -> None:
+    count = chat.conversation.clear()
+    chat.attachments.clear()
+    chat.screen.say(f"cleared {count} turn{'s' * (count != 1)}")
+
+
+def _system(chat: Chat, argument: str) -> None:
+    old = chat.conversation.system
+    if not argument:
+        if chat.reader is None:
+            chat.screen.say(old or "no system message")
+            return
+        argument = chat.reader.read("system> ", default=old or "").strip()
+    if (argument or None) == old:
+        chat.screen.say("the system message is as it was")
+        return
+    chat.conversation.system = argument or None
+    chat.screen.say(f"system message {'set' if argument else 'removed'}; the next turn reads everything again")
+
+
+def _set(chat: Chat, argument: str) -> None:
+    for line in change_settings(chat, argument) if argument else show_settings(chat):
+        chat.screen.say(line)
+
+
+def _show(chat: Chat, argument: str) -> None:
+    engine, conversation = chat.engine, chat.conversation
+    subject = argument.lower() or "settings"
+    if subject == "settings":
+        lines = show_settings(chat)
+    elif subject == "model":
+        draft = engine.pair.draft
+        lines = [
+            f"target  {engine.pair.target.folder} ({engine.quant or 'not quantised'})",
+            f"draft   {draft.folder} ({engine.draft_quant or 'not quantised'})" if draft else "draft   none",
+            f"context {conversation.num_tokens} of {engine.max_context} tokens, {conversation.num_turns} turns",
+            f"trees   {engine.tree.policy}, {engine.tree.num_nodes} nodes, {engine.tree.num_layers} layers",
+        ]
+    elif subject == "memory":
+        lines = [str(engine.plan)]
+    elif subject == "system":
+        lines = [conversation.system or "no system message"]
+    elif subject == "template":
+        lines = [
+            "no chat template: the messages are one text"
+            if conversation.is_raw
+            else str(engine.pair.tokenizer.chat_template)
+        ]
+    elif subject == "prompt":
+        ids = conversation.prompt_ids(conversation.messages)
+        lines = [str(engine.pair.tokenizer.decode(ids)), f"({len(ids)} tokens)"]
+    else:
+        raise EdgespecError("E_COMMAND", f"there is no '{subject}' to show.", f"Choose one of: {', '.join(SUBJECTS)}.")
+    for line in lines:
+        chat.screen.say(line)
+
+
+def _stats(chat: Chat, _argument: str) -> None:
+    for line in session_report(chat.turns, streamed_bytes=chat.engine.placement.streamed_bytes):
+        chat.screen.say(line)
+
+
+def _regenerate(chat: Chat, _argument: str) -> None:
+    sampling = chat.conversation.wishes.get("sampling")
+    if sampling is not None and sampling.temperature == 0 and chat.conversation.num_turns:
+        chat.screen.note("temperature 0: the same text again")
+    answer(chat, lambda on_prefill: chat.conversation.regenerate(on_prefill=on_prefill))
+
+
+def _undo(chat: Chat, _argument: str) -> None:
+    question = chat.conversation.undo()
+    chat.screen.say(f"took back: {_first_line(question)}")
+
+
+def _edit(chat: Chat, argument: str) -> None:
+    question = chat.last_question()
+    if question is None:
+        raise EdgespecError("E_NO_TURN", "nothing was said yet.", "Say something first.")
+    if not argument and chat.reader is None:
+        raise EdgespecError("E_COMMAND", "there is no terminal to edit in.", "Write /edit NEW TEXT.")
+    text = argument or (chat.reader.read("edit> ", default=question) if chat.reader else "")
+    if text.strip():
+        answer(chat, lambda on_prefill: chat.conversation.edit(text, on_prefill=on_prefill))
+
+
+def _read(chat: Chat, argument: str) -> None:
+    if not argument:
+        for attachment in chat.attachments:
+            chat.screen.say(f"attached: {attachment.path}")
+        if not chat.attachments:
+            raise EdgespecError("E_COMMAND", "/read needs a file.", "Write /read FILE.")
+        return
+    path = Path(argument).expanduser()
+    try:
+        text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+    except OSError as error:
+        raise EdgespecError("E_FILE_NOT_FOUND", f"cannot read '{path}' ({error.strerror}).", "Name a file.") from error
+    except UnicodeDecodeError as error:
+        raise EdgespecError("E_PROMPT_INVALID", f"'{path}' is not UTF-8.", "Name a text file.") from error
+    attachment = Attachment(path=path, text=text)
+    count = len(chat.engine.pair.tokenizer.encode(text, add_special_tokens=False))
+    chat.attachments.append(attachment)
+    try:
+        chat.conversation.check_room(chat.with_attachments(""))
+    except EdgespecError:
+        chat.attachments.remove(attachment)
+        raise
+    share = count / chat.engine.max_context
+    chat.screen.say(
+        f"{path}: {count} tokens, {share:.0%} of the context; it goes before your next message (Enter alone sends it)"
+    )
+
+
+def _save(chat: Chat, argument: str, *, overwrite: bool = False) -> None:
+    if argument:
+        path = Path(argument).expanduser()
+    else:
+        path = sessions_folder() / f"{datetime.datetime.now().astimezone():%Y-%m-%d-%H%M%S}.json"
+    conversation = chat.conversation
+    stats = {
+        "answers": len(chat.turns),
+        "completion_tokens": sum(turn.result.usage.completion_tokens for turn in chat.turns),
+        "total_s": round(sum(turn.result.total_s for turn in chat.turns), 3),
+    }
+    conversation.save(path, overwrite=overwrite, settings=saved_settings(chat), stats=stats)
+    count = conversation.num_turns
+    chat.screen.say(f"saved {count} turn{'s' * (count != 1)} to {path}")
+
+
+def _load(chat: Chat, argument: str) -> None:
+    if not argument:
+        raise EdgespecError("E_COMMAND", "/load needs a file.", "Write /load FILE.")
+    path = Path(argument).expanduser()
+    if not path.exists() and not path.is_absolute():
+        path = next((p for p in (sessions_folder() / path, sessions_folder() / f"{path}.json") if p.exists()), path)
+    conversation = chat.conversation
+    before = conversation.system, conversation.messages
+    session = conversation.load(path)
+    if conversation.num_tokens >= chat.engine.max_context:
+        needed = conversation.num_tokens
+        conversation.system, conversation.messages = before
+        raise EdgespecError(
+            "E_CONTEXT",
+            f"the session has {needed} tokens, and the context holds {chat.engine.max_context} with an answer.",
+            "Start with a larger -c.",
+        )
+    for line in restore_settings(chat, session.settings):
+        chat.screen.say(line)
+    if session.model != str(chat.engine.pair.target.folder):
+        chat.screen.say(f"it was saved with {session.model}")
+    count = conversation.num_turns
+    chat.screen.say(f"loaded {count} turn{'s' * (count != 1)}, {conversation.num_tokens} tokens")
+
+
+def _spec(chat: Chat, argument: str) -> None:
+    if argument:
+        use_spec(chat, argument.lower())
+    tree = chat.engine.tree
+    chat.screen.say(f"spec {chat.spec}" + (f": {tree.policy}, {tree.num_nodes} nodes" if tree.num_nodes else ""))
+
+
+def _tree(chat: Chat, argument: str) -> None:
+    if argument:
+        use_tree_size(chat, argument.lower())
+    _spec(chat, "")
+
+
+def _first_line(text: str) -> str:
+    line, _, rest = text.partition("\n")
+    return f"{line[:60]} ..." if rest or len(line) > 60 else line
+
+
+SUBJECTS = ("settings", "model", "memory", "system", "template", "prompt")
+ACTIONS = {
+    "help": Action(usage="/help [COMMAND]", help="this list", run=_help, aliases=("?",)),
+    "exit": Action(usage="/exit", help="leave; Ctrl-D too", run=_exit, aliases=("quit", "bye")),
+    "clear": Action(usage="/clear", help="forget all turns; the system message stays", run=_clear, aliases=("new",)),
+    "system": Action(usage="/system [TEXT]", help="set or edit the system message", run=_system),
+    "set": Action(usage="/set [NAME VALUE]", help="change settings, as temperature 0.7 or top_p=0.9 seed=1", run=_set),
+    "show": Action(usage="/show [SUBJECT]", help=" | ".join(SUBJECTS), run=_show),
+    "stats": Action(usage="/stats", help="what the session took so far", run=_stats),
+    "regen": Action(usage="/regen", help="answer the last message again", run=_regenerate, aliases=("r", "retry")),
+    "undo": Action(usage="/undo", help="take the last message and its answer back", run=_undo),
+    "edit": Action(usage="/edit [TEXT]", help="change the last message, and answer it", run=_edit),
+    "read": Action(usage="/read FILE", help="put a text file before the next message", run=_read, aliases=("file",)),
+    "save": Action(usage="/save [FILE]", help="write a session, or x.md for reading; never over a file", run=_save),
+    "save!": Action(
+        usage="/save! FILE", help="the same, over a file that is there", run=partial(_save, overwrite=True)
+    ),
+    "load": Action(usage="/load FILE", help="go on with a saved session", run=_load),
+    "spec": Action(usage="/spec [off|tree|chain]", help="how to draft, from the next answer on", run=_spec),
+    "tree": Action(usage="/tree [N|auto]", help="nodes of a tree, from the next answer on", run=_tree),
+}

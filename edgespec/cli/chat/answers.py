@@ -1,0 +1,171 @@
+"""One answer: shown as it is verified, stopped by Ctrl-C, and what it took below it.
+
+Ctrl-C sets flags that are looked at between passes and layers, so that nothing is torn: the first ends the answer
+after its pass, the second within it, the third ends the program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from edgespec.cli import EXIT_INTERRUPTED
+from edgespec.cli.chat.footer import GIB, Turn, footer
+from edgespec.cli.chat.state import Chat
+from edgespec.errors import EdgespecError
+
+if TYPE_CHECKING:
+    from edgespec.engine import Engine
+    from edgespec.results import TextChunk
+    from edgespec.text_run import OnPrefill
+
+STDERR = 2
+NOTICES = (
+    b"\nstopping after this pass (Ctrl-C again: within it)\n",
+    b"\nabandoning the pass (Ctrl-C again: leave the program)\n",
+)
+Ask = Callable[["OnPrefill"], Generator["TextChunk", None, None]]
+
+
+def answer(chat: Chat, ask: Ask) -> bool:
+    """Show what `ask` yields; whether there was an answer, whole or not. Raises EdgespecError."""
+    screen, conversation = chat.screen, chat.conversation
+    before = conversation.last
+    failure: EdgespecError | None = None
+    screen.begin_answer()
+    try:
+        with (
+            stopped_by_interrupts(chat.engine) as num_pressed,
+            _silent_keys(),
+            contextlib.closing(ask(screen.prefill)) as chunks,
+        ):
+            for chunk in chunks:
+                screen.answer(chunk.text)
+                if num_pressed():  # also where the key came before there was anything to cancel
+                    chat.engine.cancel()
+    except EdgespecError as error:
+        failure = error
+    except Exception as error:
+        if not _is_out_of_memory(error):
+            raise
+        fix = "Use a smaller /tree, or start with a lower -ngl, --max-gpu-mem or --tree-size."
+        failure = EdgespecError("E_MEMORY", "memory ran out.", fix)
+    finally:
+        screen.end_answer()
+    result = None if conversation.last is before else conversation.last
+    if result is not None and result.steps:
+        chat.turns.append(Turn(result=result, spec=chat.spec))
+        _say_footer(chat)
+    elif result is not None:
+        screen.note("nothing was answered; the message is not kept (Up brings it back)")
+    if failure is not None:
+        raise failure
+    return result is not None and bool(result.steps)
+
+
+@contextmanager
+def stopped_by_interrupts(engine: Engine) -> Iterator[Callable[[], int]]:
+    """Within it Ctrl-C cancels; yields how often it was pressed."""
+    num_pressed = 0
+    restore_keys = _key_restorer()
+
+    def press(_signal: int, _frame: FrameType | None) -> None:
+        nonlocal num_pressed
+        num_pressed += 1
+        if num_pressed > len(NOTICES):
+            restore_keys()
+            os.write(STDERR, b"\n")
+            os._exit(EXIT_INTERRUPTED)  # an exception would unwind a pass that does not end
+        os.write(STDERR, NOTICES[num_pressed - 1])  # not sys.stderr, which may be in the middle of a write
+        engine.cancel(abandon=num_pressed > 1)
+
+    if threading.current_thread() is not threading.main_thread():  # where no handler can be set
+        yield lambda: 0
+        return
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        yield lambda: num_pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _say_footer(chat: Chat) -> None:
+    result, engine = chat.conversation.last, chat.engine
+    assert result is not None
+    stopped = "" if result.finish_reason == "stop" else f"stopped: {result.finish_reason}"
+    if not chat.shows_stats:
+        if stopped:
+            chat.screen.note("", warning=stopped)
+        return
+    line = footer(
+        result,
+        used=result.usage.total_tokens,
+        max_context=engine.max_context,
+        gpu=_gpu_use(engine),
+        width=chat.screen.width - (len(stopped) + 4 if stopped else 1),
+    )
+    chat.screen.note(line, warning=stopped)
+    if result.finish_reason == "context":
+        chat.screen.say("the context is full: /undo or /clear makes room, a larger -c has more")
+
+
+def _gpu_use(engine: Engine) -> str | None:
+    if engine.device.type != "cuda":
+        return None
+    import torch
+
+    free_bytes, total_bytes = torch.cuda.mem_get_info(engine.device)
+    return f"gpu {(total_bytes - free_bytes) / GIB:.1f}/{total_bytes / GIB:.1f} GiB"
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+
+
+@contextmanager
+def _silent_keys() -> Iterator[None]:
+    """What is typed while an answer comes waits for the next line, and is not written into the answer."""
+    restore = _key_restorer()
+    attributes = _terminal_attributes()
+    if attributes is not None:
+        import termios
+
+        attributes[0] &= ~termios.ICRNL  # Enter stays Enter: the line editor takes a newline for Ctrl-J
+        attributes[3] &= ~(termios.ECHO | termios.ICANON)
+        termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, attributes)
+    try:
+        yield
+    finally:
+        restore()
+
+
+def _key_restorer() -> Callable[[], None]:
+    """Puts the terminal back to what it is now."""
+    attributes = _terminal_attributes()
+
+    def restore() -> None:
+        if attributes is not None:
+            import termios
+
+            termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, attributes)
+
+    return restore
+
+
+def _terminal_attributes() -> list[Any] | None:
+    """The terminal's settings; None where there are none to be had."""
+    if sys.platform == "win32" or not sys.stdin.isatty():
+        return None
+    import termios
+
+    try:
+        return termios.tcgetattr(sys.stdin.fileno())
+    except (termios.error, ValueError):
+        return None

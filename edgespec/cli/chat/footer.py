@@ -1,0 +1,96 @@
+"""What an answer took, in one line; and what a session took, in a few."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from edgespec.results import GenerationResult
+
+GIB = 1 << 30
+MAX_LENGTHS_SHOWN = 12
+MIN_RATED = 16  # tokens; a rate of fewer says nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One answer, and how it was made."""
+
+    result: GenerationResult
+    spec: str  # off | tree | chain
+
+
+def footer(result: GenerationResult, *, used: int, max_context: int, gpu: str | None, width: int) -> str:
+    """Tokens, rates and room in one line; what there is no place for is left out from the end."""
+    usage, rate = result.usage, result.decode_tokens_per_s
+    new = usage.prompt_tokens - usage.cached_tokens
+    read_rate = f" {new / result.prefill_s:.0f} tok/s" if new >= MIN_RATED and result.prefill_s else ""
+    kept = f" ({usage.cached_tokens} kept)" if usage.cached_tokens else ""
+    parts = [
+        f"{usage.completion_tokens} tok",
+        f"{rate:.1f} tok/s" if rate else None,
+        f"{result.tokens_per_pass:.1f} tok/pass" if result.tokens_per_pass else None,
+        f"ctx {used}/{max_context}",
+        f"prefill {new} tok{kept}{read_rate}",
+        f"first {result.time_to_first_token_s:.1f}s",
+        gpu,
+    ]
+    line = ""
+    for part in parts:
+        longer = " · ".join(filter(None, (line, part)))
+        if line and len(longer) > width:
+            break
+        line = longer
+    return line
+
+
+def session_report(turns: Sequence[Turn], *, streamed_bytes: int) -> Iterable[str]:
+    """Totals of all answers: lengths of passes, where the time went, and speculation against none."""
+    if not turns:
+        yield "no answers yet"
+        return
+    results = [turn.result for turn in turns]
+    steps = [step for result in results for step in result.steps]
+    passes = [step for result in results for step in result.passes]
+    made = sum(result.usage.completion_tokens for result in results)
+    read = sum(result.usage.prompt_tokens - result.usage.cached_tokens for result in results)
+    kept = sum(result.usage.cached_tokens for result in results)
+    yield f"{len(turns)} answers · {made} tok · read {read} tok, {kept} kept · {sum(r.total_s for r in results):.1f} s"
+    if passes:
+        lengths = Counter(len(step.tokens) for step in passes)
+        shown = ", ".join(f"{length}: {count}" for length, count in sorted(lengths.items())[:MAX_LENGTHS_SHOWN])
+        more = ", ..." if len(lengths) > MAX_LENGTHS_SHOWN else ""
+        mean = sum(len(step.tokens) for step in passes) / len(passes)
+        yield f"{len(passes)} passes · {mean:.2f} tok/pass · passes by tokens: {shown}{more}"
+    draft_s, verify_s, rest_s = (
+        sum(getattr(step, name) for step in steps) for name in ("grow_s", "target_s", "rest_s")
+    )
+    whole_s = draft_s + verify_s + rest_s or 1.0
+    yield (
+        f"time: draft {draft_s:.1f} s ({draft_s / whole_s:.0%}) · target {verify_s:.1f} s ({verify_s / whole_s:.0%}) · "
+        f"rest {rest_s:.1f} s"
+    )
+    if streamed_bytes and steps:
+        total = streamed_bytes * len(steps)
+        yield f"streamed {total / GIB:.2f} GiB in {len(steps)} passes · {total / GIB / (verify_s or 1.0):.2f} GiB/s"
+    rates = {spec: _rate(turn.result for turn in turns if turn.spec == spec) for spec in ("off", "tree", "chain")}
+    known = {spec: rate for spec, rate in rates.items() if rate}
+    yield "decoding: " + " · ".join(f"{spec} {rate:.1f} tok/s" for spec, rate in known.items())
+    plain = known.pop("off", None)
+    if plain and known:
+        yield "against /spec off: " + " · ".join(f"{spec} {rate / plain:.2f} times" for spec, rate in known.items())
+    elif known:
+        yield "gain: unknown; an answer with /spec off would tell"
+
+
+def _rate(results: Iterable[GenerationResult]) -> float | None:
+    """Tokens after the first over the seconds after the first, of all results together."""
+    tokens, seconds = 0, 0.0
+    for result in results:
+        if result.decode_tokens_per_s:
+            tokens += len(result.token_ids) - 1
+            seconds += result.total_s - result.time_to_first_token_s
+    return tokens / seconds if seconds > 0 else None

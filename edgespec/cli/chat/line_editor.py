@@ -1,0 +1,162 @@
+"""Typing messages: a line editor where there is a terminal for it, plain lines where there is none."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.document import Document
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output import ColorDepth, create_output
+
+from edgespec.cli.chat.spoken import continues, wants_more
+from edgespec.cli.chat.state import LineReader
+
+COMPLETIONS = dict[str, tuple[str, ...]]
+
+
+def open_reader(
+    *, history: Path | None, words: COMPLETIONS, file_commands: Iterable[str], color: bool
+) -> tuple[LineReader, str | None]:
+    """Something to read lines with, and what is wrong with the history file, if anything is.
+
+    `words` are what may follow a command; after `file_commands` come paths.
+    """
+    kept, problem = _history(history)
+    screen = sys.stdout if sys.stdout.isatty() else sys.stderr
+    try:
+        session: PromptSession[str] = PromptSession(
+            history=kept,
+            completer=_Completer(words, frozenset(file_commands)),
+            complete_while_typing=False,
+            multiline=True,
+            key_bindings=_keys(),
+            enable_open_in_editor=True,
+            tempfile_suffix=".md",
+            prompt_continuation="",
+            color_depth=None if color else ColorDepth.DEPTH_1_BIT,
+            output=create_output(stdout=screen),
+        )
+    except Exception:  # a Windows console that is none, as in Git Bash, and whatever other terminals may lack
+        return PlainReader(), problem
+    return TerminalReader(session), problem
+
+
+class TerminalReader:
+    """With editing, history and completion."""
+
+    def __init__(self, session: PromptSession[str]) -> None:
+        self._session = session
+
+    def read(self, prompt: str, *, default: str = "") -> str:
+        """One message; raises EOFError for Ctrl-D, and KeyboardInterrupt for Ctrl-C on an empty line."""
+        return self._session.prompt(prompt, default=default)
+
+
+class PlainReader:
+    """Lines as they come; blocks and backslashes work here too."""
+
+    def read(self, prompt: str, *, default: str = "") -> str:
+        """One message; raises EOFError at the end, and KeyboardInterrupt for Ctrl-C."""
+        typed = _line(prompt)
+        while continues(typed) or wants_more(typed):
+            typed = f"{typed[:-1] if continues(typed) else typed}\n{_line('')}"
+        return typed
+
+
+def _line(prompt: str) -> str:
+    """The prompt goes to stderr: stdout has answers alone."""
+    sys.stderr.write(prompt)
+    sys.stderr.flush()
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.rstrip("\r\n")
+
+
+def _history(path: Path | None) -> tuple[History, str | None]:
+    if path is None:
+        return InMemoryHistory(), None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Readable by nobody else, whoever made it.
+        os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))
+        path.chmod(0o600)
+    except OSError as error:
+        return InMemoryHistory(), f"no history: cannot write '{path}' ({error.strerror})"
+    return FileHistory(path), None
+
+
+class _Completer(Completer):
+    """Commands, what may follow them, and paths."""
+
+    def __init__(self, words: COMPLETIONS, file_commands: frozenset[str]) -> None:
+        self._words, self._file_commands = words, file_commands
+        self._paths = PathCompleter(expanduser=True)
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
+        before = document.text_before_cursor
+        if not before.startswith("/") or "\n" in before:
+            return
+        command, blank, argument = before[1:].partition(" ")
+        if not blank:
+            for name in self._words:
+                if name.startswith(command.lower()):
+                    yield Completion(name, start_position=-len(command))
+        elif command.lower() in self._file_commands:
+            yield from self._paths.get_completions(Document(argument), complete_event)
+        else:
+            word = argument.rpartition(" ")[2]
+            for name in self._words.get(command.lower(), ()):
+                if name.startswith(word.lower()):
+                    yield Completion(name, start_position=-len(word))
+
+
+def _keys() -> KeyBindings:
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def _enter(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if buffer.complete_state is not None and buffer.complete_state.current_completion is not None:
+            buffer.complete_state = None
+            return
+        if wants_more(buffer.text):
+            buffer.insert_text("\n")
+        elif buffer.document.is_cursor_at_the_end and continues(buffer.document.current_line):
+            buffer.delete_before_cursor()
+            buffer.insert_text("\n")
+        else:
+            buffer.validate_and_handle()
+
+    def newline(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    keys.add("escape", "enter")(newline)
+    keys.add("c-j")(newline)
+
+    @keys.add("c-c")
+    def _clear(event: KeyPressEvent) -> None:
+        if event.current_buffer.text:
+            event.current_buffer.reset()
+        else:
+            event.app.exit(exception=KeyboardInterrupt)
+
+    @keys.add("c-d")
+    def _leave(event: KeyPressEvent) -> None:
+        if event.current_buffer.text:
+            event.current_buffer.delete()
+        else:
+            event.app.exit(exception=EOFError)
+
+    @keys.add("c-g")
+    def _edit(event: KeyPressEvent) -> Any:
+        event.current_buffer.open_in_editor()
+
+    return keys

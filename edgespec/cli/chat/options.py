@@ -1,0 +1,119 @@
+"""Options of `edgespec chat` alone, handed on as one value."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from edgespec.cli.prompts import read_text
+from edgespec.config import SamplingSettings, require
+
+MAX_SEED = 2**63 - 1
+LENGTH_SPELLINGS = ("--max-new-tokens", "--max-tokens", "--n-predict")
+COLORS = ("auto", "always", "never")
+
+Command = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedChat:
+    """What to say first, how to answer, and how to look."""
+
+    prompt: str | None  # of the first turn; - is stdin
+    is_single_turn: bool
+    system: str | None
+    raw: bool
+    chosen: dict[str, Any]  # fields of `SamplingSettings` that were given
+    max_new_tokens: int | None
+    seed: int | None
+    stop: tuple[str, ...]
+    keeps_history: bool
+    stats: bool
+    color: str
+
+
+def chat_options(function: Command) -> Command:
+    """Messages, sampling and looks: handed on as `asked`."""
+
+    @functools.wraps(function)
+    def call(
+        *,
+        prompt_text: str | None,
+        single_turn: bool,
+        system: str | None,
+        system_file: str | None,
+        raw: bool,
+        max_new_tokens: int | None,
+        temperature: float | None,
+        greedy: bool,
+        top_k: int | None,
+        top_p: float | None,
+        min_p: float | None,
+        seed: int | None,
+        stop: tuple[str, ...],
+        history: bool,
+        stats: bool,
+        color: str,
+        **others: Any,
+    ) -> Any:
+        if system is not None and system_file is not None:
+            raise click.UsageError("Give one system message: --system or --system-file.")
+        if system_file is not None:
+            system = read_text(system_file, what="a text file").removesuffix("\n")
+        if greedy and temperature:
+            raise click.UsageError(f"--greedy is --temp 0, and --temp {temperature:g} was given.")
+        given = {"temperature": 0.0 if greedy else temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        chosen = {name: value for name, value in given.items() if value is not None}
+        SamplingSettings(**chosen)  # type: ignore[arg-type]  # wrong values are named before a model is touched
+        require(
+            max_new_tokens is None or max_new_tokens == -1 or max_new_tokens >= 1,
+            f"--max-new-tokens {max_new_tokens} is not a length.",
+            "Use 1 or more, or -1 for all that fits.",
+        )
+        require(all(stop), "--stop is empty.", "Give the text to stop at, or leave it out.")
+        asked = AskedChat(
+            prompt=prompt_text,
+            is_single_turn=single_turn,
+            system=system or None,
+            raw=raw,
+            chosen=chosen,
+            max_new_tokens=max_new_tokens,
+            seed=seed,
+            stop=stop,
+            keeps_history=history,
+            stats=stats,
+            color=color,
+        )
+        return function(asked=asked, **others)
+
+    options = [
+        click.option("-p", "--prompt", "prompt_text", metavar="TEXT", help="The first message; - is stdin."),
+        click.option("-st", "--single-turn", is_flag=True, help="Leave after one answer, as in a pipe."),
+        click.option("--system", "--system-prompt", "-sys", help="The system message."),
+        click.option("--system-file", metavar="FILE", help="The same, from a file."),
+        click.option("--raw", "--ignore-chat-template", "raw", is_flag=True,
+                     help="Do not apply the model's chat template."),
+        click.option("-n", *LENGTH_SPELLINGS, "max_new_tokens", type=int,
+                     help="Of each answer; -1: to the context's end. [default: -1; without a chat template 256]"),
+        click.option("--temp", "--temperature", "temperature", type=float,
+                     help="0 is greedy. [default: the model's]"),
+        click.option("--greedy", is_flag=True, help="The same as --temp 0."),
+        click.option("--top-k", type=int, help="Keep the k likeliest tokens; 0 keeps all. [default: the model's]"),
+        click.option("--top-p", type=float, help="Keep the likeliest tokens of this mass. [default: the model's]"),
+        click.option("--min-p", type=float,
+                     help="Drop tokens below this share of the likeliest. [default: the model's]"),
+        click.option("--seed", type=click.IntRange(0, MAX_SEED),
+                     help="Of every answer's draws; /regen takes the next. [default: random]"),
+        click.option("--stop", multiple=True, metavar="STR",
+                     help="End an answer before this string, which is left out; repeatable."),
+        click.option("--history/--no-history", default=True,
+                     help="Keep what is typed for the next chat. [default: yes]"),
+        click.option("--stats/--no-stats", default=True, help="A line below every answer. [default: yes]"),
+        click.option("--color", type=click.Choice(COLORS), default="auto", show_default=True,
+                     help="Of what is not the answer; NO_COLOR counts."),
+    ]  # fmt: skip
+    return functools.reduce(lambda decorated, option: option(decorated), reversed(options), call)

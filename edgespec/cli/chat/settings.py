@@ -1,0 +1,209 @@
+"""Settings that `/set` changes: their names, what they are now, and what a text means for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from edgespec.cli.chat.spoken import closest
+from edgespec.config import SamplingSettings
+from edgespec.errors import EdgespecError
+from edgespec.tree_settings import USED_BY, TreeSettings
+
+if TYPE_CHECKING:
+    from edgespec.cli.chat.state import Chat
+
+MAX_SEED = 2**63 - 1
+ALIASES = {"temp": "temperature", "n": "max_new_tokens", "max_tokens": "max_new_tokens", "n_predict": "max_new_tokens"}
+SWITCH = {"on": True, "true": True, "yes": True, "1": True, "off": False, "false": False, "no": False, "0": False}
+SPECS = ("off", "tree", "chain")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One of them."""
+
+    hint: str  # what it takes
+    get: Callable[[Chat], Any]
+    change: Callable[[Chat, str], None]  # raises EdgespecError
+
+
+def show_settings(chat: Chat) -> list[str]:
+    """All of them with their values."""
+    return [f"{name:<16}{_shown(setting.get(chat)):<12}{setting.hint}" for name, setting in SETTINGS.items()]
+
+
+def saved_settings(chat: Chat) -> dict[str, Any]:
+    """All of them for a session's file."""
+    return {name: setting.get(chat) for name, setting in SETTINGS.items()}
+
+
+def change_settings(chat: Chat, argument: str) -> list[str]:
+    """Of `k v` or `k=v k=v`: what was changed, as lines; nothing is where one of them is refused."""
+    pairs = _pairs(argument)
+    for name, _ in pairs:
+        if name not in SETTINGS:
+            near = closest(name, SETTINGS)
+            raise EdgespecError(
+                "E_SETTING",
+                f"there is no setting '{name}'.",
+                f"Did you mean {near}?" if near else f"Choose one of: {', '.join(SETTINGS)}.",
+            )
+    before = (chat.conversation.wishes.copy(), chat.engine.tree, chat.shows_stats)
+    lines = []
+    try:
+        for name, value in pairs:
+            old = SETTINGS[name].get(chat)
+            SETTINGS[name].change(chat, value)
+            lines.append(f"{name}: {_shown(old)} → {_shown(SETTINGS[name].get(chat))}")
+    except EdgespecError:
+        chat.conversation.wishes, tree, chat.shows_stats = before
+        chat.engine.use_tree(tree)
+        raise
+    return lines
+
+
+def restore_settings(chat: Chat, saved: Mapping[str, Any]) -> list[str]:
+    """Set what a session was saved with; lines about what cannot be had."""
+    lines = []
+    for name, value in saved.items():
+        if name not in SETTINGS:
+            lines.append(f"not applied: {name}, which is no setting here")
+            continue
+        text = _shown(value) if value is not None else "auto" if name.startswith("tree") else "random"
+        try:
+            if SETTINGS[name].get(chat) != value:
+                SETTINGS[name].change(chat, text)
+        except EdgespecError as error:
+            lines.append(f"not applied: {name} {text} ({error.what})")
+    return lines
+
+
+def use_spec(chat: Chat, spec: str) -> None:
+    """Speculate so from the next answer on; raises EdgespecError."""
+    if spec not in SPECS:
+        raise EdgespecError("E_SETTING", f"'{spec}' is no way to speculate.", f"Choose one of: {', '.join(SPECS)}.")
+    own = chat.own_tree
+    if spec == "off":
+        chat.engine.use_tree(own.plain())
+    elif spec == "tree":
+        chat.engine.use_tree(TreeSettings() if own.policy in {"chain", "none"} else own)
+    else:
+        chat.engine.use_tree(own if own.policy == "chain" else TreeSettings(policy="chain"))
+
+
+def use_tree_size(chat: Chat, text: str) -> None:
+    """Trees, or a chain, of so many nodes; `auto` is what the chat began with. Raises EdgespecError."""
+    tree = chat.engine.tree if chat.spec != "off" else chat.own_tree
+    if text == "auto":
+        chat.engine.use_tree(chat.own_tree)
+        return
+    size = _number(text, int)
+    if tree.policy == "chain":
+        chat.engine.use_tree(replace(tree, draft_tokens=size))
+    elif tree.policy in USED_BY["size"]:
+        chat.engine.use_tree(replace(tree, size=size))
+    else:
+        raise EdgespecError(
+            "E_SETTING",
+            f"--policy {tree.policy} has a shape of its own, and no size to set.",
+            "Use /spec chain or off.",
+        )
+
+
+def _use_depth(chat: Chat, text: str) -> None:
+    tree = chat.engine.tree
+    if tree.policy not in USED_BY["depth"]:
+        raise EdgespecError("E_SETTING", f"--policy {tree.policy} has no depth to set.", "Use /spec tree first.")
+    depth = chat.own_tree.depth if text == "auto" else _number(text, int)
+    chat.engine.use_tree(replace(tree, depth=depth))
+
+
+def _sampling(chat: Chat) -> SamplingSettings:
+    return chat.conversation.wishes.get("sampling") or chat.engine.pair.default_sampling()
+
+
+def _sampling_setting(name: str, kind: type[int] | type[float], hint: str) -> Setting:
+    def change(chat: Chat, text: str) -> None:
+        changed: dict[str, Any] = {name: _number(text, kind)}
+        chat.conversation.wishes["sampling"] = replace(_sampling(chat), **changed)
+
+    return Setting(hint=hint, get=lambda chat: getattr(_sampling(chat), name), change=change)
+
+
+def _change_length(chat: Chat, text: str) -> None:
+    length = _number(text, int)
+    if length == 0 or length < -1:
+        raise EdgespecError("E_SETTING", f"{length} is not a length.", "Use 1 or more, or -1 for all that fits.")
+    chat.conversation.wishes["max_new_tokens"] = length
+
+
+def _change_seed(chat: Chat, text: str) -> None:
+    seed = None if text in {"random", "none", "-1"} else _number(text, int)
+    if seed is not None and not 0 <= seed <= MAX_SEED:
+        raise EdgespecError("E_SETTING", f"{seed} is no seed.", "Use a number from 0 on, or random.")
+    chat.conversation.wishes["seed"] = seed
+
+
+def _change_stats(chat: Chat, text: str) -> None:
+    if text not in SWITCH:
+        raise EdgespecError("E_SETTING", f"'{text}' is neither on nor off.", "Use on or off.")
+    chat.shows_stats = SWITCH[text]
+
+
+SETTINGS = {
+    "temperature": _sampling_setting("temperature", float, "0 is greedy"),
+    "top_p": _sampling_setting("top_p", float, "keep the likeliest tokens of this mass; 1 keeps all"),
+    "top_k": _sampling_setting("top_k", int, "keep the k likeliest tokens; 0 keeps all"),
+    "min_p": _sampling_setting("min_p", float, "drop tokens below this share of the likeliest; 0 keeps all"),
+    "seed": Setting(
+        hint="of the draws: a number, or random", get=lambda chat: chat.conversation.wishes.get("seed"),
+        change=_change_seed,
+    ),
+    "max_new_tokens": Setting(
+        hint="of an answer; -1 to the end of the context",
+        get=lambda chat: chat.conversation.wishes.get("max_new_tokens"), change=_change_length,
+    ),
+    "spec": Setting(hint="off, tree or chain", get=lambda chat: chat.spec, change=use_spec),
+    "tree_size": Setting(
+        hint="nodes of a tree, tokens of a chain, or auto", get=lambda chat: chat.engine.tree.num_nodes or None,
+        change=use_tree_size,
+    ),
+    "tree_depth": Setting(
+        hint="layers of a tree, or auto", get=lambda chat: chat.engine.tree.num_layers or None, change=_use_depth
+    ),
+    "stats": Setting(hint="a line below every answer: on or off", get=lambda chat: chat.shows_stats,
+                     change=_change_stats),
+}  # fmt: skip
+
+
+def _pairs(argument: str) -> list[tuple[str, str]]:
+    """Names and values of a line; raises EdgespecError for one that has no value."""
+    words = argument.replace("=", " = ").split()
+    if "=" not in words:
+        words = [words[0], "=", *words[1:]] if words else []
+    pairs = []
+    while words:
+        if len(words) < 3 or words[1] != "=" or words[2] == "=":
+            raise EdgespecError(
+                "E_SETTING", f"'{words[0]}' has no value.", "Write /set temperature 0.7 or /set top_p=0.9."
+            )
+        name = words[0].lower().lstrip("-").replace("-", "_")
+        pairs.append((ALIASES.get(name, name), words[2].lower()))
+        del words[:3]
+    return pairs
+
+
+def _number(text: str, kind: type[int] | type[float]) -> Any:
+    try:
+        return kind(text)
+    except ValueError as error:
+        what = "a whole number" if kind is int else "a number"
+        raise EdgespecError("E_SETTING", f"'{text}' is not {what}.", "Write one.") from error
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "-" if value is None else str(value)

@@ -1,0 +1,51 @@
+"""What a person typed: a message, or a command with its argument. Knows words, no terminal and no model."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+QUOTES = '"""'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spoken:
+    """A message to send, or the command that it is."""
+
+    text: str  # the message, or the command's argument
+    command: str | None = None  # its first word without the slash, in lower case
+
+
+def understand(typed: str) -> Spoken:
+    """Commands begin with a slash, and are their whole first word; // begins a message with a slash."""
+    if typed.startswith("//"):
+        return Spoken(text=typed[1:])
+    if typed.startswith("/"):
+        word, *rest = typed.split(maxsplit=1)
+        return Spoken(command=word[1:].lower(), text=rest[0].strip() if rest else "")
+    return Spoken(text=typed)
+
+
+def wants_more(typed: str) -> bool:
+    """Whether a block in triple quotes is open."""
+    text = typed.strip()
+    return text.startswith(QUOTES) and not (text.endswith(QUOTES) and len(text) >= 2 * len(QUOTES))
+
+
+def without_quotes(typed: str) -> str:
+    """A block without its quotes, and without the line's ends next to them."""
+    text = typed.strip()
+    if not text.startswith(QUOTES) or wants_more(typed):
+        return typed
+    return text[len(QUOTES) : -len(QUOTES)].removeprefix("\n").removesuffix("\n")
+
+
+def continues(line: str) -> bool:
+    """Whether a line ends in a backslash that stands for a new line; two are one that was meant."""
+    return (len(line) - len(line.rstrip("\\"))) % 2 == 1
+
+
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that was most likely meant."""
+    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)), None)

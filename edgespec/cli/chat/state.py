@@ -1,0 +1,68 @@
+"""What a chat in a terminal consists of."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from edgespec.chat_template import Message
+    from edgespec.cli.chat.footer import Turn
+    from edgespec.cli.chat.screen import Screen
+    from edgespec.conversation import Conversation
+    from edgespec.engine import Engine
+    from edgespec.tree_settings import TreeSettings
+
+
+class LineReader(Protocol):
+    """Where messages come from."""
+
+    def read(self, prompt: str, *, default: str = "") -> str:
+        """One message; raises EOFError at the end, and KeyboardInterrupt for Ctrl-C on an empty line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attachment:
+    """A file that goes before the next message."""
+
+    path: Path
+    text: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Chat:
+    """Everything that commands may look at and change."""
+
+    engine: Engine
+    conversation: Conversation
+    screen: Screen
+    reader: LineReader | None  # None: nobody can be asked
+    own_tree: TreeSettings  # that the chat began with
+    shows_stats: bool = True
+    attachments: list[Attachment] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    is_over: bool = False
+
+    @property
+    def spec(self) -> str:
+        """How the next answer will be drafted: off, tree or chain."""
+        policy = self.engine.tree.policy
+        return {"none": "off", "chain": "chain"}.get(policy, "tree")
+
+    def with_attachments(self, text: str) -> str:
+        """The message as it will be sent."""
+        between = "\n" if self.conversation.is_raw else "\n\n"
+        parts = [attachment.text.removesuffix("\n") for attachment in self.attachments]
+        return between.join([*parts, text] if text else parts)
+
+    def last_question(self) -> str | None:
+        """The user's last message."""
+        asked: list[Message] = [message for message in self.conversation.messages if message.role == "user"]
+        return asked[-1].content if asked else None
+
+
+def has_terminal() -> bool:
+    """Whether somebody can type, and see it."""
+    return sys.stdin.isatty() and (sys.stdout.isatty() or sys.stderr.isatty())

@@ -1,0 +1,233 @@
+"""Options of `edgespec generate` alone, each group handed on as one value."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgespec.cli.formats import FORMATS
+from edgespec.cli.prompts import read_text
+from edgespec.cli.row_settings import MAX_SEED
+from edgespec.cli.selection import Selection
+from edgespec.config import SamplingSettings, require
+
+LENGTH_SPELLINGS = ("--max-new-tokens", "--max-tokens", "--n-predict")
+DEFAULT_NEW_TOKENS = 512
+FORMAT_HELP = "Of the results. [default: jsonl; without -o text for one prompt, or on a terminal]"
+OVERWRITE_HELP = "Replace an output file that holds results."
+RESUME_HELP = "Go on with an output file: run what it lacks, and what failed."
+FORCE_HELP = "With --resume: keep results of other settings or prompts."
+ONLY_HELP = "Run the rows with these ids."
+CATEGORY_HELP = "Run the rows of this category; repeatable."
+REPEAT_HELP = "Run each row R times, with seeds one apart; ids become ID#2, ID#3, ..."
+STOP_HELP = "End a text before this string, which is left out; repeatable."
+
+Command = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedPrompts:
+    """Which prompts, and what goes around them."""
+
+    source: str | None  # a file, or - for stdin
+    text: str | None  # a prompt itself
+    lines: bool
+    selection: Selection
+    system: str | None
+    raw: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedSampling:
+    """How texts are drawn, where the rows do not say."""
+
+    chosen: dict[str, Any]  # fields of `SamplingSettings` that were given
+    max_new_tokens: int
+    seed: int | None
+    stop: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedOutput:
+    """Where results go, and in what form."""
+
+    path: Path | None
+    format_name: str | None
+    overwrite: bool
+    resume: bool
+    force: bool
+    fail_fast: bool
+    live_text: bool
+    dry_run: bool
+
+
+def prompt_options(function: Command) -> Command:
+    """Sources, selection and the system prompt: handed on as `asked`."""
+
+    @functools.wraps(function)
+    def call(
+        *,
+        prompts: str | None,
+        prompts_file: str | None,
+        prompt_text: str | None,
+        lines: bool,
+        start: int,
+        limit: int | None,
+        only: tuple[str, ...],
+        category: tuple[str, ...],
+        repeat: int,
+        system: str | None,
+        system_file: str | None,
+        raw: bool,
+        **others: Any,
+    ) -> Any:
+        given = [source for source in (prompts, prompts_file, prompt_text) if source is not None]
+        if len(given) != 1:
+            raise click.UsageError("Give one source of prompts: PROMPTS, -f FILE or -p TEXT.")
+        if lines and prompt_text is not None:
+            raise click.UsageError("--lines is for files; -p TEXT is one prompt.")
+        if system is not None and system_file is not None:
+            raise click.UsageError("Give one system prompt: --system or --system-file.")
+        if system_file is not None:
+            system = read_text(system_file, what="a text file").removesuffix("\n")
+        for flag, text in (("-p", prompt_text), ("--system", system)):
+            _require_text(flag, text or "")
+        is_text = prompt_text is not None and prompt_text != "-"
+        ids = tuple(name.strip() for listed in only for name in listed.split(",") if name.strip())
+        asked = AskedPrompts(
+            source=None if is_text else given[0],
+            text=prompt_text if is_text else None,
+            lines=lines,
+            selection=Selection(only=ids, categories=category, start=start, limit=limit, repeat=repeat),
+            system=system or None,
+            raw=raw,
+        )
+        return function(asked=asked, **others)
+
+    options = [
+        click.argument("prompts", required=False),
+        click.option("-f", "--file", "-i", "--input", "prompts_file", help="The same as PROMPTS."),
+        click.option("-p", "--prompt", "prompt_text", metavar="TEXT", help="A prompt itself; - is stdin."),
+        click.option("--lines", is_flag=True, help="PROMPTS holds one prompt a line."),
+        click.option("--start", type=int, default=0, metavar="N", help="Skip the first N rows."),
+        click.option("--limit", type=int, metavar="N", help="Run at most N rows."),
+        click.option("--only", multiple=True, metavar="ID,...", help=ONLY_HELP),
+        click.option("--category", multiple=True, metavar="NAME", help=CATEGORY_HELP),
+        click.option("--repeat", type=int, default=1, metavar="R", help=REPEAT_HELP),
+        click.option("--system", "--system-prompt", "-sys", help="System prompt of rows that have none."),
+        click.option("--system-file", metavar="FILE", help="The same, from a file."),
+        click.option(
+            "--raw", "--ignore-chat-template", "raw", is_flag=True, help="Do not apply the model's chat template."
+        ),
+    ]
+    return _with_options(call, options)
+
+
+def sampling_options(function: Command) -> Command:
+    """Length, distribution, seed and stop strings: handed on as `wanted`."""
+
+    @functools.wraps(function)
+    def call(
+        *,
+        max_new_tokens: int,
+        temperature: float | None,
+        greedy: bool,
+        top_k: int | None,
+        top_p: float | None,
+        min_p: float | None,
+        seed: int | None,
+        stop: tuple[str, ...],
+        **others: Any,
+    ) -> Any:
+        if greedy and temperature:
+            raise click.UsageError(f"--greedy is --temp 0, and --temp {temperature:g} was given.")
+        given = {"temperature": 0.0 if greedy else temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        chosen = {name: value for name, value in given.items() if value is not None}
+        SamplingSettings(**chosen)  # type: ignore[arg-type]  # wrong values are named before a model is touched
+        require(all(stop), "--stop is empty.", "Give the text to stop at, or leave it out.")
+        for text in stop:
+            _require_text("--stop", text)
+        wanted = AskedSampling(chosen=chosen, max_new_tokens=max_new_tokens, seed=seed, stop=stop)
+        return function(wanted=wanted, **others)
+
+    options = [
+        click.option("-n", *LENGTH_SPELLINGS, "max_new_tokens", default=DEFAULT_NEW_TOKENS, show_default=True,
+                     help="Of each answer; -1: to the context's end."),
+        click.option("--temp", "--temperature", "temperature", type=float,
+                     help="0 is greedy. [default: the model's]"),
+        click.option("--greedy", is_flag=True, help="The same as --temp 0."),
+        click.option("--top-k", type=int, help="Keep the k likeliest tokens; 0 keeps all. [default: the model's]"),
+        click.option("--top-p", type=float, help="Keep the likeliest tokens of this mass. [default: the model's]"),
+        click.option("--min-p", type=float,
+                     help="Drop tokens below this share of the likeliest. [default: the model's]"),
+        click.option("--seed", type=click.IntRange(0, MAX_SEED),
+                     help="Of every prompt's draws. [default: random, recorded]"),
+        click.option("--stop", multiple=True, metavar="STR", help=STOP_HELP),
+    ]  # fmt: skip
+    return _with_options(call, options)
+
+
+def output_options(function: Command) -> Command:
+    """The output file and its form: handed on as `out`."""
+
+    @functools.wraps(function)
+    def call(
+        *,
+        output: Path | None,
+        format_name: str | None,
+        overwrite: bool,
+        resume: bool,
+        force: bool,
+        fail_fast: bool,
+        live_text: bool,
+        dry_run: bool,
+        **others: Any,
+    ) -> Any:
+        if resume and overwrite:
+            raise click.UsageError("--resume goes on with a file, --overwrite begins it anew: give one of them.")
+        if (resume or overwrite) and output is None:
+            raise click.UsageError(f"--{'resume' if resume else 'overwrite'} is about an output file: give -o FILE.")
+        if force and not resume:
+            raise click.UsageError("--force belongs to --resume.")
+        if resume and format_name == "text":
+            raise click.UsageError("--resume needs results with ids, which --format text does not write.")
+        out = AskedOutput(
+            path=output,
+            format_name=format_name,
+            overwrite=overwrite,
+            resume=resume,
+            force=force,
+            fail_fast=fail_fast,
+            live_text=live_text,
+            dry_run=dry_run,
+        )
+        return function(out=out, **others)
+
+    options = [
+        click.option("-o", "--output", type=click.Path(path_type=Path), help="Write results here, not to stdout."),
+        click.option("--format", "format_name", type=click.Choice(FORMATS), help=FORMAT_HELP),
+        click.option("--resume", is_flag=True, help=RESUME_HELP),
+        click.option("--overwrite", is_flag=True, help=OVERWRITE_HELP),
+        click.option("--force", is_flag=True, help=FORCE_HELP),
+        click.option("--fail-fast", is_flag=True, help="End the run at the first prompt that fails."),
+        click.option("--stream", "live_text", is_flag=True, help="Show the text on stderr while records are written."),
+        click.option("--dry-run", is_flag=True, help="Check everything, say what would be done, and load nothing."),
+    ]
+    return _with_options(call, options)
+
+
+def _require_text(flag: str, text: str) -> None:
+    """Raise EdgespecError for bytes of the command line that are no text, which Python hands on as half surrogates."""
+    require(text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text),
+            f"{flag} is not UTF-8.", "Write it in UTF-8.")  # fmt: skip
+
+
+def _with_options(function: Command, options: Sequence[Callable[[Command], Command]]) -> Command:
+    for option in reversed(options):
+        function = option(function)
+    return function
