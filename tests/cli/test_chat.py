@@ -102,7 +102,7 @@ def test_a_pipe_is_one_turn_with_the_answer_alone_on_stdout(run_cli: RunCli) -> 
     ("options", "stdin", "code", "said"),
     [
         ([], "", 2, "no message"),
-        (["-md", "draft"], "x", 4, "draft"),
+        (["-md", "draft"], "x", 2, "draft"),
         (["--temp", "-1"], "x", 2, "--temp"),
         (["-n", "0"], "x", 2, "not a length"),
         (["--greedy", "--temp", "1"], "x", 2, "--greedy"),

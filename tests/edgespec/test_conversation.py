@@ -117,6 +117,9 @@ def some_turns(engine: Engine) -> list[GenerationResult]:
         held = [*prompt, *result.token_ids[:-1]]
         fresh = engine.generate(prompt, max_new_tokens=len(result.token_ids), sampling=GREEDY)
         assert (fresh.token_ids, fresh.cached_tokens) == (result.token_ids, 0)
+        if engine.tree.policy == "adaptive" and result.finish_reason != "interrupted":
+            # The draft goes on as it would have started, too: chosen children, so the same trees.
+            assert [len(step.tokens) for step in result.steps] == [len(step.tokens) for step in fresh.steps]
     return results
 
 
@@ -215,6 +218,20 @@ def test_every_family_goes_on_from_kept_rows(family: str) -> None:
         assert target.num_kept == kept
         expected = model(input_ids=ids[None], use_cache=False).logits[0, -1]
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5)
+
+
+def test_rows_that_were_looked_at_are_no_text() -> None:
+    """Text goes on behind text, whatever lies behind it: rows of a tree, of all layers or of some."""
+    model = make_model(FAMILIES["llama"]())
+    causal = CausalModel(model, device=torch.device("cpu"))
+    text = torch.randint(VOCAB - 1, (30,), generator=torch.Generator().manual_seed(3))
+    causal.reset(64)
+    causal.prefill(text[:20])
+    causal.look(text[:3], torch.arange(20, 23), torch.ones(3, 3, dtype=torch.bool).tril())
+    causal.cache.tree_layers[2].length = 20
+    found = causal.prefill(text[20:])
+    torch.testing.assert_close(found, model(input_ids=text[None]).logits[0, -1], rtol=1e-4, atol=2e-5)
+    assert causal.text == text.tolist()
 
 
 def test_the_draft_catches_up_after_turns_without_it(open_engine: OpenEngine) -> None:
@@ -417,6 +434,14 @@ def test_a_saved_session_goes_on_with_the_same_tokens(open_engine: OpenEngine, t
     document = json.loads(path.read_text())
     assert document["schema"] == "edgespec.session/1"
     assert [message["role"] for message in document["messages"]] == ["user", "assistant"] * 2
+    # A text can be spelled with other tokens than it is encoded with: those that were written count.
+    tokenizer = engine.pair.tokenizer
+    spelled = tuple(tokenizer.convert_tokens_to_ids(list("def")))
+    assert list(spelled) != tokenizer.encode("def")
+    chat.messages = (Message(role="user", content="x"), Message(role="assistant", content="def", token_ids=spelled))
+    chat.save(tmp_path / "spelled.json")
+    other.load(tmp_path / "spelled.json")
+    assert other.messages == chat.messages
     # An answer edited by hand is read as it is written there.
     document["messages"][1]["content"] = "edited"
     path.write_text(json.dumps(document))
