@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import io
 import json
@@ -105,7 +106,9 @@ def main() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a Windows console's own encoding lacks most characters
             stream.reconfigure(encoding="utf-8", errors="replace")
-    sys.exit(run(sys.argv[1:]))
+    status = run(sys.argv[1:])
+    gc.freeze()  # else the interpreter looks through all that torch brought once more, for a second
+    sys.exit(status)
 
 
 def run(arguments: list[str]) -> int:
