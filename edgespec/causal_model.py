@@ -7,14 +7,18 @@ new rows a call; keys are the cache's rows and then the new ones.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from edgespec.cache import TreeCache
 from edgespec.errors import EdgespecError
+from edgespec.hidden_rows import HiddenRows
 from edgespec.layer_major import LayerMajor, Watch
 from edgespec.masks import MaskForm
 from offload.skeleton import decoder_layers
@@ -55,11 +59,42 @@ class _DecoderOutput:
         return None
 
 
+@contextmanager
+def _forward_as(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Within it the module's forward is another one."""
+    own = vars(module).get("forward")  # where somebody wrapped it already
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
+        if own is not None:
+            module.forward = own
+
+
+def _partial_head(head: Any, tokens: list[slice], hidden: Tensor) -> Tensor:
+    """What a linear head gives for some ranges of its tokens, [..., g]; views of its weight, no copies."""
+    bias = getattr(head, "bias", None)
+    parts = [
+        nn.functional.linear(hidden, head.weight[which], None if bias is None else bias[which]) for which in tokens
+    ]
+    return torch.cat(parts, -1)
+
+
 class CausalModel:
     """A model, its cache, and the masks that its family takes."""
 
-    def __init__(self, model: PreTrainedModel, *, device: torch.device, chunk_rows: int = PREFILL_ROWS) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        device: torch.device,
+        chunk_rows: int = PREFILL_ROWS,
+        keeps_hidden: bool = False,
+    ) -> None:
+        """With `keeps_hidden` the last hidden states of the text's rows can be asked for: `features_before`."""
         self.model = model
+        self._hidden = HiddenRows() if keeps_hidden else None
         self.device = device
         self.config = model.config.get_text_config(decoder=True)
         self.vocab: int = model.get_output_embeddings().weight.shape[0]
@@ -106,62 +141,82 @@ class CausalModel:
     def commit(self, rows: Tensor, ids: list[int]) -> None:
         """`rows` [j], counted from the cache's start, became text of these ids; the others behind it are dropped."""
         self.cache.keep(len(self.text), rows)
+        if self._hidden is not None:
+            self._hidden.keep(len(self.text), rows)
         self.text += ids  # last: whatever ends this before leaves the text that there was
 
+    def features_before(self, first: int, end: int) -> Tensor:
+        """Last hidden states [end - first, h] of the positions before the text's rows [first, end); 0 before row 0."""
+        assert self._hidden is not None
+        return self._hidden.before(first, end)
+
     @torch.no_grad()
-    def prefill(self, ids: Tensor) -> Tensor:
-        """Append text ids [n], in one pass over the weights; logits of the last row: [vocab]."""
+    def prefill(self, ids: Tensor, *, previous: Tensor | None = None) -> Tensor:
+        """Append text ids [n], in one pass over the weights; logits of the last row: [vocab].
+
+        `previous` [n, h] are the target's features of the positions before, which a feature head reads.
+        """
         self.cache.truncate(len(self.text))  # what an interrupted pass may have left
         start, num_rows = len(self.text), ids.shape[0]
         positions = torch.arange(start, start + num_rows, device=self.device)
         if num_rows <= self._layer_major.chunk_rows:
             # No mask: transformers builds the causal one, window included, and may use faster kernels.
-            logits = self._forward(ids, positions, None)[0]
+            logits = self._forward(ids, positions, None, previous)[0]
         else:
             with self._layer_major.text(start, num_rows):
-                logits = self._forward(ids, positions, self._masks.stand_ins())[0]
+                logits = self._forward(ids, positions, self._masks.stand_ins(), previous)[0]
         self.text += ids.tolist()  # a prompt's, which came from the host
         return logits
 
     @torch.no_grad()
-    def look(self, ids: Tensor, tail_positions: Tensor, tail_visible: Tensor) -> Tensor:
+    def look(
+        self, ids: Tensor, tail_positions: Tensor, tail_visible: Tensor, *, previous: Tensor | None = None
+    ) -> Tensor:
         """Append rows for ids [n]; their last hidden states [n, h], for `logits`.
 
         `tail_visible` [n, tail] bool says which of the last `tail` keys, the new rows among them,
         each new row sees; all keys before those are visible. `tail_positions` [tail] are theirs.
+        `previous` [n, h] are the features before them, which a feature head reads.
         """
         num_rows, tail = tail_visible.shape
         mask = self._masks.tree(tail_visible, tail_positions, num_before=self.cache.length + num_rows - tail)
-        output = self._decoder(
-            input_ids=ids[None],
-            attention_mask=mask,
-            position_ids=tail_positions[None, -num_rows:],
-            past_key_values=self.cache,
-            use_cache=True,
-        )
-        hidden: Tensor = output.last_hidden_state
-        return hidden[0]
+        return self._decode(ids, tail_positions[-num_rows:], mask, previous)
 
     @torch.no_grad()
-    def logits(self, hidden: Tensor) -> Tensor:
-        """The family's own logits [k, vocab] of last hidden states [k, h].
+    def logits(self, hidden: Tensor, tokens: list[slice] | None = None) -> Tensor:
+        """The family's own logits [k, vocab] of last hidden states [k, h]; of some ranges of tokens only, if given.
 
         By the model's forward around a decoder that returns `hidden`: some families scale or cap
         what the head gives.
         """
-        own = vars(self._decoder).get("forward")  # where somebody wrapped it already
-        self._decoder.forward = lambda *_, **__: _DecoderOutput(hidden[None])
-        try:
+        head: Any = self.model.get_output_embeddings()
+        with ExitStack() as forwards:
+            forwards.enter_context(_forward_as(self._decoder, lambda *_, **__: _DecoderOutput(hidden[None])))
+            if tokens is not None:
+                forwards.enter_context(_forward_as(head, functools.partial(_partial_head, head, tokens)))
             output = self.model(input_ids=self._no_ids, use_cache=False)
-        finally:
-            del self._decoder.forward
-            if own is not None:
-                self._decoder.forward = own
         logits: Tensor = output.logits
         return logits[0]
 
-    def _forward(self, ids: Tensor, positions: Tensor, mask: Any) -> Tensor:
+    def _decode(self, ids: Tensor, positions: Tensor, mask: Any, previous: Tensor | None) -> Tensor:
+        """Last hidden states [n, h] of new rows at positions [n]."""
+        first = self.cache.length
+        inputs = {"input_ids": ids[None]}
+        if previous is not None:
+            embedded = self.model.get_input_embeddings()(ids)
+            inputs = {"inputs_embeds": self.model.fuse(embedded, previous)[None]}  # type: ignore[operator]
+        output = self._decoder(
+            **inputs, attention_mask=mask, position_ids=positions[None], past_key_values=self.cache, use_cache=True
+        )
+        hidden: Tensor = output.last_hidden_state[0]
+        if self._hidden is not None:
+            self._hidden.write(first, hidden, capacity=self.cache.capacity)
+        return hidden
+
+    def _forward(self, ids: Tensor, positions: Tensor, mask: Any, previous: Tensor | None) -> Tensor:
         """Logits [1, vocab] of the last row."""
+        if self._hidden is not None or previous is not None:
+            return self.logits(self._decode(ids, positions, mask, previous)[-1:])
         output = self.model(
             input_ids=ids[None],
             attention_mask=mask,

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 
 from edgespec.errors import EdgespecError
+from edgespec.model_folder import ModelFolder, open_model
 from edgespec.names import cached_repositories, find_cached
-from edgespec.pair import ModelFolder, open_model, open_tokenizer
+from edgespec.pair import open_tokenizer
 from edgespec.self_check import check_tree_reading
 from edgespec.target import offload_errors
 from edgespec.weights import plan_weights

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from edgespec.causal_model import CausalModel
+from edgespec.draft.head_network import lend
 from edgespec.plan import PairPlan
 from edgespec.self_check import check_tree_reading
 from edgespec.weights import Announce
@@ -20,9 +21,17 @@ Progress = Callable[[str, int, int], None]  # phase, done, total: bytes when loa
 class LoadedModels:
     """The models by their roles, `target` and `draft`, until `close`."""
 
-    def __init__(self, streamed: Mapping[str, StreamedModel], *, device: torch.device) -> None:
+    def __init__(
+        self, streamed: Mapping[str, StreamedModel], *, device: torch.device, lent: frozenset[str] = frozenset()
+    ) -> None:
+        """Where parameters of the draft are the target's, it is a feature head: it reads the target's hidden states."""
         self._streamed = dict(streamed)
-        self._causal = {role: CausalModel(model.model, device=device) for role, model in streamed.items()}
+        if lent:
+            lend(streamed["target"].model, streamed["draft"].model, lent)
+        self._causal = {
+            role: CausalModel(model.model, device=device, keeps_hidden=bool(lent) and role == "target")
+            for role, model in streamed.items()
+        }
 
     @property
     def target(self) -> CausalModel:
@@ -74,7 +83,8 @@ def load_models(
             streamed[role] = StreamedModel(
                 skeleton, placement, device=device, progress=_phase(progress, f"loading {role}")
             )
-        return LoadedModels(streamed, device=device)
+        lent = skeletons["draft"].lent if "draft" in skeletons else frozenset()
+        return LoadedModels(streamed, device=device, lent=lent)
     except BaseException:
         _close(streamed)
         raise

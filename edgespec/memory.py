@@ -123,6 +123,8 @@ def device_uses(
     }
     if draft is not None:
         draft_config = draft.model.config.get_text_config(decoder=True)
+        if draft.lent:
+            uses["target: features"] = target_rows * config.hidden_size * dtype.itemsize
         uses["draft: weights"] = sum(resident_bytes(r, device=device) for r in (draft.outside, *draft.records))
         uses["draft: keys and values"] = cache_bytes(draft_config, rows=draft_rows, dtype=dtype)
         uses["draft: one pass"] = pass_bytes(

@@ -11,7 +11,7 @@ import torch
 from edgespec.config import MIN_CONTEXT, MemoryLimits
 from edgespec.errors import EdgespecError
 from edgespec.memory import cache_rows, device_uses, host_uses
-from edgespec.pair import ModelFolder
+from edgespec.model_folder import ModelFolder
 from edgespec.tree_settings import TreeSettings, settings_used_by
 from edgespec.weights import Weights, plan_weights
 from offload.errors import MemoryPlanError

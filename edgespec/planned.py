@@ -6,7 +6,6 @@ Raises EdgespecError where the profiles room raises its own.
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +19,8 @@ from edgespec.config import MemoryLimits
 from edgespec.device import resolve_dtype
 from edgespec.errors import EdgespecError
 from edgespec.grow.acceptance import AcceptanceModel
-from edgespec.pair import ModelFolder, ModelPair
+from edgespec.model_folder import fingerprint
+from edgespec.pair import ModelPair
 from edgespec.places import profiles_folder
 from edgespec.plan import plan_pair
 from edgespec.target import offload_errors
@@ -32,7 +32,6 @@ from profiles.files import changes_between, find_profile, read_profile
 from profiles.measure import machine_facts
 from profiles.schema import PairFacts, Plan, Profile, TemperaturePlan
 
-SAMPLE_BYTES = 1 << 16  # of a weight file: tells one fine-tune from another
 BUDGETED = ("adaptive", "dyspec", "opt-tree", "eagle2", "c2t", "sequoia")
 
 
@@ -82,21 +81,6 @@ def pair_facts(
         ram_layers=placement.num_pinned,
         disk_layers=placement.num_on_disk,
     )
-
-
-def fingerprint(model: ModelFolder) -> str:
-    """Of the config, of the tensors' names, shapes and types, and of a piece of each weight file."""
-    facts = {name: [str(entry.dtype), list(entry.shape)] for name, entry in sorted(model.checkpoint.tensors.items())}
-    # The file's own keys: a config as an object also holds the folder's place and the installed version's defaults.
-    content = json.loads((model.folder / "config.json").read_text(encoding="utf-8"))
-    config = {name: value for name, value in content.items() if name not in {"transformers_version", "_name_or_path"}}
-    digest = hashlib.sha256(json.dumps([config, facts], sort_keys=True).encode())
-    for path in sorted({entry.file for entry in model.checkpoint.tensors.values()}):
-        if path.is_file():
-            with path.open("rb") as file:
-                file.seek(path.stat().st_size // 2)
-                digest.update(file.read(SAMPLE_BYTES))
-    return digest.hexdigest()[:16]
 
 
 def settle(

@@ -12,6 +12,7 @@ from tokenizers.decoders import DecodeStream
 from edgespec.causal_model import CausalModel
 from edgespec.decode import Session, StepResult
 from edgespec.draft.language_model import LanguageModelDrafter
+from edgespec.draft.open_drafter import open_drafter
 from edgespec.grow.policies import Policy
 from edgespec.layer_major import Watch
 from edgespec.loops import continue_text
@@ -121,9 +122,9 @@ def _drafter(models: TextModels, request: TextRequest, *, reuse: bool) -> Langua
     if models.draft is None:
         return None
     tree = models.policy.settings
-    return LanguageModelDrafter(
+    return open_drafter(
         models.draft,
-        vocab=models.target.vocab,
+        models.target,
         sampling=tree.draft_sampling(request.sampling),
         tree_rows=tree.num_drafted,
         keeps_text=reuse,

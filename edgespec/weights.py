@@ -13,11 +13,11 @@ from pathlib import Path
 
 import torch
 
-from edgespec.pair import ModelFolder
+from edgespec.model_folder import ModelFolder
 from edgespec.places import cache_folder
 from offload.quantize import quantized_checkpoint
 from offload.quantized_cache import load_or_quantize
-from offload.skeleton import Skeleton, build_skeleton
+from offload.skeleton import Skeleton
 
 Announce = Callable[[Path, int, int], None]  # folder, bytes that will be written there, bytes free
 Progress = Callable[[int, int], None]  # layers done, layers in all
@@ -49,7 +49,7 @@ class Weights:
         if self.quant is None:
             return self.planned
         checkpoint = load_or_quantize(
-            build_skeleton(self.model.config, self.model.checkpoint, dtype=self.dtype),
+            self.model.skeleton(self.model.checkpoint, dtype=self.dtype),
             self.model.checkpoint,
             self.quant,
             cache_folder=cache_folder(),
@@ -57,13 +57,13 @@ class Weights:
             announce=announce,
             progress=progress,
         )
-        return build_skeleton(self.model.config, checkpoint, dtype=self.dtype)
+        return self.model.skeleton(checkpoint, dtype=self.dtype)
 
 
 def plan_weights(model: ModelFolder, *, dtype: torch.dtype, quant: str | None) -> Weights:
     """The model's weights, known by size; raises OffloadError when they do not make up the model."""
-    skeleton = build_skeleton(model.config, model.checkpoint, dtype=dtype)
+    skeleton = model.skeleton(model.checkpoint, dtype=dtype)
     if quant is not None:
         planned = quantized_checkpoint(skeleton, model.checkpoint, quant)
-        skeleton = build_skeleton(model.config, planned, dtype=dtype)
+        skeleton = model.skeleton(planned, dtype=dtype)
     return Weights(model=model, dtype=dtype, quant=quant, planned=skeleton)

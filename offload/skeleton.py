@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +34,7 @@ class Skeleton:
     outside: LayerRecord  # everything else: embeddings, norms, head, stored buffers
     ties: dict[str, str]  # parameter -> the parameter that it is
     packed: tuple[PackedModule, ...]  # modules with quantised weights
+    lent: frozenset[str] = frozenset()  # parameters and stored buffers that another model lends
 
     @property
     def num_scratch(self) -> int:
@@ -40,14 +42,26 @@ class Skeleton:
         return max((module.num_unpacked() for module in self.packed), default=0)
 
 
-def build_skeleton(config: PretrainedConfig, checkpoint: Checkpoint, *, dtype: torch.dtype) -> Skeleton:
+def build_skeleton(
+    config: PretrainedConfig,
+    checkpoint: Checkpoint,
+    *,
+    dtype: torch.dtype,
+    attach: Callable[[PreTrainedModel], None] | None = None,
+    own_modules: tuple[str, ...] | None = None,
+) -> Skeleton:
     """The module graph on the meta device, matched with the checkpoint's tensors.
 
+    `attach` may add modules to the family's own. With `own_modules` the checkpoint holds the decoder layers
+    and those modules alone: all other parameters stay on the meta device until another model lends its own.
     Raises CheckpointError when the family has no single list of decoder layers, or when names or
     shapes differ from the checkpoint's.
     """
     model = build_on_meta(config, checkpoint.folder, dtype=dtype)
+    if attach:
+        attach(model)
     prefix, layers = decoder_layers(model)
+    lent = _lent(model, prefix, own_modules)
     stored = pieces_by_parameter(checkpoint, model)
     ties = _ties(model, stored)
     packed, packed_names = attach_packed_weights(model, stored, ties)
@@ -57,7 +71,7 @@ def build_skeleton(config: PretrainedConfig, checkpoint: Checkpoint, *, dtype: t
     missing = []
     buffers = stored_buffers(model)
     for name, tensor in [*model.named_parameters(remove_duplicate=False), *buffers.items()]:
-        if name in ties or name in packed_names:
+        if name in ties or name in packed_names or name in lent:
             continue
         pieces = stored.get(name)
         if pieces is None:
@@ -78,9 +92,19 @@ def build_skeleton(config: PretrainedConfig, checkpoint: Checkpoint, *, dtype: t
         layers=layers,
         records=tuple(LayerRecord(index=index, tensors=tensors) for index, tensors in enumerate(layer_tensors)),
         outside=LayerRecord(index=-1, tensors=outside),
-        ties=ties,
+        ties={name: source for name, source in ties.items() if name not in lent},
         packed=packed,
+        lent=lent,
     )
+
+
+def _lent(model: PreTrainedModel, layers: str, own_modules: tuple[str, ...] | None) -> frozenset[str]:
+    """Names of what is neither in the decoder layers nor in one of `own_modules`; nothing where that is None."""
+    if own_modules is None:
+        return frozenset()
+    own = tuple(f"{module}." for module in (layers, *own_modules))
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    return frozenset(name for name in (*names, *stored_buffers(model)) if not name.startswith(own))
 
 
 def build_on_meta(config: PretrainedConfig, folder: object, *, dtype: torch.dtype) -> PreTrainedModel:

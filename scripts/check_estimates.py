@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from edgespec.config import MemoryLimits
-from edgespec.pair import open_architecture
+from edgespec.model_folder import open_architecture
 from edgespec.speed import (
     PairOnHardware,
     open_hardware,

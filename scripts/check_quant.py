@@ -27,7 +27,8 @@ from edgespec import Engine, MemoryLimits, SamplingSettings
 from edgespec.cli.prompts import read_prompts
 from edgespec.cli.records import peak_resident_bytes
 from edgespec.device import DTYPES
-from edgespec.pair import DEMO_FOLDER, open_model, open_pair
+from edgespec.model_folder import open_model
+from edgespec.pair import DEMO_FOLDER, open_pair
 from edgespec.weights import plan_weights
 from offload.kernels import bitsandbytes_functional
 

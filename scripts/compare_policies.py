@@ -36,6 +36,7 @@ from torch import Tensor
 
 from edgespec import Engine, SamplingSettings, TreeSettings
 from edgespec.draft.language_model import LanguageModelDrafter
+from edgespec.draft.open_drafter import open_drafter
 from edgespec.grow.order import depth_first_order, num_blocks
 from edgespec.grow.policies import make_grow, open_policy
 from edgespec.pair import open_pair
@@ -130,9 +131,9 @@ class Bench:
     def drafter(self, settings: TreeSettings, sampling: SamplingSettings) -> LanguageModelDrafter:
         """A drafter at the same text."""
         assert self.engine.draft_model is not None
-        drafter = LanguageModelDrafter(
+        drafter = open_drafter(
             self.engine.draft_model,
-            vocab=self.target.vocab,
+            self.engine.target_model,
             sampling=settings.draft_sampling(sampling),
             tree_rows=1600,
         )

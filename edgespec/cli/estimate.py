@@ -25,7 +25,7 @@ from edgespec.context import check_ctx_size
 from edgespec.tree_settings import TreeSettings
 
 if TYPE_CHECKING:
-    from edgespec.pair import ModelFolder
+    from edgespec.model_folder import ModelFolder
     from edgespec.plan import PairPlan
     from edgespec.weights import Weights
 
@@ -82,7 +82,8 @@ def command(
         raise click.UsageError("-md needs a target.")
 
     from edgespec.device import planning_device, resolve_dtype
-    from edgespec.pair import DEMO_FOLDER, open_architecture
+    from edgespec.model_folder import open_architecture
+    from edgespec.pair import DEMO_FOLDER
     from edgespec.plan import plan_pair
     from edgespec.speed import PairOnHardware, open_hardware
     from edgespec.target import offload_errors

@@ -28,7 +28,7 @@ def run_config(
     draft_quant: str | None,
 ) -> dict[str, Any]:
     """The settings; models are known by their content, so that a folder may move; of the tree, what is not default."""
-    from edgespec.planned import fingerprint
+    from edgespec.model_folder import fingerprint
 
     default = dataclasses.asdict(TreeSettings())
     chosen = {name: value for name, value in dataclasses.asdict(tree).items() if value != default[name]}

@@ -52,7 +52,7 @@ class LanguageModelDrafter:
         else:
             self._model.reset(capacity)
         if ids.shape[0] > kept:  # else all is there; or the text is one token, which is the root
-            self._model.prefill(ids[kept:])
+            self._model.prefill(ids[kept:], previous=self._features_before(kept, ids.shape[0]))
 
     def expand(self, tokens: Tensor, parent_rows: Tensor) -> Tensor:
         """Q [k, vocab] after nodes of tokens [k] below parent_rows [k]; the first call is the root's."""
@@ -65,7 +65,12 @@ class LanguageModelDrafter:
         self._visible[start:end, start:end] = torch.eye(end - start, dtype=torch.bool, device=tokens.device)
         self._positions[start:end] = self._positions[parent_rows] + 1
         self._num_rows = end
-        hidden = self._model.look(self._known(tokens), self._positions[:end], self._visible[start:end, :end])
+        hidden = self._model.look(
+            self._known(tokens),
+            self._positions[:end],
+            self._visible[start:end, :end],
+            previous=self._features_of(parent_rows),
+        )
         self._hidden.append(hidden)
         return self._after(hidden)
 
@@ -87,7 +92,7 @@ class LanguageModelDrafter:
     def commit(self, root: int, path_rows: list[int], path_tokens: list[int]) -> None:
         """Keep the rows of the root and of the path; what has none is pending."""
         rows, tokens = [0, *path_rows], [root, *path_tokens]
-        num_cached = 0 if self._num_rows == 0 else (rows.index(-1) if -1 in rows else len(rows))
+        num_cached = 0 if self._num_rows == 0 else self._num_lasting(rows)
         kept = torch.tensor(rows[:num_cached], dtype=torch.long, device=self._model.device) + len(self._model.text)
         self._model.commit(kept, self._known(torch.tensor(tokens[:num_cached], dtype=torch.long)).tolist())
         self._pending += tokens[num_cached:]
@@ -101,9 +106,12 @@ class LanguageModelDrafter:
         ids = torch.cat([pending, root])
         positions = torch.arange(committed, committed + ids.shape[0], device=root.device)
         causal = torch.ones(ids.shape[0], ids.shape[0], dtype=torch.bool, device=root.device).tril_()
-        hidden = self._model.look(self._known(ids), positions, causal)[-1:]
-        logits = self._model.logits(hidden)
-        if not bool(logits.amax().isfinite()):
+        end = committed + ids.shape[0]
+        hidden = self._model.look(self._known(ids), positions, causal, previous=self._features_before(committed, end))[
+            -1:
+        ]
+        q = self._after(hidden)
+        if not bool((hidden.amax() + q.amax()).isfinite()):
             raise EdgespecError(
                 "E_NAN_LOGITS",
                 "the draft's logits are NaN or infinite.",
@@ -114,7 +122,21 @@ class LanguageModelDrafter:
         self._hidden, self._num_rows = [hidden], 1
         self._visible[0, 0] = True
         self._positions[0] = len(self._model.text)
-        return self._probabilities(logits)
+        return q
+
+    def _num_lasting(self, rows: list[int]) -> int:
+        """How many of the root's and the path's rows, from the front, hold what the text's own would."""
+        return rows.index(-1) if -1 in rows else len(rows)
+
+    def _features_before(self, first: int, end: int) -> Tensor | None:
+        """What the model is given beside the text's tokens [first, end): nothing."""
+        del first, end
+        return None
+
+    def _features_of(self, rows: Tensor) -> Tensor | None:
+        """What the model is given beside the children of this tree's rows [k]: nothing."""
+        del rows
+        return None
 
     def _known(self, ids: Tensor) -> Tensor:
         """Ids that the draft can look up: the target's table may have more rows. What stands in for the

@@ -20,6 +20,7 @@ from torch import Tensor
 from edgespec.config import SamplingSettings
 from edgespec.decode import Session, decode
 from edgespec.draft.language_model import LanguageModelDrafter
+from edgespec.draft.open_drafter import open_drafter
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.grow.policies import make_grow, open_policy
@@ -183,9 +184,9 @@ def _decode(
 ) -> None:
     assert engine.draft_model is not None
     vocab = engine.target_model.vocab
-    drafter = LanguageModelDrafter(
+    drafter = open_drafter(
         engine.draft_model,
-        vocab=vocab,
+        engine.target_model,
         sampling=setting.tree.draft_sampling(recorder.sampling),
         tree_rows=setting.tree.num_drafted,
     )

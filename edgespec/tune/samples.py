@@ -16,6 +16,7 @@ from torch import Tensor
 
 from edgespec.config import SamplingSettings
 from edgespec.draft.language_model import LanguageModelDrafter
+from edgespec.draft.open_drafter import open_drafter
 from edgespec.engine import Engine
 from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.grow.policies import make_grow, open_policy
@@ -57,9 +58,9 @@ def start_text(
     """Prefill a prompt and draw the first token; there is room for `new_tokens` and for a tree like `tree`."""
     assert engine.draft_model is not None
     target = Target(engine.target_model)
-    drafter = LanguageModelDrafter(
+    drafter = open_drafter(
         engine.draft_model,
-        vocab=target.vocab,
+        engine.target_model,
         sampling=tree.draft_sampling(sampling),
         tree_rows=tree.num_drafted,
     )

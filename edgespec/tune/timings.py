@@ -17,7 +17,7 @@ import torch
 
 from edgespec.config import SamplingSettings
 from edgespec.decode import Session, StepResult, decode
-from edgespec.draft.language_model import LanguageModelDrafter
+from edgespec.draft.open_drafter import open_drafter
 from edgespec.engine import Engine
 from edgespec.grow.policies import Policy, make_grow
 from edgespec.memory import cache_rows
@@ -121,9 +121,9 @@ def run_steps(
     drafter = None
     if settings.policy != "none":
         assert engine.draft_model is not None
-        drafter = LanguageModelDrafter(
+        drafter = open_drafter(
             engine.draft_model,
-            vocab=target.vocab,
+            engine.target_model,
             sampling=settings.draft_sampling(sampling),
             tree_rows=settings.num_drafted,
         )

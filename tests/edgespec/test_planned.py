@@ -13,10 +13,11 @@ import torch
 
 from edgespec import EdgespecError, MemoryLimits, TreeSettings
 from edgespec.grow.acceptance import default_acceptance
-from edgespec.pair import DEMO_FOLDER, ModelPair, open_model, open_pair
+from edgespec.model_folder import fingerprint, open_model
+from edgespec.pair import DEMO_FOLDER, ModelPair, open_pair
 from edgespec.places import profiles_folder
 from edgespec.plan import plan_pair
-from edgespec.planned import Settled, acceptance_of, fingerprint, pair_facts, plan_at, settle, tree_settings
+from edgespec.planned import Settled, acceptance_of, pair_facts, plan_at, settle, tree_settings
 from profiles.files import write_profile
 from profiles.measure import machine_facts
 from profiles.schema import Plan, Profile

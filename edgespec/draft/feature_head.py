@@ -1,0 +1,67 @@
+"""A feature head as drafter: it continues the target's own hidden states.
+
+EAGLE, HASS and CORAL heads all draft so (CORAL, section 2.2). The row of a token is made of its embedding and
+of the feature before it: the target's own for committed text, the head's own within a tree. When a path has
+become text its rows are computed again from the features that the target's pass found; the root's row was
+made of the target's feature already, and stays. Legend: h the target's hidden size.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from edgespec.causal_model import CausalModel
+from edgespec.config import SamplingSettings
+from edgespec.draft.head_router import HeadRouter, routed_log_probs
+from edgespec.draft.language_model import LanguageModelDrafter
+from edgespec.head import row_chunks
+from edgespec.sampling import to_probs
+
+
+class FeatureHeadDrafter(LanguageModelDrafter):
+    """Drafts with a head of the `target`, which must keep its hidden states and be at the same text."""
+
+    def __init__(
+        self,
+        head: CausalModel,
+        target: CausalModel,
+        *,
+        vocab: int,
+        sampling: SamplingSettings,
+        tree_rows: int,
+        keeps_text: bool = False,
+    ) -> None:
+        super().__init__(head, vocab=vocab, sampling=sampling, tree_rows=tree_rows, keeps_text=keeps_text)
+        self._target = target
+        router = getattr(head.model, "router", None)
+        self._router: HeadRouter | None = router if isinstance(router, HeadRouter) else None
+
+    def _num_lasting(self, rows: list[int]) -> int:
+        """The root's row alone: those below it were made of the head's own features."""
+        del rows
+        return 1
+
+    def _features_before(self, first: int, end: int) -> Tensor:
+        """The target's, [end - first, h]."""
+        return self._target.features_before(first, end)
+
+    def _features_of(self, rows: Tensor) -> Tensor:
+        """The head's own, [k, h]."""
+        return self.hidden(rows)
+
+    def _after(self, hidden: Tensor) -> Tensor:
+        """Q [k, vocab] of the head's features [k, h], over the groups that the router asks for."""
+        if self._router is None:
+            return super()._after(hidden)
+        q = hidden.new_zeros(hidden.shape[0], self._vocab, dtype=torch.float32)
+        for rows in row_chunks(hidden.shape[0], self._model.vocab):
+            log_probs, tokens = routed_log_probs(self._router, self._model, hidden[rows])
+            probs = to_probs(log_probs, self._sampling)  # [k, g]
+            start = 0
+            for which in tokens:
+                count = which.stop - which.start
+                end = min(which.stop, self._vocab)  # rows of padding are cut off
+                q[rows, which.start : end] = probs[:, start : start + end - which.start]
+                start += count
+        return q

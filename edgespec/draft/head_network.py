@@ -1,0 +1,99 @@
+"""The network of a feature head: one decoder layer of the target's family, fed with the target's features.
+
+Its parts lie in one transformers model of a single layer, so that masks, positions and caches are those of
+any model here. All that is outside the layer (embedding, final norm, language model head) is the target's own,
+lent and frozen; `fuse` makes the layer's input of a token's embedding and of the feature before it. A feature
+is the last hidden state, behind the final norm: what the language model head reads. (EAGLE, as CORAL's
+section 2.2 describes it.) Legend: h the target's hidden size.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from edgespec.draft.head_router import HeadRouter
+from offload.skeleton import decoder_layers
+
+HEAD_KEY = "edgespec_head"  # of the config.json that makes a folder a feature head
+FORMAT = 1
+OWN_MODULES = ("fuse", "router")  # of the head, beside its layer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadFacts:
+    """What a feature head's config.json says beside the layer's own configuration."""
+
+    target: str  # the target's name, for people
+    target_fingerprint: str
+    method: str  # eagle, hass, coral
+    router_groups: int | None = None  # of the vocabulary; None without a router
+    top_groups: int = 1  # that each node asks for
+    format: int = FORMAT
+
+    def as_json(self) -> dict[str, Any]:
+        """The value of HEAD_KEY."""
+        return asdict(self)
+
+
+class Fuse(nn.Module):
+    """The layer's input [..., h] of a token's embedding and the feature of the position before it, [..., h] each."""
+
+    def __init__(self, hidden_size: int, *, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2 * hidden_size, hidden_size, dtype=dtype)
+
+    def forward(self, embedded: Tensor, previous: Tensor) -> Tensor:
+        """Of both, side by side."""
+        inputs: Tensor = self.linear(torch.cat([embedded, previous.to(embedded.dtype)], -1))
+        return inputs
+
+
+def head_config(target: PretrainedConfig) -> PretrainedConfig:
+    """The configuration of one layer like the target's, with full attention where the family has two kinds."""
+    config = copy.deepcopy(target.get_text_config(decoder=True))
+    config.__dict__.pop("quantization_config", None)
+    kinds = getattr(config, "layer_types", None)
+    layer = kinds.index("full_attention") if kinds and "full_attention" in kinds else 0
+    for name, value in list(vars(config).items()):
+        if isinstance(value, list) and len(value) == config.num_hidden_layers:
+            setattr(config, name, [value[layer]])  # what is said of each layer
+    config.num_hidden_layers = 1
+    return config
+
+
+def attach_head_parts(model: PreTrainedModel, facts: HeadFacts) -> None:
+    """Give a one-layer model the modules that make it a head, on the meta device."""
+    config = model.config.get_text_config(decoder=True)
+    hidden_size, dtype = int(config.hidden_size), model.dtype
+    with torch.device("meta"):
+        model.fuse = Fuse(hidden_size, dtype=dtype)
+        if facts.router_groups is not None:
+            model.router = HeadRouter(hidden_size, facts.router_groups, top_groups=facts.top_groups).to(dtype)
+    model.requires_grad_(False)
+
+
+def own_names(model: PreTrainedModel) -> set[str]:
+    """Names of the parameters that are a head's own."""
+    own = tuple(f"{module}." for module in (decoder_layers(model)[0], *OWN_MODULES))
+    return {name for name, _ in model.named_parameters() if name.startswith(own)}
+
+
+def lend(target: PreTrainedModel, head: PreTrainedModel, names: Iterable[str]) -> None:
+    """Put the target's own in the place of a head's parameters and stored buffers; nothing is copied."""
+    ours = decoder_layers(head)[0].rpartition(".")[0]
+    theirs = decoder_layers(target)[0].rpartition(".")[0]
+    for name in names:
+        source = f"{theirs}{name.removeprefix(ours)}" if name.startswith(f"{ours}.") else name
+        path, _, attribute = name.rpartition(".")
+        module, lender = head.get_submodule(path), target.get_submodule(source.rpartition(".")[0])
+        if attribute in module._buffers:
+            module._buffers[attribute] = lender._buffers[attribute]
+        else:
+            module._parameters[attribute] = lender._parameters[attribute]

@@ -1,0 +1,26 @@
+"""The drafter of a loaded draft: a language model's, or a feature head's."""
+
+from __future__ import annotations
+
+from edgespec.causal_model import CausalModel
+from edgespec.config import SamplingSettings
+from edgespec.draft.feature_head import FeatureHeadDrafter
+from edgespec.draft.language_model import LanguageModelDrafter
+
+
+def open_drafter(
+    draft: CausalModel,
+    target: CausalModel,
+    *,
+    sampling: SamplingSettings,
+    tree_rows: int,
+    keeps_text: bool = False,
+) -> LanguageModelDrafter:
+    """Drafts for `target`, whose vocabulary counts; `sampling` is how children will be drawn."""
+    if hasattr(draft.model, "fuse"):
+        return FeatureHeadDrafter(
+            draft, target, vocab=target.vocab, sampling=sampling, tree_rows=tree_rows, keeps_text=keeps_text
+        )
+    return LanguageModelDrafter(
+        draft, vocab=target.vocab, sampling=sampling, tree_rows=tree_rows, keeps_text=keeps_text
+    )

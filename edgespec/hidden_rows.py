@@ -1,0 +1,39 @@
+"""Last hidden states of the rows of a cache: what feature heads read of the target.
+
+They lie beside the cache's rows and follow them: written with a forward, kept with a path. Legend: h the
+model's hidden size.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class HiddenRows:
+    """Hidden states [capacity, h], allocated when the first ones come."""
+
+    def __init__(self) -> None:
+        self._rows: Tensor | None = None
+
+    def write(self, first: int, hidden: Tensor, *, capacity: int) -> None:
+        """Those of the rows from `first` on: [n, h]; there is room for `capacity` rows at least."""
+        end = first + hidden.shape[0]
+        if self._rows is None or self._rows.shape[0] < end:
+            old = self._rows
+            self._rows = hidden.new_zeros(max(end, capacity), hidden.shape[1])
+            if old is not None:
+                self._rows[:first] = old[:first]
+        self._rows[first:end] = hidden
+
+    def keep(self, committed: int, rows: Tensor) -> None:
+        """Move `rows` [j], counted from the start, behind the first `committed` ones."""
+        if self._rows is not None and rows.shape[0]:
+            self._rows[committed : committed + rows.shape[0]] = self._rows.index_select(0, rows)
+
+    def before(self, first: int, end: int) -> Tensor:
+        """Of the positions before rows [first, end), [end - first, h]: zeros before the text's first token."""
+        assert self._rows is not None
+        if first > 0:
+            return self._rows[first - 1 : end - 1]
+        return torch.nn.functional.pad(self._rows[: end - 1], (0, 0, 1, 0))

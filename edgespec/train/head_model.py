@@ -1,0 +1,107 @@
+"""A feature head that can be trained: made, written and read again.
+
+What the head borrows (embedding, final norm, language model head) comes from a target of which only that is
+loaded. Trained numbers are float32, whatever the target's are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from edgespec.draft.head_network import (
+    HEAD_KEY,
+    HeadFacts,
+    attach_head_parts,
+    head_config,
+    lend,
+    own_names,
+)
+from edgespec.errors import EdgespecError
+from edgespec.model_folder import ModelFolder
+from edgespec.target import offload_errors
+from offload.placement import all_resident
+from offload.skeleton import build_on_meta
+from offload.streamed_model import StreamedModel
+
+
+@contextmanager
+def lender(target: ModelFolder, *, device: torch.device, dtype: torch.dtype) -> Iterator[PreTrainedModel]:
+    """The target with everything loaded but its decoder layers: what heads borrow from."""
+    with offload_errors():
+        skeleton = target.skeleton(target.checkpoint, dtype=dtype)
+        streamed = StreamedModel(dataclasses.replace(skeleton, records=()), all_resident(0), device=device)
+    try:
+        yield streamed.model
+    finally:
+        streamed.close()
+
+
+def new_head(target: PreTrainedModel, facts: HeadFacts, *, seed: int) -> PreTrainedModel:
+    """A head with fresh weights in float32, on the target's device; the borrowed ones are frozen."""
+    config = head_config(target.config)
+    model = build_on_meta(config, facts.target, dtype=torch.float32)
+    attach_head_parts(model, facts)
+    own = own_names(model)
+    lend(target, model, {name for name, _ in model.named_parameters(remove_duplicate=False)} - own)
+    device = target.get_input_embeddings().weight.device
+    assert isinstance(device, torch.device)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for module in model.modules():
+            names = [name for name, _ in module.named_parameters(recurse=False)]
+            if not names or not all(parameter.is_meta for parameter in module.parameters(recurse=False)):
+                continue
+            module.to_empty(device="cpu", recurse=False)
+            model._init_weights(module)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+            module.to(device)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in own)
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = buffer.to(device)
+    return model
+
+
+def own_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The head's own parameters by name, as they are: what is trained and saved."""
+    own = own_names(model)
+    return {name: parameter for name, parameter in model.named_parameters() if name in own}
+
+
+def save_head(model: PreTrainedModel, facts: HeadFacts, folder: Path) -> None:
+    """Write the head's folder, each file whole or not at all; raises EdgespecError where it cannot be written."""
+    config = json.loads(model.config.to_json_string(use_diff=False)) | {HEAD_KEY: facts.as_json()}
+    tensors = {name: tensor.detach().float().cpu().contiguous() for name, tensor in own_tensors(model).items()}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        weights, text = folder / "model.safetensors.partial", folder / "config.json.partial"
+        save_file(tensors, weights)
+        text.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        weights.replace(folder / "model.safetensors")
+        text.replace(folder / "config.json")
+    except (OSError, SafetensorError) as error:
+        raise EdgespecError("E_OUTPUT", f"'{folder}' cannot be written ({error}).", "Choose another folder.") from error
+
+
+def load_head(target: PreTrainedModel, folder: Path, facts: HeadFacts) -> PreTrainedModel:
+    """A saved head as a trainable model; a router that the files lack is fresh."""
+    model = new_head(target, facts, seed=0)
+    stored = load_file(folder / "model.safetensors")
+    with torch.no_grad():
+        for name, tensor in own_tensors(model).items():
+            if name in stored:
+                tensor.copy_(stored[name])
+    return model
