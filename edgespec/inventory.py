@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 
 from edgespec.errors import EdgespecError
-from edgespec.model_folder import ModelFolder, open_model
+from edgespec.model_folder import ModelFolder, fingerprint, is_head, open_model, read_head_facts
 from edgespec.names import cached_repositories, find_cached
 from edgespec.pair import open_tokenizer
 from edgespec.self_check import check_tree_reading
@@ -41,6 +42,8 @@ class LocalModel:
     quant: str | None = None  # the method of a checkpoint that is quantised
     max_context: int | None = None
     tokens: str | None = None  # a digest of which id is which token
+    fingerprint: str | None = None
+    head_of: str | None = None  # of a feature head: its target's fingerprint
     problem: EdgespecError | None = None  # why it cannot run
 
 
@@ -83,6 +86,11 @@ class Inspector:
         try:
             model = open_model(folder)
             facts |= _describe(model)
+            if is_head(folder):
+                head_of = read_head_facts(folder).target_fingerprint
+                num_parameters = sum(math.prod(entry.shape) for entry in model.checkpoint.tensors.values())
+                return LocalModel(**facts, num_parameters=num_parameters, head_of=head_of)
+            facts["fingerprint"] = fingerprint(model)
             with offload_errors():
                 facts["num_parameters"] = plan_weights(model, dtype=torch.bfloat16, quant=None).num_parameters
             facts["tokens"] = self._token_digest(folder)
@@ -104,14 +112,15 @@ class Inspector:
 
 
 def drafts_for(target: LocalModel, models: Iterable[LocalModel]) -> list[LocalModel]:
-    """The models with the target's token ids and fewer parameters, the smallest first."""
-    if target.problem is not None:
+    """The models with the target's token ids and fewer parameters, and its own feature heads, the smallest first."""
+    if target.problem is not None or target.head_of is not None:
         return []
     size = target.num_parameters or 0
     fitting = [
         model
         for model in models
-        if model.problem is None and model.tokens == target.tokens and (model.num_parameters or 0) < size
+        if model.problem is None and (model.num_parameters or 0) < size
+        if (model.tokens == target.tokens if model.head_of is None else model.head_of == target.fingerprint)
     ]
     return sorted(fitting, key=lambda model: model.num_parameters or 0)
 

@@ -82,7 +82,7 @@ def command(
         raise click.UsageError("-md needs a target.")
 
     from edgespec.device import planning_device, resolve_dtype
-    from edgespec.model_folder import open_architecture
+    from edgespec.model_folder import is_head, open_architecture, open_head
     from edgespec.pair import DEMO_FOLDER
     from edgespec.plan import plan_pair
     from edgespec.speed import PairOnHardware, open_hardware
@@ -94,7 +94,9 @@ def command(
 
     target_model = open_architecture(folder or DEMO_FOLDER / "target")
     draft_folder = draft_model or (None if folder else DEMO_FOLDER / "draft")
-    draft = open_architecture(draft_folder) if draft_folder and tree.policy != "none" else None
+    draft = None
+    if draft_folder and tree.policy != "none":
+        draft = open_head(draft_folder, target_model) if is_head(draft_folder) else open_architecture(draft_folder)
     card = open_hardware(hardware) if hardware is not None else None
     if card is None:
         refuse_without_hardware(tree, temperature)

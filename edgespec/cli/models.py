@@ -88,7 +88,7 @@ def _cells(model: LocalModel) -> tuple[str, ...]:
     weights = SHORT_DTYPES.get(model.dtype or "", model.dtype or "-")
     return (
         visible(model.name),
-        model.model_type or "-",
+        (model.model_type or "-") + (" head" if model.head_of else ""),
         _count(model.num_parameters),
         f"{model.num_bytes / GIB:.1f} GiB" if model.num_bytes >= GIB else f"{model.num_bytes / (1 << 20):.1f} MiB",
         model.quant or weights,
