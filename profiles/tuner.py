@@ -15,7 +15,7 @@ pays if the tokens it is expected to add exceed lambda times the seconds that it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -105,7 +105,7 @@ def plain_plan(costs: StepCosts) -> Plan:
 
 def predict(entrant: Entrant, costs: StepCosts, *, size: int, depth: int, threshold: float = 0.0) -> Plan:
     """What an entrant would yield within these limits."""
-    trees = [tree.cut(size=size, depth=depth, threshold=threshold) for tree in entrant.samples]
+    trees = _cut(entrant, size=size, depth=depth, threshold=threshold)
     inner = np.stack([tree.inner(max(1, depth)) for tree in trees])
     nodes = np.array([len(tree.scores) for tree in trees], dtype=np.float64)
     growth_s = entrant.growth.seconds(costs.draft, inner, (inner > 0).sum(1), nodes)
@@ -124,7 +124,11 @@ def predict(entrant: Entrant, costs: StepCosts, *, size: int, depth: int, thresh
 
 
 def choose(entrants: Sequence[Entrant], costs: StepCosts, *, sizes: Sequence[int], depths: Sequence[int]) -> Choice:
-    """The plan of most tokens a second over all entrants, sizes, depths and thresholds, plain decoding included."""
+    """The plan of most tokens a second over all entrants, sizes, depths and thresholds, plain decoding included.
+
+    Entrants grew their trees at the same texts, those that fell behind at the first of them. The others must be
+    better than the first entrant by more than chance: `_compared`.
+    """
     plain = plain_plan(costs)
     ranked: list[Plan] = []
     by_size: dict[int, Plan] = {}
@@ -135,8 +139,9 @@ def choose(entrants: Sequence[Entrant], costs: StepCosts, *, sizes: Sequence[int
             if is_full and (plan.size not in by_size or plan.tokens_per_s > by_size[plan.size].tokens_per_s):
                 by_size[plan.size] = plan
         best = max(plans, key=lambda plan: plan.tokens_per_s)
-        ranked.append(_with_threshold(entrant, costs, best) if entrant.takes_threshold else best)
-    ranked.sort(key=lambda plan: plan.tokens_per_s, reverse=True)
+        best = _with_threshold(entrant, costs, best) if entrant.takes_threshold else best
+        ranked.append(_compared(best, entrant, ranked[0], entrants[0]) if ranked else best)
+    ranked.sort(key=lambda plan: plan.tokens_per_s, reverse=True)  # stable: of two alike the first entrant's
     every = [*ranked, plain]
     every.sort(key=lambda plan: plan.tokens_per_s, reverse=True)
     return Choice(
@@ -146,6 +151,26 @@ def choose(entrants: Sequence[Entrant], costs: StepCosts, *, sizes: Sequence[int
         by_size=tuple(by_size[size] for size in sorted(by_size)),
         ranked=tuple(ranked),
     )
+
+
+def _cut(entrant: Entrant, *, size: int, depth: int, threshold: float) -> list[TreeSample]:
+    return [tree.cut(size=size, depth=depth, threshold=threshold) for tree in entrant.samples]
+
+
+def _compared(plan: Plan, entrant: Entrant, first_plan: Plan, first: Entrant) -> Plan:
+    """The plan with its tokens told by the difference to the first entrant's, at the texts that both were at.
+
+    Less one standard error of that difference: the luckiest of a dozen policies is not the best of them.
+    """
+    ours, theirs = (
+        np.array([tree.tokens for tree in _cut(of, size=cut.size, depth=cut.depth, threshold=cut.threshold)])
+        for of, cut in ((entrant, plan), (first, first_plan))
+    )
+    common = min(len(ours), len(theirs))
+    gain = ours[:common] - theirs[:common]
+    error = float(gain.std(ddof=1)) / common**0.5 if common > 1 else 0.0
+    tokens = float(theirs.mean() + gain.mean()) - error
+    return replace(plan, tokens=min(1.0 + plan.nodes, max(1.0, tokens)))
 
 
 def marginal_threshold(entrant: Entrant, costs: StepCosts, plan: Plan) -> float:

@@ -25,6 +25,8 @@ FAR_BEHIND = 0.75  # of the best, as far as the first few trees tell
 MORE = 3  # times the size that looked best: more trees can be compared if they are smaller
 BEHIND = 0.87  # of the best: a contender that is slower is not looked at further
 MIN_PROMPTS = 2  # before any is dropped
+LEAST_PLACES = 12  # at each temperature, to compare at, if that takes no more than
+PATIENCE = 2.0  # times the time that there is
 MAX_ROUNDS = 6  # of going on with the same texts: models that talk to themselves fall into loops
 LEARNING_STEPS = 2  # of each prompt
 OVERLAP = 5.0  # trees of the largest size that all contenders' trees together make, as far as seen
@@ -92,6 +94,7 @@ def hold_contest(run: Run, costs: MeasuredCosts, model: AcceptanceModel) -> Outc
         stage="comparing trees",
         steps=run.effort.steps_per_prompt,
         after_prompt=drop,
+        least_places=LEAST_PLACES,
     )
     return Outcome(
         model=with_measured(model, samples),
@@ -154,8 +157,12 @@ def _sample(
     stage: str,
     steps: int,
     after_prompt: Callable[[int], None] = lambda _count: None,
+    least_places: int = 0,
 ) -> None:
-    """Values of everybody's trees at prompt after prompt, then further along each, until the time is spent."""
+    """Values of everybody's trees at prompt after prompt, then further along each, until the time is spent.
+
+    Where a pass is slow there are `least_places` at each temperature, within PATIENCE.
+    """
     started = time.perf_counter()
     texts = {(index, temperature): list(ids) for index, ids in enumerate(prompts) for temperature in samples}
     for number in range(MAX_ROUNDS):
@@ -175,10 +182,12 @@ def _sample(
                 for records in found.records[before:]:
                     records["prompt"] = torch.full_like(records["rank"], index)
             spent_s = time.perf_counter() - started
-            done = (number * len(prompts) + index + 1) / (MAX_ROUNDS * len(prompts))
-            run.report(stage, min(1.0, max(done, spent_s / until_s)))
-            after_prompt(number * len(prompts) + index + 1)
-            if spent_s > until_s and (number > 0 or index + 1 >= min(MIN_PROMPTS, len(prompts))):
+            num_texts = number * len(prompts) + index + 1
+            has_enough = num_texts * steps >= least_places or spent_s > PATIENCE * until_s
+            enough_s = until_s if has_enough else PATIENCE * until_s
+            run.report(stage, min(1.0, max(num_texts / (MAX_ROUNDS * len(prompts)), spent_s / enough_s)))
+            after_prompt(num_texts)
+            if spent_s > until_s and has_enough and (number > 0 or index + 1 >= min(MIN_PROMPTS, len(prompts))):
                 return
 
 
