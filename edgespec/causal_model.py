@@ -7,17 +7,15 @@ new rows a call; keys are the cache's rows and then the new ones.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from edgespec.cache import TreeCache
 from edgespec.errors import EdgespecError
+from edgespec.family_logits import decoder_of, family_logits
 from edgespec.hidden_rows import HiddenRows
 from edgespec.layer_major import LayerMajor, Watch
 from edgespec.masks import MaskForm
@@ -46,41 +44,6 @@ def check_can_roll_back(config: PretrainedConfig) -> None:
         )
 
 
-class _DecoderOutput:
-    """A decoder's output of which only the hidden states are there."""
-
-    def __init__(self, last_hidden_state: Tensor) -> None:
-        self.last_hidden_state = last_hidden_state
-
-    def __getitem__(self, _index: int) -> Tensor:
-        return self.last_hidden_state
-
-    def __getattr__(self, _name: str) -> None:
-        return None
-
-
-@contextmanager
-def _forward_as(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Within it the module's forward is another one."""
-    own = vars(module).get("forward")  # where somebody wrapped it already
-    module.forward = forward
-    try:
-        yield
-    finally:
-        del module.forward
-        if own is not None:
-            module.forward = own
-
-
-def _partial_head(head: Any, tokens: list[slice], hidden: Tensor) -> Tensor:
-    """What a linear head gives for some ranges of its tokens, [..., g]; views of its weight, no copies."""
-    bias = getattr(head, "bias", None)
-    parts = [
-        nn.functional.linear(hidden, head.weight[which], None if bias is None else bias[which]) for which in tokens
-    ]
-    return torch.cat(parts, -1)
-
-
 class CausalModel:
     """A model, its cache, and the masks that its family takes."""
 
@@ -104,10 +67,8 @@ class CausalModel:
         self.cache = TreeCache(self.config.num_hidden_layers, 0)
         self.text: list[int] = []  # ids of the cache's first rows; behind them lie a tree's, or an unfinished pass's
         self._masks = MaskForm(self.config, dtype=model.dtype, device=device)
-        name, layers = decoder_layers(model)
-        self._decoder = model.get_submodule(name.rpartition(".")[0])
-        self._no_ids = torch.zeros(1, 1, dtype=torch.long, device=device)
-        self._layer_major = LayerMajor(layers, self._masks, chunk_rows=chunk_rows)
+        self._decoder = decoder_of(model)
+        self._layer_major = LayerMajor(decoder_layers(model)[1], self._masks, chunk_rows=chunk_rows)
 
     def close(self) -> None:
         """Leave the layers as they were found, so that nothing keeps their weights alive."""
@@ -184,19 +145,23 @@ class CausalModel:
 
     @torch.no_grad()
     def logits(self, hidden: Tensor, tokens: list[slice] | None = None) -> Tensor:
-        """The family's own logits [k, vocab] of last hidden states [k, h]; of some ranges of tokens only, if given.
+        """The family's own logits [k, vocab] of last hidden states [k, h]; of some ranges of tokens only, if given."""
+        return family_logits(self.model, self._decoder, hidden, tokens)
 
-        By the model's forward around a decoder that returns `hidden`: some families scale or cap
-        what the head gives.
+    @torch.no_grad()
+    def features_of_texts(self, ids: Tensor) -> Tensor:
+        """Last hidden states [texts, rows, h] of texts [texts, rows], padded at their ends; the cache is not used.
+
+        One pass over the weights for all of them, and the temporaries of some texts at a time.
         """
-        head: Any = self.model.get_output_embeddings()
-        with ExitStack() as forwards:
-            forwards.enter_context(_forward_as(self._decoder, lambda *_, **__: _DecoderOutput(hidden[None])))
-            if tokens is not None:
-                forwards.enter_context(_forward_as(head, functools.partial(_partial_head, head, tokens)))
-            output = self.model(input_ids=self._no_ids, use_cache=False)
-        logits: Tensor = output.logits
-        return logits[0]
+        num_texts, num_rows = ids.shape
+        positions = torch.arange(num_rows, device=self.device)[None]
+        with self._layer_major.texts(num_texts, num_rows):
+            output = self._decoder(
+                input_ids=ids, attention_mask=self._masks.stand_ins(), position_ids=positions, use_cache=False
+            )
+        hidden: Tensor = output.last_hidden_state
+        return hidden
 
     def _decode(self, ids: Tensor, positions: Tensor, mask: Any, previous: Tensor | None) -> Tensor:
         """Last hidden states [n, h] of new rows at positions [n]."""

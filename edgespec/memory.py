@@ -5,6 +5,8 @@ Estimates lean high: peak memory must stay within the limit that a user gave.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from transformers import PretrainedConfig
 
@@ -18,6 +20,7 @@ MIB = 1 << 20
 LIBRARIES_BYTES = 192 * MIB  # model code, kernels and tokenizer that load with the first model
 CUDA_CONTEXT_BYTES = 600 * MIB
 NUM_HIDDEN_COPIES = 4  # of a prompt's hidden states: before and after a layer, and positions
+NUM_TEXTS_COPIES = 6  # of all texts' hidden states: those, the final norm's temporaries, the file that is written
 NUM_LOGITS_COPIES = 5  # of one chunk of rows: logits, their float32, probabilities, temporaries
 NUM_DRAFT_PROBS_COPIES = 3  # a tree's q by layers and in one piece; while a layer is drawn, noise in float64 as well
 FLOAT32_BYTES = 4
@@ -79,22 +82,48 @@ def pass_bytes(
     Logits exist for one chunk of rows at a time. `probs_rows` are those whose distributions are kept: a
     draft's, of all nodes that it expands.
     """
-    inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
-    # Norms compute in float32, the rest in the layers' own dtype.
-    row_bytes = (3 * inner + 6 * config.hidden_size) * dtype.itemsize + 2 * config.hidden_size * FLOAT32_BYTES
-    mask_bytes = 2 * dtype.itemsize + 3  # of one row and key
-    is_eager = getattr(config, "_attn_implementation", None) == "eager"
-    score_bytes = config.num_attention_heads * (2 * dtype.itemsize + FLOAT32_BYTES) if is_eager else 0
+    sizes = _pass_sizes(config, dtype)
     logits_rows = NUM_LOGITS_COPIES * min(tree_rows, rows_at_once(config.vocab_size))
     logits_bytes = config.vocab_size * FLOAT32_BYTES * (logits_rows + NUM_DRAFT_PROBS_COPIES * probs_rows)
+    chunk_rows = min(prompt_rows, PREFILL_ROWS)
+    pair_bytes = sizes.mask_bytes + sizes.score_bytes
+    prompt_bytes = chunk_rows * (sizes.row_bytes + prompt_rows * pair_bytes) + prompt_rows * sizes.key_bytes
+    prompt_bytes += NUM_HIDDEN_COPIES * prompt_rows * config.hidden_size * dtype.itemsize
+    tree_bytes = tree_rows * (sizes.row_bytes + keys * pair_bytes) + logits_bytes + keys * sizes.key_bytes
+    return int(PASS_SLACK * max(prompt_bytes, tree_bytes))
+
+
+def texts_bytes(config: PretrainedConfig, *, num_rows: int, text_rows: int, dtype: torch.dtype) -> int:
+    """The largest temporaries of one pass over texts of `text_rows` rows each, `num_rows` in all."""
+    sizes = _pass_sizes(config, dtype)
+    chunk_rows = max(text_rows, PREFILL_ROWS // text_rows * text_rows)
+    chunk_bytes = chunk_rows * (sizes.row_bytes + sizes.key_bytes + text_rows * sizes.score_bytes)
+    chunk_bytes += text_rows * text_rows * sizes.mask_bytes
+    return int(PASS_SLACK * (chunk_bytes + NUM_TEXTS_COPIES * num_rows * config.hidden_size * dtype.itemsize))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PassSizes:
+    """What a layer's forward takes."""
+
+    row_bytes: int  # of a row
+    mask_bytes: int  # of a row and a key
+    score_bytes: int  # of a row and a key
+    key_bytes: int  # of a key
+
+
+def _pass_sizes(config: PretrainedConfig, dtype: torch.dtype) -> _PassSizes:
+    inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    is_eager = getattr(config, "_attn_implementation", None) == "eager"
     # Grouped keys and values are repeated for every head while a layer attends with a mask.
     is_grouped = _num_kv_heads(config) < config.num_attention_heads
-    key_bytes = config.num_attention_heads * sum(_head_dims(config)) * dtype.itemsize if is_grouped else 0
-    chunk_rows = min(prompt_rows, PREFILL_ROWS)
-    prompt_bytes = chunk_rows * (row_bytes + prompt_rows * (mask_bytes + score_bytes)) + prompt_rows * key_bytes
-    prompt_bytes += NUM_HIDDEN_COPIES * prompt_rows * config.hidden_size * dtype.itemsize
-    tree_bytes = tree_rows * (row_bytes + keys * (mask_bytes + score_bytes)) + logits_bytes + keys * key_bytes
-    return int(PASS_SLACK * max(prompt_bytes, tree_bytes))
+    return _PassSizes(
+        # Norms compute in float32, the rest in the layers' own dtype.
+        row_bytes=(3 * inner + 6 * config.hidden_size) * dtype.itemsize + 2 * config.hidden_size * FLOAT32_BYTES,
+        mask_bytes=2 * dtype.itemsize + 3,
+        score_bytes=config.num_attention_heads * (2 * dtype.itemsize + FLOAT32_BYTES) if is_eager else 0,
+        key_bytes=config.num_attention_heads * sum(_head_dims(config)) * dtype.itemsize if is_grouped else 0,
+    )
 
 
 def device_uses(

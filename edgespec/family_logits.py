@@ -1,0 +1,75 @@
+"""A family's own logits of last hidden states: some scale or cap what the language model head gives.
+
+Legend: k rows, h hidden size, g tokens of some ranges.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from offload.skeleton import decoder_layers
+
+
+def decoder_of(model: PreTrainedModel) -> nn.Module:
+    """The part of the model that ends in last hidden states."""
+    return model.get_submodule(decoder_layers(model)[0].rpartition(".")[0])
+
+
+def family_logits(
+    model: PreTrainedModel, decoder: nn.Module, hidden: Tensor, tokens: list[slice] | None = None
+) -> Tensor:
+    """Logits [k, vocab] of last hidden states [k, h], or [k, g] of some ranges of tokens; gradients pass.
+
+    By the model's forward around its `decoder`, which is made to return `hidden`.
+    """
+    head: Any = model.get_output_embeddings()
+    no_ids = torch.zeros(1, 1, dtype=torch.long, device=hidden.device)
+    with ExitStack() as forwards:
+        forwards.enter_context(_forward_as(decoder, lambda *_, **__: _DecoderOutput(hidden[None])))
+        if tokens is not None:
+            forwards.enter_context(_forward_as(head, functools.partial(_partial_head, head, tokens)))
+        output = model(input_ids=no_ids, use_cache=False)
+    logits: Tensor = output.logits
+    return logits[0]
+
+
+class _DecoderOutput:
+    """A decoder's output of which only the hidden states are there."""
+
+    def __init__(self, last_hidden_state: Tensor) -> None:
+        self.last_hidden_state = last_hidden_state
+
+    def __getitem__(self, _index: int) -> Tensor:
+        return self.last_hidden_state
+
+    def __getattr__(self, _name: str) -> None:
+        return None
+
+
+@contextmanager
+def _forward_as(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Within it the module's forward is another one."""
+    own = vars(module).get("forward")  # where somebody wrapped it already
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
+        if own is not None:
+            module.forward = own
+
+
+def _partial_head(head: Any, tokens: list[slice], hidden: Tensor) -> Tensor:
+    """What a linear head gives for some ranges of its tokens, [..., g]; views of its weight, no copies."""
+    bias = getattr(head, "bias", None)
+    parts = [
+        nn.functional.linear(hidden, head.weight[which], None if bias is None else bias[which]) for which in tokens
+    ]
+    return torch.cat(parts, -1)

@@ -1,0 +1,186 @@
+"""Features on disk: a folder of shards, one a pass over the target's weights, and a note of what they are of.
+
+Each shard is a safetensors file written beside its place and then renamed: it is whole or not there. The
+blocks of a shard lie one behind the other without padding. Legend: h the target's hidden size.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from edgespec.errors import EdgespecError
+
+SCHEMA = "edgespec.features/1"
+NOTE = "run.json"
+SHARD_PATTERN = "features-[0-9][0-9][0-9][0-9][0-9].safetensors"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureRun:
+    """What features are of: a run that goes on must agree in all of it."""
+
+    target: str  # its name, for people
+    target_fingerprint: str
+    quant: str | None  # of the target's layers: features are those of the weights that will run
+    dtype: str  # that was computed in, and in which features are stored
+    hidden_size: int
+    block_tokens: int  # of the longest block
+    num_blocks: int
+    num_tokens: int
+    blocks_sha256: str  # of the blocks' ids and texts, in their order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Some tokens in a row of one text; the target read them on their own."""
+
+    text: int  # its number: held-out splits go by it
+    ids: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureBatch:
+    """Blocks side by side, padded at their ends."""
+
+    ids: Tensor  # [blocks, rows]
+    lengths: Tensor  # [blocks]
+    features: Tensor  # [blocks, rows, h]: the target's last hidden states, 0 where padded
+
+
+def begin_run(folder: Path, run: FeatureRun) -> None:
+    """Note what a new folder is of; raises EdgespecError where it was begun with something else."""
+    note = folder / NOTE
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not note.exists():
+            partial = note.with_suffix(".partial")
+            partial.write_text(json.dumps({"schema": SCHEMA, **asdict(run)}, indent=2) + "\n", encoding="utf-8")
+            partial.replace(note)
+    except OSError as error:
+        raise EdgespecError("E_OUTPUT", f"'{note}' cannot be written ({error}).", "Choose another folder.") from error
+    found = read_run(folder)
+    odd = [field.name for field in fields(FeatureRun) if getattr(found, field.name) != getattr(run, field.name)]
+    if odd:
+        pairs = "; ".join(f"{name} {getattr(found, name)}, not {getattr(run, name)}" for name in odd[:3])
+        what = "texts" if set(odd) <= {"num_blocks", "num_tokens", "blocks_sha256"} else "a run"
+        raise EdgespecError(
+            "E_FEATURES",
+            f"'{folder}' holds features of other {what} ({pairs}).".replace("other a run", "another run"),
+            "Name another folder with --features, or delete this one.",
+        )
+
+
+def read_run(folder: Path) -> FeatureRun:
+    """What a folder's features are of; raises EdgespecError."""
+    note = folder / NOTE
+    try:
+        content: Any = json.loads(note.read_text(encoding="utf-8"))
+        if not isinstance(content, dict) or content.pop("schema", None) != SCHEMA:
+            raise ValueError(f"it is not of schema {SCHEMA}")
+        return FeatureRun(**content)
+    except (OSError, ValueError, TypeError) as error:
+        raise EdgespecError(
+            "E_FEATURES", f"'{note}' cannot be used ({error}).", "Delete the folder and collect features again."
+        ) from error
+
+
+def save_shard(folder: Path, blocks: Sequence[Block], features: Tensor) -> None:
+    """Write the next shard: features [tokens, h] of the blocks' tokens, one block behind the other.
+
+    Raises EdgespecError where the folder cannot be written.
+    """
+    path = folder / f"features-{len(_shards(folder)):05}.safetensors"
+    columns = {
+        "ids": torch.tensor([token for block in blocks for token in block.ids], dtype=torch.int32),
+        "lengths": torch.tensor([len(block.ids) for block in blocks], dtype=torch.int32),
+        "texts": torch.tensor([block.text for block in blocks], dtype=torch.int32),
+        "features": features,
+    }
+    assert features.shape[0] == columns["ids"].shape[0]
+    try:
+        partial = path.with_suffix(".partial")
+        save_file(columns, partial)
+        partial.replace(path)
+    except (OSError, SafetensorError) as error:  # safetensors words a full disk in its own way
+        raise EdgespecError(
+            "E_OUTPUT", f"features cannot be written to '{folder}' ({error}).", "Make room there, and go on."
+        ) from error
+
+
+class FeatureFiles:
+    """The blocks of a folder by their number; features stay on disk until they are asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open all shards; raises EdgespecError for a damaged one."""
+        self._folder = folder
+        self._shards: list[Any] = []
+        self._ids: list[Tensor] = []  # [tokens], one a shard
+        self._starts: list[list[int]] = []  # of every block in its shard, and the end
+        lengths, texts = [], []
+        for path in _shards(folder):
+            try:
+                shard = safe_open(path, framework="pt")
+                self._ids.append(shard.get_tensor("ids"))
+                lengths.append(shard.get_tensor("lengths").long())
+                texts.append(shard.get_tensor("texts").long())
+                self._shards.append(shard)
+                tokens = shard.get_slice("features").get_shape()[0]
+                if not int(lengths[-1].sum()) == tokens == self._ids[-1].shape[0]:
+                    raise ValueError("its columns differ in length")
+            except (OSError, SafetensorError, ValueError) as error:
+                raise _damaged(path, str(error)) from error
+            self._starts.append([0, *itertools.accumulate(lengths[-1].tolist())])
+        none = torch.zeros(0, dtype=torch.long)
+        self.lengths = torch.cat([none, *lengths])  # [blocks]
+        self.texts = torch.cat([none, *texts])  # [blocks]
+        self._firsts = [0, *itertools.accumulate(len(starts) - 1 for starts in self._starts)]
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of all shards."""
+        return self._firsts[-1]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all blocks."""
+        return int(self.lengths.sum())
+
+    def block(self, index: int) -> tuple[Tensor, Tensor]:
+        """Ids [n] and features [n, h] of one block; raises EdgespecError where they cannot be read."""
+        number = bisect.bisect_right(self._firsts, index) - 1
+        starts = self._starts[number]
+        start, end = starts[index - self._firsts[number]], starts[index - self._firsts[number] + 1]
+        try:
+            features: Tensor = self._shards[number].get_slice("features")[start:end]
+        except (OSError, SafetensorError) as error:
+            raise _damaged(_shards(self._folder)[number], str(error)) from error
+        return self._ids[number][start:end].long(), features
+
+    def batch(self, indices: Sequence[int], *, device: torch.device) -> FeatureBatch:
+        """Blocks side by side on a device, features in float32."""
+        blocks = [self.block(index) for index in indices]
+        ids, features = zip(*blocks, strict=True)
+        return FeatureBatch(
+            ids=torch.nn.utils.rnn.pad_sequence(list(ids), batch_first=True).to(device),
+            lengths=torch.tensor([block.shape[0] for block in ids]).to(device),
+            features=torch.nn.utils.rnn.pad_sequence(list(features), batch_first=True).to(device).float(),
+        )
+
+
+def _shards(folder: Path) -> list[Path]:
+    return sorted(folder.glob(SHARD_PATTERN))
+
+
+def _damaged(path: Path, reason: str) -> EdgespecError:
+    return EdgespecError("E_FEATURES", f"'{path}' is no shard of features ({reason}).", "Delete it, and collect again.")

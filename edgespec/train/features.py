@@ -1,0 +1,164 @@
+"""Collect features: the target's last hidden states behind the final norm, for every token of some texts.
+
+Texts are cut into blocks that the target reads on their own. Blocks pass it in groups as large as the memory
+allows, so that one pass over streamed weights serves a whole group; each group is one shard on disk, and what
+was written before an interruption is not computed again. Legend: h the target's hidden size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PretrainedConfig
+
+from edgespec.causal_model import CausalModel
+from edgespec.config import MemoryLimits
+from edgespec.errors import EdgespecError
+from edgespec.memory import texts_bytes
+from edgespec.model_folder import ModelFolder, fingerprint
+from edgespec.plan import memory_budgets
+from edgespec.target import offload_errors
+from edgespec.train.feature_files import Block, FeatureFiles, FeatureRun, begin_run, save_shard
+
+MIN_BLOCK_TOKENS = 8  # shorter ends of texts teach too little of later steps
+GROUP_SHARE = 0.25  # of the memory, for the hidden states of a group
+MAX_GROUP_BYTES = 1 << 30  # a pass over so many tokens computes for longer than it reads weights
+ID_BYTES = 4
+LENGTH_BYTES = 8  # of a block: its length and its text's number
+
+Announce = Callable[[Path, int, int], None]  # folder, bytes that will be written there, bytes free
+Progress = Callable[[int, int], None]  # tokens done, tokens in all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRoom:
+    """How many rows pass the target at once, and what that leaves for the target."""
+
+    rows: int  # of a group, padding included
+    limits: MemoryLimits
+
+
+def cut_blocks(texts: Sequence[Sequence[int]], *, block_tokens: int, max_tokens: int | None = None) -> list[Block]:
+    """Blocks of token ids, the longest first, so that a group has little padding; ends shorter than 8 are dropped.
+
+    With `max_tokens` the texts' first blocks until there are as many. Raises EdgespecError where none are left.
+    """
+    blocks: list[Block] = []
+    left = max_tokens
+    for number, ids in enumerate(texts):
+        for start in range(0, len(ids), block_tokens):
+            piece = list(ids[start : start + block_tokens][:left])
+            if len(piece) >= MIN_BLOCK_TOKENS:
+                blocks.append(Block(text=number, ids=piece))
+                left = None if left is None else left - len(piece)
+    if not blocks:
+        raise EdgespecError(
+            "E_FEATURES", f"no text has {MIN_BLOCK_TOKENS} tokens to learn from.", "Give longer texts, or more tokens."
+        )
+    return sorted(blocks, key=lambda block: -len(block.ids))
+
+
+def feature_run(
+    target: ModelFolder, blocks: Sequence[Block], *, block_tokens: int, dtype: torch.dtype, quant: str | None
+) -> FeatureRun:
+    """What the features of these blocks will be of."""
+    content = json.dumps([[block.text, block.ids] for block in blocks])
+    return FeatureRun(
+        target=target.folder.name,
+        target_fingerprint=fingerprint(target),
+        quant=quant,
+        dtype=str(dtype).removeprefix("torch."),
+        hidden_size=int(target.config.get_text_config(decoder=True).hidden_size),
+        block_tokens=block_tokens,
+        num_blocks=len(blocks),
+        num_tokens=sum(len(block.ids) for block in blocks),
+        blocks_sha256=hashlib.sha256(content.encode()).hexdigest(),
+    )
+
+
+def dataset_bytes(run: FeatureRun) -> int:
+    """Bytes of the features' files, but for their headers."""
+    itemsize = getattr(torch, run.dtype).itemsize
+    return run.num_tokens * (run.hidden_size * itemsize + ID_BYTES) + run.num_blocks * LENGTH_BYTES
+
+
+def room_for_groups(
+    config: PretrainedConfig, limits: MemoryLimits, *, block_tokens: int, dtype: torch.dtype, device: torch.device
+) -> GroupRoom:
+    """A share of the memory for a group of blocks, and limits for the target beside it.
+
+    At least one block passes at a time; whether the target then fits is for its own plan to say.
+    """
+    config = config.get_text_config(decoder=True)
+    budget_bytes = memory_budgets(limits, device)[0]
+    least_bytes = texts_bytes(config, num_rows=block_tokens, text_rows=block_tokens, dtype=dtype)
+    one_more_bytes = texts_bytes(config, num_rows=2 * block_tokens, text_rows=block_tokens, dtype=dtype) - least_bytes
+    wanted_bytes = min(MAX_GROUP_BYTES, int(GROUP_SHARE * budget_bytes))
+    num_blocks = 1 + max(0, wanted_bytes - least_bytes) // one_more_bytes
+    rows = num_blocks * block_tokens
+    left_bytes = max(0, budget_bytes - texts_bytes(config, num_rows=rows, text_rows=block_tokens, dtype=dtype))
+    if device.type == "cpu":
+        return GroupRoom(rows=rows, limits=dataclasses.replace(limits, max_cpu_bytes=left_bytes))
+    return GroupRoom(rows=rows, limits=dataclasses.replace(limits, max_gpu_bytes=left_bytes, gpu_margin_bytes=0))
+
+
+def collect_features(
+    model: CausalModel,
+    blocks: Sequence[Block],
+    folder: Path,
+    run: FeatureRun,
+    *,
+    group_rows: int,
+    announce: Announce | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Write the features of all blocks to a folder; goes on where it was interrupted.
+
+    `announce` hears what will be written before anything is. Raises EdgespecError: a folder of another run, a
+    disk without room, features that are not finite.
+    """
+    begin_run(folder, run)
+    files = FeatureFiles(folder)
+    num_done, tokens_done = files.num_blocks, files.num_tokens
+    left_bytes = int(dataset_bytes(run) * (1 - tokens_done / run.num_tokens))
+    free_bytes = shutil.disk_usage(folder).free
+    if left_bytes and announce:
+        announce(folder, left_bytes, free_bytes)
+    if left_bytes > free_bytes:
+        raise EdgespecError(
+            "E_OUTPUT",
+            f"features take {left_bytes / 1e9:.2f} GB in '{folder}', where {free_bytes / 1e9:.2f} GB are free.",
+            "Name a folder on another disk with --features, or lower --max-tokens.",
+        )
+    for group in _groups(blocks[num_done:], group_rows):
+        rows = max(len(block.ids) for block in group)
+        ids = torch.zeros(len(group), rows, dtype=torch.long)
+        for row, block in enumerate(group):
+            ids[row, : len(block.ids)] = torch.tensor(block.ids)
+        with offload_errors():
+            hidden = model.features_of_texts(ids.to(model.device))
+        features = torch.cat([row[: len(block.ids)] for row, block in zip(hidden, group, strict=True)])
+        if not bool(features.isfinite().all()):  # a wait for the pass, which the file needs anyway
+            raise EdgespecError(
+                "E_NAN_LOGITS", "the target's features are NaN or infinite.", "Use --dtype float32 or bfloat16."
+            )
+        save_shard(folder, group, features.cpu())
+        tokens_done += features.shape[0]
+        if progress:
+            progress(tokens_done, run.num_tokens)
+
+
+def _groups(blocks: Sequence[Block], group_rows: int) -> Iterator[Sequence[Block]]:
+    """As many blocks in a row as have `group_rows` rows when they are padded to the longest, which is the first."""
+    start = 0
+    while start < len(blocks):
+        end = start + max(1, group_rows // len(blocks[start].ids))
+        yield blocks[start:end]
+        start = end

@@ -1,0 +1,94 @@
+"""Losses of a feature head: features alike, distributions alike, and steps that agree with each other.
+
+EAGLE and HASS sum the first two over a step's rows; CORAL adds cross-step representation alignment (CSRA,
+section 3.1), an InfoNCE over all rows of the batch. All means are over rows. Legend: n rows of a step that
+mean something, h hidden size, m features that a query is compared with, k rows of a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from edgespec.head import row_chunks
+
+TEMPERATURE = 0.07  # of CSRA: CORAL, appendix A
+
+LogitsOf = Callable[[Tensor], Tensor]  # features [k, h] -> logits [k, vocab]
+
+
+def regression_loss(features: Tensor, target: Tensor) -> Tensor:
+    """Smooth L1 between the head's features and the target's, [n, h] both."""
+    return torch.nn.functional.smooth_l1_loss(features.float(), target.float())
+
+
+def distribution_losses(
+    features: Sequence[Tensor], target: Tensor, rows: Sequence[Tensor], *, logits_of: LogitsOf, vocab: int
+) -> list[Tensor]:
+    """Cross-entropy of the target's distribution and the head's, one loss a step, in nats.
+
+    `features` are the steps' [all, h], `target` the target's [all, h], and `rows` [all] bool say which count in
+    a step. The target's distribution is made once for all steps; only one chunk's logits exist at a time.
+    """
+    sums = [target.new_zeros(()) for _ in features]
+    chunks = list(row_chunks(target.shape[0], vocab))
+    for chunk in chunks:
+        parts = [step[chunk] for step in features]
+        counted = torch.stack([step[chunk] for step in rows]).float()  # [steps, k]
+        arguments = (logits_of, target[chunk], counted, *parts)
+        # One chunk is small enough to keep; several are made again on the way back.
+        is_kept = len(chunks) == 1 or not torch.is_grad_enabled()
+        found = _entropies(*arguments) if is_kept else checkpoint(_entropies, *arguments, use_reentrant=False)
+        sums = [total + part for total, part in zip(sums, found, strict=True)]
+    return [total / step.sum().clamp(min=1) for total, step in zip(sums, rows, strict=True)]
+
+
+def _entropies(logits_of: LogitsOf, target: Tensor, counted: Tensor, *features: Tensor) -> tuple[Tensor, ...]:
+    """Sums over a chunk's rows that count, one a step."""
+    with torch.no_grad():
+        p = logits_of(target).float().softmax(-1)  # [k, vocab]
+    return tuple(
+        -((p * logits_of(step).float().log_softmax(-1)).sum(-1) * weight).sum()
+        for step, weight in zip(features, counted, strict=True)
+    )
+
+
+def alignment_losses(
+    features: Sequence[Tensor], target: Tensor, rows: Sequence[Tensor], *, chunk_bytes: int = 64 << 20
+) -> list[Tensor]:
+    """CSRA, one loss a step: CORAL's equation 2.
+
+    Every feature of step t is a query. Its positives are the features of the earlier steps and of the target at
+    the same row, t in all, and the loss is the mean of InfoNCE over them; it is told apart from all features of
+    the steps so far and the target's, but for itself. `features` are the steps' [all, h], `rows` [all] bool say
+    which mean something; the target's rows are those of step 1. At most `chunk_bytes` of similarities at a time.
+    """
+    unit = [torch.nn.functional.normalize(step.float(), dim=-1) for step in (target, *features)]
+    where = [step.nonzero()[:, 0] for step in (rows[0], *rows)]  # rows that mean something, of the target first
+    losses = []
+    for step in range(1, len(features) + 1):
+        queries = unit[step][where[step]] / TEMPERATURE  # [n, h]
+        positives = [(queries * unit[earlier][where[step]]).sum(-1) for earlier in range(step)]  # t times [n]
+        # The query's own step comes first: which similarity is with itself is then known by its place.
+        others = torch.cat([unit[step][where[step]], *(unit[i][where[i]] for i in range(step))])  # [m, h]
+        num_rows = max(1, chunk_bytes // (4 * max(1, others.shape[0])))
+        starts = range(0, queries.shape[0], num_rows)
+        log_sums = []
+        for start in starts:
+            arguments = (queries[start : start + num_rows], others, start)
+            is_kept = len(starts) == 1 or not torch.is_grad_enabled()
+            log_sums.append(
+                _log_sums(*arguments) if is_kept else checkpoint(_log_sums, *arguments, use_reentrant=False)
+            )
+        losses.append((torch.cat(log_sums) - torch.stack(positives).mean(0)).mean())
+    return losses
+
+
+def _log_sums(queries: Tensor, others: Tensor, start: int) -> Tensor:
+    """Log of the sum of exponentials [k] over all `others` [m, h] but the queries themselves, which begin at `start`."""
+    similarities = queries @ others.T  # [k, m]
+    similarities.diagonal(start).fill_(-torch.inf)
+    return similarities.logsumexp(-1)

@@ -1,0 +1,146 @@
+"""What a feature head is trained for, and how well it does: losses of a batch, and agreement on held-out texts.
+
+Legend: B blocks, S rows of a block, h hidden size.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from edgespec.family_logits import decoder_of, family_logits
+from edgespec.head import row_chunks
+from edgespec.train.feature_files import FeatureBatch, FeatureFiles
+from edgespec.train.head_losses import LogitsOf, alignment_losses, distribution_losses, regression_loss
+from edgespec.train.head_steps import head_steps, step_rows
+
+HELD_OUT_DEPTH = 4  # tokens in a row that are looked at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossWeights:
+    """CORAL's equation 3."""
+
+    regression: float
+    distribution: float = 0.1
+    alignment: float = 0.0  # 0: no CSRA
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """What is computed in bf16: everything on CUDA that autocast allows, nothing on a CPU."""
+
+    is_mixed: bool
+
+    @property
+    def mask_dtype(self) -> torch.dtype:
+        """What attention computes in."""
+        return torch.bfloat16 if self.is_mixed else torch.float32
+
+    def autocast(self, device: torch.device) -> torch.autocast:
+        """Within it, as said."""
+        return torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.is_mixed)
+
+
+def head_losses(
+    model: PreTrainedModel, batch: FeatureBatch, *, num_steps: int, weights: LossWeights, precision: Precision
+) -> dict[str, Tensor]:
+    """The `loss` to lower, and what it is made of, each a mean over steps."""
+    with precision.autocast(batch.ids.device):
+        steps = head_steps(model, batch, num_steps=num_steps, mask_dtype=precision.mask_dtype)
+        features = [step.flatten(0, 1) for step in steps]  # [B * S, h] each
+        target = batch.features.flatten(0, 1)
+        rows = [step_rows(batch, step).flatten() for step in range(1, num_steps + 1)]
+        parts = {
+            "regression": [
+                regression_loss(step[which], target[which]) for step, which in zip(features, rows, strict=True)
+            ],
+            "distribution": distribution_losses(features, target, rows, logits_of=head_logits(model), vocab=vocab_of(model)),
+        }
+    if weights.alignment:  # in float32: similarities are divided by a small temperature
+        parts["alignment"] = alignment_losses(features, target, rows)
+    means = {name: torch.stack(losses).mean() for name, losses in parts.items()}
+    loss = torch.stack([getattr(weights, name) * mean for name, mean in means.items()]).sum()
+    return {"loss": loss, **means}
+
+
+@torch.no_grad()
+def held_out_agreement(
+    model: PreTrainedModel, files: FeatureFiles, blocks: Sequence[int], *, batch_blocks: int, precision: Precision
+) -> dict[str, float]:
+    """How a head does on held-out blocks, whatever it was trained for.
+
+    `acceptance_length`: 1 and, along the texts, the tokens in a row that the head's first choice shares with the
+    target's, up to a depth of 4, averaged; `agreement_k`: the share of step k's rows where they agree;
+    `regression_k` and `distribution_k`: the losses of step k.
+    """
+    device = model.get_input_embeddings().weight.device
+    assert isinstance(device, torch.device)
+    sums: dict[str, float] = {}
+    counts: dict[str, float] = {}
+
+    def add(name: str, total: float, count: float) -> None:
+        sums[name] = sums.get(name, 0.0) + total
+        counts[name] = counts.get(name, 0.0) + count
+
+    for start in range(0, len(blocks), batch_blocks):
+        batch = files.batch(blocks[start : start + batch_blocks], device=device)
+        with precision.autocast(device):
+            steps = head_steps(model, batch, num_steps=HELD_OUT_DEPTH, mask_dtype=precision.mask_dtype)
+            target = batch.features.flatten(0, 1)
+            features = [step.flatten(0, 1) for step in steps]
+            rows = [step_rows(batch, step) for step in range(1, HELD_OUT_DEPTH + 1)]
+            flat_rows = [which.flatten() for which in rows]
+            entropies = distribution_losses(
+                features, target, flat_rows, logits_of=head_logits(model), vocab=vocab_of(model)
+            )
+            choices = _choices(model, target)
+            agree = [(_choices(model, step) == choices).view(batch.ids.shape) for step in features]
+        for step, which in enumerate(flat_rows):
+            count = int(which.sum())  # a report, not a step: waiting does not matter
+            loss = regression_loss(features[step][which], target[which])
+            add(f"regression_{step + 1}", float(loss) * count, count)
+            add(f"distribution_{step + 1}", float(entropies[step]) * count, count)
+            add(f"agreement_{step + 1}", float((agree[step] & rows[step]).sum()), count)
+        length, count = _lengths(agree, rows[-1])
+        add("acceptance_length", length, count)
+    return {name: total / max(1.0, counts[name]) for name, total in sums.items()}
+
+
+def _lengths(agree: Sequence[Tensor], last_rows: Tensor) -> tuple[float, float]:
+    """Summed lengths of all chains that have room before the text's end, and how many those are.
+
+    Step k of the chain that starts at row s is at row s + k - 1; `last_rows` [B, S] are the last step's.
+    """
+    depth = len(agree)
+    num_starts = agree[0].shape[1] - depth + 1
+    if num_starts < 1:
+        return 0.0, 0.0
+    counted = last_rows[:, depth - 1 :]  # [B, starts]
+    is_alive = counted.clone()
+    length = counted.float()
+    for step, same in enumerate(agree):
+        is_alive &= same[:, step : step + num_starts]
+        length += is_alive
+    return float(length.sum()), float(counted.sum())
+
+
+def _choices(model: PreTrainedModel, features: Tensor) -> Tensor:
+    """The most probable token [n] after features [n, h]."""
+    logits_of = head_logits(model)
+    return torch.cat([logits_of(features[rows]).argmax(-1) for rows in row_chunks(features.shape[0], vocab_of(model))])
+
+
+def head_logits(model: PreTrainedModel) -> LogitsOf:
+    """The family's logits [k, vocab] of features [k, h], through which gradients pass."""
+    return functools.partial(family_logits, model, decoder_of(model))
+
+
+def vocab_of(model: PreTrainedModel) -> int:
+    """Columns of the logits."""
+    return int(model.get_output_embeddings().weight.shape[0])

@@ -1,0 +1,67 @@
+"""The multi-step forward of a feature head: training sees what drafting will see.
+
+In step 1 every row reads the target's feature of the position before it. In step k it reads the head's own
+feature of step k - 1, and sees what a node at depth k of a draft would see: rows of step 1 up to the draft's
+root, and below it one row of each later step. (HASS, as CORAL's section 2.3 describes it.) The steps' rows lie
+one behind the other in a transformers cache, so that positions, windows and kinds of layers are the family's
+own. Legend: B blocks, S rows of a block, h hidden size; steps count from 1.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from edgespec.family_logits import decoder_of
+from edgespec.masks import MaskForm
+from edgespec.train.feature_files import FeatureBatch
+
+
+def head_steps(
+    model: PreTrainedModel, batch: FeatureBatch, *, num_steps: int, mask_dtype: torch.dtype = torch.float32
+) -> list[Tensor]:
+    """The head's features [B, S, h] of every step; those of step k mean nothing in the first k - 1 rows, nor in padding.
+
+    What is fed back carries no gradient, as in HASS; keys and values of earlier steps do. `mask_dtype` is what
+    attention computes in.
+    """
+    num_rows = batch.ids.shape[1]
+    device = batch.ids.device
+    masks = MaskForm(model.config.get_text_config(decoder=True), dtype=mask_dtype, device=device)
+    decoder = decoder_of(model)
+    embedded = model.get_input_embeddings()(batch.ids)  # [B, S, h]
+    positions = torch.arange(num_rows, device=device)
+    cache = DynamicCache()  # of full length: windows are in the masks
+    features: list[Tensor] = []
+    before = batch.features
+    for step in range(1, num_steps + 1):
+        previous = torch.nn.functional.pad(before[:, :-1], (0, 0, 1, 0))  # zeros before the first row
+        mask = masks.tree(visible_rows(step, num_rows, device=device), positions.repeat(step), num_before=0)
+        output = decoder(
+            inputs_embeds=model.fuse(embedded, previous),  # type: ignore[operator]
+            attention_mask=mask,
+            position_ids=positions[None],
+            past_key_values=cache,
+            use_cache=True,
+        )
+        features.append(output.last_hidden_state)
+        before = features[-1].detach()
+    return features
+
+
+def visible_rows(step: int, num_rows: int, *, device: torch.device) -> Tensor:
+    """Which of all steps' rows [step * S] a row of this step sees: [S, step * S] bool.
+
+    Row s sees rows of step 1 up to s - (step - 1), and of each later step i the one at s - (step - i).
+    """
+    rows = torch.arange(num_rows, device=device)
+    behind = rows[:, None] - rows[None, :]  # [S, S]: how far a key lies behind a row
+    parts = [behind >= step - 1] + [behind == step - later for later in range(2, step + 1)]
+    return torch.cat(parts, -1)
+
+
+def step_rows(batch: FeatureBatch, step: int) -> Tensor:
+    """Which rows [B, S] of a step mean something: those that have inputs, and are no padding."""
+    rows = torch.arange(batch.ids.shape[1], device=batch.ids.device)
+    return (rows >= step - 1) & (rows < batch.lengths[:, None])
