@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import io
 import json
 import os
@@ -16,13 +15,12 @@ from typing import Any, NoReturn
 import click
 
 from edgespec import __version__
-from edgespec.cli.config_defaults import asked_model, defaults_of, given_on_the_line, load_config, name_variables
 from edgespec.cli.console import print_error
+from edgespec.cli.groups import ConfiguredGroup, leaf_commands
 from edgespec.errors import EXIT_MEMORY, EXIT_RUNTIME, EXIT_USAGE, EdgespecError
 
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
-READ_CONFIG_THEMSELVES = {"config", "doctor"}  # and go on where it is damaged
 COMMANDS = {  # name -> the module that holds `command`
     "bench": "edgespec.cli.bench",
     "chat": "edgespec.cli.chat.command",
@@ -44,44 +42,13 @@ Exit codes:
 """
 
 
-class _LazyGroup(click.Group):
-    """Imports a command's module when it is used, so that --help stays fast, and gives it its configured defaults."""
-
-    def list_commands(self, _context: click.Context) -> list[str]:
-        return sorted(COMMANDS)
-
-    def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        if name not in COMMANDS:
-            return super().get_command(context, name)
-        command: click.Command = importlib.import_module(COMMANDS[name]).command
-        name_variables(name, command)
-        return command
-
-    def resolve_command(
-        self, context: click.Context, arguments: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        name, command, rest = super().resolve_command(context, arguments)
-        if command is None or name in READ_CONFIG_THEMSELVES or context.resilient_parsing:
-            return name, command, rest
-        given = given_on_the_line(context, command, rest)
-        if not given.get("help"):  # which must work whatever the configuration holds
-            asked = Path(given["config"]) if isinstance(given.get("config"), str) else context.params.get("config")
-            context.obj = load_config(asked, lambda: all_commands(context))
-            if context.obj.files:
-                others = all_commands(context).values()
-                context.default_map = {
-                    str(name): defaults_of(command, context.obj, asked_model(command, given), others)
-                }
-        return name, command, rest
-
-
 def all_commands(context: click.Context) -> dict[str, click.Command]:
-    """Every command by its name, imported."""
-    found = {name: cli.get_command(context, name) for name in COMMANDS}
-    return {name: command for name, command in found.items() if command is not None}
+    """Every command by its name, imported: those of a group that takes defaults as `train head`."""
+    del context  # whichever of the program's commands asks
+    return leaf_commands(click.Context(cli, info_name="edgespec"))
 
 
-@click.group(cls=_LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=ConfiguredGroup, modules=COMMANDS, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--config", type=click.Path(path_type=Path), help="Read this configuration above the user's own.")
 @click.version_option(__version__, prog_name="edgespec")
 def cli(*, config: Path | None) -> None:

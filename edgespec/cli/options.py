@@ -39,6 +39,7 @@ MARGIN_HELP = "GPU memory to leave free. [default: 1GiB without --max-gpu-mem]"
 DTYPE_HELP = "To compute in: float32, bfloat16 or float16. [auto: float32 on a CPU, the model's own on a GPU]"
 QUANT_HELP = "Quantise the target's layers: none, nf4 or int8. Made once, then kept in the cache."
 MODEL_HELP = "The target: folder, name in the configuration or in the Hugging Face cache. [default: the built-in pair]"
+TARGET_HELP = MODEL_HELP.replace("pair]", "one]")
 CONFIG_HELP = "Read this configuration above the user's own."
 PROFILE_HELP = "Tree settings that `edgespec profile` measured; single flags override them."
 CONTEXT_HELP = "Tokens of prompt and answer to make room for, as 8k. [auto: what is needed]"
@@ -80,6 +81,24 @@ def model_options(function: Command) -> Command:
         click.option("--online/--offline", help="Download what the cache lacks. [default: offline]"),
         config_option,
     ]  # fmt: skip
+    return _with_options(call, options)
+
+
+def target_options(function: Command) -> Command:
+    """-m alone: its name handed on as a folder, `model`."""
+
+    @functools.wraps(function)
+    def call(**values: Any) -> Any:
+        values = find_models(click.get_current_context(), {**values, "draft_model": None, "draft_revision": None})
+        del values["draft_model"]
+        return function(**values)
+
+    options: list[Callable[[Command], Command]] = [
+        click.option("-m", "--model", metavar="MODEL", shell_complete=complete_model, help=TARGET_HELP),
+        click.option("--revision", help="Branch, tag or commit of the target, by its name in the cache. [main]"),
+        click.option("--online/--offline", help="Download what the cache lacks. [default: offline]"),
+        config_option,
+    ]
     return _with_options(call, options)
 
 

@@ -96,12 +96,14 @@ def save_head(model: PreTrainedModel, facts: HeadFacts, folder: Path) -> None:
         raise EdgespecError("E_OUTPUT", f"'{folder}' cannot be written ({error}).", "Choose another folder.") from error
 
 
-def load_head(target: PreTrainedModel, folder: Path, facts: HeadFacts) -> PreTrainedModel:
-    """A saved head as a trainable model; a router that the files lack is fresh."""
+def load_head(
+    target: PreTrainedModel, folder: Path, facts: HeadFacts, *, fresh: tuple[str, ...] = ()
+) -> PreTrainedModel:
+    """A saved head as a trainable model; what the files lack, or begins with a name of `fresh`, is as if new."""
     model = new_head(target, facts, seed=0)
     stored = load_file(folder / "model.safetensors")
     with torch.no_grad():
         for name, tensor in own_tensors(model).items():
-            if name in stored:
+            if name in stored and not name.startswith(fresh):
                 tensor.copy_(stored[name])
     return model

@@ -37,6 +37,15 @@ class Precision:
 
     is_mixed: bool
 
+    @classmethod
+    def on(cls, device: torch.device, dtype: torch.dtype) -> Precision:
+        """Mixed on CUDA, unless float32 is asked for."""
+        return cls(is_mixed=device.type == "cuda" and dtype != torch.float32)
+
+    def lent_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """What the target lends its embedding and head in: its own dtype, or float32 where nothing is mixed."""
+        return dtype if self.is_mixed else torch.float32
+
     @property
     def mask_dtype(self) -> torch.dtype:
         """What attention computes in."""

@@ -89,7 +89,7 @@ def train(
         losses = objective(batch)
         losses["loss"].backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(list(parameters.values()), settings.gradient_clip)
-        found = {name: float(loss) for name, loss in losses.items()}  # a wait for the device: the next step needs it
+        found = {name: float(loss.detach()) for name, loss in losses.items()}  # a wait, for every step is checked
         if not bool((losses["loss"] + norm).isfinite()):
             raise _not_finite(step + 1, path)
         optimizer.step()

@@ -1,0 +1,75 @@
+"""The target read once for its features, with what a person sees of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgespec.cli.console import Console
+from edgespec.cli.options import MachineOptions, check_all_resident
+
+if TYPE_CHECKING:
+    from edgespec.pair import ModelPair
+    from edgespec.train.feature_files import Block, FeatureRun
+
+
+def collect(
+    console: Console,
+    pair: ModelPair,
+    blocks: Sequence[Block],
+    folder: Path,
+    run: FeatureRun,
+    machine: MachineOptions,
+) -> None:
+    """Collect what a folder of features lacks; the target is not loaded where it lacks nothing. Raises EdgespecError."""
+    from edgespec.device import resolve_device, resolve_dtype
+    from edgespec.engine import Engine
+    from edgespec.train.feature_files import FeatureFiles, begin_run
+    from edgespec.train.features import collect_features, room_for_groups
+    from edgespec.tree_settings import TreeSettings
+
+    begin_run(folder, run)
+    if FeatureFiles(folder).num_blocks == run.num_blocks:
+        console.say(f"features: all are in '{folder}'")
+        return
+    device = resolve_device(machine.device)
+    dtype = resolve_dtype(machine.dtype, pair.target.config, device)
+    room = room_for_groups(
+        pair.target.config, machine.limits, block_tokens=run.block_tokens, dtype=dtype, device=device
+    )
+    with Engine(
+        pair,
+        tree=TreeSettings(policy="none"),
+        limits=room.limits,
+        device=machine.device,
+        dtype=machine.dtype,
+        quant=machine.quant,
+        context_tokens=run.block_tokens,
+        on_plan=lambda engine: check_all_resident(
+            machine, engine.placement.num_resident, pair.target.config.get_text_config(decoder=True).num_hidden_layers
+        ),
+    ) as engine, console.progress_bar() as bar:
+        collect_features(
+            engine.target_model,
+            blocks,
+            folder,
+            run,
+            group_rows=room.rows,
+            announce=lambda path, num_bytes, free_bytes: console.say(
+                f"features: {num_bytes / 1e6:.0f} MB go to '{path}' ({free_bytes / 1e9:.1f} GB free), "
+                f"{room.rows} rows a pass over the target"
+            ),
+            progress=_progress(console, bar),
+        )
+
+
+def _progress(console: Console, bar: Any) -> Callable[[int, int], None]:
+    task = bar.add_task("collecting", total=None, note="") if bar is not None else None
+
+    def update(done: int, total: int) -> None:
+        console.say_sometimes(f"collecting: {done} of {total} tokens")
+        if bar is not None:
+            bar.update(task, completed=done, total=total, note=f"{done} of {total} tokens")
+
+    return update
