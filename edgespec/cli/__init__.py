@@ -48,7 +48,9 @@ def all_commands(context: click.Context) -> dict[str, click.Command]:
     return leaf_commands(click.Context(cli, info_name="edgespec"))
 
 
-@click.group(cls=ConfiguredGroup, modules=COMMANDS, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=ConfiguredGroup, modules=COMMANDS, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.option("--config", type=click.Path(path_type=Path), help="Read this configuration above the user's own.")
 @click.version_option(__version__, prog_name="edgespec")
 def cli(*, config: Path | None) -> None:

@@ -26,9 +26,11 @@ class ConfiguredGroup(click.Group):
         self.modules = modules or {}
 
     def list_commands(self, context: click.Context) -> list[str]:
+        """Names, of modules that were not imported as well."""
         return sorted({*self.modules, *super().list_commands(context)})
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        """The command, whose options then know their variables of the environment."""
         if name not in self.modules:
             command = super().get_command(context, name)
         else:
@@ -41,6 +43,7 @@ class ConfiguredGroup(click.Group):
     def resolve_command(
         self, context: click.Context, arguments: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command of a line, with its defaults in the context's map."""
         name, command, rest = super().resolve_command(context, arguments)
         is_group = isinstance(command, ConfiguredGroup)
         if command is None or is_group or name in READ_CONFIG_THEMSELVES or context.resilient_parsing:

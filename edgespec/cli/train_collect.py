@@ -22,7 +22,7 @@ def collect(
     run: FeatureRun,
     machine: MachineOptions,
 ) -> None:
-    """Collect what a folder of features lacks; the target is not loaded where it lacks nothing. Raises EdgespecError."""
+    """Collect what a folder of features lacks, if anything; raises EdgespecError."""
     from edgespec.device import resolve_device, resolve_dtype
     from edgespec.engine import Engine
     from edgespec.train.feature_files import FeatureFiles, begin_run
@@ -38,18 +38,23 @@ def collect(
     room = room_for_groups(
         pair.target.config, machine.limits, block_tokens=run.block_tokens, dtype=dtype, device=device
     )
-    with Engine(
-        pair,
-        tree=TreeSettings(policy="none"),
-        limits=room.limits,
-        device=machine.device,
-        dtype=machine.dtype,
-        quant=machine.quant,
-        context_tokens=run.block_tokens,
-        on_plan=lambda engine: check_all_resident(
-            machine, engine.placement.num_resident, pair.target.config.get_text_config(decoder=True).num_hidden_layers
-        ),
-    ) as engine, console.progress_bar() as bar:
+    with (
+        Engine(
+            pair,
+            tree=TreeSettings(policy="none"),
+            limits=room.limits,
+            device=machine.device,
+            dtype=machine.dtype,
+            quant=machine.quant,
+            context_tokens=run.block_tokens,
+            on_plan=lambda engine: check_all_resident(
+                machine,
+                engine.placement.num_resident,
+                pair.target.config.get_text_config(decoder=True).num_hidden_layers,
+            ),
+        ) as engine,
+        console.progress_bar() as bar,
+    ):
         collect_features(
             engine.target_model,
             blocks,

@@ -130,7 +130,9 @@ def growth_command(what: str) -> click.Command:
     @click.option(
         "--records", type=FOLDER, help="Folder of the records; collecting goes on where it stopped. [OUTPUT.records]"
     )
-    @click.option("-n", "--max-new-tokens", type=click.IntRange(1), default=16, show_default=True, help="Of every prompt.")
+    @click.option(
+        "-n", "--max-new-tokens", type=click.IntRange(1), default=16, show_default=True, help="Of every prompt."
+    )
     @click.option(
         "--tree-size",
         type=click.IntRange(8, 768),
@@ -138,7 +140,9 @@ def growth_command(what: str) -> click.Command:
         show_default=True,
         help="Nodes of the trees that are recorded (acceptance).",
     )
-    @click.option("--temps", help="Temperatures to record at, as 0,0.6,1. [acceptance all three, classifier 0, stop 0.6,1]")
+    @click.option(
+        "--temps", help="Temperatures to record at, as 0,0.6,1. [acceptance all three, classifier 0, stop 0.6,1]"
+    )
     @click.option(
         "--kind",
         type=click.Choice(["hidden", "probabilities"]),

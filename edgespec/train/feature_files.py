@@ -130,7 +130,7 @@ class FeatureFiles:
         lengths, texts = [], []
         for path in _shards(folder):
             try:
-                shard = safe_open(path, framework="pt")
+                shard: Any = safe_open(path, framework="pt")
                 self._ids.append(shard.get_tensor("ids"))
                 lengths.append(shard.get_tensor("lengths").long())
                 texts.append(shard.get_tensor("texts").long())

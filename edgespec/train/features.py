@@ -85,7 +85,7 @@ def feature_run(
 
 def dataset_bytes(run: FeatureRun) -> int:
     """Bytes of the features' files, but for their headers."""
-    itemsize = getattr(torch, run.dtype).itemsize
+    itemsize = int(getattr(torch, run.dtype).itemsize)
     return run.num_tokens * (run.hidden_size * itemsize + ID_BYTES) + run.num_blocks * LENGTH_BYTES
 
 

@@ -7,6 +7,7 @@ mean something, h hidden size, m features that a query is compared with, k rows 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -38,10 +39,10 @@ def distribution_losses(
     for chunk in chunks:
         parts = [step[chunk] for step in features]
         counted = torch.stack([step[chunk] for step in rows]).float()  # [steps, k]
-        arguments = (logits_of, target[chunk], counted, *parts)
+        entropies = functools.partial(_entropies, logits_of, target[chunk], counted)
         # One chunk is small enough to keep; several are made again on the way back.
         is_kept = len(chunks) == 1 or not torch.is_grad_enabled()
-        found = _entropies(*arguments) if is_kept else checkpoint(_entropies, *arguments, use_reentrant=False)
+        found = entropies(*parts) if is_kept else checkpoint(entropies, *parts, use_reentrant=False)
         sums = [total + part for total, part in zip(sums, found, strict=True)]
     return [total / step.sum().clamp(min=1) for total, step in zip(sums, rows, strict=True)]
 
@@ -88,7 +89,7 @@ def alignment_losses(
 
 
 def _log_sums(queries: Tensor, others: Tensor, start: int) -> Tensor:
-    """Log of the sum of exponentials [k] over all `others` [m, h] but the queries themselves, which begin at `start`."""
+    """Log of the sum of exponentials [k] over all `others` [m, h] but the queries, which begin at `start`."""
     similarities = queries @ others.T  # [k, m]
     similarities.diagonal(start).fill_(-torch.inf)
     return similarities.logsumexp(-1)

@@ -69,7 +69,9 @@ def head_losses(
             "regression": [
                 regression_loss(step[which], target[which]) for step, which in zip(features, rows, strict=True)
             ],
-            "distribution": distribution_losses(features, target, rows, logits_of=head_logits(model), vocab=vocab_of(model)),
+            "distribution": distribution_losses(
+                features, target, rows, logits_of=head_logits(model), vocab=vocab_of(model)
+            ),
         }
     if weights.alignment:  # in float32: similarities are divided by a small temperature
         parts["alignment"] = alignment_losses(features, target, rows)
@@ -111,7 +113,7 @@ def held_out_agreement(
             choices = _choices(model, target)
             agree = [(_choices(model, step) == choices).view(batch.ids.shape) for step in features]
         for step, which in enumerate(flat_rows):
-            count = int(which.sum())  # a report, not a step: waiting does not matter
+            count = float(which.sum())  # a report, not a step: waiting does not matter
             loss = regression_loss(features[step][which], target[which])
             add(f"regression_{step + 1}", float(loss) * count, count)
             add(f"distribution_{step + 1}", float(entropies[step]) * count, count)

@@ -21,7 +21,7 @@ from edgespec.train.feature_files import FeatureBatch
 def head_steps(
     model: PreTrainedModel, batch: FeatureBatch, *, num_steps: int, mask_dtype: torch.dtype = torch.float32
 ) -> list[Tensor]:
-    """The head's features [B, S, h] of every step; those of step k mean nothing in the first k - 1 rows, nor in padding.
+    """The head's features [B, S, h] of every step; step k's mean nothing in the first k - 1 rows, nor in padding.
 
     What is fed back carries no gradient, as in HASS; keys and values of earlier steps do. `mask_dtype` is what
     attention computes in.

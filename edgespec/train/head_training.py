@@ -73,9 +73,7 @@ def train_head(
     split = split_blocks(files, settings)
 
     def evaluate() -> dict[str, float]:
-        return held_out_agreement(
-            model, files, split.held_out, batch_blocks=settings.batch_blocks, precision=precision
-        )
+        return held_out_agreement(model, files, split.held_out, batch_blocks=settings.batch_blocks, precision=precision)
 
     found = train(
         own_tensors(model),

@@ -87,7 +87,7 @@ def train(
         batch = files.batch(batch_blocks(split.train, settings, step), device=device)
         optimizer.zero_grad(set_to_none=True)
         losses = objective(batch)
-        losses["loss"].backward()  # type: ignore[no-untyped-call]
+        losses["loss"].backward()
         norm = torch.nn.utils.clip_grad_norm_(list(parameters.values()), settings.gradient_clip)
         found = {name: float(loss.detach()) for name, loss in losses.items()}  # a wait, for every step is checked
         if not bool((losses["loss"] + norm).isfinite()):
@@ -130,9 +130,7 @@ def _optimizer(parameters: Mapping[str, Tensor], settings: TrainingSettings) -> 
     return torch.optim.AdamW([group for group in groups if group["params"]], lr=0.0, betas=settings.betas)
 
 
-def _save(
-    path: Path, run: str, step: int, parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
-) -> None:
+def _save(path: Path, run: str, step: int, parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> None:
     """Write the checkpoint, whole or not at all; raises EdgespecError."""
     content = {
         "run": run,

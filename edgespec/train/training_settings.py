@@ -17,7 +17,7 @@ class TrainingSettings:
     """The optimiser and its schedule, the batches, and how often to look and to save."""
 
     training_steps: int = 1500
-    batch_blocks: int = 4
+    batch_blocks: int = 2
     learning_rate: float = 1e-3
     warmup_steps: int = 50
     decay: Decay = "cosine"  # of the learning rate, to 0 in the last step
