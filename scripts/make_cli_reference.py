@@ -15,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from edgespec.cli import all_commands, cli
+from edgespec.cli import cli
 
 PATH = Path(__file__).parent.parent / "docs" / "cli.md"
 WIDTH = 100  # of the help texts, whatever the terminal
@@ -97,7 +97,9 @@ def reference() -> str:
     """The whole page."""
     context = _context(cli, "edgespec")
     sections = [_section(context, depth=2)]
-    for name, command in sorted(all_commands(context).items()):
+    for name in cli.list_commands(context):
+        command = cli.get_command(context, name)
+        assert command is not None
         sections += _sections(command, name, context, depth=2)
     return "\n".join([INTRODUCTION, *sections])
 

@@ -29,9 +29,11 @@ ALLOWED = {
     "edgespec.masks": set(),
     "edgespec.layer_major": {"edgespec.errors", "edgespec.masks"},
     "edgespec.hidden_rows": set(),
+    "edgespec.family_logits": {"offload.skeleton"},
     "edgespec.causal_model": {
         "edgespec.cache",
         "edgespec.errors",
+        "edgespec.family_logits",
         "edgespec.hidden_rows",
         "edgespec.layer_major",
         "edgespec.masks",

@@ -151,8 +151,8 @@ def test_settings_of_other_commands_do_not_disturb(run_cli: RunCli, write_config
     config = UserConfig(files=(read_config(config_file(), KNOWN),))
     found = {name: defaults_of(command, config, None, COMMANDS.values()) for name, command in COMMANDS.items()}
     assert "temperature" not in found["estimate"]
-    assert "max_new_tokens" not in found["train"]
-    assert "seed" not in found["train"]
+    assert "max_new_tokens" not in found["train acceptance"]
+    assert "seed" not in found["train acceptance"]
     assert found["bench"] == {"repeats": "2", "temperature": "0.5", "seed": "3", "online": False}
 
 

@@ -1,0 +1,99 @@
+"""The multi-step forward computes in training what the drafter computes in decoding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from edgespec.causal_model import CausalModel
+from edgespec.config import SamplingSettings
+from edgespec.draft.feature_head import FeatureHeadDrafter
+from edgespec.masks import MaskForm
+from edgespec.target import Target
+from edgespec.train.head_model import own_tensors
+from edgespec.train.head_steps import head_steps, step_rows, visible_rows
+from tests.edgespec.train.heads import CPU, make_batch, make_head, make_target, random_texts
+
+FAMILIES = ["llama", "llama-bias", "mistral-window", "qwen2-window", "gemma2", "gemma3", "gpt2", "opt"]
+STEPS = 4
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_step_k_at_a_row_is_the_draft_k_deep_that_ends_there(family: str) -> None:
+    """The windows of some families are shorter than the texts."""
+    target = make_target(family)
+    head = make_head(target, spread=True)
+    texts = random_texts([26, 19])
+    with torch.no_grad():
+        steps = head_steps(head, make_batch(target, texts), num_steps=STEPS)
+    for block, ids in enumerate(texts):
+        for root in (0, 1, 7, 14):
+            drafted = features_of_a_chain(target, head, ids, root=root)
+            for depth, expected in enumerate(drafted):
+                torch.testing.assert_close(steps[depth][block, root + depth], expected, rtol=1e-4, atol=1e-4)
+
+
+def features_of_a_chain(target: object, head: object, ids: list[int], *, root: int) -> torch.Tensor:
+    """What the drafter's rows are that draft the text's own tokens behind `root`: [STEPS, h]."""
+    causal = CausalModel(target, device=CPU, keeps_hidden=True)  # type: ignore[arg-type]
+    drafts = CausalModel(head, device=CPU)  # type: ignore[arg-type]
+    try:
+        drafter = FeatureHeadDrafter(
+            drafts, causal, vocab=causal.vocab, sampling=SamplingSettings(temperature=1.0), tree_rows=STEPS
+        )
+        # The root's row has no hidden state of the target yet: only what lies before it is prefilled.
+        text = torch.tensor(ids[:root], dtype=torch.long)
+        causal.reset(len(ids))
+        if root:
+            Target(causal).prefill(text, capacity=len(ids))
+        else:
+            causal._hidden.write(0, torch.zeros(1, causal.config.hidden_size), capacity=len(ids))  # type: ignore[union-attr]
+        drafter.prefill(text, capacity=len(ids))
+        for depth in range(STEPS):
+            drafter.expand(torch.tensor(ids[root + depth : root + depth + 1]), torch.tensor([max(0, depth - 1)]))
+        return drafter.hidden(torch.arange(STEPS))
+    finally:
+        causal.close()
+        drafts.close()
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_masks_by_brute_force(step: int) -> None:
+    """A draft k deep that ends at s: its root at s - k + 1 sees the text, each node its ancestors and itself."""
+    rows = 7
+    found = visible_rows(step, rows, device=CPU)
+    assert found.shape == (rows, step * rows)
+    for row in range(step - 1, rows):
+        root = row - (step - 1)
+        expected = {(1, at) for at in range(root + 1)} | {(depth, root + depth - 1) for depth in range(2, step + 1)}
+        assert {divmod(int(key), rows) for key in found[row].nonzero()[:, 0]} == {(i - 1, at) for i, at in expected}
+
+
+def test_windows_count_positions_and_not_rows() -> None:
+    """Step 2's rows lie behind all of step 1's: what is in the window goes by position."""
+    config = make_target("mistral-window").config
+    positions = torch.arange(30)
+    masks = MaskForm(config, dtype=torch.float32, device=CPU)
+    mask = masks.tree(visible_rows(2, 30, device=CPU), positions.repeat(2), num_before=0)[0, 0]
+    seen = (mask[29] == 0).nonzero()[:, 0].tolist()
+    assert seen == [*range(29 - config.sliding_window + 1, 29), 59]
+
+
+def test_rows_without_inputs_and_padding_do_not_count() -> None:
+    batch = make_batch(make_target(), random_texts([5, 3]))
+    assert step_rows(batch, 1).tolist() == [[True] * 5, [True] * 3 + [False] * 2]
+    assert step_rows(batch, 3).tolist() == [[False, False, True, True, True], [False, False, True, False, False]]
+
+
+def test_padding_changes_nothing_and_what_is_fed_back_carries_no_gradient() -> None:
+    target = make_target()
+    head = make_head(target)
+    long, short = random_texts([20, 9])
+    both = head_steps(head, make_batch(target, [long, short]), num_steps=3)
+    alone = head_steps(head, make_batch(target, [short]), num_steps=3)
+    for step, other in zip(both, alone, strict=True):
+        torch.testing.assert_close(step[1, :9], other[0], rtol=1e-4, atol=1e-5)
+    gradients = torch.autograd.grad(alone[1][0, 5].sum(), alone[0], allow_unused=True)
+    assert gradients == (None,)
+    weights = own_tensors(head)
+    assert all(found is not None for found in torch.autograd.grad(alone[2][0, 5].sum(), list(weights.values())))
