@@ -75,6 +75,7 @@ def feature_files(folder: Path, target: PreTrainedModel, texts: list[list[int]])
     """Two shards of a block a text."""
     blocks = [Block(text=number, ids=ids) for number, ids in enumerate(texts)]
     begin_run(folder, run_of(blocks, hidden_size=int(target.config.hidden_size)))
-    for part in (blocks[: len(blocks) // 2], blocks[len(blocks) // 2 :]):
+    middle = (len(blocks) + 1) // 2
+    for part in [part for part in (blocks[:middle], blocks[middle:]) if part]:
         save_shard(folder, part, torch.cat([features_of(target, block.ids) for block in part]))
     return FeatureFiles(folder)

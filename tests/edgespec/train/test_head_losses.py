@@ -39,9 +39,7 @@ def literal_alignment(features: list[Tensor], target: Tensor, rows: list[Tensor]
         if not rows[step - 1][row]:
             continue
         query = features[step - 1][row]
-        sums = sum(
-            similarity(query, other).exp() for name, at, other in everything if (name, at) != (step - 1, row)
-        )
+        sums = sum(similarity(query, other).exp() for name, at, other in everything if (name, at) != (step - 1, row))
         positives = [other for name, at, other in everything if at == row and name != step - 1]
         assert len(positives) == step
         losses += [-(similarity(query, positive).exp() / sums).log() / step for positive in positives]

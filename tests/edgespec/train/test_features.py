@@ -1,0 +1,212 @@
+"""Features in groups are those of plain forwards, in one pass over the weights a group, and survive interruptions."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from edgespec import Engine, EdgespecError, MemoryLimits, TreeSettings
+from edgespec.causal_model import CausalModel
+from edgespec.masks import MaskForm
+from edgespec.memory import texts_bytes
+from edgespec.pair import ModelPair, open_pair
+from edgespec.train import features
+from edgespec.train.feature_files import FeatureFiles, FeatureRun, read_run
+from edgespec.train.features import collect_features, cut_blocks, dataset_bytes, feature_run, room_for_groups
+from offload.stream import LayerStream
+from tests.conftest import EAGER_ONLY, FAMILIES, make_model, save_folder
+from tests.edgespec.train.heads import CPU, features_of, random_texts
+
+LENGTHS = [30, 8, 21, 70, 16, 33]  # the longest is two blocks of 32 and an end that is dropped
+
+
+def pair_of(folder: Path) -> ModelPair:
+    return dataclasses.replace(open_pair(folder, None), draft=None)
+
+
+def expected_of(folder: Path, blocks: list[features.Block]) -> list[torch.Tensor]:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        return [features_of(model, block.ids) for block in blocks]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_group_is_the_plain_forward_of_each_text(family: str) -> None:
+    """With chunks of one, of two and of all texts; windows are shorter than the texts."""
+    config = FAMILIES[family]()
+    config._attn_implementation = "eager" if family in EAGER_ONLY else "sdpa"
+    model = make_model(config)
+    texts = random_texts([20, 17, 20, 8, 5])
+    ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(text) for text in texts], batch_first=True)
+    for chunk_rows in (16, 40, 512):
+        causal = CausalModel(model, device=CPU, chunk_rows=chunk_rows)
+        found = causal.features_of_texts(ids)
+        causal.close()
+        for text, row in zip(texts, found, strict=True):
+            torch.testing.assert_close(row[: len(text)], features_of(model, text), rtol=1e-4, atol=2e-5)
+
+
+def test_a_layer_sees_no_more_texts_than_a_chunk_has() -> None:
+    model = make_model(FAMILIES["llama"]())
+    causal = CausalModel(model, device=CPU, chunk_rows=50)
+    shapes: list[tuple[int, ...]] = []
+    model.model.layers[1].mlp.register_forward_pre_hook(lambda _, arguments: shapes.append(arguments[0].shape[:2]))
+    causal.features_of_texts(torch.ones(5, 20, dtype=torch.long))
+    assert shapes == [(2, 20), (2, 20), (1, 20)]
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral-window", "gemma3"])
+def test_streamed_under_a_limit_one_pass_serves_a_group(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = save_folder(tmp_path / "target", make_model(FAMILIES[family]()))
+    blocks = cut_blocks(random_texts(LENGTHS), block_tokens=32)
+    pair = pair_of(target)
+    limits = MemoryLimits(max_cpu_bytes=512 << 20, max_resident_layers=0)
+    run = feature_run(pair.target, blocks, block_tokens=32, dtype=torch.float32, quant=None)
+    room = room_for_groups(pair.target.config, limits, block_tokens=32, dtype=torch.float32, device=CPU)
+    acquired: list[int] = []
+    acquire = LayerStream.acquire
+    monkeypatch.setattr(LayerStream, "acquire", lambda self, layer: (acquired.append(layer), acquire(self, layer))[1])
+    with Engine(pair, tree=TreeSettings(policy="none"), limits=room.limits, context_tokens=32) as engine:
+        del acquired[:]
+        collect_features(engine.target_model, blocks, tmp_path / "f", run, group_rows=96)
+    files = FeatureFiles(tmp_path / "f")
+    assert [int(length) for length in files.lengths] == [32, 32, 32, 30, 21, 16, 8]
+    assert acquired == [0, 1, 2] * 3, "two groups of three blocks, and a block of 8"
+    for index, (block, expected) in enumerate(zip(blocks, expected_of(target, blocks), strict=True)):
+        ids, found = files.block(index)
+        assert ids.tolist() == block.ids
+        assert int(files.texts[index]) == block.text
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> tuple[CausalModel, list[features.Block], FeatureRun]:
+    folder = save_folder(tmp_path / "target", make_model(FAMILIES["llama"]()))
+    pair = pair_of(folder)
+    blocks = cut_blocks(random_texts(LENGTHS), block_tokens=32)
+    run = feature_run(pair.target, blocks, block_tokens=32, dtype=torch.float32, quant=None)
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return CausalModel(model, device=CPU), blocks, run
+
+
+def test_it_goes_on_where_it_was_interrupted(
+    small: tuple[CausalModel, list[features.Block], FeatureRun], tmp_path: Path
+) -> None:
+    causal, blocks, run = small
+
+    def interrupted(done: int, _total: int) -> None:
+        if done >= 64:
+            raise KeyboardInterrupt
+
+    collect_features(causal, blocks, tmp_path / "whole", run, group_rows=64)
+    with pytest.raises(KeyboardInterrupt):
+        collect_features(causal, blocks, tmp_path / "f", run, group_rows=64, progress=interrupted)
+    assert FeatureFiles(tmp_path / "f").num_blocks == 2
+    (tmp_path / "f" / "features-00001.partial").write_bytes(b"torn")
+    announced: list[int] = []
+    collect_features(
+        causal, blocks, tmp_path / "f", run, group_rows=96, announce=lambda _, left, __: announced.append(left)
+    )
+    assert announced == [int(dataset_bytes(run) * (1 - 64 / run.num_tokens))]
+    whole, found = FeatureFiles(tmp_path / "whole"), FeatureFiles(tmp_path / "f")
+    assert torch.equal(whole.texts, found.texts)
+    for index in range(len(blocks)):
+        torch.testing.assert_close(whole.block(index), found.block(index))
+    collect_features(causal, blocks, tmp_path / "f", run, group_rows=96, announce=lambda *_: pytest.fail("all there"))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"blocks_sha256": "other"}, "other texts"),
+        ({"target_fingerprint": "other"}, "target_fingerprint"),
+        ({"dtype": "bfloat16"}, "another run"),
+        ({"quant": "nf4"}, "nf4"),
+    ],
+)
+def test_another_run_is_refused(
+    change: dict[str, str],
+    named: str,
+    small: tuple[CausalModel, list[features.Block], FeatureRun],
+    tmp_path: Path,
+) -> None:
+    causal, blocks, run = small
+    collect_features(causal, blocks, tmp_path / "f", run, group_rows=64)
+    with pytest.raises(EdgespecError, match=named) as caught:
+        collect_features(causal, blocks, tmp_path / "f", dataclasses.replace(run, **change), group_rows=64)
+    assert caught.value.code == "E_FEATURES"
+    assert read_run(tmp_path / "f") == run
+
+
+def test_the_size_is_announced_and_a_full_disk_refused_before_anything_is_computed(
+    small: tuple[CausalModel, list[features.Block], FeatureRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    causal, blocks, run = small
+    collect_features(causal, blocks, tmp_path / "f", run, group_rows=64)
+    written = sum(path.stat().st_size for path in (tmp_path / "f").glob("*.safetensors"))
+    assert dataset_bytes(run) <= written <= dataset_bytes(run) + 4 * 400, "but for headers"
+    monkeypatch.setattr(features.shutil, "disk_usage", lambda _: type("Usage", (), {"free": dataset_bytes(run) - 1})())
+    monkeypatch.setattr(CausalModel, "features_of_texts", lambda *_: pytest.fail("computed"))
+    with pytest.raises(EdgespecError, match="are free") as caught:
+        collect_features(causal, blocks, tmp_path / "g", run, group_rows=64)
+    assert caught.value.code == "E_OUTPUT"
+
+
+def test_features_that_are_not_finite_are_refused(
+    small: tuple[CausalModel, list[features.Block], FeatureRun], tmp_path: Path
+) -> None:
+    causal, blocks, run = small
+    with torch.no_grad():
+        causal.model.model.norm.weight[3] = torch.nan
+    with pytest.raises(EdgespecError, match="NaN") as caught:
+        collect_features(causal, blocks, tmp_path / "f", run, group_rows=64)
+    assert caught.value.code == "E_NAN_LOGITS"
+    assert FeatureFiles(tmp_path / "f").num_blocks == 0
+
+
+def test_a_damaged_shard_is_named(small: tuple[CausalModel, list[features.Block], FeatureRun], tmp_path: Path) -> None:
+    causal, blocks, run = small
+    collect_features(causal, blocks, tmp_path / "f", run, group_rows=64)
+    shard = tmp_path / "f" / "features-00001.safetensors"
+    shard.write_bytes(shard.read_bytes()[:100])
+    with pytest.raises(EdgespecError, match="features-00001") as caught:
+        FeatureFiles(tmp_path / "f")
+    assert caught.value.code == "E_FEATURES"
+
+
+def test_a_family_that_swallows_the_mask_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    causal = CausalModel(make_model(FAMILIES["llama"]()), device=CPU)
+    monkeypatch.setattr(MaskForm, "stand_ins", lambda _self: None)
+    with pytest.raises(EdgespecError, match="do not take the mask"):
+        causal.features_of_texts(torch.ones(2, 9, dtype=torch.long))
+
+
+def test_blocks_are_pieces_of_texts_and_no_more_than_asked_for() -> None:
+    texts = [list(range(20)), list(range(100, 109))]
+    blocks = cut_blocks(texts, block_tokens=8)
+    assert [(block.text, block.ids) for block in blocks] == [
+        (0, list(range(8))), (0, list(range(8, 16))), (1, list(range(100, 108))),
+    ]  # fmt: skip
+    assert sum(len(block.ids) for block in cut_blocks(texts, block_tokens=8, max_tokens=17)) == 16
+    with pytest.raises(EdgespecError, match="8 tokens"):
+        cut_blocks([[1, 2, 3]], block_tokens=8)
+
+
+def test_room_for_a_group_comes_off_the_targets() -> None:
+    config = FAMILIES["llama"]()
+    limits = MemoryLimits(max_cpu_bytes=1 << 30)
+    room = room_for_groups(config, limits, block_tokens=64, dtype=torch.float32, device=CPU)
+    taken = texts_bytes(config, num_rows=room.rows, text_rows=64, dtype=torch.float32)
+    assert room.limits.max_cpu_bytes == (1 << 30) - taken
+    assert 0.9 * (1 << 28) < taken <= 1 << 28
+    least = room_for_groups(config, MemoryLimits(max_cpu_bytes=1), block_tokens=64, dtype=torch.float32, device=CPU)
+    assert (least.rows, least.limits.max_cpu_bytes) == (64, 0)
