@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from edgespec import Engine, EdgespecError, MemoryLimits, TreeSettings
+from edgespec import EdgespecError, Engine, MemoryLimits, TreeSettings
 from edgespec.causal_model import CausalModel
 from edgespec.masks import MaskForm
 from edgespec.memory import texts_bytes

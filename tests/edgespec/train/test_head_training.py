@@ -254,7 +254,7 @@ def test_a_router_learns_the_targets_groups_and_leaves_the_head(tmp_path: Path) 
         head, files, settings, tmp_path / "r", num_steps=3, identity="x", precision=PLAIN,
         progress=lambda _step, found, _: losses.append(found["loss"]),
     )  # fmt: skip
-    assert losses[-1] < 0.8 * losses[0]
+    assert losses[-1] < 0.9 * losses[0]
     for name, tensor in own_tensors(head).items():
         assert torch.equal(before[name], tensor) != name.startswith("router."), name
     assert 0 < report.held_out["least_cross_entropy"] <= report.held_out["cross_entropy"]
