@@ -133,3 +133,26 @@ def test_a_preset_shape_is_taken_whole() -> None:
     preset = entrant("mcsd", is_budgeted=False, branching=(2, 2))
     plan = choose([preset], costs(1.0, 1e-4, 1e-4), sizes=SIZES, depths=DEPTHS).ranked[0]
     assert (plan.size, plan.nodes, plan.branching) == (60, 60.0, (2, 2))
+
+
+def one_node(*values: float) -> list[TreeSample]:
+    """Trees of one node each, accepted so often."""
+    return [TreeSample.from_nodes(scores=[0.5], values=[value], depths=[1], parents=[-1]) for value in values]
+
+
+def test_another_policy_must_be_better_than_the_first_by_more_than_luck() -> None:
+    machine = costs(0.1, 1e-5, 1e-4)
+    known = entrant(samples=one_node(0.5, 0.6, 0.4, 0.5, 0.6, 0.4))
+    lucky = entrant("dyspec", samples=one_node(0.5, 0.6, 0.4, 0.4, 0.5, 0.9))  # one text of six
+    better = entrant("dyspec", samples=one_node(0.6, 0.7, 0.5, 0.6, 0.7, 0.5))
+    for other, best in ((lucky, "adaptive"), (better, "dyspec")):
+        assert choose([known, other], machine, sizes=(1,), depths=(1,)).best.policy == best
+
+
+def test_a_policy_that_was_dropped_is_judged_at_the_texts_that_it_saw() -> None:
+    """Its texts were the easy ones: the first policy did as well on those, and worse on those that followed."""
+    known = entrant(samples=one_node(0.91, 0.89, 0.9, 0.2, 0.2, 0.2))
+    dropped = entrant("dyspec", samples=one_node(0.9, 0.9, 0.9))
+    choice = choose([known, dropped], costs(0.1, 1e-5, 1e-4), sizes=(1,), depths=(1,))
+    assert choice.best.policy == "adaptive"
+    assert choice.ranked[1].tokens < choice.ranked[0].tokens == pytest.approx(1.55)
