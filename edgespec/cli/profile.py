@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.console import Console
+from edgespec.cli.console import Console, visible
 from edgespec.cli.options import FOLDER, MachineOptions, machine_options, model_options, parse_temperatures
 from edgespec.cli.prompts import encode_prompts, read_prompts
 from edgespec.errors import EdgespecError
@@ -221,14 +221,15 @@ def _list() -> int:
     found = list(all_profiles(profiles_folder()))
     for path, profile in found:
         if isinstance(profile, ProfileError):
-            sys.stdout.write(f"{path}: {profile.what}\n")
+            sys.stdout.write(f"{visible(f'{path}: {profile.what}')}\n")
             continue
         plans = ", ".join(
             f"T={plan.temperature:g} {plan.best.policy} {plan.best.size or ''} {plan.best.tokens_per_s:.3g} tok/s"
             for plan in profile.plans
         )
         pair = profile.pair
-        sys.stdout.write(f"{profile.name}  {pair.target} + {pair.draft}, {profile.created}: {plans}\n")
+        line = f"{profile.name}  {pair.target} + {pair.draft}, {profile.created}: {plans}"
+        sys.stdout.write(f"{visible(line)}\n")
     if not found:
         sys.stdout.write(f"no profiles in {profiles_folder()}\n")
     return 0

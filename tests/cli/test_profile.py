@@ -174,6 +174,12 @@ def test_profiles_are_listed_with_those_that_cannot_be_read(run_cli: RunCli) -> 
     assert "b.toml' cannot be read" in bad
 
 
+def test_names_in_a_profile_that_came_from_elsewhere_are_shown_not_obeyed(run_cli: RunCli) -> None:
+    profile = example_profile()
+    write_profile(replace(profile, pair=replace(profile.pair, target="\x1b[2Jbig")), profiles_folder() / "a.toml")
+    assert r"\x1b[2Jbig + small" in run_cli(["--list"], command="profile").out
+
+
 def test_an_exported_profile_can_be_imported(
     run_cli: RunCli, measured: tuple[Path, Outcome], profile: Profile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
