@@ -97,6 +97,14 @@ def find_cached(repository: str, *, revision: str | None = None, cache: Path | N
         return None
 
 
+def short_name(folder: Path) -> str:
+    """What people call a model's folder: a snapshot in the cache by its repository, others by their own name."""
+    whole = folder.absolute()  # '.' has no name of its own
+    if whole.parent.name == "snapshots" and whole.parent.parent.name.startswith(CACHED_PREFIX):
+        return _repository_of(whole.parent.parent)
+    return whole.name
+
+
 def hub_cache() -> Path:
     """The local cache of Hugging Face's libraries."""
     from huggingface_hub import constants

@@ -16,6 +16,7 @@ from typing import Any
 from edgespec.cli.requests import Request
 from edgespec.cli.rows import PromptRow
 from edgespec.errors import EdgespecError
+from edgespec.names import short_name
 
 FORMATS = ("jsonl", "specbench", "openai-batch", "text")
 FAILED = {"error", "interrupted"}  # finish reasons of rows to run again
@@ -121,8 +122,8 @@ def _marked(request: Request, record: dict[str, Any]) -> str:
 
 
 def _model_id(record: dict[str, Any]) -> str:
-    """Folder names, and what made it fast: not the whole path."""
-    names = [Path(record[key]).name for key in ("model", "draft_model") if record[key]]
+    """What the models are called, and what made it fast: not the whole path."""
+    names = [short_name(Path(record[key])) for key in ("model", "draft_model") if record[key]]
     return "+".join([*names, record["spec"]["policy"]])
 
 

@@ -20,6 +20,7 @@ from edgespec.cli.generate_options import (
     prompt_options,
     sampling_options,
 )
+from edgespec.cli.interrupts import leaving_at_once, leaving_tidily
 from edgespec.cli.options import (
     MachineOptions,
     given_tree,
@@ -70,7 +71,7 @@ Exit codes: 0 done, 1 failed while running, 2 wrong usage or input, 3 done but s
 @machine_options
 @click.option("--no-self-check", is_flag=True, help="Do not try whether the model's family reads token trees rightly.")
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
-@click.option("-v", "--verbose", is_flag=True, help="Print the memory plan in full.")
+@click.option("-v", "--verbose", is_flag=True, help="Print the memory plan in full; -vv: and the trace of an error.")
 def command(
     *,
     asked: AskedPrompts,
@@ -94,6 +95,8 @@ def command(
     if draft_model is not None and model is None:
         raise EdgespecError("E_SETTING", "-md needs -m: a draft goes with a target.", "Name both folders, or neither.")
     prompts, format_name = _prompts(console, asked, out)
+    with leaving_at_once():  # torch and transformers are imported from here on
+        import edgespec.engine  # noqa: F401
     prepared = prepare(
         console,
         prompts,
@@ -123,7 +126,8 @@ def command(
                 keep_what_is_done(prompts.results, {request.row.id for request in prepared.requests})
             sink = OutputFile(out.path, overwrite=out.overwrite)
             stack.callback(sink.close)
-        engine = _load(console, prepared, machine, self_check=not no_self_check)
+        with leaving_tidily():
+            engine = _load(console, prepared, machine, self_check=not no_self_check)
         stack.callback(engine.close)
         return _run(console, prepared, engine, sink, out, format_name)
 

@@ -81,7 +81,6 @@ def prepare(
     machine: MachineOptions,
 ) -> Prepared:
     """Open the pair, settle every prompt's settings, and plan; raises EdgespecError."""
-    # torch and transformers are imported from here on.
     from edgespec.device import resolve_device, resolve_dtype
     from edgespec.pair import open_pair
     from edgespec.planned import settle

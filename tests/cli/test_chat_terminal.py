@@ -163,7 +163,6 @@ def test_interrupts_of_an_answer(tmp_path: Path) -> None:
     stub.child.close(force=True)
 
 
-@pytest.mark.xfail(strict=False, reason="an interrupt in the middle of an import can end with 1 instead")
 def test_ctrl_c_while_loading_leaves_with_130(tmp_path: Path) -> None:
     # A load that lasts: the built-in pair's is over before a key can be pressed.
     slowly = "engine.Engine.__init__ = lambda *_, **__: time.sleep(60)"
@@ -172,6 +171,67 @@ def test_ctrl_c_while_loading_leaves_with_130(tmp_path: Path) -> None:
     terminal.see("edgespec 0.1.0")
     terminal.keys("\x03")
     assert terminal.end() == 130
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.1, 0.3])
+def test_ctrl_c_while_importing_leaves_with_130_and_no_trace(after_s: float, tmp_path: Path) -> None:
+    """An exception in the middle of an import would come out of it as another one, or not at all."""
+    terminal = Terminal(["-m", "edgespec", "chat"], tmp_path)
+    terminal.see("edgespec 0.1.0")
+    time.sleep(after_s)
+    terminal.keys("\x03")
+    assert terminal.end() == 130
+    assert "Error" not in terminal.child.before
+    assert "Traceback" not in terminal.child.before
+
+
+def test_the_history_is_that_of_earlier_chats_too(tmp_path: Path) -> None:
+    """Messages of several lines come back whole, and Ctrl-R finds them."""
+    arguments = ["-m", "tests.cli.chat_stub", str(tmp_path / "history")]
+    first = Terminal(arguments, tmp_path)
+    first.ready()
+    for keys in ("one apple", PASTE.format("two\npears"), "three plums"):
+        first.line(keys)
+    first.keys("\x04")
+    assert first.end() == 0
+    second = Terminal(arguments, tmp_path)
+    second.ready()
+    assert r"GOT 'two\npears'" in second.line("\x1b[A\x1b[A\x1b[A\x1b[B")  # up to the first, and down again
+    for keys in ("\x12", "apple", "\r"):  # the last accepts what was found, and sends nothing yet
+        second.keys(keys)
+        time.sleep(0.3)
+    assert "GOT 'one apple'" in second.line("")
+    for keys in ("\x12", "plum", "\x07"):  # Ctrl-G leaves the search, and opens no editor
+        second.keys(keys)
+        time.sleep(0.3)
+    assert "GOT 'typed'" in second.line("typed")
+    second.keys("\x04")
+    assert second.end() == 0
+
+
+def test_a_window_that_changes_in_an_answer_is_written_in_as_it_is(tmp_path: Path) -> None:
+    terminal = Terminal(["-m", "edgespec", "chat", "--temp", "0", "-n", "150", "--policy", "none"], tmp_path)
+    terminal.ready()
+    wide = terminal.line("def main(")
+    assert len(footer_of(wide)) > 40
+    terminal.keys("import os\r")
+    terminal.see("\n")
+    terminal.child.setwinsize(20, 40)
+    narrow = terminal.ready()
+    assert len(footer_of(narrow)) < 40
+    terminal.child.setwinsize(40, 150)
+    terminal.keys("x" * 100 + "\r")
+    terminal.see("x" * 100)  # in one line again
+    assert len(footer_of(terminal.ready())) > 40
+    terminal.keys("\x04")
+    assert terminal.end() == 0
+
+
+def footer_of(written: str) -> str:
+    """The line below an answer."""
+    found = re.findall(r"^\d+ tok · .*$", written, re.MULTILINE)
+    assert found, written
+    return str(found[-1])
 
 
 def test_a_conversation_on_the_built_in_pair(tmp_path: Path) -> None:

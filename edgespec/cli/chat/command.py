@@ -15,6 +15,7 @@ import click
 from edgespec import __version__
 from edgespec.cli.chat.options import AskedChat, chat_options
 from edgespec.cli.console import Console
+from edgespec.cli.interrupts import leaving_at_once, leaving_tidily
 from edgespec.cli.options import (
     MachineOptions,
     given_tree,
@@ -25,6 +26,7 @@ from edgespec.cli.options import (
 )
 from edgespec.cli.prompts import read_text
 from edgespec.errors import EdgespecError
+from edgespec.names import short_name
 from edgespec.tree_settings import TreeSettings
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ message begins on a line of its own. A pipe is one turn: all of stdin is the mes
 @machine_options
 @click.option("--no-self-check", is_flag=True, help="Do not try whether the model's family reads token trees rightly.")
 @click.option("-q", "--quiet", is_flag=True, help="Print answers and errors only.")
-@click.option("-v", "--verbose", is_flag=True, help="Print the memory plan in full.")
+@click.option("-v", "--verbose", is_flag=True, help="Print the memory plan in full; -vv: and the trace of an error.")
 def command(
     *,
     target: Path | None,
@@ -82,15 +84,18 @@ def command(
         raise EdgespecError("E_SETTING", "-md needs a target: a draft goes with one.", "Name both, or neither.")
     is_single = asked.is_single_turn or not sys.stdin.isatty()
     first = _first_message(asked)
+    names = [short_name(path) for path in (folder, draft_model if tree.policy != "none" else None) if path]
+    console.say(f"edgespec {__version__} · {' + '.join(names) or 'the built-in pair'}")
 
-    # torch and transformers are imported from here on.
-    from edgespec.cli.chat.loop import converse, single_turn
-    from edgespec.pair import open_pair
-
-    pair = open_pair(folder, draft_model)
-    if pair.draft is None and tree.policy != "none":
-        console.say("no draft (-md): decoding plainly, one token a pass")
-    engine = _load(console, pair, asked, tree=tree, profile=profile, machine=machine, self_check=not no_self_check)
+    with leaving_at_once():  # torch and transformers are imported from here on
+        import edgespec.engine  # noqa: F401
+        from edgespec.cli.chat.loop import converse, single_turn
+        from edgespec.pair import open_pair
+    with leaving_tidily():
+        pair = open_pair(folder, draft_model)
+        if pair.draft is None and tree.policy != "none":
+            console.say("no draft (-md): decoding plainly, one token a pass")
+        engine = _load(console, pair, asked, tree=tree, profile=profile, machine=machine, self_check=not no_self_check)
     with engine:
         chat = _open_chat(console, engine, asked, is_single=is_single)
         if is_single:
@@ -125,16 +130,12 @@ def _load(
     from edgespec.context import check_ctx_size
     from edgespec.device import resolve_device
     from edgespec.engine import Engine
-    from edgespec.pair import DEMO_FOLDER
     from edgespec.planned import settle
 
     if machine.ctx_size is not None:
         check_ctx_size(machine.ctx_size, pair.max_context)
     most = pair.max_context or CONTEXTS[0]
     contexts = [machine.ctx_size] if machine.ctx_size else sorted({min(most, size) for size in CONTEXTS}, reverse=True)
-    draft = f" + {pair.draft.folder.name}" if pair.draft and tree.policy != "none" else ""
-    names = f"{pair.target.folder.name}{draft}" if pair.target.folder != DEMO_FOLDER / "target" else "the built-in pair"
-    console.say(f"edgespec {__version__} · {names}")
 
     def load(context_tokens: int) -> Engine:
         settled = settle(

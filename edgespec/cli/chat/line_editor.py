@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
+from prompt_toolkit.filters import is_searching
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import ColorDepth, create_output
@@ -120,8 +122,9 @@ class _Completer(Completer):
 
 def _keys() -> KeyBindings:
     keys = KeyBindings()
+    add = partial(keys.add, filter=~is_searching)  # within Ctrl-R these keys have meanings of their own
 
-    @keys.add("enter")
+    @add("enter")
     def _enter(event: KeyPressEvent) -> None:
         buffer = event.current_buffer
         if buffer.complete_state is not None and buffer.complete_state.current_completion is not None:
@@ -138,24 +141,24 @@ def _keys() -> KeyBindings:
     def newline(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
 
-    keys.add("escape", "enter")(newline)
-    keys.add("c-j")(newline)
+    add("escape", "enter")(newline)
+    add("c-j")(newline)
 
-    @keys.add("c-c")
+    @add("c-c")
     def _clear(event: KeyPressEvent) -> None:
         if event.current_buffer.text:
             event.current_buffer.reset()
         else:
             event.app.exit(exception=KeyboardInterrupt)
 
-    @keys.add("c-d")
+    @add("c-d")
     def _leave(event: KeyPressEvent) -> None:
         if event.current_buffer.text:
             event.current_buffer.delete()
         else:
             event.app.exit(exception=EOFError)
 
-    @keys.add("c-g")
+    @add("c-g")
     def _edit(event: KeyPressEvent) -> Any:
         event.current_buffer.open_in_editor()
 
