@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Role = Literal["system", "user", "assistant"]
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]  # a text, token ids, or messages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,25 +30,35 @@ class Message:
     is_interrupted: bool = False
 
 
-def template_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, str]]) -> list[int]:
-    """Ids up to where the next answer begins; raises EdgespecError without a template, or where it fails."""
+def template_ids(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Mapping[str, str]],
+    *,
+    values: Mapping[str, Any] | None = None,
+) -> list[int]:
+    """Ids up to where the next answer begins; `values` are what the template reads beside the messages.
+
+    Raises EdgespecError without a template, or where it fails.
+    """
     if not tokenizer.chat_template:
         raise EdgespecError(
             "E_CHAT_TEMPLATE", "the model's tokenizer has no chat template.", "Give the prompt as text, or use --raw."
         )
     try:
         ids: Any = tokenizer.apply_chat_template(
-            [dict(message) for message in messages], add_generation_prompt=True, tokenize=True, return_dict=False
+            [dict(message) for message in messages],
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=False,
+            **(values or {}),
         )
     except Exception as error:  # a template is a program of the model's, and may raise anything
         raise EdgespecError("E_CHAT_TEMPLATE", f"the model's chat template fails ({error}).", "Use --raw.") from error
     return list(ids)
 
 
-def prompt_ids(
-    tokenizer: PreTrainedTokenizerBase, prompt: str | Sequence[int] | Sequence[Mapping[str, str]]
-) -> list[int]:
-    """Ids of a text, of messages, or of ids."""
+def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
+    """A prompt's ids, whatever its form."""
     if isinstance(prompt, str):
         return list(tokenizer.encode(prompt))
     numbers = [item for item in prompt if isinstance(item, int)]

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Unpack
+from typing import Unpack
 
-import torch
 from torch import Tensor
 
 from edgespec.causal_model import CausalModel
-from edgespec.chat_template import prompt_ids
+from edgespec.chat_template import Prompt, prompt_ids
 from edgespec.config import MemoryLimits, parse_quant
 from edgespec.conversation import Conversation
 from edgespec.device import resolve_device, resolve_dtype
 from edgespec.errors import EdgespecError
 from edgespec.grow.policies import Policy, open_policy
 from edgespec.loaded import LoadedModels, Progress, load_models
+from edgespec.lossless import Verdict, compare
+from edgespec.named_pair import find_pair
 from edgespec.pair import ModelPair, open_pair
 from edgespec.plan import check_tree_fits, plan_pair
 from edgespec.planned import acceptance_of, settle
+from edgespec.planning import plan_for
 from edgespec.results import GenerationResult, TextChunk
 from edgespec.running import Running
+from edgespec.streamer import Streamer, put_ids
 from edgespec.target import offload_errors
 from edgespec.text_request import Config, TextRequest, Wishes, text_request
 from edgespec.text_run import OnPrefill, TextModels, finished, run_text
@@ -31,19 +35,6 @@ from edgespec.tree_settings import TreeSettings
 from edgespec.weights import Announce
 from offload.placement import Placement
 from profiles.schema import Profile
-
-
-class Streamer(Protocol):
-    """What transformers calls a streamer."""
-
-    def put(self, value: Tensor) -> None:
-        """The prompt [1, n] first, then the tokens [k] of every step."""
-
-    def end(self) -> None:
-        """There is no more."""
-
-
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]  # a text, token ids, or messages
 
 
 class Engine:
@@ -112,6 +103,9 @@ class Engine:
         target: str | Path | None = None,
         *,
         draft: str | Path | None = None,
+        revision: str | None = None,
+        draft_revision: str | None = None,
+        local_files_only: bool = True,
         tree: TreeSettings | None = None,
         profile: str = "auto",
         limits: MemoryLimits | None = None,
@@ -124,12 +118,14 @@ class Engine:
         self_check: bool = True,
         progress: Progress | None = None,
     ) -> Engine:
-        """Load a target folder and a draft folder; without a target, the built-in pair.
+        """Load a target and a draft; without a target, the built-in pair.
 
-        Without `tree` the settings are those of the pair's profile, where `edgespec profile` made one
-        ("auto"), of a profile's file, or the defaults ("none").
+        Both are folders, or names of the user's configuration or of the local Hugging Face cache; what the cache
+        lacks is downloaded only with `local_files_only=False`. Without `tree` the settings are those of the
+        pair's profile, where `edgespec profile` made one ("auto"), of a profile's file, or the defaults ("none").
         """
-        pair = open_pair(Path(target) if target else None, Path(draft) if draft else None)
+        online = not local_files_only
+        pair = open_pair(*find_pair(target, draft, revision, draft_revision, online=online))
         settled = settle(
             pair,
             source=profile if tree is None else "none",
@@ -164,6 +160,7 @@ class Engine:
         config: Config | None = None,
         *,
         reuse: bool = False,
+        on_prefill: OnPrefill | None = None,
         on_chunk: Callable[[TextChunk], None] | None = None,
         **wishes: Unpack[Wishes],
     ) -> GenerationResult:
@@ -175,7 +172,7 @@ class Engine:
         request = self.request(prompt, config, **wishes)
         started = time.perf_counter()
         chunks: list[TextChunk] = []
-        for chunk in self.run(request, reuse=reuse):
+        for chunk in self.run(request, reuse=reuse, on_prefill=on_prefill):
             chunks.append(chunk)
             if on_chunk:
                 on_chunk(chunk)
@@ -194,16 +191,7 @@ class Engine:
         """Ids [1, n] and what follows them [1, n + new], as transformers has it; a streamer gets every burst."""
         if input_ids.dim() != 2 or input_ids.shape[0] != 1:
             raise EdgespecError("E_SETTING", f"ids of shape {tuple(input_ids.shape)} are not one text.", "Use [1, n].")
-        ids = input_ids[0].tolist()
-        if streamer:
-            streamer.put(input_ids.cpu())
-        for chunk in self.stream(list(ids), config, **wishes):
-            ids += chunk.token_ids
-            if streamer:
-                streamer.put(torch.tensor(chunk.token_ids))
-        if streamer:
-            streamer.end()
-        return torch.tensor([ids], device=input_ids.device)
+        return put_ids(input_ids, self.stream(input_ids[0].tolist(), config, **wishes), streamer)
 
     def request(self, prompt: Prompt, config: Config | None = None, **wishes: Unpack[Wishes]) -> TextRequest:
         """What `generate` is asked for, checked: raises EdgespecError where the context has no room for it."""
@@ -244,6 +232,22 @@ class Engine:
         check_tree_fits(tree, self._planned_tree)
         self.policy = _policy(tree, self.profile)
         self.tree = tree
+
+    def verify_lossless(self, prompts: Sequence[Prompt], *, max_new_tokens: int = 64) -> list[Verdict]:
+        """Each prompt greedily, through the trees and plainly: where the texts part, and by what gap of logits."""
+        own = self.tree
+
+        def decode(ids: list[int], tree: TreeSettings) -> tuple[int, ...]:
+            self.use_tree(tree)
+            return self.generate(ids, max_new_tokens=max_new_tokens, temperature=0.0).token_ids
+
+        texts = [self.encode(prompt) for prompt in prompts]
+        try:
+            return [compare(self.target_model, ids, partial(decode, ids), own, dtype=self.dtype) for ids in texts]
+        finally:
+            self.use_tree(own)
+
+    plan_for = staticmethod(plan_for)
 
     @property
     def plan(self) -> Placement:

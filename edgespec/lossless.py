@@ -7,7 +7,7 @@ Legend: n tokens of the text, vocab columns.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,9 @@ from torch import Tensor
 from edgespec.causal_model import CausalModel
 from edgespec.head import row_chunks
 from edgespec.target import offload_errors
+from edgespec.tree_settings import TreeSettings
+
+Decode = Callable[[TreeSettings], Sequence[int]]  # a prompt's greedy text, with these trees
 
 READ_ROWS = 256  # of a text at once
 # Of the row's largest logit: what two ways of computing it may differ by, with room to spare.
@@ -51,6 +54,14 @@ class Verdict:
         """Equal to the target's own text, near ties aside."""
         found = [*self.from_argmax, *([self.from_plain] if self.from_plain else [])]
         return all(difference.is_near_tie for difference in found)
+
+
+def compare(
+    model: CausalModel, prompt: Sequence[int], decode: Decode, tree: TreeSettings, *, dtype: torch.dtype
+) -> Verdict:
+    """Decode through these trees and plainly, and judge."""
+    text, plain = decode(tree), decode(tree.plain())
+    return judge(model, prompt, text, plain, dtype=dtype)
 
 
 def judge(

@@ -27,6 +27,14 @@ def config_file() -> Path:
     return _below_home(CONFIG_NAME) or user_config_path("edgespec", appauthor=False) / CONFIG_NAME
 
 
+def config_files(asked: Path | None = None) -> list[Path]:
+    """The one that was asked for, in person or by EDGESPEC_CONFIG, and below it the user's own if there is one."""
+    asked = asked or (Path(os.environ["EDGESPEC_CONFIG"]) if os.environ.get("EDGESPEC_CONFIG") else None)
+    own = config_file()
+    is_same = asked is not None and asked.exists() and own.exists() and own.samefile(asked)
+    return [*([asked] if asked is not None else []), *([own] if own.exists() and not is_same else [])]
+
+
 def history_file() -> Path:
     """Of the lines typed in a chat: below EDGESPEC_HOME, or the system's place for state."""
     return _below_home("history") or user_state_path("edgespec", appauthor=False) / "history"

@@ -19,6 +19,10 @@ from edgespec.names import local_path
 
 SECTIONS = ("defaults", "models", "sampling")
 PAIR_KEYS = ("model", "draft_model", "revision", "draft_revision")
+PAIR_SPELLINGS = {
+    **{key: key for key in PAIR_KEYS},
+    **dict.fromkeys(("draft", "model_draft", "assistant_model"), "draft_model"),
+}
 Value = str | int | float | bool | list[str | int | float]
 
 
@@ -86,16 +90,7 @@ class UserConfig:
 
 def read_config(path: Path, known: KnownKeys) -> ConfigFile:
     """Read and check a file; raises EdgespecError with the key that is wrong."""
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError as error:
-        raise EdgespecError(
-            "E_FILE_NOT_FOUND", f"there is no configuration file '{path}'.", "Make one: edgespec config init."
-        ) from error
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, not TOML, an endless number
-        raise EdgespecError(
-            "E_USER_CONFIG", f"'{path}' cannot be read as TOML ({error}).", "Correct it, or see: edgespec config init."
-        ) from error
+    content = _read_toml(path)
     for section, values in content.items():
         if section not in SECTIONS:
             near = _closest(section, SECTIONS)
@@ -113,13 +108,49 @@ def read_config(path: Path, known: KnownKeys) -> ConfigFile:
     )
 
 
+def read_pairs(path: Path) -> dict[str, dict[str, str]]:
+    """Of every [models.NAME] the `PAIR_KEYS`; its settings are the command line's. Raises EdgespecError."""
+    tables = _read_toml(path).get("models", {})
+    if not isinstance(tables, dict):
+        raise _wrong(path, "models is no section", "Write [models.NAME] and a line for each key.")
+    found = {}
+    for name, entry in tables.items():
+        _check_entry(path, name, entry)
+        spelled = {PAIR_SPELLINGS.get(key.replace("-", "_")): value for key, value in entry.items()}
+        pair = {key: value for key, value in spelled.items() if key is not None and isinstance(value, str)}
+        _check_model(path, name, pair)
+        found[name] = pair
+    return found
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError as error:
+        raise EdgespecError(
+            "E_FILE_NOT_FOUND", f"there is no configuration file '{path}'.", "Make one: edgespec config init."
+        ) from error
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, not TOML, an endless number
+        raise EdgespecError(
+            "E_USER_CONFIG", f"'{path}' cannot be read as TOML ({error}).", "Correct it, or see: edgespec config init."
+        ) from error
+
+
 def _pair(path: Path, name: str, entry: Any, known: KnownKeys) -> dict[str, Value]:
+    _check_entry(path, name, entry)
+    pair = _table(path, f"models.{name}", entry, known)
+    _check_model(path, name, pair)
+    return pair
+
+
+def _check_entry(path: Path, name: str, entry: Any) -> None:
     if not isinstance(entry, dict):
         raise _wrong(path, f"models.{name} is no section", f"Write [models.{name}] and a line for each key.")
-    pair = _table(path, f"models.{name}", entry, known)
+
+
+def _check_model(path: Path, name: str, pair: Mapping[str, Value]) -> None:
     if not isinstance(pair.get("model"), str) or not pair["model"]:
         raise _wrong(path, f"[models.{name}] names no model", 'Add a line: model = "FOLDER or name".')
-    return pair
 
 
 def _table(path: Path, section: str, entries: Mapping[str, Any], known: KnownKeys) -> dict[str, Value]:

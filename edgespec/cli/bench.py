@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
@@ -272,20 +272,11 @@ def _measured_tree(console: Console, settled: Settled) -> TreeSettings:
 
 def _check(console: Console, engine: Engine, encoded: list[list[int]], max_new_tokens: int, *, as_json: bool) -> int:
     """Greedy texts of both modes, compared; the exit status."""
-    from edgespec.benchmark import continue_one, modes
     from edgespec.cli.bench_report import write_verdicts
-    from edgespec.lossless import judge
 
-    trees = modes(engine.tree)
     verdicts: list[Verdict] = []
     for number, ids in enumerate(encoded, start=1):
-        texts: dict[str, Any] = {
-            mode: continue_one(
-                engine, ids, tree, sampling=SamplingSettings(), max_new_tokens=max_new_tokens, seed=0
-            ).token_ids
-            for mode, tree in trees.items()
-        }
-        verdicts.append(judge(engine.target_model, ids, texts["tree"], texts["plain"], dtype=engine.dtype))
+        verdicts += engine.verify_lossless([ids], max_new_tokens=max_new_tokens)
         console.say_sometimes(f"checking: {number} of {len(encoded)} texts")
     write_verdicts(engine, verdicts, as_json=as_json)
     return 0 if all(verdict.is_lossless for verdict in verdicts) else EXIT_RUNTIME

@@ -16,7 +16,6 @@ from edgespec.cli.config_defaults import (
     SAMPLES,
     SAMPLING_KEYS,
     asked_model,
-    config_paths,
     load_config,
     settings_of,
     spellings,
@@ -24,7 +23,7 @@ from edgespec.cli.config_defaults import (
 from edgespec.cli.options import FOLDER, TREE_FIELDS
 from edgespec.errors import EdgespecError
 from edgespec.names import resolve_model
-from edgespec.places import config_file
+from edgespec.places import config_file, config_files
 from edgespec.user_config import UserConfig
 
 BUILT_IN = "built-in"
@@ -90,7 +89,7 @@ def show_path() -> int:
     sys.stdout.write(f"{own}\n")
     if not own.exists():
         sys.stderr.write("it does not exist; edgespec config init writes a template\n")
-    for path in config_paths(_asked()):
+    for path in config_files(_asked()):
         if path != own:
             sys.stderr.write(f"read above it: {path}\n")
     return 0

@@ -7,7 +7,6 @@ checked here, so that an error names the file.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import click
 
 from edgespec.errors import EdgespecError
-from edgespec.places import config_file
+from edgespec.places import config_files
 from edgespec.user_config import KnownKeys, Setting, UserConfig, read_config
 
 NO_KEYS = {"help", "version", "config"}
@@ -60,17 +59,9 @@ def name_variables(name: str, command: click.Command) -> None:
             option.envvar = [f"{prefix}_{key}" for prefix in prefixes for key in keys]
 
 
-def config_paths(given: Path | None) -> list[Path]:
-    """The file that was asked for by --config or EDGESPEC_CONFIG, and below it the user's own if there is one."""
-    asked = given or (Path(os.environ["EDGESPEC_CONFIG"]) if os.environ.get("EDGESPEC_CONFIG") else None)
-    own = config_file()
-    is_same = asked is not None and asked.exists() and own.exists() and own.samefile(asked)
-    return [*([asked] if asked is not None else []), *([own] if own.exists() and not is_same else [])]
-
-
 def load_config(given: Path | None, commands: Callable[[], Mapping[str, click.Command]]) -> UserConfig:
     """All files that count; raises EdgespecError. `commands` is asked for only where there is a file."""
-    paths = config_paths(given)
+    paths = config_files(given)
     if not paths:
         return UserConfig()
     known = known_keys(commands())

@@ -22,11 +22,11 @@ from edgespec.checks import (
     describe_size,
     size_of,
 )
-from edgespec.cli.config_defaults import config_paths, load_config
+from edgespec.cli.config_defaults import load_config
 from edgespec.cli.console import visible
 from edgespec.errors import EXIT_RUNTIME, EdgespecError
 from edgespec.names import cached_repositories, hub_cache, resolve_model
-from edgespec.places import cache_folder, config_file
+from edgespec.places import cache_folder, config_file, config_files
 from edgespec.user_config import UserConfig
 
 SLOW_BYTES_PER_S = 200e6  # of a disk: a spinning one, or a network's
@@ -87,7 +87,7 @@ def _configuration(context: click.Context) -> tuple[UserConfig, Check]:
     from edgespec.cli import all_commands
 
     asked = context.find_root().params.get("config")
-    paths = [str(path) for path in config_paths(asked)]
+    paths = [str(path) for path in config_files(asked)]
     try:
         found = load_config(asked, lambda: all_commands(context))
     except EdgespecError as error:

@@ -7,6 +7,7 @@ import io
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from edgespec.benchmark import continue_one, race
 from edgespec.config import SamplingSettings
 from edgespec.engine import Engine
+from edgespec.errors import EdgespecError
 from edgespec.lossless import Difference, Verdict, judge
 from edgespec.tree_settings import TreeSettings
 from tests.cli.conftest import Outcome, RunCli
@@ -107,6 +109,28 @@ def test_check_fails_where_a_verifier_accepts_what_it_must_not(bench: Any, monke
     assert outcome.code == 1
     assert "NOT LOSSLESS" in outcome.out
     assert re.search(r"a DIFFERENCE \(logits [\d.e+-]+ apart", outcome.out)
+
+
+def test_an_engine_verifies_itself_and_keeps_its_trees(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = engine.tree
+    verdicts = engine.verify_lossless(["def main(", PROMPT], max_new_tokens=6)
+    assert [(verdict.is_lossless, verdict.from_plain) for verdict in verdicts] == [(True, None)] * 2
+    assert engine.tree == tree
+    generate = Engine.generate
+
+    def spoil(self: Engine, ids: list[int], **wishes: Any) -> Any:
+        result = generate(self, ids, **wishes)
+        if self.tree.policy == "none":
+            return result
+        return replace(result, token_ids=(*result.token_ids[:3], result.token_ids[3] ^ 1, *result.token_ids[4:]))
+
+    monkeypatch.setattr(Engine, "generate", spoil)
+    (verdict,) = engine.verify_lossless([PROMPT], max_new_tokens=6)
+    assert verdict.from_plain is not None
+    assert (verdict.from_plain.index, verdict.is_lossless) == (3, False)
+    with pytest.raises(EdgespecError):
+        engine.verify_lossless(["x" * 10_000])
+    assert engine.tree == tree
 
 
 def test_a_text_is_judged_by_its_tokens_and_near_ties_are_told_apart(engine: Engine) -> None:

@@ -24,7 +24,7 @@ from edgespec.errors import EdgespecError
 from edgespec.pair import ModelPair
 from edgespec.places import config_file
 from edgespec.tree_settings import TreeSettings
-from edgespec.user_config import UserConfig, read_config
+from edgespec.user_config import UserConfig, read_config, read_pairs
 from tests.cli.conftest import Outcome, RunCli
 
 COMMANDS = all_commands(click.Context(cli))
@@ -256,6 +256,9 @@ def test_any_file_is_read_or_refused_in_words(content: bytes, tmp_path_factory: 
     path = tmp_path_factory.mktemp("fuzz") / "config.toml"
     path.write_bytes(content)
     config = refused(path, lambda: UserConfig(files=(read_config(path, KNOWN),)))
+    pairs = refused(path, functools.partial(read_pairs, path))  # what a program reads of it
+    if config is not None:
+        assert {name: pair["model"] for name, pair in pairs.items()} == config.aliases
     for command in COMMANDS.values() if config else ():
         refused(path, functools.partial(defaults_of, command, config, None, COMMANDS.values()))
 
