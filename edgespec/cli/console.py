@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 QUIET_INTERVAL_S = 10.0  # between progress lines where there is no terminal
+DEFAULT_WIDTH = 80  # where a terminal does not tell
+UNLIMITED_WIDTH = 10_000
 
 
 def print_error(what: str, fix: str) -> None:
@@ -35,6 +38,14 @@ class Console:
         self.verbose = verbose
         self.is_terminal = sys.stderr.isatty()
         self._said_at = time.monotonic()
+
+    @property
+    def width(self) -> int:
+        """Columns of the terminal as it is now; no limit where there is none."""
+        try:
+            return os.get_terminal_size(sys.stderr.fileno()).columns or DEFAULT_WIDTH
+        except (OSError, ValueError):
+            return UNLIMITED_WIDTH
 
     def say(self, text: str) -> None:
         """One line."""

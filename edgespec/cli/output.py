@@ -11,6 +11,7 @@ from typing import Any
 
 from edgespec.cli.console import Console, print_error, visible
 from edgespec.cli.formats import format_record
+from edgespec.cli.prefill_line import PrefillLine
 from edgespec.cli.records import error_record, success_record
 from edgespec.cli.requests import EncodeTurn, Request, RunSettings
 from edgespec.cli.sinks import Sink
@@ -70,12 +71,24 @@ def write_records(
     is_live = live_text or (format_name == "text" and to_stdout)
     with console.progress_bar(wanted=not is_live) as bar:
         task = None if bar is None else bar.add_task("prompts", total=len(requests), note="")
+
+        def draw(text: str) -> None:
+            if bar is not None and task is not None:
+                bar.update(task, note=text or _summary(results))
+
         try:
             for number, request in enumerate(requests, 1):
                 place = f"[{number}/{len(requests)}] id={visible(request.row.id)}"
                 if is_live:
                     console.say(place)
-                record, found = _run_one(run, request, place, to_stdout=is_live and not live_text, live_text=live_text)
+                shown = _Shown(
+                    run,
+                    place=place,
+                    to_stdout=is_live and not live_text,
+                    to_stderr=live_text,
+                    draw=draw if bar is not None else None,
+                )
+                record, found = _run_one(run, request, shown)
                 results += found
                 if format_name == "text":
                     if not to_stdout and not record["error"]:
@@ -102,11 +115,8 @@ def write_records(
     return EXIT_SOME_FAILED if num_failed else 0
 
 
-def _run_one(
-    run: Run, request: Request, place: str, *, to_stdout: bool, live_text: bool
-) -> tuple[dict[str, Any], list[GenerationResult]]:
+def _run_one(run: Run, request: Request, shown: _Shown) -> tuple[dict[str, Any], list[GenerationResult]]:
     """One prompt's record, and its results if it succeeded."""
-    shown = _Shown(run, place=place, to_stdout=to_stdout, to_stderr=live_text)
     results: list[GenerationResult] = []
     try:
         _answer(run, request, shown, results)
@@ -128,7 +138,7 @@ def _answer(
 ) -> list[GenerationResult]:
     """All turns; `results` has those that are finished even when one fails."""
     results = [] if results is None else results
-    for result in answer_turns(run.engine, request, run.encode, shown):
+    for result in answer_turns(run.engine, request, run.encode, on_prefill=shown.prefill, on_chunk=shown):
         results.append(result)
         if len(results) < request.row.num_turns:
             shown.between_turns()
@@ -149,14 +159,28 @@ def _fault(error: Exception) -> EdgespecError:
 class _Shown:
     """What is seen of one prompt while it runs: its text, or now and then that it goes on."""
 
-    def __init__(self, run: Run, *, place: str = "", to_stdout: bool = False, to_stderr: bool = False) -> None:
+    def __init__(
+        self,
+        run: Run,
+        *,
+        place: str = "",
+        to_stdout: bool = False,
+        to_stderr: bool = False,
+        draw: Callable[[str], None] | None = None,
+    ) -> None:
         self.num_tokens = 0
+        self._prefill = PrefillLine(run.console, label=f"{place}: " if place else "", draw=draw)
         self._run, self._place = run, place
         self._stream = sys.stdout if to_stdout else sys.stderr if to_stderr else None
         self._is_terminal = to_stderr or (to_stdout and sys.stdout.isatty())
 
+    def prefill(self, done_tokens: int, num_tokens: int) -> None:
+        """How much of a turn's prompt is read."""
+        self._prefill.update(done_tokens, num_tokens)
+
     def __call__(self, chunk: TextChunk) -> None:
         """One step's text."""
+        self._prefill.end()
         self.num_tokens += len(chunk.step.tokens)
         if self._stream is not None:
             self._write(chunk.text)
@@ -165,12 +189,14 @@ class _Shown:
 
     def between_turns(self) -> None:
         """A blank line between two answers."""
+        self._prefill.begin()
         if self._stream is not None:
             self._write(BETWEEN_TURNS)
         self._run.check()
 
     def end(self) -> None:
         """The line's end, behind text of ours."""
+        self._prefill.end()
         if self._stream is not None and self.num_tokens:
             self._write("\n")
 

@@ -9,10 +9,16 @@ from edgespec.cli.requests import EncodeTurn, Request, turn_seed
 from edgespec.engine import Engine
 from edgespec.pair import ModelPair
 from edgespec.results import GenerationResult, TextChunk
+from edgespec.text_run import OnPrefill
 
 
 def answer_turns(
-    engine: Engine, request: Request, encode: EncodeTurn, on_chunk: Callable[[TextChunk], None]
+    engine: Engine,
+    request: Request,
+    encode: EncodeTurn,
+    *,
+    on_prefill: OnPrefill,
+    on_chunk: Callable[[TextChunk], None],
 ) -> Iterator[GenerationResult]:
     """The answer of each turn, as it is finished; raises EdgespecError, or KeyboardInterrupt when it was cancelled.
 
@@ -28,6 +34,7 @@ def answer_turns(
             seed=turn_seed(request, turn),
             stop=request.stop,
             reuse=turn > 0,
+            on_prefill=on_prefill,
             on_chunk=on_chunk,
         )
         if result.finish_reason == "interrupted":

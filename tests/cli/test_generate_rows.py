@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import sys
@@ -186,6 +187,30 @@ def test_prompts_come_from_flag_stdin_or_file_but_from_one(run_cli: RunCli, opti
     for flags in (["-p", "\udcff"], ["-p", "x", "--system", "\udcff"], ["-p", "x", "--stop", "\udcff"]):
         assert "is not UTF-8" in run_cli([*flags, *options]).err
     assert "-p has an empty prompt" in run_cli(["-p", "", *options]).err
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_it_is_shown_how_far_a_long_prompt_is_read(
+    is_terminal: bool, run_cli: RunCli, options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each turn, what is new in it; on a terminal in a line that is gone when the answer comes."""
+    for name in ("prefill_line.AFTER_S", "prefill_line.EVERY_S", "console.QUIET_INTERVAL_S"):
+        monkeypatch.setattr(f"edgespec.cli.{name}", 0.0)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
+    alone = run_cli(["-p", "x" * 90, *options, "-n", "2"])
+    assert re.search(r"prefill \d+/90 tok \d+% eta 0s", alone.err)
+    assert ("\r" in alone.err) == is_terminal
+    assert "prefill" not in alone.out
+    files = jsonl({"id": "a", "turns": ["x" * 90, "y" * 20]})
+    record_run = run_cli(["p.jsonl", *options, "-n", "2", "--format", "jsonl"], files=files)
+    (record,) = records(record_run)
+    new = [turn["usage"]["prompt_tokens"] - turn["usage"]["cached_tokens"] for turn in record["per_turn"]]
+    assert new[0] == 90
+    assert new[1] < 30
+    if not is_terminal:
+        assert all(re.search(rf"\[1/1\] id=a: prefill \d+/{count} tok", record_run.err) for count in new)
+    quiet = run_cli(["-p", "x" * 90, *options, "-n", "2", "-q"])
+    assert "prefill" not in quiet.err
 
 
 def test_rows_are_selected_and_repeated(run_cli: RunCli, options: list[str], asked: list[dict[str, Any]]) -> None:

@@ -109,7 +109,7 @@ def _say_footer(chat: Chat) -> None:
         used=result.usage.total_tokens,
         max_context=engine.max_context,
         gpu=_gpu_use(engine),
-        width=chat.screen.width - (len(stopped) + 4 if stopped else 1),
+        width=chat.screen.console.width - (len(stopped) + 4 if stopped else 1),
     )
     chat.screen.note(line, warning=stopped)
     if result.finish_reason == "context":

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 
 from edgespec.cli.console import Console, visible
+from edgespec.cli.prefill_line import PrefillLine
 
 DIM, YELLOW, PLAIN = "\x1b[2m", "\x1b[33m", "\x1b[0m"
-CLEAR_LINE = "\r\x1b[K"
-PROGRESS_AFTER_S = 1.0
-PROGRESS_EVERY_S = 0.2
-DEFAULT_WIDTH = 80  # where a terminal does not tell
-UNLIMITED_WIDTH = 10_000
 
 
 def wants_color(choice: str) -> bool:
@@ -31,8 +26,7 @@ class Screen:
         self.has_color = wants_color(color)
         self._is_terminal = sys.stdout.isatty()
         self._answer_end = "\n"  # of what was written of this answer
-        self._progress_width = 0  # of the line that is to be overwritten
-        self._started = self._drawn = 0.0
+        self._prefill = PrefillLine(console, may_use_sequences=self.has_color)
 
     def say(self, text: str) -> None:
         """Lines for the person; control characters in them are shown."""
@@ -50,12 +44,12 @@ class Screen:
 
     def begin_answer(self) -> None:
         """What is written from now on is an answer."""
-        self._started, self._drawn = time.monotonic(), 0.0
+        self._prefill.begin()
         self._answer_end = "\n"
 
     def answer(self, text: str) -> None:
         """A piece of it; a terminal obeys nothing that a model writes."""
-        self._end_progress()
+        self._prefill.end()
         if text:
             self._answer_end = text[-1]
             sys.stdout.write(visible(text) if self._is_terminal else text)
@@ -63,7 +57,7 @@ class Screen:
 
     def end_answer(self) -> None:
         """Let what follows begin on a line of its own."""
-        self._end_progress()
+        self._prefill.end()
         if self._answer_end != "\n":
             self._answer_end = "\n"
             sys.stdout.write("\n")
@@ -71,34 +65,4 @@ class Screen:
 
     def prefill(self, done_tokens: int, num_tokens: int) -> None:
         """How much of the prompt is read, once that takes a while."""
-        now = time.monotonic()
-        passed_s = now - self._started
-        if passed_s < PROGRESS_AFTER_S or now - self._drawn < PROGRESS_EVERY_S or not done_tokens:
-            return
-        left_s = passed_s * (num_tokens - done_tokens) / done_tokens
-        text = f"prefill {done_tokens}/{num_tokens} tok {100 * done_tokens // num_tokens}% eta {left_s:.0f}s"
-        if not self.console.is_terminal:
-            self.console.say_sometimes(text)
-        elif not self.console.quiet:
-            self._drawn = now
-            self._write_over(text[: self.width - 1])
-
-    @property
-    def width(self) -> int:
-        """Columns of the terminal; no limit where there is none."""
-        try:
-            return os.get_terminal_size(sys.stderr.fileno()).columns or DEFAULT_WIDTH
-        except (OSError, ValueError):
-            return UNLIMITED_WIDTH
-
-    def _end_progress(self) -> None:
-        if self._progress_width:
-            self._write_over("")
-            self._progress_width = 0
-
-    def _write_over(self, text: str) -> None:
-        # Without colour there may be no other sequences either: blanks do as well.
-        begin = CLEAR_LINE if self.has_color else "\r" + " " * self._progress_width + "\r"
-        sys.stderr.write(begin + text)
-        sys.stderr.flush()
-        self._progress_width = len(text)
+        self._prefill.update(done_tokens, num_tokens)
