@@ -53,6 +53,7 @@ class Conversation:
         self.system = system
         self.is_raw = raw or not engine.pair.tokenizer.chat_template
         self.wishes: Wishes = {"max_new_tokens": -1, **wishes}
+        self.template_values: dict[str, Any] = {}  # that the chat template reads, as enable_thinking
         self.messages: tuple[Message, ...] = ()  # without the system's
         self.last: GenerationResult | None = None
         self._num_tries = 0  # of the last answer
@@ -109,7 +110,8 @@ class Conversation:
         whole, tokenizer = (*system, *messages), self._engine.pair.tokenizer
         if self.is_raw:
             return plain_ids(tokenizer, whole)
-        return template_ids(tokenizer, [{"role": message.role, "content": message.content} for message in whole])
+        said = [{"role": message.role, "content": message.content} for message in whole]
+        return template_ids(tokenizer, said, values=self.template_values)
 
     def check_room(self, text: str) -> int:
         """Tokens of the prompt with this said next; raises EdgespecError where the context has no room."""

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -82,13 +83,13 @@ def main() -> NoReturn:
 
 def run(arguments: list[str]) -> int:
     """Run the command line; the process's exit status."""
-    debug = bool(os.environ.get("EDGESPEC_DEBUG"))
+    debug = bool(os.environ.get("EDGESPEC_DEBUG")) or "-vv" in arguments
     as_json = "--json" in arguments
     try:
         result: Any = cli.main(args=arguments, prog_name="edgespec", standalone_mode=False)
     except EdgespecError as error:
         if debug:
-            raise
+            traceback.print_exc()
         _report(error.code, error.what, error.fix, as_json=as_json)
         return error.exit_code
     except click.exceptions.Exit as request:
@@ -121,7 +122,7 @@ def run(arguments: list[str]) -> int:
         return EXIT_MEMORY
     except Exception as error:
         if debug:
-            raise
+            traceback.print_exc()
         if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported for its name alone
             fix = "Lower --max-gpu-mem, -ngl or --tree-size."
             _report("E_MEMORY", "the device's memory ran out.", fix, as_json=as_json)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec import Engine, SamplingSettings, TreeSettings
+from edgespec.chat_template import Message
 from edgespec.cli.chat.actions import ACTIONS, perform
 from edgespec.cli.chat.answers import answer
 from edgespec.cli.chat.command import command
@@ -25,6 +27,7 @@ from edgespec.cli.chat.settings import SETTINGS
 from edgespec.cli.chat.spoken import understand, wants_more, without_quotes
 from edgespec.cli.chat.state import Chat
 from edgespec.cli.console import Console
+from edgespec.cli.prefill_line import PrefillLine
 from edgespec.config import MemoryLimits
 from edgespec.conversation import Conversation
 from edgespec.decode import StepResult
@@ -137,6 +140,27 @@ def test_a_closed_pipe_ends_the_chat_quietly() -> None:
     assert (chat.returncode, complaint) == (1, b"")
 
 
+@pytest.mark.parametrize("becomes", [KeyboardInterrupt, ImportError, None])
+def test_ctrl_c_while_models_are_loaded_leaves_with_130(
+    becomes: type[BaseException] | None, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where an import within it took the interrupt for an error of its own, or swallowed it."""
+    build = Engine.__init__
+
+    def press(self: Engine, *arguments: Any, **options: Any) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            if becomes is not None:
+                raise becomes from None
+        build(self, *arguments, **options)
+
+    monkeypatch.setattr(Engine, "__init__", press)
+    outcome = run_cli(["--no-self-check"], stdin="x", command="chat")
+    assert (outcome.code, outcome.out) == (130, "")
+    assert "Error" not in outcome.err
+
+
 class _Stopped(Exception):  # noqa: N818
     """The command got as far as talking."""
 
@@ -203,7 +227,7 @@ def test_turns_commands_and_what_they_say(talk: Talk, tmp_path: Path) -> None:
 def test_speculation_changes_live_and_the_text_does_not(talk: Talk) -> None:
     chat, out, err = talk(
         "def main(", "/spec off", "/regen", "/spec chain", "/r", "/tree 2", "/retry", "/spec tree", "/tree 5", "/regen",
-        "/tree 9", "/tree many", "/spec fast", "/tree auto", "/stats",
+        "/tree 9", "/tree many", "/spec fast", "/set spec=off", "/set spec=on", "/tree auto", "/stats",
     )  # fmt: skip
     texts = {turn.result.text for turn in chat.turns}
     assert len(texts) == 1
@@ -213,9 +237,30 @@ def test_speculation_changes_live_and_the_text_does_not(talk: Talk) -> None:
     assert "room for 8" in err
     assert "'many' is not a whole number" in err
     assert "'fast' is no way to speculate" in err
+    assert "spec: off → tree" in err
     assert "against /spec off: tree" in err
     assert chat.engine.tree == chat.own_tree
     assert next(iter(texts)) in out
+
+
+def test_thinking_is_switched_where_the_template_can(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
+    chat, _, err = talk("/set think off")
+    assert "there is no chat template: thinking cannot be switched" in err
+    tokenizer = chat.engine.pair.tokenizer
+    monkeypatch.setattr(tokenizer, "chat_template", "{% for message in messages %}{{ message.content }}{% endfor %}")
+    chat.conversation.is_raw = False
+    assert "reads no enable_thinking" in talk("/set think off", chat=chat)[2]
+    template = f"{tokenizer.chat_template}{{% if enable_thinking is false %}}quick{{% endif %}}"
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    _, _, err = talk("/set think=off", "/set think maybe", chat=chat)
+    assert "think: - → off" in err
+    assert "neither on, off nor auto" in err
+    prompt = chat.conversation.prompt_ids((Message(role="user", content="x"),))
+    assert tokenizer.decode(prompt) == "xquick"
+    _, _, err = talk("/set think=on top_p=7", chat=chat)  # all or nothing
+    assert chat.conversation.template_values == {"enable_thinking": False}
+    talk("/set think auto", chat=chat)
+    assert chat.conversation.template_values == {}
 
 
 def test_what_is_unknown_is_named_and_never_sent(talk: Talk) -> None:
@@ -306,11 +351,9 @@ def test_every_setting_can_be_saved_and_set_again(talk: Talk) -> None:
     chat, _, _ = talk()
     for name, setting in SETTINGS.items():
         assert setting.hint
-        perform(
-            chat,
-            "set",
-            f"{name} {setting.get(chat) if setting.get(chat) is not None else 'random'}".replace("True", "on"),
-        )
+        value = setting.get(chat)
+        default = "random" if name == "seed" else "auto"
+        perform(chat, "set", f"{name} {default if value is None else value}".replace("True", "on"))
 
 
 def test_control_characters_in_answers_are_shown_on_a_terminal(
@@ -346,7 +389,7 @@ def test_prefill_is_shown_once_it_takes_a_while(
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     clock = [0.0]
-    monkeypatch.setattr("edgespec.cli.chat.screen.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("edgespec.cli.prefill_line.time.monotonic", lambda: clock[0])
     screen = Screen(Console(quiet=False, verbose=False), color="never")
     screen.begin_answer()
     screen.prefill(10, 100)
@@ -358,6 +401,15 @@ def test_prefill_is_shown_once_it_takes_a_while(
     assert written.err.count("prefill") == 1
     assert "prefill 50/100 tok 50% eta 2s" in written.err
     assert written.err.endswith("\r" + " " * len("prefill 50/100 tok 50% eta 2s") + "\r")
+    # Where a bar has a place for it, it is drawn there; and taken away again.
+    drawn: list[str] = []
+    line = PrefillLine(Console(quiet=False, verbose=False), draw=drawn.append)
+    clock[0] = 4.0
+    line.update(2, 8)
+    line.end()
+    line.end()
+    assert drawn == ["prefill 2/8 tok 25% eta 6s", ""]
+    assert capsys.readouterr().err == ""
 
 
 def result(**changes: Any) -> GenerationResult:

@@ -424,3 +424,17 @@ def test_a_family_that_reads_trees_wrongly_is_refused_unless_told_otherwise(run_
     assert "mpt" in refused.err
     assert "--no-self-check" in refused.err
     assert run_cli([*options, "--no-self-check"], files={"p.txt": "def main("}).code == 0
+
+
+def test_a_trace_is_for_those_who_ask_and_changes_nothing_else(
+    run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = run_cli(["nowhere.txt"])
+    assert "Traceback" not in plain.err
+    asked = run_cli(["nowhere.txt", "-vv"])
+    monkeypatch.setenv("EDGESPEC_DEBUG", "1")
+    by_environment = run_cli(["nowhere.txt"])
+    for outcome in (asked, by_environment):
+        assert "Traceback" in outcome.err
+        assert outcome.err.endswith(plain.err)
+        assert outcome.code == plain.code == 4

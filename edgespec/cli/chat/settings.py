@@ -18,6 +18,7 @@ MAX_SEED = 2**63 - 1
 ALIASES = {"temp": "temperature", "n": "max_new_tokens", "max_tokens": "max_new_tokens", "n_predict": "max_new_tokens"}
 SWITCH = {"on": True, "true": True, "yes": True, "1": True, "off": False, "false": False, "no": False, "0": False}
 SPECS = ("off", "tree", "chain")
+THINKING = "enable_thinking"  # what templates of models that think read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,8 @@ def change_settings(chat: Chat, argument: str) -> list[str]:
                 f"there is no setting '{name}'.",
                 f"Did you mean {near}?" if near else f"Choose one of: {', '.join(SETTINGS)}.",
             )
-    before = (chat.conversation.wishes.copy(), chat.engine.tree, chat.shows_stats)
+    conversation = chat.conversation
+    before = (conversation.wishes.copy(), conversation.template_values.copy(), chat.engine.tree, chat.shows_stats)
     lines = []
     try:
         for name, value in pairs:
@@ -58,7 +60,7 @@ def change_settings(chat: Chat, argument: str) -> list[str]:
             SETTINGS[name].change(chat, value)
             lines.append(f"{name}: {_shown(old)} → {_shown(SETTINGS[name].get(chat))}")
     except EdgespecError:
-        chat.conversation.wishes, tree, chat.shows_stats = before
+        conversation.wishes, conversation.template_values, tree, chat.shows_stats = before
         chat.engine.use_tree(tree)
         raise
     return lines
@@ -71,7 +73,7 @@ def restore_settings(chat: Chat, saved: Mapping[str, Any]) -> list[str]:
         if name not in SETTINGS:
             lines.append(f"not applied: {name}, which is no setting here")
             continue
-        text = _shown(value) if value is not None else "auto" if name.startswith("tree") else "random"
+        text = _shown(value) if value is not None else "random" if name == "seed" else "auto"
         try:
             if SETTINGS[name].get(chat) != value:
                 SETTINGS[name].change(chat, text)
@@ -81,7 +83,9 @@ def restore_settings(chat: Chat, saved: Mapping[str, Any]) -> list[str]:
 
 
 def use_spec(chat: Chat, spec: str) -> None:
-    """Speculate so from the next answer on; raises EdgespecError."""
+    """Speculate so from the next answer on, `on` as the chat began; raises EdgespecError."""
+    if spec == "on":
+        spec = "chain" if chat.own_tree.policy == "chain" else "tree"
     if spec not in SPECS:
         raise EdgespecError("E_SETTING", f"'{spec}' is no way to speculate.", f"Choose one of: {', '.join(SPECS)}.")
     own = chat.own_tree
@@ -146,6 +150,19 @@ def _change_seed(chat: Chat, text: str) -> None:
     chat.conversation.wishes["seed"] = seed
 
 
+def _change_thinking(chat: Chat, text: str) -> None:
+    values = chat.conversation.template_values
+    if text == "auto":
+        values.pop(THINKING, None)
+        return
+    if text not in SWITCH:
+        raise EdgespecError("E_SETTING", f"'{text}' is neither on, off nor auto.", "Use one of them.")
+    if chat.conversation.is_raw or THINKING not in str(chat.engine.pair.tokenizer.chat_template):
+        what = "there is no chat template" if chat.conversation.is_raw else f"the chat template reads no {THINKING}"
+        raise EdgespecError("E_SETTING", f"{what}: thinking cannot be switched.", "Leave it out.")
+    values[THINKING] = SWITCH[text]
+
+
 def _change_stats(chat: Chat, text: str) -> None:
     if text not in SWITCH:
         raise EdgespecError("E_SETTING", f"'{text}' is neither on nor off.", "Use on or off.")
@@ -172,6 +189,10 @@ SETTINGS = {
     ),
     "tree_depth": Setting(
         hint="layers of a tree, or auto", get=lambda chat: chat.engine.tree.num_layers or None, change=_use_depth
+    ),
+    "think": Setting(
+        hint="where the chat template can switch it: on, off or auto",
+        get=lambda chat: chat.conversation.template_values.get(THINKING), change=_change_thinking,
     ),
     "stats": Setting(hint="a line below every answer: on or off", get=lambda chat: chat.shows_stats,
                      change=_change_stats),
