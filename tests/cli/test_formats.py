@@ -58,6 +58,47 @@ def test_spec_bench_answers_have_the_fields_that_its_scripts_read(run_cli: RunCl
         assert isinstance(answer["tstamp"], float)
 
 
+MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+ONE_TURN = ("translation", "summarization", "qa", "math_reasoning", "rag")
+
+
+def spec_bench() -> list[dict[str, Any]]:
+    """A question file of Spec-Bench's shape: 480 rows from id 81 on, ten of two turns in each MT-Bench category."""
+    categories = [name for name in MT_BENCH for _ in range(10)] + [name for name in ONE_TURN for _ in range(80)]
+    rows: list[dict[str, Any]] = []
+    for index, category in enumerate(categories):
+        turns = [f"{category} {index}:\u00a0caf\u00e9"] + ([f"Again, {index}."] if category in MT_BENCH else [])
+        has_reference = category not in {"writing", "roleplay", "humanities"}
+        reference = {"reference": [f"answer {index}"] * len(turns)} if has_reference else {}
+        rows.append({"question_id": 81 + index, "category": category, "turns": turns, **reference})
+    return rows
+
+
+def test_the_whole_of_spec_bench_is_answered_and_every_task_can_be_evaluated(
+    run_cli: RunCli, options: list[str]
+) -> None:
+    """Its speed.py groups by category and divides by times and counts: none of them may be missing or nought."""
+    questions = spec_bench()
+    files = {"question.jsonl": jsonl(questions)["p.jsonl"]}
+    command = ["question.jsonl", *options[1:], "-n", "2", "--tree-size", "2", "--format", "specbench", "-o", "out"]
+    outcome = run_cli(command, files=files)
+    assert outcome.code == 0, outcome.err
+    assert "prompts: 480 rows, MT-Bench turns (560 turns)" in outcome.err
+    answers = lines(Path("out").read_text(encoding="utf-8"))
+    assert [answer["question_id"] for answer in answers] == list(range(81, 561))
+    assert len({answer["answer_id"] for answer in answers}) == 480
+    assert len({answer["model_id"] for answer in answers}) == 1
+    for names, num_rows, num_turns in ((MT_BENCH, 80, 160), *(((name,), 80, 80) for name in ONE_TURN)):
+        choices = [answer["choices"][0] for answer in answers if answer["category"] in names]
+        assert len(choices) == num_rows
+        assert sum(len(choice["turns"]) for choice in choices) == num_turns
+        assert all(sum(choice["wall_time"]) > 0 and sum(choice["new_tokens"]) > 0 for choice in choices)
+        assert all(isinstance(length, int) and length > 0 for choice in choices for length in choice["accept_lengths"])
+        assert any(choice["accept_lengths"] for choice in choices)  # their mean is taken
+    only = run_cli(["question.jsonl", *options[1:], "--category", "rag", "--dry-run"], files=files)
+    assert "selected: 80 of 480 rows" in only.err
+
+
 def test_a_failed_row_is_no_spec_bench_answer(
     run_cli: RunCli, options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
