@@ -139,6 +139,21 @@ def test_reuse_under_a_chat_template(kind: str, open_engine: OpenEngine, monkeyp
     some_turns(engine)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("resident", [None, 0], ids=["resident", "streamed"])
+def test_reuse_on_a_gpu(resident: int | None) -> None:
+    with Engine.from_pretrained(
+        tree=TreeSettings(size=12),
+        device="cuda",
+        dtype="float32",
+        context_tokens=CONTEXT,
+        limits=MemoryLimits(max_resident_layers=resident),
+    ) as engine:
+        some_turns(engine)
+        abandon_everywhere(engine)
+
+
 def test_a_turn_of_a_streamed_target_is_one_pass(open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long new parts too, behind rows that are there already: every layer is read once."""
     engine = open_engine("tree-streamed")
@@ -283,7 +298,10 @@ def test_cancelling_ends_after_the_pass_and_keeps_the_answer(kind: str, open_eng
 @pytest.mark.parametrize("kind", ["tree-streamed", "none-streamed", "chain"])
 def test_an_abandoned_pass_leaves_usable_caches(kind: str, open_engine: OpenEngine) -> None:
     """Left between any two layers, while the prompt is read or later, in the target or in the draft."""
-    engine = open_engine(kind)
+    abandon_everywhere(open_engine(kind))
+
+
+def abandon_everywhere(engine: Engine) -> None:
     whole = engine.generate("def main(", max_new_tokens=12, sampling=GREEDY)
     for after in (1, 9, 12, 30):
         chat = engine.chat(sampling=GREEDY, max_new_tokens=12)
@@ -342,31 +360,34 @@ def test_two_texts_at_once_are_refused(open_engine: OpenEngine) -> None:
     assert engine.generate("def", max_new_tokens=20, sampling=GREEDY).token_ids[1:] == tuple(rest)
 
 
-def test_a_full_context_is_refused_with_numbers_and_loses_nothing(open_engine: OpenEngine) -> None:
-    """Two hundred turns and more, until nothing fits: then there is still the way back."""
-    engine = open_engine("none-streamed")
-    chat = engine.chat(sampling=GREEDY, max_new_tokens=1)
-    for _ in range(200):
-        room = engine.max_context - chat.num_tokens
-        if room < 6:
-            break
-        chat.send("ab")
-    messages = chat.messages
-    with pytest.raises(EdgespecError) as caught:
-        chat.send("abcdef" * 9)
-    assert caught.value.code == "E_CONTEXT"
-    assert str(chat.num_tokens) in caught.value.what
-    assert str(CONTEXT) in caught.value.what
-    assert chat.messages == messages
-    with pytest.raises(EdgespecError, match="conversation would have"):
-        list(chat.edit("abc" * 80))
-    assert chat.messages == messages
-    assert_as_fresh(chat, engine)
-    chat.undo()
-    chat.undo()
-    chat.send("ab")
-    assert_as_fresh(chat, engine)
-    assert chat.clear() > 40
+def test_two_hundred_turns_until_the_context_is_full() -> None:
+    """Then a turn is refused with numbers, nothing is lost, and there is a way back."""
+    with Engine.from_pretrained(
+        tree=TreeSettings(policy="none"), dtype="float32", context_tokens=700, self_check=False
+    ) as engine:
+        chat = engine.chat(sampling=GREEDY, max_new_tokens=1)
+        while chat.num_tokens + 2 < 700:
+            chat.send("x")
+            assert chat.last is not None
+            assert chat.last.prompt_tokens - chat.last.cached_tokens <= 4
+        before = chat.messages
+        assert chat.num_turns >= 200
+        with pytest.raises(EdgespecError) as caught:
+            chat.send("x")
+        assert caught.value.code == "E_CONTEXT"
+        assert f"would have {chat.num_tokens + 2} tokens" in caught.value.what
+        assert f"({chat.num_tokens} without it)" in caught.value.what
+        assert "holds 700" in caught.value.what
+        assert chat.messages == before
+        with pytest.raises(EdgespecError, match="conversation would have"):
+            chat.edit("abc " * 800)
+        assert chat.messages == before
+        assert_as_fresh(chat, engine)
+        chat.undo()
+        chat.undo()
+        chat.send("y")
+        assert_as_fresh(chat, engine)
+        assert chat.clear() >= 199
 
 
 def test_an_answer_that_fills_the_context_says_so(open_engine: OpenEngine) -> None:
