@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.console import Console
 from edgespec.cli.options import MachineOptions, check_all_resident
+from edgespec.names import short_name
 from edgespec.tree_settings import TreeSettings
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ def say_plan(
         else f"{tree.policy} trees of {tree.num_nodes} nodes, depth {tree.num_layers}"
     )
     numbers = str(dtype).removeprefix("torch.") + (f" from {machine.quant}" if machine.quant else "")
-    console.say(f"{pair.target.folder}: {layers}; {numbers} on {device}; {shape}")
+    console.say(f"{short_name(pair.target.folder)}: {layers}; {numbers} on {device}; {shape}")
+    console.detail(f"target: {pair.target.folder}")
     if not tree.is_lossless:
         console.say(
             f"LOSSY: --target-width {tree.target_width} takes the longest of so many branches that the target "

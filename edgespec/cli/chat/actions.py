@@ -106,11 +106,11 @@ def _show(chat: Chat, argument: str) -> None:
     if subject == "settings":
         lines = show_settings(chat)
     elif subject == "model":
-        draft = engine.pair.draft
+        draft, count = engine.pair.draft, conversation.num_turns
         lines = [
             f"target  {engine.pair.target.folder} ({engine.quant or 'not quantised'})",
             f"draft   {draft.folder} ({engine.draft_quant or 'not quantised'})" if draft else "draft   none",
-            f"context {conversation.num_tokens} of {engine.max_context} tokens, {conversation.num_turns} turns",
+            f"context {conversation.num_tokens} of {engine.max_context} tokens, {count} turn{'s' * (count != 1)}",
             f"trees   {engine.tree.policy}, {engine.tree.num_nodes} nodes, {engine.tree.num_layers} layers",
         ]
     elif subject == "memory":

@@ -58,7 +58,8 @@ def session_report(turns: Sequence[Turn], *, streamed_bytes: int) -> Iterable[st
     made = sum(result.usage.completion_tokens for result in results)
     read = sum(result.usage.prompt_tokens - result.usage.cached_tokens for result in results)
     kept = sum(result.usage.cached_tokens for result in results)
-    yield f"{len(turns)} answers · {made} tok · read {read} tok, {kept} kept · {sum(r.total_s for r in results):.1f} s"
+    count = f"{len(turns)} answer{'s' * (len(turns) != 1)}"
+    yield f"{count} · {made} tok · read {read} tok, {kept} kept · {sum(r.total_s for r in results):.1f} s"
     if passes:
         lengths = Counter(len(step.tokens) for step in passes)
         shown = ", ".join(f"{length}: {count}" for length, count in sorted(lengths.items())[:MAX_LENGTHS_SHOWN])
