@@ -111,6 +111,11 @@ def open_architecture(folder: Path) -> ModelFolder:
     return open_model(folder)
 
 
+def open_draft_architecture(folder: Path, target: ModelFolder) -> ModelFolder:
+    """A draft's folder, which may hold a config.json alone, or be a feature head of the target."""
+    return open_head(folder, target) if is_head(folder) else open_architecture(folder)
+
+
 def _model_folder(folder: Path, checkpoint: Checkpoint) -> ModelFolder:
     config = _read_config(folder)
     check_can_roll_back(config.get_text_config(decoder=True))

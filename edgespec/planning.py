@@ -6,8 +6,9 @@ from pathlib import Path
 
 from edgespec.config import MemoryLimits, parse_quant
 from edgespec.device import planning_device, resolve_dtype
+from edgespec.model_folder import open_architecture, open_draft_architecture
 from edgespec.named_pair import find_pair
-from edgespec.pair import DEMO_FOLDER, open_architecture
+from edgespec.pair import DEMO_FOLDER
 from edgespec.plan import plan_pair
 from edgespec.target import offload_errors
 from edgespec.tree_settings import TreeSettings
@@ -44,7 +45,7 @@ def plan_for(
     with offload_errors():
         return plan_pair(
             target_model,
-            open_architecture(draft_folder) if draft_folder is not None and wants_draft else None,
+            open_draft_architecture(draft_folder, target_model) if draft_folder is not None and wants_draft else None,
             tree=tree if wants_draft else tree.plain(),
             limits=limits or MemoryLimits(),
             device=place,

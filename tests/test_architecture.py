@@ -61,6 +61,7 @@ ALLOWED = {
     "edgespec.planning": {
         "edgespec.config",
         "edgespec.device",
+        "edgespec.model_folder",
         "edgespec.named_pair",
         "edgespec.pair",
         "edgespec.plan",

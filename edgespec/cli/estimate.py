@@ -82,7 +82,7 @@ def command(
         raise click.UsageError("-md needs a target.")
 
     from edgespec.device import planning_device, resolve_dtype
-    from edgespec.model_folder import is_head, open_architecture, open_head
+    from edgespec.model_folder import open_architecture, open_draft_architecture
     from edgespec.pair import DEMO_FOLDER
     from edgespec.plan import plan_pair
     from edgespec.speed import PairOnHardware, open_hardware
@@ -94,9 +94,8 @@ def command(
 
     target_model = open_architecture(folder or DEMO_FOLDER / "target")
     draft_folder = draft_model or (None if folder else DEMO_FOLDER / "draft")
-    draft = None
-    if draft_folder and tree.policy != "none":
-        draft = open_head(draft_folder, target_model) if is_head(draft_folder) else open_architecture(draft_folder)
+    wants_draft = draft_folder is not None and tree.policy != "none"
+    draft = open_draft_architecture(draft_folder, target_model) if draft_folder and wants_draft else None
     card = open_hardware(hardware) if hardware is not None else None
     if card is None:
         refuse_without_hardware(tree, temperature)
