@@ -23,6 +23,7 @@ from edgespec.causal_model import CausalModel
 from edgespec.config import SamplingSettings
 from edgespec.draft.feature_head import FeatureHeadDrafter
 from edgespec.draft.head_network import HeadFacts
+from edgespec.draft.head_router import HeadRouter
 from edgespec.target import Target
 from edgespec.train.head_model import new_head
 from offload.skeleton import build_on_meta
@@ -32,6 +33,7 @@ TOP_GROUPS = (1, 2)
 WIDTHS = (1, 10)
 PROMPT_TOKENS = 64
 SAMPLING = SamplingSettings(temperature=0.6)
+Setting = tuple[int | None, int]  # groups, and how many of them each node asks for; None for the whole head
 
 
 def random_target(vocab: int, arguments: argparse.Namespace) -> PreTrainedModel:
@@ -55,18 +57,22 @@ def random_target(vocab: int, arguments: argparse.Namespace) -> PreTrainedModel:
     return model
 
 
-def drafter_of(target: CausalModel, groups: int | None, top_groups: int) -> FeatureHeadDrafter:
-    """A head's drafter at a text."""
-    facts = HeadFacts(
-        target="random", target_fingerprint="", method="eagle", router_groups=groups, top_groups=top_groups
-    )
-    head = new_head(target.model, facts, seed=0).eval().requires_grad_(False)
-    drafter = FeatureHeadDrafter(
-        CausalModel(head, device=target.device), target, vocab=target.vocab, sampling=SAMPLING, tree_rows=64
-    )
-    prompt = torch.arange(PROMPT_TOKENS, device=target.device)
-    drafter.prefill(prompt, capacity=PROMPT_TOKENS + 64)
-    return drafter
+def drafters_of(target: CausalModel, settings: list[Setting]) -> dict[Setting, FeatureHeadDrafter]:
+    """Drafters on one head, each with a router of its own or none; the head is at a text."""
+    facts = HeadFacts(target="random", target_fingerprint="", method="eagle")
+    model = new_head(target.model, facts, seed=0).eval().requires_grad_(False)
+    head = CausalModel(model, device=target.device)
+    drafters = {}
+    for groups, top in settings:
+        model.router = None
+        if groups is not None:
+            router = HeadRouter(target.config.hidden_size, groups, top_groups=top).to(target.device)
+            model.router = router.requires_grad_(False)
+        drafters[groups, top] = FeatureHeadDrafter(
+            head, target, vocab=target.vocab, sampling=SAMPLING, tree_rows=64, keeps_text=True
+        )
+        drafters[groups, top].prefill(torch.arange(PROMPT_TOKENS, device=target.device), capacity=PROMPT_TOKENS + 64)
+    return drafters
 
 
 def call_s(drafter: FeatureHeadDrafter, width: int, device: torch.device) -> tuple[float, int]:
@@ -114,8 +120,8 @@ def main() -> None:
         target = CausalModel(random_target(vocab, arguments), device=arguments.device, keeps_hidden=True)
         looked = Target(target)
         looked.prefill(torch.arange(PROMPT_TOKENS, device=arguments.device), capacity=PROMPT_TOKENS + 8)
-        settings = [(None, 1), *((groups, top) for groups in GROUPS for top in TOP_GROUPS)]
-        drafters = {setting: drafter_of(target, *setting) for setting in settings}
+        settings: list[Setting] = [(None, 1), *((groups, top) for groups in GROUPS for top in TOP_GROUPS)]
+        drafters = drafters_of(target, settings)
         for width in WIDTHS:
             found = medians(
                 {
@@ -136,6 +142,7 @@ def main() -> None:
                      "routed_s": seconds, "whole_s": whole_s}
                 )  # fmt: skip
             print(f"{vocab:>7} {width:>5} {whole_s * 1e3:>9.1f}  " + "   ".join(cells), flush=True)
+        del drafters, looked, target  # gigabytes, before the next ones are made
     print(json.dumps({"hidden": arguments.hidden, "device": str(arguments.device), "cells": results}))
 
 
