@@ -27,7 +27,7 @@ Examples:
   edgespec generate prompts.jsonl -m TARGET -md ROUTED
 
 The features that the head was trained on are used where they are kept. It pays
-where the vocabulary is large: 32 thousand tokens and more.
+where the vocabulary is large: from about 128 thousand tokens on.
 """,
 )
 @model_options
