@@ -30,14 +30,19 @@ def family_logits(
     By the model's forward around its `decoder`, which is made to return `hidden`.
     """
     head: Any = model.get_output_embeddings()
-    no_ids = torch.zeros(1, 1, dtype=torch.long, device=hidden.device)
     with ExitStack() as forwards:
         forwards.enter_context(_forward_as(decoder, lambda *_, **__: _DecoderOutput(hidden[None])))
         if tokens is not None:
             forwards.enter_context(_forward_as(head, functools.partial(_partial_head, head, tokens)))
-        output = model(input_ids=no_ids, use_cache=False)
+        output = model(input_ids=_no_ids(hidden.device), use_cache=False)
     logits: Tensor = output.logits
     return logits[0]
+
+
+@functools.lru_cache
+def _no_ids(device: torch.device) -> Tensor:
+    """What a forward whose decoder is replaced is given: made once, for every step asks for logits."""
+    return torch.zeros(1, 1, dtype=torch.long, device=device)
 
 
 class _DecoderOutput:

@@ -135,7 +135,7 @@ def collect_features(
         raise EdgespecError(
             "E_OUTPUT",
             f"features take {left_bytes / 1e9:.2f} GB in '{folder}', where {free_bytes / 1e9:.2f} GB are free.",
-            "Name a folder on another disk with --features, or lower --max-tokens.",
+            "Name a folder on another disk with --features, or lower --data-tokens.",
         )
     for group in _groups(blocks[num_done:], group_rows):
         rows = max(len(block.ids) for block in group)
