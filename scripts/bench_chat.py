@@ -56,8 +56,11 @@ def main() -> int:
             print(f"{row['target']:<10}{name:<8}{row['prompt_tokens']:>8}{read:>8}{kept:>8}{first_s:>12.3f} s")
         print(f"{row['target']:<10}{row['fresh_first_token_s'] / row['first_token_s']:.1f} times sooner")
     starts = {} if arguments.no_start else start_times(arguments.repeats)
-    for name, seconds in starts.items():
-        print(f"{name:<32}{'not measured here' if seconds is None else f'{seconds:.2f} s'}")
+    for name, start in starts.items():
+        took = (
+            "not measured here" if start is None else f"{start['s']:.2f} s, {start['processor_s']:.2f} s of a processor"
+        )
+        print(f"{name:<32}{took}")
     print(json.dumps({"tokens": arguments.tokens, "turns": rows, "start_s": starts, **circumstances()}))
     return 0
 
@@ -99,19 +102,33 @@ def long_text() -> str:
     return "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "edgespec").glob("*.py")))
 
 
-def start_times(repeats: int) -> dict[str, float | None]:
-    """Median seconds until a process has printed its help or its report, and until it can be talked with."""
+def start_times(repeats: int) -> dict[str, dict[str, float] | None]:
+    """Median seconds until a process has printed its help or its report, and until it can be talked with.
+
+    Those of the processor are until it has ended, and do not depend on what else runs.
+    """
     ways: dict[str, Callable[[], float | None]] = {
         "edgespec --help": lambda: program_s("--help"),
         "edgespec doctor": lambda: program_s("doctor"),
         "edgespec chat, to its prompt": first_prompt_s,
     }
-    found: dict[str, list[float]] = {name: [] for name in ways}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for _ in range(repeats):
         for name, measure in ways.items():
+            before = os.times()
             seconds = measure()
-            found[name] += [] if seconds is None else [seconds]
-    return {name: statistics.median(known) if known else None for name, known in found.items()}
+            after = os.times()
+            worked_s = sum(after[2:4]) - sum(before[2:4])  # of the children, user and system
+            found[name] += [] if seconds is None else [(seconds, worked_s)]
+    return {
+        name: {
+            "s": statistics.median(seconds for seconds, _ in known),
+            "processor_s": statistics.median(worked_s for _, worked_s in known),
+        }
+        if known
+        else None
+        for name, known in found.items()
+    }
 
 
 def program_s(argument: str) -> float:

@@ -75,5 +75,11 @@ class Console:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         columns = [TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}")]
-        with Progress(*columns, TimeRemainingColumn(), console=RichConsole(stderr=True), transient=True) as progress:
+        with Progress(
+            *columns,
+            TimeRemainingColumn(),
+            console=RichConsole(stderr=True),
+            transient=True,
+            redirect_stdout=sys.stdout.isatty(),  # else results on their way to a file would be drawn on the terminal
+        ) as progress:
             yield progress

@@ -213,6 +213,16 @@ def test_it_is_shown_how_far_a_long_prompt_is_read(
     assert "prefill" not in quiet.err
 
 
+def test_records_go_to_stdout_where_a_bar_is_drawn_on_the_terminal(
+    run_cli: RunCli, options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`edgespec generate p.jsonl > out.jsonl`, typed by a person."""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    outcome = run_cli(["p.jsonl", *options, "-n", "2"], files=jsonl({"prompt": DEF}, {"prompt": IMPORT}))
+    assert [record["prompt"] for record in records(outcome)] == [DEF, IMPORT]
+    assert "completion_tokens" not in outcome.err
+
+
 def test_rows_are_selected_and_repeated(run_cli: RunCli, options: list[str], asked: list[dict[str, Any]]) -> None:
     files = jsonl(*({"id": f"r{index}", "prompt": f"a{index}", "category": "ab"[index % 2]} for index in range(6)))
     common = ["p.jsonl", *options, "-n", "1", "--seed", "4"]
