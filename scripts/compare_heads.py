@@ -268,7 +268,7 @@ def train_routers(arguments: argparse.Namespace) -> dict[str, Path]:
         if not folder.exists():
             edgespec(
                 "train", "router", "-md", head, "--features", out / "features", "--groups", groups, "--top-groups", 1,
-                "--training-steps", ROUTER_STEPS, "--batch", arguments.batch, "-o", folder,
+                "--training-steps", ROUTER_STEPS, "--batch", arguments.batch, "--learning-rate", 1e-3, "-o", folder,
             )  # fmt: skip
         for top in TOP_GROUPS:
             wider = out / f"router-{groups}-{top}"

@@ -57,7 +57,7 @@ def data_options(function: Command) -> Command:
     return _with_options(call, options)
 
 
-def training_options(*, training_steps: int, learning_rate: float) -> Callable[[Command], Command]:
+def training_options(*, training_steps: int) -> Callable[[Command], Command]:
     """The optimiser's settings: handed on as `settings`."""
 
     def decorate(function: Command) -> Command:
@@ -73,7 +73,7 @@ def training_options(*, training_steps: int, learning_rate: float) -> Callable[[
                          help="Batches to learn from."),
             click.option("--batch", "batch_blocks", type=click.IntRange(1), default=DEFAULTS.batch_blocks,
                          show_default=True, help="Blocks of a batch."),
-            click.option("--learning-rate", type=positive, default=learning_rate, show_default=True),
+            click.option("--learning-rate", type=positive, help="Of AdamW. [0.75 over the target's hidden size]"),
             click.option("--warmup-steps", type=click.IntRange(0), default=DEFAULTS.warmup_steps, show_default=True,
                          help="Steps until the learning rate is reached."),
             click.option("--decay", type=click.Choice(DECAYS), default=DEFAULTS.decay, show_default=True,

@@ -46,7 +46,7 @@ coral  and features of all steps told apart from all others
 @click.option("--regression-weight", type=WEIGHT, help="Of smooth L1 between features. [1; coral 0.5]")
 @click.option("--distribution-weight", type=WEIGHT, help="Of cross-entropy between distributions. [0.1]")
 @click.option("--alignment-weight", type=WEIGHT, help="Of CSRA; CORAL uses 0.05 to 0.2. [coral 0.1, else 0]")
-@training_options(training_steps=1500, learning_rate=1e-3)
+@training_options(training_steps=1500)
 @click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
 @machine_options
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
@@ -87,6 +87,7 @@ def command(
     pair = without_draft(open_pair(model, None))
     folder = asked.features or output.with_name(output.name + ".features")
     run = features_of(console, pair, asked, folder, machine)
+    settings = settings.for_width(run.hidden_size)
     given = {"regression": regression_weight, "distribution": distribution_weight, "alignment": alignment_weight}
     chosen = METHODS[method]
     weights = replace(chosen.weights, **{name: value for name, value in given.items() if value is not None})

@@ -38,7 +38,7 @@ where the vocabulary is large: from about 128 thousand tokens on.
 @click.option("--top-groups", type=click.IntRange(1), default=2, show_default=True, help="That every node asks for.")
 @click.option("--multi-steps", type=click.IntRange(1, 8), default=3, show_default=True,
               help="Steps of the head to learn from.")  # fmt: skip
-@training_options(training_steps=500, learning_rate=1e-3)
+@training_options(training_steps=500)
 @click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
 @machine_options
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
@@ -88,6 +88,7 @@ def command(
     with lender(pair.target, device=device, dtype=precision.lent_dtype(dtype)) as target:
         check_groups(vocab_of(target), groups, top_groups)
         run = features_of(console, without_draft(pair), asked, folder, machine)
+        settings = settings.for_width(run.hidden_size)
         head = load_head(target, draft_model, facts, fresh=(ROUTER_PREFIX,))
         console.say(f"training: {groups} groups, {settings.training_steps} steps; checkpoints go to '{training}'")
         with console.progress_bar() as bar:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from scipy import stats
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel
@@ -21,9 +22,11 @@ from edgespec.draft.feature_head import FeatureHeadDrafter
 from edgespec.draft.head_network import HeadFacts
 from edgespec.draft.head_router import HeadRouter, group_tokens, routed_log_probs
 from edgespec.grow.policies import make_grow, open_policy
+from edgespec.inventory import Inspector, drafts_for
 from edgespec.memory import cache_rows
 from edgespec.model_folder import fingerprint, open_model
 from edgespec.pair import open_pair
+from edgespec.planning import plan_for
 from edgespec.sampling import to_probs
 from edgespec.target import Target
 from edgespec.train.head_model import lender, new_head, own_tensors, save_head
@@ -313,8 +316,6 @@ def test_a_head_of_another_format_is_refused(
 def test_a_head_whose_layer_is_missing_names_the_tensor(
     pair_folders: tuple[Path, Path], with_head: Callable[..., Path]
 ) -> None:
-    from safetensors.torch import load_file, save_file
-
     folder = with_head()
     tensors = load_file(folder / "model.safetensors")
     del tensors["fuse.linear.bias"]
@@ -336,3 +337,27 @@ def test_a_conversation_with_a_head_goes_on_where_it_was(
         fresh = engine.generate(ids, **wishes)
     assert kept.token_ids == fresh.token_ids
     assert [len(step.tokens) for step in kept.steps] == [len(step.tokens) for step in fresh.steps]
+
+
+def test_a_head_is_listed_as_the_draft_of_its_own_target_alone(
+    pair_folders: tuple[Path, Path], with_head: Callable[..., Path]
+) -> None:
+    own, strange = with_head(), with_head(target_fingerprint="0123456789abcdef")
+    inspector = Inspector()
+    models = [inspector.inspect(folder.name, folder) for folder in (*pair_folders, own, strange)]
+    target, draft, head, other = models
+    assert [model.problem for model in models] == [None] * 4
+    assert head.num_parameters == sum(tensor.numel() for tensor in load_file(own / "model.safetensors").values())
+    found = drafts_for(target, models)
+    assert head in found
+    assert other not in found
+    assert drafts_for(head, models) == []
+    assert head not in drafts_for(draft, models)
+
+
+def test_memory_of_a_pair_with_a_head_is_planned_without_loading(
+    pair_folders: tuple[Path, Path], with_head: Callable[..., Path]
+) -> None:
+    plan = plan_for(pair_folders[0], draft=with_head(), context_tokens=128)
+    assert "target: features" in str(plan)
+    assert "target: features" not in str(plan_for(*pair_folders[:1], draft=pair_folders[1], context_tokens=128))

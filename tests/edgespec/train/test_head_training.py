@@ -195,6 +195,12 @@ def test_held_out_texts_are_not_trained_on(files: FeatureFiles, target: PreTrain
         split_blocks(one, SETTINGS)
 
 
+def test_the_learning_rate_falls_with_the_width_unless_one_is_given() -> None:
+    assert TrainingSettings().for_width(256).learning_rate == pytest.approx(3e-3, rel=0.03)
+    assert TrainingSettings().for_width(4096).learning_rate == pytest.approx(1.8e-4, rel=0.03)
+    assert TrainingSettings(learning_rate=0.5).for_width(4096).learning_rate == 0.5
+
+
 def test_the_rate_warms_up_and_falls_to_nothing() -> None:
     settings = TrainingSettings(training_steps=10, warmup_steps=4, learning_rate=1.0)
     rates = [settings.rate(step) for step in range(10)]
