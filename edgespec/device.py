@@ -38,6 +38,12 @@ def planning_device(name: str) -> torch.device:
     return resolve_device(name)
 
 
+def release_memory(device: torch.device) -> None:
+    """Give what the allocator keeps for later back, so that something else of another size fits."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def resolve_dtype(name: str, config: PretrainedConfig, device: torch.device) -> torch.dtype:
     """'auto' is float32 on a CPU, where rounding then flips no argmax, and the checkpoint's own on a GPU."""
     if name in DTYPES:

@@ -214,6 +214,7 @@ class Engine:
             policy=self.policy,
             profile=self.profile,
             max_context=self.max_context,
+            use_tree=self.use_tree,
         )
         return run_text(models, request, self.pair, self._running, reuse=reuse, on_prefill=on_prefill)
 
@@ -225,13 +226,14 @@ class Engine:
         """End the text under way after its pass, or with `abandon` between two layers. From anywhere."""
         self._running.cancel(abandon=abandon)
 
-    def use_tree(self, tree: TreeSettings) -> None:
+    def use_tree(self, tree: TreeSettings) -> Policy:
         """Other trees from the next text on, within the memory plan; raises EdgespecError for larger ones."""
         if self.draft_model is None and tree.policy != "none":
             raise EdgespecError("E_SETTING", "there is no draft to grow trees with.", "Start with -md DRAFT.")
         check_tree_fits(tree, self._planned_tree)
         self.policy = _policy(tree, self.profile)
         self.tree = tree
+        return self.policy
 
     def verify_lossless(self, prompts: Sequence[Prompt], *, max_new_tokens: int = 64) -> list[Verdict]:
         """Each prompt greedily, through the trees and plainly: where the texts part, and by what gap of logits."""

@@ -19,6 +19,12 @@ _NOT_FOUND_CODES = {
 _RUNTIME_CODES = {"E_READ_FAILED", "E_FILE_CHANGED", "E_CACHE", "E_NAN_LOGITS", "E_OUTPUT", "E_DOWNLOAD", "E_TRAIN_NAN"}
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out: RAM, or a device's. torch is not imported for its error's name alone."""
+    is_torch = type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
+    return isinstance(error, MemoryError) or is_torch
+
+
 class EdgespecError(Exception):
     """A fault with a stable `code` (docs/troubleshooting.md), a sentence `what`, and a `fix` to try."""
 

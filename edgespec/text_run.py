@@ -11,8 +11,10 @@ from tokenizers.decoders import DecodeStream
 
 from edgespec.causal_model import CausalModel
 from edgespec.decode import Session, StepResult
+from edgespec.device import release_memory
 from edgespec.draft.language_model import LanguageModelDrafter
 from edgespec.draft.open_drafter import open_drafter
+from edgespec.errors import is_out_of_memory
 from edgespec.grow.policies import Policy
 from edgespec.layer_major import Watch
 from edgespec.loops import continue_text
@@ -23,6 +25,7 @@ from edgespec.running import PassAbandonedError, Running
 from edgespec.stops import text_chunks
 from edgespec.target import Target
 from edgespec.text_request import TextRequest
+from edgespec.tree_settings import TreeSettings
 from profiles.schema import Profile
 
 OnPrefill = Callable[[int, int], None]  # tokens of the prompt that are read, of how many that were not cached
@@ -37,6 +40,7 @@ class TextModels:
     policy: Policy
     profile: Profile | None
     max_context: int
+    use_tree: Callable[[TreeSettings], Policy]  # asked for smaller trees where memory runs out
 
 
 def run_text(
@@ -98,24 +102,58 @@ def finished(request: TextRequest, chunks: Sequence[TextChunk], pair: ModelPair,
 def _steps(
     models: TextModels, request: TextRequest, pair: ModelPair, *, reuse: bool
 ) -> Generator[StepResult, None, None]:
-    device, tree = models.target.device, models.policy.settings
-    target = Target(models.target, keeps_text=reuse)
-    session = Session(target=target, drafter=_drafter(models, request, reuse=reuse))
+    """The text's steps. Where memory runs out in a pass, it is made again with smaller trees, then without any."""
+    generator = torch.Generator(models.target.device).manual_seed(request.seed)
+    added: list[int] = []
+    while True:
+        try:
+            for step in _steps_behind(added, models, request, pair, generator, reuse=reuse):
+                added += step.tokens
+                yield step
+            return
+        except Exception as error:
+            smaller = models.policy.settings.smaller()
+            if not is_out_of_memory(error) or not added or smaller is None:
+                raise
+        # Behind the handler: until then the error keeps what the pass had allocated.
+        release_memory(models.target.device)
+        models = replace(
+            models, policy=models.use_tree(smaller), draft=models.draft if smaller.policy != "none" else None
+        )
+
+
+def _steps_behind(
+    added: list[int],
+    models: TextModels,
+    request: TextRequest,
+    pair: ModelPair,
+    generator: torch.Generator,
+    *,
+    reuse: bool,
+) -> Iterator[StepResult]:
+    """The steps behind the prompt and tokens that were `added` to it before; the caches then hold all but the last."""
+    goes_on = bool(added)
+    tree = models.policy.settings
+    target = Target(models.target, keeps_text=reuse or goes_on)
+    session = Session(target=target, drafter=_drafter(models, request, reuse=reuse or goes_on))
     # Caches that are kept get their final size at once: growing later would need both sizes for a moment.
     rows = models.max_context if reuse else len(request.ids) + request.max_new_tokens
     steps = continue_text(
         session,
-        torch.tensor(request.ids, device=device),
+        torch.tensor([*request.ids, *added], device=models.target.device),
         policy=models.policy,
         profile=models.profile,
         sampling=request.sampling,
-        generator=torch.Generator(device).manual_seed(request.seed),
-        max_new_tokens=request.max_new_tokens,
+        generator=generator,
+        max_new_tokens=request.max_new_tokens - len(added),
         stop_tokens=pair.stop_tokens,
         capacities=cache_rows(rows, tree),
     )
     for step in steps:
-        yield replace(step, num_cached=target.num_kept) if step.is_prefill else step
+        if goes_on:
+            yield replace(step, is_prefill=False)
+        else:
+            yield replace(step, num_cached=target.num_kept) if step.is_prefill else step
 
 
 def _drafter(models: TextModels, request: TextRequest, *, reuse: bool) -> LanguageModelDrafter | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from edgespec.config import MAX_TREE_SIZE, MIN_TEMPERATURE, SamplingSettings, require
 from edgespec.errors import EdgespecError
 from edgespec.shapes import TreeShape, chain, expansion, read_shape
 
+SMALLEST_SHRUNK = 8  # nodes of a tree that memory ran out for: below, plain decoding is as good
 POLICIES = (
     "adaptive", "dyspec", "opt-tree", "eagle2", "c2t", "sequoia", "specinfer", "mcsd", "chain", "static", "none",
 )  # fmt: skip
@@ -204,6 +205,14 @@ class TreeSettings:
     def plain(self) -> TreeSettings:
         """No tree at all."""
         return TreeSettings(policy="none", draft_temperature=self.draft_temperature)
+
+    def smaller(self) -> TreeSettings | None:
+        """What to go on with where memory ran out: a quarter of the nodes, then no tree; None where there is none."""
+        if self.policy == "none":
+            return None
+        if "size" in settings_used_by(self.policy) and self.size > SMALLEST_SHRUNK:
+            return replace(self, size=max(SMALLEST_SHRUNK, self.size // 4))
+        return self.plain()
 
     def draft_sampling(self, sampling: SamplingSettings) -> SamplingSettings:
         """What the draft draws children from: the target's own truncation, so that q stays close to p."""

@@ -208,7 +208,9 @@ ALLOWED = {
     "edgespec.text_run": {
         "edgespec.causal_model",
         "edgespec.decode",
+        "edgespec.device",
         "edgespec.draft",
+        "edgespec.errors",
         "edgespec.grow",
         "edgespec.layer_major",
         "edgespec.loops",
@@ -219,6 +221,7 @@ ALLOWED = {
         "edgespec.stops",
         "edgespec.target",
         "edgespec.text_request",
+        "edgespec.tree_settings",
         "profiles",
     },
     "edgespec.conversation": {

@@ -18,7 +18,7 @@ import click
 from edgespec import __version__
 from edgespec.cli.console import print_error
 from edgespec.cli.groups import ConfiguredGroup, leaf_commands
-from edgespec.errors import EXIT_MEMORY, EXIT_RUNTIME, EXIT_USAGE, EdgespecError
+from edgespec.errors import EXIT_MEMORY, EXIT_RUNTIME, EXIT_USAGE, EdgespecError, is_out_of_memory
 
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
@@ -123,7 +123,7 @@ def run(arguments: list[str]) -> int:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported for its name alone
+        if is_out_of_memory(error):
             fix = "Lower --max-gpu-mem, -ngl or --tree-size."
             _report("E_MEMORY", "the device's memory ran out.", fix, as_json=as_json)
             return EXIT_MEMORY

@@ -11,6 +11,7 @@ from typing import Any
 
 from edgespec.cli.console import Console, print_error, visible
 from edgespec.cli.formats import format_record
+from edgespec.cli.plan_notes import trees_in_words
 from edgespec.cli.prefill_line import PrefillLine
 from edgespec.cli.records import error_record, success_record
 from edgespec.cli.requests import EncodeTurn, Request, RunSettings
@@ -18,7 +19,7 @@ from edgespec.cli.sinks import Sink
 from edgespec.cli.stopping import command_to_continue
 from edgespec.cli.turns import answer_turns
 from edgespec.engine import Engine
-from edgespec.errors import EXIT_RUNTIME, EXIT_SOME_FAILED, EdgespecError
+from edgespec.errors import EXIT_RUNTIME, EXIT_SOME_FAILED, EdgespecError, is_out_of_memory
 from edgespec.results import GenerationResult, TextChunk
 
 BETWEEN_TURNS = "\n\n"
@@ -138,10 +139,14 @@ def _answer(
 ) -> list[GenerationResult]:
     """All turns; `results` has those that are finished even when one fails."""
     results = [] if results is None else results
+    tree = run.engine.tree
     for result in answer_turns(run.engine, request, run.encode, on_prefill=shown.prefill, on_chunk=shown):
         results.append(result)
         if len(results) < request.row.num_turns:
             shown.between_turns()
+    if run.engine.tree != tree:
+        now, before = trees_in_words(run.engine.tree), trees_in_words(tree)
+        run.console.say(f"memory ran out in a pass: {now} from here on, no longer {before}")
     return results
 
 
@@ -149,7 +154,7 @@ def _fault(error: Exception) -> EdgespecError:
     """Any failure of one prompt, as a user meets it."""
     if isinstance(error, EdgespecError):
         return error
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+    if is_out_of_memory(error):
         fix = "Lower --max-gpu-mem, --max-cpu-mem, -ngl or --tree-size."
         return EdgespecError("E_MEMORY", "memory ran out while this prompt ran.", fix)
     what = f"unexpected {type(error).__name__}: {error}"

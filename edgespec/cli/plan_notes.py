@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 
 
+def trees_in_words(tree: TreeSettings) -> str:
+    """Policy, nodes and depth; or that there is no tree."""
+    if tree.policy == "none":
+        return "no tree"
+    return f"{tree.policy} trees of {tree.num_nodes} nodes, depth {tree.num_layers}"
+
+
 def say_plan(
     console: Console,
     pair: ModelPair,
@@ -40,13 +47,8 @@ def say_plan(
     layers = f"{placement.num_resident} of {placement.num_layers} layers resident"
     if streamed:
         layers += f", {streamed} streamed{where}, {placement.streamed_bytes / GIB:.3f} GiB a pass"
-    shape = (
-        "no tree"
-        if tree.policy == "none"
-        else f"{tree.policy} trees of {tree.num_nodes} nodes, depth {tree.num_layers}"
-    )
     numbers = str(dtype).removeprefix("torch.") + (f" from {machine.quant}" if machine.quant else "")
-    console.say(f"{short_name(pair.target.folder)}: {layers}; {numbers} on {device}; {shape}")
+    console.say(f"{short_name(pair.target.folder)}: {layers}; {numbers} on {device}; {trees_in_words(tree)}")
     console.detail(f"target: {pair.target.folder}")
     if not tree.is_lossless:
         console.say(

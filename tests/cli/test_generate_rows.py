@@ -19,6 +19,8 @@ from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.planned import Settled, tree_settings
 from edgespec.results import GenerationResult
+from edgespec.target import Target
+from edgespec.tree import TokenTree
 from offload.pages import MappedFile
 from tests.cli.conftest import Outcome, RunCli
 from tests.profiles.examples import example_profile
@@ -278,6 +280,24 @@ def fail_on(monkeypatch: pytest.MonkeyPatch, prompt: str, error: Exception) -> N
         return generate(self, ids, **wishes)
 
     monkeypatch.setattr(Engine, "generate", fail)
+
+
+def test_a_pass_without_memory_is_made_again_with_a_smaller_tree_and_said(
+    run_cli: RunCli, options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = Target.look
+
+    def limited(self: Target, tree: TokenTree) -> torch.Tensor:
+        if tree.num_nodes > 5:
+            raise torch.OutOfMemoryError("no more")
+        return look(self, tree)
+
+    files = jsonl({"prompt": "a"}, {"prompt": "b"})
+    expected = records(run_cli(["p.jsonl", *options, "-n", "12"], files=files))
+    monkeypatch.setattr(Target, "look", limited)
+    outcome = run_cli(["p.jsonl", *options, "-n", "12"], files=files)
+    assert [record["text"] for record in records(outcome)] == [record["text"] for record in expected]
+    assert outcome.err.count("memory ran out in a pass: no tree from here on") == 1
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from edgespec.cli import EXIT_INTERRUPTED
 from edgespec.cli.chat.footer import GIB, Turn, footer
 from edgespec.cli.chat.state import Chat
-from edgespec.errors import EdgespecError
+from edgespec.cli.plan_notes import trees_in_words
+from edgespec.errors import EdgespecError, is_out_of_memory
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
@@ -37,7 +38,7 @@ Ask = Callable[["OnPrefill"], Generator["TextChunk", None, None]]
 def answer(chat: Chat, ask: Ask) -> bool:
     """Show what `ask` yields; whether there was an answer, whole or not. Raises EdgespecError."""
     screen, conversation = chat.screen, chat.conversation
-    before = conversation.last
+    before, tree = conversation.last, chat.engine.tree
     failure: EdgespecError | None = None
     screen.begin_answer()
     try:
@@ -53,7 +54,7 @@ def answer(chat: Chat, ask: Ask) -> bool:
     except EdgespecError as error:
         failure = error
     except Exception as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         fix = "Use a smaller /tree, or start with a lower -ngl, --max-gpu-mem or --tree-size."
         failure = EdgespecError("E_MEMORY", "memory ran out.", fix)
@@ -63,6 +64,8 @@ def answer(chat: Chat, ask: Ask) -> bool:
     if result is not None and result.steps:
         chat.turns.append(Turn(result=result, spec=chat.spec))
         _say_footer(chat)
+        if chat.engine.tree != tree:
+            screen.say(f"memory ran out in a pass: {trees_in_words(chat.engine.tree)} from here on")
     elif result is not None:
         screen.note("nothing was answered; the message is not kept (Up brings it back)")
     if failure is not None:
@@ -123,10 +126,6 @@ def _gpu_use(engine: Engine) -> str | None:
 
     free_bytes, total_bytes = torch.cuda.mem_get_info(engine.device)
     return f"gpu {(total_bytes - free_bytes) / GIB:.1f}/{total_bytes / GIB:.1f} GiB"
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
 @contextmanager
