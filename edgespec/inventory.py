@@ -47,8 +47,8 @@ class LocalModel:
     problem: EdgespecError | None = None  # why it cannot run
 
 
-def places(folders: Sequence[Path]) -> Iterator[tuple[str, Path]]:
-    """Names and folders of the models in the local cache and in, or below, the given folders."""
+def places(folders: Sequence[Path], *, depth: int = SEARCH_DEPTH) -> Iterator[tuple[str, Path]]:
+    """Names and folders of the models in the local cache and in, or up to `depth` folders below, the given folders."""
     for repository, cached in cached_repositories():
         folder = find_cached(repository)
         if folder is not None:
@@ -59,19 +59,19 @@ def places(folders: Sequence[Path]) -> Iterator[tuple[str, Path]]:
         if snapshots:
             yield f"{repository} --revision {snapshots[-1].name}", snapshots[-1]
     for folder in folders:
-        yield from ((str(found), found) for found in _model_folders(folder, SEARCH_DEPTH))
+        yield from ((str(found), found) for found in _model_folders(folder, depth))
 
 
 def _model_folders(folder: Path, depth: int) -> Iterator[Path]:
-    if (folder / "config.json").exists():
+    try:
+        is_model = (folder / "config.json").exists()
+        below = sorted(folder.iterdir()) if depth > 0 and not is_model and folder.is_dir() else []
+    except OSError:  # somebody else's
+        return
+    if is_model:
         yield folder
-    elif depth > 0 and folder.is_dir():
-        try:
-            below = sorted(folder.iterdir())
-        except OSError:  # somebody else's
-            return
-        for path in below:
-            yield from _model_folders(path, depth - 1)
+    for path in below:
+        yield from _model_folders(path, depth - 1)
 
 
 class Inspector:

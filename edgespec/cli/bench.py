@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 from edgespec.cli.bench_report import FORMATS, write_report
 from edgespec.cli.console import Console
+from edgespec.cli.open_models import open_named_pair
 from edgespec.cli.options import (
     MachineOptions,
     check_all_resident,
@@ -117,9 +118,9 @@ def command(
 
     # torch and transformers are imported from here on.
     from edgespec.benchmark import race
-    from edgespec.pair import DEMO_FOLDER, open_pair
+    from edgespec.pair import DEMO_FOLDER
 
-    pair = open_pair(target or model, draft_model)
+    pair = open_named_pair(target or model, draft_model)
     if pair.draft is None:
         raise EdgespecError("E_SETTING", "there is no draft to grow trees with.", "Name one with -md.")
     sampling = SamplingSettings() if check else replace(pair.default_sampling(), **chosen)  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from edgespec.cli.console import Console
 from edgespec.cli.formats import check_format
 from edgespec.cli.generate_options import AskedOutput, AskedPrompts, AskedSampling
+from edgespec.cli.open_models import open_named_pair
 from edgespec.cli.options import MachineOptions
 from edgespec.cli.prompts import describe, encode_prompts, numbered_rows, read_prompts
 from edgespec.cli.requests import EncodeTurn, Request, Room, RunSettings, make_requests, needed_room, turn_encoder
@@ -82,10 +83,9 @@ def prepare(
 ) -> Prepared:
     """Open the pair, settle every prompt's settings, and plan; raises EdgespecError."""
     from edgespec.device import resolve_device, resolve_dtype
-    from edgespec.pair import open_pair
     from edgespec.planned import settle
 
-    pair = open_pair(model, draft_model)
+    pair = open_named_pair(model, draft_model)
     if pair.draft is None and tree.policy != "none":
         console.say("no draft (-md): decoding plainly, one token a pass")
     if tree.policy == "none":

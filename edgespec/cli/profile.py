@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.console import Console, visible
+from edgespec.cli.open_models import open_named_pair
 from edgespec.cli.options import FOLDER, MachineOptions, machine_options, model_options, parse_temperatures
 from edgespec.cli.prompts import encode_prompts, read_prompts
 from edgespec.errors import EdgespecError
@@ -127,12 +128,12 @@ def _measure(
     from edgespec.device import resolve_device, resolve_dtype
     from edgespec.engine import Engine
     from edgespec.grow.acceptance import default_acceptance
-    from edgespec.pair import DEMO_FOLDER, open_pair
+    from edgespec.pair import DEMO_FOLDER
     from edgespec.tune.profile_pair import profile_pair
     from edgespec.tune.room import measuring_tree
     from edgespec.tune.run import FULL, QUICK, Run
 
-    pair = open_pair(target, draft)
+    pair = open_named_pair(target, draft)
     if pair.draft is None:
         raise EdgespecError("E_SETTING", "there is no draft to profile the target with.", "Name one with -md.")
     encoded = encode_prompts(pair, rows or read_prompts(str(DEMO_FOLDER / "prompts.jsonl"), lines=False), raw=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.console import Console
+from edgespec.cli.open_models import open_named_pair
 from edgespec.cli.options import FOLDER, MachineOptions, machine_options, model_options, parse_temperatures
 from edgespec.cli.prompts import encode_prompts, read_prompts
 from edgespec.errors import EdgespecError
@@ -64,12 +65,11 @@ def _command(
 
     # torch and transformers are imported from here on.
     from edgespec.engine import Engine
-    from edgespec.pair import open_pair
     from edgespec.train import collect
     from edgespec.train.record_files import load_records
     from edgespec.tree_settings import TreeSettings
 
-    pair = open_pair(model, draft_model)
+    pair = open_named_pair(model, draft_model)
     encoded = encode_prompts(pair, rows, raw=True)
     folder = records or output.with_name(output.name + ".records")
     first_model = folder / "first.json"

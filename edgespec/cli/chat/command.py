@@ -16,6 +16,7 @@ from edgespec import __version__
 from edgespec.cli.chat.options import AskedChat, chat_options
 from edgespec.cli.console import Console
 from edgespec.cli.interrupts import leaving_at_once, leaving_tidily
+from edgespec.cli.open_models import open_named_pair
 from edgespec.cli.options import (
     MachineOptions,
     given_tree,
@@ -90,9 +91,8 @@ def command(
     with leaving_at_once():  # torch and transformers are imported from here on
         import edgespec.engine  # noqa: F401
         from edgespec.cli.chat.loop import converse, single_turn
-        from edgespec.pair import open_pair
     with leaving_tidily():
-        pair = open_pair(folder, draft_model)
+        pair = open_named_pair(folder, draft_model)
         if pair.draft is None and tree.policy != "none":
             console.say("no draft (-md): decoding plainly, one token a pass")
         engine = _load(console, pair, asked, tree=tree, profile=profile, machine=machine, self_check=not no_self_check)
