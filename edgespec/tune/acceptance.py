@@ -19,6 +19,7 @@ from edgespec.tune.samples import Samples
 from profiles.schema import Bucket, Reliability
 
 MAX_SHIFT = 2.0  # of a log odds: a pair further away needs a model of its own
+PRIOR_PLACES = 16  # in texts, that the given model is worth
 MAX_RANKS = 16
 LEAST_RATE = 1e-6  # of a rank that was never seen accepted: without any there is no best tree
 FIT_STEPS = 1200
@@ -38,15 +39,20 @@ def fitted(records: Records, *, seed: int) -> AcceptanceModel | None:
         return None
 
 
-def shifted_to(model: AcceptanceModel, records: Records) -> AcceptanceModel:
-    """The model with each network's log odds moved by one number, so that the mean acceptance is right."""
+def shifted_to(model: AcceptanceModel, records: Records, *, num_places: int | None = None) -> AcceptanceModel:
+    """The model with each network's log odds moved by one number, so that the mean acceptance is right.
+
+    By less where the records are of `num_places` in texts only: the nodes of a tree share its luck, and steps
+    that follow correct the model as they go.
+    """
+    share = 1.0 if num_places is None else num_places / (num_places + PRIOR_PLACES)
     changed = {}
     for kind in KINDS:
         some = _of_kind(records, kind)
         network = getattr(model, kind)
         if some["rank"].numel() > 0:
             predicted = network(network_features(network.inputs, some))
-            network = network.shifted(_shift(predicted, some["acceptance"], some["weight"]))
+            network = network.shifted(share * _shift(predicted, some["acceptance"], some["weight"]))
         changed[kind] = network
     return replace(model, **changed)
 

@@ -25,8 +25,8 @@ FAR_BEHIND = 0.75  # of the best, as far as the first few trees tell
 MORE = 3  # times the size that looked best: more trees can be compared if they are smaller
 BEHIND = 0.87  # of the best: a contender that is slower is not looked at further
 MIN_PROMPTS = 2  # before any is dropped
-LEAST_PLACES = 12  # at each temperature, to compare at, if that takes no more than
-PATIENCE = 2.0  # times the time that there is
+LEAST_PLACES = 24  # at each temperature, to compare at, if that takes no more than
+PATIENCE = 3.0  # times the time that there is
 MAX_ROUNDS = 6  # of going on with the same texts: models that talk to themselves fall into loops
 LEARNING_STEPS = 2  # of each prompt
 OVERLAP = 5.0  # trees of the largest size that all contenders' trees together make, as far as seen
@@ -63,7 +63,8 @@ def hold_contest(run: Run, costs: MeasuredCosts, model: AcceptanceModel) -> Outc
     )
     records = joined(explored)
     own = fitted(records, seed=run.seed) if run.effort.fits_acceptance else None
-    model = with_measured(own or shifted_to(model, records), explored)
+    num_places = sum(len(seen.trees[everybody[temperature][0].key]) for temperature, seen in explored.items())
+    model = with_measured(own or shifted_to(model, records, num_places=num_places), explored)
 
     samples = {temperature: Samples() for temperature in run.temperatures}
     surviving: dict[float, list[Contender]] = {}

@@ -9,7 +9,7 @@ from torch import Tensor
 from edgespec.grow.acceptance import KINDS, AcceptanceModel, default_acceptance, network_features
 from edgespec.grow.sequoia import best_shape
 from edgespec.train.records import DRAWS, Records
-from edgespec.tune.acceptance import MAX_SHIFT, reliability, shifted_to, with_measured
+from edgespec.tune.acceptance import MAX_SHIFT, PRIOR_PLACES, reliability, shifted_to, with_measured
 from edgespec.tune.samples import Samples
 from profiles.tuner import TreeSample
 
@@ -55,6 +55,18 @@ def test_a_model_is_moved_so_that_its_mean_is_the_pairs(draw: str, kinds: list[s
             assert mean_prediction(moved, kind, found) == pytest.approx(mean, abs=1e-3)
         else:
             assert getattr(moved, kind) is getattr(model, kind), "nothing is known of it"
+
+
+def test_a_few_places_move_a_model_by_a_part() -> None:
+    found = records("top_k", torch.full((50,), 0.3), torch.ones(50))
+    model = default_acceptance()
+
+    def shift(num_places: int | None) -> float:
+        moved = shifted_to(model, found, num_places=num_places)
+        return float(moved.chosen.biases[-1] - model.chosen.biases[-1])
+
+    assert shift(PRIOR_PLACES) == pytest.approx(shift(None) / 2)
+    assert abs(shift(4)) < abs(shift(40)) < abs(shift(None))
 
 
 def test_slots_that_are_never_tried_move_nothing() -> None:
