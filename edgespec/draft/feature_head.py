@@ -14,7 +14,7 @@ from torch import Tensor
 from edgespec.causal_model import CausalModel
 from edgespec.config import SamplingSettings
 from edgespec.draft.head_router import HeadRouter, routed_log_probs
-from edgespec.draft.language_model import LanguageModelDrafter
+from edgespec.draft.language_model import LanguageModelDrafter, refuse_not_finite
 from edgespec.head import row_chunks
 from edgespec.sampling import to_probs
 
@@ -50,18 +50,26 @@ class FeatureHeadDrafter(LanguageModelDrafter):
         """The head's own, [k, h]."""
         return self.hidden(rows)
 
+    def _after_root(self, hidden: Tensor) -> Tensor:
+        """Q [1, vocab] of the root's feature [1, h]; raises EdgespecError where its logits are not finite."""
+        if self._router is None:
+            return super()._after_root(hidden)
+        log_probs, tokens = routed_log_probs(self._router, self._model, hidden)
+        refuse_not_finite(log_probs)
+        return self._spread(log_probs, tokens)
+
     def _after(self, hidden: Tensor) -> Tensor:
         """Q [k, vocab] of the head's features [k, h], over the groups that the router asks for."""
         if self._router is None:
             return super()._after(hidden)
-        q = hidden.new_zeros(hidden.shape[0], self._vocab, dtype=torch.float32)
-        for rows in row_chunks(hidden.shape[0], self._model.vocab):
-            log_probs, tokens = routed_log_probs(self._router, self._model, hidden[rows])
-            probs = to_probs(log_probs, self._sampling)  # [k, g]
-            start = 0
-            for which in tokens:
-                count = which.stop - which.start
-                end = min(which.stop, self._vocab)  # rows of padding are cut off
-                q[rows, which.start : end] = probs[:, start : start + end - which.start]
-                start += count
+        chunks = row_chunks(hidden.shape[0], self._model.vocab)
+        return torch.cat([self._spread(*routed_log_probs(self._router, self._model, hidden[rows])) for rows in chunks])
+
+    def _spread(self, log_probs: Tensor, tokens: list[slice]) -> Tensor:
+        """Q [k, vocab] of the log-probabilities [k, g] of some ranges of tokens; all others have none."""
+        probs = to_probs(log_probs, self._sampling)
+        q = probs.new_zeros(probs.shape[0], self._vocab)
+        for which, part in zip(tokens, probs.split([which.stop - which.start for which in tokens], -1), strict=True):
+            end = min(which.stop, self._vocab)  # rows of padding are cut off
+            q[:, which.start : end] = part[:, : end - which.start]
         return q

@@ -110,13 +110,7 @@ class LanguageModelDrafter:
         hidden = self._model.look(self._known(ids), positions, causal, previous=self._features_before(committed, end))[
             -1:
         ]
-        q = self._after(hidden)
-        if not bool((hidden.amax() + q.amax()).isfinite()):
-            raise EdgespecError(
-                "E_NAN_LOGITS",
-                "the draft's logits are NaN or infinite.",
-                "Use another draft, --dtype float32, or --policy none.",
-            )
+        q = self._after_root(hidden)
         self._model.text += self._known(torch.tensor(self._pending, dtype=torch.long)).tolist()
         self._pending = []
         self._hidden, self._num_rows = [hidden], 1
@@ -144,6 +138,12 @@ class LanguageModelDrafter:
         """
         return ids.masked_fill(ids >= self._num_embeddings, 0)
 
+    def _after_root(self, hidden: Tensor) -> Tensor:
+        """Q [1, vocab] of the root's hidden state [1, h]; raises EdgespecError where its logits are not finite."""
+        logits = self._model.logits(hidden)
+        refuse_not_finite(logits)
+        return self._probabilities(logits)
+
     def _after(self, hidden: Tensor) -> Tensor:
         """Q [k, vocab] of hidden states [k, h]; beside it, only a chunk's logits exist at a time."""
         chunks = list(row_chunks(hidden.shape[0], self._model.vocab))
@@ -168,3 +168,13 @@ class LanguageModelDrafter:
         visible, positions = self._visible, self._positions
         self._visible, self._positions = visible.new_zeros(size, size), positions.new_zeros(size)
         self._visible[:old, :old], self._positions[:old] = visible, positions
+
+
+def refuse_not_finite(logits: Tensor) -> None:
+    """Raise EdgespecError where a draft's logits are not finite: before they are probabilities, which may hide it."""
+    if not bool(logits.amax().isfinite()):
+        raise EdgespecError(
+            "E_NAN_LOGITS",
+            "the draft's logits are NaN or infinite.",
+            "Use another draft, --dtype float32, or --policy none.",
+        )

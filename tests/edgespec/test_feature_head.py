@@ -169,6 +169,17 @@ def test_routed_probabilities_are_the_papers_and_sum_to_one(groups: int, top: in
     assert not q[:, ~computed].any()
 
 
+@pytest.mark.parametrize("router_groups", [None, 4])
+def test_a_head_whose_logits_are_nan_says_so(router_groups: int | None) -> None:
+    target = make_model(FAMILIES["llama"]())
+    head = make_head(target, router_groups=router_groups)
+    _, drafter = at_a_text(target, head, [1, 2, 3])
+    drafter._sampling = SamplingSettings(temperature=0.0)
+    target.get_input_embeddings().weight.data.fill_(float("nan"))  # the head's too, and tied
+    with pytest.raises(EdgespecError, match="draft's logits are NaN"):
+        drafter.expand(torch.tensor([1]), torch.tensor([-1]))
+
+
 def tiny_vocabulary_p_value(*, policy: str) -> float:
     """Chi-square of texts of two tokens behind the prompt's, drafted by a routed head, against the target's own."""
     vocab, num_texts = 8, 1500

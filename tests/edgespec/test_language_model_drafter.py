@@ -62,10 +62,13 @@ def test_ids_beyond_the_drafts_table_do_not_stop_it() -> None:
     torch.testing.assert_close(q.sum(), torch.tensor(1.0))
 
 
-def test_a_draft_whose_logits_are_nan_says_so() -> None:
+@pytest.mark.parametrize("temperature", [0.8, 0.0])
+def test_a_draft_whose_logits_are_nan_says_so(temperature: float) -> None:
+    """Also where the largest logit alone counts: its place hides what it is."""
     model = make_model(FAMILIES["llama"]())
     model.lm_head.weight.data.fill_(float("nan"))
-    drafter = LanguageModelDrafter(CausalModel(model, device=CPU), vocab=VOCAB, sampling=SAMPLING, tree_rows=4)
+    sampling = SamplingSettings(temperature=temperature)
+    drafter = LanguageModelDrafter(CausalModel(model, device=CPU), vocab=VOCAB, sampling=sampling, tree_rows=4)
     drafter.prefill(torch.arange(3), capacity=16)
     with pytest.raises(EdgespecError, match="draft's logits are NaN"):
         drafter.expand(torch.tensor([1]), torch.tensor([-1]))
