@@ -61,7 +61,7 @@ def build_skeleton(
     if attach:
         attach(model)
     prefix, layers = decoder_layers(model)
-    lent = _lent(model, prefix, own_modules)
+    lent = frozenset() if own_modules is None else lent_names(model, own_modules)
     stored = pieces_by_parameter(checkpoint, model)
     ties = _ties(model, stored)
     packed, packed_names = attach_packed_weights(model, stored, ties)
@@ -98,11 +98,9 @@ def build_skeleton(
     )
 
 
-def _lent(model: PreTrainedModel, layers: str, own_modules: tuple[str, ...] | None) -> frozenset[str]:
-    """Names of what is neither in the decoder layers nor in one of `own_modules`; nothing where that is None."""
-    if own_modules is None:
-        return frozenset()
-    own = tuple(f"{module}." for module in (layers, *own_modules))
+def lent_names(model: PreTrainedModel, own_modules: tuple[str, ...]) -> frozenset[str]:
+    """Names of parameters and stored buffers that are neither in the decoder layers nor in one of `own_modules`."""
+    own = tuple(f"{module}." for module in (decoder_layers(model)[0], *own_modules))
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     return frozenset(name for name in (*names, *stored_buffers(model)) if not name.startswith(own))
 

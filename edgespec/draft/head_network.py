@@ -79,12 +79,6 @@ def attach_head_parts(model: PreTrainedModel, facts: HeadFacts) -> None:
     model.requires_grad_(False)
 
 
-def own_names(model: PreTrainedModel) -> set[str]:
-    """Names of the parameters that are a head's own."""
-    own = tuple(f"{module}." for module in (decoder_layers(model)[0], *OWN_MODULES))
-    return {name for name, _ in model.named_parameters() if name.startswith(own)}
-
-
 def lend(target: PreTrainedModel, head: PreTrainedModel, names: Iterable[str]) -> None:
     """Put the target's own in the place of a head's parameters and stored buffers; nothing is copied."""
     ours = decoder_layers(head)[0].rpartition(".")[0]

@@ -8,19 +8,11 @@ have probability 0. Legend: k rows, h hidden size, N groups of `size` tokens, th
 from __future__ import annotations
 
 import math
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-
-class PartialHead(Protocol):
-    """A language model head of which some ranges of tokens can be asked for."""
-
-    vocab: int
-
-    def logits(self, hidden: Tensor, tokens: list[slice] | None = None) -> Tensor:
-        """Logits [k, g] of hidden states [k, h]."""
+from edgespec.causal_model import CausalModel
 
 
 class HeadRouter(nn.Module):
@@ -56,7 +48,7 @@ def group_tokens(group: int, *, vocab: int, num_groups: int) -> slice:
     return slice(group * size, min((group + 1) * size, vocab))
 
 
-def routed_log_probs(router: HeadRouter, model: PartialHead, hidden: Tensor) -> tuple[Tensor, list[slice]]:
+def routed_log_probs(router: HeadRouter, model: CausalModel, hidden: Tensor) -> tuple[Tensor, list[slice]]:
     """Log p(x) [k, g] of the tokens x that the rows' groups hold, for hidden states [k, h], and which those are.
 
     p(x) = p_router(n) * p_group(x) (CORAL, equation 8): over all groups it sums to 1, over some to less.

@@ -20,17 +20,18 @@ from transformers import PreTrainedModel
 
 from edgespec.draft.head_network import (
     HEAD_KEY,
+    OWN_MODULES,
     HeadFacts,
     attach_head_parts,
     head_config,
     lend,
-    own_names,
 )
 from edgespec.errors import EdgespecError
 from edgespec.model_folder import ModelFolder
 from edgespec.target import offload_errors
+from edgespec.whole_file import written_whole
 from offload.placement import all_resident
-from offload.skeleton import build_on_meta
+from offload.skeleton import build_on_meta, lent_names
 from offload.streamed_model import StreamedModel
 
 
@@ -51,8 +52,8 @@ def new_head(target: PreTrainedModel, facts: HeadFacts, *, seed: int) -> PreTrai
     config = head_config(target.config)
     model = build_on_meta(config, facts.target, dtype=torch.float32)
     attach_head_parts(model, facts)
-    own = own_names(model)
-    lend(target, model, {name for name, _ in model.named_parameters(remove_duplicate=False)} - own)
+    lent = lent_names(model, OWN_MODULES)
+    lend(target, model, lent)
     device = target.get_input_embeddings().weight.device
     assert isinstance(device, torch.device)
     with torch.random.fork_rng(devices=[]):
@@ -67,7 +68,7 @@ def new_head(target: PreTrainedModel, facts: HeadFacts, *, seed: int) -> PreTrai
                 nn.init.zeros_(module.bias)
             module.to(device)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name in own)
+        parameter.requires_grad_(name not in lent)
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None:
@@ -77,8 +78,8 @@ def new_head(target: PreTrainedModel, facts: HeadFacts, *, seed: int) -> PreTrai
 
 def own_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
     """The head's own parameters by name, as they are: what is trained and saved."""
-    own = own_names(model)
-    return {name: parameter for name, parameter in model.named_parameters() if name in own}
+    lent = lent_names(model, OWN_MODULES)
+    return {name: parameter for name, parameter in model.named_parameters() if name not in lent}
 
 
 def save_head(model: PreTrainedModel, facts: HeadFacts, folder: Path) -> None:
@@ -87,11 +88,10 @@ def save_head(model: PreTrainedModel, facts: HeadFacts, folder: Path) -> None:
     tensors = {name: tensor.detach().float().cpu().contiguous() for name, tensor in own_tensors(model).items()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        weights, text = folder / "model.safetensors.partial", folder / "config.json.partial"
-        save_file(tensors, weights)
-        text.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        weights.replace(folder / "model.safetensors")
-        text.replace(folder / "config.json")
+        # The weights take their name first: a config.json says that there is a head.
+        with written_whole(folder / "config.json") as text, written_whole(folder / "model.safetensors") as weights:
+            save_file(tensors, weights)
+            text.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     except (OSError, SafetensorError) as error:
         raise EdgespecError("E_OUTPUT", f"'{folder}' cannot be written ({error}).", "Choose another folder.") from error
 
