@@ -6,7 +6,6 @@ encoded with, and a session must go on from the ones that were.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import json
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.chat_template import Message
 from edgespec.errors import EdgespecError
+from edgespec.whole_file import written_whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -71,14 +71,11 @@ def write_session(path: Path, content: str, *, overwrite: bool) -> None:
         raise EdgespecError(
             "E_OUTPUT_EXISTS", f"'{path}' exists.", "Choose another name, or overwrite it: /save! FILE."
         )
-    unfinished = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(content, encoding="utf-8")
-        unfinished.replace(path)
+        with written_whole(path) as partial:
+            partial.write_text(content, encoding="utf-8")
     except OSError as error:
-        with contextlib.suppress(OSError):
-            unfinished.unlink(missing_ok=True)
         raise EdgespecError(
             "E_OUTPUT", f"cannot write '{path}' ({error.strerror}).", "Choose a place that can be written to."
         ) from error

@@ -29,6 +29,7 @@ ALLOWED = {
     "edgespec.masks": set(),
     "edgespec.layer_major": {"edgespec.errors", "edgespec.masks"},
     "edgespec.hidden_rows": set(),
+    "edgespec.whole_file": set(),
     "edgespec.family_logits": {"offload.skeleton"},
     "edgespec.causal_model": {
         "edgespec.cache",
@@ -91,6 +92,7 @@ ALLOWED = {
         "edgespec.shapes",
         "edgespec.tree",
         "edgespec.tree_settings",
+        "edgespec.whole_file",
     },
     "edgespec.verify": {
         "edgespec.config",
@@ -203,7 +205,7 @@ ALLOWED = {
         "offload",
     },
     "edgespec.chat_template": {"edgespec.errors"},
-    "edgespec.session_file": {"edgespec.chat_template", "edgespec.errors"},
+    "edgespec.session_file": {"edgespec.chat_template", "edgespec.errors", "edgespec.whole_file"},
     "edgespec.text_request": {"edgespec.config", "edgespec.context", "edgespec.errors", "edgespec.stops"},
     "edgespec.text_run": {
         "edgespec.causal_model",

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from edgespec.errors import EdgespecError
+from edgespec.whole_file import written_whole
 
 Activation = Literal["relu", "tanh"]
 DIGITS = 5  # significant ones in files
@@ -133,10 +134,9 @@ def rounded(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def write_document(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON file, whole or not at all; raises EdgespecError."""
-    partial = path.with_name(path.name + ".partial")
     try:
-        partial.write_text(_format(rounded(content)) + "\n", encoding="utf-8")
-        partial.replace(path)
+        with written_whole(path) as partial:
+            partial.write_text(_format(rounded(content)) + "\n", encoding="utf-8")
     except OSError as error:
         raise EdgespecError("E_OUTPUT", f"'{path}' cannot be written ({error}).", "Choose another place.") from error
 

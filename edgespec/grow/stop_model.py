@@ -24,6 +24,7 @@ from edgespec.errors import EdgespecError
 from edgespec.grow.growing import Layer
 from edgespec.grow.network import Activation, Network, bad_file
 from edgespec.sampling import entropy_of_top
+from edgespec.whole_file import written_whole
 
 SCHEMA = "edgespec.stop_model/1"
 DISTRIBUTION_INPUTS = 11  # ten probabilities and the entropy
@@ -63,14 +64,10 @@ class StopModel:
         for index, (weight, bias) in enumerate(zip(network.weights, network.biases, strict=True)):
             tensors |= {f"weight.{index}": weight, f"bias.{index}": bias}
         header = {"schema": SCHEMA, "kind": self.kind, "activation": network.activation}
-        partial = path.with_name(path.name + ".partial")
+        columns = {name: tensor.float().contiguous() for name, tensor in tensors.items()}
         try:
-            save_file(
-                {name: tensor.float().contiguous() for name, tensor in tensors.items()},
-                partial,
-                metadata={_HEADER_KEY: json.dumps(header)},
-            )
-            partial.replace(path)
+            with written_whole(path) as partial:
+                save_file(columns, partial, metadata={_HEADER_KEY: json.dumps(header)})
         except (OSError, SafetensorError) as error:  # safetensors words a full disk in its own way
             raise EdgespecError(
                 "E_OUTPUT", f"'{path}' cannot be written ({error}).", "Choose another place."

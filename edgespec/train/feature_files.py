@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from edgespec.errors import EdgespecError
+from edgespec.whole_file import written_whole
 
 SCHEMA = "edgespec.features/1"
 NOTE = "run.json"
@@ -64,9 +65,8 @@ def begin_run(folder: Path, run: FeatureRun) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not note.exists():
-            partial = note.with_suffix(".partial")
-            partial.write_text(json.dumps({"schema": SCHEMA, **asdict(run)}, indent=2) + "\n", encoding="utf-8")
-            partial.replace(note)
+            with written_whole(note) as partial:
+                partial.write_text(json.dumps({"schema": SCHEMA, **asdict(run)}, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise EdgespecError("E_OUTPUT", f"'{note}' cannot be written ({error}).", "Choose another folder.") from error
     found = read_run(folder)
@@ -109,9 +109,8 @@ def save_shard(folder: Path, blocks: Sequence[Block], features: Tensor) -> None:
     }
     assert features.shape[0] == columns["ids"].shape[0]
     try:
-        partial = path.with_suffix(".partial")
-        save_file(columns, partial)
-        partial.replace(path)
+        with written_whole(path) as partial:
+            save_file(columns, partial)
     except (OSError, SafetensorError) as error:  # safetensors words a full disk in its own way
         raise EdgespecError(
             "E_OUTPUT", f"features cannot be written to '{folder}' ({error}).", "Make room there, and go on."

@@ -18,6 +18,7 @@ from torch import Tensor
 from edgespec.errors import EdgespecError
 from edgespec.train.records import Records
 from edgespec.tree import Draw
+from edgespec.whole_file import written_whole
 
 SCHEMA = "edgespec.records/1"
 _HEADER_KEY = "edgespec"
@@ -50,10 +51,9 @@ def save_records(folder: Path, records: Records, header: RecordsHeader) -> Path:
         taken = [int(path.stem.removeprefix("part-")) for path in _parts(folder)]
         path = folder / f"part-{max(taken, default=0) + 1:05}.safetensors"
         content = {"schema": SCHEMA, **asdict(header)}
-        partial = path.with_suffix(".partial")
         columns = {name: column.detach().cpu().contiguous() for name, column in records.items()}
-        save_file(columns, partial, metadata={_HEADER_KEY: json.dumps(content)})
-        partial.replace(path)
+        with written_whole(path) as partial:
+            save_file(columns, partial, metadata={_HEADER_KEY: json.dumps(content)})
     except (OSError, SafetensorError) as error:  # safetensors words a full disk in its own way
         raise EdgespecError(
             "E_OUTPUT", f"records cannot be written to '{folder}' ({error}).", "Choose another folder."

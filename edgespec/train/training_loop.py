@@ -19,6 +19,7 @@ from edgespec.errors import EdgespecError
 from edgespec.train.feature_files import FeatureBatch, FeatureFiles
 from edgespec.train.networks import held_out_mask
 from edgespec.train.training_settings import TrainingSettings
+from edgespec.whole_file import written_whole
 
 CHECKPOINT = "checkpoint.pt"
 HELD_OUT_SHARE = 0.05
@@ -140,9 +141,8 @@ def _save(path: Path, run: str, step: int, parameters: Mapping[str, Tensor], opt
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        torch.save(content, partial)
-        partial.replace(path)
+        with written_whole(path) as partial:
+            torch.save(content, partial)
     except (OSError, RuntimeError) as error:  # torch words a full disk in its own way
         raise EdgespecError(
             "E_OUTPUT", f"the checkpoint '{path}' cannot be written ({error}).", "Make room there, and go on."
