@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, Protocol, Unpack
 
 from edgespec.chat_template import Message, plain_ids, template_ids
+from edgespec.config import MAX_SEED
 from edgespec.errors import EdgespecError
 from edgespec.pair import ModelPair
 from edgespec.results import GenerationResult, TextChunk
 from edgespec.session_file import SavedSession, read_session, transcript, write_session
-from edgespec.text_request import MAX_SEED, TextRequest, Wishes
+from edgespec.text_request import TextRequest, Wishes
 from edgespec.text_run import OnPrefill, finished
 
 

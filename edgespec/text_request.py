@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
-from edgespec.config import SamplingSettings, require
+from edgespec.config import MAX_SEED, SamplingSettings, require
 from edgespec.context import new_token_limit
 from edgespec.errors import EdgespecError
 from edgespec.stops import StopStrings, stop_strings
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 DEFAULT_NEW_TOKENS = 512
-MAX_SEED = 2**63 - 1
 
 _SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p")
 # Names of a transformers GenerationConfig -> ours

@@ -228,6 +228,7 @@ ALLOWED = {
     },
     "edgespec.conversation": {
         "edgespec.chat_template",
+        "edgespec.config",
         "edgespec.errors",
         "edgespec.pair",
         "edgespec.results",

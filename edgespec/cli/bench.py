@@ -5,13 +5,14 @@ from __future__ import annotations
 import statistics
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from edgespec.cli.bench_report import FORMATS, write_report
 from edgespec.cli.console import Console
+from edgespec.cli.distribution_options import distribution_options
 from edgespec.cli.open_models import open_named_pair
 from edgespec.cli.options import (
     MachineOptions,
@@ -59,10 +60,7 @@ highest. Both modes use the memory plan of the pair with its draft.
 @click.option("--limit", type=click.IntRange(1), help="Only so many of the prompts.")
 @click.option("-r", "--repeats", type=click.IntRange(1), default=5, show_default=True, help="Rounds of all prompts.")
 @click.option("-n", "--max-new-tokens", type=click.IntRange(2), default=64, show_default=True, help="Of every text.")
-@click.option("--temp", "--temperature", "temperature", type=float, help="0 is greedy. [default: the model's]")
-@click.option("--top-k", type=int, help="Keep the k likeliest tokens; 0 keeps all. [default: the model's]")
-@click.option("--top-p", type=float, help="Keep the likeliest tokens of this mass. [default: the model's]")
-@click.option("--min-p", type=float, help="Drop tokens below this share of the likeliest. [default: the model's]")
+@distribution_options(has_greedy=False)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the draws.")
 @click.option("--check", is_flag=True, help="Instead of timing, compare greedy texts; exit code 1 when they differ.")
 @click.option("-o", "--format", "form", type=click.Choice(FORMATS), default="md", show_default=True)
@@ -82,10 +80,7 @@ def command(
     limit: int | None,
     repeats: int,
     max_new_tokens: int,
-    temperature: float | None,
-    top_k: int | None,
-    top_p: float | None,
-    min_p: float | None,
+    chosen: dict[str, Any],
     seed: int,
     check: bool,
     form: str,
@@ -102,9 +97,6 @@ def command(
     the text is read again; near ties are told apart.
     """
     console = Console(quiet=quiet, verbose=False)
-    given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    chosen = {name: value for name, value in given.items() if value is not None}
-    SamplingSettings(**chosen)  # type: ignore[arg-type]  # wrong values are named before a model is touched
     if tree.policy == "none":
         raise EdgespecError("E_SETTING", "--policy none leaves nothing to compare.", "Leave it out, or name a policy.")
     if not tree.is_lossless and check:
@@ -123,7 +115,7 @@ def command(
     pair = open_named_pair(target or model, draft_model)
     if pair.draft is None:
         raise EdgespecError("E_SETTING", "there is no draft to grow trees with.", "Name one with -md.")
-    sampling = SamplingSettings() if check else replace(pair.default_sampling(), **chosen)  # type: ignore[arg-type]
+    sampling = SamplingSettings() if check else replace(pair.default_sampling(), **chosen)
     rows = rows or read_prompts(str(DEMO_FOLDER / "prompts.jsonl"), lines=False)
     rows = rows[:limit]
     ignored = sorted({name for row in rows for name in row.settings.given()})

@@ -75,8 +75,6 @@ def command(
 
     Exit code 5, with the same table, when the pair does not fit.
     """
-    if target is not None and model is not None:
-        raise click.UsageError("Give the target once: TARGET, or -m TARGET.")
     folder = target or model
     if draft_model is not None and folder is None:
         raise click.UsageError("-md needs a target.")

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
+from edgespec.cli.distribution_options import LENGTH_SPELLINGS, check_stops, distribution_options, require_text
 from edgespec.cli.formats import FORMATS
+from edgespec.cli.options import Command, with_options
 from edgespec.cli.prompts import read_text
-from edgespec.cli.row_settings import MAX_SEED
 from edgespec.cli.selection import Selection
-from edgespec.config import SamplingSettings, require
+from edgespec.config import MAX_SEED
 
-LENGTH_SPELLINGS = ("--max-new-tokens", "--max-tokens", "--n-predict")
 DEFAULT_NEW_TOKENS = 512
 FORMAT_HELP = "Of the results. [default: jsonl; without -o text for one prompt, or on a terminal]"
 OVERWRITE_HELP = "Replace an output file that holds results."
@@ -26,8 +25,6 @@ ONLY_HELP = "Run the rows with these ids."
 CATEGORY_HELP = "Run the rows of this category; repeatable."
 REPEAT_HELP = "Run each row R times, with seeds one apart; ids become ID#2, ID#3, ..."
 STOP_HELP = "End a text before this string, which is left out; repeatable."
-
-Command = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +93,7 @@ def prompt_options(function: Command) -> Command:
         if system_file is not None:
             system = read_text(system_file, what="a text file").removesuffix("\n")
         for flag, text in (("-p", prompt_text), ("--system", system)):
-            _require_text(flag, text or "")
+            require_text(flag, text or "")
         is_text = prompt_text is not None and prompt_text != "-"
         ids = tuple(name.strip() for listed in only for name in listed.split(",") if name.strip())
         asked = AskedPrompts(
@@ -125,7 +122,7 @@ def prompt_options(function: Command) -> Command:
             "--raw", "--ignore-chat-template", "raw", is_flag=True, help="Do not apply the model's chat template."
         ),
     ]
-    return _with_options(call, options)
+    return with_options(call, options)
 
 
 def sampling_options(function: Command) -> Command:
@@ -135,41 +132,23 @@ def sampling_options(function: Command) -> Command:
     def call(
         *,
         max_new_tokens: int,
-        temperature: float | None,
-        greedy: bool,
-        top_k: int | None,
-        top_p: float | None,
-        min_p: float | None,
+        chosen: dict[str, Any],
         seed: int | None,
         stop: tuple[str, ...],
         **others: Any,
     ) -> Any:
-        if greedy and temperature:
-            raise click.UsageError(f"--greedy is --temp 0, and --temp {temperature:g} was given.")
-        given = {"temperature": 0.0 if greedy else temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-        chosen = {name: value for name, value in given.items() if value is not None}
-        SamplingSettings(**chosen)  # type: ignore[arg-type]  # wrong values are named before a model is touched
-        require(all(stop), "--stop is empty.", "Give the text to stop at, or leave it out.")
-        for text in stop:
-            _require_text("--stop", text)
+        check_stops(stop)
         wanted = AskedSampling(chosen=chosen, max_new_tokens=max_new_tokens, seed=seed, stop=stop)
         return function(wanted=wanted, **others)
 
-    options = [
-        click.option("-n", *LENGTH_SPELLINGS, "max_new_tokens", default=DEFAULT_NEW_TOKENS, show_default=True,
-                     help="Of each answer; -1: to the context's end."),
-        click.option("--temp", "--temperature", "temperature", type=float,
-                     help="0 is greedy. [default: the model's]"),
-        click.option("--greedy", is_flag=True, help="The same as --temp 0."),
-        click.option("--top-k", type=int, help="Keep the k likeliest tokens; 0 keeps all. [default: the model's]"),
-        click.option("--top-p", type=float, help="Keep the likeliest tokens of this mass. [default: the model's]"),
-        click.option("--min-p", type=float,
-                     help="Drop tokens below this share of the likeliest. [default: the model's]"),
+    below = [
         click.option("--seed", type=click.IntRange(0, MAX_SEED),
                      help="Of every prompt's draws. [default: random, recorded]"),
         click.option("--stop", multiple=True, metavar="STR", help=STOP_HELP),
     ]  # fmt: skip
-    return _with_options(call, options)
+    length = click.option("-n", *LENGTH_SPELLINGS, "max_new_tokens", default=DEFAULT_NEW_TOKENS, show_default=True,
+                          help="Of each answer; -1: to the context's end.")  # fmt: skip
+    return with_options(call, [length, distribution_options(has_greedy=True), *below])
 
 
 def output_options(function: Command) -> Command:
@@ -218,16 +197,4 @@ def output_options(function: Command) -> Command:
         click.option("--stream", "live_text", is_flag=True, help="Show the text on stderr while records are written."),
         click.option("--dry-run", is_flag=True, help="Check everything, say what would be done, and load nothing."),
     ]
-    return _with_options(call, options)
-
-
-def _require_text(flag: str, text: str) -> None:
-    """Raise EdgespecError for bytes of the command line that are no text, which Python hands on as half surrogates."""
-    require(text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text),
-            f"{flag} is not UTF-8.", "Write it in UTF-8.")  # fmt: skip
-
-
-def _with_options(function: Command, options: Sequence[Callable[[Command], Command]]) -> Command:
-    for option in reversed(options):
-        function = option(function)
-    return function
+    return with_options(call, options)

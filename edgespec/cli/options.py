@@ -60,6 +60,13 @@ class MachineOptions:
     draft_quant: str | None
 
 
+def with_options(function: Command, options: Sequence[Callable[[Command], Command]]) -> Command:
+    """The function below its options, which stand in the help as in the list."""
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
 def config_option(function: Command) -> Command:
     """--config, which is read before any other option is."""
     return click.option("--config", type=FOLDER, expose_value=False, help=CONFIG_HELP)(function)
@@ -81,7 +88,7 @@ def model_options(function: Command) -> Command:
         click.option("--online/--offline", help="Download what the cache lacks. [default: offline]"),
         config_option,
     ]  # fmt: skip
-    return _with_options(call, options)
+    return with_options(call, options)
 
 
 def target_options(function: Command) -> Command:
@@ -99,7 +106,7 @@ def target_options(function: Command) -> Command:
         click.option("--online/--offline", help="Download what the cache lacks. [default: offline]"),
         config_option,
     ]
-    return _with_options(call, options)
+    return with_options(call, options)
 
 
 def tree_options(function: Command) -> Command:
@@ -149,7 +156,7 @@ def tree_options(function: Command) -> Command:
         click.option("--draft-temp", "draft_temperature", type=float,
                      help="Of the draft. [default: the target's, or 0.6 if that is greedy]"),
     ]  # fmt: skip
-    return _with_options(call, options)
+    return with_options(call, options)
 
 
 def given_tree(context: click.Context) -> dict[str, Any]:
@@ -213,7 +220,7 @@ def machine_options(function: Command) -> Command:
         click.option("--draft-quant", default="none", show_default=True, metavar=formats,
                      help="The same for the draft."),
     ]  # fmt: skip
-    return _with_options(call, options)
+    return with_options(call, options)
 
 
 def check_all_resident(machine: MachineOptions, num_resident: int, num_layers: int) -> None:
@@ -235,12 +242,6 @@ def parse_temperatures(text: str) -> list[float]:
     if not all(0 <= value < 100 for value in found):
         raise click.BadParameter(f"'{text}' is not a list of temperatures, such as 0,0.6,1.", param_hint="--temps")
     return found
-
-
-def _with_options(function: Command, options: Sequence[Callable[[Command], Command]]) -> Command:
-    for option in reversed(options):
-        function = option(function)
-    return function
 
 
 def _size(_context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:

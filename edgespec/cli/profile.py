@@ -79,8 +79,6 @@ def command(
     Times passes over trees of every size, grows every policy's trees on texts, and keeps the plan of most
     tokens a second for each temperature. Speculation that is slower than plain decoding is switched off.
     """
-    if target is not None and model is not None:
-        raise click.UsageError("Give the target once: TARGET, or -m TARGET.")
     if draft_model is not None and (target or model) is None:
         raise click.UsageError("-md needs a target.")
     if plot is not None:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from edgespec.chat_template import Message
 from edgespec.cli.prompts import encode_turn
-from edgespec.cli.row_settings import MAX_SEED
 from edgespec.cli.rows import PromptRow
-from edgespec.config import SamplingSettings
+from edgespec.config import MAX_SEED, SamplingSettings
 from edgespec.context import check_ctx_size, new_token_limit
 from edgespec.errors import EdgespecError
 

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgespec.config import SamplingSettings
+from edgespec.config import MAX_SEED, SamplingSettings
 from edgespec.errors import EdgespecError
 
-MAX_SEED = 2**63 - 1
 SAMPLING_FLAGS = {"temperature": "--temp", "top_p": "--top-p", "top_k": "--top-k", "min_p": "--min-p"}
 LENGTH_KEYS = ("max_new_tokens", "max_tokens", "max_completion_tokens")
 SETTING_KEYS = {*LENGTH_KEYS, *SAMPLING_FLAGS, "seed", "stop", "system"}

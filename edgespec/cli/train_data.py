@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.console import Console
-from edgespec.cli.options import FOLDER, Command, MachineOptions
+from edgespec.cli.options import FOLDER, Command, MachineOptions, with_options
 from edgespec.cli.prompts import JSONL_SUFFIXES, encode_prompts, read_prompts
 from edgespec.errors import EdgespecError
 from edgespec.train.training_settings import DECAYS, TrainingSettings
@@ -54,7 +54,7 @@ def data_options(function: Command) -> Command:
         click.option("--block-tokens", type=click.IntRange(8, 8192), default=512, show_default=True,
                      help="The longest piece of a text that the target reads at once."),
     ]  # fmt: skip
-    return _with_options(call, options)
+    return with_options(call, options)
 
 
 def training_options(*, training_steps: int) -> Callable[[Command], Command]:
@@ -91,7 +91,7 @@ def training_options(*, training_steps: int) -> Callable[[Command], Command]:
                          show_default=True, help="Most blocks of held-out texts to look at."),
             click.option("--seed", type=click.IntRange(0), default=0, show_default=True),
         ]  # fmt: skip
-        return _with_options(call, options)
+        return with_options(call, options)
 
     return decorate
 
@@ -186,9 +186,3 @@ def _betas(text: str) -> tuple[float, float]:
 def without_draft(pair: ModelPair) -> ModelPair:
     """The target alone."""
     return replace(pair, draft=None)
-
-
-def _with_options(function: Command, options: Sequence[Callable[[Command], Command]]) -> Command:
-    for option in reversed(options):
-        function = option(function)
-    return function

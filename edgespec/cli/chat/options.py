@@ -9,14 +9,12 @@ from typing import Any
 
 import click
 
+from edgespec.cli.distribution_options import LENGTH_SPELLINGS, check_stops, distribution_options, require_text
+from edgespec.cli.options import Command, with_options
 from edgespec.cli.prompts import read_text
-from edgespec.config import SamplingSettings, require
+from edgespec.config import MAX_SEED, require
 
-MAX_SEED = 2**63 - 1
-LENGTH_SPELLINGS = ("--max-new-tokens", "--max-tokens", "--n-predict")
 COLORS = ("auto", "always", "never")
-
-Command = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +46,7 @@ def chat_options(function: Command) -> Command:
         system_file: str | None,
         raw: bool,
         max_new_tokens: int | None,
-        temperature: float | None,
-        greedy: bool,
-        top_k: int | None,
-        top_p: float | None,
-        min_p: float | None,
+        chosen: dict[str, Any],
         seed: int | None,
         stop: tuple[str, ...],
         history: bool,
@@ -64,17 +58,14 @@ def chat_options(function: Command) -> Command:
             raise click.UsageError("Give one system message: --system or --system-file.")
         if system_file is not None:
             system = read_text(system_file, what="a text file").removesuffix("\n")
-        if greedy and temperature:
-            raise click.UsageError(f"--greedy is --temp 0, and --temp {temperature:g} was given.")
-        given = {"temperature": 0.0 if greedy else temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-        chosen = {name: value for name, value in given.items() if value is not None}
-        SamplingSettings(**chosen)  # type: ignore[arg-type]  # wrong values are named before a model is touched
         require(
             max_new_tokens is None or max_new_tokens == -1 or max_new_tokens >= 1,
             f"--max-new-tokens {max_new_tokens} is not a length.",
             "Use 1 or more, or -1 for all that fits.",
         )
-        require(all(stop), "--stop is empty.", "Give the text to stop at, or leave it out.")
+        check_stops(stop)
+        for flag, text in (("-p", prompt_text), ("--system", system)):
+            require_text(flag, text or "")
         asked = AskedChat(
             prompt=prompt_text,
             is_single_turn=single_turn,
@@ -90,7 +81,7 @@ def chat_options(function: Command) -> Command:
         )
         return function(asked=asked, **others)
 
-    options = [
+    options: list[Callable[[Command], Command]] = [
         click.option("-p", "--prompt", "prompt_text", metavar="TEXT", help="The first message; - is stdin."),
         click.option("-st", "--single-turn", is_flag=True, help="Leave after one answer, as in a pipe."),
         click.option("--system", "--system-prompt", "-sys", help="The system message."),
@@ -99,13 +90,7 @@ def chat_options(function: Command) -> Command:
                      help="Do not apply the model's chat template."),
         click.option("-n", *LENGTH_SPELLINGS, "max_new_tokens", type=int,
                      help="Of each answer; -1: to the context's end. [default: -1; without a chat template 256]"),
-        click.option("--temp", "--temperature", "temperature", type=float,
-                     help="0 is greedy. [default: the model's]"),
-        click.option("--greedy", is_flag=True, help="The same as --temp 0."),
-        click.option("--top-k", type=int, help="Keep the k likeliest tokens; 0 keeps all. [default: the model's]"),
-        click.option("--top-p", type=float, help="Keep the likeliest tokens of this mass. [default: the model's]"),
-        click.option("--min-p", type=float,
-                     help="Drop tokens below this share of the likeliest. [default: the model's]"),
+        distribution_options(has_greedy=True),
         click.option("--seed", type=click.IntRange(0, MAX_SEED),
                      help="Of every answer's draws; /regen takes the next. [default: random]"),
         click.option("--stop", multiple=True, metavar="STR",
@@ -116,4 +101,4 @@ def chat_options(function: Command) -> Command:
         click.option("--color", type=click.Choice(COLORS), default="auto", show_default=True,
                      help="Of what is not the answer; NO_COLOR counts."),
     ]  # fmt: skip
-    return functools.reduce(lambda decorated, option: option(decorated), reversed(options), call)
+    return with_options(call, options)

@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.chat.spoken import closest
-from edgespec.config import SamplingSettings
+from edgespec.config import MAX_SEED, SamplingSettings
 from edgespec.errors import EdgespecError
 from edgespec.tree_settings import USED_BY, TreeSettings
 
 if TYPE_CHECKING:
     from edgespec.cli.chat.state import Chat
 
-MAX_SEED = 2**63 - 1
 ALIASES = {"temp": "temperature", "n": "max_new_tokens", "max_tokens": "max_new_tokens", "n_predict": "max_new_tokens"}
 SWITCH = {"on": True, "true": True, "yes": True, "1": True, "off": False, "false": False, "no": False, "0": False}
 SPECS = ("off", "tree", "chain")
