@@ -6,12 +6,13 @@
 Situations: the built-in pair; the given checkpoint warm (all layers resident), cold (no layer is ever found
 in the page cache), under a memory limit, and over a simulated link of two speeds. In each, a process of its
 own runs `edgespec profile`, then `edgespec generate`, which finds the plan by itself: predicted against
-measured tokens/s. Then it takes real steps of the plan and of every setting of a grid, policies x sizes, in
-turn along one text: milliseconds a step.
+measured tokens/s. Then it takes real steps of every setting of a grid, policies x sizes, in turn along one
+text: milliseconds a step. Tokens a pass of each setting are exact expectations on the built-in pair, all
+settings at the same points of the same texts: an inflated checkpoint computes the same function. A setting's
+speed is those tokens over those milliseconds.
 
-Tokens a pass of each setting are exact expectations on the built-in pair, all settings at the same points
-of the same texts: an inflated checkpoint computes the same function. A setting's speed is those tokens over
-those milliseconds.
+The fastest of 47 is also the luckiest, so the best few meet the plan and plain decoding in a final: other
+continuations of the texts, more steps. Ratios are those of the final.
 Prints a table a situation, and one JSON line.
 """
 
@@ -31,16 +32,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from scipy.stats import trim_mean
 
 import edgespec.cli
 from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.config import parse_size
 from edgespec.grow.acceptance import AcceptanceModel, default_acceptance
-from edgespec.grow.policies import make_grow, open_policy
+from edgespec.grow.policies import Policy, make_grow, open_policy
 from edgespec.pair import DEMO_FOLDER, open_pair
 from edgespec.planned import acceptance_of, tree_settings
 from edgespec.train.records import expected_tokens
-from edgespec.tune.samples import start_text
+from edgespec.tree import TokenTree
+from edgespec.tune.samples import Text, start_text
 from edgespec.verify.rows import Rows, refuse_nan
 from edgespec.verify.rules import verifier
 from profiles.files import read_profile
@@ -54,7 +57,10 @@ CHAINS = (1, 4, 8, 16)
 SAMPLING = SamplingSettings(temperature=0.8, top_p=0.95)  # the built-in pair's own
 PROMPT_TOKENS = 160
 FAST_ROUNDS = 8  # times as many where steps take milliseconds
+FINALISTS = 5
 SEED = 7
+FINAL_SEED = 1007
+TRIMMED = 0.1  # of the final's steps, on either side
 SITUATIONS: dict[str, list[str]] = {
     "built-in": [],
     "warm": ["--dtype", "bfloat16"],
@@ -63,6 +69,8 @@ SITUATIONS: dict[str, list[str]] = {
     "link 2 GiB/s": ["--dtype", "bfloat16", "-ngl", "0"],
     "link 0.5 GiB/s": ["--dtype", "bfloat16", "-ngl", "0"],
 }
+
+Entries = dict[str, tuple[TreeSettings, AcceptanceModel]]
 
 
 def grid() -> dict[str, TreeSettings]:
@@ -103,7 +111,6 @@ def run_child(name: str, arguments: argparse.Namespace) -> None:
     tokens = sum(record["usage"]["completion_tokens"] - 1 for record in records)
     seconds = sum(record["timings"]["decode_s"] for record in records)
     plan = profile.plans[0]
-    settings = {**grid(), "plan": tree_settings(plan.best)}
     report = {
         "situation": name,
         "profile_s": profile_s,
@@ -117,10 +124,28 @@ def run_child(name: str, arguments: argparse.Namespace) -> None:
         "measured_per_s": tokens / seconds,
         "predicted_tokens": plan.best.tokens,
         "measured_tokens": statistics.mean(n for record in records for n in record["spec"]["accept_lengths"]),
-        "acceptance": profile.acceptance,
-        "step_s": step_seconds(name, pair, settings, acceptance_of(profile), arguments),
+        **speeds(name, pair, (tree_settings(plan.best), acceptance_of(profile)), arguments),
     }  # fmt: skip
     print(json.dumps(report))
+
+
+def speeds(
+    name: str, pair: Any, plan: tuple[TreeSettings, AcceptanceModel], arguments: argparse.Namespace
+) -> dict[str, dict[str, float]]:
+    """Seconds a step of the grid; seconds a step and tokens a pass of the finalists."""
+    entries: Entries = {label: (tree, default_acceptance()) for label, tree in grid().items()}
+    texts = [pair.tokenizer.encode(text) for text in read_texts(arguments)]
+    found = step_seconds(name, pair, entries, texts[:1], arguments.rounds, arguments)
+    grid_s = {label: statistics.median(seconds) for label, seconds in found.items()}
+    tokens = json.loads(arguments.tokens.read_text(encoding="utf-8"))
+    fastest = sorted(grid_s, key=lambda label: tokens[label] / grid_s[label])[-FINALISTS:]
+    final = {label: entries[label] for label in dict.fromkeys([*fastest, "none"])} | {"plan": plan}
+    found = step_seconds(name, pair, final, texts, arguments.final_rounds, arguments)
+    return {
+        "grid_s": grid_s,
+        "final_s": {label: float(trim_mean(seconds, TRIMMED)) for label, seconds in found.items()},
+        "final_tokens": exact_tokens(final, arguments, steps=arguments.final_steps, seed=FINAL_SEED),
+    }
 
 
 def captured(command: list[str]) -> str:
@@ -133,16 +158,21 @@ def captured(command: list[str]) -> str:
     return out.getvalue()
 
 
+def read_texts(arguments: argparse.Namespace) -> list[str]:
+    """The prompts."""
+    return [json.loads(line)["prompt"] for line in arguments.prompts.read_text(encoding="utf-8").splitlines()]
+
+
 def step_seconds(
-    name: str, pair: Any, settings: dict[str, TreeSettings], model: AcceptanceModel, arguments: argparse.Namespace
-) -> dict[str, float]:
-    """Median seconds of each setting's steps, all in turn along one text."""
+    name: str, pair: Any, entries: Entries, texts: list[list[int]], rounds: int, arguments: argparse.Namespace
+) -> dict[str, list[float]]:
+    """Seconds of each setting's steps, all in turn along one text a round."""
     limits = {"-ngl": None, "--max-cpu-mem": None} | dict(
         zip(SITUATIONS[name][::2], SITUATIONS[name][1::2], strict=True)
     )
     widest = TreeSettings(policy="opt-tree", size=max(SIZES))
-    ids = pair.tokenizer.encode(json.loads(arguments.prompts.read_text(encoding="utf-8").splitlines()[0])["prompt"])
-    seconds: dict[str, list[float]] = {label: [] for label in settings}
+    longest = max(map(len, texts))
+    seconds: dict[str, list[float]] = {label: [] for label in entries}
     with Engine(
         pair,
         tree=widest,
@@ -151,85 +181,76 @@ def step_seconds(
             max_cpu_bytes=parse_size(arguments.limit) if limits["--max-cpu-mem"] else None,
         ),
         dtype=limits.get("--dtype") or "auto",
-        context_tokens=len(ids) + 1200,
-        prompt_tokens=len(ids),
+        context_tokens=longest + 1200,
+        prompt_tokens=longest,
     ) as engine:
         generator = torch.Generator().manual_seed(SEED)
-        for number in range(arguments.rounds * (FAST_ROUNDS if name == "built-in" else 1) + 1):
-            text = start_text(engine, ids, sampling=SAMPLING, tree=widest, new_tokens=600, generator=generator)
+        for number in range(rounds * (FAST_ROUNDS if name == "built-in" else 1) + 1):
+            text = start_text(engine, texts[number % len(texts)], sampling=SAMPLING, tree=widest, new_tokens=600,
+                              generator=generator)  # fmt: skip
             root = text.root
-            order = list(settings.items())
-            for label, tree in order if number % 2 else reversed(order):
-                policy = open_policy(tree).with_acceptance(model if label == "plan" else default_acceptance())
-                drafter = None if tree.policy == "none" else text.drafter
-                grow = make_grow(policy, drafter, sampling=SAMPLING, vocab=text.target.vocab, device=engine.device,
-                                 generator=generator)  # fmt: skip
+            order = list(entries.items())
+            for label, (tree, model) in order if number % 2 else reversed(order):
+                policy = open_policy(tree).with_acceptance(model)
                 started = time.perf_counter()
-                grown = grow(root, tree.num_layers)
+                grown = grown_tree(text, root, tree, policy, engine, generator)
                 hidden = text.target.look(grown)
                 refuse_nan(hidden.amax(-1))
                 rows = Rows(hidden, text.target.logits, SAMPLING, vocab=text.target.vocab)
-                accepted = verifier(SAMPLING, policy.draw(SAMPLING))(grown, rows, generator)
-                path = torch.tensor(accepted.path, dtype=torch.long)
-                text.target.commit(accepted.path)
-                text.drafter.commit(root, grown.draft_rows[path].tolist(), grown.tokens[path].tolist())
-                root = accepted.next_token
+                root = take_step(text, root, grown, rows, policy, generator)
                 if number > 0:  # the first round warms up
                     seconds[label].append(time.perf_counter() - started)
-    return {label: statistics.median(found) for label, found in seconds.items()}
+    return seconds
 
 
-def grid_tokens(
-    plans: dict[str, tuple[TreeSettings, AcceptanceModel]], arguments: argparse.Namespace
-) -> dict[str, float]:
+def exact_tokens(entries: Entries, arguments: argparse.Namespace, *, steps: int, seed: int) -> dict[str, float]:
     """Exact expectations of every setting's tokens a pass, at the same points of the same texts."""
     pair = open_pair(None, None)
-    entries = {label: (tree, default_acceptance()) for label, tree in grid().items()} | plans
-    lines = arguments.prompts.read_text(encoding="utf-8").splitlines()
-    texts = [pair.tokenizer.encode(json.loads(line)["prompt"]) for line in lines]
     tokens: dict[str, list[float]] = {label: [] for label in entries}
     widest = TreeSettings(policy="opt-tree", size=max(SIZES))
     with Engine(pair, tree=widest, self_check=False) as engine:
-        for index, ids in enumerate(texts):
-            generator = torch.Generator().manual_seed(SEED + index)
+        for index, prompt in enumerate(read_texts(arguments)):
+            generator = torch.Generator().manual_seed(seed + index)
+            ids = pair.tokenizer.encode(prompt)
             text = start_text(engine, ids, sampling=SAMPLING, tree=widest, new_tokens=400, generator=generator)
             root = text.root
-            for _ in range(arguments.steps):
+            for _ in range(steps):
                 for label, (tree, model) in entries.items():
                     policy = open_policy(tree).with_acceptance(model)
                     text.drafter.rewind()
-                    drafter = None if tree.policy == "none" else text.drafter
-                    grow = make_grow(policy, drafter, sampling=SAMPLING, vocab=text.target.vocab,
-                                     device=engine.device, generator=generator)  # fmt: skip
-                    grown = grow(root, tree.num_layers)
+                    grown = grown_tree(text, root, tree, policy, engine, generator)
                     rows = Rows(text.target.look(grown), text.target.logits, SAMPLING, vocab=text.target.vocab)
                     tokens[label].append(expected_tokens(grown, rows.all_probs()) if grown.num_nodes > 1 else 1.0)
                 # The last setting's tree goes on with the text, as a real step would.
-                accepted = verifier(SAMPLING, policy.draw(SAMPLING))(grown, rows, generator)
-                path = torch.tensor(accepted.path, dtype=torch.long)
-                text.target.commit(accepted.path)
-                text.drafter.commit(root, grown.draft_rows[path].tolist(), grown.tokens[path].tolist())
-                root = accepted.next_token
-            print(f"tokens: {index + 1} of {len(texts)} texts", file=sys.stderr)
+                root = take_step(text, root, grown, rows, policy, generator)
     return {label: statistics.mean(found) for label, found in tokens.items()}
 
 
-def settings_of(report: dict[str, Any]) -> tuple[TreeSettings, AcceptanceModel]:
-    """A report's plan as settings, with its acceptance."""
-    from profiles.schema import Plan
+def grown_tree(
+    text: Text, root: int, tree: TreeSettings, policy: Policy, engine: Engine, generator: torch.Generator
+) -> TokenTree:
+    """The policy's tree behind the text."""
+    drafter = None if tree.policy == "none" else text.drafter
+    grow = make_grow(policy, drafter, sampling=SAMPLING, vocab=text.target.vocab, device=engine.device,
+                     generator=generator)  # fmt: skip
+    return grow(root, tree.num_layers)
 
-    plan = Plan(
-        **{**report["plan"], "branching": tuple(report["plan"]["branching"])}, tokens=1.0, nodes=0.0, step_s=1.0
-    )
-    return tree_settings(plan), AcceptanceModel.from_document(report["acceptance"], Path("profile"))
+
+def take_step(text: Text, root: int, grown: TokenTree, rows: Rows, policy: Policy, generator: torch.Generator) -> int:
+    """Verify and commit; the next root."""
+    accepted = verifier(SAMPLING, policy.draw(SAMPLING))(grown, rows, generator)
+    path = torch.tensor(accepted.path, dtype=torch.long)
+    text.target.commit(accepted.path)
+    text.drafter.commit(root, grown.draft_rows[path].tolist(), grown.tokens[path].tolist())
+    return accepted.next_token
 
 
 def print_situation(report: dict[str, Any], tokens: dict[str, float]) -> dict[str, float]:
     """The table of one situation; its ratios."""
     name = report["situation"]
-    per_s = {label: tokens[label] / seconds for label, seconds in report["step_s"].items() if label != "plan"}
-    plan_per_s = tokens[f"plan {name}"] / report["step_s"]["plan"]
-    best = max(per_s, key=lambda label: per_s[label])
+    per_s = {label: tokens[label] / seconds for label, seconds in report["grid_s"].items()}
+    final = {label: report["final_tokens"][label] / seconds for label, seconds in report["final_s"].items()}
+    best = max((label for label in final if label != "plan"), key=lambda label: final[label])
     plan = report["plan"]
     shape = f"{plan['policy']} {plan['draw'] or ''} size {plan['size']} depth {plan['depth']}"
     print(f"\n{name}: profile in {report['profile_s']:.0f} s; plan {shape} threshold {plan['threshold']:.3g}")
@@ -243,17 +264,19 @@ def print_situation(report: dict[str, Any], tokens: dict[str, float]) -> dict[st
         cells = [per_s.get(f"{policy} {size}") for size in SIZES]
         print(f"{policy:>12}" + "".join(f"{'' if cell is None else f'{cell:.2f}':>8}" for cell in cells))
     print(f"{'none':>12}{per_s['none']:>8.2f}")
-    print(f"{'plan':>12}{plan_per_s:>8.2f}   {plan_per_s / per_s[best]:.3f} of the best ({best}), "
-          f"{plan_per_s / per_s['none']:.2f} times none")  # fmt: skip
+    finalists = ", ".join(f"{label} {speed:.2f}" for label, speed in sorted(final.items(), key=lambda item: -item[1]))
+    print(f"  final: {finalists}")
+    plan_per_s = final["plan"]
+    print(f"  plan: {plan_per_s / final[best]:.3f} of the best ({best}), {plan_per_s / final['none']:.2f} times none")
     return {
         "measured_over_predicted": ratio,
-        "plan_over_best": plan_per_s / per_s[best],
-        "plan_over_none": plan_per_s / per_s["none"],
+        "plan_over_best": plan_per_s / final[best],
+        "plan_over_none": plan_per_s / final["none"],
     }
 
 
 def main() -> None:
-    """All situations, then the tokens of every setting, then the tables."""
+    """The tokens of every setting, then all situations, then the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="an inflated checkpoint of the built-in target")
     parser.add_argument("--situations", nargs="+", default=list(SITUATIONS), choices=list(SITUATIONS))
@@ -263,9 +286,12 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=5, help="steps of each setting that are timed")
     parser.add_argument("--steps", type=int, default=5, help="of each text, to count tokens at")
+    parser.add_argument("--final-rounds", type=int, default=20, help="steps of each finalist that are timed")
+    parser.add_argument("--final-steps", type=int, default=15, help="of each text, to count the finalists' tokens at")
     parser.add_argument("--limit", default="1GiB", help="of the memory-limited situation")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--tokens", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         run_child(arguments.child, arguments)
@@ -277,24 +303,33 @@ def main() -> None:
             arguments.prompts.write_text(
                 "".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8"
             )
+        entries = {label: (tree, default_acceptance()) for label, tree in grid().items()}
+        tokens = exact_tokens(entries, arguments, steps=arguments.steps, seed=SEED)
+        arguments.tokens = Path(folder) / "tokens.json"
+        arguments.tokens.write_text(json.dumps(tokens), encoding="utf-8")
         reports = []
         for name in arguments.situations:
             print(f"situation: {name}", file=sys.stderr)
-            names = ("texts", "new_tokens", "rounds", "limit", "threads")
+            names = (
+                "texts",
+                "new_tokens",
+                "rounds",
+                "final_rounds",
+                "final_steps",
+                "limit",
+                "threads",
+                "prompts",
+                "tokens",
+            )
             options = [part for key in names for part in (f"--{key.replace('_', '-')}", str(getattr(arguments, key)))]
             home = Path(folder) / name.replace(" ", "-").replace("/", "-")
             home.mkdir()
             done = subprocess.run(
-                [sys.executable, "-m", "scripts.check_plan", str(arguments.model), "--prompts", str(arguments.prompts),
-                 *options, "--child", name],
+                [sys.executable, "-m", "scripts.check_plan", str(arguments.model), *options, "--child", name],
                 stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "EDGESPEC_HOME": str(home)},
             )  # fmt: skip
             reports.append(json.loads(done.stdout.splitlines()[-1]))
-        plans = {f"plan {report['situation']}": settings_of(report) for report in reports}
-        tokens = grid_tokens(plans, arguments)
     ratios = {report["situation"]: print_situation(report, tokens) for report in reports}
-    for report in reports:
-        del report["acceptance"]
     print(json.dumps({"ratios": ratios, "tokens": tokens, "reports": reports, "threads": arguments.threads}))
 
 
