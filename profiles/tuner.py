@@ -67,10 +67,10 @@ class TreeSample:
         return 1.0 + float(self.values.sum())
 
     def inner(self, num_layers: int) -> Floats:
-        """Nodes that have children, by layer from the root's on: [num_layers]."""
+        """Nodes that have children, by layer from the root's on, which the draft always looks at: [num_layers]."""
         inner = self.depths[self.first_child < len(self.scores)]
         found = np.bincount(inner, minlength=num_layers)[:num_layers].astype(np.float64)
-        found[0] = 1.0 if len(self.scores) else 0.0
+        found[0] = 1.0
         return found
 
 

@@ -75,9 +75,10 @@ class Grown:
         return self.tree.num_nodes - 1
 
     def inner(self) -> list[float]:
-        """Nodes that have children, by layer from the root's on."""
+        """Nodes that have children, by layer from the root's on, which the draft always looks at."""
         assert self.tree is not None
         has_children = torch.zeros(self.tree.num_nodes, dtype=torch.bool, device=self.tree.tokens.device)
+        has_children[0] = True
         has_children[self.tree.parents[1:]] = True
         counts: list[float] = torch.bincount(depths(self.tree.parents)[has_children]).double().tolist()
         return counts
