@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import constants
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -34,6 +35,8 @@ from transformers import (
     Qwen3MoeConfig,
 )
 from transformers.utils import logging as transformers_logging
+
+from tests.hub import Cache
 
 transformers_logging.disable_progress_bar()
 
@@ -90,6 +93,15 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A developer's own profiles and caches are none of a test's business."""
     monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("EDGESPEC_CACHE", raising=False)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
+    """An empty Hugging Face cache."""
+    found = Cache(tmp_path / "hub")
+    found.folder.mkdir()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(found.folder))
+    return found
 
 
 def make_model(config: PretrainedConfig, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> PreTrainedModel:

@@ -124,13 +124,6 @@ def command(
     encoded = encode_prompts(pair, rows, raw=raw or prompts is None)
     with _open(console, pair, encoded, context, profile, machine, sampling, max_new_tokens) as engine:
         with console.progress_bar() as bar:
-            task = bar.add_task("decoding", total=None, note="") if bar is not None else None
-
-            def follow(done: int, total: int) -> None:
-                console.say_sometimes(f"decoding: {done} of {total} texts")
-                if bar is not None and task is not None:
-                    bar.update(task, completed=done, total=total, note=f"{done} of {total} texts")
-
             if check:
                 return _check(console, engine, encoded, max_new_tokens, as_json=as_json or form in {"json", "jsonl"})
             rounds = race(
@@ -140,7 +133,7 @@ def command(
                 max_new_tokens=max_new_tokens,
                 repeats=repeats,
                 seed=seed,
-                progress=follow,
+                progress=console.counting(bar, "decoding", "texts"),
             )
         write_report(engine, rounds, sampling, form="json" if as_json else form)
         _say_what_else(console, engine, machine, rounds)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+
+OnProgress = Callable[[int, int, str], None]  # done, of how many, both in words
 
 QUIET_INTERVAL_S = 10.0  # between progress lines where there is no terminal
 DEFAULT_WIDTH = 80  # where a terminal does not tell
@@ -64,6 +66,22 @@ class Console:
         if not self.is_terminal and now - self._said_at >= QUIET_INTERVAL_S:
             self._said_at = now
             self.say(text)
+
+    def task(self, bar: Progress | None, what: str) -> OnProgress:
+        """A task on the bar, if there is one; without it, a line now and then."""
+        task = bar.add_task(what, total=None, note="") if bar is not None else None
+
+        def update(done: int, total: int, note: str) -> None:
+            self.say_sometimes(f"{what}: {note}")
+            if bar is not None and task is not None:
+                bar.update(task, completed=done, total=total, note=note)
+
+        return update
+
+    def counting(self, bar: Progress | None, what: str, unit: str) -> Callable[[int, int], None]:
+        """The same for a task of which only a number is to be said: 3 of 8 texts."""
+        show = self.task(bar, what)
+        return lambda done, total: show(done, total, f"{done} of {total} {unit}")
 
     @contextmanager
     def progress_bar(self, *, wanted: bool = True) -> Iterator[Progress | None]:

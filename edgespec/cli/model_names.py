@@ -10,7 +10,7 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from edgespec.cli.config_defaults import load_config
-from edgespec.cli.console import Console
+from edgespec.cli.console import Console, OnProgress
 from edgespec.errors import EdgespecError
 from edgespec.names import Progress, cached_repositories, resolve_model
 from edgespec.user_config import UserConfig
@@ -60,7 +60,7 @@ def find_models(context: click.Context, values: dict[str, Any]) -> dict[str, Any
                 revision=revisions["draft_model" if name == "draft_model" else "model"],
                 aliases=config.aliases,
                 online=online,
-                progress=_download_progress(console, bar, wanted) if online else None,
+                progress=_download_progress(console.task(bar, f"downloading {wanted}")) if online else None,
             )
     return values
 
@@ -83,13 +83,5 @@ def _without_other_pairs(context: click.Context, values: dict[str, Any]) -> dict
     return values
 
 
-def _download_progress(console: Console, bar: Any, name: str) -> Progress:
-    task = bar.add_task(f"downloading {name}", total=None, note="") if bar is not None else None
-
-    def update(done: int, total: int) -> None:
-        note = f"{done / GIB:.2f} of {total / GIB:.2f} GiB"
-        console.say_sometimes(f"downloading {name}: {note}")
-        if bar is not None:
-            bar.update(task, completed=done, total=total, note=note)
-
-    return update
+def _download_progress(show: OnProgress) -> Progress:
+    return lambda done, total: show(done, total, f"{done / GIB:.2f} of {total / GIB:.2f} GiB")

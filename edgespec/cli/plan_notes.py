@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec.cli.console import Console
+from edgespec.cli.console import Console, OnProgress
 from edgespec.cli.options import MachineOptions, check_all_resident
 from edgespec.names import short_name
 from edgespec.tree_settings import TreeSettings
@@ -74,17 +74,13 @@ def say_quantizing(console: Console, folder: Path, num_bytes: int, free_bytes: i
 
 def loading_progress(console: Console, bar: Any) -> Callable[[str, int, int], None]:
     """What `Engine` reports to while it loads, drawn on the bar if there is one."""
-    tasks: dict[str, Any] = {}
+    phases: dict[str, OnProgress] = {}
 
     def update(phase: str, done: int, total: int) -> None:
         is_layers = phase.startswith("quantising")
-        note = f"{done} of {total} layers" if is_layers else f"{done >> 20} of {total >> 20} MiB"
-        console.say_sometimes(f"{phase}: {note}")
-        if bar is None:
-            return
-        if phase not in tasks:
-            tasks[phase] = bar.add_task(phase, total=total, note="")
-        bar.update(tasks[phase], completed=done, note=note)
+        if phase not in phases:
+            phases[phase] = console.task(bar, phase)
+        phases[phase](done, total, f"{done} of {total} layers" if is_layers else f"{done >> 20} of {total >> 20} MiB")
 
     return update
 

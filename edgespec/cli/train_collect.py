@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edgespec.cli.console import Console
 from edgespec.cli.options import MachineOptions, check_all_resident
@@ -65,16 +65,5 @@ def collect(
                 f"features: {num_bytes / 1e6:.0f} MB go to '{path}' ({free_bytes / 1e9:.1f} GB free), "
                 f"{room.rows} rows a pass over the target"
             ),
-            progress=_progress(console, bar),
+            progress=console.counting(bar, "collecting", "tokens"),
         )
-
-
-def _progress(console: Console, bar: Any) -> Callable[[int, int], None]:
-    task = bar.add_task("collecting", total=None, note="") if bar is not None else None
-
-    def update(done: int, total: int) -> None:
-        console.say_sometimes(f"collecting: {done} of {total} tokens")
-        if bar is not None:
-            bar.update(task, completed=done, total=total, note=f"{done} of {total} tokens")
-
-    return update

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,7 +103,7 @@ def _command(
                     kind=kind if what == "stop" else what,
                     max_new_tokens=max_new_tokens,
                     seed=seed,
-                    progress=_collecting_progress(console, bar),
+                    progress=console.counting(bar, "collecting", "parts"),
                 )
             if number < len(rounds):
                 _fit(what, *load_records(folder), first_model, kind=kind, seed=seed, about={})
@@ -189,17 +188,6 @@ def _fit(
     )
     stop_model.save(output)
     return {"model": what, "kind": kind, "networks": [_facts(fitted)]}
-
-
-def _collecting_progress(console: Console, bar: Any) -> Callable[[int, int], None]:
-    task = bar.add_task("collecting", total=None, note="") if bar is not None else None
-
-    def update(done: int, total: int) -> None:
-        console.say_sometimes(f"collecting: {done} of {total} parts")
-        if bar is not None:
-            bar.update(task, completed=done, total=total, note=f"{done} of {total} parts")
-
-    return update
 
 
 def _facts(report: FitReport) -> dict[str, Any]:

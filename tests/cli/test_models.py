@@ -7,22 +7,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pytest
-from huggingface_hub import constants
 from transformers import MptConfig
 
 from tests.cli.conftest import RunCli
-from tests.cli.hub import Cache
 from tests.conftest import FAMILIES, make_model, make_tokenizer, save_folder
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
-    """An empty cache."""
-    found = Cache(tmp_path / "hub")
-    found.folder.mkdir()
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(found.folder))
-    return found
+from tests.hub import Cache
 
 
 def listed(run_cli: RunCli, *arguments: str) -> dict[str, dict[str, Any]]:

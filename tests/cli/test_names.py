@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from huggingface_hub import constants
 
 from edgespec.cli import cli
 from edgespec.errors import EdgespecError
 from edgespec.names import closest, resolve_model
 from offload.checkpoint import INDEX_NAME
 from tests.cli.conftest import Outcome, RunCli
-from tests.cli.hub import COMMIT, Cache, serve
+from tests.hub import COMMIT, Cache, serve
 
 ALIASES = """
 [models.big]
@@ -31,14 +30,11 @@ model = "{folder}"
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pair_folders: tuple[Path, Path]) -> Cache:
+def cache(cache: Cache, pair_folders: tuple[Path, Path]) -> Cache:
     """A cache that holds a pair."""
-    found = Cache(tmp_path / "hub")
-    found.folder.mkdir()
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(found.folder))
-    found.put("acme/Target-70B", pair_folders[0])
-    found.put("acme/Draft-1B", pair_folders[1])
-    return found
+    cache.put("acme/Target-70B", pair_folders[0])
+    cache.put("acme/Draft-1B", pair_folders[1])
+    return cache
 
 
 def write_config(text: str) -> None:

@@ -6,25 +6,15 @@ import shutil
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
 
 from edgespec.cli.open_models import open_named_pair
 from edgespec.errors import EdgespecError
 from edgespec.inventory import Inspector, LocalModel
 from tests.cli.conftest import RunCli
-from tests.cli.hub import Cache
 from tests.conftest import FAMILIES, make_model, make_tokenizer, save_folder
+from tests.hub import Cache
 
 PLAIN_FIX = "Use a draft of the same model family, or --policy none without a draft."
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
-    """An empty cache."""
-    found = Cache(tmp_path / "hub")
-    found.folder.mkdir()
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(found.folder))
-    return found
 
 
 @pytest.fixture

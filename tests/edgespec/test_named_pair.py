@@ -9,14 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
 
 from edgespec import EdgespecError, Engine, MemoryLimits, TreeSettings
 from edgespec.cli import all_commands, cli
 from edgespec.cli.config_defaults import known_keys
 from edgespec.named_pair import find_pair
 from edgespec.user_config import PAIR_SPELLINGS
-from tests.cli.hub import COMMIT, Cache
+from tests.hub import COMMIT, Cache
 
 CONFIG = """
 [defaults]
@@ -32,18 +31,15 @@ model = "{target}"
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pair_folders: tuple[Path, Path]) -> Cache:
+def cache(cache: Cache, pair_folders: tuple[Path, Path]) -> Cache:
     """A cache that holds a pair, its draft in two revisions; and a configuration with names for it."""
-    found = Cache(tmp_path / "hub")
-    found.folder.mkdir()
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(found.folder))
-    found.put("acme/Target-70B", pair_folders[0])
-    found.put("acme/Draft-1B", pair_folders[1])
-    found.put("acme/Draft-1B", pair_folders[1], commit="b" * 40, ref="v2")
+    cache.put("acme/Target-70B", pair_folders[0])
+    cache.put("acme/Draft-1B", pair_folders[1])
+    cache.put("acme/Draft-1B", pair_folders[1], commit="b" * 40, ref="v2")
     home = Path(os.environ["EDGESPEC_HOME"])
     home.mkdir()
     (home / "config.toml").write_text(CONFIG.format(target=pair_folders[0].as_posix()))
-    return found
+    return cache
 
 
 def test_names_are_folders_then_aliases_then_the_cache(cache: Cache, pair_folders: tuple[Path, Path]) -> None:
