@@ -24,6 +24,7 @@ from profiles.cost import Floats, GrowthCost, StepCosts
 from profiles.schema import Plan
 
 NUM_LAMBDA_STEPS = 4
+SMALLER = 0.5  # of the best plan's nodes, at most
 FULL = 0.75  # of its size: a tree with fewer nodes says nothing about that size
 
 
@@ -96,6 +97,7 @@ class Choice:
     plain: Plan
     by_size: tuple[Plan, ...]  # the best plan of every size
     ranked: tuple[Plan, ...]  # the best of every policy and draw, fastest first
+    smaller: Plan | None = None  # the fastest of the first of those with clearly fewer nodes
 
 
 def plain_plan(costs: StepCosts) -> Plan:
@@ -131,6 +133,7 @@ def choose(entrants: Sequence[Entrant], costs: StepCosts, *, sizes: Sequence[int
     """
     plain = plain_plan(costs)
     ranked: list[Plan] = []
+    smaller: dict[tuple[str, str | None], Plan] = {}
     by_size: dict[int, Plan] = {}
     for entrant in entrants:
         plans = _plans(entrant, costs, sizes, depths)
@@ -140,7 +143,12 @@ def choose(entrants: Sequence[Entrant], costs: StepCosts, *, sizes: Sequence[int
                 by_size[plan.size] = plan
         best = max(plans, key=lambda plan: plan.tokens_per_s)
         best = _with_threshold(entrant, costs, best) if entrant.takes_threshold else best
-        ranked.append(_compared(best, entrant, ranked[0], entrants[0]) if ranked else best)
+        few = [plan for plan in plans if 0 < plan.nodes <= SMALLER * best.nodes]
+        found = [best, *([max(few, key=lambda plan: plan.tokens_per_s)] if few else [])]
+        if ranked:
+            found = [_compared(plan, entrant, ranked[0], entrants[0]) for plan in found]
+        ranked.append(found[0])
+        smaller |= {(plan.policy, plan.draw): plan for plan in found[1:]}
     ranked.sort(key=lambda plan: plan.tokens_per_s, reverse=True)  # stable: of two alike the first entrant's
     every = [*ranked, plain]
     every.sort(key=lambda plan: plan.tokens_per_s, reverse=True)
@@ -150,6 +158,7 @@ def choose(entrants: Sequence[Entrant], costs: StepCosts, *, sizes: Sequence[int
         plain=plain,
         by_size=tuple(by_size[size] for size in sorted(by_size)),
         ranked=tuple(ranked),
+        smaller=smaller.get((ranked[0].policy, ranked[0].draw)),
     )
 
 

@@ -23,6 +23,7 @@ import contextlib
 import io
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -139,12 +140,16 @@ def speeds(
     grid_s = {label: statistics.median(seconds) for label, seconds in found.items()}
     tokens = json.loads(arguments.tokens.read_text(encoding="utf-8"))
     fastest = sorted(grid_s, key=lambda label: tokens[label] / grid_s[label])[-FINALISTS:]
-    final = {label: entries[label] for label in dict.fromkeys([*fastest, "none"])} | {"plan": plan}
+    final = {label: entries[label] for label in dict.fromkeys([*fastest, "none"])}
+    if plan[0].policy != "none":
+        final["plan"] = plan
     found = step_seconds(name, pair, final, texts, arguments.final_rounds, arguments)
+    final_s = {label: float(trim_mean(seconds, TRIMMED)) for label, seconds in found.items()}
+    final_tokens = exact_tokens(final, arguments, steps=arguments.final_steps, seed=FINAL_SEED)
     return {
         "grid_s": grid_s,
-        "final_s": {label: float(trim_mean(seconds, TRIMMED)) for label, seconds in found.items()},
-        "final_tokens": exact_tokens(final, arguments, steps=arguments.final_steps, seed=FINAL_SEED),
+        "final_s": {"plan": final_s["none"], **final_s},
+        "final_tokens": {"plan": final_tokens["none"], **final_tokens},
     }
 
 
@@ -184,13 +189,14 @@ def step_seconds(
         context_tokens=longest + 1200,
         prompt_tokens=longest,
     ) as engine:
-        generator = torch.Generator().manual_seed(SEED)
+        generator, shuffled = torch.Generator().manual_seed(SEED), random.Random(SEED)
         for number in range(rounds * (FAST_ROUNDS if name == "built-in" else 1) + 1):
             text = start_text(engine, texts[number % len(texts)], sampling=SAMPLING, tree=widest, new_tokens=600,
                               generator=generator)  # fmt: skip
             root = text.root
             order = list(entries.items())
-            for label, (tree, model) in order if number % 2 else reversed(order):
+            shuffled.shuffle(order)  # what a step leaves in the caches is not always the same neighbour's
+            for label, (tree, model) in order:
                 policy = open_policy(tree).with_acceptance(model)
                 started = time.perf_counter()
                 grown = grown_tree(text, root, tree, policy, engine, generator)
@@ -283,7 +289,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, help="JSONL texts [held-out modules of the standard library]")
     parser.add_argument("--num-prompts", type=int, default=24)
     parser.add_argument("--texts", type=int, default=24, help="of them, to generate from")
-    parser.add_argument("--new-tokens", type=int, default=48)
+    parser.add_argument("--new-tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=5, help="steps of each setting that are timed")
     parser.add_argument("--steps", type=int, default=5, help="of each text, to count tokens at")
     parser.add_argument("--final-rounds", type=int, default=20, help="steps of each finalist that are timed")

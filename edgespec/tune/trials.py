@@ -14,9 +14,9 @@ from edgespec.tune.timings import run_steps
 from profiles.schema import Plan, TemperaturePlan
 from profiles.tuner import Choice
 
-NUM_CANDIDATES = 3  # beside plain decoding
+NUM_CANDIDATES = 3  # policies, beside a smaller tree of the first and plain decoding
 STEPS = 12  # of one candidate at one prompt
-MARGIN = 0.03  # that speculation must be faster by
+MARGIN = 0.03  # that a plan must be faster by than one with fewer nodes
 CLOSE = 0.9  # of the fastest prediction: what is slower is not tried
 
 
@@ -40,14 +40,14 @@ def try_plans(
     they yield on the whole, the trials tell as well: their texts are more.
     """
     fastest = choice.ranked[0].tokens_per_s
-    near = [plan for plan in choice.ranked if plan.tokens_per_s >= CLOSE * fastest]
-    trials = [_Trial(plan) for plan in (*near[:NUM_CANDIDATES], choice.plain)]
+    near = [plan for plan in choice.ranked[:NUM_CANDIDATES] if plan.tokens_per_s >= CLOSE * fastest]
+    smaller = [choice.smaller] if choice.smaller is not None else []
+    trials = [_Trial(plan) for plan in (*near, *smaller, choice.plain)]
     _decode_in_turn(run, trials, model, temperature)
     factor = _token_factor(trials[:-1], num_samples)
     *speculating, plain = [trial.outcome() for trial in trials]
     speculating = [_scaled(plan, factor) for plan in speculating]
-    # Within the noise of the trials plain decoding is the safer choice.
-    ranked = sorted([*speculating, plain], key=lambda plan: plan.tokens_per_s * (1 + MARGIN * (plan is plain)))[::-1]
+    ranked = _ranked([*speculating, plain])
     return TemperaturePlan(
         temperature=temperature,
         best=ranked[0],
@@ -56,6 +56,18 @@ def try_plans(
         why=_why(ranked, plain),
         by_size=tuple(_scaled(plan, factor) for plan in choice.by_size),
     )
+
+
+def _ranked(plans: Sequence[Plan]) -> list[Plan]:
+    """The plan to take, and the others, fastest first.
+
+    Within the noise of the trials fewer nodes are the safer choice, plain decoding above all: where computing
+    becomes the slower part, at some number of nodes, changes with what else the machine does.
+    """
+    ranked = sorted(plans, key=lambda plan: plan.tokens_per_s, reverse=True)
+    alike = [plan for plan in ranked if plan.tokens_per_s * (1 + MARGIN) >= ranked[0].tokens_per_s]
+    safest = min(alike, key=lambda plan: plan.nodes)
+    return [safest, *(plan for plan in ranked if plan is not safest)]
 
 
 def _token_factor(trials: Sequence[_Trial], num_samples: int) -> float:

@@ -85,6 +85,19 @@ def test_the_choice_is_the_argmax_of_its_own_model(
     assert choice.runner_up.tokens_per_s <= choice.best.tokens_per_s
 
 
+def test_the_smaller_plan_is_the_firsts_fastest_of_half_the_nodes() -> None:
+    machine = costs(0.5, 0.001, 1e-3)
+    choice = choose([entrant(), entrant("chain", samples=[chain_sample(0.7)])], machine, sizes=SIZES, depths=DEPTHS)
+    assert choice.smaller is not None
+    few = [
+        plan
+        for size, depth in itertools.product(SIZES, DEPTHS)
+        if (plan := predict(entrant(), machine, size=size, depth=depth)).nodes <= choice.ranked[0].nodes / 2
+    ]
+    assert choice.ranked[0].policy == choice.smaller.policy == "adaptive"
+    assert choice.smaller.tokens_per_s == max(plan.tokens_per_s for plan in few)
+
+
 @given(st.floats(1e-3, 1), st.floats(0, 0.05), st.floats(1.01, 10))
 def test_a_faster_link_is_never_predicted_slower(pass_s: float, node_s: float, faster: float) -> None:
     slow = choose([entrant()], costs(pass_s, node_s, 1e-3), sizes=SIZES, depths=DEPTHS)

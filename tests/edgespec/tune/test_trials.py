@@ -17,13 +17,13 @@ RUN = Run(engine=None, prompts=[], temperatures=[0.8], effort=QUICK)  # type: ig
 
 
 def tried(
-    monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], *plans: Plan, tokens: int = 4, **choice: Any
+    monkeypatch: pytest.MonkeyPatch, seconds: dict[str | int, float], *plans: Plan, tokens: int = 4, **choice: Any
 ) -> Any:
-    """The plan of trials in which each policy's steps take so many seconds and yield so many tokens."""
+    """The plan of trials in which steps of each policy, or size, take so many seconds and yield so many tokens."""
 
     def decode(_run: Run, found: Any, _model: AcceptanceModel, _temperature: float) -> None:
         for trial in found:
-            trial.seconds += [seconds[trial.plan.policy]] * 12
+            trial.seconds += [seconds.get(trial.plan.size) or seconds[trial.plan.policy]] * 12
             trial.tokens += [1 if trial.plan.policy == "none" else tokens] * 12
 
     monkeypatch.setattr(trials, "_decode_in_turn", decode)
@@ -48,6 +48,18 @@ def test_what_is_predicted_far_behind_is_not_tried(monkeypatch: pytest.MonkeyPat
     plans = predicted("adaptive", 0.8), predicted("chain", 1.0)
     found = tried(monkeypatch, {"adaptive": 1.0, "none": 1.0}, *plans)
     assert found.runner_up.policy == "none"
+
+
+@pytest.mark.parametrize(("half_s", "size"), [(0.90, 64), (0.86, 32), (0.80, 32)])
+def test_half_the_nodes_are_tried_and_taken_unless_they_are_clearly_slower(
+    half_s: float, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where computing begins to take longer than the link, sooner than was measured before."""
+    large = predicted("adaptive", 0.8, size=64, nodes=64.0, tokens=4.6)
+    half = predicted("adaptive", 0.8, size=32, nodes=32.0, tokens=4.0)
+    found = tried(monkeypatch, {64: 1.0, 32: half_s, "none": 1.0}, large, smaller=half)
+    assert found.best.size == size
+    assert {found.best.size, found.runner_up.size} == {64, 32}
 
 
 def test_speculation_that_turns_out_slower_is_switched_off_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
