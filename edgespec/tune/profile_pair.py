@@ -45,14 +45,13 @@ def profile_pair(run: Run, model: AcceptanceModel) -> Profile:
     plans = []
     for number, temperature in enumerate(run.temperatures):
         run.report("trying plans", number / len(run.temperatures))
-        num_samples = max(len(trees) for trees in outcome.samples[temperature].trees.values())
         plans.append(
             try_plans(
                 run,
                 outcome.choices[temperature],
                 outcome.model,
                 temperature=temperature,
-                num_samples=num_samples,
+                num_texts=outcome.samples[temperature].num_texts,
             )
         )
     run.report("trying plans", 1.0)

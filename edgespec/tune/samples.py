@@ -39,7 +39,12 @@ class Samples:
     """Of one temperature: what was seen so far."""
 
     trees: dict[Key, list[TreeSample]] = field(default_factory=lambda: defaultdict(list))
-    records: list[Records] = field(default_factory=list)
+    records: list[Records] = field(default_factory=list)  # of a tree each
+
+    @property
+    def num_texts(self) -> int:
+        """Different prompts that were continued."""
+        return len({int(prompt) for records in self.records for prompt in records["prompt"][:1]})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

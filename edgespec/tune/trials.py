@@ -14,8 +14,10 @@ from edgespec.tune.timings import run_steps
 from profiles.schema import Plan, TemperaturePlan
 from profiles.tuner import Choice
 
-NUM_CANDIDATES = 3  # policies, beside a smaller tree of the first and plain decoding
-STEPS = 12  # of one candidate at one prompt
+NUM_CANDIDATES = (3, 8)  # policies, more where steps are fast, beside a smaller tree of the first and plain decoding
+NUM_PROMPTS = 8  # that there should be time for
+STEPS = 6  # of one candidate at one prompt
+MIN_PROMPTS = 2
 MARGIN = 0.03  # that a plan must be faster by than one with fewer nodes
 CLOSE = 0.9  # of the fastest prediction: what is slower is not tried
 
@@ -32,19 +34,22 @@ class _Trial:
 
 
 def try_plans(
-    run: Run, choice: Choice, model: AcceptanceModel, *, temperature: float, num_samples: int
+    run: Run, choice: Choice, model: AcceptanceModel, *, temperature: float, num_texts: int
 ) -> TemperaturePlan:
     """The fastest of the predicted best, by the seconds that their steps really take.
 
-    Which plan yields more tokens is known from `num_samples` trees of each at the same texts. How many
-    they yield on the whole, the trials tell as well: their texts are more.
+    Which plan yields more tokens is known from trees of each at the same places of `num_texts` texts. How many
+    they yield on the whole, the trials tell as well: they add texts.
     """
     fastest = choice.ranked[0].tokens_per_s
-    near = [plan for plan in choice.ranked[:NUM_CANDIDATES] if plan.tokens_per_s >= CLOSE * fastest]
+    budget_s = run.effort.trial_s / len(run.temperatures)
+    count = int(budget_s / (NUM_PROMPTS * STEPS * choice.ranked[0].step_s))
+    count = min(max(count, NUM_CANDIDATES[0]), NUM_CANDIDATES[1])
+    near = [plan for plan in choice.ranked[:count] if plan.tokens_per_s >= CLOSE * fastest]
     smaller = [choice.smaller] if choice.smaller is not None else []
     trials = [_Trial(plan) for plan in (*near, *smaller, choice.plain)]
-    _decode_in_turn(run, trials, model, temperature)
-    factor = _token_factor(trials[:-1], num_samples)
+    num_tried = _decode_in_turn(run, trials, model, temperature, budget_s)
+    factor = _token_factor(trials[:-1], num_tried, num_texts)
     *speculating, plain = [trial.outcome() for trial in trials]
     speculating = [_scaled(plan, factor) for plan in speculating]
     ranked = _ranked([*speculating, plain])
@@ -70,12 +75,14 @@ def _ranked(plans: Sequence[Plan]) -> list[Plan]:
     return [safest, *(plan for plan in ranked if plan is not safest)]
 
 
-def _token_factor(trials: Sequence[_Trial], num_samples: int) -> float:
-    """Tokens a pass over those that were predicted, samples and trials together."""
+def _token_factor(trials: Sequence[_Trial], num_tried: int, num_texts: int) -> float:
+    """Tokens a pass over those that were predicted, samples and trials together.
+
+    Each counts by its texts: texts differ more than places in one.
+    """
     found = sum(sum(trial.tokens) for trial in trials)
     predicted = sum(trial.plan.tokens * len(trial.tokens) for trial in trials)
-    steps = sum(len(trial.tokens) for trial in trials)
-    return (num_samples + steps * found / predicted) / (num_samples + steps)
+    return (num_texts + num_tried * found / predicted) / (num_texts + num_tried)
 
 
 def _scaled(plan: Plan, factor: float) -> Plan:
@@ -83,19 +90,21 @@ def _scaled(plan: Plan, factor: float) -> Plan:
     return replace(plan, tokens=min(1.0 + plan.nodes, max(1.0, factor * plan.tokens)))
 
 
-def _decode_in_turn(run: Run, trials: Sequence[_Trial], model: AcceptanceModel, temperature: float) -> None:
-    """Real steps of all, prompt by prompt, until the time for them is spent."""
+def _decode_in_turn(
+    run: Run, trials: Sequence[_Trial], model: AcceptanceModel, temperature: float, budget_s: float
+) -> int:
+    """Real steps of all, prompt by prompt, until the time for them is spent; how many prompts that was."""
     sampling = run.sampling(temperature)
     started = time.perf_counter()
-    budget_s = run.effort.trial_s / len(run.temperatures)
     for index, ids in enumerate(run.prompts):
         for trial in trials if index % 2 == 0 else reversed(trials):
             policy = open_policy(tree_settings(trial.plan)).with_acceptance(model)
             for step in run_steps(run.engine, ids, policy, sampling=sampling, steps=STEPS, seed=run.seed + index):
                 trial.seconds.append(step.grow_s + step.target_s + step.rest_s)
                 trial.tokens.append(len(step.tokens))
-        if time.perf_counter() - started > budget_s:
-            break
+        if index + 1 >= MIN_PROMPTS and time.perf_counter() - started > budget_s:
+            return index + 1
+    return len(run.prompts)
 
 
 def _why(ranked: Sequence[Plan], plain: Plan) -> str:

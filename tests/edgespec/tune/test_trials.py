@@ -17,19 +17,25 @@ RUN = Run(engine=None, prompts=[], temperatures=[0.8], effort=QUICK)  # type: ig
 
 
 def tried(
-    monkeypatch: pytest.MonkeyPatch, seconds: dict[str | int, float], *plans: Plan, tokens: int = 4, **choice: Any
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: dict[str | int, float],
+    *plans: Plan,
+    tokens: int = 4,
+    num_tried: int = 6,
+    **choice: Any,
 ) -> Any:
     """The plan of trials in which steps of each policy, or size, take so many seconds and yield so many tokens."""
 
-    def decode(_run: Run, found: Any, _model: AcceptanceModel, _temperature: float) -> None:
+    def decode(_run: Run, found: Any, _model: AcceptanceModel, _temperature: float, _budget_s: float) -> int:
         for trial in found:
             trial.seconds += [seconds.get(trial.plan.size) or seconds[trial.plan.policy]] * 12
             trial.tokens += [1 if trial.plan.policy == "none" else tokens] * 12
+        return num_tried
 
     monkeypatch.setattr(trials, "_decode_in_turn", decode)
     ranked = tuple(sorted(plans, key=lambda plan: -plan.tokens_per_s))
     made = Choice(**{"best": ranked[0], "runner_up": None, "plain": PLAIN, "by_size": (), "ranked": ranked, **choice})
-    return trials.try_plans(RUN, made, default_acceptance(), temperature=0.8, num_samples=12)
+    return trials.try_plans(RUN, made, default_acceptance(), temperature=0.8, num_texts=6)
 
 
 def predicted(policy: str, step_s: float, **changes: Any) -> Plan:
@@ -62,6 +68,19 @@ def test_half_the_nodes_are_tried_and_taken_unless_they_are_clearly_slower(
     assert {found.best.size, found.runner_up.size} == {64, 32}
 
 
+@pytest.mark.parametrize(("step_s", "policy"), [(0.005, "mcsd"), (0.5, "adaptive")])
+def test_more_policies_are_tried_where_steps_are_fast(
+    step_s: float, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that is predicted fourth turns out the fastest."""
+    seconds = {"adaptive": 1.0, "dyspec": 1.0, "sequoia": 1.0, "mcsd": 0.8, "none": 9.0}
+    plans = [
+        predicted(name, step_s * (1 + 0.01 * place))
+        for place, name in enumerate(("adaptive", "dyspec", "sequoia", "mcsd"))
+    ]
+    assert tried(monkeypatch, seconds, *plans).best.policy == policy
+
+
 def test_speculation_that_turns_out_slower_is_switched_off_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     found = tried(monkeypatch, {"adaptive": 8.0, "none": 1.0}, predicted("adaptive", 0.8))
     assert (found.best.policy, found.best.tokens_per_s) == ("none", 1.0)
@@ -71,5 +90,10 @@ def test_speculation_that_turns_out_slower_is_switched_off_with_both_numbers(mon
 def test_tokens_of_the_trials_count_with_those_of_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = predicted("adaptive", 0.8, tokens=2.0, nodes=1.0), predicted("adaptive", 0.8, tokens=1.2)
     found = tried(monkeypatch, {"adaptive": 1.0, "none": 1.0}, predicted("adaptive", 0.8), tokens=6, by_size=sizes)
-    assert found.best.tokens == pytest.approx(5.0)  # 4 in twelve samples, 6 in twelve steps
+    assert found.best.tokens == pytest.approx(5.0)  # 4 in samples of six texts, 6 in trials on as many
     assert [plan.tokens for plan in found.by_size] == pytest.approx([2.0, 1.5]), "one node yields at most two tokens"
+
+
+def test_trials_on_few_texts_count_little_however_many_steps_they_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = tried(monkeypatch, {"adaptive": 1.0, "none": 1.0}, predicted("adaptive", 0.8), tokens=6, num_tried=2)
+    assert found.best.tokens == pytest.approx(4.5)
