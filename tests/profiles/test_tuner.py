@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from profiles.cost import Curve, GrowthCost, StepCosts
@@ -65,13 +65,21 @@ def test_a_cut_tree_is_the_best_nodes_within_the_limits_with_their_parents() -> 
     assert tree.cut(size=0, depth=9, threshold=0).inner(3).tolist() == [1, 0, 0]  # the draft was asked
 
 
-@settings(max_examples=30)
-@given(st.floats(1e-3, 1), st.floats(1e-6, 0.1), st.floats(1e-6, 0.3), st.integers(0, 64))
+# At several texts a second policy is judged by its difference to the first; at one, by its own tokens.
+ALONE = [entrant()]
+AT_ONE_TEXT = [entrant(samples=[sample(0)]), entrant("chain", samples=[chain_sample(0.7)])]
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from([ALONE, AT_ONE_TEXT]), st.floats(1e-3, 1), st.floats(1e-6, 0.1), st.floats(1e-6, 0.3),
+    st.integers(0, 64),
+)  # fmt: skip
+@example(AT_ONE_TEXT, 1.0, 0.0625, 0.25, 0)
 def test_the_choice_is_the_argmax_of_its_own_model(
-    pass_s: float, node_s: float, draft_s: float, free_nodes: int
+    contenders: list[Entrant], pass_s: float, node_s: float, draft_s: float, free_nodes: int
 ) -> None:
     machine = costs(pass_s, node_s, draft_s, free_nodes)
-    contenders = [entrant(), entrant("chain", samples=[chain_sample(0.7)])]
     choice = choose(contenders, machine, sizes=SIZES, depths=DEPTHS)
     every = [
         predict(one, machine, size=size, depth=depth)
