@@ -31,6 +31,7 @@ MAX_ROUNDS = 6  # of going on with the same texts: models that talk to themselve
 LEARNING_STEPS = 2  # of each prompt
 OVERLAP = 5.0  # trees of the largest size that all contenders' trees together make, as far as seen
 FEWEST = 16  # nodes
+FIT_PLACES = 64  # in texts, to fit an acceptance model to: of fewer, it learns these texts by heart
 FIRST_SHARE = 0.3  # of the time, to learn the pair's acceptance from
 
 
@@ -62,8 +63,9 @@ def hold_contest(run: Run, costs: MeasuredCosts, model: AcceptanceModel) -> Outc
         steps=LEARNING_STEPS,
     )
     records = joined(explored)
-    own = fitted(records, seed=run.seed) if run.effort.fits_acceptance else None
     num_places = sum(len(seen.trees[everybody[temperature][0].key]) for temperature, seen in explored.items())
+    may_fit = run.effort.fits_acceptance and num_places >= FIT_PLACES
+    own = fitted(records, seed=run.seed) if may_fit else None
     model = with_measured(own or shifted_to(model, records, num_places=num_places), explored)
 
     samples = {temperature: Samples() for temperature in run.temperatures}

@@ -15,7 +15,7 @@ from edgespec.grow.acceptance import KINDS, AcceptanceModel, default_acceptance
 from edgespec.pair import open_pair
 from edgespec.planned import acceptance_of, changes_between, tree_settings
 from edgespec.train.records import DRAWS
-from edgespec.tune import costs, trials
+from edgespec.tune import contest, costs, trials
 from edgespec.tune.entrants import contenders
 from edgespec.tune.profile_pair import profile_pair
 from edgespec.tune.run import Effort, Run
@@ -68,6 +68,18 @@ def profile(run: Run, stages: list[tuple[str, float]]) -> Profile:
 def test_a_measured_profile_is_read_back_as_it_was(profile: Profile, tmp_path: Path) -> None:
     write_profile(profile, tmp_path / "p.toml")
     assert read_profile(tmp_path / "p.toml") == profile
+
+
+@pytest.mark.parametrize(("fewest", "is_fitted"), [(1, True), (1000, False)])
+def test_a_model_of_the_pairs_own_is_fitted_where_it_saw_enough_places(
+    fewest: int, is_fitted: bool, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(contest, "FIT_PLACES", fewest)
+    monkeypatch.setattr(contest, "fitted", lambda _records, seed: asked.append(seed))
+    full = replace(run, effort=replace(TINY, fits_acceptance=True), temperatures=(0.0,))
+    profile_pair(full, default_acceptance())
+    assert bool(asked) == is_fitted
 
 
 def test_it_is_of_this_machine_and_pair(profile: Profile) -> None:
