@@ -16,7 +16,8 @@ from profiles.tuner import Choice
 
 NUM_CANDIDATES = (3, 8)  # policies, more where steps are fast, beside a smaller tree of the first and plain decoding
 NUM_PROMPTS = 8  # that there should be time for
-STEPS = 6  # of one candidate at one prompt
+STEPS = 6  # of one candidate at one prompt, that are timed
+WARM_STEPS = 1  # before them: behind another candidate's steps, caches and read-ahead are that one's
 MIN_PROMPTS = 2
 MARGIN = 0.03  # that a plan must be faster by than one with fewer nodes
 CLOSE = 0.9  # of the fastest prediction: what is slower is not tried
@@ -25,7 +26,7 @@ CLOSE = 0.9  # of the fastest prediction: what is slower is not tried
 @dataclass(slots=True)
 class _Trial:
     plan: Plan
-    seconds: list[float] = field(default_factory=list)  # of each step
+    seconds: list[float] = field(default_factory=list)  # of each step that is timed
     tokens: list[int] = field(default_factory=list)
 
     def outcome(self) -> Plan:
@@ -43,7 +44,7 @@ def try_plans(
     """
     fastest = choice.ranked[0].tokens_per_s
     budget_s = run.effort.trial_s / len(run.temperatures)
-    count = int(budget_s / (NUM_PROMPTS * STEPS * choice.ranked[0].step_s))
+    count = int(budget_s / (NUM_PROMPTS * (WARM_STEPS + STEPS) * choice.ranked[0].step_s))
     count = min(max(count, NUM_CANDIDATES[0]), NUM_CANDIDATES[1])
     near = [plan for plan in choice.ranked[:count] if plan.tokens_per_s >= CLOSE * fastest]
     smaller = [choice.smaller] if choice.smaller is not None else []
@@ -99,9 +100,10 @@ def _decode_in_turn(
     for index, ids in enumerate(run.prompts):
         for trial in trials if index % 2 == 0 else reversed(trials):
             policy = open_policy(tree_settings(trial.plan)).with_acceptance(model)
-            for step in run_steps(run.engine, ids, policy, sampling=sampling, steps=STEPS, seed=run.seed + index):
-                trial.seconds.append(step.grow_s + step.target_s + step.rest_s)
-                trial.tokens.append(len(step.tokens))
+            count = WARM_STEPS + STEPS
+            steps = run_steps(run.engine, ids, policy, sampling=sampling, steps=count, seed=run.seed + index)
+            trial.seconds += [step.grow_s + step.target_s + step.rest_s for step in steps[WARM_STEPS:]]
+            trial.tokens += [len(step.tokens) for step in steps]
         if index + 1 >= MIN_PROMPTS and time.perf_counter() - started > budget_s:
             return index + 1
     return len(run.prompts)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from edgespec.config import SamplingSettings
 from edgespec.grow.acceptance import AcceptanceModel, default_acceptance
 from edgespec.tune import trials
 from edgespec.tune.run import QUICK, Run
@@ -92,6 +95,25 @@ def test_tokens_of_the_trials_count_with_those_of_the_samples(monkeypatch: pytes
     found = tried(monkeypatch, {"adaptive": 1.0, "none": 1.0}, predicted("adaptive", 0.8), tokens=6, by_size=sizes)
     assert found.best.tokens == pytest.approx(5.0)  # 4 in samples of six texts, 6 in trials on as many
     assert [plan.tokens for plan in found.by_size] == pytest.approx([2.0, 1.5]), "one node yields at most two tokens"
+
+
+def test_the_first_step_behind_a_prompt_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It finds the caches as another candidate left them, which costs a short step more than a long one."""
+
+    def steps(_engine: Any, _ids: Any, policy: Any, *, steps: int, **_options: Any) -> list[Any]:
+        tokens, step_s = ([7], 0.5) if policy.settings.policy == "none" else ([7] * 4, 1.0)
+        found = [SimpleNamespace(tokens=tokens, grow_s=0.0, target_s=step_s, rest_s=0.0) for _ in range(steps)]
+        found[0].rest_s = 1.0
+        return found
+
+    monkeypatch.setattr(trials, "run_steps", steps)
+    plan = predicted("adaptive", 1.0)
+    choice = Choice(best=plan, runner_up=None, plain=PLAIN, by_size=(), ranked=(plan,))
+    engine: Any = SimpleNamespace(pair=SimpleNamespace(default_sampling=SamplingSettings))
+    run = replace(RUN, engine=engine, prompts=[[1], [2], [3]])
+    found = trials.try_plans(run, choice, default_acceptance(), temperature=0.8, num_texts=3)
+    assert (found.best.measured_step_s, found.plain.measured_step_s) == (1.0, 0.5)
+    assert found.best.tokens == 4
 
 
 def test_trials_on_few_texts_count_little_however_many_steps_they_took(monkeypatch: pytest.MonkeyPatch) -> None:
