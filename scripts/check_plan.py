@@ -45,6 +45,7 @@ from edgespec.planned import acceptance_of, tree_settings
 from edgespec.train.records import expected_tokens
 from edgespec.tree import TokenTree
 from edgespec.tune.samples import Text, start_text
+from edgespec.tune.timings import run_steps
 from edgespec.verify.rows import Rows, refuse_nan
 from edgespec.verify.rules import verifier
 from profiles.files import read_profile
@@ -57,8 +58,9 @@ SIZES = (1, 4, 8, 16, 32, 64, 256)
 CHAINS = (1, 4, 8, 16)
 SAMPLING = SamplingSettings(temperature=0.8, top_p=0.95)  # the built-in pair's own
 PROMPT_TOKENS = 160
-FAST_STEPS = 8  # in a row where steps take milliseconds: as in decoding, the caches are full of the setting's own
+FAST_STEPS = 48  # in a row where steps take milliseconds, in the loop that decodes: its caches, its time between passes
 FINALISTS = 5
+NEW_TOKENS = 600  # of all settings' steps along one text
 SEED = 7
 FINAL_SEED = 1007
 TRIMMED = 0.1  # of the final's steps, on either side
@@ -171,13 +173,12 @@ def read_texts(arguments: argparse.Namespace) -> list[str]:
 def step_seconds(
     name: str, pair: Any, entries: Entries, texts: list[list[int]], rounds: int, arguments: argparse.Namespace
 ) -> dict[str, list[float]]:
-    """Seconds of each setting's steps, all in turn along one text a round."""
+    """Seconds of each setting's steps, all in turn, a text a round."""
     limits = {"-ngl": None, "--max-cpu-mem": None} | dict(
         zip(SITUATIONS[name][::2], SITUATIONS[name][1::2], strict=True)
     )
     widest = TreeSettings(policy="opt-tree", size=max(SIZES))
-    steps = 1 + FAST_STEPS if name == "built-in" else 1
-    new_tokens = 400 + 200 * steps
+    in_a_row = name == "built-in"
     longest = max(map(len, texts))
     seconds: dict[str, list[float]] = {label: [] for label in entries}
     with Engine(
@@ -188,28 +189,45 @@ def step_seconds(
             max_cpu_bytes=parse_size(arguments.limit) if limits["--max-cpu-mem"] else None,
         ),
         dtype=limits.get("--dtype") or "auto",
-        context_tokens=longest + 600 + new_tokens,
+        context_tokens=longest + 600 + NEW_TOKENS,
         prompt_tokens=longest,
     ) as engine:
         generator, shuffled = torch.Generator().manual_seed(SEED), random.Random(SEED)
         for number in range(rounds + 1):
-            text = start_text(engine, texts[number % len(texts)], sampling=SAMPLING, tree=widest, new_tokens=new_tokens,
-                              generator=generator)  # fmt: skip
-            root = text.root
-            order = list(entries.items())
+            ids = texts[number % len(texts)]
+            order = list(entries)
             shuffled.shuffle(order)  # what a step leaves in the caches is not always the same neighbour's
-            for label, (tree, model) in order:
-                policy = open_policy(tree).with_acceptance(model)
-                for step in range(steps):
-                    started = time.perf_counter()
-                    grown = grown_tree(text, root, tree, policy, engine, generator)
-                    hidden = text.target.look(grown)
-                    refuse_nan(hidden.amax(-1))
-                    rows = Rows(hidden, text.target.logits, SAMPLING, vocab=text.target.vocab)
-                    root = take_step(text, root, grown, rows, policy, generator)
-                    # The first round warms up, and so does the first step of several.
-                    if number > 0 and (step > 0 or steps == 1):
-                        seconds[label].append(time.perf_counter() - started)
+            policies = {label: open_policy(entries[label][0]).with_acceptance(entries[label][1]) for label in order}
+            if in_a_row:
+                found = {label: loop_seconds(engine, ids, policy, SEED + number) for label, policy in policies.items()}
+            else:
+                found = alternating_seconds(engine, ids, policies, widest, generator)
+            if number > 0:  # the first round warms up
+                for label in order:
+                    seconds[label] += found[label]
+    return seconds
+
+
+def loop_seconds(engine: Engine, ids: list[int], policy: Policy, seed: int) -> list[float]:
+    """Seconds of steps in a row, without the first of them."""
+    steps = run_steps(engine, ids, policy, sampling=SAMPLING, steps=1 + FAST_STEPS, seed=seed)
+    return [step.grow_s + step.target_s + step.rest_s for step in steps[1:]]
+
+
+def alternating_seconds(
+    engine: Engine, ids: list[int], policies: dict[str, Policy], widest: TreeSettings, generator: torch.Generator
+) -> dict[str, list[float]]:
+    """Seconds of a step of each along one text."""
+    text = start_text(engine, ids, sampling=SAMPLING, tree=widest, new_tokens=NEW_TOKENS, generator=generator)
+    root, seconds = text.root, {}
+    for label, policy in policies.items():
+        started = time.perf_counter()
+        grown = grown_tree(text, root, policy.settings, policy, engine, generator)
+        hidden = text.target.look(grown)
+        refuse_nan(hidden.amax(-1))
+        rows = Rows(hidden, text.target.logits, SAMPLING, vocab=text.target.vocab)
+        root = take_step(text, root, grown, rows, policy, generator)
+        seconds[label] = [time.perf_counter() - started]
     return seconds
 
 
