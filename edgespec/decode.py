@@ -40,6 +40,11 @@ class StepResult:
     target_s: float
     rest_s: float  # probabilities, verification, commit
 
+    @property
+    def total_s(self) -> float:
+        """Of the whole step."""
+        return self.grow_s + self.target_s + self.rest_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:

@@ -93,7 +93,7 @@ def main() -> None:
                 for chunk in engine.stream(prompt, max_new_tokens=arguments.max_new_tokens, sampling=sampling, seed=1):
                     step, after = chunk.step, (draft.seconds, target.seconds)
                     if not step.is_prefill and step.num_drafted:
-                        total = step.grow_s + step.target_s + step.rest_s
+                        total = step.total_s
                         in_draft, in_target = after[0] - before[0], after[1] - before[1]
                         steps[temperature, size].append(
                             {

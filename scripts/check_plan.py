@@ -203,15 +203,15 @@ def step_seconds(
             else:
                 found = alternating_seconds(engine, ids, policies, widest, generator)
             if number > 0:  # the first round warms up
-                for label in order:
-                    seconds[label] += found[label]
+                for label, more in found.items():
+                    seconds[label] += more
     return seconds
 
 
 def loop_seconds(engine: Engine, ids: list[int], policy: Policy, seed: int) -> list[float]:
     """Seconds of steps in a row, without the first of them."""
     steps = run_steps(engine, ids, policy, sampling=SAMPLING, steps=1 + FAST_STEPS, seed=seed)
-    return [step.grow_s + step.target_s + step.rest_s for step in steps[1:]]
+    return [step.total_s for step in steps[1:]]
 
 
 def alternating_seconds(

@@ -42,11 +42,11 @@ def try_plans(
     Which plan yields more tokens is known from trees of each at the same places of `num_texts` texts. How many
     they yield on the whole, the trials tell as well: they add texts.
     """
-    fastest = choice.ranked[0].tokens_per_s
+    fastest = choice.ranked[0]
     budget_s = run.effort.trial_s / len(run.temperatures)
-    count = int(budget_s / (NUM_PROMPTS * (WARM_STEPS + STEPS) * choice.ranked[0].step_s))
+    count = int(budget_s / (NUM_PROMPTS * (WARM_STEPS + STEPS) * fastest.step_s))
     count = min(max(count, NUM_CANDIDATES[0]), NUM_CANDIDATES[1])
-    near = [plan for plan in choice.ranked[:count] if plan.tokens_per_s >= CLOSE * fastest]
+    near = [plan for plan in choice.ranked[:count] if plan.tokens_per_s >= CLOSE * fastest.tokens_per_s]
     smaller = [choice.smaller] if choice.smaller is not None else []
     trials = [_Trial(plan) for plan in (*near, *smaller, choice.plain)]
     num_tried = _decode_in_turn(run, trials, model, temperature, budget_s)
@@ -102,7 +102,7 @@ def _decode_in_turn(
             policy = open_policy(tree_settings(trial.plan)).with_acceptance(model)
             count = WARM_STEPS + STEPS
             steps = run_steps(run.engine, ids, policy, sampling=sampling, steps=count, seed=run.seed + index)
-            trial.seconds += [step.grow_s + step.target_s + step.rest_s for step in steps[WARM_STEPS:]]
+            trial.seconds += [step.total_s for step in steps[WARM_STEPS:]]
             trial.tokens += [len(step.tokens) for step in steps]
         if index + 1 >= MIN_PROMPTS and time.perf_counter() - started > budget_s:
             return index + 1

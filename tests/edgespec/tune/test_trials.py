@@ -102,8 +102,8 @@ def test_the_first_step_behind_a_prompt_is_not_timed(monkeypatch: pytest.MonkeyP
 
     def steps(_engine: Any, _ids: Any, policy: Any, *, steps: int, **_options: Any) -> list[Any]:
         tokens, step_s = ([7], 0.5) if policy.settings.policy == "none" else ([7] * 4, 1.0)
-        found = [SimpleNamespace(tokens=tokens, grow_s=0.0, target_s=step_s, rest_s=0.0) for _ in range(steps)]
-        found[0].rest_s = 1.0
+        found = [SimpleNamespace(tokens=tokens, total_s=step_s) for _ in range(steps)]
+        found[0].total_s += 1.0
         return found
 
     monkeypatch.setattr(trials, "run_steps", steps)
