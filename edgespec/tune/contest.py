@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,10 +13,11 @@ import torch
 from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.tune.acceptance import fitted, joined, shifted_to, with_measured
 from edgespec.tune.costs import MeasuredCosts
-from edgespec.tune.entrants import Contender, contenders
+from edgespec.tune.entrants import Contender, contenders, narrowed
 from edgespec.tune.run import DEPTH, Run
-from edgespec.tune.samples import Key, Samples, sample_text
+from edgespec.tune.samples import Key, Samples, cut_to, sample_text
 from profiles.cost import GrowthCost
+from profiles.schema import Plan
 from profiles.tuner import Choice, Entrant, choose
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
@@ -22,10 +25,12 @@ DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
 COARSE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 768)
 COARSE_DEPTHS = (1, 2, 3, 4, 6, 8, 16)
 FAR_BEHIND = 0.75  # of the best, as far as the first few trees tell
-MORE = 3  # times the size that looked best: more trees can be compared if they are smaller
+MORE = 3  # times the nodes that looked best: more trees can be compared if they are smaller
 BEHIND = 0.87  # of the best: a contender that is slower is not looked at further
 MIN_PROMPTS = 2  # before any is dropped
-LEAST_PLACES = 96  # at each temperature, to compare at, if that takes no more than
+LOOK_AGAIN = 1.5  # times the prompts of the last look at who is behind, which takes longer the more trees there are
+ROUGH_PLACES = 32  # at each temperature, before trees become as small as the plans that are left
+LEAST_PLACES = 96  # in all, if that takes no more than
 PATIENCE = 4.0  # times the time that there is
 MAX_ROUNDS = 6  # of going on with the same texts: models that talk to themselves fall into loops
 LEARNING_STEPS = 2  # of each prompt
@@ -33,6 +38,7 @@ OVERLAP = 5.0  # trees of the largest size that all contenders' trees together m
 FEWEST = 16  # nodes
 FIT_PLACES = 64  # in texts, to fit an acceptance model to: of fewer, it learns these texts by heart
 FIRST_SHARE = 0.3  # of the time, to learn the pair's acceptance from
+ROUGH_SHARE = 0.2  # to tell which plans may be the best
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,66 +51,81 @@ class Outcome:
 
 
 def hold_contest(run: Run, costs: MeasuredCosts, model: AcceptanceModel) -> Outcome:
-    """Learn the acceptance on the first prompts, with trees of the largest size; then compare smaller ones on the
-    others, as large as may still pay.
+    """Learn the acceptance on the first prompts, with trees of the largest size; compare trees on the others, as
+    large as may still pay; then the best of them on all prompts, no larger than their plans may become.
     """
-    first, rest = _split(run.prompts)
+    first, rest = _split(len(run.prompts))
     explored = {temperature: Samples() for temperature in run.temperatures}
     size = _learning_size(run, costs)
-    everybody = {temperature: contenders(size=size, depth=min(DEPTH, size)) for temperature in run.temperatures}
+    contending = {temperature: contenders(size=size, depth=min(DEPTH, size)) for temperature in run.temperatures}
     _sample(
         run,
         first,
         explored,
-        everybody,
+        contending,
         model,
         until_s=FIRST_SHARE * run.effort.sampling_s,
         stage="learning acceptance",
         steps=LEARNING_STEPS,
     )
     records = joined(explored)
-    num_places = sum(len(seen.trees[everybody[temperature][0].key]) for temperature, seen in explored.items())
+    num_places = sum(len(seen.trees[contending[temperature][0].key]) for temperature, seen in explored.items())
     may_fit = run.effort.fits_acceptance and num_places >= FIT_PLACES
     own = fitted(records, seed=run.seed) if may_fit else None
     model = with_measured(own or shifted_to(model, records, num_places=num_places), explored)
 
-    samples = {temperature: Samples() for temperature in run.temperatures}
-    surviving: dict[float, list[Contender]] = {}
+    compared = {temperature: Samples() for temperature in run.temperatures}
     for temperature, seen in explored.items():
-        choice = _rough_choice(everybody[temperature], seen, costs)
-        near = [plan for plan in choice.ranked if plan.tokens_per_s >= FAR_BEHIND * choice.ranked[0].tokens_per_s]
-        size = min(costs.size, max(FEWEST, MORE * max(plan.size for plan in near)))
-        keys = {(plan.policy, plan.draw) for plan in near}
-        surviving[temperature] = [
-            contender
-            for index, contender in enumerate(contenders(size=size, depth=min(DEPTH, size)))
-            if index == 0 or contender.key in keys
-        ]
+        near = _near(contending[temperature], seen, costs, share=FAR_BEHIND)
+        size = min(costs.size, _worth_growing(near))
+        contending[temperature] = _among(near, contenders(size=size, depth=min(DEPTH, size)))
 
-    def drop(num_prompts: int) -> None:
-        if num_prompts >= MIN_PROMPTS:
-            for temperature, contending in surviving.items():
-                choice = _rough_choice(contending, samples[temperature], costs)
-                surviving[temperature] = _ahead(contending, choice)
+    def drop_behind() -> None:
+        for temperature, seen in compared.items():
+            near = _near(contending[temperature], seen, costs, share=BEHIND)
+            contending[temperature] = _among(near, contending[temperature])
 
     _sample(
         run,
         rest,
-        samples,
-        surviving,
+        compared,
+        contending,
         model,
-        until_s=(1 - FIRST_SHARE) * run.effort.sampling_s,
+        until_s=ROUGH_SHARE * run.effort.sampling_s,
         stage="comparing trees",
         steps=run.effort.steps_per_prompt,
-        after_prompt=drop,
-        least_places=LEAST_PLACES,
+        drop_behind=drop_behind,
+        least_places=ROUGH_PLACES,
     )
+    for temperature, seen in compared.items():
+        near = _near(contending[temperature], seen, costs, share=BEHIND)
+        size = _worth_growing(near)
+        contending[temperature] = [narrowed(one, size=size) for one in _among(near, contending[temperature])]
+        compared[temperature] = cut_to(contending[temperature], seen)
+    _sample(
+        run,
+        range(len(run.prompts)),
+        compared,
+        contending,
+        model,
+        until_s=(1 - FIRST_SHARE - ROUGH_SHARE) * run.effort.sampling_s,
+        stage="comparing the best",
+        steps=run.effort.steps_per_prompt,
+        drop_behind=drop_behind,
+        least_places=LEAST_PLACES - ROUGH_PLACES,
+        seed=MAX_ROUNDS * len(run.prompts),
+    )
+    # Tokens are of the first trees: both draws grew theirs at the same places, and of one size.
+    everything = {
+        temperature: Samples(trees=seen.trees, records=[*seen.records, *compared[temperature].records])
+        for temperature, seen in explored.items()
+    }
     return Outcome(
-        model=with_measured(model, samples),
-        samples=samples,
+        model=with_measured(model, everything),
+        samples=compared,
         choices={
             temperature: choose(
-                entrants(surviving[temperature], samples[temperature], costs.growth),
+                entrants(contending[temperature], compared[temperature], costs.growth),
                 costs.steps,
                 sizes=[size for size in SIZES if size <= costs.size],
                 depths=DEPTHS,
@@ -142,16 +163,16 @@ def _learning_size(run: Run, costs: MeasuredCosts) -> int:
     return max(fitting, default=min(FEWEST, costs.size))
 
 
-def _split(prompts: Sequence[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
-    """Prompts to learn the acceptance from, and to compare on; one prompt must do for both."""
-    count = max(1, len(prompts) // 3)
-    first, rest = list(prompts[:count]), list(prompts[count:])
-    return first, rest or first
+def _split(num_prompts: int) -> tuple[list[int], list[int]]:
+    """Prompts to learn the acceptance from, and others to compare on; one prompt must do for both."""
+    count = max(1, num_prompts // 3)
+    numbers = list(range(num_prompts))
+    return numbers[:count], numbers[count:] or numbers
 
 
 def _sample(
     run: Run,
-    prompts: Sequence[list[int]],
+    numbers: Sequence[int],
     samples: Mapping[float, Samples],
     contending: Mapping[float, Sequence[Contender]],
     model: AcceptanceModel,
@@ -159,52 +180,62 @@ def _sample(
     until_s: float,
     stage: str,
     steps: int,
-    after_prompt: Callable[[int], None] = lambda _count: None,
+    drop_behind: Callable[[], None] = lambda: None,
     least_places: int = 0,
+    seed: int = 0,
 ) -> None:
     """Values of everybody's trees at prompt after prompt, then further along each, until the time is spent.
 
-    Where a pass is slow there are `least_places` at each temperature, within PATIENCE.
+    Where a pass is slow there are `least_places` at each temperature, within PATIENCE. `numbers` are those of the
+    prompts; `contending` may change between two of them.
     """
     started = time.perf_counter()
-    texts = {(index, temperature): list(ids) for index, ids in enumerate(prompts) for temperature in samples}
-    for number in range(MAX_ROUNDS):
-        for index in range(len(prompts)):
-            for temperature, found in samples.items():
-                before = len(found.records)
-                texts[index, temperature] = sample_text(
-                    run.engine,
-                    texts[index, temperature],
-                    contending[temperature],
-                    model,
-                    found,
-                    sampling=run.sampling(temperature),
-                    steps=steps,
-                    seed=run.seed + index + number * len(prompts),
-                )
-                for records in found.records[before:]:
-                    records["prompt"] = torch.full_like(records["rank"], index)
-            spent_s = time.perf_counter() - started
-            num_texts = number * len(prompts) + index + 1
-            has_enough = num_texts * steps >= least_places or spent_s > PATIENCE * until_s
-            enough_s = until_s if has_enough else PATIENCE * until_s
-            run.report(stage, min(1.0, max(num_texts / (MAX_ROUNDS * len(prompts)), spent_s / enough_s)))
-            after_prompt(num_texts)
-            if spent_s > until_s and has_enough and (number > 0 or index + 1 >= min(MIN_PROMPTS, len(prompts))):
-                return
+    texts = {(number, temperature): list(run.prompts[number]) for number in numbers for temperature in samples}
+    most = MAX_ROUNDS * len(numbers)
+    look_at = float(MIN_PROMPTS)
+    for count, number in enumerate(itertools.islice(itertools.cycle(numbers), most), start=1):
+        for temperature, found in samples.items():
+            before = len(found.records)
+            texts[number, temperature] = sample_text(
+                run.engine,
+                texts[number, temperature],
+                contending[temperature],
+                model,
+                found,
+                sampling=run.sampling(temperature),
+                steps=steps,
+                seed=run.seed + seed + count,
+            )
+            for records in found.records[before:]:
+                records["prompt"] = torch.full_like(records["rank"], number)
+        spent_s = time.perf_counter() - started
+        has_enough = count * steps >= least_places or spent_s > PATIENCE * until_s
+        enough_s = until_s if has_enough else PATIENCE * until_s
+        run.report(stage, min(1.0, max(count / most, spent_s / enough_s)))
+        if count >= look_at:
+            drop_behind()
+            look_at = LOOK_AGAIN * count
+        if spent_s > until_s and has_enough and count >= min(MIN_PROMPTS, len(numbers)):
+            return
 
 
-def _rough_choice(contending: Sequence[Contender], samples: Samples, costs: MeasuredCosts) -> Choice:
-    return choose(
+def _near(contending: Sequence[Contender], samples: Samples, costs: MeasuredCosts, *, share: float) -> list[Plan]:
+    """The best plan of each contender that is as fast as this share of the fastest, roughly."""
+    choice = choose(
         entrants(contending, samples, costs.growth),
         costs.steps,
         sizes=[size for size in COARSE_SIZES if size <= costs.size],
         depths=COARSE_DEPTHS,
     )
+    return [plan for plan in choice.ranked if plan.tokens_per_s >= share * choice.ranked[0].tokens_per_s]
 
 
-def _ahead(contending: Sequence[Contender], choice: Choice) -> list[Contender]:
-    """Those whose best plan is not far behind; the guide, which comes first, stays."""
-    best = choice.ranked[0].tokens_per_s
-    near = {(plan.policy, plan.draw) for plan in choice.ranked if plan.tokens_per_s >= BEHIND * best}
-    return [contender for index, contender in enumerate(contending) if index == 0 or contender.key in near]
+def _worth_growing(near: Sequence[Plan]) -> int:
+    """Nodes of trees that tell about these plans, and about larger ones that may turn out better."""
+    return max(FEWEST, math.ceil(MORE * max(plan.nodes for plan in near)))
+
+
+def _among(near: Sequence[Plan], contending: Sequence[Contender]) -> list[Contender]:
+    """Those that have a plan here; the guide, which comes first, stays."""
+    keys = {(plan.policy, plan.draw) for plan in near}
+    return [contender for index, contender in enumerate(contending) if index == 0 or contender.key in keys]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.tree_settings import TreeSettings
@@ -22,6 +22,11 @@ class Contender:
     draw: str  # sampled | chosen
     is_budgeted: bool = True
     takes_threshold: bool = False
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether its best nodes are the tree of a smaller size: a chain has only a length, a preset its shape."""
+        return self.is_budgeted and self.settings.draft_tokens is None
 
     @property
     def key(self) -> tuple[str, str]:
@@ -53,6 +58,15 @@ def contenders(*, size: int, depth: int) -> list[Contender]:
                 settings = TreeSettings(policy=policy, draw=draw, branching=fitting[-1])
                 found.append(Contender(settings=settings, draw=draw, is_budgeted=False))
     return found
+
+
+def narrowed(contender: Contender, *, size: int) -> Contender:
+    """The contender with trees of at most so many nodes."""
+    if not contender.is_nested:
+        return contender
+    settings = contender.settings
+    size = min(size, settings.size)
+    return replace(contender, settings=replace(settings, size=size, depth=min(size, settings.depth)))
 
 
 def rank_values(model: AcceptanceModel, *, temperature: float, draw: str) -> list[float]:

@@ -7,6 +7,7 @@ target's p and the draft's q, so that few texts say much.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -127,6 +128,18 @@ def sample_text(
         root = acceptance.next_token
         added += [*guide.tokens[path].tolist(), root]
     return [*ids, *added]
+
+
+def cut_to(contenders: Sequence[Contender], samples: Samples) -> Samples:
+    """The samples as if these contenders' trees had never been larger."""
+    trees = {contender.key: samples.trees[contender.key] for contender in contenders}
+    for contender in contenders:
+        if contender.is_nested:
+            size, depth = contender.settings.size, contender.settings.depth
+            trees[contender.key] = [
+                tree.cut(size=size, depth=depth, threshold=-math.inf) for tree in trees[contender.key]
+            ]
+    return Samples(trees=defaultdict(list, trees), records=list(samples.records))
 
 
 def in_groups(

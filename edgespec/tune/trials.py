@@ -16,7 +16,8 @@ from profiles.tuner import Choice
 
 NUM_CANDIDATES = (3, 8)  # policies, more where steps are fast, beside a smaller tree of the first and plain decoding
 NUM_PROMPTS = 8  # that there should be time for
-STEPS = 6  # of one candidate at one prompt, that are timed
+STEPS = (6, 24)  # of one candidate at one prompt, that are timed: as many as let all prompts have their turn
+PROMPT_STEPS = 4  # about as long as the passes over a prompt
 WARM_STEPS = 1  # before them: behind another candidate's steps, caches and read-ahead are that one's
 MIN_PROMPTS = 2
 MARGIN = 0.03  # that a plan must be faster by than one with fewer nodes
@@ -44,7 +45,7 @@ def try_plans(
     """
     fastest = choice.ranked[0]
     budget_s = run.effort.trial_s / len(run.temperatures)
-    count = int(budget_s / (NUM_PROMPTS * (WARM_STEPS + STEPS) * fastest.step_s))
+    count = int(budget_s / (NUM_PROMPTS * (WARM_STEPS + STEPS[0]) * fastest.step_s))
     count = min(max(count, NUM_CANDIDATES[0]), NUM_CANDIDATES[1])
     near = [plan for plan in choice.ranked[:count] if plan.tokens_per_s >= CLOSE * fastest.tokens_per_s]
     smaller = [choice.smaller] if choice.smaller is not None else []
@@ -96,11 +97,12 @@ def _decode_in_turn(
 ) -> int:
     """Real steps of all, prompt by prompt, until the time for them is spent; how many prompts that was."""
     sampling = run.sampling(temperature)
+    count = int(budget_s / (len(run.prompts) * sum(trial.plan.step_s for trial in trials))) - PROMPT_STEPS
+    count = min(max(count, WARM_STEPS + STEPS[0]), WARM_STEPS + STEPS[1])
     started = time.perf_counter()
     for index, ids in enumerate(run.prompts):
         for trial in trials if index % 2 == 0 else reversed(trials):
             policy = open_policy(tree_settings(trial.plan)).with_acceptance(model)
-            count = WARM_STEPS + STEPS
             steps = run_steps(run.engine, ids, policy, sampling=sampling, steps=count, seed=run.seed + index)
             trial.seconds += [step.total_s for step in steps[WARM_STEPS:]]
             trial.tokens += [len(step.tokens) for step in steps]

@@ -116,6 +116,33 @@ def test_the_first_step_behind_a_prompt_is_not_timed(monkeypatch: pytest.MonkeyP
     assert found.best.tokens == 4
 
 
+@pytest.mark.parametrize(
+    ("step_s", "num_steps"),
+    [
+        (1e-4, trials.WARM_STEPS + trials.STEPS[1]),  # a row of one policy's steps is long enough then
+        (0.0099, 21),  # of both: 24 prompts, the passes over them included, take the 15 seconds
+        (0.5, trials.WARM_STEPS + trials.STEPS[0]),  # not all prompts have their turn
+    ],
+)
+def test_rows_of_steps_are_as_long_as_lets_all_prompts_have_their_turn(
+    step_s: float, num_steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def steps(_engine: Any, ids: Any, _policy: Any, *, steps: int, **_options: Any) -> list[Any]:
+        asked.append((ids[0], steps))
+        return [SimpleNamespace(tokens=[7], total_s=step_s)] * steps
+
+    monkeypatch.setattr(trials, "run_steps", steps)
+    plan, plain = predicted("adaptive", 1.5 * step_s), replace(PLAIN, step_s=step_s)
+    choice = Choice(best=plan, runner_up=None, plain=plain, by_size=(), ranked=(plan,))
+    engine: Any = SimpleNamespace(pair=SimpleNamespace(default_sampling=SamplingSettings))
+    run = replace(RUN, engine=engine, prompts=[[number] for number in range(24)])
+    trials.try_plans(run, choice, default_acceptance(), temperature=0.8, num_texts=3)
+    assert {found for _, found in asked} == {num_steps}
+    assert [number for number, _ in asked] == [number for number in range(24) for _ in range(2)]
+
+
 def test_trials_on_few_texts_count_little_however_many_steps_they_took(monkeypatch: pytest.MonkeyPatch) -> None:
     found = tried(monkeypatch, {"adaptive": 1.0, "none": 1.0}, predicted("adaptive", 0.8), tokens=6, num_tried=2)
     assert found.best.tokens == pytest.approx(4.5)
