@@ -335,7 +335,7 @@ def main() -> None:
         tokens = exact_tokens(entries, arguments, steps=arguments.steps, seed=SEED)
         arguments.tokens = Path(folder) / "tokens.json"
         arguments.tokens.write_text(json.dumps(tokens), encoding="utf-8")
-        reports = []
+        reports, ratios = [], {}
         for name in arguments.situations:
             print(f"situation: {name}", file=sys.stderr)
             names = (
@@ -357,7 +357,8 @@ def main() -> None:
                 stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "EDGESPEC_HOME": str(home)},
             )  # fmt: skip
             reports.append(json.loads(done.stdout.splitlines()[-1]))
-    ratios = {report["situation"]: print_situation(report, tokens) for report in reports}
+            ratios[name] = print_situation(reports[-1], tokens)
+            sys.stdout.flush()
     print(json.dumps({"ratios": ratios, "tokens": tokens, "reports": reports, "threads": arguments.threads}))
 
 

@@ -21,6 +21,7 @@ PROMPT_STEPS = 4  # about as long as the passes over a prompt
 WARM_STEPS = 1  # before them: behind another candidate's steps, caches and read-ahead are that one's
 MIN_PROMPTS = 2
 MARGIN = 0.03  # that a plan must be faster by than one with fewer nodes
+PLAIN_MARGIN = 0.01  # than plain decoding: more would give up gains that are real where steps are fast
 CLOSE = 0.9  # of the fastest prediction: what is slower is not tried
 
 
@@ -53,8 +54,7 @@ def try_plans(
     num_tried = _decode_in_turn(run, trials, model, temperature, budget_s)
     factor = _token_factor(trials[:-1], num_tried, num_texts)
     *speculating, plain = [trial.outcome() for trial in trials]
-    speculating = [_scaled(plan, factor) for plan in speculating]
-    ranked = _ranked([*speculating, plain])
+    ranked = _ranked([_scaled(plan, factor) for plan in speculating], plain)
     return TemperaturePlan(
         temperature=temperature,
         best=ranked[0],
@@ -65,15 +65,17 @@ def try_plans(
     )
 
 
-def _ranked(plans: Sequence[Plan]) -> list[Plan]:
+def _ranked(speculating: Sequence[Plan], plain: Plan) -> list[Plan]:
     """The plan to take, and the others, fastest first.
 
-    Within the noise of the trials fewer nodes are the safer choice, plain decoding above all: where computing
-    becomes the slower part, at some number of nodes, changes with what else the machine does.
+    Within the noise of the trials fewer nodes are the safer choice: where computing becomes the slower part, at
+    some number of nodes, changes with what else the machine does. A tree must be faster than none all the same.
     """
-    ranked = sorted(plans, key=lambda plan: plan.tokens_per_s, reverse=True)
-    alike = [plan for plan in ranked if plan.tokens_per_s * (1 + MARGIN) >= ranked[0].tokens_per_s]
-    safest = min(alike, key=lambda plan: plan.nodes)
+    ranked = sorted([*speculating, plain], key=lambda plan: plan.tokens_per_s, reverse=True)
+    pays_from = plain.tokens_per_s * (1 + PLAIN_MARGIN)
+    alike_from = ranked[0].tokens_per_s / (1 + MARGIN)
+    paying = [plan for plan in speculating if plan.tokens_per_s >= max(pays_from, alike_from)]
+    safest = min(paying, key=lambda plan: plan.nodes, default=plain)
     return [safest, *(plan for plan in ranked if plan is not safest)]
 
 

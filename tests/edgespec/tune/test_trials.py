@@ -90,6 +90,24 @@ def test_speculation_that_turns_out_slower_is_switched_off_with_both_numbers(mon
     assert "adaptive would give 0.5 tokens/s, plain 1;" in found.why
 
 
+@pytest.mark.parametrize(("gain", "policy"), [(1.005, "none"), (1.02, "adaptive")])
+def test_a_small_gain_is_taken_and_one_that_may_be_chance_is_not(
+    gain: float, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = tried(monkeypatch, {"adaptive": 4 / gain, "none": 1.0}, predicted("adaptive", 0.8))
+    assert found.best.policy == policy
+    assert ("hardly faster than plain" in found.why) == (policy == "none")
+
+
+def test_fewer_nodes_are_not_taken_where_they_are_no_faster_than_plain_decoding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    large = predicted("adaptive", 0.8, size=64, nodes=64.0)
+    half = predicted("adaptive", 0.8, size=32, nodes=32.0)
+    found = tried(monkeypatch, {64: 4 / 1.02, 32: 4 / 1.005, "none": 1.0}, large, smaller=half)
+    assert (found.best.size, found.runner_up.size) == (64, 32)
+
+
 def test_tokens_of_the_trials_count_with_those_of_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = predicted("adaptive", 0.8, tokens=2.0, nodes=1.0), predicted("adaptive", 0.8, tokens=1.2)
     found = tried(monkeypatch, {"adaptive": 1.0, "none": 1.0}, predicted("adaptive", 0.8), tokens=6, by_size=sizes)
