@@ -8,11 +8,12 @@ in the page cache), under a memory limit, and over a simulated link of two speed
 own runs `edgespec profile`, then `edgespec generate`, which finds the plan by itself: predicted against
 measured tokens/s. Then it takes real steps of every setting of a grid, policies x sizes, in turn along one
 text: milliseconds a step. Tokens a pass of each setting are exact expectations on the built-in pair, all
-settings at the same points of the same texts: an inflated checkpoint computes the same function. A setting's
-speed is those tokens over those milliseconds.
+settings at the same points of the same texts: an inflated checkpoint computes the same function. Every text
+is continued to the same length, as `generate` does, so that one which is guessed well counts for the few passes
+that it takes. A setting's speed is those tokens over those milliseconds.
 
 The fastest of 47 is also the luckiest, so the best few meet the plan and plain decoding in a final: other
-continuations of the texts, more steps. Ratios are those of the final.
+continuations of the texts, more of them. Ratios are those of the final.
 Prints a table a situation, and one JSON line.
 """
 
@@ -21,6 +22,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import itertools
 import json
 import os
 import random
@@ -29,6 +31,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +65,8 @@ FAST_STEPS = 48  # in a row where steps take milliseconds, in the loop that deco
 FINALISTS = 5
 NEW_TOKENS = 600  # of all settings' steps along one text
 SEED = 7
-FINAL_SEED = 1007
+GRID_TOKENS = 16  # of each text
+FINAL_SEEDS = (1007, 2007)  # of as many continuations of each text
 TRIMMED = 0.1  # of the final's steps, on either side
 SITUATIONS: dict[str, list[str]] = {
     "built-in": [],
@@ -147,7 +151,7 @@ def speeds(
         final["plan"] = plan
     found = step_seconds(name, pair, final, texts, arguments.final_rounds, arguments)
     final_s = {label: float(trim_mean(seconds, TRIMMED)) for label, seconds in found.items()}
-    final_tokens = exact_tokens(final, arguments, steps=arguments.final_steps, seed=FINAL_SEED)
+    final_tokens = exact_tokens(final, arguments, new_tokens=arguments.new_tokens, seeds=FINAL_SEEDS)
     return {
         "grid_s": grid_s,
         "final_s": {"plan": final_s["none"], **final_s},
@@ -226,23 +230,28 @@ def alternating_seconds(
         hidden = text.target.look(grown)
         refuse_nan(hidden.amax(-1))
         rows = Rows(hidden, text.target.logits, SAMPLING, vocab=text.target.vocab)
-        root = take_step(text, root, grown, rows, policy, generator)
+        root, _ = take_step(text, root, grown, rows, policy, generator)
         seconds[label] = [time.perf_counter() - started]
     return seconds
 
 
-def exact_tokens(entries: Entries, arguments: argparse.Namespace, *, steps: int, seed: int) -> dict[str, float]:
+def exact_tokens(
+    entries: Entries, arguments: argparse.Namespace, *, new_tokens: int, seeds: Sequence[int]
+) -> dict[str, float]:
     """Exact expectations of every setting's tokens a pass, at the same points of the same texts."""
     pair = open_pair(None, None)
     tokens: dict[str, list[float]] = {label: [] for label in entries}
     widest = TreeSettings(policy="opt-tree", size=max(SIZES))
     with Engine(pair, tree=widest, self_check=False) as engine:
-        for index, prompt in enumerate(read_texts(arguments)):
+        for seed, (index, prompt) in itertools.product(seeds, enumerate(read_texts(arguments))):
             generator = torch.Generator().manual_seed(seed + index)
             ids = pair.tokenizer.encode(prompt)
-            text = start_text(engine, ids, sampling=SAMPLING, tree=widest, new_tokens=400, generator=generator)
-            root = text.root
-            for _ in range(steps):
+            text = start_text(
+                engine, ids, sampling=SAMPLING, tree=widest, new_tokens=new_tokens + widest.num_layers,
+                generator=generator,
+            )  # fmt: skip
+            root, count = text.root, 0
+            while count < new_tokens:
                 for label, (tree, model) in entries.items():
                     policy = open_policy(tree).with_acceptance(model)
                     text.drafter.rewind()
@@ -250,7 +259,8 @@ def exact_tokens(entries: Entries, arguments: argparse.Namespace, *, steps: int,
                     rows = Rows(text.target.look(grown), text.target.logits, SAMPLING, vocab=text.target.vocab)
                     tokens[label].append(expected_tokens(grown, rows.all_probs()) if grown.num_nodes > 1 else 1.0)
                 # The last setting's tree goes on with the text, as a real step would.
-                root = take_step(text, root, grown, rows, policy, generator)
+                root, num_tokens = take_step(text, root, grown, rows, policy, generator)
+                count += num_tokens
     return {label: statistics.mean(found) for label, found in tokens.items()}
 
 
@@ -264,13 +274,15 @@ def grown_tree(
     return grow(root, tree.num_layers)
 
 
-def take_step(text: Text, root: int, grown: TokenTree, rows: Rows, policy: Policy, generator: torch.Generator) -> int:
-    """Verify and commit; the next root."""
+def take_step(
+    text: Text, root: int, grown: TokenTree, rows: Rows, policy: Policy, generator: torch.Generator
+) -> tuple[int, int]:
+    """Verify and commit; the next root, and how many tokens longer the text is with it."""
     accepted = verifier(SAMPLING, policy.draw(SAMPLING))(grown, rows, generator)
     path = torch.tensor(accepted.path, dtype=torch.long)
     text.target.commit(accepted.path)
     text.drafter.commit(root, grown.draft_rows[path].tolist(), grown.tokens[path].tolist())
-    return accepted.next_token
+    return accepted.next_token, len(accepted.path) + 1
 
 
 def print_situation(report: dict[str, Any], tokens: dict[str, float]) -> dict[str, float]:
@@ -313,9 +325,7 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=24, help="of them, to generate from")
     parser.add_argument("--new-tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=5, help="steps of each setting that are timed")
-    parser.add_argument("--steps", type=int, default=5, help="of each text, to count tokens at")
     parser.add_argument("--final-rounds", type=int, default=20, help="steps of each finalist that are timed")
-    parser.add_argument("--final-steps", type=int, default=15, help="of each text, to count the finalists' tokens at")
     parser.add_argument("--limit", default="1GiB", help="of the memory-limited situation")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -332,7 +342,7 @@ def main() -> None:
                 "".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8"
             )
         entries = {label: (tree, default_acceptance()) for label, tree in grid().items()}
-        tokens = exact_tokens(entries, arguments, steps=arguments.steps, seed=SEED)
+        tokens = exact_tokens(entries, arguments, new_tokens=GRID_TOKENS, seeds=[SEED])
         arguments.tokens = Path(folder) / "tokens.json"
         arguments.tokens.write_text(json.dumps(tokens), encoding="utf-8")
         reports, ratios = [], {}
@@ -343,7 +353,6 @@ def main() -> None:
                 "new_tokens",
                 "rounds",
                 "final_rounds",
-                "final_steps",
                 "limit",
                 "threads",
                 "prompts",
