@@ -25,6 +25,7 @@ from profiles.schema import Plan
 
 NUM_LAMBDA_STEPS = 4
 SMALLER = 0.5  # of the best plan's nodes, at most
+DEEPER = 0.02  # of the speed, at most, that more depth may seem to cost
 FULL = 0.75  # of its size: a tree with fewer nodes says nothing about that size
 
 
@@ -160,6 +161,26 @@ def choose(entrants: Sequence[Entrant], costs: StepCosts, *, sizes: Sequence[int
         ranked=tuple(ranked),
         smaller=smaller.get((ranked[0].policy, ranked[0].draw)),
     )
+
+
+def deepened(plan: Plan, entrant: Entrant, costs: StepCosts, *, depths: Sequence[int]) -> Plan:
+    """The plan with the most depth that hardly seems to cost speed.
+
+    Texts that repeat themselves are accepted to any depth. Few samples hold such a place, and a run has many.
+    """
+
+    def at(depth: int) -> Plan:
+        return predict(entrant, costs, size=plan.size, depth=depth, threshold=plan.threshold)
+
+    if not entrant.is_budgeted:
+        return plan
+    own = at(plan.depth)
+    for depth in sorted((depth for depth in depths if plan.depth < depth <= plan.size), reverse=True):
+        deep = at(depth)
+        if deep.tokens_per_s >= (1 - DEEPER) * own.tokens_per_s:
+            tokens = plan.tokens * deep.tokens / own.tokens
+            return replace(deep, tokens=min(1.0 + deep.nodes, max(1.0, tokens)))
+    return plan
 
 
 def _cut(entrant: Entrant, *, size: int, depth: int, threshold: float) -> list[TreeSample]:

@@ -6,7 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -18,7 +18,7 @@ from edgespec.tune.run import DEPTH, Run
 from edgespec.tune.samples import Key, Samples, cut_to, sample_text
 from profiles.cost import GrowthCost
 from profiles.schema import Plan
-from profiles.tuner import Choice, Entrant, choose
+from profiles.tuner import Choice, Entrant, choose, deepened
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
 DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
@@ -124,13 +124,8 @@ def hold_contest(run: Run, costs: MeasuredCosts, model: AcceptanceModel) -> Outc
         model=with_measured(model, everything),
         samples=compared,
         choices={
-            temperature: choose(
-                entrants(contending[temperature], compared[temperature], costs.growth),
-                costs.steps,
-                sizes=[size for size in SIZES if size <= costs.size],
-                depths=DEPTHS,
-            )
-            for temperature in run.temperatures
+            temperature: _choice(entrants(contending[temperature], seen, costs.growth), costs)
+            for temperature, seen in compared.items()
         },
     )
 
@@ -150,6 +145,21 @@ def entrants(contending: Sequence[Contender], samples: Samples, growth: Mapping[
         for contender in contending
         if samples.trees[contender.key]
     ]
+
+
+def _choice(found: Sequence[Entrant], costs: MeasuredCosts) -> Choice:
+    """The best plans, as deep as hardly costs anything."""
+    choice = choose(found, costs.steps, sizes=[size for size in SIZES if size <= costs.size], depths=DEPTHS)
+    by_key = {(entrant.policy, entrant.draw): entrant for entrant in found}
+
+    def deep(plan: Plan) -> Plan:
+        return deepened(plan, by_key[plan.policy, plan.draw or ""], costs.steps, depths=DEPTHS)
+
+    return replace(
+        choice,
+        ranked=tuple(deep(plan) for plan in choice.ranked),
+        smaller=None if choice.smaller is None else deep(choice.smaller),
+    )
 
 
 def _learning_size(run: Run, costs: MeasuredCosts) -> int:

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from profiles.cost import Curve, GrowthCost, StepCosts
-from profiles.tuner import Entrant, TreeSample, choose, marginal_threshold, predict
+from profiles.tuner import Entrant, TreeSample, choose, deepened, marginal_threshold, predict
 
 FREE = GrowthCost(base_s=0.0, layer_s=0.0, node_s=0.0, rows_per_inner=1.0)
 
@@ -116,6 +116,30 @@ def test_a_faster_link_is_never_predicted_slower(pass_s: float, node_s: float, f
 def test_where_the_link_decides_the_tree_is_large() -> None:
     choice = choose([entrant()], costs(5.0, 1e-4, 1e-3, free_nodes=700), sizes=SIZES, depths=DEPTHS)
     assert (choice.best.policy, choice.best.size) == ("adaptive", 32)
+
+
+def test_depth_that_hardly_seems_to_cost_anything_is_kept() -> None:
+    """A place where a text repeats itself is accepted to any depth; samples may hold none."""
+    machine = costs(5.0, 1e-4, 1e-3, free_nodes=700)
+    plan = predict(entrant(), machine, size=32, depth=3)
+    deep = deepened(plan, entrant(), machine, depths=(1, 2, 3, 4, 24, 48))
+    assert (deep.size, deep.depth) == (32, 24)
+    assert deep == predict(entrant(), machine, size=32, depth=24)
+
+
+def test_depth_that_costs_speed_is_not_added() -> None:
+    machine = costs(0.01, 1e-4, 0.02)
+    plan = predict(entrant(), machine, size=32, depth=2)
+    assert deepened(plan, entrant(), machine, depths=(1, 2, 3, 24)) == plan
+
+
+def test_a_deeper_plan_keeps_what_its_tokens_were_lowered_by() -> None:
+    """By the error of its comparison with the first policy."""
+    machine = costs(5.0, 1e-4, 1e-3, free_nodes=700)
+    plan = predict(entrant(), machine, size=32, depth=3)
+    deep = deepened(plan, entrant(), machine, depths=(24,))
+    lowered = deepened(replace(plan, tokens=0.9 * plan.tokens), entrant(), machine, depths=(24,))
+    assert lowered.tokens == pytest.approx(0.9 * deep.tokens)
 
 
 def test_where_computing_decides_the_tree_is_small() -> None:

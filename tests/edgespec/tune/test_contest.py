@@ -16,6 +16,7 @@ from edgespec.tune.contest import Outcome, hold_contest
 from edgespec.tune.costs import MeasuredCosts
 from edgespec.tune.entrants import Contender, contenders
 from edgespec.tune.run import Effort, Run
+from profiles import tuner
 from profiles.cost import Curve, GrowthCost, StepCosts
 from profiles.measure import Repeats
 
@@ -119,10 +120,14 @@ def test_larger_trees_of_before_count_as_small_ones(hold: Any, monkeypatch: pyte
         assert max(len(tree.scores) for tree in trees) <= 4
 
 
-def test_where_the_link_decides_trees_stay_large(hold: Any) -> None:
+def test_where_the_link_decides_trees_stay_large_and_deep(hold: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuner, "DEEPER", 0.2)  # of few places: which depth looks best is chance
     held = hold(machine(1.0, 0.0))
     assert held.sizes(2) == {SIZE}
-    assert held.outcome.choices[TEMPERATURE].best.nodes > SIZE / 2
+    choice = held.outcome.choices[TEMPERATURE]
+    assert choice.best.nodes > SIZE / 2
+    assert choice.smaller is not None
+    assert all(plan.depth == plan.size for plan in (choice.ranked[0], choice.smaller))
 
 
 def test_one_prompt_does_for_everything_and_is_continued_in_several_ways(run: Run, hold: Any) -> None:
