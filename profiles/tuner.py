@@ -178,9 +178,13 @@ def deepened(plan: Plan, entrant: Entrant, costs: StepCosts, *, depths: Sequence
     for depth in sorted((depth for depth in depths if plan.depth < depth <= plan.size), reverse=True):
         deep = at(depth)
         if deep.tokens_per_s >= (1 - DEEPER) * own.tokens_per_s:
-            tokens = plan.tokens * deep.tokens / own.tokens
-            return replace(deep, tokens=min(1.0 + deep.nodes, max(1.0, tokens)))
+            return with_tokens(deep, plan.tokens * deep.tokens / own.tokens)
     return plan
+
+
+def with_tokens(plan: Plan, tokens: float) -> Plan:
+    """The plan with so many tokens a pass: never fewer than one, nor more than its nodes allow."""
+    return replace(plan, tokens=min(1.0 + plan.nodes, max(1.0, tokens)))
 
 
 def _cut(entrant: Entrant, *, size: int, depth: int, threshold: float) -> list[TreeSample]:
@@ -199,8 +203,7 @@ def _compared(plan: Plan, entrant: Entrant, first_plan: Plan, first: Entrant) ->
     common = min(len(ours), len(theirs))
     gain = ours[:common] - theirs[:common]
     error = float(gain.std(ddof=1)) / common**0.5 if common > 1 else 0.0
-    tokens = float(theirs.mean() + gain.mean()) - error
-    return replace(plan, tokens=min(1.0 + plan.nodes, max(1.0, tokens)))
+    return with_tokens(plan, float(theirs.mean() + gain.mean()) - error)
 
 
 def marginal_threshold(entrant: Entrant, costs: StepCosts, plan: Plan) -> float:

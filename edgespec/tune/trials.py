@@ -12,7 +12,7 @@ from edgespec.planned import tree_settings
 from edgespec.tune.run import Run
 from edgespec.tune.timings import run_steps
 from profiles.schema import Plan, TemperaturePlan
-from profiles.tuner import Choice
+from profiles.tuner import Choice, with_tokens
 
 NUM_CANDIDATES = (3, 8)  # policies, more where steps are fast, beside a smaller tree of the first and plain decoding
 NUM_PROMPTS = 8  # that there should be time for
@@ -90,8 +90,8 @@ def _token_factor(trials: Sequence[_Trial], num_tried: int, num_texts: int) -> f
 
 
 def _scaled(plan: Plan, factor: float) -> Plan:
-    """The plan with so many times the tokens: never fewer than one a pass, nor more than its nodes allow."""
-    return replace(plan, tokens=min(1.0 + plan.nodes, max(1.0, factor * plan.tokens)))
+    """The plan with so many times the tokens."""
+    return with_tokens(plan, factor * plan.tokens)
 
 
 def _decode_in_turn(
