@@ -329,7 +329,9 @@ def main() -> None:
     parser.add_argument("--limit", default="1GiB", help="of the memory-limited situation")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--tokens", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--tokens", type=Path, help="keep the grid's tokens a pass here; read, not counted, if it exists"
+    )
     arguments = parser.parse_args()
     if arguments.child:
         run_child(arguments.child, arguments)
@@ -341,10 +343,12 @@ def main() -> None:
             arguments.prompts.write_text(
                 "".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8"
             )
-        entries = {label: (tree, default_acceptance()) for label, tree in grid().items()}
-        tokens = exact_tokens(entries, arguments, new_tokens=GRID_TOKENS, seeds=[SEED])
-        arguments.tokens = Path(folder) / "tokens.json"
-        arguments.tokens.write_text(json.dumps(tokens), encoding="utf-8")
+        arguments.tokens = arguments.tokens or Path(folder) / "tokens.json"
+        if not arguments.tokens.exists():
+            entries = {label: (tree, default_acceptance()) for label, tree in grid().items()}
+            counted = exact_tokens(entries, arguments, new_tokens=GRID_TOKENS, seeds=[SEED])
+            arguments.tokens.write_text(json.dumps(counted), encoding="utf-8")
+        tokens = json.loads(arguments.tokens.read_text(encoding="utf-8"))
         reports, ratios = [], {}
         for name in arguments.situations:
             print(f"situation: {name}", file=sys.stderr)

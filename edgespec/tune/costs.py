@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -16,13 +18,15 @@ from edgespec.tune.run import DEPTH, Run
 from edgespec.tune.samples import Key, Text, start_text
 from edgespec.tune.timings import Grown, draft_tasks, growth_task, prefetch_tasks, run_steps, verify_tasks
 from profiles.cost import Curve, GrowthCost, StepCosts, fit_growth
-from profiles.measure import Repeats, Task, time_interleaved
+from profiles.measure import Repeats, Series, Task, time_interleaved
 
 FEWEST = 16  # nodes that are always timed
 COUNTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 768)
 GROWTH_POWER = 0.68  # twice the nodes bring at most 1.6 times the tokens: a pass that costs more does not pay
 REST_SIZE = 16  # nodes of the trees whose steps' rest is timed
-REST_STEPS = 12
+REST_STEPS = 6  # in a sitting
+SITTINGS = 3  # of all that is timed
+LONG_SITTINGS = 2  # where passes are long
 TAKES_TURNS_S = 0.05  # passes that are no longer can be spent on bringing the caches into the state of a step
 LONGEST_PAUSE_S = 1.0
 
@@ -34,39 +38,52 @@ class MeasuredCosts:
     verify: dict[int, Repeats]
     draft: dict[int, Repeats]
     growth: dict[Key, GrowthCost]
-    contending: Sequence[Contender]  # at the largest size that may pay
-    size: int  # that one
+    size: int  # the largest that may pay
     steps: StepCosts
 
 
 def measure_costs(run: Run, model: AcceptanceModel) -> MeasuredCosts:
-    """Time everything at one text."""
+    """Time everything at one text, in several sittings: a machine that is slow for a while must not slow one part."""
     text = _timing_text(run)
     once_s = _worth_timing(run, text)
     size, takes_turns = max(once_s), once_s[0] < TAKES_TURNS_S
-    verify = time_interleaved(
-        verify_tasks(run.engine, text, list(once_s), seed=run.seed, takes_turns=takes_turns),
-        budget_s=run.effort.timing_s,
-        min_rounds=3 if takes_turns else 2,
-        warms_up=takes_turns,  # long passes were just seen once
-        progress=lambda share: run.report("timing passes", 0.3 + 0.7 * share),
-    )
-    draft = time_interleaved(
-        draft_tasks(run.engine, text, [count for count in once_s if count], seed=run.seed),
-        budget_s=run.effort.timing_s / 2,
-        progress=lambda share: run.report("timing the draft", share),
-    )
+    sittings = SITTINGS if takes_turns else LONG_SITTINGS
+    sitting_s = run.effort.timing_s / sittings
     contending = contenders(size=size, depth=min(DEPTH, size))
-    growth = _time_growth(run, text, contending, model, curve(draft), takes_turns=takes_turns)
-    prefetch_s = _time_prefetch(run, text, verify[0].median_s)
-    steps = StepCosts(
-        verify=curve(verify),
-        draft=curve(draft),
-        rest_s=_time_steps(run, TreeSettings(policy="dyspec", size=min(size, REST_SIZE)), lambda step: step.rest_s),
-        plain_step_s=_time_steps(run, TreeSettings(policy="none"), lambda step: step.target_s + step.rest_s),
-        prefetch_s=prefetch_s,
+    growths = _growths(run, text, contending, model, takes_turns=takes_turns)
+    passes = Series(
+        verify_tasks(run.engine, text, list(once_s), seed=run.seed, takes_turns=takes_turns),
+        budget_s=sitting_s,
+        warms_up=takes_turns,  # long passes were just seen once
     )
-    return MeasuredCosts(verify=verify, draft=draft, growth=growth, contending=contending, size=size, steps=steps)
+    calls = Series(
+        draft_tasks(run.engine, text, [count for count in once_s if count], seed=run.seed), budget_s=sitting_s / 2
+    )
+    growing = Series({place: growth.task for place, growth in growths.items()}, budget_s=sitting_s)
+    tree = TreeSettings(policy="dyspec", size=min(size, REST_SIZE))
+    speculating: list[StepResult] = []
+    plain: list[StepResult] = []
+    every: tuple[Series[Any], ...] = (passes, calls, growing)
+    part = 1 / (sittings * len(every))
+    for sitting in range(sittings):
+        for number, series in enumerate(every):
+            series.sit(_told(run, part * (sitting * len(every) + number), part))
+        speculating += _steps(run, tree)
+        plain += _steps(run, TreeSettings(policy="none"))
+    verify, draft = passes.repeats(), calls.repeats()
+    return MeasuredCosts(
+        verify=verify,
+        draft=draft,
+        growth=_fitted(contending, growths, growing.repeats(), curve(draft)),
+        size=size,
+        steps=StepCosts(
+            verify=curve(verify),
+            draft=curve(draft),
+            rest_s=statistics.median(step.rest_s for step in speculating),
+            plain_step_s=statistics.median(step.total_s for step in plain),
+            prefetch_s=_time_prefetch(run, text, verify[0].median_s),
+        ),
+    )
 
 
 def curve(timed: dict[int, Repeats]) -> Curve:
@@ -95,47 +112,61 @@ def _worth_timing(run: Run, text: Text) -> dict[int, float]:
             break
         tasks = verify_tasks(run.engine, text, [count], seed=run.seed, takes_turns=False)
         found[count] = time_interleaved(tasks, budget_s=0, min_rounds=1, max_rounds=1)[count].median_s
-        run.report("timing passes", 0.3 * len(found) / len(COUNTS))
+        run.report("trying sizes", len(found) / len(COUNTS))
         if count > FEWEST and found[count] > found[before] * (count / before) ** GROWTH_POWER:
             break
         before = count
+    run.report("trying sizes", 1.0)
     return found
 
 
-def _time_growth(
-    run: Run,
-    text: Text,
-    contending: Sequence[Contender],
-    model: AcceptanceModel,
-    draft: Curve,
-    *,
-    takes_turns: bool,
-) -> dict[Key, GrowthCost]:
-    """Fit what growing costs each contender, over trees of several sizes and depths."""
+def _told(run: Run, done: float, part: float) -> Callable[[float], None]:
+    """Progress within a part of the timing, behind what is done."""
+    return lambda share: run.report("timing", done + part * share)
+
+
+@dataclass(frozen=True, slots=True)
+class _Growth:
+    """One contender's trees of one setting."""
+
+    task: Task
+    grown: Grown
+
+
+def _growths(
+    run: Run, text: Text, contending: Sequence[Contender], model: AcceptanceModel, *, takes_turns: bool
+) -> dict[tuple[Key, int], _Growth]:
+    """Trees of several sizes and depths of each contender, to be timed."""
     generator = torch.Generator(run.engine.device).manual_seed(run.seed)
     sampling = run.sampling(run.temperatures[-1])
-    tasks: dict[tuple[Key, int], Task] = {}
-    grown: dict[tuple[Key, int], Grown] = {}
+    found = {}
     for contender in contending:
         for number, settings in enumerate(_smaller(contender)):
             policy = open_policy(settings).with_acceptance(model)
-            place = contender.key, number
-            tasks[place], grown[place] = growth_task(
-                run.engine, text, policy, sampling=sampling, generator=generator, takes_turns=takes_turns
+            found[contender.key, number] = _Growth(
+                *growth_task(run.engine, text, policy, sampling=sampling, generator=generator, takes_turns=takes_turns)
             )
-    timed = time_interleaved(
-        tasks, budget_s=run.effort.timing_s, progress=lambda share: run.report("timing growth", share)
-    )
+    return found
+
+
+def _fitted(
+    contending: Sequence[Contender],
+    growths: Mapping[tuple[Key, int], _Growth],
+    timed: Mapping[tuple[Key, int], Repeats],
+    draft: Curve,
+) -> dict[Key, GrowthCost]:
+    """What growing costs each contender."""
     costs = {}
     for contender in contending:
-        places = [place for place in tasks if place[0] == contender.key]
-        inner = [grown[place].inner() for place in places]
+        places = [place for place in growths if place[0] == contender.key]
+        grown = [growths[place].grown for place in places]
+        inner = [one.inner() for one in grown]
         costs[contender.key] = fit_growth(
             draft,
             inner,
-            [grown[place].num_nodes for place in places],
+            [one.num_nodes for one in grown],
             [timed[place].median_s for place in places],
-            sum(grown[place].rows for place in places) / max(1.0, sum(map(sum, inner))),
+            sum(one.rows for one in grown) / max(1.0, sum(map(sum, inner))),
         )
     return costs
 
@@ -162,9 +193,9 @@ def _time_prefetch(run: Run, text: Text, plain_s: float) -> float:
     return max(0.0, timed["at once"].median_s - timed["after a pause"].median_s)
 
 
-def _time_steps(run: Run, settings: TreeSettings, part: Callable[[StepResult], float]) -> float:
-    """The median of a part of real steps."""
-    policy = open_policy(settings)
+def _steps(run: Run, settings: TreeSettings) -> list[StepResult]:
+    """Some real steps."""
     sampling = run.sampling(run.temperatures[-1])
-    steps = run_steps(run.engine, run.prompts[0], policy, sampling=sampling, steps=REST_STEPS, seed=run.seed)
-    return Repeats(tuple(map(part, steps))).median_s
+    return run_steps(
+        run.engine, run.prompts[0], open_policy(settings), sampling=sampling, steps=REST_STEPS, seed=run.seed
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from io import StringIO
@@ -22,7 +21,6 @@ from edgespec.tune import costs, profile_pair
 from edgespec.tune import run as tune_run
 from edgespec.tune.run import Effort
 from profiles.files import read_profile, write_profile
-from profiles.measure import Repeats, Task, time_interleaved
 from profiles.schema import Profile
 from tests.cli.conftest import Outcome, RunCli
 from tests.conftest import FAMILIES, make_model, save_folder
@@ -49,7 +47,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
         patch.setenv("EDGESPEC_HOME", str(home))
         patch.setattr(tune_run, "QUICK", TINY)
         patch.setattr(costs, "COUNTS", (0, 1, 4, 16))
-        patch.setattr(costs, "time_interleaved", one_round)
+        patch.setattr(costs, "SITTINGS", 1)
         code = run(["profile", "--prompts", str(home / "p.jsonl"), "--temps", "0,0.8",
                     "--export", str(home / "exported.toml")])  # fmt: skip
     return home, Outcome(code=code, out=out.getvalue(), err=err.getvalue())
@@ -66,10 +64,6 @@ def outcome(measured: tuple[Path, Outcome], monkeypatch: pytest.MonkeyPatch) -> 
 def profile(outcome: Outcome) -> Profile:
     (path,) = profiles_folder().iterdir()
     return read_profile(path)
-
-
-def one_round(tasks: Mapping[Any, Task], **options: Any) -> dict[Any, Repeats]:
-    return time_interleaved(tasks, **{**options, "min_rounds": 1, "warms_up": False})
 
 
 def records(found: Outcome) -> list[dict[str, Any]]:
@@ -307,7 +301,7 @@ def test_prompts_leave_room_in_a_short_context(
 ) -> None:
     """Of a family whose positions end: longer prompts would run over."""
     monkeypatch.setattr(costs, "COUNTS", (0, 1, 4))
-    monkeypatch.setattr(costs, "time_interleaved", one_round)
+    monkeypatch.setattr(costs, "SITTINGS", 1)
     model = save_folder(tmp_path / "model", make_model(FAMILIES["gpt2"]()))
     draft = save_folder(tmp_path / "draft", make_model(FAMILIES["gpt2"](), seed=1))
     found = run_cli([str(model), "-md", str(draft), "--temps", "0", "--json"], command="profile")

@@ -35,7 +35,6 @@ def machine(pass_s: float, node_s: float) -> MeasuredCosts:
         verify={int(count): Repeats((float(verify(count)),)) for count in counts},
         draft={},
         growth={contender.key: FREE for contender in contenders(size=SIZE, depth=SIZE)},
-        contending=[],
         size=SIZE,
         steps=StepCosts(verify=verify, draft=Curve((1.0,), (1e-6,)), rest_s=1e-6, plain_step_s=pass_s),
     )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from edgespec.tune.entrants import contenders
 from edgespec.tune.profile_pair import profile_pair
 from edgespec.tune.run import Effort, Run
 from profiles.files import read_profile, write_profile
-from profiles.measure import Repeats, Task, machine_facts, time_interleaved
+from profiles.measure import machine_facts
 from profiles.schema import Profile
 
 TINY = Effort(timing_s=0.05, sampling_s=0.3, steps_per_prompt=1, trial_s=0.1, fits_acceptance=False)
@@ -51,12 +50,9 @@ def stages() -> list[tuple[str, float]]:
 def _one_round() -> Iterator[None]:
     """Nobody asks here how long things take."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(costs, "time_interleaved", one_round)
+        patch.setattr(costs, "SITTINGS", 1)
+        patch.setattr(costs, "LONG_SITTINGS", 1)
         yield
-
-
-def one_round(tasks: Mapping[Any, Task], **options: Any) -> dict[Any, Repeats]:
-    return time_interleaved(tasks, **{**options, "min_rounds": 1, "warms_up": False})
 
 
 @pytest.fixture(scope="module")
@@ -120,8 +116,8 @@ def test_the_pairs_acceptance_and_its_reliability_are_kept(profile: Profile) -> 
 
 def test_every_stage_reports_to_its_end(profile: Profile, stages: list[tuple[str, float]]) -> None:
     names = list(dict.fromkeys(stage for stage, _ in stages))
-    assert names == ["timing passes", "timing the draft", "timing growth", "learning acceptance", "comparing trees",
-                     "comparing the best", "trying plans"]  # fmt: skip
+    assert names == ["trying sizes", "timing", "learning acceptance", "comparing trees", "comparing the best",
+                     "trying plans"]  # fmt: skip
     for name in names:
         shares = [share for stage, share in stages if stage == name]
         assert shares == sorted(shares)
