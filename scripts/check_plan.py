@@ -21,9 +21,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import io
 import itertools
 import json
+import multiprocessing
 import os
 import random
 import statistics
@@ -32,6 +34,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +144,7 @@ def speeds(
 ) -> dict[str, dict[str, float]]:
     """Seconds a step of the grid; seconds a step and tokens a pass of the finalists."""
     entries: Entries = {label: (tree, default_acceptance()) for label, tree in grid().items()}
-    texts = [pair.tokenizer.encode(text) for text in read_texts(arguments)]
+    texts = [pair.tokenizer.encode(text) for text in read_texts(arguments.prompts)]
     found = step_seconds(name, pair, entries, texts[:1], arguments.rounds, arguments)
     grid_s = {label: statistics.median(seconds) for label, seconds in found.items()}
     tokens = json.loads(arguments.tokens.read_text(encoding="utf-8"))
@@ -151,7 +154,7 @@ def speeds(
         final["plan"] = plan
     found = step_seconds(name, pair, final, texts, arguments.final_rounds, arguments)
     final_s = {label: float(trim_mean(seconds, TRIMMED)) for label, seconds in found.items()}
-    final_tokens = exact_tokens(final, arguments, new_tokens=arguments.new_tokens, seeds=FINAL_SEEDS)
+    final_tokens = exact_tokens(final, arguments.prompts, new_tokens=arguments.new_tokens, seeds=FINAL_SEEDS)
     return {
         "grid_s": grid_s,
         "final_s": {"plan": final_s["none"], **final_s},
@@ -169,9 +172,9 @@ def captured(command: list[str]) -> str:
     return out.getvalue()
 
 
-def read_texts(arguments: argparse.Namespace) -> list[str]:
+def read_texts(prompts: Path) -> list[str]:
     """The prompts."""
-    return [json.loads(line)["prompt"] for line in arguments.prompts.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line)["prompt"] for line in prompts.read_text(encoding="utf-8").splitlines()]
 
 
 def step_seconds(
@@ -235,24 +238,39 @@ def alternating_seconds(
     return seconds
 
 
-def exact_tokens(
-    entries: Entries, arguments: argparse.Namespace, *, new_tokens: int, seeds: Sequence[int]
-) -> dict[str, float]:
-    """Exact expectations of every setting's tokens a pass, at the same points of the same texts."""
-    pair = open_pair(None, None)
+def exact_tokens(entries: Entries, prompts: Path, *, new_tokens: int, seeds: Sequence[int]) -> dict[str, float]:
+    """Exact expectations of every setting's tokens a pass, at the same points of the same texts.
+
+    Nothing is timed meanwhile, so that every core may count.
+    """
+    places = list(itertools.product(seeds, range(len(read_texts(prompts)))))
+    num_workers = os.cpu_count() or 1
+    count = functools.partial(tokens_at, entries, prompts, new_tokens)
+    with ProcessPoolExecutor(num_workers, mp_context=multiprocessing.get_context("spawn")) as workers:
+        parts = list(workers.map(count, [places[number::num_workers] for number in range(num_workers)]))
+    return {label: statistics.mean(itertools.chain(*(part[label] for part in parts))) for label in entries}
+
+
+def tokens_at(
+    entries: Entries, prompts: Path, new_tokens: int, places: Sequence[tuple[int, int]]
+) -> dict[str, list[float]]:
+    """Expected tokens of every setting at each point of some texts, which seeds and numbers of prompts name."""
+    torch.set_num_threads(1)
+    pair, texts = open_pair(None, None), read_texts(prompts)
     tokens: dict[str, list[float]] = {label: [] for label in entries}
     widest = TreeSettings(policy="opt-tree", size=max(SIZES))
     with Engine(pair, tree=widest, self_check=False) as engine:
-        for seed, (index, prompt) in itertools.product(seeds, enumerate(read_texts(arguments))):
-            generator = torch.Generator().manual_seed(seed + index)
-            ids = pair.tokenizer.encode(prompt)
+        for seed, number in places:
+            generator = torch.Generator().manual_seed(seed + number)
             text = start_text(
-                engine, ids, sampling=SAMPLING, tree=widest, new_tokens=new_tokens + widest.num_layers,
-                generator=generator,
+                engine, pair.tokenizer.encode(texts[number]), sampling=SAMPLING, tree=widest,
+                new_tokens=new_tokens + widest.num_layers, generator=generator,
             )  # fmt: skip
             root, count = text.root, 0
             while count < new_tokens:
+                drawn_from = generator.get_state()
                 for label, (tree, model) in entries.items():
+                    generator.set_state(drawn_from)  # the same luck for all
                     policy = open_policy(tree).with_acceptance(model)
                     text.drafter.rewind()
                     grown = grown_tree(text, root, tree, policy, engine, generator)
@@ -261,7 +279,7 @@ def exact_tokens(
                 # The last setting's tree goes on with the text, as a real step would.
                 root, num_tokens = take_step(text, root, grown, rows, policy, generator)
                 count += num_tokens
-    return {label: statistics.mean(found) for label, found in tokens.items()}
+    return tokens
 
 
 def grown_tree(
@@ -346,7 +364,7 @@ def main() -> None:
         arguments.tokens = arguments.tokens or Path(folder) / "tokens.json"
         if not arguments.tokens.exists():
             entries = {label: (tree, default_acceptance()) for label, tree in grid().items()}
-            counted = exact_tokens(entries, arguments, new_tokens=GRID_TOKENS, seeds=[SEED])
+            counted = exact_tokens(entries, arguments.prompts, new_tokens=GRID_TOKENS, seeds=[SEED])
             arguments.tokens.write_text(json.dumps(counted), encoding="utf-8")
         tokens = json.loads(arguments.tokens.read_text(encoding="utf-8"))
         reports, ratios = [], {}

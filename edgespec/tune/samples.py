@@ -103,7 +103,9 @@ def sample_text(
     for _ in range(steps):
         # The guide comes last: its rows are then the ones in the draft's cache, which a commit keeps.
         trees = []
+        drawn_from = generator.get_state()
         for contender in [*contenders[1:], contenders[0]]:
+            generator.set_state(drawn_from)  # the same luck for all: differences are the policies' own
             policy = open_policy(contender.settings).with_acceptance(model)
             grow = make_grow(policy, text.drafter, sampling=sampling, vocab=text.target.vocab, device=engine.device,
                              generator=generator)  # fmt: skip

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -21,19 +24,32 @@ PROMPT_STEPS = 4  # about as long as the passes over a prompt
 WARM_STEPS = 1  # before them: behind another candidate's steps, caches and read-ahead are that one's
 MIN_PROMPTS = 2
 MARGIN = 0.03  # that a plan must be faster by than one with fewer nodes
-PLAIN_MARGIN = 0.01  # than plain decoding: more would give up gains that are real where steps are fast
+PLAIN_MARGINS = (0.01, 0.04)  # than plain decoding, as the noise asks for: more would give up gains that are real
+CERTAIN = 2.0  # standard errors
+PRECISE = 0.01  # that no more steps are timed for
+ROUNDS = 3  # through all prompts, if it is not decided before
 CLOSE = 0.9  # of the fastest prediction: what is slower is not tried
 
 
 @dataclass(slots=True)
 class _Trial:
     plan: Plan
-    seconds: list[float] = field(default_factory=list)  # of each step that is timed
+    seconds: list[list[float]] = field(default_factory=list)  # of each step that is timed, by prompt
     tokens: list[int] = field(default_factory=list)
 
-    def outcome(self) -> Plan:
-        """The plan with the seconds that its steps took."""
-        return replace(self.plan, measured_step_s=sum(self.seconds) / len(self.seconds))
+    def step_s(self, plain: _Trial) -> float:
+        """What its steps took, next to plain decoding's, which went on for as long as anybody did."""
+        next_to = statistics.fmean(itertools.chain(*plain.seconds[: len(self.seconds)]))
+        all_plain = statistics.fmean(itertools.chain(*plain.seconds))
+        return statistics.fmean(itertools.chain(*self.seconds)) * all_plain / next_to
+
+    def error(self, plain: _Trial) -> float:
+        """Relative standard error of these seconds."""
+        beside = plain.seconds[: len(self.seconds)]
+        ratios = [statistics.fmean(own) / statistics.fmean(its) for own, its in zip(self.seconds, beside, strict=True)]
+        if len(ratios) < 2:
+            return 0.0
+        return statistics.stdev(ratios) / statistics.fmean(ratios) / math.sqrt(len(ratios))
 
 
 def try_plans(
@@ -52,9 +68,15 @@ def try_plans(
     smaller = [choice.smaller] if choice.smaller is not None else []
     trials = [_Trial(plan) for plan in (*near, *smaller, choice.plain)]
     num_tried = _decode_in_turn(run, trials, model, temperature, budget_s)
+    for number in range(1, ROUNDS if num_tried == len(run.prompts) else 1):
+        close = _undecided(trials)
+        if len(close) < 2:
+            break
+        _decode_in_turn(run, close, model, temperature, budget_s, seed=number * len(run.prompts))
     factor = _token_factor(trials[:-1], num_tried, num_texts)
-    *speculating, plain = [trial.outcome() for trial in trials]
-    ranked = _ranked([_scaled(plan, factor) for plan in speculating], plain)
+    *speculating, plain = [replace(trial.plan, measured_step_s=trial.step_s(trials[-1])) for trial in trials]
+    errors = [trial.error(trials[-1]) for trial in trials[:-1]]
+    ranked = _ranked([_scaled(plan, factor) for plan in speculating], plain, errors)
     return TemperaturePlan(
         temperature=temperature,
         best=ranked[0],
@@ -65,16 +87,40 @@ def try_plans(
     )
 
 
-def _ranked(speculating: Sequence[Plan], plain: Plan) -> list[Plan]:
+def _undecided(trials: Sequence[_Trial]) -> list[_Trial]:
+    """Those that may be the fastest, as far as their noise tells, with plain decoding as the last."""
+    plain = trials[-1]
+    speeds = [trial.plan.tokens / trial.step_s(plain) for trial in trials]
+    errors = [trial.error(plain) for trial in trials]
+    fastest = max(range(len(trials)), key=lambda index: speeds[index])
+    return [
+        trial
+        for trial, speed, error in zip(trials, speeds, errors, strict=True)
+        if trial is plain
+        or (
+            len(trial.seconds) == len(plain.seconds)
+            and max(error, errors[fastest]) > PRECISE
+            and speed * (1 + CERTAIN * max(error, errors[fastest])) >= speeds[fastest]
+        )
+    ]
+
+
+def _ranked(speculating: Sequence[Plan], plain: Plan, errors: Sequence[float]) -> list[Plan]:
     """The plan to take, and the others, fastest first.
 
     Within the noise of the trials fewer nodes are the safer choice: where computing becomes the slower part, at
-    some number of nodes, changes with what else the machine does. A tree must be faster than none all the same.
+    some number of nodes, changes with what else the machine does. A tree must be faster than none all the same,
+    by more the noisier the machine is: `errors` are relative standard errors of the trees' speeds over none's.
     """
     ranked = sorted([*speculating, plain], key=lambda plan: plan.tokens_per_s, reverse=True)
-    pays_from = plain.tokens_per_s * (1 + PLAIN_MARGIN)
+    least, most = PLAIN_MARGINS
     alike_from = ranked[0].tokens_per_s / (1 + MARGIN)
-    paying = [plan for plan in speculating if plan.tokens_per_s >= max(pays_from, alike_from)]
+    paying = [
+        plan
+        for plan, error in zip(speculating, errors, strict=True)
+        if plan.tokens_per_s >= plain.tokens_per_s * (1 + min(max(least, CERTAIN * error), most))
+        and plan.tokens_per_s >= alike_from
+    ]
     safest = min(paying, key=lambda plan: plan.nodes, default=plain)
     return [safest, *(plan for plan in ranked if plan is not safest)]
 
@@ -95,7 +141,7 @@ def _scaled(plan: Plan, factor: float) -> Plan:
 
 
 def _decode_in_turn(
-    run: Run, trials: Sequence[_Trial], model: AcceptanceModel, temperature: float, budget_s: float
+    run: Run, trials: Sequence[_Trial], model: AcceptanceModel, temperature: float, budget_s: float, seed: int = 0
 ) -> int:
     """Real steps of all, prompt by prompt, until the time for them is spent; how many prompts that was."""
     sampling = run.sampling(temperature)
@@ -105,8 +151,8 @@ def _decode_in_turn(
     for index, ids in enumerate(run.prompts):
         for trial in trials if index % 2 == 0 else reversed(trials):
             policy = open_policy(tree_settings(trial.plan)).with_acceptance(model)
-            steps = run_steps(run.engine, ids, policy, sampling=sampling, steps=count, seed=run.seed + index)
-            trial.seconds += [step.total_s for step in steps[WARM_STEPS:]]
+            steps = run_steps(run.engine, ids, policy, sampling=sampling, steps=count, seed=run.seed + seed + index)
+            trial.seconds.append([step.total_s for step in steps[WARM_STEPS:]])
             trial.tokens += [len(step.tokens) for step in steps]
         if index + 1 >= MIN_PROMPTS and time.perf_counter() - started > budget_s:
             return index + 1

@@ -248,3 +248,16 @@ def test_probabilities_of_a_merged_pass_are_those_of_a_pass_of_its_own(engine: E
     for (_, p, _), place in zip(alone.values(), places, strict=True):
         found = to_probs(text.target.logits(hidden[place]), sampling)
         torch.testing.assert_close(found, p, rtol=1e-4, atol=1e-6)
+
+
+def test_all_sampled_trees_are_drawn_with_the_same_luck(engine: Engine, ids: list[int]) -> None:
+    """One node is one node then, whoever grew it: between policies there is no chance to pay for."""
+    sampled = [contender for contender in ALL if contender.draw == "sampled" and contender.is_nested]
+    found = Samples()
+    sample_text(engine, ids, sampled, MODEL, found, sampling=SamplingSettings(temperature=1.2), steps=6, seed=3)
+    first, *others = (
+        [tree.cut(size=1, depth=1, threshold=-np.inf).tokens for tree in found.trees[one.key]] for one in sampled
+    )
+    assert len(set(first)) > 1, "and another at the next step"
+    for other in others:
+        np.testing.assert_allclose(other, first, rtol=1e-4)

@@ -29,9 +29,9 @@ def tried(
 ) -> Any:
     """The plan of trials in which steps of each policy, or size, take so many seconds and yield so many tokens."""
 
-    def decode(_run: Run, found: Any, _model: AcceptanceModel, _temperature: float, _budget_s: float) -> int:
+    def decode(_run: Run, found: Any, _model: AcceptanceModel, _temperature: float, _budget_s: float, **_: Any) -> int:
         for trial in found:
-            trial.seconds += [seconds.get(trial.plan.size) or seconds[trial.plan.policy]] * 12
+            trial.seconds += [[seconds.get(trial.plan.size) or seconds[trial.plan.policy]] * 6] * 2
             trial.tokens += [1 if trial.plan.policy == "none" else tokens] * 12
         return num_tried
 
@@ -99,6 +99,47 @@ def test_a_small_gain_is_taken_and_one_that_may_be_chance_is_not(
     assert ("hardly faster than plain" in found.why) == (policy == "none")
 
 
+@pytest.mark.parametrize(
+    ("noise", "gain", "policy"),
+    [(0.01, 1.025, "adaptive"), (0.10, 1.025, "none"), (0.10, 1.05, "adaptive"), (0.50, 1.05, "adaptive")],
+    ids=["quiet", "noisy", "noisy, a larger gain", "very noisy, and a gain that is not given up"],
+)
+def test_the_noisier_the_machine_the_more_a_tree_must_gain(
+    noise: float, gain: float, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 16 prompts; twice the standard error of the trees' seconds over plain decoding's, next to them."""
+
+    def decode(_run: Run, found: Any, *_: object, **__: object) -> int:
+        for number in range(16):
+            sign = 1 if number % 2 else -1
+            found[0].seconds.append([(1 + sign * noise) * 4 / gain] * 3)
+            found[1].seconds.append([1.0] * 3)
+            found[0].tokens += [4] * 3
+            found[1].tokens += [1] * 3
+        return 16
+
+    monkeypatch.setattr(trials, "_decode_in_turn", decode)
+    plan = predicted("adaptive", 0.8)
+    choice = Choice(best=plan, runner_up=None, plain=PLAIN, by_size=(), ranked=(plan,))
+    assert trials.try_plans(RUN, choice, default_acceptance(), temperature=0.8, num_texts=6).best.policy == policy
+
+
+def test_a_machine_whose_speed_changes_is_no_noise_if_all_of_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def decode(_run: Run, found: Any, *_: object, **__: object) -> int:
+        for slow in (1.0, 3.0) * 4:
+            found[0].seconds.append([slow * 4 / 1.02])
+            found[1].seconds.append([slow])
+            found[0].tokens.append(4)
+            found[1].tokens.append(1)
+        return 8
+
+    monkeypatch.setattr(trials, "_decode_in_turn", decode)
+    plan = predicted("adaptive", 0.8)
+    choice = Choice(best=plan, runner_up=None, plain=PLAIN, by_size=(), ranked=(plan,))
+    found = trials.try_plans(RUN, choice, default_acceptance(), temperature=0.8, num_texts=6)
+    assert found.best.policy == "adaptive"
+
+
 def test_fewer_nodes_are_not_taken_where_they_are_no_faster_than_plain_decoding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -164,3 +205,59 @@ def test_rows_of_steps_are_as_long_as_lets_all_prompts_have_their_turn(
 def test_trials_on_few_texts_count_little_however_many_steps_they_took(monkeypatch: pytest.MonkeyPatch) -> None:
     found = tried(monkeypatch, {"adaptive": 1.0, "none": 1.0}, predicted("adaptive", 0.8), tokens=6, num_tried=2)
     assert found.best.tokens == pytest.approx(4.5)
+
+
+class Bench:
+    """Steps of policies in turn, on a machine whose speed changes between rounds through 8 prompts."""
+
+    def __init__(self, seconds: dict[str, float], *, noise: float, slow: tuple[float, ...] = (1.0,) * 9) -> None:
+        self.seconds, self.noise, self.slow = seconds, noise, slow
+        self.rounds: list[list[str]] = []  # policies
+        self.seeds: list[int] = []
+
+    def decode(
+        self, _run: Run, found: Any, _model: AcceptanceModel, _temperature: float, _budget_s: float, seed: int = 0
+    ) -> int:
+        slow = self.slow[len(self.rounds)]
+        self.rounds.append([trial.plan.policy for trial in found])
+        self.seeds.append(seed)
+        for number in range(8):
+            for trial in found:
+                sign = 0 if trial.plan.policy == "none" else (-1) ** number
+                trial.seconds.append([slow * (1 + sign * self.noise) * self.seconds[trial.plan.policy]])
+                trial.tokens.append(1 if trial.plan.policy == "none" else 4)
+        return 8
+
+    def choose(self, monkeypatch: pytest.MonkeyPatch, *policies: str, num_prompts: int = 8) -> Any:
+        monkeypatch.setattr(trials, "_decode_in_turn", self.decode)
+        plans = tuple(predicted(policy, 0.8) for policy in policies)
+        choice = Choice(best=plans[0], runner_up=None, plain=PLAIN, by_size=(), ranked=plans)
+        run = replace(RUN, prompts=[[number] for number in range(num_prompts)])
+        return trials.try_plans(run, choice, default_acceptance(), temperature=0.8, num_texts=6)
+
+
+def test_what_noise_leaves_open_is_timed_again_without_those_that_are_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench({"adaptive": 1.0, "dyspec": 1.01, "sequoia": 2.0, "none": 1.0}, noise=0.1)
+    assert bench.choose(monkeypatch, "adaptive", "dyspec", "sequoia").best.policy == "adaptive"
+    assert bench.rounds == [["adaptive", "dyspec", "sequoia", "none"], *[["adaptive", "dyspec", "none"]] * 2]
+    assert bench.seeds == [0, 8, 16]
+
+
+@pytest.mark.parametrize(
+    ("noise", "num_prompts"),
+    [(0.001, 8), (0.1, 9)],
+    ids=["a quiet machine", "a slow one, with no time for all prompts"],
+)
+def test_one_round_is_enough(noise: float, num_prompts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench({"adaptive": 1.0, "dyspec": 1.01, "none": 1.0}, noise=noise)
+    bench.choose(monkeypatch, "adaptive", "dyspec", num_prompts=num_prompts)
+    assert len(bench.rounds) == 1
+
+
+def test_who_dropped_out_is_compared_by_the_plain_steps_next_to_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine becomes three times slower then, for those that went on."""
+    bench = Bench({"adaptive": 1.0, "dyspec": 1.3, "none": 1.0}, noise=0.1, slow=(1.0, 3.0, 3.0))
+    found = bench.choose(monkeypatch, "adaptive", "dyspec")
+    assert bench.rounds[-1] == ["adaptive", "none"]
+    assert found.best.policy == "adaptive"
+    assert found.best.tokens_per_s / found.runner_up.tokens_per_s == pytest.approx(1.3)
