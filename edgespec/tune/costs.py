@@ -59,7 +59,7 @@ def measure_costs(run: Run, model: AcceptanceModel) -> MeasuredCosts:
     calls = Series(
         draft_tasks(run.engine, text, [count for count in once_s if count], seed=run.seed), budget_s=sitting_s / 2
     )
-    growing = Series({place: growth.task for place, growth in growths.items()}, budget_s=sitting_s)
+    growing = Series({place: task for place, (task, _) in growths.items()}, budget_s=sitting_s)
     tree = TreeSettings(policy="dyspec", size=min(size, REST_SIZE))
     speculating: list[StepResult] = []
     plain: list[StepResult] = []
@@ -125,33 +125,25 @@ def _told(run: Run, done: float, part: float) -> Callable[[float], None]:
     return lambda share: run.report("timing", done + part * share)
 
 
-@dataclass(frozen=True, slots=True)
-class _Growth:
-    """One contender's trees of one setting."""
-
-    task: Task
-    grown: Grown
-
-
 def _growths(
     run: Run, text: Text, contending: Sequence[Contender], model: AcceptanceModel, *, takes_turns: bool
-) -> dict[tuple[Key, int], _Growth]:
-    """Trees of several sizes and depths of each contender, to be timed."""
+) -> dict[tuple[Key, int], tuple[Task, Grown]]:
+    """Trees of several sizes and depths of each contender, to be timed, and where each will stand."""
     generator = torch.Generator(run.engine.device).manual_seed(run.seed)
     sampling = run.sampling(run.temperatures[-1])
     found = {}
     for contender in contending:
         for number, settings in enumerate(_smaller(contender)):
             policy = open_policy(settings).with_acceptance(model)
-            found[contender.key, number] = _Growth(
-                *growth_task(run.engine, text, policy, sampling=sampling, generator=generator, takes_turns=takes_turns)
+            found[contender.key, number] = growth_task(
+                run.engine, text, policy, sampling=sampling, generator=generator, takes_turns=takes_turns
             )
     return found
 
 
 def _fitted(
     contending: Sequence[Contender],
-    growths: Mapping[tuple[Key, int], _Growth],
+    growths: Mapping[tuple[Key, int], tuple[Task, Grown]],
     timed: Mapping[tuple[Key, int], Repeats],
     draft: Curve,
 ) -> dict[Key, GrowthCost]:
@@ -159,7 +151,7 @@ def _fitted(
     costs = {}
     for contender in contending:
         places = [place for place in growths if place[0] == contender.key]
-        grown = [growths[place].grown for place in places]
+        grown = [growths[place][1] for place in places]
         inner = [one.inner() for one in grown]
         costs[contender.key] = fit_growth(
             draft,

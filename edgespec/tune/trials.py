@@ -74,7 +74,7 @@ def try_plans(
             break
         _decode_in_turn(run, close, model, temperature, budget_s, seed=number * len(run.prompts))
     factor = _token_factor(trials[:-1], num_tried, num_texts)
-    *speculating, plain = [replace(trial.plan, measured_step_s=trial.step_s(trials[-1])) for trial in trials]
+    *speculating, plain = _measured(trials)
     errors = [trial.error(trials[-1]) for trial in trials[:-1]]
     ranked = _ranked([_scaled(plan, factor) for plan in speculating], plain, errors)
     return TemperaturePlan(
@@ -87,10 +87,15 @@ def try_plans(
     )
 
 
+def _measured(trials: Sequence[_Trial]) -> list[Plan]:
+    """The plans with what their steps took; plain decoding is the last."""
+    return [replace(trial.plan, measured_step_s=trial.step_s(trials[-1])) for trial in trials]
+
+
 def _undecided(trials: Sequence[_Trial]) -> list[_Trial]:
     """Those that may be the fastest, as far as their noise tells, with plain decoding as the last."""
     plain = trials[-1]
-    speeds = [trial.plan.tokens / trial.step_s(plain) for trial in trials]
+    speeds = [plan.tokens_per_s for plan in _measured(trials)]
     errors = [trial.error(plain) for trial in trials]
     fastest = max(range(len(trials)), key=lambda index: speeds[index])
     return [
@@ -168,9 +173,10 @@ def _why(ranked: Sequence[Plan], plain: Plan) -> str:
             f"{second.tokens_per_s:.3g} tokens/s, plain {best.tokens_per_s:.3g}; it is switched off"
         )
     gain = best.tokens_per_s / plain.tokens_per_s
+    other = "next" if second.tokens_per_s <= best.tokens_per_s else "hardly faster"
     return (
         f"{best.tokens:.3g} tokens a pass in {1000 * (best.measured_step_s or best.step_s):.3g} ms, "
-        f"{gain:.3g} times plain decoding; next: {_name(second)} with {second.tokens_per_s:.3g} tokens/s "
+        f"{gain:.3g} times plain decoding; {other}: {_name(second)} with {second.tokens_per_s:.3g} tokens/s "
         f"against {best.tokens_per_s:.3g}"
     )
 

@@ -91,7 +91,8 @@ def test_there_is_a_plan_for_every_temperature_no_slower_than_plain_decoding(pro
         assert plan.best.measured_step_s is not None
         assert plan.best.tokens_per_s >= plan.plain.tokens_per_s
         assert plan.runner_up is not None
-        assert plan.runner_up.tokens_per_s <= plan.best.tokens_per_s * (1 + trials.MARGIN)
+        given_up = trials.MARGIN if plan.best.policy != "none" else max(trials.MARGIN, *trials.PLAIN_MARGINS)
+        assert plan.runner_up.tokens_per_s <= plan.best.tokens_per_s * (1 + given_up)
         assert plan.best.size <= 16
         tree_settings(plan.best)
 

@@ -59,9 +59,9 @@ def test_what_is_predicted_far_behind_is_not_tried(monkeypatch: pytest.MonkeyPat
     assert found.runner_up.policy == "none"
 
 
-@pytest.mark.parametrize(("half_s", "size"), [(0.90, 64), (0.88, 32), (0.80, 32)])
+@pytest.mark.parametrize(("half_s", "size", "is_faster"), [(0.90, 64, True), (0.88, 32, False), (0.80, 32, True)])
 def test_half_the_nodes_are_tried_and_taken_unless_they_are_clearly_slower(
-    half_s: float, size: int, monkeypatch: pytest.MonkeyPatch
+    half_s: float, size: int, is_faster: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where computing begins to take longer than the link, sooner than was measured before."""
     large = predicted("adaptive", 0.8, size=64, nodes=64.0, tokens=4.6)
@@ -69,6 +69,7 @@ def test_half_the_nodes_are_tried_and_taken_unless_they_are_clearly_slower(
     found = tried(monkeypatch, {64: 1.0, 32: half_s, "none": 1.0}, large, smaller=half)
     assert found.best.size == size
     assert {found.best.size, found.runner_up.size} == {64, 32}
+    assert ("; next: adaptive" if is_faster else "; hardly faster: adaptive") in found.why
 
 
 @pytest.mark.parametrize(("step_s", "policy"), [(0.005, "mcsd"), (0.5, "adaptive")])
