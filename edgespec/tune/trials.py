@@ -23,11 +23,11 @@ STEPS = (6, 24)  # of one candidate at one prompt, that are timed: as many as le
 PROMPT_STEPS = 4  # about as long as the passes over a prompt
 WARM_STEPS = 1  # before them: behind another candidate's steps, caches and read-ahead are that one's
 MIN_PROMPTS = 2
-MARGIN = 0.03  # that a plan must be faster by than one with fewer nodes
+MARGIN = 0.02  # that a plan must be faster by than one with fewer nodes
 PLAIN_MARGINS = (0.01, 0.04)  # than plain decoding, as the noise asks for: more would give up gains that are real
 CERTAIN = 2.0  # standard errors
 PRECISE = 0.01  # that no more steps are timed for
-ROUNDS = 3  # through all prompts, if it is not decided before
+PATIENCE = 2.5  # times the time that there is: then no more prompts are taken, if it is not decided before
 CLOSE = 0.9  # of the fastest prediction: what is slower is not tried
 
 
@@ -67,13 +67,14 @@ def try_plans(
     near = [plan for plan in choice.ranked[:count] if plan.tokens_per_s >= CLOSE * fastest.tokens_per_s]
     smaller = [choice.smaller] if choice.smaller is not None else []
     trials = [_Trial(plan) for plan in (*near, *smaller, choice.plain)]
-    num_tried = _decode_in_turn(run, trials, model, temperature, budget_s)
-    for number in range(1, ROUNDS if num_tried == len(run.prompts) else 1):
-        close = _undecided(trials)
-        if len(close) < 2:
+    started = time.perf_counter()
+    close, num_tried = trials, 0
+    while True:
+        num_tried += _decode_in_turn(run, close, model, temperature, budget_s, first=num_tried)
+        close = _undecided(close)
+        if len(close) < 2 or time.perf_counter() - started > PATIENCE * budget_s:
             break
-        _decode_in_turn(run, close, model, temperature, budget_s, seed=number * len(run.prompts))
-    factor = _token_factor(trials[:-1], num_tried, num_texts)
+    factor = _token_factor(trials[:-1], min(num_tried, len(run.prompts)), num_texts)
     *speculating, plain = _measured(trials)
     errors = [trial.error(trials[-1]) for trial in trials[:-1]]
     ranked = _ranked([_scaled(plan, factor) for plan in speculating], plain, errors)
@@ -103,8 +104,7 @@ def _undecided(trials: Sequence[_Trial]) -> list[_Trial]:
         for trial, speed, error in zip(trials, speeds, errors, strict=True)
         if trial is plain
         or (
-            len(trial.seconds) == len(plain.seconds)
-            and max(error, errors[fastest]) > PRECISE
+            max(error, errors[fastest]) > PRECISE
             and speed * (1 + CERTAIN * max(error, errors[fastest])) >= speeds[fastest]
         )
     ]
@@ -146,21 +146,25 @@ def _scaled(plan: Plan, factor: float) -> Plan:
 
 
 def _decode_in_turn(
-    run: Run, trials: Sequence[_Trial], model: AcceptanceModel, temperature: float, budget_s: float, seed: int = 0
+    run: Run, trials: Sequence[_Trial], model: AcceptanceModel, temperature: float, budget_s: float, *, first: int
 ) -> int:
-    """Real steps of all, prompt by prompt, until the time for them is spent; how many prompts that was."""
+    """Real steps of all, prompt by prompt from the `first` on, until the time for them is spent, or all prompts had
+    their turn; how many that were.
+    """
     sampling = run.sampling(temperature)
     count = int(budget_s / (len(run.prompts) * sum(trial.plan.step_s for trial in trials))) - PROMPT_STEPS
     count = min(max(count, WARM_STEPS + STEPS[0]), WARM_STEPS + STEPS[1])
     started = time.perf_counter()
-    for index, ids in enumerate(run.prompts):
+    for done in range(len(run.prompts)):
+        index = first + done
+        ids = run.prompts[index % len(run.prompts)]
         for trial in trials if index % 2 == 0 else reversed(trials):
             policy = open_policy(tree_settings(trial.plan)).with_acceptance(model)
-            steps = run_steps(run.engine, ids, policy, sampling=sampling, steps=count, seed=run.seed + seed + index)
+            steps = run_steps(run.engine, ids, policy, sampling=sampling, steps=count, seed=run.seed + index)
             trial.seconds.append([step.total_s for step in steps[WARM_STEPS:]])
             trial.tokens += [len(step.tokens) for step in steps]
-        if index + 1 >= MIN_PROMPTS and time.perf_counter() - started > budget_s:
-            return index + 1
+        if done + 1 >= MIN_PROMPTS and time.perf_counter() - started > budget_s:
+            return done + 1
     return len(run.prompts)
 
 

@@ -16,7 +16,8 @@ from profiles.schema import Plan
 from profiles.tuner import Choice
 from tests.profiles.examples import PLAIN, example_plan
 
-RUN = Run(engine=None, prompts=[], temperatures=[0.8], effort=QUICK)  # type: ignore[arg-type]  # nothing is decoded
+NO_ENGINE: Any = None  # nothing is decoded
+RUN = Run(engine=NO_ENGINE, prompts=[[number] for number in range(24)], temperatures=[0.8], effort=QUICK)
 
 
 def tried(
@@ -109,6 +110,7 @@ def test_the_noisier_the_machine_the_more_a_tree_must_gain(
     noise: float, gain: float, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At 16 prompts; twice the standard error of the trees' seconds over plain decoding's, next to them."""
+    monkeypatch.setattr(trials, "PATIENCE", 0.0)
 
     def decode(_run: Run, found: Any, *_: object, **__: object) -> int:
         for number in range(16):
@@ -209,19 +211,21 @@ def test_trials_on_few_texts_count_little_however_many_steps_they_took(monkeypat
 
 
 class Bench:
-    """Steps of policies in turn, on a machine whose speed changes between rounds through 8 prompts."""
+    """Steps of policies in turn at 8 prompts, which take all the time, on a machine whose speed changes then."""
 
     def __init__(self, seconds: dict[str, float], *, noise: float, slow: tuple[float, ...] = (1.0,) * 9) -> None:
         self.seconds, self.noise, self.slow = seconds, noise, slow
-        self.rounds: list[list[str]] = []  # policies
-        self.seeds: list[int] = []
+        self.turns: list[list[str]] = []  # policies
+        self.firsts: list[int] = []  # prompts
+        self.now_s = 0.0
 
     def decode(
-        self, _run: Run, found: Any, _model: AcceptanceModel, _temperature: float, _budget_s: float, seed: int = 0
+        self, _run: Run, found: Any, _model: AcceptanceModel, _temperature: float, budget_s: float, *, first: int
     ) -> int:
-        slow = self.slow[len(self.rounds)]
-        self.rounds.append([trial.plan.policy for trial in found])
-        self.seeds.append(seed)
+        slow = self.slow[len(self.turns)]
+        self.turns.append([trial.plan.policy for trial in found])
+        self.firsts.append(first)
+        self.now_s += budget_s
         for number in range(8):
             for trial in found:
                 sign = 0 if trial.plan.policy == "none" else (-1) ** number
@@ -229,36 +233,52 @@ class Bench:
                 trial.tokens.append(1 if trial.plan.policy == "none" else 4)
         return 8
 
-    def choose(self, monkeypatch: pytest.MonkeyPatch, *policies: str, num_prompts: int = 8) -> Any:
+    def choose(self, monkeypatch: pytest.MonkeyPatch, *policies: str) -> Any:
         monkeypatch.setattr(trials, "_decode_in_turn", self.decode)
+        monkeypatch.setattr(trials, "time", SimpleNamespace(perf_counter=lambda: self.now_s))
         plans = tuple(predicted(policy, 0.8) for policy in policies)
         choice = Choice(best=plans[0], runner_up=None, plain=PLAIN, by_size=(), ranked=plans)
-        run = replace(RUN, prompts=[[number] for number in range(num_prompts)])
-        return trials.try_plans(run, choice, default_acceptance(), temperature=0.8, num_texts=6)
+        return trials.try_plans(RUN, choice, default_acceptance(), temperature=0.8, num_texts=6)
 
 
 def test_what_noise_leaves_open_is_timed_again_without_those_that_are_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench({"adaptive": 1.0, "dyspec": 1.01, "sequoia": 2.0, "none": 1.0}, noise=0.1)
     assert bench.choose(monkeypatch, "adaptive", "dyspec", "sequoia").best.policy == "adaptive"
-    assert bench.rounds == [["adaptive", "dyspec", "sequoia", "none"], *[["adaptive", "dyspec", "none"]] * 2]
-    assert bench.seeds == [0, 8, 16]
+    assert bench.turns == [["adaptive", "dyspec", "sequoia", "none"], *[["adaptive", "dyspec", "none"]] * 2]
+    assert bench.firsts == [0, 8, 16]
 
 
-@pytest.mark.parametrize(
-    ("noise", "num_prompts"),
-    [(0.001, 8), (0.1, 9)],
-    ids=["a quiet machine", "a slow one, with no time for all prompts"],
-)
-def test_one_round_is_enough(noise: float, num_prompts: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench({"adaptive": 1.0, "dyspec": 1.01, "none": 1.0}, noise=noise)
-    bench.choose(monkeypatch, "adaptive", "dyspec", num_prompts=num_prompts)
-    assert len(bench.rounds) == 1
+def test_on_a_quiet_machine_nothing_is_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench({"adaptive": 1.0, "dyspec": 1.01, "none": 1.0}, noise=0.001)
+    bench.choose(monkeypatch, "adaptive", "dyspec")
+    assert len(bench.turns) == 1
+
+
+def test_a_slow_machine_goes_on_with_the_prompts_that_had_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two prompts take more than all the time, and steps vary."""
+    asked: list[tuple[int, int]] = []
+    row_s = 0.27 * QUICK.trial_s
+    monkeypatch.setattr(trials, "time", SimpleNamespace(perf_counter=lambda: len(asked) * row_s))
+
+    def steps(_engine: Any, ids: Any, policy: Any, *, seed: int, **_options: Any) -> list[Any]:
+        asked.append((ids[0], seed))
+        tokens, step_s = ([7], 0.25) if policy.settings.policy == "none" else ([7] * 6, 0.5 + 0.1 * (ids[0] % 2))
+        return [SimpleNamespace(tokens=tokens, total_s=step_s)] * 7
+
+    monkeypatch.setattr(trials, "run_steps", steps)
+    plan = predicted("adaptive", 0.5)
+    choice = Choice(best=plan, runner_up=None, plain=PLAIN, by_size=(), ranked=(plan,))
+    engine: Any = SimpleNamespace(pair=SimpleNamespace(default_sampling=SamplingSettings))
+    run = replace(RUN, engine=engine, prompts=[[1], [2], [3]])
+    found = trials.try_plans(run, choice, default_acceptance(), temperature=0.8, num_texts=3)
+    assert asked[::2] == [(1, 0), (2, 1), (3, 2), (1, 3), (2, 4), (3, 5)], "seeds differ where a prompt comes again"
+    assert found.best.tokens == pytest.approx(5.0), "4 in samples of three texts, 6 in trials on as many, twice"
 
 
 def test_who_dropped_out_is_compared_by_the_plain_steps_next_to_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine becomes three times slower then, for those that went on."""
     bench = Bench({"adaptive": 1.0, "dyspec": 1.3, "none": 1.0}, noise=0.1, slow=(1.0, 3.0, 3.0))
     found = bench.choose(monkeypatch, "adaptive", "dyspec")
-    assert bench.rounds[-1] == ["adaptive", "none"]
+    assert bench.turns[-1] == ["adaptive", "none"]
     assert found.best.policy == "adaptive"
     assert found.best.tokens_per_s / found.runner_up.tokens_per_s == pytest.approx(1.3)
