@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from edgespec.config import SamplingSettings
 from edgespec.grow.acceptance import AcceptanceModel, default_acceptance
 from edgespec.tune import trials
 from edgespec.tune.run import QUICK, Run
-from profiles.schema import Plan
+from profiles.schema import Plan, TemperaturePlan
 from profiles.tuner import Choice
 from tests.profiles.examples import PLAIN, example_plan
 
@@ -40,6 +41,17 @@ def tried(
     ranked = tuple(sorted(plans, key=lambda plan: -plan.tokens_per_s))
     made = Choice(**{"best": ranked[0], "runner_up": None, "plain": PLAIN, "by_size": (), "ranked": ranked, **choice})
     return trials.try_plans(RUN, made, default_acceptance(), temperature=0.8, num_texts=6)
+
+
+def decoded(
+    monkeypatch: pytest.MonkeyPatch, steps: Any, plan: Plan, *, prompts: Sequence[list[int]], plain: Plan = PLAIN
+) -> TemperaturePlan:
+    """The plan of trials on these prompts whose real steps are `steps`."""
+    monkeypatch.setattr(trials, "run_steps", steps)
+    choice = Choice(best=plan, runner_up=None, plain=plain, by_size=(), ranked=(plan,))
+    engine: Any = SimpleNamespace(pair=SimpleNamespace(default_sampling=SamplingSettings))
+    run = replace(RUN, engine=engine, prompts=prompts)
+    return trials.try_plans(run, choice, default_acceptance(), temperature=0.8, num_texts=3)
 
 
 def predicted(policy: str, step_s: float, **changes: Any) -> Plan:
@@ -168,12 +180,7 @@ def test_the_first_step_behind_a_prompt_is_not_timed(monkeypatch: pytest.MonkeyP
         found[0].total_s += 1.0
         return found
 
-    monkeypatch.setattr(trials, "run_steps", steps)
-    plan = predicted("adaptive", 1.0)
-    choice = Choice(best=plan, runner_up=None, plain=PLAIN, by_size=(), ranked=(plan,))
-    engine: Any = SimpleNamespace(pair=SimpleNamespace(default_sampling=SamplingSettings))
-    run = replace(RUN, engine=engine, prompts=[[1], [2], [3]])
-    found = trials.try_plans(run, choice, default_acceptance(), temperature=0.8, num_texts=3)
+    found = decoded(monkeypatch, steps, predicted("adaptive", 1.0), prompts=[[1], [2], [3]])
     assert (found.best.measured_step_s, found.plain.measured_step_s) == (1.0, 0.5)
     assert found.best.tokens == 4
 
@@ -195,12 +202,8 @@ def test_rows_of_steps_are_as_long_as_lets_all_prompts_have_their_turn(
         asked.append((ids[0], steps))
         return [SimpleNamespace(tokens=[7], total_s=step_s)] * steps
 
-    monkeypatch.setattr(trials, "run_steps", steps)
     plan, plain = predicted("adaptive", 1.5 * step_s), replace(PLAIN, step_s=step_s)
-    choice = Choice(best=plan, runner_up=None, plain=plain, by_size=(), ranked=(plan,))
-    engine: Any = SimpleNamespace(pair=SimpleNamespace(default_sampling=SamplingSettings))
-    run = replace(RUN, engine=engine, prompts=[[number] for number in range(24)])
-    trials.try_plans(run, choice, default_acceptance(), temperature=0.8, num_texts=3)
+    decoded(monkeypatch, steps, plan, plain=plain, prompts=RUN.prompts)
     assert {found for _, found in asked} == {num_steps}
     assert [number for number, _ in asked] == [number for number in range(24) for _ in range(2)]
 
@@ -265,12 +268,7 @@ def test_a_slow_machine_goes_on_with_the_prompts_that_had_no_turn(monkeypatch: p
         tokens, step_s = ([7], 0.25) if policy.settings.policy == "none" else ([7] * 6, 0.5 + 0.1 * (ids[0] % 2))
         return [SimpleNamespace(tokens=tokens, total_s=step_s)] * 7
 
-    monkeypatch.setattr(trials, "run_steps", steps)
-    plan = predicted("adaptive", 0.5)
-    choice = Choice(best=plan, runner_up=None, plain=PLAIN, by_size=(), ranked=(plan,))
-    engine: Any = SimpleNamespace(pair=SimpleNamespace(default_sampling=SamplingSettings))
-    run = replace(RUN, engine=engine, prompts=[[1], [2], [3]])
-    found = trials.try_plans(run, choice, default_acceptance(), temperature=0.8, num_texts=3)
+    found = decoded(monkeypatch, steps, predicted("adaptive", 0.5), prompts=[[1], [2], [3]])
     assert asked[::2] == [(1, 0), (2, 1), (3, 2), (1, 3), (2, 4), (3, 5)], "seeds differ where a prompt comes again"
     assert found.best.tokens == pytest.approx(5.0), "4 in samples of three texts, 6 in trials on as many, twice"
 
