@@ -78,8 +78,9 @@ def entropy_of_top(probs: Tensor, count: int = ENTROPY_TOKENS) -> Tensor:
 
 def draw_one(probs: Tensor, generator: torch.Generator) -> int:
     """One token from probabilities [vocab], not necessarily normalised."""
+    # In float64, because the smallest noise wins: CUDA's has no steps below 6e-8 in float32, and would miss long tails.
     # The item() is the step's result: nothing can go on before the host knows the token.
-    return int(torch.multinomial(probs, 1, generator=generator).item())
+    return int(torch.multinomial(probs.double(), 1, generator=generator).item())
 
 
 def draw_without_replacement(q: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -91,8 +92,9 @@ def draw_without_replacement(q: Tensor, count: int, generator: torch.Generator) 
     last ones have q 0 and are no draws.
     """
     # In float64, because the smallest noise wins: float32 has none below 6e-8, and tokens of less
-    # probability than that would never be drawn although they are verified as if they could be.
+    # probability than that would never be drawn although they are verified as if they could be. The
+    # quotient too: in float32 the smallest q would lose their digits, and equal quotients go to the first.
     noise = torch.rand(q.shape, dtype=torch.float64, device=q.device, generator=generator)
-    noise = noise.clamp_(min=SMALLEST_UNIFORM).log_().neg_().to(q.dtype)
+    noise = noise.clamp_(min=SMALLEST_UNIFORM).log_().neg_()
     tokens = torch.div(q, noise, out=noise).topk(min(count, q.shape[-1]), -1).indices
     return tokens, q.gather(-1, tokens)

@@ -1,14 +1,16 @@
-"""Is every policy, with every rule it may use, lossless?
+"""Is every policy, with every rule it may use, lossless in the formats that people run?
 
-    python scripts/check_lossless.py                    every cell, about half an hour
-    python scripts/check_lossless.py --only dyspec -n 5000
+    python -m scripts.check_lossless                    every cell, about half an hour on two cores
+    python -m scripts.check_lossless --only dyspec -n 20000
 
-A vocabulary of four tokens; target and draft are tables of random distributions that disagree, in
-float64. Each cell draws texts of two tokens through trees and compares the distribution of the 16
-outcomes with the target's own by chi-square (15 degrees of freedom). A right policy falls below
---bound with that probability; with a bound of 1e-4 and 70 cells one run in 140 raises a false alarm.
-At temperature 0 texts of four tokens from many tables must equal the target's, token by token.
-Prints a line a cell and one JSON line; exits 1 when a cell fails.
+A vocabulary of four tokens; target and draft are tables of random logits that disagree, or for feature heads a
+random model of one layer and a random head of it. Each cell draws texts of three tokens, the second and third
+through trees, and compares their distribution with the target's own by chi-square (tables have one first token, and
+so 16 outcomes); outcomes that are expected less than five times are counted together, by their exact binomial tail.
+A right policy falls below --bound with that probability. Tables are float32, as models' logits are, and float64;
+drafts and targets are flat and sharp, with one token up to 40 nats above the others. At temperature 0 texts of four
+tokens from many tables must equal the target's, token by token. Prints a line a cell and one JSON line; exits 1
+when a cell fails.
 """
 
 from __future__ import annotations
@@ -16,71 +18,173 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
+import multiprocessing
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from scipy import stats
 from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from edgespec import SamplingSettings, TreeSettings
+from edgespec.causal_model import CausalModel
 from edgespec.decode import Session, Verify, decode
+from edgespec.draft.head_network import HeadFacts
+from edgespec.draft.open_drafter import open_drafter
+from edgespec.follow import Follower, following
+from edgespec.grow.classifier import DEFAULT_FILE as DEFAULT_CLASSIFIER
+from edgespec.grow.network import Network
 from edgespec.grow.policies import Policy, make_grow, make_grow_branches, open_policy
+from edgespec.grow.stop_model import StopKind, StopModel, input_names
+from edgespec.memory import cache_rows
 from edgespec.sampling import to_probs
+from edgespec.target import Target
 from edgespec.target_initialized import decode_target_initialized
+from edgespec.train.head_model import new_head, own_tensors
 from edgespec.tree import TokenTree
 from edgespec.verify.rules import verifier
+from profiles.cost import Curve
+from profiles.schema import Plan
 
 VOCAB = 4
 CPU = torch.device("cpu")
 PRESET = [[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]]
+LEAST_EXPECTED = 5.0  # texts of an outcome that chi-square is told apart by
+PROMPT = (1, 3, 2, 0)
+WARM = SamplingSettings(temperature=1.0)
+NUM_TOKENS = 3  # of a text; the first comes from the prompt's pass
 Prefix = tuple[int, ...]
+Probs = Mapping[Prefix, Tensor]  # text -> [vocab]
 
 
-def tree_settings(folder: Path) -> dict[str, TreeSettings]:
-    """Every policy in every form, small enough for four tokens: name -> settings."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """A policy in one of its forms, and what drafts for it."""
+
+    settings: TreeSettings
+    head: str = ""  # a feature head drafts: whole or routed
+    follows: bool = False  # threshold and acceptance follow the last steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """How the target is sampled from, and how sure both are."""
+
+    sampling: SamplingSettings
+    draft_temperature: float | None = None  # where it is another than the target's
+    draft_gap: float = 0.0  # nats that one token of every row is above its random logit
+    target_gap: float = 0.0
+
+
+PLAIN = {
+    f"temperature {temperature}{', top-p 0.9' if top_p < 1 else ''}": Situation(
+        sampling=SamplingSettings(temperature=temperature, top_p=top_p)
+    )
+    for temperature in (0.7, 1.0)
+    for top_p in (1.0, 0.9)
+}
+SITUATIONS = PLAIN | {
+    "top-k 2": Situation(sampling=SamplingSettings(temperature=1.0, top_k=2)),
+    "min-p 0.2": Situation(sampling=SamplingSettings(temperature=1.0, min_p=0.2)),
+    "draft temperature 0.4": Situation(sampling=WARM, draft_temperature=0.4),
+    "draft temperature 0.05": Situation(sampling=WARM, draft_temperature=0.05),
+    "draft temperature 0": Situation(sampling=WARM, draft_temperature=0.0),
+    "target temperature 0.05": Situation(sampling=SamplingSettings(temperature=0.05), draft_temperature=1.0),
+}
+GAPS = {f"draft gap {gap}": Situation(sampling=WARM, draft_gap=float(gap)) for gap in (8, 14, 17, 20, 40)} | {
+    "both gap 17": Situation(sampling=WARM, draft_gap=17.0, target_gap=17.0)
+}
+
+
+def forms(folder: Path) -> dict[str, Form]:
+    """Every policy in every form, small enough for four tokens: name -> form. Decision models lie in the folder."""
     preset = folder / "preset.json"
     preset.write_text(json.dumps(PRESET), encoding="utf-8")
-    forms = {
-        "adaptive sampled": TreeSettings(policy="adaptive", draw="sampled", size=6, depth=3),
-        "adaptive chosen": TreeSettings(policy="adaptive", draw="chosen", size=6, depth=3),
-        "dyspec": TreeSettings(policy="dyspec", size=6, depth=3),
+    by_distribution = save_stop_model(folder / "distribution.safetensors", "probabilities", VOCAB + 1)
+    by_state = save_stop_model(folder / "state.safetensors", "hidden", VOCAB)
+    six: dict[str, Any] = {"size": 6, "depth": 3}
+    trees = {
+        "adaptive sampled": TreeSettings(policy="adaptive", draw="sampled", **six),
+        "adaptive chosen": TreeSettings(policy="adaptive", draw="chosen", **six),
+        "dyspec": TreeSettings(policy="dyspec", **six),
         "dyspec threshold": TreeSettings(policy="dyspec", size=40, depth=3, threshold=0.15),
-        "opt-tree": TreeSettings(policy="opt-tree", size=6, depth=3, stop_gain=0.2),
-        "eagle2": TreeSettings(policy="eagle2", size=6, depth=3, max_children=3),
-        "eagle2 ddd": TreeSettings(policy="eagle2", size=6, depth=3, stop_depths=(1, 2), stop_log_probability=-0.5),
+        "opt-tree": TreeSettings(policy="opt-tree", **six, stop_gain=0.2),
+        "eagle2": TreeSettings(policy="eagle2", **six, max_children=3),
+        "eagle2 ddd": TreeSettings(policy="eagle2", **six, stop_depths=(1, 2), stop_log_probability=-0.5),
         "c2t": TreeSettings(policy="c2t", size=12, depth=3, confidence=0.3, max_children=3),
     }
     for draw in ("sampled", "chosen"):
-        forms |= {
-            f"sequoia {draw}": TreeSettings(policy="sequoia", draw=draw, size=6, depth=3, max_children=3),
+        trees |= {
+            f"sequoia {draw}": TreeSettings(policy="sequoia", draw=draw, **six, max_children=3),
             f"specinfer {draw}": TreeSettings(policy="specinfer", draw=draw, branching=(2, 2, 1)),
+            f"specinfer stop {draw}": TreeSettings(
+                policy="specinfer", draw=draw, branching=(2, 2, 1), stop_model=by_distribution, confidence=0.5
+            ),
             f"mcsd {draw}": TreeSettings(policy="mcsd", draw=draw, branching=(3, 1)),
             f"mcsd fork {draw}": TreeSettings(policy="mcsd", draw=draw, fork=(2, 3)),
             f"chain {draw}": TreeSettings(policy="chain", draw=draw, draft_tokens=3),
+            f"chain stop {draw}": TreeSettings(
+                policy="chain", draw=draw, draft_tokens=3, stop_model=by_state, confidence=0.5
+            ),
+            f"chain classifier {draw}": TreeSettings(
+                policy="chain", draw=draw, draft_tokens=3, classifier=DEFAULT_CLASSIFIER, confidence=0.5
+            ),
             f"static {draw}": TreeSettings(policy="static", draw=draw, tree_file=preset),
         }
-    return forms
+    found = {name: Form(settings=tree) for name, tree in trees.items()}
+    for draw in ("sampled", "chosen"):
+        tree = TreeSettings(policy="adaptive", draw=draw, **six, threshold=0.1)
+        found[f"adaptive follower {draw}"] = Form(settings=tree, follows=True)
+    for head in ("whole", "routed"):
+        for name in ("adaptive sampled", "dyspec", "opt-tree", "specinfer sampled"):
+            found[f"{head} head, {name}"] = Form(settings=trees[name], head=head)
+    return found
 
 
-def table(seed: int, length: int, *, sharpness: float = 1.2) -> dict[Prefix, Tensor]:
-    """Random logits [vocab] after every text of up to `length` tokens."""
+def save_stop_model(path: Path, kind: StopKind, num_inputs: int) -> Path:
+    """A decision model of random weights, which stops at some nodes and goes on at others."""
+    generator = torch.Generator().manual_seed(num_inputs)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    network = Network(
+        inputs=input_names(kind, num_inputs),
+        mean=torch.zeros(num_inputs).double(),
+        std=torch.ones(num_inputs).double(),
+        activation="tanh",
+        weights=(normal(8, num_inputs), normal(1, 8)),
+        biases=(normal(8), torch.zeros(1).double()),
+    )
+    StopModel(kind=kind, network=network).save(path)
+    return path
+
+
+def table(
+    seed: int, length: int, dtype: torch.dtype, *, sharpness: float = 1.2, gap: float = 0.0
+) -> dict[Prefix, Tensor]:
+    """Random logits [vocab] after every text of up to `length` tokens, one of each so many nats above its own."""
     generator = torch.Generator().manual_seed(seed)
     prefixes = [path for size in range(length + 1) for path in itertools.product(range(VOCAB), repeat=size)]
     logits = torch.randn(len(prefixes), VOCAB, generator=generator, dtype=torch.float64) * sharpness
-    return dict(zip(prefixes, logits, strict=True))
+    sure = torch.randint(VOCAB, (len(prefixes), 1), generator=generator)
+    logits.scatter_add_(1, sure, torch.full_like(logits, gap))
+    return dict(zip(prefixes, logits.to(dtype), strict=True))
 
 
-def distributions(logits: dict[Prefix, Tensor], sampling: SamplingSettings) -> dict[Prefix, Tensor]:
+def distributions(logits: Mapping[Prefix, Tensor], sampling: SamplingSettings) -> dict[Prefix, Tensor]:
     """What is sampled from."""
     return dict(zip(logits, to_probs(torch.stack(list(logits.values())), sampling), strict=True))
 
 
 class TableTarget:
-    """A target that looks its logits up; the prompt is followed by token 0 for certain."""
+    """A target that looks its logits up."""
 
     vocab = VOCAB
     device = CPU
@@ -92,14 +196,15 @@ class TableTarget:
     def prefill(self, ids: Tensor, *, capacity: int) -> Tensor:
         """Start a text."""
         self.text: Prefix = ()
-        return torch.tensor([1e3] + [0.0] * (VOCAB - 1), dtype=torch.float64)
+        self.num_prompt = 0  # tokens of the text that are no part of the tables
+        return self.logits_after[()]
 
     def look(self, tree: TokenTree) -> Tensor:
         """Logits after every node, which stand for hidden states."""
         self.paths: list[Prefix] = []
         for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
             self.paths.append((*(self.text if parent < 0 else self.paths[parent]), token))
-        return torch.stack([self.logits_after[path[1:]] for path in self.paths])
+        return torch.stack([self.logits_after[path[self.num_prompt :]] for path in self.paths])
 
     def logits(self, hidden: Tensor) -> Tensor:
         """They are."""
@@ -108,6 +213,10 @@ class TableTarget:
     def commit(self, path: tuple[int, ...]) -> None:
         """The path became text."""
         self.text = self.paths[path[-1] if path else 0]
+
+    def uncommit_last(self) -> None:
+        """The prompt's last token becomes a root."""
+        self.num_prompt = 1
 
 
 class TableDrafter:
@@ -119,6 +228,7 @@ class TableDrafter:
     def prefill(self, ids: Tensor, *, capacity: int) -> None:
         """Start a text."""
         self.text: Prefix = ()
+        self.num_prompt = len(PROMPT) - ids.shape[0]  # 1 where its last token is a root
         self.rows: list[Prefix] = []
 
     def expand(self, tokens: Tensor, parent_rows: Tensor) -> Tensor:
@@ -128,102 +238,200 @@ class TableDrafter:
             for token, parent in zip(tokens.tolist(), parent_rows.tolist(), strict=True)
         ]
         self.rows += new
-        return torch.stack([self.q[path[1:]] for path in new])
+        return torch.stack([self.q[path[self.num_prompt :]] for path in new])
+
+    def hidden(self, rows: Tensor) -> Tensor:
+        """What decision models read: logarithms of q, for want of states."""
+        return torch.stack([self.q[self.rows[row]] for row in rows.tolist()]).clamp(min=1e-9).log()
 
     def commit(self, root: int, path_rows: list[int], path_tokens: list[int]) -> None:
         """The root and the path became text."""
         self.text, self.rows = (*self.text, root, *path_tokens), []
 
 
+def table_session(
+    situation: Situation,
+    settings: TreeSettings,
+    *,
+    dtype: torch.dtype,
+    seed: int,
+    length: int,
+    starts_open: bool = False,
+) -> tuple[Session, Probs]:
+    """A target and a draft that are tables, and what the target samples from; it starts with token 0, unless open."""
+    logits = table(seed, length, dtype, gap=situation.target_gap)
+    if not starts_open:
+        logits[()] = torch.tensor([1e3, 0.0, 0.0, 0.0], dtype=dtype)
+    target = TableTarget(logits, situation.sampling)
+    q = distributions(
+        table(seed + 1, length, dtype, gap=situation.draft_gap), settings.draft_sampling(situation.sampling)
+    )
+    return Session(target=target, drafter=TableDrafter(q)), target.probs  # type: ignore[arg-type]
+
+
+def head_session(
+    settings: TreeSettings, sampling: SamplingSettings, *, head: str, seed: int, length: int
+) -> tuple[Session, Probs]:
+    """A random target of one layer with a random head of it, and what the target samples from."""
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=4,
+        max_position_embeddings=64, bos_token_id=None, eos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(config).eval()
+    groups = {"router_groups": 2, "top_groups": 1} if head == "routed" else {}
+    facts = HeadFacts(target="t", target_fingerprint="f", method="eagle", **groups)  # type: ignore[arg-type]
+    drafts = new_head(model, facts, seed=seed).eval().requires_grad_(False)
+    for weights in (own_tensors(drafts), dict(model.named_parameters())):
+        for weight in weights.values():
+            if weight.ndim > 1:  # spread, so that every mistake shows
+                weight.data.normal_(0, 2 * weight.shape[-1] ** -0.5)
+    causal = CausalModel(model, device=CPU, keeps_hidden=True)
+    drafter = open_drafter(
+        CausalModel(drafts, device=CPU), causal, sampling=settings.draft_sampling(sampling),
+        tree_rows=settings.num_drafted, keeps_text=True,
+    )  # fmt: skip
+    prefixes = [path for size in range(length) for path in itertools.product(range(VOCAB), repeat=size)]
+    probs = distributions({prefix: logits_after(model, prefix) for prefix in prefixes}, sampling)
+    return Session(target=Target(causal, keeps_text=True), drafter=drafter), probs
+
+
+def open_session(
+    form: Form, situation: Situation, *, dtype: torch.dtype, seed: int, num_tokens: int
+) -> tuple[Session, Probs]:
+    """A pair for texts of `num_tokens` tokens, and what its target samples from."""
+    if form.head:
+        return head_session(form.settings, situation.sampling, head=form.head, seed=seed, length=num_tokens)
+    # One token more than is looked at: a tree that ended with the text would lack its last layer.
+    return table_session(situation, form.settings, dtype=dtype, seed=seed, length=num_tokens + 1)
+
+
+def text_probability(probs: Probs, text: Prefix) -> float:
+    """What the target gives a text."""
+    return math.prod(float(probs[text[:index]][token]) for index, token in enumerate(text))
+
+
+@torch.no_grad()
+def logits_after(model: PreTrainedModel, text: Prefix) -> Tensor:
+    """Of a plain forward over the prompt and a text: [vocab]."""
+    logits: Tensor = model(input_ids=torch.tensor([[*PROMPT, *text]]), use_cache=False).logits[0, -1]
+    return logits
+
+
+def example_follower(settings: TreeSettings) -> Follower:
+    """One whose plan promises more than these tables keep, so that threshold and acceptance move."""
+    plan = Plan(policy="adaptive", size=settings.size, depth=settings.depth, threshold=settings.threshold,
+                tokens=2.5, promised=2.8, nodes=5.0, step_s=0.1)  # fmt: skip
+    return Follower(plan, verify=Curve((0.0, 4.0, 8.0), (0.05, 0.06, 0.09)))
+
+
 def texts(
-    policy: Policy,
+    form: Form,
     sampling: SamplingSettings,
+    session: Session,
     *,
     count: int,
     num_tokens: int,
     seed: int,
     verify: Verify | None = None,
-) -> Iterator[tuple[TableTarget, Prefix]]:
-    """Texts of `num_tokens` tokens behind the first, from one pair of tables."""
-    # One more than is looked at: a tree that ended with the text would lack its last layer.
-    length = num_tokens + 1
-    target = TableTarget(table(seed, length), sampling)
-    drafter = TableDrafter(distributions(table(seed + 1, length), policy.settings.draft_sampling(sampling)))
-    session = Session(target=target, drafter=drafter)  # type: ignore[arg-type]
+) -> Iterator[Prefix]:
+    """Texts of `num_tokens` tokens: the first from the prompt's pass, the others through trees."""
+    policy = open_policy(form.settings)
     generator = torch.Generator().manual_seed(seed)
-    grow = make_grow(policy, drafter, sampling=sampling, vocab=VOCAB, device=CPU, generator=generator)  # type: ignore[arg-type]
+    follower = example_follower(form.settings) if form.follows else None
+
+    def make(now: Policy) -> Any:
+        return make_grow(now, session.drafter, sampling=sampling, vocab=VOCAB, device=CPU, generator=generator)
+
+    grow = make(policy) if follower is None else following(policy, follower, make)
+    # One more token than is looked at: a tree that ended with the text would lack its last layer.
+    length = num_tokens + 1
     for _ in range(count):
         steps = decode(
             session,
-            torch.tensor([0]),
+            torch.tensor(PROMPT),
             grow=grow,
             verify=verify or verifier(sampling, policy.draw(sampling)),
             sampling=sampling,
             generator=generator,
-            max_new_tokens=1 + length,
+            max_new_tokens=length,
             stop_tokens=frozenset(),
-            capacities=(8, 8),
+            capacities=cache_rows(len(PROMPT) + length, form.settings),
         )
-        yield target, tuple(token for step in steps for token in step.tokens)[1 : num_tokens + 1]
+        steps = steps if follower is None else follower.follow(steps)
+        yield tuple(token for step in steps for token in step.tokens)[:num_tokens]
+
+
+def law_p_value(counts: Mapping[Any, int], probs: Mapping[Any, float]) -> float:
+    """The p-value of counts against a law: the smaller of chi-square's and of the rare outcomes' own, twice.
+
+    0 where an outcome of no probability was seen.
+    """
+    count, total = sum(counts.values()), sum(probs.values())
+    expected = {outcome: count * prob / total for outcome, prob in probs.items()}
+    if any(counts[outcome] > 0 and expected[outcome] == 0 for outcome in counts):
+        return 0.0
+    common = [outcome for outcome in expected if expected[outcome] >= LEAST_EXPECTED]
+    num_rare = count - sum(counts[outcome] for outcome in common)
+    rare = sum(expected[outcome] for outcome in expected if expected[outcome] < LEAST_EXPECTED)
+    observed, means = [counts[outcome] for outcome in common], [expected[outcome] for outcome in common]
+    # Too many or too few of the rare ones; the common ones given how many there are.
+    tail = min(
+        1.0, 2 * min(stats.binom.sf(num_rare - 1, count, rare / count), stats.binom.cdf(num_rare, count, rare / count))
+    )
+    scale = sum(observed) / sum(means)
+    chi = stats.chisquare(observed, [scale * mean for mean in means]).pvalue if len(common) > 1 else 1.0
+    return float(min(1.0, 2 * min(tail, chi)))
 
 
 def p_value(
-    policy: Policy, sampling: SamplingSettings, *, count: int, seed: int = 5, verify: Verify | None = None
+    form: Form,
+    situation: Situation,
+    *,
+    count: int,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 5,
+    verify: Verify | None = None,
 ) -> float:
-    """The chi-square p-value of two-token texts against the target's own distribution."""
-    counts = dict.fromkeys(itertools.product(range(VOCAB), repeat=2), 0)
-    probs: dict[Prefix, Tensor] = {}
-    for target, text in texts(policy, sampling, count=count, num_tokens=2, seed=seed, verify=verify):
+    """Of texts against the target's own distribution."""
+    form = replace(form, settings=replace(form.settings, draft_temperature=situation.draft_temperature))
+    session, probs = open_session(form, situation, dtype=dtype, seed=seed, num_tokens=NUM_TOKENS)
+    counts = dict.fromkeys(itertools.product(range(VOCAB), repeat=NUM_TOKENS), 0)
+    for text in texts(form, situation.sampling, session, count=count, num_tokens=NUM_TOKENS, seed=seed, verify=verify):
         counts[text] += 1
-        probs = target.probs
-    expected = {text: count * float(probs[()][text[0]] * probs[text[:1]][text[1]]) for text in counts}
-    possible = [text for text in counts if expected[text] > 0]
-    if sum(counts[text] for text in possible) < count:
-        return 0.0  # a token of no probability came out
-    observed = [counts[text] for text in possible]
-    return float(stats.chisquare(observed, [expected[text] for text in possible], sum_check=False).pvalue)
+    return law_p_value(counts, {text: text_probability(probs, text) for text in counts})
 
 
-def is_greedy(policy: Policy, *, count: int, num_tokens: int = 4) -> bool:
-    """Whether texts at temperature 0 are the target's argmaxes, for `count` pairs of tables."""
-    sampling = SamplingSettings(temperature=0)
-    for seed in range(count):
-        for target, text in texts(policy, sampling, count=1, num_tokens=num_tokens, seed=2 * seed):
-            expected: Prefix = ()
-            for _ in range(num_tokens):
-                expected = (*expected, int(target.probs[expected].argmax()))
-            if text != expected:
-                return False
+def is_greedy(form: Form, *, count: int, num_tokens: int = 4) -> bool:
+    """Whether texts at temperature 0 are the target's argmaxes, for `count` pairs."""
+    greedy = Situation(sampling=SamplingSettings(temperature=0))
+    for seed in range(0, 2 * count, 2):
+        session, probs = open_session(form, greedy, dtype=torch.float32, seed=seed, num_tokens=num_tokens)
+        expected: Prefix = ()
+        for _ in range(num_tokens):
+            expected = (*expected, int(probs[expected].argmax()))
+        (text,) = texts(form, greedy.sampling, session, count=1, num_tokens=num_tokens, seed=seed)
+        if text != expected:
+            return False
     return True
-
-
-class OpenTarget(TableTarget):
-    """The same, its first token drawn as the others are."""
-
-    def prefill(self, ids: Tensor, *, capacity: int) -> Tensor:
-        """Start a text."""
-        super().prefill(ids, capacity=capacity)
-        return self.logits_after[()]
-
-    def uncommit_last(self) -> None:
-        """The prompt's token is no part of the tables."""
 
 
 def total_variation(*, width: int, count: int, seed: int = 5) -> float:
     """Distance between two-token texts of target-initialised trees and the target's own, sampling error included."""
-    policy = open_policy(TreeSettings(policy="mcsd", branching=(2, 1), target_width=width))
-    sampling, length = SamplingSettings(temperature=1.0), 3
-    target = OpenTarget(table(seed, length), sampling)
-    drafter = TableDrafter(distributions(table(seed + 1, length), sampling))
+    settings, sampling = TreeSettings(policy="mcsd", branching=(2, 1), target_width=width), WARM
+    session, probs = table_session(
+        Situation(sampling=sampling), settings, dtype=torch.float32, seed=seed, length=3, starts_open=True
+    )
+    assert session.drafter is not None
     generator = torch.Generator().manual_seed(seed)
     grow = make_grow_branches(
-        policy, drafter, sampling=sampling, vocab=VOCAB, device=CPU, generator=generator  # type: ignore[arg-type]
-    )  # fmt: skip
+        open_policy(settings), session.drafter, sampling=sampling, vocab=VOCAB, device=CPU, generator=generator
+    )
     counts = dict.fromkeys(itertools.product(range(VOCAB), repeat=2), 0)
     for _ in range(count):
         steps = decode_target_initialized(
-            Session(target=target, drafter=drafter),  # type: ignore[arg-type]
-            torch.tensor([0]),
+            session,
+            torch.tensor(PROMPT),
             grow=grow,
             verify=verifier(sampling, "without_replacement"),
             sampling=sampling,
@@ -235,28 +443,57 @@ def total_variation(*, width: int, count: int, seed: int = 5) -> float:
         )
         first, second, *_ = (token for step in steps for token in step.tokens)
         counts[first, second] += 1
-    p = target.probs
-    return sum(abs(counts[a, b] / count - float(p[()][a] * p[a,][b])) for a, b in counts) / 2
+    return sum(abs(counts[text] / count - text_probability(probs, text)) for text in counts) / 2
 
 
-SAMPLINGS = {
-    f"temperature {temperature}{', top-p 0.9' if top_p < 1 else ''}": SamplingSettings(
-        temperature=temperature, top_p=top_p
-    )
-    for temperature in (0.7, 1.0)
-    for top_p in (1.0, 0.9)
-}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellOf:
+    """One line of the table."""
+
+    name: str
+    form: Form
+    label: str
+    situation: Situation | None  # None: temperature 0
+    dtype: torch.dtype = torch.float32
+
+    def row(self, num_texts: int, bound: float) -> dict[str, Any]:
+        """What came out."""
+        torch.set_num_threads(1)
+        row: dict[str, Any] = {"policy": self.name, "sampling": self.label, "dtype": str(self.dtype).split(".")[1]}
+        if self.situation is None:
+            return {**row, "passed": is_greedy(self.form, count=10 if self.form.head else 100)}
+        p = p_value(self.form, self.situation, count=num_texts, dtype=self.dtype)
+        return {**row, "p_value": p, "passed": p > bound}
+
+
+def cells(folder: Path, only: str) -> list[CellOf]:
+    """Every form in every situation in float32; tables in the plain ones in float64 too, and with sure drafts."""
+    found = []
+    for name, form in forms(folder).items():
+        if only in name:
+            found.append(CellOf(name=name, form=form, label="temperature 0", situation=None))
+            for label, situation in (SITUATIONS if form.head else SITUATIONS | GAPS).items():
+                cell = CellOf(name=name, form=form, label=label, situation=situation)
+                found.append(cell)
+                if not form.head and label in PLAIN:
+                    found.append(replace(cell, dtype=torch.float64))
+    return found
+
+
+def _row(job: tuple[CellOf, int, float]) -> dict[str, Any]:
+    cell, num_texts, bound = job
+    return cell.row(num_texts, bound)
 
 
 def main() -> int:
     """Every cell."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-n", "--texts", type=int, default=20_000)
+    parser.add_argument("-n", "--texts", type=int, default=4_000)
     parser.add_argument("--only", default="", help="cells whose name contains this")
-    parser.add_argument("--bound", type=float, default=1e-4)
+    parser.add_argument("--bound", type=float, default=1e-5)
+    parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--lossy", action="store_true", help="only measure target-initialised trees' distance")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
     if arguments.lossy:
         distances = {width: total_variation(width=width, count=arguments.texts) for width in (1, 2, 3)}
         for width, distance in distances.items():
@@ -264,21 +501,16 @@ def main() -> int:
         print(json.dumps({"texts": arguments.texts, "total_variation": distances}))
         return 0
     rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        for name, settings in tree_settings(Path(folder)).items():
-            if arguments.only not in name:
-                continue
-            policy = open_policy(settings)
-            started = time.perf_counter()
-            passed = is_greedy(policy, count=100)
-            rows.append({"policy": name, "sampling": "temperature 0", "passed": passed})
-            print(f"{name:20} {'temperature 0':28} {'equal' if passed else 'DIFFERENT'}", flush=True)
-            for label, sampling in SAMPLINGS.items():
-                p = p_value(policy, sampling, count=arguments.texts)
-                passed = p > arguments.bound
-                rows.append({"policy": name, "sampling": label, "p_value": p, "passed": passed})
-                print(f"{name:20} {label:28} p = {p:.4f}{'' if passed else '  FAILED'}", flush=True)
-            print(f"{name:20} {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        multiprocessing.get_context("spawn").Pool(arguments.processes) as pool,
+    ):
+        jobs = [(cell, arguments.texts, arguments.bound) for cell in cells(Path(folder), arguments.only)]
+        for row in pool.imap(_row, jobs):
+            rows.append(row)
+            result = f"p = {row['p_value']:.3g}" if "p_value" in row else "equal" if row["passed"] else "different"
+            print(f"{row['policy']:30} {row['dtype']:8} {row['sampling']:26} {result}"
+                  f"{'' if row['passed'] else '  FAILED'}", flush=True)  # fmt: skip
     num_passed = sum(bool(row["passed"]) for row in rows)
     print(f"{num_passed} of {len(rows)} cells passed: {arguments.texts} texts each, bound {arguments.bound:g}")
     print(json.dumps({"texts": arguments.texts, "bound": arguments.bound, "cells": rows}))

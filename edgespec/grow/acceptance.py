@@ -50,14 +50,20 @@ INPUTS: Mapping[str, Callable[[Mapping[str, Tensor]], Tensor]] = {
     "log_depth": lambda column: torch.log(column["depth"]),
     "temperature": lambda column: column["temperature"],
     "log_q": lambda column: _log(column["q"]),
-    "log_conditional": lambda column: _log(column["q"] / column["mass_left"].clamp(min=SMALLEST)),
-    "log_not_conditional": lambda column: _log(1 - column["q"] / column["mass_left"].clamp(min=SMALLEST)),
+    "log_conditional": lambda column: _log(_conditional(column)),
+    "log_not_conditional": lambda column: _log(1 - _conditional(column)),
 }
 OF_THE_TOKEN = {"log_q", "log_conditional", "log_not_conditional"}
 
 
 def _log(probability: Tensor) -> Tensor:
     return probability.clamp(min=SMALLEST).log()
+
+
+def _conditional(column: Mapping[str, Tensor]) -> Tensor:
+    """Q among what is left."""
+    mass_left = column["mass_left"]
+    return column["q"] / mass_left.clamp(min=torch.finfo(mass_left.dtype).tiny)
 
 
 def network_features(names: Sequence[str], columns: Mapping[str, Tensor]) -> Tensor:

@@ -20,18 +20,18 @@ def adaptive_slots(model: AcceptanceModel, *, temperature: float) -> PredictSlot
     """The prediction for sampled children; `temperature` is the target's."""
 
     def predict(layer: Layer) -> tuple[Tensor, Tensor]:
-        entropy, top_q = entropy_of_top(layer.q), layer.q.amax(-1)
+        entropy, top_q, mass_left = entropy_of_top(layer.q), layer.q.amax(-1), layer.mass_left
         acceptance = model.token_acceptance(
             draw="without_replacement",
             q=layer.q_drawn,
-            mass_left=layer.mass_left,
+            mass_left=mass_left,
             entropy=entropy,
             top_q=top_q,
             depth=layer.depth,
             temperature=temperature,
         )
         expected = model.slot_acceptance(
-            mass_left=layer.mass_left, entropy=entropy, top_q=top_q, depth=layer.depth, temperature=temperature
+            mass_left=mass_left, entropy=entropy, top_q=top_q, depth=layer.depth, temperature=temperature
         )
         return acceptance, expected
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from edgespec.draft import Drafter
-from edgespec.grow.growing import GrowingTree, Layer, best_nodes, mass_left
+from edgespec.grow.growing import GrowingTree, Layer, best_nodes
 from edgespec.sampling import draw_without_replacement
 from edgespec.tree import TokenTree, root_only
 
@@ -66,8 +66,8 @@ def grow_best_first(
         layer = Layer(
             depth=layer_depth,
             q=tree.q,
+            drawn=drawn,
             q_drawn=q_drawn,
-            mass_left=mass_left(q_drawn),
             values=values,
             path_probability=path_probability,
             rows=tree.rows,

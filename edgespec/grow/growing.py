@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from edgespec.draft import Drafter
+from edgespec.sampling import CHUNK_ELEMENTS
 from edgespec.tree import Draw, TokenTree
 
 
@@ -21,11 +22,16 @@ class Layer:
 
     depth: int  # of the children: 1 is below the root
     q: Tensor  # [k, vocab], what they were drawn from
+    drawn: Tensor  # [k, c], their tokens
     q_drawn: Tensor  # [k, c], theirs; 0 where a row had no more tokens
-    mass_left: Tensor  # [k, c], draft mass before each draw
     values: Tensor  # [k], V of their parents: the chance that verification accepts them
     path_probability: Tensor  # [k], the product of q along the way to their parents
     rows: Tensor  # [k], of the drafter, for what else it knows
+
+    @property
+    def mass_left(self) -> Tensor:
+        """Draft mass before each draw: [k, c]. A pass over q, for the policies that ask for it."""
+        return mass_left(self.q, self.drawn, self.q_drawn)
 
 
 class GrowingTree:
@@ -105,11 +111,21 @@ class GrowingTree:
         )
 
 
-def mass_left(q_drawn: Tensor) -> Tensor:
-    """Draft mass before each draw, [k, c], for q of the drawn tokens [k, c]."""
-    mass_before = q_drawn.cumsum(1) - q_drawn
-    # Rounding must not leave less than what was drawn, nor 0 to divide by where a row has run out.
-    return torch.maximum(1 - mass_before, q_drawn).clamp_(min=torch.finfo(q_drawn.dtype).tiny)
+def mass_left(q: Tensor, drawn: Tensor, q_drawn: Tensor) -> Tensor:
+    """Draft mass before each draw, [k, c], for tokens `drawn` [k, c] of q [k, vocab].
+
+    `q_drawn` [k, c] is theirs, 0 where a row has no more. A sum of what is left, never one minus what is gone:
+    that difference is rounding error where q is nearly one-hot.
+    """
+    drawn = torch.where(q_drawn > 0, drawn, drawn[:, :1])
+    rows = max(1, CHUNK_ELEMENTS // q.shape[1])
+    never_drawn = [
+        some.scatter(1, tokens, 0.0).sum(1, keepdim=True, dtype=torch.float64)
+        for some, tokens in zip(q.split(rows), drawn.split(rows), strict=True)
+    ]
+    from_here = q_drawn.double().flip(1).cumsum(1).flip(1)
+    # Where a row has run out, 0 is nothing to divide by.
+    return (torch.cat(never_drawn) + from_here).to(q.dtype).clamp_(min=torch.finfo(q.dtype).tiny)
 
 
 def best_nodes(values: Tensor, count: int) -> Tensor:

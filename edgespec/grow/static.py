@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from edgespec.draft import Drafter
-from edgespec.grow.growing import GrowingTree, Layer, mass_left
+from edgespec.grow.growing import GrowingTree, Layer
 from edgespec.sampling import draw_without_replacement
 from edgespec.shapes import TreeShape
 from edgespec.tree import Draw, TokenTree, all_on_path, ancestors_mask, root_only
@@ -94,8 +94,8 @@ def grow_static(
             outcome = Layer(
                 depth=layer_depth,
                 q=tree.q,
+                drawn=drawn,
                 q_drawn=q_drawn,
-                mass_left=mass_left(q_drawn),
                 values=path_probability,
                 path_probability=path_probability,
                 rows=tree.rows,

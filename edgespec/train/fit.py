@@ -255,7 +255,7 @@ def _baseline(kind: Kind, train: Records, held_out: Records) -> Tensor:
     if kind == "chosen":
         return held_out["q"]
     if kind == "sampled":
-        return (held_out["q"] / held_out["mass_left"].clamp(min=1e-9)).clamp(max=1)
+        return (held_out["q"] / held_out["mass_left"]).clamp(max=1)
     num_ranks = 1 + int(torch.maximum(train["rank"].max(), held_out["rank"].max()))
     sums = torch.zeros(2, num_ranks, dtype=torch.float64)
     weight = train["weight"].double()

@@ -16,6 +16,7 @@ from torch import Tensor
 from edgespec.grow.growing import mass_left
 from edgespec.sampling import entropy_of_top
 from edgespec.tree import Draw, TokenTree, depths, product_on_path
+from edgespec.verify.rejection import acceptance_of, reject
 
 CHUNK_ELEMENTS = 1 << 22  # numbers of p that are worked on at once
 DRAWS: tuple[Draw, ...] = ("without_replacement", "top_k")  # the column `draw` counts from here
@@ -61,6 +62,7 @@ def slot_records(tree: TokenTree, p: Tensor, *, temperature: float) -> Records:
     none_before = families.by_node(none_before)
     q_rows = tree.draft_rows[families.parents]
     entropy, top_q = _of_rows(tree.draft_probs, q_rows)
+    left = _mass_left(tree.draft_probs, q_rows, _tokens(tree, families), q_drawn)
     q = families.by_node(q_drawn)
     is_sampled = tree.draw == "without_replacement"
     return {
@@ -71,7 +73,7 @@ def slot_records(tree: TokenTree, p: Tensor, *, temperature: float) -> Records:
         "rank": tree.ranks[1:],
         "depth": depths(tree.parents)[1:],
         "q": q,
-        "mass_left": families.by_node(mass_left(q_drawn)),
+        "mass_left": families.by_node(left),
         "entropy": entropy[families.row],
         "top_q": top_q[families.row],
         "path_probability": product_on_path(torch.cat([q.new_ones(1), q]), tree.parents)[1:],
@@ -143,55 +145,50 @@ def _families(tree: TokenTree) -> _Families:
     return _Families(parents=parents, children=children, row=row, column=column)
 
 
+def _tokens(tree: TokenTree, families: _Families) -> Tensor:
+    """Of every child, [k, c]; the root's where there is none."""
+    return tree.tokens[families.children.clamp(min=0)]
+
+
 def _drawn(tree: TokenTree, families: _Families) -> Tensor:
     """Q of every child, [k, c]; 0 where there is none."""
     rows = tree.draft_rows[families.parents]
-    tokens = tree.tokens[families.children.clamp(min=0)]
-    return tree.draft_probs[rows[:, None], tokens].masked_fill(~families.is_child, 0)
+    return tree.draft_probs[rows[:, None], _tokens(tree, families)].masked_fill(~families.is_child, 0)
 
 
 def _acceptance(tree: TokenTree, p: Tensor, families: _Families, q_drawn: Tensor) -> tuple[Tensor, Tensor]:
     """Of every child: its acceptance given it is tried, and the chance that no sibling before it was: [k, c] each."""
-    tokens = tree.tokens[families.children.clamp(min=0)]
+    tokens = _tokens(tree, families)
     if tree.draw == "top_k":
         acceptance = p[families.parents[:, None], tokens].masked_fill(~families.is_child, 0)
-        return acceptance, (1 - (acceptance.cumsum(1) - acceptance)).clamp_(min=0)
-    acceptance = torch.zeros_like(q_drawn, dtype=p.dtype)
-    rows = max(1, CHUNK_ELEMENTS // p.shape[-1])
-    for start in range(0, families.parents.shape[0], rows):
-        some = slice(start, start + rows)
+        return acceptance, _mass_left(p, families.parents, tokens, acceptance)
+    acceptance = torch.zeros_like(q_drawn, dtype=torch.float64)
+    for some in _chunks(families.parents.shape[0], p.shape[-1]):
         acceptance[some] = _multi_round(
             p[families.parents[some]],
-            tree.draft_probs[tree.draft_rows[families.parents[some]]].to(p.dtype),
+            tree.draft_probs[tree.draft_rows[families.parents[some]]],
             tokens[some],
-            q_drawn[some].to(p.dtype),
             families.is_child[some],
         )
     rejected = torch.cumprod(1 - acceptance, 1)
-    return acceptance, torch.cat([torch.ones_like(rejected[:, :1]), rejected[:, :-1]], 1)
+    none_before = torch.cat([torch.ones_like(rejected[:, :1]), rejected[:, :-1]], 1)
+    return acceptance.to(p.dtype), none_before.to(p.dtype)
 
 
-def _multi_round(p: Tensor, q: Tensor, tokens: Tensor, q_drawn: Tensor, is_child: Tensor) -> Tensor:
+def _multi_round(p: Tensor, q: Tensor, tokens: Tensor, is_child: Tensor) -> Tensor:
     """Acceptance of children in draw order, given that they are tried: [k, c].
 
-    `verify_rejection`'s rounds for all nodes together, p and q [k, vocab], tokens [k, c]: the residual
-    after any number of rounds is max(p - scale*q, 0) / total.
+    `verify_rejection`'s rounds for all nodes together, p and q [k, vocab], tokens [k, c].
     """
-    acceptance = torch.zeros_like(q_drawn)
-    scale, total, left = p.new_zeros(p.shape[0]), p.new_ones(p.shape[0]), p.new_ones(p.shape[0])
+    acceptance = torch.zeros(tokens.shape, dtype=torch.float64, device=p.device)
+    rows = torch.arange(p.shape[0], device=p.device)
+    residual, remaining = p.double(), q.double()
     for rank in range(tokens.shape[1]):
-        rows = is_child[:, rank].nonzero().flatten()  # fewer in every round
-        token, q_here = tokens[rows, rank], q_drawn[rows, rank]
-        left[rows] = torch.maximum(left[rows], q_here)  # rounding must not leave less than what was drawn
-        residual_here = (p[rows, token] - scale[rows] * q_here).clamp_(min=0)
-        ratio = residual_here * left[rows] / (q_here * total[rows]).clamp_(min=torch.finfo(p.dtype).tiny)
-        next_scale = scale[rows] + total[rows] / left[rows]
-        next_total = (p[rows] - next_scale[:, None] * q[rows]).clamp_(min=0).sum(-1)
-        # Where nothing would be left to reject for, p and q are equal up to rounding: accepted.
-        acceptance[rows, rank] = torch.where(next_total > 0, ratio.clamp(max=1), 1)
-        goes_on = next_total > 0
-        scale[rows[goes_on]], total[rows[goes_on]] = next_scale[goes_on], next_total[goes_on]
-        left[rows] -= q_here
+        goes_on = is_child[rows, rank].nonzero().flatten()  # fewer in every round
+        rows, residual, remaining = rows[goes_on], residual[goes_on], remaining[goes_on]
+        token = tokens[rows, rank]
+        acceptance[rows, rank] = acceptance_of(residual, remaining, token)
+        residual, remaining = reject(residual, remaining, token)
     return acceptance
 
 
@@ -205,11 +202,24 @@ def _values(tree: TokenTree, families: _Families, acceptance: Tensor, none_befor
     return product_on_path(torch.cat([factors.new_ones(1), factors]), tree.parents)
 
 
+def _mass_left(probs: Tensor, rows: Tensor, tokens: Tensor, drawn: Tensor) -> Tensor:
+    """Of rows [k] of `probs`: the mass before each of the tokens [k, c], whose own is `drawn`: [k, c]."""
+    parts = [
+        mass_left(probs[rows[some]], tokens[some], drawn[some]) for some in _chunks(rows.shape[0], probs.shape[-1])
+    ]
+    return torch.cat(parts) if parts else torch.empty_like(drawn)
+
+
 def _of_rows(draft_probs: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Entropy of the top 1000, and largest probability, of rows [k] of `draft_probs`: [k] each."""
     entropy, top_q = draft_probs.new_empty(rows.shape[0]), draft_probs.new_empty(rows.shape[0])
-    at_once = max(1, CHUNK_ELEMENTS // max(1, draft_probs.shape[-1]))
-    for start in range(0, rows.shape[0], at_once):
-        q = draft_probs[rows[start : start + at_once]]
-        entropy[start : start + at_once], top_q[start : start + at_once] = entropy_of_top(q), q.amax(-1)
+    for some in _chunks(rows.shape[0], draft_probs.shape[-1]):
+        q = draft_probs[rows[some]]
+        entropy[some], top_q[some] = entropy_of_top(q), q.amax(-1)
     return entropy, top_q
+
+
+def _chunks(num_rows: int, vocab: int) -> list[slice]:
+    """Rows that are worked on at once."""
+    at_once = max(1, CHUNK_ELEMENTS // max(1, vocab))
+    return [slice(start, start + at_once) for start in range(0, num_rows, at_once)]

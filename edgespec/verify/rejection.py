@@ -3,10 +3,9 @@
 At a node, for its children in draw order: accept y with probability min(1, p(y)/q(y)); otherwise
 p <- norm(max(p - q, 0)), q(y) <- 0, q <- norm(q). If none is accepted, the next token is drawn from p.
 
-Neither vector has to be updated for that. Let w be one over the draft mass that is left. A rejected
-token has p < q, so its residual is 0 and stays 0, and by induction the residual after any number of
-rounds is max(p - c*q, 0) / N for one number c, where N is its sum and each round does c <- c + N*w.
-So a round costs one sum over the vocabulary.
+Neither vector is normalised here: what counts is their sums, N of what is left of p and m of what is left of q.
+Both are sums of what is left, never one minus what is gone: where the draft puts all but 1e-14 on one token, such
+a difference is rounding error, and the next child would be accepted whatever its p.
 """
 
 from __future__ import annotations
@@ -47,26 +46,38 @@ def verify_rejection(tree: TokenTree, rows: Rows, generator: torch.Generator) ->
         path.append(node)
 
 
+def acceptance_of(residual: Tensor, remaining: Tensor, tokens: Tensor) -> Tensor:
+    """The chance min(1, p(y)/q(y)) that children of tokens [k] are accepted, for what is left [k, vocab]: [k]."""
+    p = residual.gather(1, tokens[:, None])[:, 0] / residual.sum(1)
+    q = remaining.gather(1, tokens[:, None])[:, 0] / remaining.sum(1)
+    return (p / q).clamp_(max=1)
+
+
+def reject(residual: Tensor, remaining: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """What is left of p and of q, [k, vocab] each, where the children of tokens [k] are rejected.
+
+    Both in float64, not normalised. Where nothing would be left of p, it stays: p and q are then equal up to rounding,
+    and it is rounding alone that rejects.
+    """
+    scale = residual.sum(1, keepdim=True) / remaining.sum(1, keepdim=True)  # N / m, [k, 1]
+    left = torch.addcmul(residual, remaining, scale, value=-1).clamp_(min=0)
+    left = torch.where(left.sum(1, keepdim=True) > 0, left, residual)
+    return left, remaining.scatter(1, tokens[:, None], 0.0)
+
+
 def _try_children(p: Tensor, q: Tensor | None, tokens: list[int], uniforms: list[float]) -> tuple[int | None, Tensor]:
     """Which of a node's children is accepted, if any, and the distribution to draw from if none: [vocab].
 
     p and q are [vocab]; tokens are in draw order. The loop runs over the siblings tried, two or three
-    as a rule; each tolist() waits for the device, because whether to go on depends on it.
+    as a rule; each comparison waits for the device, because whether to go on depends on it.
     """
-    scale, total, mass_left = 0.0, 1.0, 1.0  # c, N and the draft mass left, above
-    residual = p
-    for index, (token, uniform) in enumerate(zip(tokens, uniforms, strict=True)):
-        assert q is not None
-        residual_here, q_here = torch.stack([residual[token], q[token]]).tolist()
-        mass_left = max(mass_left, q_here)  # rounding must not leave less than what was drawn
-        # p(y)/q(y) of this round: residual / N over q / mass left.
-        if uniform * q_here * total < residual_here * mass_left:
-            return index, residual
-        next_scale = scale + total / mass_left
-        next_residual = (p - next_scale * q).clamp_(min=0)
-        next_total = float(next_residual.sum())
-        if next_total <= 0:
-            return index, residual  # p and q are equal up to rounding: nothing is left to reject for
-        scale, total, residual = next_scale, next_total, next_residual
-        mass_left -= q_here
-    return None, residual
+    residual = p.double()[None]  # [1, vocab]
+    if q is None:
+        return None, residual[0]
+    remaining, drawn = q.double()[None], torch.tensor(tokens, device=p.device)
+    for index, uniform in enumerate(uniforms):
+        token = drawn[index : index + 1]
+        if uniform < float(acceptance_of(residual, remaining, token)):
+            return index, residual[0]
+        residual, remaining = reject(residual, remaining, token)
+    return None, residual[0]

@@ -318,8 +318,8 @@ def layer_of(q: Tensor) -> Layer:
     return Layer(
         depth=1,
         q=q,
+        drawn=torch.zeros_like(drawn, dtype=torch.long),
         q_drawn=drawn,
-        mass_left=torch.ones_like(drawn),
         values=ones,
         path_probability=ones,
         rows=torch.arange(q.shape[0]),

@@ -1,6 +1,6 @@
 """The contract: what comes out has the target's own distribution, whatever the draft proposes.
 
-20,000 texts of three tokens from a vocabulary of four, both models tables of random distributions
+10,000 texts of three tokens from a vocabulary of four, both models tables of random logits in float32
 that disagree; the first token comes from the prompt's pass, the others through trees. Chi-square
 over the 64 outcomes, 63 degrees of freedom. A right version fails with probability 1 in 1,000 (the
 seed is fixed); the wrong versions planted below fall under 1e-6.
@@ -34,7 +34,7 @@ from edgespec.verify.rows import Rows
 
 VOCAB = 4
 NUM_TOKENS = 3
-NUM_TEXTS = 20_000
+NUM_TEXTS = 10_000
 Path = tuple[int, ...]
 
 
@@ -42,7 +42,7 @@ def table(seed: int, sharpness: float) -> dict[Path, Tensor]:
     """Logits [vocab] after every text of up to NUM_TOKENS tokens."""
     generator = torch.Generator().manual_seed(seed)
     return {
-        path: torch.randn(VOCAB, generator=generator, dtype=torch.float64) * sharpness
+        path: torch.randn(VOCAB, generator=generator) * sharpness
         for length in range(NUM_TOKENS + 2)
         for path in itertools.product(range(VOCAB), repeat=length)
     }
