@@ -31,7 +31,8 @@ class StepResult:
     """What one step added to the text."""
 
     tokens: tuple[int, ...]  # at least one; none in the first step where the target starts several branches
-    num_accepted: int = 0  # of these, from the front: nodes of the draft's tree
+    num_started: int = 0  # of these, from the front: drawn by the target in the pass before, to start branches
+    num_accepted: int = 0  # of these, behind those: nodes that the draft proposed
     num_cached: int = 0  # of the prompt's tokens, in its own step: rows that were there from the text before
     finish: Finish | None  # why the text ends here
     num_drafted: int  # nodes below the root that were verified

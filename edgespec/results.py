@@ -23,7 +23,8 @@ class TextChunk:
     @property
     def from_draft(self) -> tuple[bool, ...]:
         """Of each token, whether the draft proposed it."""
-        return tuple(index < self.step.num_accepted for index in range(len(self.step.tokens)))
+        step = self.step
+        return tuple(0 <= index - step.num_started < step.num_accepted for index in range(len(step.tokens)))
 
     @property
     def finish_reason(self) -> str | None:

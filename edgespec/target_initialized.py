@@ -83,6 +83,8 @@ def decode_target_initialized(
         finish = finish_reason(root, stop_tokens, remaining)
         yield StepResult(
             tokens=tokens,
+            num_started=1,
+            num_accepted=len(tokens) - 1,
             finish=finish,
             num_drafted=tree.num_nodes - 1,
             is_prefill=False,

@@ -32,6 +32,7 @@ USED_BY: dict[str, set[str]] = {
     "draft_tokens": {"chain"},
     "tree_file": {"static"},
     "stop_gain": {"opt-tree"},
+    "reranked": {"eagle2"},
     "stop_depths": {"eagle2"},
     "stop_log_probability": {"eagle2"},
     "classifier": {"c2t", "chain"},
@@ -47,6 +48,7 @@ FLAGS = {
 # Of a finished tree, at the most that was seen on the built-in pair at 768 nodes
 DRAFTED_PER_NODE = {"adaptive": 4, "dyspec": 3, "opt-tree": 7}
 DEFAULT_WIDTHS = {"eagle2": 10, "c2t": 15}  # the papers' own
+GREEDY_DRAFT_TEMPERATURE = 0.6  # of the draft, for a greedy target
 DEFAULT_BRANCHING = (4, 2, 2, 1)
 DEFAULT_DRAFT_TOKENS = 4
 DEFAULT_CONFIDENCES = {"c2t": 0.5}  # of the others: 0.4, as in Improving-MCSD
@@ -75,6 +77,7 @@ class TreeSettings:
     draft_tokens: int | None = None  # length of a chain
     tree_file: Path | None = None  # a preset tree
     stop_gain: float = 0.0  # OPT-Tree's delta: draft on while a layer adds as many expected tokens
+    reranked: bool = True  # without it all that EAGLE-2 drafts is verified, whatever the size: to learn from
     stop_depths: tuple[int, ...] = ()  # where Dynamic Depth Decoding looks whether to stop
     stop_log_probability: float = -1.0  # and below what it does
     classifier: Path | None = None  # C2T's; None: the one fitted on the built-in pair
@@ -176,6 +179,8 @@ class TreeSettings:
         """The most nodes below the root."""
         if self.policy == "none":
             return 0
+        if not self.reranked:
+            return self.width + (self.depth - 1) * self.width**2
         shape = preset_shape(self)
         return self.size if shape is None else shape.num_nodes - 1
 
@@ -217,12 +222,10 @@ class TreeSettings:
     def draft_sampling(self, sampling: SamplingSettings) -> SamplingSettings:
         """What the draft draws children from: the target's own truncation, so that q stays close to p."""
         temperature = self.draft_temperature
-        if temperature is None:
-            # A greedy target still wants several different children, so the draft must not be greedy too.
-            temperature = sampling.temperature if sampling.temperature > 0 else 0.6
-        return SamplingSettings(
-            temperature=temperature, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p
-        )
+        if sampling.temperature == 0:
+            # A greedy target ignores truncation, and still wants several different children: the draft is not greedy.
+            return SamplingSettings(temperature=GREEDY_DRAFT_TEMPERATURE if temperature is None else temperature)
+        return replace(sampling, temperature=sampling.temperature if temperature is None else temperature)
 
 
 @functools.lru_cache(maxsize=8)

@@ -56,7 +56,7 @@ VOCAB = 4
 CPU = torch.device("cpu")
 PRESET = [[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]]
 LEAST_EXPECTED = 5.0  # texts of an outcome that chi-square is told apart by
-PROMPT = (1, 3, 2, 0)
+PROMPT_IDS = (1, 3, 2, 0)
 WARM = SamplingSettings(temperature=1.0)
 NUM_TOKENS = 3  # of a text; the first comes from the prompt's pass
 Prefix = tuple[int, ...]
@@ -228,7 +228,7 @@ class TableDrafter:
     def prefill(self, ids: Tensor, *, capacity: int) -> None:
         """Start a text."""
         self.text: Prefix = ()
-        self.num_prompt = len(PROMPT) - ids.shape[0]  # 1 where its last token is a root
+        self.num_prompt = len(PROMPT_IDS) - ids.shape[0]  # 1 where its last token is a root
         self.rows: list[Prefix] = []
 
     def expand(self, tokens: Tensor, parent_rows: Tensor) -> Tensor:
@@ -314,7 +314,7 @@ def text_probability(probs: Probs, text: Prefix) -> float:
 @torch.no_grad()
 def logits_after(model: PreTrainedModel, text: Prefix) -> Tensor:
     """Of a plain forward over the prompt and a text: [vocab]."""
-    logits: Tensor = model(input_ids=torch.tensor([[*PROMPT, *text]]), use_cache=False).logits[0, -1]
+    logits: Tensor = model(input_ids=torch.tensor([[*PROMPT_IDS, *text]]), use_cache=False).logits[0, -1]
     return logits
 
 
@@ -349,14 +349,14 @@ def texts(
     for _ in range(count):
         steps = decode(
             session,
-            torch.tensor(PROMPT),
+            torch.tensor(PROMPT_IDS),
             grow=grow,
             verify=verify or verifier(sampling, policy.draw(sampling)),
             sampling=sampling,
             generator=generator,
             max_new_tokens=length,
             stop_tokens=frozenset(),
-            capacities=cache_rows(len(PROMPT) + length, form.settings),
+            capacities=cache_rows(len(PROMPT_IDS) + length, form.settings),
         )
         steps = steps if follower is None else follower.follow(steps)
         yield tuple(token for step in steps for token in step.tokens)[:num_tokens]
@@ -431,7 +431,7 @@ def total_variation(*, width: int, count: int, seed: int = 5) -> float:
     for _ in range(count):
         steps = decode_target_initialized(
             session,
-            torch.tensor(PROMPT),
+            torch.tensor(PROMPT_IDS),
             grow=grow,
             verify=verifier(sampling, "without_replacement"),
             sampling=sampling,

@@ -27,7 +27,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ SPECINFER = {16: (2, 1, 1, 1, 1, 1, 1, 1), 64: (4, 2, 1, 1, 1, 1, 1, 1), 256: (8
 MCSD = {16: (2, 2, 1, 1), 64: (4, 2, 2, 1, 1), 256: (8, 4, 2, 1, 1), 768: (16, 4, 2, 1, 1, 1)}
 FORKS = {16: (3, 5), 64: (12, 5), 256: (32, 8), 768: (64, 12)}
 CALIBRATED = {"dyspec threshold": (1e-6, 0.9), "c2t": (1e-6, 0.9)}
+ANY_THRESHOLDS = dict.fromkeys(CALIBRATED, 0.02)
 NUM_BOOTSTRAPS = 2000
 LARGE_SIZE = 512
 
@@ -79,6 +80,17 @@ def entrants(size: int, thresholds: dict[str, float]) -> dict[str, TreeSettings]
         "mcsd fork": TreeSettings(policy="mcsd", fork=FORKS[nearest]),
         "chain": TreeSettings(policy="chain", draft_tokens=min(size, DEPTH)),
     }  # fmt: skip
+
+
+def chosen_entrants(size: int, thresholds: dict[str, float], arguments: argparse.Namespace) -> dict[str, TreeSettings]:
+    """Those that were asked for, with every draft temperature that was."""
+    found = {}
+    for name, settings in entrants(size, thresholds).items():
+        if not arguments.only or any(part in name for part in arguments.only):
+            for at in arguments.draft_temps or [None]:
+                label = name if at is None else f"{name} @{at:g}"
+                found[label] = replace(settings, draft_temperature=at)
+    return found
 
 
 @dataclass
@@ -149,7 +161,9 @@ class Bench:
         context: int,
     ) -> None:
         """Grow one tree and see what the target makes of it."""
-        generator = torch.Generator().manual_seed(hash((self.seed, context, settings.policy, settings.size)) % 2**31)
+        # Of text, because the hash of a string is another in every process.
+        of_step = f"{self.seed} {context} {settings.policy} {settings.size}"
+        generator = torch.Generator().manual_seed(random.Random(of_step).getrandbits(31))
         counting = CountingDrafter(drafter)
         grow = _grower(settings, sampling)(counting, self.target.vocab, generator)
         started = time.perf_counter()
@@ -228,16 +242,17 @@ def run_part(part: int, arguments: argparse.Namespace, thresholds: dict[str, dic
     for context in range(part, len(texts), arguments.processes):
         bench.start(texts[context])
         for temperature in arguments.temps:
-            sampling = SamplingSettings(temperature=temperature)
-            drafter = None
+            sampling = SamplingSettings(temperature=temperature, top_p=arguments.top_p, top_k=arguments.top_k)
+            drafters: dict[SamplingSettings, LanguageModelDrafter] = {}
             for size in arguments.sizes:
                 if size >= LARGE_SIZE and context >= (arguments.large_contexts or arguments.contexts):
                     continue
-                for name, settings in entrants(size, thresholds[f"{temperature} {size}"]).items():
-                    if arguments.only and not any(part in name for part in arguments.only):
-                        continue
-                    drafter = drafter or bench.drafter(settings, sampling)
-                    bench.step(settings, sampling, drafter, cells[f"{temperature}|{size}|{name}"], context)
+                for name, settings in chosen_entrants(size, thresholds[f"{temperature} {size}"], arguments).items():
+                    drawn_from = settings.draft_sampling(sampling)
+                    if drawn_from not in drafters:
+                        drafters[drawn_from] = bench.drafter(settings, sampling)
+                    cell = cells[f"{temperature}|{size}|{name}"]
+                    bench.step(settings, sampling, drafters[drawn_from], cell, context)
         if part == 0:
             print(f"{context + 1} of {len(texts)} contexts, {time.perf_counter() - started:.0f} s", file=sys.stderr)
     return dict(cells)
@@ -250,10 +265,11 @@ def find_thresholds(arguments: argparse.Namespace) -> dict[str, dict[str, float]
                      tokens=arguments.context_tokens, seed=arguments.seed + 1)  # fmt: skip
     found: dict[str, dict[str, float]] = {}
     for temperature in arguments.temps:
-        sampling = SamplingSettings(temperature=temperature)
+        sampling = SamplingSettings(temperature=temperature, top_p=arguments.top_p, top_k=arguments.top_k)
         for size in arguments.sizes:
-            found[f"{temperature} {size}"] = {
-                name: calibrate(bench, texts, size, sampling, name) for name in CALIBRATED
+            asked = {name.rsplit(" @", 1)[0] for name in chosen_entrants(size, ANY_THRESHOLDS, arguments)}
+            found[f"{temperature} {size}"] = ANY_THRESHOLDS | {
+                name: calibrate(bench, texts, size, sampling, name) for name in CALIBRATED if name in asked
             }
     return found
 
@@ -352,8 +368,8 @@ def follow(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     generator = torch.Generator().manual_seed(0)
     for size in arguments.sizes:
-        for name, settings in entrants(size, dict.fromkeys(CALIBRATED, 0.02)).items():
-            if name in CALIBRATED or (arguments.only and not any(part in name for part in arguments.only)):
+        for name, settings in chosen_entrants(size, ANY_THRESHOLDS, arguments).items():
+            if name in CALIBRATED:
                 continue
             with Engine(open_pair(arguments.model, arguments.draft_model), tree=settings, self_check=False) as engine:
                 texts = contexts(engine.pair.tokenizer, arguments.text, count=arguments.follow,
@@ -388,6 +404,9 @@ def main() -> None:
     parser.add_argument("--calibration", type=int, default=8, help="contexts that thresholds are found on")
     parser.add_argument("--sizes", type=int, nargs="+", default=[16, 64, 256, 768])
     parser.add_argument("--temps", type=float, nargs="+", default=[0.0, 0.6, 1.0])
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--top-k", type=int, default=0)
+    parser.add_argument("--draft-temps", type=float, nargs="+", help="each policy with each [its own]")
     parser.add_argument("--only", nargs="+", help="policies whose name contains one of these")
     parser.add_argument("--follow", type=int, default=0, help="texts to decode instead")
     parser.add_argument("--processes", type=int, default=2)

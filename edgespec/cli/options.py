@@ -29,7 +29,8 @@ TREE = TreeSettings()
 FOLDER = click.Path(path_type=Path)
 DRAFT_SPELLINGS = ("--draft-model", "--draft", "--model-draft", "--assistant-model")
 CONTEXT_SPELLINGS = ("--ctx-size", "--max-model-len")
-TREE_FIELDS = [field.name for field in dataclasses.fields(TreeSettings)]
+# All but what training alone asks for.
+TREE_FIELDS = [field.name for field in dataclasses.fields(TreeSettings) if field.name != "reranked"]
 SIZE_HELP = f"Most nodes of a tree, 1 to {MAX_TREE_SIZE}. [auto: {TREE.size}]"
 WIDTH_HELP = "Most children of a node; eagle2: also of a layer; c2t: of a layer. [16; eagle2 10, c2t 15, opt-tree all]"
 DRAW_HELP = "How children come about (adaptive and static trees). [adaptive: what pays more; else sampled]"

@@ -66,7 +66,6 @@ def _command(
     from edgespec.engine import Engine
     from edgespec.train import collect
     from edgespec.train.record_files import load_records
-    from edgespec.tree_settings import TreeSettings
 
     pair = open_named_pair(model, draft_model)
     encoded = encode_prompts(pair, rows, raw=True)
@@ -82,9 +81,11 @@ def _command(
     }[what]
     trees = [setting.tree for settings in rounds for setting in settings]
     room = max(map(len, encoded)) + max_new_tokens + max(tree.num_layers for tree in trees)
+    # Of the first round: what later ones grow by is fitted on it.
+    largest = max((setting.tree for setting in rounds[0]), key=lambda tree: (tree.num_nodes, tree.num_drafted))
     with Engine(
         pair,
-        tree=TreeSettings(policy="dyspec", size=max(tree.num_nodes for tree in trees)),
+        tree=largest,
         limits=machine.limits,
         device=machine.device,
         dtype=machine.dtype,

@@ -11,6 +11,7 @@ the rank.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -179,6 +180,7 @@ class AcceptanceModel:
         )
 
 
+@functools.cache
 def default_acceptance() -> AcceptanceModel:
     """The one that was fitted on the built-in pair."""
     return AcceptanceModel.load(DEFAULT_FILE)

@@ -7,6 +7,7 @@ C2T, section 4.1 and appendix B.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +45,7 @@ class Classifier:
         return cls(network=network)
 
 
+@functools.cache
 def default_classifier() -> Classifier:
     """The one that was fitted on the built-in pair."""
     return Classifier.load(DEFAULT_FILE)

@@ -23,7 +23,7 @@ from edgespec.grow.dyspec import predict_slots
 from edgespec.grow.eagle2 import eagle2_rule
 from edgespec.grow.opt_tree import opt_tree_rule
 from edgespec.grow.sequoia import best_shape
-from edgespec.grow.static import StaticShape, Stops, grow_static
+from edgespec.grow.static import Stops, grow_static, static_shape
 from edgespec.grow.stop_model import StopModel, model_exit
 from edgespec.shapes import TreeShape
 from edgespec.tree import Draw, TokenTree, root_only
@@ -93,7 +93,7 @@ def make_grow(
     if drafter is None or settings.policy == "none":
         return lambda root, _max_depth: root_only(root, draw=draw, vocab=vocab, device=device)
     if settings.policy in {"sequoia", "specinfer", "mcsd", "chain", "static"}:
-        shape = StaticShape(_shape(policy, sampling), device=device)
+        shape = static_shape(_shape(policy, sampling), device)
         stops = _stops(policy, drafter)
         return lambda root, max_depth: grow_static(
             drafter,
@@ -112,7 +112,7 @@ def make_grow(
             drafter,
             root,
             rule=rule,
-            size=settings.size,
+            size=settings.num_nodes,
             depth=min(settings.depth, max_depth),
             max_children=settings.width,
             vocab=vocab,
@@ -143,11 +143,8 @@ def make_grow_branches(
     generator: torch.Generator,
 ) -> Callable[[int, Tensor, int], TokenTree]:
     """The same where the root's children are given: for target-initialised trees."""
-    shape, draw, stops = (
-        StaticShape(_shape(policy, sampling), device=device),
-        policy.draw(sampling),
-        _stops(policy, drafter),
-    )
+    shape, draw = static_shape(_shape(policy, sampling), device), policy.draw(sampling)
+    stops = _stops(policy, drafter)
     return lambda root, branches, max_depth: grow_static(
         drafter,
         root,

@@ -7,6 +7,7 @@ that ends early is the upper left corner of the whole one (Improving-MCSD, secti
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -37,7 +38,7 @@ class _ShapeLayer:
 class StaticShape:
     """A shape as index tensors on a device, with its mask."""
 
-    def __init__(self, shape: TreeShape, *, device: torch.device) -> None:
+    def __init__(self, shape: TreeShape, device: torch.device) -> None:
         self.depth = shape.depth
         self.ancestors = ancestors_mask(torch.tensor(shape.parents, device=device))  # [n, n]
         has_children = set(shape.parents)
@@ -55,6 +56,12 @@ class StaticShape:
                 )
             )
             above = {node: row for row, node in enumerate(expanded)}
+
+
+@functools.lru_cache(maxsize=8)
+def static_shape(shape: TreeShape, device: torch.device) -> StaticShape:
+    """The shape on a device, made once: every text of a run grows it."""
+    return StaticShape(shape, device)
 
 
 def grow_static(

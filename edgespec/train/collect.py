@@ -66,8 +66,8 @@ def adaptive_settings(model: Path, *, size: int, temperatures: Sequence[float]) 
 
 
 def classifier_settings(*, temperatures: Sequence[float]) -> list[CollectSetting]:
-    """EAGLE-2's trees, not reranked, as C2T's appendix B.1."""
-    tree = TreeSettings(policy="eagle2", size=768, depth=10, max_children=10)
+    """EAGLE-2's whole trees, not reranked: 11 layers, 10 wide, 1010 nodes below the root (C2T, appendix B.1)."""
+    tree = TreeSettings(policy="eagle2", depth=11, max_children=10, reranked=False)
     return [CollectSetting(tree=tree, temperature=at) for at in temperatures]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from edgespec.grow.classifier import Classifier, default_classifier
 from edgespec.grow.eagle2 import eagle2_rule
 from edgespec.grow.growing import Layer
 from edgespec.grow.opt_tree import opt_tree_rule
+from edgespec.train.collect import classifier_settings
 from edgespec.tree import TokenTree, depths
 from tests.edgespec.test_best_first import FunctionDrafter, Path, random_q
 
@@ -107,6 +109,16 @@ def test_eagle2_reranks_to_the_literal_algorithms_connected_tree(seed: int, widt
     q_of = random_q(VOCAB, 1.5, seed)
     tree = grow(q_of, eagle2_rule(width=width), size=size, depth=5, width=width)
     assert set(paths_of(tree)) == literal_eagle2(q_of, width=width, depth=5, size=size)[-1]
+
+
+def test_a_tree_to_learn_from_holds_all_that_eagle2_drafts() -> None:
+    (setting,) = classifier_settings(temperatures=[0.0])
+    assert (setting.tree.num_nodes, setting.tree.num_layers) == (10 + 10 * 100, 11), "C2T, appendix B.1"
+    q_of = random_q(VOCAB, 1.5, 0)
+    tree = replace(setting.tree, depth=4, max_children=3)
+    found = grow(q_of, eagle2_rule(width=3), size=tree.num_nodes, depth=4, width=3)
+    assert set(paths_of(found)) == literal_eagle2(q_of, width=3, depth=4, size=1000)[-1]
+    assert found.num_nodes - 1 == tree.num_nodes == 30
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -133,6 +133,22 @@ def test_a_process_that_forgets_to_close_ends_quietly(pair_folders: tuple[Path, 
     assert (outcome.returncode, outcome.stderr) == (0, "")
 
 
+@pytest.mark.parametrize(
+    ("tree", "num_started"),
+    [(TreeSettings(policy="specinfer", branching=(3, 2, 1)), 0), (TreeSettings(policy="mcsd", target_width=2), 1)],
+)
+def test_a_chunk_says_which_tokens_the_draft_proposed(tree: TreeSettings, num_started: int) -> None:
+    """The target ends a step of a tree, and starts one of a target-initialised tree."""
+    with Engine.from_pretrained(tree=tree, profile="none", context_tokens=128, self_check=False) as engine:
+        chunks = list(engine.stream("def read(path):", max_new_tokens=40, temperature=0.6, seed=2))
+    steps = [chunk for chunk in chunks if not chunk.step.is_prefill][:-1]  # the last may end with the text
+    for chunk in steps:
+        drafted = len(chunk.token_ids) - 1
+        expected = (False,) * num_started + (True,) * drafted + (False,) * (1 - num_started)
+        assert chunk.from_draft == expected
+    assert any(any(chunk.from_draft) for chunk in steps)
+
+
 POLICIES = [
     TreeSettings(policy="adaptive", draw="sampled", size=20),
     TreeSettings(policy="adaptive", draw="chosen", size=20),

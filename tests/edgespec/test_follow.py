@@ -16,10 +16,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from edgespec import Engine, SamplingSettings, TreeSettings, follow, loops
-from edgespec.decode import Session, StepResult
+from edgespec.decode import StepResult
 from edgespec.follow import MAX_FACTOR, MAX_SHIFT, Follower, following, make_follower
 from edgespec.grow.acceptance import default_acceptance
 from edgespec.grow.policies import Grow, Policy, open_policy
@@ -28,7 +27,16 @@ from edgespec.pair import open_pair
 from edgespec.planned import tree_settings, verify_curve
 from edgespec.tree import TokenTree, root_only
 from profiles.schema import Plan, Profile
-from scripts.check_lossless import CPU, VOCAB, TableDrafter, TableTarget, distributions, table
+from scripts.check_lossless import (
+    CPU,
+    NUM_TOKENS,
+    PROMPT_IDS,
+    VOCAB,
+    Situation,
+    law_p_value,
+    table_session,
+    text_probability,
+)
 from tests.profiles.examples import example_plan, example_profile
 
 ACCEPTANCE = default_acceptance()
@@ -226,24 +234,22 @@ def test_greedy_text_is_that_of_plain_decoding(engine: Engine) -> None:
 # On tables
 
 
-def followed_p_value(plan: Plan, *, count: int = 1_000, seed: int = 5) -> float:
-    """The chi-square p-value of two-token texts, each followed by itself, against the target's distribution."""
-    sampling, length, profile = SamplingSettings(temperature=1.0), 3, example_profile(plan)
+def followed_p_value(plan: Plan, *, count: int = 1_000, seed: int = 7) -> float:
+    """The p-value of texts, each followed by itself, against the target's distribution."""
+    sampling, profile = SamplingSettings(temperature=1.0), example_profile(plan)
     policy = replace(open_policy(tree_settings(plan)), acceptance=ACCEPTANCE)
-    target = TableTarget(table(seed, length), sampling)
-    drafter = TableDrafter(distributions(table(seed + 1, length), policy.settings.draft_sampling(sampling)))
-    session = Session(target=target, drafter=drafter)  # type: ignore[arg-type]
+    session, probs = table_session(
+        Situation(sampling=sampling), policy.settings, dtype=torch.float32, seed=seed, length=NUM_TOKENS + 1
+    )
     generator = torch.Generator().manual_seed(seed)
-    counts = dict.fromkeys(itertools.product(range(VOCAB), repeat=2), 0)
+    counts = dict.fromkeys(itertools.product(range(VOCAB), repeat=NUM_TOKENS), 0)
     for _ in range(count):
         steps = continue_text(
-            session, torch.tensor([0]), policy=policy, profile=profile, sampling=sampling,
-            generator=generator, max_new_tokens=1 + length, stop_tokens=frozenset(), capacities=(8, 8),
+            session, torch.tensor(PROMPT_IDS), policy=policy, profile=profile, sampling=sampling,
+            generator=generator, max_new_tokens=NUM_TOKENS + 1, stop_tokens=frozenset(), capacities=(8, 8),
         )  # fmt: skip
-        _, one, other, *_ = (token for step in steps for token in step.tokens)
-        counts[one, other] += 1
-    expected = [count * float(target.probs[()][one] * target.probs[one,][other]) for one, other in counts]
-    return float(stats.chisquare(list(counts.values()), expected, sum_check=False).pvalue)
+        counts[tuple(token for step in steps for token in step.tokens)[:NUM_TOKENS]] += 1
+    return law_p_value(counts, {text: text_probability(probs, text) for text in counts})
 
 
 @pytest.fixture

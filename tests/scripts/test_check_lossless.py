@@ -1,7 +1,7 @@
 """Every policy with every rule it may use is lossless; what is not, is caught.
 
-One situation a form here, 2,000 texts, of feature heads 500; scripts/check_lossless.py runs all of them with more. A right
-policy fails with probability 1e-4 (the seeds are fixed); the planted faults fall below 1e-6 with 4,000.
+One situation a form here, 2,000 texts, of feature heads 500; scripts/check_lossless.py runs all of them with more.
+A right policy fails with probability 1e-4 (the seeds are fixed); the planted faults fall below 1e-6 with 4,000.
 """
 
 from __future__ import annotations
