@@ -48,7 +48,10 @@ FLAGS = {
 # Of a finished tree, at the most that was seen on the built-in pair at 768 nodes
 DRAFTED_PER_NODE = {"adaptive": 4, "dyspec": 3, "opt-tree": 7}
 DEFAULT_WIDTHS = {"eagle2": 10, "c2t": 15}  # the papers' own
-GREEDY_DRAFT_TEMPERATURE = 0.6  # of the draft, for a greedy target
+# Of the draft, for a greedy target: of six temperatures the one of most tokens a pass on the built-in pair. What
+# adaptive trees are predicted by was measured at theirs.
+GREEDY_DRAFT_TEMPERATURES = {"adaptive": 0.6, "dyspec": 0.6, "opt-tree": 0.8, "eagle2": 0.8, "c2t": 0.8}
+STATIC_GREEDY_DRAFT_TEMPERATURE = 0.2  # of shapes whose children are not ranked by q
 DEFAULT_BRANCHING = (4, 2, 2, 1)
 DEFAULT_DRAFT_TOKENS = 4
 DEFAULT_CONFIDENCES = {"c2t": 0.5}  # of the others: 0.4, as in Improving-MCSD
@@ -85,7 +88,7 @@ class TreeSettings:
     confidence: float | None = None  # beta of the classifier or of the decision model
     acceptance: Path | None = None  # measured acceptance; None: that of the built-in pair
     target_width: int = 1  # branches that the target starts; more than 1 is lossy
-    draft_temperature: float | None = None  # None: the target's, or 0.6 when that is greedy
+    draft_temperature: float | None = None  # None: the target's, or the policy's own when that is greedy
 
     def __post_init__(self) -> None:
         require_policy(self.policy)
@@ -224,7 +227,8 @@ class TreeSettings:
         temperature = self.draft_temperature
         if sampling.temperature == 0:
             # A greedy target ignores truncation, and still wants several different children: the draft is not greedy.
-            return SamplingSettings(temperature=GREEDY_DRAFT_TEMPERATURE if temperature is None else temperature)
+            own = GREEDY_DRAFT_TEMPERATURES.get(self.policy, STATIC_GREEDY_DRAFT_TEMPERATURE)
+            return SamplingSettings(temperature=own if temperature is None else temperature)
         return replace(sampling, temperature=sampling.temperature if temperature is None else temperature)
 
 

@@ -272,7 +272,6 @@ def tokens_at(
                 for label, (tree, model) in entries.items():
                     generator.set_state(drawn_from)  # the same luck for all
                     policy = open_policy(tree).with_acceptance(model)
-                    text.drafter.rewind()
                     grown = grown_tree(text, root, tree, policy, engine, generator)
                     rows = Rows(text.target.look(grown), text.target.logits, SAMPLING, vocab=text.target.vocab)
                     tokens[label].append(expected_tokens(grown, rows.all_probs()) if grown.num_nodes > 1 else 1.0)
@@ -286,7 +285,7 @@ def grown_tree(
     text: Text, root: int, tree: TreeSettings, policy: Policy, engine: Engine, generator: torch.Generator
 ) -> TokenTree:
     """The policy's tree behind the text."""
-    drafter = None if tree.policy == "none" else text.drafter
+    drafter = None if tree.policy == "none" else text.drafting(tree, SAMPLING)
     grow = make_grow(policy, drafter, sampling=SAMPLING, vocab=text.target.vocab, device=engine.device,
                      generator=generator)  # fmt: skip
     return grow(root, tree.num_layers)

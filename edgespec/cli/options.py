@@ -155,7 +155,7 @@ def tree_options(function: Command) -> Command:
         click.option("--target-width", type=int,
                      help="LOSSY above 1: the target starts so many branches, the longest wins (mcsd)."),
         click.option("--draft-temp", "draft_temperature", type=float,
-                     help="Of the draft. [default: the target's, or 0.6 if that is greedy]"),
+                     help="Of the draft. [default: the target's; 0.2 to 0.8 by policy if that is greedy]"),
     ]  # fmt: skip
     return with_options(call, options)
 

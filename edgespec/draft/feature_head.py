@@ -67,7 +67,7 @@ class FeatureHeadDrafter(LanguageModelDrafter):
 
     def _spread(self, log_probs: Tensor, tokens: list[slice]) -> Tensor:
         """Q [k, vocab] of the log-probabilities [k, g] of some ranges of tokens; all others have none."""
-        probs = to_probs(log_probs, self._sampling)
+        probs = to_probs(log_probs, self.sampling)
         q = probs.new_zeros(probs.shape[0], self._vocab)
         for which, part in zip(tokens, probs.split([which.stop - which.start for which in tokens], -1), strict=True):
             end = min(which.stop, self._vocab)  # rows of padding are cut off

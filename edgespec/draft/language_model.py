@@ -19,7 +19,7 @@ from edgespec.sampling import to_probs
 
 
 class LanguageModelDrafter:
-    """Drafts with a causal language model; `sampling` is how children will be drawn from it."""
+    """Drafts with a causal language model; `sampling`, which may change between trees, is how children are drawn."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class LanguageModelDrafter:
         self._model = model
         self._keeps_text = keeps_text
         self._vocab = vocab  # the target's: padded embedding tables may differ in length
-        self._sampling = sampling
+        self.sampling = sampling
         self._num_embeddings = model.num_embeddings
         self._pending: list[int] = []  # committed, without rows yet
         self._num_rows = 0
@@ -158,7 +158,7 @@ class LanguageModelDrafter:
 
     def _probabilities(self, logits: Tensor) -> Tensor:
         """Q over the target's vocabulary: rows of padding cut off, or tokens the draft lacks given 0."""
-        q = to_probs(logits[:, : self._vocab], self._sampling)
+        q = to_probs(logits[:, : self._vocab], self.sampling)
         return torch.nn.functional.pad(q, (0, self._vocab - q.shape[1]))
 
     def _grow(self, rows: int) -> None:

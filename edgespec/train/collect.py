@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +47,17 @@ class CollectSetting:
 
 
 def exploring_settings(*, size: int, temperatures: Sequence[float]) -> list[CollectSetting]:
-    """Trees of both draws, deep ones and wide ones, that need no measured acceptance."""
+    """Trees of both draws, deep ones and wide ones, that need no measured acceptance, all drafted as adaptive ones."""
     trees = [
         TreeSettings(policy="dyspec", size=size),
         TreeSettings(policy="specinfer", branching=(6, 3, 1, 1, 1, 1, 1, 1)),
         TreeSettings(policy="opt-tree", size=size),
     ]
-    return [CollectSetting(tree=tree, temperature=at) for at in temperatures for tree in trees]
+    found = []
+    for at in temperatures:
+        drafted = TreeSettings().draft_sampling(SamplingSettings(temperature=at)).temperature
+        found += [CollectSetting(tree=replace(tree, draft_temperature=drafted), temperature=at) for tree in trees]
+    return found
 
 
 def adaptive_settings(model: Path, *, size: int, temperatures: Sequence[float]) -> list[CollectSetting]:

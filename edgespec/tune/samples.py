@@ -56,6 +56,12 @@ class Text:
     drafter: LanguageModelDrafter
     root: int
 
+    def drafting(self, tree: TreeSettings, sampling: SamplingSettings) -> LanguageModelDrafter:
+        """The drafter, without a tree, drawing as these trees do."""
+        self.drafter.rewind()
+        self.drafter.sampling = tree.draft_sampling(sampling)
+        return self.drafter
+
 
 def start_text(
     engine: Engine, ids: Sequence[int], *, sampling: SamplingSettings, tree: TreeSettings, new_tokens: int,
@@ -95,6 +101,7 @@ def sample_text(
     """
     temperature = sampling.temperature
     generator = torch.Generator(engine.device).manual_seed(seed)
+    recorded = TreeSettings().draft_sampling(sampling)  # adaptive's: its acceptance is what records are for
     widest = max((contender.settings for contender in contenders), key=lambda settings: settings.num_drafted)
     text = start_text(
         engine, ids, sampling=sampling, tree=widest, new_tokens=steps * (widest.num_layers + 1), generator=generator
@@ -107,9 +114,9 @@ def sample_text(
         for contender in [*contenders[1:], contenders[0]]:
             generator.set_state(drawn_from)  # the same luck for all: differences are the policies' own
             policy = open_policy(contender.settings).with_acceptance(model)
-            grow = make_grow(policy, text.drafter, sampling=sampling, vocab=text.target.vocab, device=engine.device,
+            drafter = text.drafting(contender.settings, sampling)
+            grow = make_grow(policy, drafter, sampling=sampling, vocab=text.target.vocab, device=engine.device,
                              generator=generator)  # fmt: skip
-            text.drafter.rewind()
             trees.append((contender, grow(root, contender.settings.num_layers)))
         guide = trees[-1][1]
         for group in in_groups(trees, most_nodes=engine.tree.num_nodes):
@@ -121,7 +128,7 @@ def sample_text(
                 rates = rank_values(model, temperature=temperature, draw=contender.draw)
                 # A tree of no nodes says something too: that this policy gives up here.
                 into.trees[contender.key].append(tree_sample(tree, p, contender, rates))
-                if tree.num_nodes > 1:
+                if tree.num_nodes > 1 and contender.settings.draft_sampling(sampling) == recorded:
                     into.records.append(slot_records(tree, p, temperature=temperature))
         acceptance = verifier(sampling, policy.draw(sampling))(guide, rows, generator)
         path = torch.tensor(acceptance.path, dtype=torch.long, device=engine.device)

@@ -102,7 +102,7 @@ def growth_task(
     def prepare() -> None:
         if takes_turns:
             text.target.look(plain)
-        text.drafter.rewind()
+        text.drafting(policy.settings, sampling)
 
     def run() -> None:
         tree = grow(text.root, policy.settings.num_layers)

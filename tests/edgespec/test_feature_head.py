@@ -174,7 +174,7 @@ def test_a_head_whose_logits_are_nan_says_so(router_groups: int | None) -> None:
     target = make_model(FAMILIES["llama"]())
     head = make_head(target, router_groups=router_groups)
     _, drafter = at_a_text(target, head, [1, 2, 3])
-    drafter._sampling = SamplingSettings(temperature=0.0)
+    drafter.sampling = SamplingSettings(temperature=0.0)
     target.get_input_embeddings().weight.data.fill_(float("nan"))  # the head's too, and tied
     with pytest.raises(EdgespecError, match="draft's logits are NaN"):
         drafter.expand(torch.tensor([1]), torch.tensor([-1]))
