@@ -33,6 +33,12 @@ NAMES = {"-".join(contender.key): contender for contender in ALL}
 DETERMINISTIC = ["adaptive-chosen", "opt-tree-chosen", "eagle2-chosen", "sequoia-chosen", "chain-chosen"]
 
 
+def recorded(sampling: SamplingSettings) -> list[Contender]:
+    """Contenders whose draft draws as that of adaptive trees does."""
+    adaptive = TreeSettings().draft_sampling(sampling)
+    return [contender for contender in ALL if contender.settings.draft_sampling(sampling) == adaptive]
+
+
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     tree = TreeSettings(policy="opt-tree", size=4 * SIZE, depth=DEPTH)  # room to look at several trees in one pass
@@ -151,7 +157,7 @@ def test_sampling_extends_the_text_and_both_caches_hold_it(
     assert extended[: len(ids)] == ids
     assert len(extended) >= len(ids) + 1 + 2
     assert {key: len(trees) for key, trees in into.trees.items()} == {contender.key: 2 for contender in ALL}
-    assert len(into.records) == 2 * len(ALL)
+    assert len(into.records) == 2 * len(recorded(sampling)), "what is drafted otherwise says nothing of adaptive trees"
     (text,) = started
     root = torch.tensor(extended[-1:])
     tree = root_only(extended[-1], draw="top_k", vocab=text.target.vocab, device=engine.device)
@@ -162,6 +168,25 @@ def test_sampling_extends_the_text_and_both_caches_hold_it(
     text.drafter.prefill(fresh, capacity=512)
     torch.testing.assert_close(p, text.target.logits(text.target.look(tree)), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(q, text.drafter.expand(root, torch.tensor([-1])), rtol=1e-4, atol=1e-6)
+
+
+def test_contenders_draw_as_their_own_policy_does(
+    engine: Engine, ids: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At temperature 0 drafts differ in temperature: one drafter serves all, each with its own."""
+    seen: dict[str, SamplingSettings] = {}
+    right = samples.make_grow
+
+    def remember(policy: Policy, drafter: Any, **options: Any) -> Grow:
+        seen[policy.settings.policy] = drafter.sampling
+        return right(policy, drafter, **options)
+
+    monkeypatch.setattr(samples, "make_grow", remember)
+    sampling = SamplingSettings(top_p=0.8)
+    sample_text(engine, ids, ALL, MODEL, Samples(), sampling=sampling, steps=1, seed=1)
+    expected = {contender.settings.policy: contender.settings.draft_sampling(sampling) for contender in ALL}
+    assert seen == expected
+    assert {draws.temperature for draws in expected.values()} == {0.2, 0.6, 0.8}
 
 
 def test_greedy_sampling_adds_what_plain_decoding_adds(engine: Engine, ids: list[int]) -> None:
@@ -184,10 +209,11 @@ def test_a_tree_of_no_nodes_counts_as_one_token(
 
     monkeypatch.setattr(samples, "make_grow", nothing)
     into = Samples()
-    sample_text(engine, ids, ALL, MODEL, into, sampling=SamplingSettings(), steps=2, seed=1)
+    sampling = SamplingSettings(temperature=0.7)
+    sample_text(engine, ids, ALL, MODEL, into, sampling=sampling, steps=2, seed=1)
     trees = into.trees["c2t", "chosen"]
     assert [tree.tokens for tree in trees] == [1.0, 1.0]
-    assert len(into.records) == 2 * (len(ALL) - 1)
+    assert len(into.records) == 2 * (len(recorded(sampling)) - 1)
     free = GrowthCost(base_s=0.1, layer_s=0.0, node_s=0.0, rows_per_inner=1.0)
     contender = Entrant(policy="c2t", draw="chosen", samples=trees, growth=free)
     curve = Curve((0.0, 24.0), (1.0, 2.0))
