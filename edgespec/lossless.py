@@ -71,7 +71,7 @@ def judge(
 
     The texts are of equal length, unless one of them ended in a stop token. Uses the model's cache.
     """
-    logits = _logits_of(model, prompt, text)
+    logits = logits_of(model, prompt, text)
     best = logits.argmax(-1).tolist()  # [n]: once a text, at its end
     share = NEAR_TIES.get(dtype, NEAR_TIES[torch.float32])
 
@@ -97,7 +97,7 @@ def judge(
 
 
 @torch.no_grad()
-def _logits_of(model: CausalModel, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
+def logits_of(model: CausalModel, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
     """Float32 logits [n, vocab] that each token of the text was to be chosen by, on the CPU."""
     ids = torch.tensor([*prompt, *text[:-1]], device=model.device)
     before = len(prompt)

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from edgespec import Engine, SamplingSettings, TreeSettings
+from edgespec.lossless import logits_of
 from edgespec.pair import open_pair
 from edgespec.sampling import to_probs
-from edgespec.target import Target
 from scripts.compare_policies import contexts
 
 CONTEXT_TOKENS = 192
@@ -63,15 +63,10 @@ def rarest(tree: TreeSettings, temperature: float, *, num_tokens: int, new_token
 
 
 def chances(engine: Engine, ids: list[int], new: tuple[int, ...], sampling: SamplingSettings) -> list[float]:
-    """What the target gives each of the `new` tokens behind `ids`, one plain pass a token."""
-    target = Target(engine.target_model, keeps_text=True)
-    text = [*ids, *new]
-    found = []
-    with torch.no_grad():
-        for index in range(len(new)):
-            logits = target.prefill(torch.tensor(text[: len(ids) + index]), capacity=len(text))
-            found.append(float(to_probs(logits[None].double(), sampling)[0, new[index]]))
-    return found
+    """What the target gives each of the `new` tokens behind `ids`."""
+    logits = logits_of(engine.target_model, ids, new).double()  # [new, vocab]
+    p: list[float] = to_probs(logits, sampling).gather(1, torch.tensor(new)[:, None])[:, 0].tolist()
+    return p
 
 
 def _row(job: tuple[str, float, int, int, int]) -> dict[str, Any]:

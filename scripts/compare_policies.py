@@ -13,7 +13,7 @@ the size: `dyspec threshold` and `c2t` are given the threshold that makes trees 
 (at most 768 nodes), found on contexts of its own.
 
 --follow N decodes N prompts with the engine instead, and counts tokens per pass as they come.
-Prints a table and one JSON line.
+Prints a table and one JSON line, the same for the same seed.
 """
 
 from __future__ import annotations
@@ -281,7 +281,7 @@ def interval(values: Tensor, generator: torch.Generator) -> tuple[float, float, 
     return float(values.mean()), float(means.quantile(0.025)), float(means.quantile(0.975))
 
 
-def summarise(cells: dict[str, Cell]) -> list[dict[str, Any]]:
+def summarise(cells: dict[str, Cell], *, with_times: bool) -> list[dict[str, Any]]:
     """A row a cell, with the paired difference to the best cell of the same budget and temperature."""
     generator = torch.Generator().manual_seed(0)
     tokens = {}
@@ -298,8 +298,10 @@ def summarise(cells: dict[str, Cell]) -> list[dict[str, Any]]:
         temperature, size, name = key.split("|")
         mean, low, high = interval(tokens[key], generator)
         behind = interval(tokens[best[f"{temperature}|{size}"]] - tokens[key], generator)
+        times = {"grow_s": statistics.median(cell.grow_s)} if with_times else {}
         rows.append(
             {
+                **times,
                 "temperature": float(temperature),
                 "size": int(size),
                 "policy": name,
@@ -311,7 +313,6 @@ def summarise(cells: dict[str, Cell]) -> list[dict[str, Any]]:
                 "nodes": statistics.mean(cell.nodes),
                 "draft_calls": statistics.mean(cell.draft_calls),
                 "drafted": statistics.mean(cell.drafted),
-                "grow_s": statistics.median(cell.grow_s),
                 "blocks": statistics.mean(cell.blocks),
                 "blocks_depth_first": statistics.mean(cell.blocks_depth_first),
             }
@@ -322,14 +323,15 @@ def summarise(cells: dict[str, Cell]) -> list[dict[str, Any]]:
 def print_table(rows: list[dict[str, Any]]) -> None:
     """Tokens per pass with intervals; * marks what the best one's paired interval does not exclude."""
     print(f"{'T':>4}{'size':>5} {'policy':18}{'tok/pass':>9}{'95 %':>14}  {'behind best':>11}{'nodes':>7}{'calls':>6}"
-          f"{'drafted':>8}{'grow ms':>8}{'blocks':>7}{'depth-first':>12}")  # fmt: skip
+          f"{'drafted':>8}{'blocks':>7}{'depth-first':>12}{'grow ms' if 'grow_s' in rows[0] else '':>8}")  # fmt: skip
     for row in rows:
         low, high = row["interval"]
         tie = "*" if row["behind_best_interval"][0] <= 0 else " "
         print(
             f"{row['temperature']:>4g}{row['size']:>5} {row['policy']:18}{row['tokens_per_pass']:>8.2f}{tie}"
             f"{low:>7.2f}-{high:<6.2f}  {row['behind_best']:>11.2f}{row['nodes']:>7.0f}{row['draft_calls']:>6.1f}"
-            f"{row['drafted']:>8.0f}{1000 * row['grow_s']:>8.1f}{row['blocks']:>7.0f}{row['blocks_depth_first']:>12.0f}"
+            f"{row['drafted']:>8.0f}{row['blocks']:>7.0f}{row['blocks_depth_first']:>12.0f}"
+            + (f"{1000 * row['grow_s']:>8.1f}" if "grow_s" in row else "")
         )
 
 
@@ -411,6 +413,7 @@ def main() -> None:
     parser.add_argument("--follow", type=int, default=0, help="texts to decode instead")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--times", action="store_true", help="milliseconds of growth too, which no two runs share")
     parser.add_argument("--figure", type=Path)
     arguments = parser.parse_args()
     if arguments.follow:
@@ -425,7 +428,7 @@ def main() -> None:
             whole = cells.setdefault(key, Cell())
             for name, values in vars(cell).items():
                 getattr(whole, name).extend(values)
-    rows = summarise(cells)
+    rows = summarise(cells, with_times=arguments.times)
     print_table(rows)
     if arguments.figure:
         draw_figure(rows, arguments.figure)
