@@ -31,6 +31,7 @@ from scripts.check_lossless import (
     p_value,
     total_variation,
 )
+from tests.edgespec.rejection_by_difference import try_children
 
 TEXTS = 2_000
 FAULTY_TEXTS = 4_000
@@ -65,20 +66,7 @@ def test_a_remaining_mass_that_is_a_difference_is_caught(form: Form, monkeypatch
     """In float32, behind a draft that is sure by 20 nats, such a difference is rounding error."""
     situation = GAPS["draft gap 20"]
     assert p_value(form, situation, count=TEXTS) > 1e-4
-
-    def drifted(p: Tensor, q: Tensor | None, tokens: list[int], uniforms: list[float]) -> tuple[int | None, Tensor]:
-        residual, mass_left = p, 1.0
-        for index, (token, uniform) in enumerate(zip(tokens, uniforms, strict=True)):
-            assert q is not None
-            mass_left = max(mass_left, float(q[token]))
-            if uniform * float(q[token]) < float(residual[token] / residual.sum()) * mass_left:
-                return index, residual
-            left = (residual / residual.sum() - q / mass_left).clamp(min=0)
-            residual = left if left.sum() > 0 else residual
-            mass_left -= float(q[token])
-        return None, residual
-
-    monkeypatch.setattr(rejection, "_try_children", drifted)
+    monkeypatch.setattr(rejection, "_try_children", try_children)
     assert p_value(form, situation, count=FAULTY_TEXTS) < 1e-6
 
 

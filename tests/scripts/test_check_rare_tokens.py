@@ -1,0 +1,44 @@
+"""The guard over whole texts, at a place where the draft is surer than float32 can tell, and the target is not."""
+
+from __future__ import annotations
+
+import zipapp
+from pathlib import Path
+
+import pytest
+
+from edgespec import Engine, SamplingSettings, TreeSettings
+from edgespec.verify import rejection
+from scripts.check_rare_tokens import TREES, chances
+from tests.edgespec.rejection_by_difference import try_children
+
+FLOOR = 1e-12
+SAMPLING = SamplingSettings(temperature=0.2)
+# The draft says "shell" with all but 1e-7; the target leaves 0.1 to "sheb", as it stands there.
+PLACE = '"""Write a s'
+
+
+def least_chance(*, num_texts: int) -> float:
+    """The smallest p of a token in so many short texts behind the place."""
+    source = Path(zipapp.__file__).read_text(encoding="utf-8")
+    tree = TreeSettings(policy="specinfer", branching=(8, 4, 1))
+    with Engine.from_pretrained(tree=tree, profile="none", dtype="float32", self_check=False) as engine:
+        ids = engine.encode(source[: source.index(PLACE) + len(PLACE)])
+        texts = {
+            engine.generate(ids, max_new_tokens=4, sampling=SAMPLING, seed=seed, reuse=True).token_ids
+            for seed in range(num_texts)
+        }
+        return min(min(chances(engine, ids, text, SAMPLING)) for text in texts)
+
+
+def test_every_sampled_policy_is_looked_at() -> None:
+    assert {tree.policy for tree in TREES.values()} == {"adaptive", "dyspec", "sequoia", "specinfer", "mcsd", "chain"}
+
+
+def test_no_token_comes_out_that_the_target_could_not_have_drawn() -> None:
+    assert least_chance(num_texts=100) > FLOOR
+
+
+def test_a_remaining_mass_that_is_a_difference_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rejection, "_try_children", try_children)
+    assert least_chance(num_texts=100) < FLOOR
