@@ -76,7 +76,7 @@ def command(
 ) -> int:
     """Measure once, then always run at the best setting.
 
-    Times passes over trees of every size, grows every policy's trees on texts, and keeps the plan of most
+    Times passes over trees of every size, grows the trees of all policies but static, and keeps the plan of most
     tokens a second for each temperature. Speculation that is slower than plain decoding is switched off.
     """
     if draft_model is not None and (target or model) is None:

@@ -11,7 +11,7 @@ grow from a node to its child or to its next sibling by a running minimum. So th
 g form a tree, and they can be found layer by layer: draw a slot only while its g beats the m-th
 largest seen so far, expand a node only if its first slot's could, stop when nothing qualifies, keep
 the m largest. With g = s this is, for the same noise, the tree of DySpec's Algorithm 1 (a heap, one
-token at a time).
+token at a time) with at most `max_children` a node, for which the paper has no bound.
 
 What decides on a slot is g, known before its token is drawn. Selecting by anything that knows the
 token would bias the output.
