@@ -2,6 +2,7 @@
 
     python -m scripts.check_lossless                    every cell, about half an hour on two cores
     python -m scripts.check_lossless --only dyspec -n 20000
+    python -m scripts.check_lossless --only gap --by-difference     a wrong version: cells with sure drafts must fail
 
 A vocabulary of four tokens; target and draft are tables of random logits that disagree, or for feature heads a
 random model of one layer and a random head of it. Each cell draws texts of three tokens, the second and third
@@ -48,6 +49,7 @@ from edgespec.target import Target
 from edgespec.target_initialized import decode_target_initialized
 from edgespec.train.head_model import new_head, own_tensors
 from edgespec.tree import TokenTree
+from edgespec.verify import rejection
 from edgespec.verify.rules import verifier
 from profiles.cost import Curve
 from profiles.schema import Plan
@@ -473,8 +475,6 @@ def cells(folder: Path, only: str) -> list[CellOf]:
     """
     found = []
     for name, form in forms(folder).items():
-        if only not in name:
-            continue
         found.append(CellOf(name=name, form=form, label="temperature 0", situation=None))
         is_sampled = open_policy(form.settings).draw(WARM) == "without_replacement"
         gaps = {} if form.head else GAPS if is_sampled else {"draft gap 20": GAPS["draft gap 20"]}
@@ -483,11 +483,37 @@ def cells(folder: Path, only: str) -> list[CellOf]:
             found.append(cell)
             if not form.head and label in PLAIN:
                 found.append(replace(cell, dtype=torch.float64))
-    return found
+    return [cell for cell in found if only in f"{cell.name}, {cell.label}"]
 
 
-def _row(job: tuple[CellOf, int, float]) -> dict[str, Any]:
-    cell, num_texts, bound = job
+def try_children_by_difference(
+    p: Tensor, q: Tensor | None, tokens: list[int], uniforms: list[float]
+) -> tuple[int | None, Tensor]:
+    """A wrong version of `rejection._try_children`: the mass left is one minus what was drawn, in the format of p.
+
+    Exact in real numbers; in float32 it is rounding error where q is nearly one-hot.
+    """
+    scale, total, mass_left = 0.0, 1.0, 1.0
+    residual = p
+    for index, (token, uniform) in enumerate(zip(tokens, uniforms, strict=True)):
+        assert q is not None
+        q_here = float(q[token])
+        mass_left = max(mass_left, q_here)
+        if uniform * q_here * total < float(residual[token]) * mass_left:
+            return index, residual
+        next_scale = scale + total / mass_left
+        next_residual = (p - next_scale * q).clamp(min=0)
+        if next_residual.sum() <= 0:
+            return index, residual
+        scale, total, residual = next_scale, float(next_residual.sum()), next_residual
+        mass_left -= q_here
+    return None, residual
+
+
+def _row(job: tuple[CellOf, int, float, bool]) -> dict[str, Any]:
+    cell, num_texts, bound, by_difference = job
+    if by_difference:
+        rejection._try_children = try_children_by_difference
     return cell.row(num_texts, bound)
 
 
@@ -495,7 +521,8 @@ def main() -> int:
     """Every cell."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-n", "--texts", type=int, default=2_000)
-    parser.add_argument("--only", default="", help="cells whose name contains this")
+    parser.add_argument("--only", default="", help="cells whose policy and situation contain this")
+    parser.add_argument("--by-difference", action="store_true", help="with a wrong rejection, to see it caught")
     parser.add_argument("--bound", type=float, default=1e-5)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--lossy", action="store_true", help="only measure target-initialised trees' distance")
@@ -511,7 +538,10 @@ def main() -> int:
         tempfile.TemporaryDirectory() as folder,
         multiprocessing.get_context("spawn").Pool(arguments.processes) as pool,
     ):
-        jobs = [(cell, arguments.texts, arguments.bound) for cell in cells(Path(folder), arguments.only)]
+        jobs = [
+            (cell, arguments.texts, arguments.bound, arguments.by_difference)
+            for cell in cells(Path(folder), arguments.only)
+        ]
         for row in pool.imap(_row, jobs):
             rows.append(row)
             result = f"p = {row['p_value']:.3g}" if "p_value" in row else "equal" if row["passed"] else "different"

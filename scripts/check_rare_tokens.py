@@ -14,7 +14,9 @@ import argparse
 import json
 import multiprocessing
 import sys
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,14 +28,22 @@ from edgespec.sampling import to_probs
 from scripts.compare_policies import contexts
 
 CONTEXT_TOKENS = 192
-TREES = {
-    "adaptive sampled": TreeSettings(policy="adaptive", draw="sampled", size=32),
-    "dyspec": TreeSettings(policy="dyspec", size=32),
-    "sequoia": TreeSettings(policy="sequoia", draw="sampled", size=32),
-    "specinfer": TreeSettings(policy="specinfer", branching=(4, 2, 2, 1)),
-    "mcsd": TreeSettings(policy="mcsd", fork=(6, 4)),
-    "chain": TreeSettings(policy="chain", draft_tokens=4),
-}
+PRESET = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0], [0, 0, 1], [0, 0, 0, 0]]
+
+
+def sampled_trees(folder: Path) -> dict[str, TreeSettings]:
+    """Every policy of sampled children; the preset tree's file lies in the folder."""
+    preset = folder / "preset.json"
+    preset.write_text(json.dumps(PRESET), encoding="utf-8")
+    return {
+        "adaptive sampled": TreeSettings(policy="adaptive", draw="sampled", size=32),
+        "dyspec": TreeSettings(policy="dyspec", size=32),
+        "sequoia": TreeSettings(policy="sequoia", draw="sampled", size=32),
+        "specinfer": TreeSettings(policy="specinfer", branching=(4, 2, 2, 1)),
+        "mcsd": TreeSettings(policy="mcsd", fork=(6, 4)),
+        "chain": TreeSettings(policy="chain", draft_tokens=4),
+        "static": TreeSettings(policy="static", tree_file=preset),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +79,10 @@ def chances(engine: Engine, ids: list[int], new: tuple[int, ...], sampling: Samp
     return p
 
 
-def _row(job: tuple[str, float, int, int, int]) -> dict[str, Any]:
-    name, temperature, num_tokens, new_tokens, seed = job
+def _row(job: tuple[str, TreeSettings, float, int, int, int]) -> dict[str, Any]:
+    name, tree, temperature, num_tokens, new_tokens, seed = job
     torch.set_num_threads(1)
-    found = rarest(TREES[name], temperature, num_tokens=num_tokens, new_tokens=new_tokens, seed=seed)
+    found = rarest(tree, temperature, num_tokens=num_tokens, new_tokens=new_tokens, seed=seed)
     return {"policy": name, "temperature": temperature, "tokens": found.num_tokens, "least_p": found.p,
             "token": found.token}  # fmt: skip
 
@@ -83,17 +93,22 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=2_000, help="of a policy and temperature")
     parser.add_argument("-n", "--new-tokens", type=int, default=50, help="of a text")
     parser.add_argument("--temps", type=float, nargs="+", default=[0.2, 0.6, 1.0])
+    parser.add_argument("--only", default="", help="policies whose name contains this")
     parser.add_argument("--floor", type=float, default=1e-12)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
-    jobs = [
-        (name, temperature, arguments.tokens, arguments.new_tokens, arguments.seed)
-        for name in TREES
-        for temperature in arguments.temps
-    ]
     rows = []
-    with multiprocessing.get_context("spawn").Pool(arguments.processes) as pool:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        multiprocessing.get_context("spawn").Pool(arguments.processes) as pool,
+    ):
+        jobs = [
+            (name, tree, temperature, arguments.tokens, arguments.new_tokens, arguments.seed)
+            for name, tree in sampled_trees(Path(folder)).items()
+            for temperature in arguments.temps
+            if arguments.only in name
+        ]
         for row in pool.imap(_row, jobs):
             rows.append(row)
             print(f"{row['policy']:18} temperature {row['temperature']:g}: {row['tokens']} tokens, least p "

@@ -30,8 +30,8 @@ from scripts.check_lossless import (
     law_p_value,
     p_value,
     total_variation,
+    try_children_by_difference,
 )
-from tests.edgespec.rejection_by_difference import try_children
 
 TEXTS = 2_000
 FAULTY_TEXTS = 4_000
@@ -66,7 +66,7 @@ def test_a_remaining_mass_that_is_a_difference_is_caught(form: Form, monkeypatch
     """In float32, behind a draft that is sure by 20 nats, such a difference is rounding error."""
     situation = GAPS["draft gap 20"]
     assert p_value(form, situation, count=TEXTS) > 1e-4
-    monkeypatch.setattr(rejection, "_try_children", try_children)
+    monkeypatch.setattr(rejection, "_try_children", try_children_by_difference)
     assert p_value(form, situation, count=FAULTY_TEXTS) < 1e-6
 
 

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from edgespec import Engine, SamplingSettings, TreeSettings
+from edgespec.grow.policies import BEAM_POLICIES
+from edgespec.tree_settings import POLICIES
 from edgespec.verify import rejection
-from scripts.check_rare_tokens import TREES, chances
-from tests.edgespec.rejection_by_difference import try_children
+from scripts.check_lossless import try_children_by_difference
+from scripts.check_rare_tokens import chances, sampled_trees
 
 FLOOR = 1e-12
 SAMPLING = SamplingSettings(temperature=0.2)
@@ -31,8 +33,9 @@ def least_chance(*, num_texts: int) -> float:
         return min(min(chances(engine, ids, text, SAMPLING)) for text in texts)
 
 
-def test_every_sampled_policy_is_looked_at() -> None:
-    assert {tree.policy for tree in TREES.values()} == {"adaptive", "dyspec", "sequoia", "specinfer", "mcsd", "chain"}
+def test_every_sampled_policy_is_looked_at(tmp_path: Path) -> None:
+    sampled = {policy for policy in POLICIES if policy not in BEAM_POLICIES} - {"none"}
+    assert {tree.policy for tree in sampled_trees(tmp_path).values()} == sampled
 
 
 def test_no_token_comes_out_that_the_target_could_not_have_drawn() -> None:
@@ -40,5 +43,5 @@ def test_no_token_comes_out_that_the_target_could_not_have_drawn() -> None:
 
 
 def test_a_remaining_mass_that_is_a_difference_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rejection, "_try_children", try_children)
+    monkeypatch.setattr(rejection, "_try_children", try_children_by_difference)
     assert least_chance(num_texts=100) < FLOOR
