@@ -6,12 +6,12 @@
 
 A vocabulary of four tokens; target and draft are tables of random logits that disagree, or for feature heads a
 random model of one layer and a random head of it. Each cell draws texts of three tokens, the second and third
-through trees, and compares their distribution with the target's own by chi-square (tables have one first token, and
-so 16 outcomes); outcomes that are expected less than five times are counted together, by their exact binomial tail.
-A right policy falls below --bound with that probability. Tables are float32, as models' logits are, and float64;
-drafts and targets are flat and sharp, with one token up to 40 nats above the others. At temperature 0 texts of four
-tokens from many tables must equal the target's, token by token. Prints a line a cell and one JSON line; exits 1
-when a cell fails.
+through trees (with decision models a fourth), and compares their distribution with the target's own by chi-square
+(tables have one first token, and so 16 or 64 outcomes); outcomes that are expected less than five times are counted
+together, by their exact binomial tail. A right policy falls below --bound with that probability. Tables are float32,
+as models' logits are, and float64; drafts and targets are flat and sharp, with one token up to 40 nats above the
+others. At temperature 0 texts of four tokens from many tables must equal the target's, token by token. Prints a line
+a cell and one JSON line; exits 1 when a cell fails.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from edgespec import SamplingSettings, TreeSettings
 from edgespec.causal_model import CausalModel
-from edgespec.decode import Session, Verify, decode
+from edgespec.decode import Session, decode
 from edgespec.draft.head_network import HeadFacts
 from edgespec.draft.open_drafter import open_drafter
 from edgespec.follow import Follower, following
-from edgespec.grow.classifier import DEFAULT_FILE as DEFAULT_CLASSIFIER
+from edgespec.grow.classifier import INPUTS as CLASSIFIER_INPUTS
+from edgespec.grow.classifier import Classifier
 from edgespec.grow.network import Network
 from edgespec.grow.policies import Policy, make_grow, make_grow_branches, open_policy
-from edgespec.grow.stop_model import StopKind, StopModel, input_names
+from edgespec.grow.stop_model import StopKind, StopModel, distribution_inputs, input_names
 from edgespec.memory import cache_rows
 from edgespec.sampling import to_probs
 from edgespec.target import Target
@@ -72,6 +73,11 @@ class Form:
     settings: TreeSettings
     head: str = ""  # a feature head drafts: whole or routed
     follows: bool = False  # threshold and acceptance follow the last steps
+
+    @property
+    def num_tokens(self) -> int:
+        """Of a text. Decision models read the nodes above a layer: what they do shows from the third layer on."""
+        return NUM_TOKENS + (self.settings.stop_model is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +116,7 @@ def forms(folder: Path) -> dict[str, Form]:
     preset.write_text(json.dumps(PRESET), encoding="utf-8")
     by_distribution = save_stop_model(folder / "distribution.safetensors", "probabilities", VOCAB + 1)
     by_state = save_stop_model(folder / "state.safetensors", "hidden", VOCAB)
+    classifier = save_classifier(folder / "classifier.json")
     six: dict[str, Any] = {"size": 6, "depth": 3}
     trees = {
         "adaptive sampled": TreeSettings(policy="adaptive", draw="sampled", **six),
@@ -135,7 +142,7 @@ def forms(folder: Path) -> dict[str, Form]:
                 policy="chain", draw=draw, draft_tokens=3, stop_model=by_state, confidence=0.5
             ),
             f"chain classifier {draw}": TreeSettings(
-                policy="chain", draw=draw, draft_tokens=3, classifier=DEFAULT_CLASSIFIER, confidence=0.5
+                policy="chain", draw=draw, draft_tokens=3, classifier=classifier, confidence=0.5
             ),
             f"static {draw}": TreeSettings(policy="static", draw=draw, tree_file=preset),
         }
@@ -150,12 +157,13 @@ def forms(folder: Path) -> dict[str, Form]:
 
 
 def save_stop_model(path: Path, kind: StopKind, num_inputs: int) -> Path:
-    """A decision model of random weights, which stops at some nodes and goes on at others."""
+    """A decision model of random weights that at confidence 0.5 stops at half of all random nodes."""
     generator = torch.Generator().manual_seed(num_inputs)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
+    q = (1.2 * normal(1000, VOCAB)).softmax(-1)
     network = Network(
         inputs=input_names(kind, num_inputs),
         mean=torch.zeros(num_inputs).double(),
@@ -164,7 +172,22 @@ def save_stop_model(path: Path, kind: StopKind, num_inputs: int) -> Path:
         weights=(normal(8, num_inputs), normal(1, 8)),
         biases=(normal(8), torch.zeros(1).double()),
     )
-    StopModel(kind=kind, network=network).save(path)
+    usual = network(distribution_inputs(q, num_inputs) if kind == "probabilities" else q.log()).logit().median()
+    StopModel(kind=kind, network=network.shifted(-float(usual))).save(path)
+    return path
+
+
+def save_classifier(path: Path) -> Path:
+    """A classifier that at confidence 0.5 goes on behind paths of probability 0.5 and more."""
+    network = Network(
+        inputs=CLASSIFIER_INPUTS,
+        mean=torch.tensor([0.5, 0.0, 0.0]).double(),
+        std=torch.ones(3).double(),
+        activation="relu",
+        weights=(torch.tensor([[8.0, 0.0, 0.0]]).double(),),
+        biases=(torch.zeros(1).double(),),
+    )
+    Classifier(network=network).save(path)
     return path
 
 
@@ -335,7 +358,6 @@ def texts(
     count: int,
     num_tokens: int,
     seed: int,
-    verify: Verify | None = None,
 ) -> Iterator[Prefix]:
     """Texts of `num_tokens` tokens: the first from the prompt's pass, the others through trees."""
     policy = open_policy(form.settings)
@@ -353,7 +375,7 @@ def texts(
             session,
             torch.tensor(PROMPT_IDS),
             grow=grow,
-            verify=verify or verifier(sampling, policy.draw(sampling)),
+            verify=verifier(sampling, policy.draw(sampling)),
             sampling=sampling,
             generator=generator,
             max_new_tokens=length,
@@ -381,8 +403,10 @@ def law_p_value(counts: Mapping[Any, int], probs: Mapping[Any, float]) -> float:
     tail = min(
         1.0, 2 * min(stats.binom.sf(num_rare - 1, count, rare / count), stats.binom.cdf(num_rare, count, rare / count))
     )
-    scale = sum(observed) / sum(means)
-    chi = stats.chisquare(observed, [scale * mean for mean in means]).pvalue if len(common) > 1 else 1.0
+    chi = 1.0
+    if len(common) > 1:
+        scale = sum(observed) / sum(means)
+        chi = stats.chisquare(observed, [scale * mean for mean in means]).pvalue
     return float(min(1.0, 2 * min(tail, chi)))
 
 
@@ -393,13 +417,12 @@ def p_value(
     count: int,
     dtype: torch.dtype = torch.float32,
     seed: int = 5,
-    verify: Verify | None = None,
 ) -> float:
     """Of texts against the target's own distribution."""
     form = replace(form, settings=replace(form.settings, draft_temperature=situation.draft_temperature))
-    session, probs = open_session(form, situation, dtype=dtype, seed=seed, num_tokens=NUM_TOKENS)
-    counts = dict.fromkeys(itertools.product(range(VOCAB), repeat=NUM_TOKENS), 0)
-    for text in texts(form, situation.sampling, session, count=count, num_tokens=NUM_TOKENS, seed=seed, verify=verify):
+    session, probs = open_session(form, situation, dtype=dtype, seed=seed, num_tokens=form.num_tokens)
+    counts = dict.fromkeys(itertools.product(range(VOCAB), repeat=form.num_tokens), 0)
+    for text in texts(form, situation.sampling, session, count=count, num_tokens=form.num_tokens, seed=seed):
         counts[text] += 1
     return law_p_value(counts, {text: text_probability(probs, text) for text in counts})
 

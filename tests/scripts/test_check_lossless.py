@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from edgespec.config import SamplingSettings
-from edgespec.grow import best_first
+from edgespec.grow import best_first, policies
 from edgespec.sampling import draw_without_replacement
+from edgespec.tree import TokenTree, depths
 from edgespec.tree_settings import POLICIES, TreeSettings
 from edgespec.verify import rejection
 from scripts.check_lossless import (
@@ -53,6 +54,23 @@ def test_texts_have_the_targets_distribution(index: int, form: str, tmp_path: Pa
     # Eleven is prime to the number of situations: neighbours differ in kind, and all have their turn.
     situations = list((SITUATIONS if found.head else SITUATIONS | GAPS).values())
     assert p_value(found, situations[11 * index % len(situations)], count=TEXTS // 4 if found.head else TEXTS) > 1e-4
+
+
+@pytest.mark.parametrize("name", ["specinfer stop sampled", "chain stop sampled", "chain classifier sampled"])
+def test_what_ends_growth_does_so_at_some_nodes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its cell would say nothing."""
+    right, is_whole = policies.grow_static, set()
+
+    def grow_static(*arguments: Any, **named: Any) -> TokenTree:
+        tree = right(*arguments, **named)
+        could_reach = min(named["depth"], named["shape"].depth)
+        if could_reach > 1:  # below the first layer there is something to end
+            is_whole.add(int(depths(tree.parents).max()) == could_reach)
+        return tree
+
+    monkeypatch.setattr(policies, "grow_static", grow_static)
+    p_value(forms(tmp_path)[name], PLAIN, count=50)
+    assert is_whole == {True, False}
 
 
 @pytest.mark.parametrize("form", FORMS)
