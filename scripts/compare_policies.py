@@ -164,6 +164,7 @@ class Bench:
         # Of text, because the hash of a string is another in every process.
         of_step = f"{self.seed} {context} {settings.policy} {settings.size}"
         generator = torch.Generator().manual_seed(random.Random(of_step).getrandbits(31))
+        drafter.sampling = settings.draft_sampling(sampling)  # one drafter serves all policies at a text
         counting = CountingDrafter(drafter)
         grow = _grower(settings, sampling)(counting, self.target.vocab, generator)
         started = time.perf_counter()
@@ -243,16 +244,13 @@ def run_part(part: int, arguments: argparse.Namespace, thresholds: dict[str, dic
         bench.start(texts[context])
         for temperature in arguments.temps:
             sampling = SamplingSettings(temperature=temperature, top_p=arguments.top_p, top_k=arguments.top_k)
-            drafters: dict[SamplingSettings, LanguageModelDrafter] = {}
+            drafter = None
             for size in arguments.sizes:
                 if size >= LARGE_SIZE and context >= (arguments.large_contexts or arguments.contexts):
                     continue
                 for name, settings in chosen_entrants(size, thresholds[f"{temperature} {size}"], arguments).items():
-                    drawn_from = settings.draft_sampling(sampling)
-                    if drawn_from not in drafters:
-                        drafters[drawn_from] = bench.drafter(settings, sampling)
-                    cell = cells[f"{temperature}|{size}|{name}"]
-                    bench.step(settings, sampling, drafters[drawn_from], cell, context)
+                    drafter = drafter or bench.drafter(settings, sampling)
+                    bench.step(settings, sampling, drafter, cells[f"{temperature}|{size}|{name}"], context)
         if part == 0:
             print(f"{context + 1} of {len(texts)} contexts, {time.perf_counter() - started:.0f} s", file=sys.stderr)
     return dict(cells)
