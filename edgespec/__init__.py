@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig
 
     from edgespec.config import MemoryLimits, SamplingSettings
-    from edgespec.conversation import Conversation
     from edgespec.engine import Engine
     from edgespec.errors import EdgespecError
-    from edgespec.tree_settings import TreeSettings
+    from edgespec.text.conversation import Conversation
+    from edgespec.tree.settings import TreeSettings
 
 _HOMES = {
-    "Conversation": "edgespec.conversation",
+    "Conversation": "edgespec.text.conversation",
     "EdgespecError": "edgespec.errors",
     "Engine": "edgespec.engine",
     "GenerationConfig": "transformers",
     "MemoryLimits": "edgespec.config",
     "SamplingSettings": "edgespec.config",
-    "TreeSettings": "edgespec.tree_settings",
+    "TreeSettings": "edgespec.tree.settings",
 }
 
 __all__ = [

@@ -11,28 +11,26 @@ from typing import Unpack
 
 from torch import Tensor
 
-from edgespec.causal_model import CausalModel
-from edgespec.chat_template import Prompt, prompt_ids
 from edgespec.config import MemoryLimits, parse_quant
-from edgespec.conversation import Conversation
-from edgespec.device import resolve_device, resolve_dtype
+from edgespec.decode.lossless import Verdict, compare
 from edgespec.errors import EdgespecError
 from edgespec.grow.policies import Policy, open_policy
-from edgespec.loaded import LoadedModels, Progress, load_models
-from edgespec.lossless import Verdict, compare
-from edgespec.named_pair import find_pair
-from edgespec.pair import ModelPair, open_pair
-from edgespec.plan import check_tree_fits, plan_pair
-from edgespec.planned import acceptance_of, settle
-from edgespec.planning import plan_for
-from edgespec.results import GenerationResult, TextChunk
-from edgespec.running import Running
-from edgespec.streamer import Streamer, put_ids
-from edgespec.target import offload_errors
-from edgespec.text_request import Config, TextRequest, Wishes, text_request
-from edgespec.text_run import OnPrefill, TextModels, finished, run_text
-from edgespec.tree_settings import TreeSettings
-from edgespec.weights import Announce
+from edgespec.model.causal_model import CausalModel
+from edgespec.model.device import resolve_device, resolve_dtype
+from edgespec.model.target import offload_errors
+from edgespec.pair.find import find_pair
+from edgespec.pair.pair import ModelPair, open_pair
+from edgespec.placement.load import LoadedModels, Progress, load_models
+from edgespec.placement.plan import check_tree_fits, plan_for, plan_pair
+from edgespec.placement.weights import Announce
+from edgespec.profiled import acceptance_of, settle
+from edgespec.text.cancel import Running
+from edgespec.text.chat_template import Prompt, prompt_ids
+from edgespec.text.conversation import Conversation
+from edgespec.text.request import Config, TextRequest, Wishes, text_request
+from edgespec.text.results import GenerationResult, Streamer, TextChunk, put_ids
+from edgespec.text.run import OnPrefill, TextModels, finished, run_text
+from edgespec.tree.settings import TreeSettings
 from offload.placement import Placement
 from profiles.schema import Profile
 
@@ -61,7 +59,7 @@ class Engine:
         """Plan memory for texts of up to `context_tokens` and load; raises EdgespecError.
 
         `profile` is what was measured of this pair: its acceptance is used, and adaptive trees by its plan
-        follow the last steps; `edgespec.planned.settle` finds it and says what `tree` it asks for.
+        follow the last steps; `edgespec.profiled.settle` finds it and says what `tree` it asks for.
         `prompt_tokens` is the longest prompt to plan for, as long as the context where it is not
         known. `on_plan` sees the engine before weights are read, `on_quantize` what is about to be
         written to the cache. `self_check` tries whether the family reads token trees rightly.

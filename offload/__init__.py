@@ -1,6 +1,4 @@
-"""Weight streaming: transformers decoders whose layers are read while they run.
+"""Weight streaming: transformers decoders whose layers are read while they run. Knows no trees, drafts or sampling.
 
-This room knows checkpoints, memory and devices. It knows nothing of token trees, drafts or
-sampling: it turns a Hugging Face folder into a module whose forward works although most of its
-weights are somewhere else.
+It turns a Hugging Face folder into a module whose forward works although most of its weights are somewhere else.
 """

@@ -44,11 +44,11 @@ from transformers.utils import logging as transformers_logging
 
 import offload.loaders
 from edgespec import EdgespecError, Engine, MemoryLimits, SamplingSettings, TreeSettings, __version__
-from edgespec.cli.prompts import read_prompts
-from edgespec.cli.records import peak_resident_bytes
+from edgespec.cli.generate.records import peak_resident_bytes
+from edgespec.cli.prompts.read import read_prompts
 from edgespec.config import parse_size
-from edgespec.device import DTYPES
-from edgespec.pair import DEMO_FOLDER, ModelPair, open_pair
+from edgespec.model.device import DTYPES
+from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
 from profiles.measure import drop_page_cache, machine_facts, sequential_read_bytes_per_s
 
 MIB = 1 << 20

@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 
 from edgespec import Engine, MemoryLimits
-from edgespec.device import DTYPES
-from edgespec.pair import DEMO_FOLDER, open_pair
+from edgespec.model.device import DTYPES
+from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from offload.stream import LayerStream
 from profiles.measure import drop_page_cache
 

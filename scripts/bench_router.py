@@ -19,12 +19,12 @@ from collections.abc import Callable
 import torch
 from transformers import LlamaConfig, PreTrainedModel
 
-from edgespec.causal_model import CausalModel
 from edgespec.config import SamplingSettings
 from edgespec.draft.feature_head import FeatureHeadDrafter
 from edgespec.draft.head_network import HeadFacts
 from edgespec.draft.head_router import HeadRouter
-from edgespec.target import Target
+from edgespec.model.causal_model import CausalModel
+from edgespec.model.target import Target
 from edgespec.train.head_model import new_head
 from offload.skeleton import build_on_meta
 

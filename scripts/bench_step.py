@@ -22,9 +22,9 @@ from typing import Any
 import torch
 
 from edgespec import Engine, SamplingSettings, TreeSettings
-from edgespec.causal_model import CausalModel
-from edgespec.cli.prompts import read_prompts
-from edgespec.pair import DEMO_FOLDER, open_pair
+from edgespec.cli.prompts.read import read_prompts
+from edgespec.model.causal_model import CausalModel
+from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from offload.skeleton import decoder_layers
 from profiles.measure import machine_facts
 

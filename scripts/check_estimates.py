@@ -21,8 +21,7 @@ from typing import Any
 import torch
 
 from edgespec.config import MemoryLimits
-from edgespec.model_folder import open_architecture
-from edgespec.speed import (
+from edgespec.estimate.speed import (
     PairOnHardware,
     open_hardware,
     pair_load,
@@ -30,8 +29,9 @@ from edgespec.speed import (
     rates_of,
     step_seconds,
 )
-from edgespec.tree_settings import TreeSettings
-from edgespec.weights import plan_weights
+from edgespec.pair.folder import open_architecture
+from edgespec.placement.weights import plan_weights
+from edgespec.tree.settings import TreeSettings
 
 HOST_BYTES = 192 << 30  # the 16-bit models were run from RAM, and with all of the card
 CASES = ("slow", "likely", "fast")

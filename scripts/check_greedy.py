@@ -17,9 +17,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from edgespec import EdgespecError, Engine, MemoryLimits, SamplingSettings, TreeSettings
-from edgespec.cli.prompts import read_prompts
+from edgespec.cli.prompts.read import read_prompts
 from edgespec.config import parse_size
-from edgespec.pair import DEMO_FOLDER, open_pair
+from edgespec.pair.pair import DEMO_FOLDER, open_pair
 
 
 def plain_tokens(model: torch.nn.Module, prompt: list[int], stop: list[int], new_tokens: int) -> list[int]:

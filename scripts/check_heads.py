@@ -20,13 +20,13 @@ import torch
 from scipy import stats
 
 from edgespec import Engine, SamplingSettings, TreeSettings
-from edgespec.decode import Session, decode
+from edgespec.decode.loop import Session, decode
 from edgespec.draft.open_drafter import open_drafter
 from edgespec.grow.policies import make_grow, open_policy
-from edgespec.memory import cache_rows
-from edgespec.pair import DEMO_FOLDER, open_pair
+from edgespec.model.target import Target
+from edgespec.pair.pair import DEMO_FOLDER, open_pair
+from edgespec.placement.memory import cache_rows
 from edgespec.sampling import to_probs
-from edgespec.target import Target
 from edgespec.verify.rules import verifier
 
 TARGET = DEMO_FOLDER / "target"

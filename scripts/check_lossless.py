@@ -34,22 +34,22 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from edgespec import SamplingSettings, TreeSettings
-from edgespec.causal_model import CausalModel
-from edgespec.decode import Session, decode
+from edgespec.decode.adapt import Follower, following
+from edgespec.decode.loop import Session, decode
+from edgespec.decode.target_initialized import decode_target_initialized
 from edgespec.draft.head_network import HeadFacts
 from edgespec.draft.open_drafter import open_drafter
-from edgespec.follow import Follower, following
 from edgespec.grow.classifier import INPUTS as CLASSIFIER_INPUTS
 from edgespec.grow.classifier import Classifier
 from edgespec.grow.network import Network
 from edgespec.grow.policies import Policy, make_grow, make_grow_branches, open_policy
 from edgespec.grow.stop_model import StopKind, StopModel, distribution_inputs, input_names
-from edgespec.memory import cache_rows
+from edgespec.model.causal_model import CausalModel
+from edgespec.model.target import Target
+from edgespec.placement.memory import cache_rows
 from edgespec.sampling import to_probs
-from edgespec.target import Target
-from edgespec.target_initialized import decode_target_initialized
 from edgespec.train.head_model import new_head, own_tensors
-from edgespec.tree import TokenTree
+from edgespec.tree.token_tree import TokenTree
 from edgespec.verify import rejection
 from edgespec.verify.rules import verifier
 from profiles.cost import Curve

@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from edgespec.pair import DEMO_FOLDER, open_pair
+from edgespec.pair.pair import DEMO_FOLDER, open_pair
 
 MIB = 1 << 20
 SETTINGS = [
@@ -31,7 +31,7 @@ SETTINGS = [
 PROMPT_LINE = "def read_lines(path):\n    with open(path) as file:\n        return file.read()\n\n"
 IDLE = (
     "import edgespec, torch, transformers\n"
-    "from edgespec.cli.records import peak_resident_bytes\n"
+    "from edgespec.cli.generate.records import peak_resident_bytes\n"
     "print(peak_resident_bytes())"
 )
 

@@ -46,10 +46,10 @@ from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.config import parse_size
 from edgespec.grow.acceptance import AcceptanceModel, default_acceptance
 from edgespec.grow.policies import Policy, make_grow, open_policy
-from edgespec.pair import DEMO_FOLDER, open_pair
-from edgespec.planned import acceptance_of, tree_settings
+from edgespec.pair.pair import DEMO_FOLDER, open_pair
+from edgespec.profiled import acceptance_of, tree_settings
 from edgespec.train.records import expected_tokens
-from edgespec.tree import TokenTree
+from edgespec.tree.token_tree import TokenTree
 from edgespec.tune.samples import Text, start_text
 from edgespec.tune.timings import run_steps
 from edgespec.verify.rows import Rows, refuse_nan

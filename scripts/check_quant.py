@@ -24,12 +24,12 @@ import torch
 from torch import Tensor
 
 from edgespec import Engine, MemoryLimits, SamplingSettings
-from edgespec.cli.prompts import read_prompts
-from edgespec.cli.records import peak_resident_bytes
-from edgespec.device import DTYPES
-from edgespec.model_folder import open_model
-from edgespec.pair import DEMO_FOLDER, open_pair
-from edgespec.weights import plan_weights
+from edgespec.cli.generate.records import peak_resident_bytes
+from edgespec.cli.prompts.read import read_prompts
+from edgespec.model.device import DTYPES
+from edgespec.pair.folder import open_model
+from edgespec.pair.pair import DEMO_FOLDER, open_pair
+from edgespec.placement.weights import plan_weights
 from offload.kernels import bitsandbytes_functional
 
 MIB = 1 << 20

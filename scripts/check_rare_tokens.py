@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from edgespec import Engine, SamplingSettings, TreeSettings
-from edgespec.lossless import logits_of
-from edgespec.pair import open_pair
+from edgespec.decode.lossless import logits_of
+from edgespec.pair.pair import open_pair
 from edgespec.sampling import to_probs
 from scripts.compare_policies import contexts
 

@@ -22,7 +22,7 @@ from scipy import stats
 from torch import Tensor
 
 from edgespec.sampling import draw_without_replacement
-from edgespec.tree import TokenTree
+from edgespec.tree.token_tree import TokenTree
 from edgespec.verify.rejection import verify_rejection
 
 VOCAB = 6

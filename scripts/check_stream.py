@@ -23,9 +23,9 @@ from safetensors.torch import save_file
 from transformers import GenerationConfig, LlamaConfig
 
 from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
-from edgespec.cli.records import peak_resident_bytes
+from edgespec.cli.generate.records import peak_resident_bytes
 from edgespec.config import parse_size
-from edgespec.pair import DEMO_FOLDER, open_pair
+from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from profiles.measure import machine_facts
 
 MIB = 1 << 20
@@ -101,7 +101,7 @@ def peak_of_idle_process() -> int:
     """Peak memory of a process that imports the libraries and does nothing."""
     code = (
         "import edgespec, torch, transformers\n"
-        "from edgespec.cli.records import peak_resident_bytes\n"
+        "from edgespec.cli.generate.records import peak_resident_bytes\n"
         "print(peak_resident_bytes())"
     )
     return int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)

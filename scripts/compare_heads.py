@@ -38,8 +38,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from edgespec import SamplingSettings, TreeSettings
 from edgespec.draft.head_network import HEAD_KEY, head_config
 from edgespec.draft.head_router import HeadRouter
-from edgespec.model_folder import open_model, read_head_facts
-from edgespec.pair import DEMO_FOLDER
+from edgespec.pair.folder import open_model, read_head_facts
+from edgespec.pair.pair import DEMO_FOLDER
 from edgespec.train.feature_files import FeatureBatch, FeatureFiles
 from edgespec.train.head_losses import TEMPERATURE, distribution_losses
 from edgespec.train.head_model import lender, load_head

@@ -39,10 +39,10 @@ from edgespec.draft.language_model import LanguageModelDrafter
 from edgespec.draft.open_drafter import open_drafter
 from edgespec.grow.order import depth_first_order, num_blocks
 from edgespec.grow.policies import make_grow, open_policy
-from edgespec.pair import open_pair
-from edgespec.target import Target
+from edgespec.model.target import Target
+from edgespec.pair.pair import open_pair
 from edgespec.train.records import expected_tokens
-from edgespec.tree import TokenTree, ancestors_mask
+from edgespec.tree.token_tree import TokenTree, ancestors_mask
 from edgespec.verify.rows import Rows
 from scripts.fit_demo_models import held_out_halves
 

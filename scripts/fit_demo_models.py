@@ -16,7 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from edgespec.pair import open_pair
+from edgespec.pair.pair import open_pair
 from scripts.train_demo import is_held_out, standard_library_sources
 
 TREE_SIZE = 384  # large trees too must be ranked well

@@ -28,9 +28,9 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
-from edgespec.cli.prompts import read_prompts
-from edgespec.memory import LIBRARIES_BYTES
-from edgespec.pair import DEMO_FOLDER, ModelPair, open_pair
+from edgespec.cli.prompts.read import read_prompts
+from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
+from edgespec.placement.memory import LIBRARIES_BYTES
 from offload.loaders import CudaLoader
 from profiles.measure import machine_facts
 

@@ -36,11 +36,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from edgespec import EdgespecError
-from edgespec.cli.prompts import read_prompts
+from edgespec.cli.prompts.read import read_prompts
 from edgespec.config import parse_size
-from edgespec.device import DTYPES
-from edgespec.model_folder import ModelFolder, open_model
-from edgespec.pair import DEMO_FOLDER
+from edgespec.model.device import DTYPES
+from edgespec.pair.folder import ModelFolder, open_model
+from edgespec.pair.pair import DEMO_FOLDER
 
 COUNTS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 TYPICAL_GROUP = 4  # query heads that share a key head, as in Llama 3

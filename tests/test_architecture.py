@@ -17,237 +17,31 @@ from edgespec.cli import COMMANDS
 ROOT = Path(__file__).parent.parent
 MAX_LINES = 300
 
-# module -> the modules of ours that it may import; a package stands for all below it
-ALLOWED = {
-    "offload": {"offload", "profiles.schema"},
-    "profiles": {"profiles"},
-    "edgespec.errors": set(),
-    "edgespec.config": {"edgespec.errors"},
-    "edgespec.tree": set(),
-    "edgespec.sampling": {"edgespec.config"},
-    "edgespec.cache": set(),
-    "edgespec.masks": set(),
-    "edgespec.layer_major": {"edgespec.errors", "edgespec.masks"},
-    "edgespec.hidden_rows": set(),
-    "edgespec.whole_file": set(),
-    "edgespec.family_logits": {"offload.skeleton"},
-    "edgespec.causal_model": {
-        "edgespec.cache",
-        "edgespec.errors",
-        "edgespec.family_logits",
-        "edgespec.hidden_rows",
-        "edgespec.layer_major",
-        "edgespec.masks",
-        "offload.skeleton",
-    },
-    "edgespec.self_check": {"edgespec.causal_model", "edgespec.errors", "edgespec.target", "edgespec.tree"},
-    "edgespec.context": {"edgespec.errors"},
-    "edgespec.places": set(),
-    "edgespec.names": {"edgespec.errors"},
-    "edgespec.user_config": {"edgespec.errors", "edgespec.names"},
-    "edgespec.named_pair": {"edgespec.errors", "edgespec.names", "edgespec.places", "edgespec.user_config"},
-    "edgespec.checks": {"edgespec.places"},
-    "edgespec.machine_checks": {"edgespec.checks", "edgespec.places", "offload.pinned", "profiles"},
-    "edgespec.disk_speed": {"profiles.measure"},
-    "edgespec.inventory": {
-        "edgespec.errors",
-        "edgespec.model_folder",
-        "edgespec.names",
-        "edgespec.pair",
-        "edgespec.self_check",
-        "edgespec.target",
-        "edgespec.weights",
-    },
-    "edgespec.lossless": {"edgespec.causal_model", "edgespec.head", "edgespec.target", "edgespec.tree_settings"},
-    "edgespec.planning": {
-        "edgespec.config",
-        "edgespec.device",
-        "edgespec.model_folder",
-        "edgespec.named_pair",
-        "edgespec.pair",
-        "edgespec.plan",
-        "edgespec.target",
-        "edgespec.tree_settings",
-        "offload.placement",
-    },
-    "edgespec.benchmark": {"edgespec.config", "edgespec.engine", "edgespec.tree_settings"},
-    "edgespec.draft": {
-        "edgespec.causal_model",
-        "edgespec.config",
-        "edgespec.draft",
-        "edgespec.errors",
-        "edgespec.head",
-        "edgespec.sampling",
-        "edgespec.tree",
-        "offload.skeleton",
-    },
-    "edgespec.shapes": {"edgespec.config", "edgespec.errors"},
-    "edgespec.tree_settings": {"edgespec.config", "edgespec.errors", "edgespec.shapes"},
-    "edgespec.grow": {
-        "edgespec.config",
-        "edgespec.draft",
-        "edgespec.errors",
-        "edgespec.grow",
-        "edgespec.sampling",
-        "edgespec.shapes",
-        "edgespec.tree",
-        "edgespec.tree_settings",
-        "edgespec.whole_file",
-    },
-    "edgespec.verify": {
-        "edgespec.config",
-        "edgespec.errors",
-        "edgespec.head",
-        "edgespec.sampling",
-        "edgespec.tree",
-        "edgespec.verify",
-    },
-    "edgespec.train": {"edgespec", "offload"},
-    "edgespec.tune": {"edgespec", "profiles"},
-    "edgespec.load": {"edgespec.head", "edgespec.memory", "edgespec.weights", "offload", "profiles"},
-    "edgespec.speed": {
-        "edgespec.config",
-        "edgespec.errors",
-        "edgespec.grow",
-        "edgespec.load",
-        "edgespec.plan",
-        "edgespec.shapes",
-        "edgespec.tree_settings",
-        "edgespec.weights",
-        "profiles",
-    },
-    "edgespec.planned": {
-        "edgespec.config",
-        "edgespec.device",
-        "edgespec.errors",
-        "edgespec.grow",
-        "edgespec.model_folder",
-        "edgespec.pair",
-        "edgespec.places",
-        "edgespec.plan",
-        "edgespec.target",
-        "edgespec.tree_settings",
-        "offload.placement",
-        "profiles",
-    },
-    "edgespec.loops": {
-        "edgespec.config",
-        "edgespec.decode",
-        "edgespec.follow",
-        "edgespec.grow",
-        "edgespec.target_initialized",
-        "edgespec.verify",
-        "profiles",
-    },
-    "edgespec.follow": {
-        "edgespec.decode",
-        "edgespec.grow",
-        "edgespec.planned",
-        "edgespec.tree",
-        "edgespec.tree_settings",
-        "profiles",
-    },
-    "edgespec.target": {"edgespec.causal_model", "edgespec.errors", "edgespec.tree", "offload.errors"},
-    "edgespec.decode": {
-        "edgespec.config",
-        "edgespec.draft",
-        "edgespec.errors",
-        "edgespec.sampling",
-        "edgespec.target",
-        "edgespec.tree",
-        "edgespec.verify",
-    },
-    "edgespec.head": set(),
-    "edgespec.target_initialized": {
-        "edgespec.config",
-        "edgespec.decode",
-        "edgespec.sampling",
-        "edgespec.tree",
-        "edgespec.verify",
-    },
-    "edgespec.memory": {
-        "edgespec.causal_model",
-        "edgespec.config",
-        "edgespec.head",
-        "edgespec.tree_settings",
-        "offload",
-    },
-    "edgespec.weights": {"edgespec.model_folder", "edgespec.places", "offload"},
-    "edgespec.plan": {
-        "edgespec.config",
-        "edgespec.errors",
-        "edgespec.memory",
-        "edgespec.model_folder",
-        "edgespec.tree_settings",
-        "edgespec.weights",
-        "offload",
-    },
-    "edgespec.model_folder": {
-        "edgespec.causal_model",
-        "edgespec.draft",
-        "edgespec.errors",
-        "edgespec.target",
-        "offload.architecture",
-        "offload.checkpoint",
-        "offload.skeleton",
-    },
-    "edgespec.pair": {"edgespec.config", "edgespec.errors", "edgespec.model_folder"},
-    "edgespec.device": {"edgespec.errors"},
-    "edgespec.results": {"edgespec.config", "edgespec.decode"},
-    "edgespec.running": {"edgespec.errors"},
-    "edgespec.streamer": {"edgespec.results"},
-    "edgespec.loaded": {
-        "edgespec.causal_model",
-        "edgespec.draft",
-        "edgespec.plan",
-        "edgespec.self_check",
-        "edgespec.weights",
-        "offload",
-    },
-    "edgespec.chat_template": {"edgespec.errors"},
-    "edgespec.session_file": {"edgespec.chat_template", "edgespec.errors", "edgespec.whole_file"},
-    "edgespec.text_request": {"edgespec.config", "edgespec.context", "edgespec.errors", "edgespec.stops"},
-    "edgespec.text_run": {
-        "edgespec.causal_model",
-        "edgespec.decode",
-        "edgespec.device",
-        "edgespec.draft",
-        "edgespec.errors",
-        "edgespec.grow",
-        "edgespec.layer_major",
-        "edgespec.loops",
-        "edgespec.memory",
-        "edgespec.pair",
-        "edgespec.results",
-        "edgespec.running",
-        "edgespec.stops",
-        "edgespec.target",
-        "edgespec.text_request",
-        "edgespec.tree_settings",
-        "profiles",
-    },
-    "edgespec.conversation": {
-        "edgespec.chat_template",
-        "edgespec.config",
-        "edgespec.errors",
-        "edgespec.pair",
-        "edgespec.results",
-        "edgespec.session_file",
-        "edgespec.text_request",
-        "edgespec.text_run",
-    },
-    "edgespec.stops": {"edgespec.config", "edgespec.decode", "edgespec.results"},
-    "edgespec.engine": {"edgespec", "offload", "profiles"},
-    "edgespec.cli": {"edgespec", "profiles"},
-    "edgespec.__main__": {"edgespec.cli"},
-    "edgespec": {
-        "edgespec.config",
-        "edgespec.conversation",
-        "edgespec.engine",
-        "edgespec.errors",
-        "edgespec.tree_settings",
-    },
+# Imports go down: a room may know those of the lines below its own, and none of its own line but itself.
+LAYERS = (
+    {"__main__"},
+    {"cli"},
+    {"doctor", "tune"},
+    {"train"},
+    {"engine"},
+    {"text"},
+    {"decode"},
+    {"estimate", "profiled"},
+    {"grow", "verify"},
+    {"placement"},
+    {"pair"},
+    {"draft"},
+    {"model"},
+    {"files", "sampling", "tree"},
+    {"config"},
+    {"errors"},
+)
+# Rooms beside edgespec's own -> who may know them, beside themselves
+OUTSIDE = {
+    "offload": {"model", "draft", "pair", "placement", "estimate", "profiled", "doctor", "engine", "train", "tune"},
+    "profiles": {"offload", "estimate", "profiled", "decode", "text", "engine", "doctor", "tune", "cli"},
 }
+MAX_OUTSIDE_A_ROOM = 8
 
 
 def module_name(path: Path) -> str:
@@ -255,8 +49,10 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def is_within(module: str, package: str) -> bool:
-    return module == package or module.startswith(f"{package}.")
+def room_of(module: str) -> str:
+    """Where a module stands: its room, or its own name outside of one; the bare package is the Python API's."""
+    top, *below = module.split(".")
+    return top if top != "edgespec" else below[0] if below else "__init__"
 
 
 def our_imports(path: Path) -> set[str]:
@@ -281,19 +77,31 @@ SOURCES = [path for room in ("edgespec", "offload", "profiles") for path in sort
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=module_name)
-def test_imports_go_one_way(path: Path) -> None:
-    module = module_name(path)
-    rule = max((name for name in ALLOWED if is_within(module, name)), key=len)
-    if module != "edgespec" and rule == "edgespec":
-        pytest.fail(f"{module} is not in the table of imports")
+def test_imports_go_down(path: Path) -> None:
+    room = room_of(module_name(path))
+    levels = {name: level for level, names in enumerate(LAYERS) for name in names}
     for imported in our_imports(path):
-        # The bare package offers the engine: only what stands above the engine may use it.
-        allowed = {
-            name
-            for name in ALLOWED[rule]
-            if name != "edgespec" or rule in {"edgespec.cli", "edgespec.engine", "edgespec.train", "edgespec.tune"}
-        }
-        assert any(is_within(imported, package) for package in allowed), f"{module} imports {imported}"
+        other = room_of(imported)
+        if other == room or "__init__" in {room, other}:
+            continue
+        if other in OUTSIDE:
+            assert room in OUTSIDE[other], f"{room} may not know {imported}"
+        else:
+            assert room in levels, f"{room} stands in no layer"
+            assert levels[room] < levels[other], f"{room} may not know {imported}"
+
+
+def test_only_the_program_itself_uses_the_bare_package() -> None:
+    users = {module_name(path) for path in SOURCES if "edgespec" in our_imports(path)}
+    assert {room_of(user) for user in users} <= {"cli"}
+
+
+def test_few_modules_stand_outside_a_room_and_every_room_says_what_it_is_for() -> None:
+    assert len(list((ROOT / "edgespec").glob("*.py"))) <= MAX_OUTSIDE_A_ROOM
+    for path in (path for path in SOURCES if path.name == "__init__.py" and path.parent.name != "edgespec"):
+        first = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").splitlines()
+        assert first, path
+        assert "nows" in first[0], f"{path} does not say what its room knows"
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=module_name)

@@ -1,4 +1,4 @@
-"""The command line: `edgespec COMMAND`. The only room that prints, exits or handles signals."""
+"""The command line: knows everything below it, and alone prints, exits and handles signals."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from typing import Any, NoReturn
 import click
 
 from edgespec import __version__
+from edgespec.cli.config.groups import ConfiguredGroup, leaf_commands
 from edgespec.cli.console import print_error
-from edgespec.cli.groups import ConfiguredGroup, leaf_commands
 from edgespec.errors import EXIT_MEMORY, EXIT_RUNTIME, EXIT_USAGE, EdgespecError, is_out_of_memory
 
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 COMMANDS = {  # name -> the module that holds `command`
-    "bench": "edgespec.cli.bench",
+    "bench": "edgespec.cli.bench.command",
     "chat": "edgespec.cli.chat.command",
-    "config": "edgespec.cli.config",
+    "config": "edgespec.cli.config.command",
     "doctor": "edgespec.cli.doctor",
-    "estimate": "edgespec.cli.estimate",
-    "generate": "edgespec.cli.generate",
-    "models": "edgespec.cli.models",
-    "profile": "edgespec.cli.profile",
-    "train": "edgespec.cli.train",
+    "estimate": "edgespec.cli.estimate.command",
+    "generate": "edgespec.cli.generate.command",
+    "models": "edgespec.cli.models.command",
+    "profile": "edgespec.cli.profile.command",
+    "train": "edgespec.cli.train.command",
 }
 
 EPILOG = """\b

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import click
 
-from edgespec.checks import (
+from edgespec.cli.config.defaults import load_config
+from edgespec.cli.console import visible
+from edgespec.doctor.checks import (
     FAIL,
     OK,
     WARN,
@@ -22,12 +24,10 @@ from edgespec.checks import (
     describe_size,
     size_of,
 )
-from edgespec.cli.config_defaults import load_config
-from edgespec.cli.console import visible
 from edgespec.errors import EXIT_RUNTIME, EdgespecError
-from edgespec.names import cached_repositories, hub_cache, resolve_model
-from edgespec.places import cache_folder, config_file, config_files
-from edgespec.user_config import UserConfig
+from edgespec.files import cache_folder, config_file, config_files
+from edgespec.pair.hub_names import cached_repositories, hub_cache, resolve_model
+from edgespec.pair.user_config import UserConfig
 
 SLOW_BYTES_PER_S = 200e6  # of a disk: a spinning one, or a network's
 # What else the libraries are told by the environment; none of it is a secret.
@@ -69,7 +69,7 @@ def _checks(context: click.Context, model: str | None) -> Iterator[Check]:
     yield check_versions()
     yield check_memory()
     try:
-        from edgespec.machine_checks import check_machine
+        from edgespec.doctor.machine import check_machine
     except (ImportError, OSError) as error:  # a library of torch's own that is not there is an OSError
         yield Check(name="device", status=FAIL, text=f"torch cannot be used ({error}): install it again")
     else:
@@ -116,7 +116,7 @@ def _offline() -> Check:
 
 
 def _built_in() -> Check:
-    from edgespec.cli.config import BUILT_IN_TARGET
+    from edgespec.cli.config.command import BUILT_IN_TARGET
 
     folders = (BUILT_IN_TARGET, BUILT_IN_TARGET.with_name("draft"))
     is_there = all((folder / "model.safetensors").is_file() for folder in folders)
@@ -127,7 +127,7 @@ def _built_in() -> Check:
 def _disk(model: str | None, config: UserConfig) -> Iterator[Check]:
     """The speed of the disk that layers would stream from."""
     try:
-        from edgespec.disk_speed import read_speed, scratch_speed
+        from edgespec.doctor.disk_speed import read_speed, scratch_speed
     except (ImportError, OSError):  # of torch, and said
         return
     place: Path | None = None

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.console import Console, OnProgress
-from edgespec.cli.options import MachineOptions, check_all_resident
-from edgespec.names import short_name
-from edgespec.tree_settings import TreeSettings
+from edgespec.cli.options.options import MachineOptions, check_all_resident
+from edgespec.pair.hub_names import short_name
+from edgespec.tree.settings import TreeSettings
 
 if TYPE_CHECKING:
     import torch
 
     from edgespec.engine import Engine
-    from edgespec.pair import ModelPair
-    from edgespec.plan import PairPlan
-    from edgespec.planned import Settled
+    from edgespec.pair.pair import ModelPair
+    from edgespec.placement.plan import PairPlan
+    from edgespec.profiled import Settled
 
 GIB = 1 << 30
 

@@ -1,4 +1,4 @@
-"""Drafters: what proposes the tokens of a tree."""
+"""Drafters: what proposes the tokens of a tree. Knows no policy, and no verification."""
 
 from __future__ import annotations
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from edgespec.causal_model import CausalModel
 from edgespec.config import SamplingSettings
 from edgespec.draft.head_router import HeadRouter, routed_log_probs
 from edgespec.draft.language_model import LanguageModelDrafter, refuse_not_finite
-from edgespec.head import row_chunks
+from edgespec.model.causal_model import CausalModel
+from edgespec.model.row_chunks import row_chunks
 from edgespec.sampling import to_probs
 
 

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from edgespec.causal_model import CausalModel
+from edgespec.model.causal_model import CausalModel
 
 
 class HeadRouter(nn.Module):

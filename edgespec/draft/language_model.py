@@ -11,10 +11,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from edgespec.causal_model import CausalModel
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
-from edgespec.head import row_chunks
+from edgespec.model.causal_model import CausalModel
+from edgespec.model.row_chunks import row_chunks
 from edgespec.sampling import to_probs
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from edgespec.causal_model import CausalModel
 from edgespec.config import SamplingSettings
 from edgespec.draft.feature_head import FeatureHeadDrafter
 from edgespec.draft.language_model import LanguageModelDrafter
+from edgespec.model.causal_model import CausalModel
 
 
 def open_drafter(

@@ -1,1 +1,1 @@
-"""Tree growth: one module a policy, over the shared best-first engine."""
+"""Growth of token trees from a drafter's distributions. Knows no target: what the target will say comes later."""

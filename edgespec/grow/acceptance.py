@@ -30,7 +30,7 @@ from edgespec.grow.network import (
     rounded,
     write_document,
 )
-from edgespec.tree import Draw
+from edgespec.tree.token_tree import Draw
 
 SCHEMA = "edgespec.acceptance/1"
 DEFAULT_FILE = Path(__file__).parents[1] / "demo" / "acceptance.json"

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from edgespec.draft import Drafter
 from edgespec.grow.growing import GrowingTree, Layer, best_nodes
-from edgespec.tree import TokenTree, root_only
+from edgespec.tree.token_tree import TokenTree, root_only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from torch import Tensor
 from edgespec.draft import Drafter
 from edgespec.grow.growing import GrowingTree, Layer, best_nodes
 from edgespec.sampling import draw_without_replacement
-from edgespec.tree import TokenTree, root_only
+from edgespec.tree.token_tree import TokenTree, root_only
 
 # A layer -> a of its drawn tokens, [k, c], and what is expected of its slots before their tokens are
 # drawn, [k, c]; None selects by s alone

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from edgespec.draft import Drafter
 from edgespec.sampling import CHUNK_ELEMENTS
-from edgespec.tree import Draw, TokenTree
+from edgespec.tree.token_tree import Draw, TokenTree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

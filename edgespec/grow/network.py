@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from edgespec.errors import EdgespecError
-from edgespec.whole_file import written_whole
+from edgespec.files import written_whole
 
 Activation = Literal["relu", "tanh"]
 DIGITS = 5  # significant ones in files

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from edgespec.tree import TokenTree, ancestors_mask
+from edgespec.tree.token_tree import TokenTree, ancestors_mask
 
 
 def depth_first_order(parents: Tensor) -> Tensor:

@@ -25,9 +25,9 @@ from edgespec.grow.opt_tree import opt_tree_rule
 from edgespec.grow.sequoia import best_shape
 from edgespec.grow.static import Stops, grow_static, static_shape
 from edgespec.grow.stop_model import StopModel, model_exit
-from edgespec.shapes import TreeShape
-from edgespec.tree import Draw, TokenTree, root_only
-from edgespec.tree_settings import DRAWS, TreeSettings, preset_shape
+from edgespec.tree.settings import DRAWS, TreeSettings, preset_shape
+from edgespec.tree.shapes import TreeShape
+from edgespec.tree.token_tree import Draw, TokenTree, root_only
 
 Grow = Callable[[int, int], TokenTree]  # root token, most layers that can be of use -> tree
 BEAM_POLICIES = {"opt-tree", "eagle2", "c2t"}

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from edgespec.config import require
-from edgespec.shapes import TreeShape
+from edgespec.tree.shapes import TreeShape
 
 ROUNDING = 1e-4  # that the sum of rates may be above 1: files keep five digits of each
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from edgespec.draft import Drafter
 from edgespec.grow.growing import GrowingTree, Layer
 from edgespec.sampling import draw_without_replacement
-from edgespec.shapes import TreeShape
-from edgespec.tree import Draw, TokenTree, all_on_path, ancestors_mask, root_only
+from edgespec.tree.shapes import TreeShape
+from edgespec.tree.token_tree import Draw, TokenTree, all_on_path, ancestors_mask, root_only
 
 # The layer that was just drawn -> [] bool: draft no further one. It may read what was drawn, never
 # what comes later: then the output is unbiased.

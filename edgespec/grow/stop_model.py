@@ -21,10 +21,10 @@ from torch import Tensor
 
 from edgespec.draft import Drafter
 from edgespec.errors import EdgespecError
+from edgespec.files import written_whole
 from edgespec.grow.growing import Layer
 from edgespec.grow.network import Activation, Network, bad_file
 from edgespec.sampling import entropy_of_top
-from edgespec.whole_file import written_whole
 
 SCHEMA = "edgespec.stop_model/1"
 DISTRIBUTION_INPUTS = 11  # ten probabilities and the entropy

@@ -1,1 +1,1 @@
-"""Training: records of what verification accepts, and the small models that are fitted on them."""
+"""Training of what drafts: feature heads, their routers, the small models of growth. Knows no tuning."""

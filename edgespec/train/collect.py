@@ -18,19 +18,19 @@ import torch
 from torch import Tensor
 
 from edgespec.config import SamplingSettings
-from edgespec.decode import Session, decode
+from edgespec.decode.loop import Session, decode
 from edgespec.draft.language_model import LanguageModelDrafter
 from edgespec.draft.open_drafter import open_drafter
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.grow.policies import make_grow, open_policy
 from edgespec.grow.stop_model import distribution_inputs
-from edgespec.memory import cache_rows
-from edgespec.target import Target
+from edgespec.model.target import Target
+from edgespec.placement.memory import cache_rows
 from edgespec.train.record_files import RecordsHeader, read_headers, save_records
 from edgespec.train.records import Records, expected_tokens, slot_records, stop_records
-from edgespec.tree import TokenTree
-from edgespec.tree_settings import TreeSettings
+from edgespec.tree.settings import TreeSettings
+from edgespec.tree.token_tree import TokenTree
 from edgespec.verify import Acceptance
 from edgespec.verify.rows import Rows
 from edgespec.verify.rules import verifier

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from edgespec.errors import EdgespecError
-from edgespec.whole_file import written_whole
+from edgespec.files import written_whole
 
 SCHEMA = "edgespec.features/1"
 NOTE = "run.json"

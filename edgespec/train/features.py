@@ -18,13 +18,13 @@ from pathlib import Path
 import torch
 from transformers import PretrainedConfig
 
-from edgespec.causal_model import CausalModel
 from edgespec.config import MemoryLimits
 from edgespec.errors import EdgespecError
-from edgespec.memory import texts_bytes
-from edgespec.model_folder import ModelFolder, fingerprint
-from edgespec.plan import memory_budgets
-from edgespec.target import offload_errors
+from edgespec.model.causal_model import CausalModel
+from edgespec.model.target import offload_errors
+from edgespec.pair.folder import ModelFolder, fingerprint
+from edgespec.placement.memory import texts_bytes
+from edgespec.placement.plan import memory_budgets
 from edgespec.train.feature_files import Block, FeatureFiles, FeatureRun, begin_run, save_shard
 
 MIN_BLOCK_TOKENS = 8  # shorter ends of texts teach too little of later steps

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from edgespec.head import row_chunks
+from edgespec.model.row_chunks import row_chunks
 
 TEMPERATURE = 0.07  # of CSRA: CORAL, appendix A
 

@@ -27,9 +27,9 @@ from edgespec.draft.head_network import (
     lend,
 )
 from edgespec.errors import EdgespecError
-from edgespec.model_folder import ModelFolder
-from edgespec.target import offload_errors
-from edgespec.whole_file import written_whole
+from edgespec.files import written_whole
+from edgespec.model.target import offload_errors
+from edgespec.pair.folder import ModelFolder
 from offload.placement import all_resident
 from offload.skeleton import build_on_meta, lent_names
 from offload.streamed_model import StreamedModel

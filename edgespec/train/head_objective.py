@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from edgespec.family_logits import decoder_of, family_logits
-from edgespec.head import row_chunks
+from edgespec.model.family_logits import decoder_of, family_logits
+from edgespec.model.row_chunks import row_chunks
 from edgespec.train.feature_files import FeatureBatch, FeatureFiles
 from edgespec.train.head_losses import LogitsOf, alignment_losses, distribution_losses, regression_loss
 from edgespec.train.head_steps import head_steps, step_rows

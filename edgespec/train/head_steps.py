@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from edgespec.family_logits import decoder_of
-from edgespec.masks import MaskForm
+from edgespec.model.family_logits import decoder_of
+from edgespec.model.masks import MaskForm
 from edgespec.train.feature_files import FeatureBatch
 
 

@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from edgespec.errors import EdgespecError
+from edgespec.files import written_whole
 from edgespec.train.records import Records
-from edgespec.tree import Draw
-from edgespec.whole_file import written_whole
+from edgespec.tree.token_tree import Draw
 
 SCHEMA = "edgespec.records/1"
 _HEADER_KEY = "edgespec"

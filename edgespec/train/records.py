@@ -15,7 +15,7 @@ from torch import Tensor
 
 from edgespec.grow.growing import mass_left
 from edgespec.sampling import entropy_of_top
-from edgespec.tree import Draw, TokenTree, depths, product_on_path
+from edgespec.tree.token_tree import Draw, TokenTree, depths, product_on_path
 from edgespec.verify.rejection import acceptance_of, reject
 
 CHUNK_ELEMENTS = 1 << 22  # numbers of p that are worked on at once

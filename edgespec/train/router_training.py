@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from edgespec.draft.head_router import HeadRouter, group_size
 from edgespec.errors import EdgespecError
-from edgespec.head import row_chunks
+from edgespec.model.row_chunks import row_chunks
 from edgespec.train.feature_files import FeatureBatch, FeatureFiles
 from edgespec.train.head_model import own_tensors
 from edgespec.train.head_objective import Precision, head_logits, vocab_of

@@ -1,1 +1,1 @@
-"""Measuring a loaded pair: what its trees yield and what its steps cost, for `profiles` to choose from."""
+"""A loaded pair measured, and the trees chosen that pay on it. Knows no command line."""

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from edgespec.decode import StepResult
+from edgespec.decode.loop import StepResult
 from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.grow.policies import open_policy
-from edgespec.tree_settings import TreeSettings
+from edgespec.tree.settings import TreeSettings
 from edgespec.tune.entrants import Contender, contenders
 from edgespec.tune.run import DEPTH, Run
 from edgespec.tune.samples import Key, Text, start_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from edgespec.grow.acceptance import AcceptanceModel
-from edgespec.tree_settings import TreeSettings
+from edgespec.tree.settings import TreeSettings
 
 CHAIN_TOKENS = 16  # longer ones never paid
 # Presets by their number of nodes: wide at the root, as their papers use them

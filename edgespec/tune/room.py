@@ -6,10 +6,10 @@ import torch
 
 from edgespec.config import MAX_TREE_SIZE, MemoryLimits
 from edgespec.errors import EdgespecError
-from edgespec.pair import ModelPair
-from edgespec.plan import plan_pair
-from edgespec.target import offload_errors
-from edgespec.tree_settings import TreeSettings
+from edgespec.model.target import offload_errors
+from edgespec.pair.pair import ModelPair
+from edgespec.placement.plan import plan_pair
+from edgespec.tree.settings import TreeSettings
 from edgespec.tune.run import DEPTH
 
 SMALLEST = 16

@@ -21,12 +21,12 @@ from edgespec.draft.open_drafter import open_drafter
 from edgespec.engine import Engine
 from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.grow.policies import make_grow, open_policy
-from edgespec.memory import cache_rows
+from edgespec.model.target import Target
+from edgespec.placement.memory import cache_rows
 from edgespec.sampling import draw_one, to_probs
-from edgespec.target import Target
 from edgespec.train.records import Records, node_values, slot_records
-from edgespec.tree import TokenTree, depths, product_on_path
-from edgespec.tree_settings import TreeSettings
+from edgespec.tree.settings import TreeSettings
+from edgespec.tree.token_tree import TokenTree, depths, product_on_path
 from edgespec.tune.entrants import Contender, rank_values
 from edgespec.verify.rows import Rows
 from edgespec.verify.rules import verifier

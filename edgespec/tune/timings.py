@@ -16,13 +16,13 @@ from dataclasses import dataclass
 import torch
 
 from edgespec.config import SamplingSettings
-from edgespec.decode import Session, StepResult, decode
+from edgespec.decode.loop import Session, StepResult, decode
 from edgespec.draft.open_drafter import open_drafter
 from edgespec.engine import Engine
 from edgespec.grow.policies import Policy, make_grow
-from edgespec.memory import cache_rows
-from edgespec.target import Target
-from edgespec.tree import TokenTree, depths
+from edgespec.model.target import Target
+from edgespec.placement.memory import cache_rows
+from edgespec.tree.token_tree import TokenTree, depths
 from edgespec.tune.samples import Text
 from edgespec.verify.rows import refuse_nan
 from edgespec.verify.rules import verifier

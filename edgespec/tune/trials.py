@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.grow.policies import open_policy
-from edgespec.planned import tree_settings
+from edgespec.profiled import tree_settings
 from edgespec.tune.run import Run
 from edgespec.tune.timings import run_steps
 from profiles.schema import Plan, TemperaturePlan

@@ -1,4 +1,4 @@
-"""Verification: which path of a tree the target accepts, and the token that follows it."""
+"""Verification: which path of a tree the target accepts, and the token behind it. Knows no draft and no growth."""
 
 from __future__ import annotations
 

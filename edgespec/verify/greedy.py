@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from edgespec.tree import TokenTree
+from edgespec.tree.token_tree import TokenTree
 from edgespec.verify import Acceptance
 from edgespec.verify.rows import Rows
 from edgespec.verify.walk import walk

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from edgespec.sampling import draw_one
-from edgespec.tree import TokenTree
+from edgespec.tree.token_tree import TokenTree
 from edgespec.verify import Acceptance
 from edgespec.verify.rows import Rows
 

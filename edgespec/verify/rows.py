@@ -13,7 +13,7 @@ from torch import Tensor
 
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
-from edgespec.head import row_chunks
+from edgespec.model.row_chunks import row_chunks
 from edgespec.sampling import to_probs
 
 

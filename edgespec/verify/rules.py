@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from edgespec.config import SamplingSettings
-from edgespec.tree import Draw, TokenTree
+from edgespec.tree.token_tree import Draw, TokenTree
 from edgespec.verify import Acceptance
 from edgespec.verify.greedy import verify_greedy
 from edgespec.verify.membership import verify_membership

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from edgespec.tree import TokenTree
+from edgespec.tree.token_tree import TokenTree
 from edgespec.verify import Acceptance
 
 

@@ -17,14 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.cli import all_commands, cli
-from edgespec.cli.config import TEMPLATE
-from edgespec.cli.config_defaults import defaults_of, known_keys, opposites, spellings
+from edgespec.cli.config.command import TEMPLATE
+from edgespec.cli.config.defaults import defaults_of, known_keys, opposites, spellings
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
-from edgespec.pair import ModelPair
-from edgespec.places import config_file
-from edgespec.tree_settings import TreeSettings
-from edgespec.user_config import UserConfig, read_config, read_pairs
+from edgespec.files import config_file
+from edgespec.pair.pair import ModelPair
+from edgespec.pair.user_config import UserConfig, read_config, read_pairs
+from edgespec.tree.settings import TreeSettings
 from tests.cli.conftest import Outcome, RunCli
 
 COMMANDS = all_commands(click.Context(cli))
@@ -87,12 +87,12 @@ class _Planned(Exception):  # noqa: N818
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch, run_cli: RunCli) -> Callable[..., dict[str, Any]]:
     """What `edgespec bench` asks of an engine, and with which sampling."""
-    from edgespec import planned
+    from edgespec import profiled
 
     seen: dict[str, Any] = {}
-    settle = planned.settle
+    settle = profiled.settle
 
-    def remember_settle(pair: ModelPair, **options: Any) -> planned.Settled:
+    def remember_settle(pair: ModelPair, **options: Any) -> profiled.Settled:
         seen.update(options)
         return settle(pair, **options)
 
@@ -100,7 +100,7 @@ def settled(monkeypatch: pytest.MonkeyPatch, run_cli: RunCli) -> Callable[..., d
         seen.update(options)
         raise _Planned
 
-    monkeypatch.setattr(planned, "settle", remember_settle)
+    monkeypatch.setattr(profiled, "settle", remember_settle)
     monkeypatch.setattr(Engine, "__init__", remember)
 
     def call(*arguments: str) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from edgespec import checks, disk_speed, machine_checks
+from edgespec.doctor import checks, disk_speed
+from edgespec.doctor import machine as machine_checks
 from offload.pinned import PinningError
 from profiles.schema import MachineFacts
 from tests.cli.conftest import RunCli
@@ -131,7 +132,7 @@ def test_a_torch_without_cuda_beside_a_driver_is_a_warning(monkeypatch: pytest.M
 def test_a_torch_that_cannot_be_used_is_a_failure_among_other_checks(
     run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "edgespec.machine_checks", None)
+    monkeypatch.setitem(__import__("sys").modules, "edgespec.doctor.machine", None)
     outcome = run_cli([], command="doctor")
     assert outcome.code == 1
     assert "fail  device: torch cannot be used" in outcome.out

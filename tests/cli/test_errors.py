@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import MptConfig
 
-from edgespec.cli.prompts import read_prompts
+from edgespec.cli.prompts.read import read_prompts
 from edgespec.errors import EdgespecError
 from offload.checkpoint import INDEX_NAME
 from offload.pages import MappedFile

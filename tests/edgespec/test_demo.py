@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
-from edgespec.cli.prompts import read_prompts
-from edgespec.pair import DEMO_FOLDER, open_pair
+from edgespec.cli.prompts.read import read_prompts
+from edgespec.pair.pair import DEMO_FOLDER, open_pair
 
 ROOT = Path(__file__).parents[2]
 GREEDY = SamplingSettings(temperature=0)

@@ -13,7 +13,7 @@ import torch
 
 from edgespec import EdgespecError, Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.config import parse_size
-from edgespec.context import new_token_limit
+from edgespec.text.context import new_token_limit
 
 
 @pytest.fixture

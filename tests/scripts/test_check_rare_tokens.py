@@ -9,7 +9,7 @@ import pytest
 
 from edgespec import Engine, SamplingSettings, TreeSettings
 from edgespec.grow.policies import BEAM_POLICIES
-from edgespec.tree_settings import POLICIES
+from edgespec.tree.settings import POLICIES
 from edgespec.verify import rejection
 from scripts.check_lossless import try_children_by_difference
 from scripts.check_rare_tokens import chances, sampled_trees

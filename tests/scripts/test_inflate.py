@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from edgespec import Engine, SamplingSettings, TreeSettings
-from edgespec.model_folder import ModelFolder, open_model
+from edgespec.pair.folder import ModelFolder, open_model
 from scripts import inflate
 from scripts.inflate import Shape
 from tests.conftest import FAMILIES, SMALL, make_model, save_folder

@@ -1,1 +1,1 @@
-"""`edgespec chat`: a conversation in a terminal, or one turn in a pipe."""
+"""`edgespec chat`: a conversation in a terminal. Knows no other command."""

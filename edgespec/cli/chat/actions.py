@@ -21,7 +21,7 @@ from edgespec.cli.chat.settings import (
 from edgespec.cli.chat.spoken import closest
 from edgespec.cli.chat.state import Attachment, Chat
 from edgespec.errors import EdgespecError
-from edgespec.places import sessions_folder
+from edgespec.files import sessions_folder
 
 KEYS = """\
 Enter             send                       Alt-Enter, Ctrl-J  new line

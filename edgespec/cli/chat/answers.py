@@ -8,30 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
-import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli import EXIT_INTERRUPTED
 from edgespec.cli.chat.footer import GIB, Turn, footer
 from edgespec.cli.chat.state import Chat
+from edgespec.cli.ctrl_c import STDERR, STOPPING, cancelling
 from edgespec.cli.plan_notes import trees_in_words
 from edgespec.errors import EdgespecError, is_out_of_memory
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
-    from edgespec.results import TextChunk
-    from edgespec.text_run import OnPrefill
+    from edgespec.text.results import TextChunk
+    from edgespec.text.run import OnPrefill
 
-STDERR = 2
-NOTICES = (
-    b"\nstopping after this pass (Ctrl-C again: within it)\n",
-    b"\nabandoning the pass (Ctrl-C again: leave the program)\n",
-)
+NOTICES = (STOPPING, b"\nabandoning the pass (Ctrl-C again: leave the program)\n")
 Ask = Callable[["OnPrefill"], Generator["TextChunk", None, None]]
 
 
@@ -43,7 +37,7 @@ def answer(chat: Chat, ask: Ask) -> bool:
     screen.begin_answer()
     try:
         with (
-            stopped_by_interrupts(chat.engine) as num_pressed,
+            cancelling(chat.engine, notices=NOTICES, give_up=_leaver()) as num_pressed,
             _silent_keys(),
             contextlib.closing(ask(screen.prefill)) as chunks,
         ):
@@ -71,32 +65,6 @@ def answer(chat: Chat, ask: Ask) -> bool:
     if failure is not None:
         raise failure
     return result is not None and bool(result.steps)
-
-
-@contextmanager
-def stopped_by_interrupts(engine: Engine) -> Iterator[Callable[[], int]]:
-    """Within it Ctrl-C cancels; yields how often it was pressed."""
-    num_pressed = 0
-    restore_keys = _key_restorer()
-
-    def press(_signal: int, _frame: FrameType | None) -> None:
-        nonlocal num_pressed
-        num_pressed += 1
-        if num_pressed > len(NOTICES):
-            restore_keys()
-            os.write(STDERR, b"\n")
-            os._exit(EXIT_INTERRUPTED)  # an exception would unwind a pass that does not end
-        os.write(STDERR, NOTICES[num_pressed - 1])  # not sys.stderr, which may be in the middle of a write
-        engine.cancel(abandon=num_pressed > 1)
-
-    if threading.current_thread() is not threading.main_thread():  # where no handler can be set
-        yield lambda: 0
-        return
-    before = signal.signal(signal.SIGINT, press)
-    try:
-        yield lambda: num_pressed
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _say_footer(chat: Chat) -> None:
@@ -143,6 +111,18 @@ def _silent_keys() -> Iterator[None]:
         yield
     finally:
         restore()
+
+
+def _leaver() -> Callable[[], None]:
+    """Ends the program, with the terminal as it is now: an exception would unwind a pass that does not end."""
+    restore_keys = _key_restorer()
+
+    def leave() -> None:
+        restore_keys()
+        os.write(STDERR, b"\n")
+        os._exit(EXIT_INTERRUPTED)
+
+    return leave
 
 
 def _key_restorer() -> Callable[[], None]:

@@ -15,9 +15,9 @@ import click
 from edgespec import __version__
 from edgespec.cli.chat.options import AskedChat, chat_options
 from edgespec.cli.console import Console
-from edgespec.cli.interrupts import leaving_at_once, leaving_tidily
-from edgespec.cli.open_models import open_named_pair
-from edgespec.cli.options import (
+from edgespec.cli.ctrl_c import leaving_at_once, leaving_tidily
+from edgespec.cli.models.open_named import open_named_pair
+from edgespec.cli.options.options import (
     MachineOptions,
     given_tree,
     machine_options,
@@ -25,15 +25,15 @@ from edgespec.cli.options import (
     profile_option,
     tree_options,
 )
-from edgespec.cli.prompts import read_text
+from edgespec.cli.prompts.read import read_text
 from edgespec.errors import EdgespecError
-from edgespec.names import short_name
-from edgespec.tree_settings import TreeSettings
+from edgespec.pair.hub_names import short_name
+from edgespec.tree.settings import TreeSettings
 
 if TYPE_CHECKING:
     from edgespec.cli.chat.state import Chat
     from edgespec.engine import Engine
-    from edgespec.pair import ModelPair
+    from edgespec.pair.pair import ModelPair
 
 CONTEXTS = (8192, 4096, 2048, 1024, 512)  # that -c auto tries, the first that memory has room for
 RAW_NEW_TOKENS = 256  # a model without a chat template seldom ends by itself
@@ -127,10 +127,10 @@ def _load(
 ) -> Engine:
     """The engine with room for a conversation; its plan is said first."""
     from edgespec.cli.plan_notes import loading_progress, say_plan, say_quantizing
-    from edgespec.context import check_ctx_size
-    from edgespec.device import resolve_device
     from edgespec.engine import Engine
-    from edgespec.planned import settle
+    from edgespec.model.device import resolve_device
+    from edgespec.profiled import settle
+    from edgespec.text.context import check_ctx_size
 
     if machine.ctx_size is not None:
         check_ctx_size(machine.ctx_size, pair.max_context)
@@ -223,7 +223,7 @@ def _open_chat(console: Console, engine: Engine, asked: AskedChat, *, is_single:
         from edgespec.cli.chat.actions import ACTIONS, SUBJECTS
         from edgespec.cli.chat.line_editor import open_reader
         from edgespec.cli.chat.settings import SETTINGS, SPECS
-        from edgespec.places import history_file
+        from edgespec.files import history_file
 
         words: dict[str, tuple[str, ...]] = dict.fromkeys(ACTIONS, ())
         words |= {alias: () for action in ACTIONS.values() for alias in action.aliases}

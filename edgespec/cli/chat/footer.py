@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from edgespec.results import GenerationResult
+    from edgespec.text.results import GenerationResult
 
 GIB = 1 << 30
 MAX_LENGTHS_SHOWN = 12

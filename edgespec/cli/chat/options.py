@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from edgespec.cli.distribution_options import LENGTH_SPELLINGS, check_stops, distribution_options, require_text
-from edgespec.cli.options import Command, with_options
-from edgespec.cli.prompts import read_text
+from edgespec.cli.options.distribution import LENGTH_SPELLINGS, check_stops, distribution_options, require_text
+from edgespec.cli.options.options import Command, with_options
+from edgespec.cli.prompts.read import read_text
 from edgespec.config import MAX_SEED, require
 
 COLORS = ("auto", "always", "never")

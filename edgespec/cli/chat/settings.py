@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from edgespec.cli.chat.spoken import closest
 from edgespec.config import MAX_SEED, SamplingSettings
 from edgespec.errors import EdgespecError
-from edgespec.tree_settings import USED_BY, TreeSettings
+from edgespec.tree.settings import USED_BY, TreeSettings
 
 if TYPE_CHECKING:
     from edgespec.cli.chat.state import Chat

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from edgespec.chat_template import Message
     from edgespec.cli.chat.footer import Turn
     from edgespec.cli.chat.screen import Screen
-    from edgespec.conversation import Conversation
     from edgespec.engine import Engine
-    from edgespec.tree_settings import TreeSettings
+    from edgespec.text.chat_template import Message
+    from edgespec.text.conversation import Conversation
+    from edgespec.tree.settings import TreeSettings
 
 
 class LineReader(Protocol):

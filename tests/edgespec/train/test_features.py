@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from edgespec import EdgespecError, Engine, MemoryLimits, TreeSettings
-from edgespec.causal_model import CausalModel
-from edgespec.masks import MaskForm
-from edgespec.memory import texts_bytes
-from edgespec.pair import ModelPair, open_pair
+from edgespec.model.causal_model import CausalModel
+from edgespec.model.masks import MaskForm
+from edgespec.pair.pair import ModelPair, open_pair
+from edgespec.placement.memory import texts_bytes
 from edgespec.train import features
 from edgespec.train.feature_files import FeatureFiles, FeatureRun, read_run
 from edgespec.train.features import collect_features, cut_blocks, dataset_bytes, feature_run, room_for_groups

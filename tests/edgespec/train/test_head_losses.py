@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgespec.head import rows_at_once
+from edgespec.model.row_chunks import rows_at_once
 from edgespec.train import head_losses
 from edgespec.train.head_losses import alignment_losses, distribution_losses, regression_loss
 
@@ -68,7 +68,7 @@ def test_distributions_are_compared_row_by_row(chunk_rows: int, monkeypatch: pyt
     for step, which in zip(features, rows, strict=True):
         p, log_q = (target @ head).softmax(-1), (step @ head).log_softmax(-1)
         expected.append(torch.stack([-(p[row] * log_q[row]).sum() for row in range(ROWS) if which[row]]).mean())
-    monkeypatch.setattr("edgespec.head.CHUNK_BYTES", chunk_rows * 9 * 4)
+    monkeypatch.setattr("edgespec.model.row_chunks.CHUNK_BYTES", chunk_rows * 9 * 4)
     assert rows_at_once(9) == chunk_rows
     found = distribution_losses(features, target, rows, logits_of=lambda some: some @ head, vocab=9)
     torch.testing.assert_close(torch.stack(found), torch.stack(expected))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from edgespec.causal_model import CausalModel
 from edgespec.config import SamplingSettings
 from edgespec.draft.feature_head import FeatureHeadDrafter
-from edgespec.masks import MaskForm
-from edgespec.target import Target
+from edgespec.model.causal_model import CausalModel
+from edgespec.model.masks import MaskForm
+from edgespec.model.target import Target
 from edgespec.train.head_model import own_tensors
 from edgespec.train.head_steps import head_steps, step_rows, visible_rows
 from tests.edgespec.train.heads import CPU, make_batch, make_head, make_target, random_texts

@@ -13,9 +13,9 @@ from edgespec.errors import EdgespecError
 from edgespec.train import records as records_module
 from edgespec.train.record_files import RecordsHeader, load_records, read_headers, save_records
 from edgespec.train.records import DRAWS, expected_tokens, node_values, rank_acceptance, slot_records, stop_records
-from edgespec.tree import Draw, TokenTree, depths, root_only
+from edgespec.tree.token_tree import Draw, TokenTree, depths, root_only
 from edgespec.verify.rejection import verify_rejection
-from tests.edgespec.test_verify import DenseRows, random_tree
+from tests.edgespec.verify.test_walks import DenseRows, random_tree
 
 HEADER = RecordsHeader(
     target="big",

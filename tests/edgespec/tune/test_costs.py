@@ -10,7 +10,7 @@ import pytest
 
 from edgespec import Engine, TreeSettings
 from edgespec.grow.acceptance import default_acceptance
-from edgespec.pair import open_pair
+from edgespec.pair.pair import open_pair
 from edgespec.tune import costs
 from edgespec.tune.costs import measure_costs
 from edgespec.tune.run import Effort, Run

@@ -11,8 +11,8 @@ import torch
 
 from edgespec import EdgespecError, Engine, TreeSettings
 from edgespec.grow.acceptance import KINDS, AcceptanceModel, default_acceptance
-from edgespec.pair import open_pair
-from edgespec.planned import acceptance_of, changes_between, tree_settings
+from edgespec.pair.pair import open_pair
+from edgespec.profiled import acceptance_of, changes_between, tree_settings
 from edgespec.train.records import DRAWS
 from edgespec.tune import contest, costs, trials
 from edgespec.tune.entrants import contenders

@@ -13,11 +13,11 @@ from torch import Tensor
 from edgespec import Engine, SamplingSettings, TreeSettings
 from edgespec.grow.acceptance import default_acceptance
 from edgespec.grow.policies import Grow, Policy, make_grow, open_policy
-from edgespec.pair import open_pair
+from edgespec.pair.pair import open_pair
 from edgespec.sampling import to_probs
 from edgespec.train.records import expected_tokens
-from edgespec.tree import TokenTree, root_only
-from edgespec.tree_settings import POLICIES, USED_BY
+from edgespec.tree.settings import POLICIES, USED_BY
+from edgespec.tree.token_tree import TokenTree, root_only
 from edgespec.tune import samples
 from edgespec.tune.entrants import Contender, contenders, rank_values
 from edgespec.tune.samples import Samples, Text, in_groups, merged, sample_text, start_text, tree_sample

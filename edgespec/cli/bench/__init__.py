@@ -1,0 +1,1 @@
+"""`edgespec bench`: trees against plain decoding. Knows no other command."""

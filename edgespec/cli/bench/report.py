@@ -1,0 +1,167 @@
+"""What `edgespec bench` found: a table for people, or the same for programs."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from edgespec import __version__
+from edgespec.cli.console import visible
+from edgespec.config import SamplingSettings
+
+if TYPE_CHECKING:
+    from edgespec.decode.lossless import Difference, Verdict
+    from edgespec.engine import Engine
+    from edgespec.tune.benchmark import Round
+
+SCHEMA = "edgespec.bench/1"
+FORMATS = ("md", "csv", "json", "jsonl")
+COLUMNS = ("mode", "policy", "nodes", "tok/s", "lowest", "highest", "tok/pass", "prompt tok/s", "speed-up")
+
+
+def write_report(engine: Engine, rounds: dict[str, list[Round]], sampling: SamplingSettings, *, form: str) -> None:
+    """One row a mode."""
+    rows = [_row(engine, mode, rounds, sampling) for mode in rounds]
+    if form == "json":
+        sys.stdout.write(json.dumps({"schema": SCHEMA, **_setting(engine), "results": rows}) + "\n")
+    elif form == "jsonl":
+        for row in rows:
+            sys.stdout.write(json.dumps({"schema": SCHEMA, **_setting(engine), **row}) + "\n")
+    elif form == "csv":
+        flat = [{**_setting(engine), **row, "sampling": json.dumps(row["sampling"])} for row in rows]
+        writer = csv.DictWriter(sys.stdout, fieldnames=list(flat[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(flat)
+    else:
+        sys.stdout.write(_table(engine, rows))
+
+
+def write_verdicts(engine: Engine, verdicts: Sequence[Verdict], *, as_json: bool) -> None:
+    """What --check found, text by text."""
+    if as_json:
+        texts = [{**dataclasses.asdict(verdict), "lossless": verdict.is_lossless} for verdict in verdicts]
+        found = {"lossless": all(verdict.is_lossless for verdict in verdicts), "texts": texts}
+        sys.stdout.write(json.dumps({"schema": SCHEMA, **_setting(engine), "check": found}) + "\n")
+        return
+    num_ties = 0
+    for number, verdict in enumerate(verdicts, start=1):
+        if verdict.from_plain is not None:
+            what = f"prompt {number}: the text leaves plain decoding's at"
+            sys.stdout.write(f"{what} {_difference(engine, verdict.from_plain)}\n")
+        for difference in verdict.from_argmax:
+            num_ties += difference.is_near_tie
+            what = f"prompt {number}: read again, another token has the largest logit at"
+            sys.stdout.write(f"{what} {_difference(engine, difference)}\n")
+    tokens = sum(verdict.num_tokens for verdict in verdicts)
+    equal = sum(verdict.from_plain is None for verdict in verdicts)
+    ties = f"; {num_ties} near ties" if num_ties else ""
+    lossless = "lossless" if all(verdict.is_lossless for verdict in verdicts) else "NOT LOSSLESS"
+    sys.stdout.write(
+        f"{lossless}: {equal} of {len(verdicts)} greedy texts equal plain decoding's, token by token; "
+        f"{tokens} tokens were compared with the target's argmax{ties}\n"
+    )
+
+
+def _difference(engine: Engine, difference: Difference) -> str:
+    names = [visible(repr(engine.pair.tokenizer.decode([token]))) for token in (difference.token, difference.expected)]
+    verdict = "a near tie" if difference.is_near_tie else "a DIFFERENCE"
+    return (
+        f"token {difference.index}: {names[0]} in place of {names[1]}, "
+        f"{verdict} (logits {difference.gap:.2g} apart, rounding explains {difference.allowed:.2g})"
+    )
+
+
+def _row(engine: Engine, mode: str, rounds: dict[str, list[Round]], sampling: SamplingSettings) -> dict[str, Any]:
+    from edgespec.tune.benchmark import spread
+
+    own = rounds[mode]
+    speed = spread([found.tokens_per_s for found in own])
+    ratio = spread(
+        [found.tokens_per_s / max(1e-9, plain.tokens_per_s) for found, plain in zip(own, rounds["plain"], strict=True)]
+    )
+    is_tree = mode == "tree"
+    return {
+        "mode": mode,
+        "policy": engine.tree.policy if is_tree else "none",
+        "nodes": engine.tree.num_nodes if is_tree else 0,
+        "depth": engine.tree.num_layers if is_tree else 0,
+        "lossless": engine.tree.is_lossless or not is_tree,
+        "prompts": len(own[0].texts),
+        "repeats": len(own),
+        "new_tokens": own[0].num_tokens + len(own[0].texts),
+        "prompt_tokens": sum(text.prompt_tokens for text in own[0].texts),
+        "tokens_per_s": _rounded(speed.median),
+        "lowest_tokens_per_s": _rounded(speed.low),
+        "highest_tokens_per_s": _rounded(speed.high),
+        "tokens_per_pass": _rounded(spread([found.tokens_per_pass for found in own]).median),
+        "prompt_tokens_per_s": _rounded(spread([found.prompt_tokens_per_s for found in own]).median),
+        "speed_up": _rounded(ratio.median),
+        "lowest_speed_up": _rounded(ratio.low),
+        "highest_speed_up": _rounded(ratio.high),
+        "sampling": dataclasses.asdict(sampling),
+    }
+
+
+def _setting(engine: Engine) -> dict[str, Any]:
+    """What both modes share."""
+    import torch
+
+    pair, placement = engine.pair, engine.placement
+    assert pair.draft is not None
+    return {
+        "model": str(pair.target.folder),
+        "draft_model": str(pair.draft.folder),
+        "quant": engine.quant or "none",
+        "draft_quant": engine.draft_quant or "none",
+        "dtype": str(engine.dtype).removeprefix("torch."),
+        "device": torch.cuda.get_device_name(engine.device) if engine.device.type == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+        "layers": placement.num_layers,
+        "resident_layers": placement.num_resident,
+        "pass_bytes": placement.streamed_bytes,
+        "profile": engine.profile.name if engine.profile else None,
+        "edgespec": __version__,
+        "torch": torch.__version__,
+    }
+
+
+def _table(engine: Engine, rows: Sequence[dict[str, Any]]) -> str:
+    """GitHub's Markdown, aligned so that it reads as it is; the setting above it."""
+    cells = [
+        (
+            row["mode"],
+            row["policy"],
+            str(row["nodes"]),
+            f"{row['tokens_per_s']:.2f}",
+            f"{row['lowest_tokens_per_s']:.2f}",
+            f"{row['highest_tokens_per_s']:.2f}",
+            f"{row['tokens_per_pass']:.2f}",
+            f"{row['prompt_tokens_per_s']:.1f}",
+            f"{row['speed_up']:.2f} ({row['lowest_speed_up']:.2f} to {row['highest_speed_up']:.2f})"
+            if row["mode"] == "tree"
+            else "1.00",
+        )
+        for row in rows
+    ]
+    widths = [max(map(len, column)) for column in zip(COLUMNS, *cells, strict=True)]
+
+    def line(values: Sequence[str]) -> str:
+        first, *others = (f"{value:<{width}}" for value, width in zip(values, widths, strict=True))
+        return "| " + " | ".join([first, *others]) + " |\n"
+
+    setting, plain = _setting(engine), rows[0]
+    about = (
+        f"{setting['model']} + {setting['draft_model']}, {setting['dtype']} on {setting['device']}, "
+        f"{setting['resident_layers']} of {setting['layers']} layers resident; temperature "
+        f"{plain['sampling']['temperature']:g}; {plain['prompts']} prompts, {plain['repeats']} repeats\n\n"
+    )
+    ruler = "|" + "|".join("-" * (width + 2) for width in widths) + "|\n"
+    return about + line(COLUMNS) + ruler + "".join(map(line, cells))
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.5g}")

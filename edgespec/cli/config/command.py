@@ -1,0 +1,215 @@
+"""`edgespec config`: where the configuration lies, what it comes to, and a template to start from."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from edgespec.cli.config.defaults import (
+    SAMPLES,
+    SAMPLING_KEYS,
+    asked_model,
+    load_config,
+    settings_of,
+    spellings,
+)
+from edgespec.cli.options.options import FOLDER, TREE_FIELDS
+from edgespec.errors import EdgespecError
+from edgespec.files import config_file, config_files
+from edgespec.pair.hub_names import resolve_model
+from edgespec.pair.user_config import UserConfig
+
+BUILT_IN = "built-in"
+BUILT_IN_TARGET = Path(__file__).parents[2] / "demo" / "target"
+TEMPLATE = """\
+# edgespec reads this file before every command. Keys are the long flags' names:
+# `edgespec generate --help` lists them, `edgespec config show --origin` says what holds and why.
+# A flag counts more than EDGESPEC_CTX_SIZE and the like, and those more than this file.
+
+[defaults]
+# model = "big"                  # a folder, a name below, or a name in the Hugging Face cache
+# ctx_size = "8k"
+# max_gpu_mem = "10GiB"
+# gpu_margin = "512MiB"
+# device = "cuda:0"
+
+[sampling]                       # left out, the model's own generation_config.json counts
+# temperature = 0.7
+# top_p = 0.95
+
+# A name for a pair: `edgespec generate prompts.jsonl -m big`. Settings here count more than [defaults].
+# [models.big]
+# model = "Qwen/Qwen2.5-72B-Instruct"
+# draft_model = "Qwen/Qwen2.5-1.5B-Instruct"
+# quant = "nf4"
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One setting of a command."""
+
+    key: str
+    value: Any
+    origin: str
+
+
+@click.group(
+    name="config",
+    epilog="""\b
+Examples:
+  edgespec config init                      a commented template
+  edgespec config show --origin             what `generate` would run with, and why
+  edgespec config show estimate --all
+  $EDITOR "$(edgespec config path)"
+
+Order: flag, EDGESPEC_GENERATE_KEY, EDGESPEC_KEY, --config or EDGESPEC_CONFIG,
+the user's own file, a machine profile (trees only), the model's
+generation_config.json (sampling only), built-in.
+""",
+)
+def command() -> None:
+    """Show or begin the configuration.
+
+    A TOML file with defaults, sampling settings and names for pairs.
+    """
+
+
+@command.command(name="path")
+def show_path() -> int:
+    """Print where the user's configuration lies, or would lie."""
+    own = config_file()
+    sys.stdout.write(f"{own}\n")
+    if not own.exists():
+        sys.stderr.write("it does not exist; edgespec config init writes a template\n")
+    for path in config_files(_asked()):
+        if path != own:
+            sys.stderr.write(f"read above it: {path}\n")
+    return 0
+
+
+@command.command(name="init")
+def write_template() -> int:
+    """Write a commented template, unless there is a configuration."""
+    path = config_file()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(TEMPLATE)
+    except FileExistsError as error:
+        raise EdgespecError("E_OUTPUT_EXISTS", f"'{path}' exists.", "Edit it, or move it away first.") from error
+    except OSError as error:
+        raise EdgespecError(
+            "E_OUTPUT", f"'{path}' cannot be written ({error.strerror}).", "Choose another place: EDGESPEC_HOME."
+        ) from error
+    sys.stdout.write(f"{path}\n")
+    return 0
+
+
+@command.command(name="show")
+@click.argument("name", default="generate", metavar="[COMMAND]")
+@click.option("--origin", "with_origin", is_flag=True, help="Say where each value comes from.")
+@click.option("--all", "with_unset", is_flag=True, help="Also what is not set.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--config", type=FOLDER, help="Read this configuration above the user's own.")
+@click.pass_context
+def show(
+    context: click.Context,
+    *,
+    name: str,
+    with_origin: bool,
+    with_unset: bool,
+    as_json: bool,
+    config: Path | None,
+) -> int:
+    """What COMMAND (generate) would run with where no flag says otherwise."""
+    from edgespec.cli import all_commands
+
+    commands = all_commands(context)
+    if name not in commands:
+        raise click.UsageError(f"There is no command '{name}'.")
+    rows = list(_rows(name, commands, load_config(config or _asked(), lambda: commands)))
+    shown = [row for row in rows if with_unset or row.value not in (None, False, ())]
+    if as_json:
+        found = {row.key: {"value": row.value, "origin": row.origin} for row in shown}
+        sys.stdout.write(json.dumps(found, default=str) + "\n")
+        return 0
+    lines = [f"{row.key} = {_written(row.value)}" for row in shown]
+    width = max(map(len, lines), default=0)
+    for line, row in zip(lines, shown, strict=True):
+        sys.stdout.write(f"{line:<{width}}  # {row.origin}\n" if with_origin else f"{line}\n")
+    return 0
+
+
+def _asked() -> Path | None:
+    """The file of `edgespec --config FILE config ...`."""
+    path = click.get_current_context().find_root().params.get("config")
+    return path if isinstance(path, Path) else None
+
+
+def _rows(name: str, commands: Mapping[str, click.Command], config: UserConfig) -> Iterator[Row]:
+    """Every option of a command that can be configured, as it would be taken."""
+    command = commands[name]
+    model = asked_model(command, {})
+    found = settings_of(command, config, model, commands.values())
+    configured = {option.name: (value, setting) for option, value, setting in found}
+    context = click.Context(command, info_name=name)
+    context.default_map = {str(option): value for option, (value, _) in configured.items()}
+    samples = any(option.name == SAMPLES for option in command.params)
+    if model is None and "model" in configured:
+        model = configured["model"][0]
+    sampling, model_origin = _generation_config(model, config) if samples else ({}, "")
+    for option in command.params:
+        keys = spellings(option)
+        if not keys:
+            continue
+        value, source = option.consume_value(context, {})
+        if source is ParameterSource.ENVIRONMENT:
+            yield Row(key=keys[0], value=value, origin=_variable(option))
+        elif source is ParameterSource.DEFAULT_MAP:
+            setting = configured[option.name][1]
+            yield Row(key=keys[0], value=setting.value, origin=setting.origin)
+        elif keys[0] in sampling:
+            yield Row(key=keys[0], value=sampling[keys[0]], origin=model_origin)
+        else:
+            value = _plain(option.get_default(context))
+            is_planned = option.name in TREE_FIELDS and value is None
+            origin = "a machine profile where one fits, else built-in" if is_planned else BUILT_IN
+            yield Row(key=keys[0], value=value, origin=origin)
+
+
+def _variable(option: click.Parameter) -> str:
+    """The variable of the environment that sets an option."""
+    import os
+
+    names = option.envvar if isinstance(option.envvar, list) else [str(option.envvar)]
+    return next(name for name in names if os.environ.get(name))
+
+
+def _generation_config(model: str | None, config: UserConfig) -> tuple[dict[str, Any], str]:
+    """What the model itself asks for, and where: nothing where it cannot be found or does not sample."""
+    try:
+        folder = BUILT_IN_TARGET if model is None else resolve_model(model, aliases=config.aliases)
+        path = folder / "generation_config.json"
+        wanted = json.loads(path.read_text(encoding="utf-8"))
+    except (EdgespecError, OSError, ValueError):
+        return {}, ""
+    if not isinstance(wanted, dict) or not wanted.get("do_sample"):
+        return {}, ""
+    return {key: wanted[key] for key in SAMPLING_KEYS if wanted.get(key) is not None}, f"'{path}'"
+
+
+def _plain(value: Any) -> Any:
+    """A default as people know it: click marks what is not set with an object of its own."""
+    return value if isinstance(value, str | int | float | tuple | list) else None
+
+
+def _written(value: Any) -> str:
+    return "(not set)" if value is None else json.dumps(value, default=str)

@@ -1,0 +1,172 @@
+"""From the configuration and the environment to defaults of one command's options.
+
+Keys are the long flags' names, with underscores. A flag counts more than EDGESPEC_COMMAND_KEY, that more
+than EDGESPEC_KEY, and that more than the configuration; click keeps this order. Values of a file are
+checked here, so that an error names the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgespec.errors import EdgespecError
+from edgespec.files import config_files
+from edgespec.pair.user_config import KnownKeys, Setting, UserConfig, read_config
+
+NO_KEYS = {"help", "version", "config"}
+SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty")
+# A command with this option samples; others may have a temperature or a seed that means something else.
+SAMPLES = "top_p"
+# What options raise for a value; the last for text that no command line can hold, as a path with a zero byte
+REFUSALS = (click.ClickException, EdgespecError, ValueError)
+
+
+def spellings(option: click.Parameter) -> list[str]:
+    """Names of an option in configurations, its own first; none for arguments and for what has no sensible default."""
+    found = [name[2:].replace("-", "_") for name in option.opts if name.startswith("--")]
+    if not isinstance(option, click.Option) or not found or option.name in NO_KEYS:
+        return []
+    own = option.name if option.name in found else found[0]
+    return [own, *(name for name in found if name != own)]
+
+
+def opposites(option: click.Parameter) -> list[str]:
+    """Names that switch a flag off: those of --offline for --online."""
+    return [name[2:].replace("-", "_") for name in option.secondary_opts if spellings(option)]
+
+
+def known_keys(commands: Mapping[str, click.Command]) -> KnownKeys:
+    """Every key that some command has a flag for."""
+    found: dict[str, str] = {}
+    for command in commands.values():
+        for option in command.params:
+            own, *others = spellings(option) or [""]
+            found |= {name: own for name in (own, *others) if name and name not in found}
+            found |= {name: name for name in opposites(option) if name not in found}
+    return KnownKeys(spellings=found, sampling=frozenset(key for key in SAMPLING_KEYS if key in found))
+
+
+def name_variables(name: str, command: click.Command) -> None:
+    """Let every option be set by EDGESPEC_COMMAND_KEY and EDGESPEC_KEY."""
+    for option in command.params:
+        keys = [key.upper() for key in spellings(option)]
+        if keys:
+            prefixes = (f"EDGESPEC_{name.upper()}", "EDGESPEC")
+            option.envvar = [f"{prefix}_{key}" for prefix in prefixes for key in keys]
+
+
+def load_config(given: Path | None, commands: Callable[[], Mapping[str, click.Command]]) -> UserConfig:
+    """All files that count; raises EdgespecError. `commands` is asked for only where there is a file."""
+    paths = config_files(given)
+    if not paths:
+        return UserConfig()
+    known = known_keys(commands())
+    return UserConfig(files=tuple(read_config(path, known) for path in paths))
+
+
+def given_on_the_line(parent: click.Context, command: click.Command, arguments: Sequence[str]) -> dict[str, Any]:
+    """What a command line gives, before anything is converted; nothing where it is no valid one.
+
+    A call for help stands under `help`.
+    """
+    context = click.Context(command, parent=parent, resilient_parsing=True)
+    try:
+        values, _, _ = command.make_parser(context).parse_args(list(arguments))
+    except click.UsageError:  # said when the line is parsed in earnest
+        return {}
+    help_option = command.get_help_option(context)
+    return {**values, "help": help_option is not None and bool(values.get(str(help_option.name)))}
+
+
+def asked_model(command: click.Command, given: Mapping[str, Any]) -> str | None:
+    """The model that a command line or the environment names."""
+    context = click.Context(command)
+    for name in ("target", "model"):
+        if isinstance(given.get(name), str):
+            return str(given[name])
+    option = next((option for option in command.params if option.name == "model"), None)
+    return option.resolve_envvar_value(context) if option is not None else None
+
+
+def settings_of(
+    command: click.Command, config: UserConfig, model: str | None, commands: Iterable[click.Command]
+) -> Iterator[tuple[click.Option, Any, Setting]]:
+    """The command's options that the configuration sets, with values as click takes them; raises EdgespecError.
+
+    Of `commands` another may have a flag of the same name for other values: those are not this one's.
+    """
+    found = config.settings(model)
+    samples = any(option.name == SAMPLES for option in command.params)
+    context = click.Context(command)
+    for option in command.params:
+        if not isinstance(option, click.Option):
+            continue
+        own = spellings(option)[:1]
+        for key in [*own, *opposites(option)]:
+            setting = found.get(key)
+            if setting is None or (key in SAMPLING_KEYS and not samples):
+                continue
+            try:
+                value = _checked(context, option, setting, is_opposite=key not in own)
+            except REFUSALS as error:
+                if any(_accepts(other, key, setting) for other in commands if other is not command):
+                    continue
+                reason = getattr(error, "what", None) or getattr(error, "message", None) or str(error)
+                raise EdgespecError(
+                    "E_USER_CONFIG",
+                    f"{setting.origin} {key} = {setting.value!r}: {reason}",
+                    "Correct the value, or leave the key out.",
+                ) from error
+            if value is not None:
+                yield option, value, setting
+
+
+def defaults_of(
+    command: click.Command, config: UserConfig, model: str | None, commands: Iterable[click.Command]
+) -> dict[str, Any]:
+    """The command's defaults by parameter, for click's `default_map`; raises EdgespecError."""
+    return {str(option.name): value for option, value, _ in settings_of(command, config, model, commands)}
+
+
+def _accepts(command: click.Command, key: str, setting: Setting) -> bool:
+    """Whether a command has a flag of this name for such a value."""
+    for option in command.params:
+        if isinstance(option, click.Option) and key in spellings(option)[:1]:
+            try:
+                _checked(click.Context(command), option, setting, is_opposite=False)
+            except REFUSALS:
+                continue
+            return True
+    return False
+
+
+def _checked(context: click.Context, option: click.Option, setting: Setting, *, is_opposite: bool) -> Any:
+    """A value of a file as the command line would have it; raises what click would for one that the option refuses."""
+    value = _as_click_takes_it(option, setting, is_opposite=is_opposite)
+    if value is not None:
+        option.process_value(context, value)
+    return value
+
+
+def _as_click_takes_it(option: click.Option, setting: Setting, *, is_opposite: bool) -> Any:
+    """A value of a file as the command line would have it; None where it changes nothing."""
+    value = setting.value
+    if option.count:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise click.BadParameter("it must be a number.")
+        return value
+    if option.is_flag:
+        if not isinstance(value, bool):
+            raise click.BadParameter("it must be true or false.")
+        if not option.is_bool_flag:  # one of several flags for one value
+            return option.flag_value if value else None
+        return value != is_opposite
+    if isinstance(value, bool):
+        raise click.BadParameter("true and false are for flags.")
+    if option.multiple:
+        return [str(item) for item in value] if isinstance(value, list) else [str(value)]
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,76 @@
+"""Groups of commands whose options take defaults from the configuration and the environment."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgespec.cli.config.defaults import asked_model, defaults_of, given_on_the_line, load_config, name_variables
+
+READ_CONFIG_THEMSELVES = {"config", "doctor"}  # and go on where it is damaged
+
+
+class ConfiguredGroup(click.Group):
+    """A group that gives a command its configured defaults when it is used; one of its own kind gives its own.
+
+    `modules` are names of commands and of the modules that hold them as `command`, imported when they are used,
+    so that --help stays fast.
+    """
+
+    def __init__(self, *arguments: Any, modules: Mapping[str, str] | None = None, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.modules = modules or {}
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        """Names, of modules that were not imported as well."""
+        return sorted({*self.modules, *super().list_commands(context)})
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        """The command, whose options then know their variables of the environment."""
+        if name not in self.modules:
+            command = super().get_command(context, name)
+        else:
+            command = importlib.import_module(self.modules[name]).command
+        if command is not None:
+            # One prefix for all below `train`: the flags of its commands are alike.
+            name_variables(name if self is context.find_root().command else str(self.name), command)
+        return command
+
+    def resolve_command(
+        self, context: click.Context, arguments: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command of a line, with its defaults in the context's map."""
+        name, command, rest = super().resolve_command(context, arguments)
+        is_group = isinstance(command, ConfiguredGroup)
+        if command is None or is_group or name in READ_CONFIG_THEMSELVES or context.resilient_parsing:
+            return name, command, rest
+        given = given_on_the_line(context, command, rest)
+        if not given.get("help"):  # which must work whatever the configuration holds
+            root = context.find_root()
+            asked = Path(given["config"]) if isinstance(given.get("config"), str) else root.params.get("config")
+            context.obj = load_config(asked, lambda: leaf_commands(root))
+            if context.obj.files:
+                others = leaf_commands(root).values()
+                context.default_map = {
+                    str(name): defaults_of(command, context.obj, asked_model(command, given), others)
+                }
+        return name, command, rest
+
+
+def leaf_commands(root: click.Context) -> dict[str, click.Command]:
+    """Every command of the program by its name, imported; of configured groups those below, as `train head`."""
+    assert isinstance(root.command, click.Group)
+    found: dict[str, click.Command] = {}
+    for name in root.command.list_commands(root):
+        command = root.command.get_command(root, name)
+        if isinstance(command, ConfiguredGroup):
+            context = click.Context(command, info_name=name, parent=root)
+            below = {f"{name} {part}": command.get_command(context, part) for part in command.list_commands(context)}
+            found |= {part: leaf for part, leaf in below.items() if leaf is not None}
+        elif command is not None:
+            found[name] = command
+    return found

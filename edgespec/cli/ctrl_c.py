@@ -1,0 +1,86 @@
+"""Ctrl-C: while modules are imported, while models are loaded, and while texts are made."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from edgespec.cli import EXIT_INTERRUPTED
+
+if TYPE_CHECKING:
+    from edgespec.engine import Engine
+
+STDERR = 2
+STOPPING = b"\nstopping after this pass (Ctrl-C again: within it)\n"
+Handler = Callable[[int, FrameType | None], None]
+
+
+@contextmanager
+def leaving_at_once() -> Iterator[None]:
+    """Within it Ctrl-C ends the program: nothing is to be tidied up, and an exception in a C++ import is a crash."""
+
+    def press(_signal: int, _frame: FrameType | None) -> None:
+        os._exit(EXIT_INTERRUPTED)
+
+    with _handler(press):
+        yield
+
+
+@contextmanager
+def leaving_tidily() -> Iterator[None]:
+    """Within it Ctrl-C raises KeyboardInterrupt, and the block does so too whatever became of that inside."""
+    is_pressed = False
+
+    def press(_signal: int, _frame: FrameType | None) -> None:
+        nonlocal is_pressed
+        is_pressed = True
+        raise KeyboardInterrupt
+
+    with _handler(press):
+        try:
+            yield
+        except Exception as error:
+            if is_pressed:  # an import in between took it for a failure of its own
+                raise KeyboardInterrupt from error
+            raise
+    if is_pressed:
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def cancelling(engine: Engine, *, notices: Sequence[bytes], give_up: Callable[[], None]) -> Iterator[Callable[[], int]]:
+    """Within it Ctrl-C ends the text under way: first after its pass, then within it; the third time calls `give_up`.
+
+    `notices` are written the first times. Yields what tells how often Ctrl-C was pressed.
+    """
+    num_pressed = 0
+
+    def press(_signal: int, _frame: FrameType | None) -> None:
+        nonlocal num_pressed
+        num_pressed += 1
+        if num_pressed > 2:
+            give_up()
+            return
+        if num_pressed <= len(notices):
+            os.write(STDERR, notices[num_pressed - 1])  # not sys.stderr, which may be in the middle of a write
+        engine.cancel(abandon=num_pressed > 1)
+
+    with _handler(press):
+        yield lambda: num_pressed
+
+
+@contextmanager
+def _handler(press: Handler) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():  # where no handler can be set
+        yield
+        return
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

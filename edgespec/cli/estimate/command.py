@@ -1,0 +1,210 @@
+"""`edgespec estimate`: the memory plan of a pair, from headers or a bare config, without loading it.
+
+With --hardware also its speed there, by data sheets and the assumptions of `profiles/builtin`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgespec.cli.estimate.speeds import (
+    estimate_speeds,
+    refuse_other_device,
+    refuse_without_hardware,
+    speed_facts,
+    speed_lines,
+)
+from edgespec.cli.options.options import (
+    MachineOptions,
+    check_all_resident,
+    machine_options,
+    model_options,
+    tree_options,
+)
+from edgespec.config import SamplingSettings
+from edgespec.text.context import check_ctx_size
+from edgespec.tree.settings import TreeSettings
+
+if TYPE_CHECKING:
+    from edgespec.pair.folder import ModelFolder
+    from edgespec.placement.plan import PairPlan
+    from edgespec.placement.weights import Weights
+
+GIB = 1 << 30
+DEFAULT_CONTEXT = 2048
+
+
+@click.command(
+    name="estimate",
+    epilog="""\b
+Examples:
+  edgespec estimate -m TARGET -md DRAFT                       this machine
+  edgespec estimate -m TARGET --device cuda --max-gpu-mem 12GiB --max-cpu-mem 48GiB --quant nf4
+  edgespec estimate CONFIG_DIR --json                         a folder with config.json alone
+  edgespec estimate -m TARGET -md DRAFT --hardware rtx-4090   and the speed on a card that is not here
+  edgespec estimate -m TARGET -md DRAFT --hardware rtx-4090 --acceptance 0.8 --max-cpu-mem 128GiB
+
+With --hardware, --acceptance is a file of measurements or the chance that a
+first child is accepted; the others follow a power law (Sequoia). Speeds count
+after the prompt is read, with the context full.
+""",
+)
+@click.argument("target", required=False, type=click.Path(path_type=Path))
+@model_options
+@tree_options
+@machine_options
+@click.option("--prompt-tokens", type=click.IntRange(1), help="Longest prompt. [default: the whole context]")
+@click.option("--hardware", metavar="NAME", help="Estimate the speed there too: rtx-4090, a100-40gb, cpu, ...")
+@click.option(
+    "--temp", "--temperature", "temperature", type=float, help="Of the acceptance, with --hardware. [default: 0]"
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def command(
+    *,
+    target: Path | None,
+    model: Path | None,
+    draft_model: Path | None,
+    tree: TreeSettings,
+    machine: MachineOptions,
+    prompt_tokens: int | None,
+    hardware: str | None,
+    temperature: float | None,
+    as_json: bool,
+) -> int:
+    """Say what would live where, in GiB. Reads headers only; a card that is not there is described by --max-gpu-mem
+    or, with its speed, by --hardware.
+
+    Exit code 5, with the same table, when the pair does not fit.
+    """
+    folder = target or model
+    if draft_model is not None and folder is None:
+        raise click.UsageError("-md needs a target.")
+
+    from edgespec.estimate.speed import PairOnHardware, open_hardware
+    from edgespec.model.device import planning_device, resolve_dtype
+    from edgespec.model.target import offload_errors
+    from edgespec.pair.folder import open_architecture, open_draft_architecture
+    from edgespec.pair.pair import DEMO_FOLDER
+    from edgespec.placement.plan import plan_pair
+    from edgespec.placement.weights import plan_weights
+
+    if temperature is not None:
+        SamplingSettings(temperature=temperature)  # refuses what is no temperature
+
+    target_model = open_architecture(folder or DEMO_FOLDER / "target")
+    draft_folder = draft_model or (None if folder else DEMO_FOLDER / "draft")
+    wants_draft = draft_folder is not None and tree.policy != "none"
+    draft = open_draft_architecture(draft_folder, target_model) if draft_folder and wants_draft else None
+    card = open_hardware(hardware) if hardware is not None else None
+    if card is None:
+        refuse_without_hardware(tree, temperature)
+    else:
+        refuse_other_device(card[0].name, machine.device, card[0].device)
+    device = planning_device(machine.device if card is None else card[0].device)
+    dtype = resolve_dtype(machine.dtype, target_model.config, device)
+    limits = [limit for limit in (target_model.max_context, draft.max_context if draft else None) if limit]
+    context_tokens = machine.ctx_size or min([DEFAULT_CONTEXT, *limits])
+    check_ctx_size(context_tokens, min(limits, default=None))
+    tree = tree if draft is not None else tree.plain()
+    prompt_tokens = min(prompt_tokens or context_tokens, context_tokens)
+    speeds = None
+    with offload_errors():
+        if card is None:
+            plan = plan_pair(
+                target_model,
+                draft,
+                tree=tree,
+                limits=machine.limits,
+                device=device,
+                dtype=dtype,
+                quant=machine.quant,
+                draft_quant=machine.draft_quant,
+                context_tokens=context_tokens,
+                prompt_tokens=prompt_tokens,
+            )
+        else:
+            pair = PairOnHardware(
+                target=plan_weights(target_model, dtype=dtype, quant=machine.quant),
+                draft=plan_weights(draft, dtype=dtype, quant=machine.draft_quant) if draft is not None else None,
+                hardware=card[0],
+                assumptions=card[1],
+                limits=machine.limits,
+                device=device,
+                dtype=dtype,
+                context_tokens=context_tokens,
+                prompt_tokens=prompt_tokens,
+            )
+            wanted_size = click.get_current_context().params["size"]  # None: any, where the settings hold a default
+            speeds = estimate_speeds(pair, tree, temperature=temperature, size=wanted_size)
+            plan = speeds.plan
+    check_all_resident(machine, plan.placement.num_resident, plan.placement.num_layers)
+    settings = {
+        "device": str(device) if card is None else card[0].name,
+        "dtype": str(dtype).removeprefix("torch."),
+        "context_tokens": context_tokens,
+        "tree_size": tree.num_nodes if speeds is None else (speeds.tree or speeds.plain).nodes,
+    }
+    if as_json:
+        more = {} if speeds is None else {"speed": speed_facts(speeds)}
+        sys.stdout.write(json.dumps({**settings, **_facts(plan), **more}) + "\n")
+    else:
+        sys.stdout.write(_text(plan, settings))
+        if speeds is not None:
+            sys.stdout.write("\n".join([*speed_lines(speeds), ""]))
+    return 0
+
+
+def _text(plan: PairPlan, settings: dict[str, Any]) -> str:
+    placement = plan.placement
+    lines = [_model_line("target", plan.target)]
+    if plan.draft is not None:
+        lines.append(_model_line("draft", plan.draft))
+    nodes = f"trees of {settings['tree_size']} nodes" if settings["tree_size"] else "no tree"
+    lines.append(
+        f"{settings['dtype']} on {settings['device']}, {nodes}, context of {settings['context_tokens']} tokens"
+    )
+    streamed = placement.num_layers - placement.num_resident
+    lines.append(
+        f"{placement.num_resident} of {placement.num_layers} layers resident, {placement.num_pinned} in RAM, "
+        f"{placement.num_on_disk} on disk"
+        + (f"; {placement.streamed_bytes / GIB:.3f} GiB move in each pass" if streamed else "")
+    )
+    return "\n".join([*lines, placement.table(), ""])
+
+
+def _model_line(role: str, weights: Weights) -> str:
+    model: ModelFolder = weights.model
+    billions = weights.num_parameters / 1e9
+    size = f"{model.checkpoint.num_bytes / GIB:.3f} GiB in its files" if _has_files(weights) else "no weights there"
+    quant = f", layers as {weights.quant}" if weights.quant else ""
+    return f"{role}: {model.folder} ({model.config.model_type}, {billions:.3g} B parameters, {size}{quant})"
+
+
+def _has_files(weights: Weights) -> bool:
+    return all(entry.file.name for entry in weights.model.checkpoint.tensors.values())
+
+
+def _facts(plan: PairPlan) -> dict[str, Any]:
+    placement = plan.placement
+    return {
+        "target": str(plan.target.model.folder),
+        "draft": str(plan.draft.model.folder) if plan.draft else None,
+        "target_parameters": plan.target.num_parameters,
+        "draft_parameters": plan.draft.num_parameters if plan.draft else None,
+        "quant": plan.target.quant or "none",
+        "layers": placement.num_layers,
+        "resident_layers": placement.num_resident,
+        "ram_layers": placement.num_pinned,
+        "disk_layers": placement.num_on_disk,
+        "pass_bytes": placement.streamed_bytes,
+        "device_bytes": placement.device_bytes,
+        "device_total_bytes": placement.planned_bytes,
+        "device_budget_bytes": placement.device_budget_bytes,
+        "host_bytes": placement.host_bytes,
+        "host_budget_bytes": placement.host_budget_bytes,
+    }

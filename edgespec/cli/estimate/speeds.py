@@ -1,0 +1,154 @@
+"""Speeds on hardware that need not be here, for `edgespec estimate`: lines for people, facts for programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from edgespec.config import require
+from edgespec.tree.settings import TreeSettings, preset_shape
+
+if TYPE_CHECKING:
+    from edgespec.estimate.acceptance import AssumedAcceptance
+    from edgespec.estimate.speed import PairOnHardware, SpeedEstimate
+    from edgespec.placement.plan import PairPlan
+
+GIB = 1 << 30
+CASES = ("slow", "likely", "fast")
+STEP_FACTS = ("step_s", "draft_s", "pass_s", "stream_s", "compute_s")
+SHARES = ("memory", "compute", "link", "disk", "layer_call_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speeds:
+    """A pair on its hardware, without a tree and with one."""
+
+    pair: PairOnHardware
+    plain: SpeedEstimate
+    tree: SpeedEstimate | None  # None: there is no draft, or no tree was wanted
+    acceptance: AssumedAcceptance | None
+    is_preset: bool  # the settings alone decide on the tree
+
+    @property
+    def plan(self) -> PairPlan:
+        """The placement of what was asked for."""
+        return (self.tree or self.plain).plan
+
+
+def estimate_speeds(pair: PairOnHardware, tree: TreeSettings, *, temperature: float | None, size: int | None) -> Speeds:
+    """Plain decoding, and the best tree; `size` is None where any budget will do. Raises EdgespecError."""
+    from edgespec.estimate.acceptance import assumed_acceptance
+    from edgespec.estimate.speed import estimate_best, estimate_plain
+
+    acceptance = assumed_acceptance(tree, temperature)
+    plain = estimate_plain(pair)
+    wants_tree = tree.policy != "none"
+    return Speeds(
+        pair=pair,
+        plain=plain,
+        tree=estimate_best(pair, tree, acceptance.rates, size=size) if wants_tree else None,
+        acceptance=acceptance if wants_tree else None,
+        is_preset=preset_shape(tree) is not None,
+    )
+
+
+def refuse_without_hardware(tree: TreeSettings, temperature: float | None) -> None:
+    """Raise EdgespecError for what only speeds depend on."""
+    from edgespec.estimate.acceptance import acceptance_rate
+
+    fix = "Name a card: --hardware rtx-4090."
+    require(temperature is None, f"--temp {temperature} changes no memory plan.", fix)
+    require(acceptance_rate(tree.acceptance) is None, f"--acceptance {tree.acceptance} changes no memory plan.", fix)
+
+
+def refuse_other_device(hardware: str, device: str, wanted: str) -> None:
+    """Raise EdgespecError where --device contradicts the hardware."""
+    require(
+        device == "auto" or device.partition(":")[0] == wanted,
+        f"--device {device} contradicts --hardware {hardware}, which is a {wanted} device.",
+        "Leave out one of them.",
+    )
+
+
+def speed_lines(speeds: Speeds) -> list[str]:
+    """The machine, what is assumed of it, and tokens a second."""
+    pair, plain, tree = speeds.pair, speeds.plain, speeds.tree
+    card = pair.hardware
+    flops_per_s = card.half_flops_per_s if pair.dtype.itemsize == 2 else card.float32_flops_per_s
+    link = f", PCIe {card.pcie_generation}.0 x{card.pcie_lanes}" if card.pcie_generation else ""
+    lines = [
+        f"{card.name}: {card.title}; {card.memory_bytes / GIB:.0f} GiB at {card.memory_bytes_per_s / 1e9:.0f} GB/s, "
+        f"{flops_per_s / 1e12:.3g} TFLOP/s in {str(pair.dtype).removeprefix('torch.')}{link}",
+        f"assumed: {_assumed(pair)}",
+        f"plain decoding: {plain.likely.step_s:.3g} s a pass, {_tokens_per_s(plain)}",
+    ]
+    if tree is None or speeds.acceptance is None:
+        return lines
+    likely = tree.likely
+    lines += [
+        f"acceptance: {speeds.acceptance.about}",
+        f"{'tree' if speeds.is_preset else 'best tree'}: {tree.nodes} nodes in {tree.depth} layers, "
+        f"{likely.tokens:.2f} tokens a pass, {_tokens_per_s(tree)}",
+        f"  {likely.step_s:.3g} s a step: drafting {likely.draft_s:.3g} s, then a pass of {likely.pass_s:.3g} s "
+        f"(streaming {likely.stream_s:.3g} s while computing {likely.compute_s:.3g} s)",
+    ]
+    if plain.likely.tokens_per_s >= likely.tokens_per_s:
+        lines.append("  no tree pays here: decode without one (--policy none)")
+    return lines
+
+
+def speed_facts(speeds: Speeds) -> dict[str, Any]:
+    """The same for programs."""
+    pair, acceptance = speeds.pair, speeds.acceptance
+    assumed = {
+        "host_memory_bytes": None if _knows_host(pair) else pair.assumptions.host_memory_bytes,
+        "host_disk_bytes_per_s": pair.assumptions.host_disk_bytes_per_s,
+        "usable_memory": pair.assumptions.usable_memory,
+        **{name: {case: getattr(getattr(pair.assumptions, case), name) for case in CASES} for name in SHARES},
+    }
+    return {
+        "hardware": pair.hardware.name,
+        "hardware_title": pair.hardware.title,
+        "assumed": assumed,
+        "acceptance": acceptance.about if acceptance else None,
+        "acceptance_by_rank": [round(rate, 5) for rate in acceptance.rates] if acceptance else None,
+        "plain": _facts(speeds.plain),
+        "tree": _facts(speeds.tree) if speeds.tree else None,
+    }
+
+
+def _facts(estimate: SpeedEstimate) -> dict[str, Any]:
+    cases = {case: getattr(estimate, case) for case in CASES}
+    return {
+        "nodes": estimate.nodes,
+        "depth": estimate.depth,
+        "tokens_per_pass": round(estimate.likely.tokens, 4),
+        "resident_layers": estimate.plan.placement.num_resident,
+        "pass_bytes": estimate.plan.placement.streamed_bytes,
+        **{
+            name: {case: float(f"{getattr(found, name):.5g}") for case, found in cases.items()}
+            for name in ("tokens_per_s", *STEP_FACTS)
+        },
+    }
+
+
+def _tokens_per_s(estimate: SpeedEstimate) -> str:
+    low, likely, high = (getattr(estimate, case).tokens_per_s for case in CASES)
+    return f"{likely:.3g} tokens/s ({low:.3g} to {high:.3g})"
+
+
+def _assumed(pair: PairOnHardware) -> str:
+    """What was not asked for and is not on the data sheet."""
+    assumptions, likely = pair.assumptions, pair.assumptions.likely
+    parts = [f"{likely.memory:.0%} of its bandwidth and {likely.compute:.0%} of its arithmetic are reached"]
+    if pair.hardware.device == "cuda":
+        parts.append(f"{likely.link:.0%} of the link")
+        if not _knows_host(pair):
+            parts.append(f"{assumptions.host_memory_bytes / GIB:.0f} GiB of RAM (--max-cpu-mem)")
+    parts.append(f"a disk of {likely.disk * assumptions.host_disk_bytes_per_s / 1e9:.1f} GB/s")
+    return ", ".join(parts)
+
+
+def _knows_host(pair: PairOnHardware) -> bool:
+    """Whether the RAM beside the card was given, or is the device's own."""
+    return pair.limits.max_cpu_bytes is not None or pair.hardware.device == "cpu"

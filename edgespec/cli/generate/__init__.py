@@ -1,0 +1,1 @@
+"""`edgespec generate`: rows become requests, and those records. Knows no other command."""

@@ -1,0 +1,165 @@
+"""A record as other tools write it, and what of such a line tells a finished prompt from one still to run.
+
+`jsonl` is the record itself. `specbench` is what Spec-Bench's evaluation scripts read, `openai-batch` a line
+of a batch's output file; both carry the hashes of settings and prompt in fields that are free there. `text` is
+the answers alone.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgespec.cli.generate.requests import Request
+from edgespec.cli.prompts.rows import PromptRow
+from edgespec.errors import EdgespecError
+from edgespec.pair.hub_names import short_name
+
+FORMATS = ("jsonl", "specbench", "openai-batch", "text")
+FAILED = {"error", "interrupted"}  # finish reasons of rows to run again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What a line of an output file says about a prompt."""
+
+    id: str
+    config_hash: str
+    prompt_hash: str | None  # None: the record has prompt and settings themselves
+    failed: bool
+    record: dict[str, Any]  # the line's content
+
+
+def check_format(name: str, rows: list[PromptRow]) -> None:
+    """Raise EdgespecError for rows that a format has no place for."""
+    several = next((row for row in rows if row.follow_ups), None)
+    if name == "openai-batch" and several is not None:
+        raise EdgespecError(
+            "E_SETTING",
+            f"--format openai-batch holds one answer a row, and {several.where} has {several.num_turns} turns.",
+            "Use --format jsonl.",
+        )
+
+
+def format_record(name: str, request: Request, record: dict[str, Any]) -> dict[str, Any] | None:
+    """The record as the format has it; None where the format has nothing for a row that failed."""
+    if name == "specbench":
+        return None if record["error"] else _specbench(request, record)
+    if name == "openai-batch":
+        return _openai_batch(request, record)
+    return record
+
+
+def read_entry(name: str, line: Any) -> Entry | None:
+    """What a parsed line says; None where it is no line of this format."""
+    try:
+        return _READERS[name](line)
+    except (KeyError, TypeError, IndexError, AttributeError, ValueError):
+        return None
+
+
+def _specbench(request: Request, record: dict[str, Any]) -> dict[str, Any]:
+    row = request.row
+    turns = record.get("per_turn", [record])
+    return {
+        "question_id": row.index if row.given_id is None else row.given_id,
+        "category": row.category,
+        "answer_id": _marked(request, record),
+        "model_id": _model_id(record),
+        "choices": [
+            {
+                "index": row.repeat,
+                "turns": record["turns"],
+                "decoding_steps": [turn["spec"]["passes"] for turn in turns],
+                "new_tokens": [turn["usage"]["completion_tokens"] for turn in turns],
+                "wall_time": [turn["timings"]["total_s"] for turn in turns],
+                "accept_lengths": record["spec"]["accept_lengths"],
+            }
+        ],
+        "tstamp": _created(record).timestamp(),
+    }
+
+
+def _openai_batch(request: Request, record: dict[str, Any]) -> dict[str, Any]:
+    mark = _marked(request, record)
+    failure, response = None, None
+    if record["error"]:
+        failure = {"code": record["error"]["type"], "message": record["error"]["message"]}
+    else:
+        response = {"status_code": 200, "request_id": f"req-{mark}", "body": _completion(request, record, mark)}
+    return {"id": f"batch_req-{mark}", "custom_id": record["id"], "response": response, "error": failure}
+
+
+def _completion(request: Request, record: dict[str, Any], mark: str) -> dict[str, Any]:
+    """The body of a response: a chat completion, or a plain one where that was asked for."""
+    is_plain = request.row.kind == "completion"
+    answer = {"text": record["text"]} if is_plain else {"message": {"role": "assistant", "content": record["text"]}}
+    usage = record["usage"]
+    return {
+        "id": f"{'cmpl' if is_plain else 'chatcmpl'}-{mark}",
+        "object": "text_completion" if is_plain else "chat.completion",
+        "created": int(_created(record).timestamp()),
+        "model": _model_id(record),
+        "system_fingerprint": record["config_hash"],
+        "choices": [
+            {
+                "index": 0,
+                **answer,
+                "logprobs": None,
+                "finish_reason": "stop" if record["finish_reason"] == "stop" else "length",
+            }
+        ],
+        "usage": {name: usage[name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")},
+    }
+
+
+def _marked(request: Request, record: dict[str, Any]) -> str:
+    """Settings, prompt and id in one name: `config-prompt-id`."""
+    return f"{record['config_hash']}-{request.row.digest}-{record['id']}"
+
+
+def _model_id(record: dict[str, Any]) -> str:
+    """What the models are called, and what made it fast: not the whole path."""
+    names = [short_name(Path(record[key])) for key in ("model", "draft_model") if record[key]]
+    return "+".join([*names, record["spec"]["policy"]])
+
+
+def _created(record: dict[str, Any]) -> datetime.datetime:
+    return datetime.datetime.fromisoformat(record["created"])
+
+
+def _read_jsonl(line: Any) -> Entry:
+    return Entry(
+        id=_text(line["id"]),
+        config_hash=_text(line["config_hash"]),
+        prompt_hash=None,
+        failed=line["error"] is not None or line["finish_reason"] in FAILED,
+        record=line,
+    )
+
+
+def _read_specbench(line: Any) -> Entry:
+    config, prompt, name = _text(line["answer_id"]).split("-", 2)
+    line["choices"][0]["turns"]  # a KeyError where there are none
+    return Entry(id=name, config_hash=config, prompt_hash=prompt, failed=False, record=line)
+
+
+def _read_openai_batch(line: Any) -> Entry:
+    config, prompt, name = _text(line["id"]).removeprefix("batch_req-").split("-", 2)
+    return Entry(id=name, config_hash=config, prompt_hash=prompt, failed=line["error"] is not None, record=line)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+_READERS: dict[str, Callable[[Any], Entry]] = {
+    "jsonl": _read_jsonl,
+    "specbench": _read_specbench,
+    "openai-batch": _read_openai_batch,
+}

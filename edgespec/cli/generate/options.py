@@ -1,0 +1,200 @@
+"""Options of `edgespec generate` alone, each group handed on as one value."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgespec.cli.generate.formats import FORMATS
+from edgespec.cli.options.distribution import LENGTH_SPELLINGS, check_stops, distribution_options, require_text
+from edgespec.cli.options.options import Command, with_options
+from edgespec.cli.prompts.read import read_text
+from edgespec.cli.prompts.selection import Selection
+from edgespec.config import MAX_SEED
+
+DEFAULT_NEW_TOKENS = 512
+FORMAT_HELP = "Of the results. [default: jsonl; without -o text for one prompt, or on a terminal]"
+OVERWRITE_HELP = "Replace an output file that holds results."
+RESUME_HELP = "Go on with an output file: run what it lacks, and what failed."
+FORCE_HELP = "With --resume: keep results of other settings or prompts."
+ONLY_HELP = "Run the rows with these ids."
+CATEGORY_HELP = "Run the rows of this category; repeatable."
+REPEAT_HELP = "Run each row R times, with seeds one apart; ids become ID#2, ID#3, ..."
+STOP_HELP = "End a text before this string, which is left out; repeatable."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedPrompts:
+    """Which prompts, and what goes around them."""
+
+    source: str | None  # a file, or - for stdin
+    text: str | None  # a prompt itself
+    lines: bool
+    selection: Selection
+    system: str | None
+    raw: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedSampling:
+    """How texts are drawn, where the rows do not say."""
+
+    chosen: dict[str, Any]  # fields of `SamplingSettings` that were given
+    max_new_tokens: int
+    seed: int | None
+    stop: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedOutput:
+    """Where results go, and in what form."""
+
+    path: Path | None
+    format_name: str | None
+    overwrite: bool
+    resume: bool
+    force: bool
+    fail_fast: bool
+    live_text: bool
+    dry_run: bool
+
+
+def prompt_options(function: Command) -> Command:
+    """Sources, selection and the system prompt: handed on as `asked`."""
+
+    @functools.wraps(function)
+    def call(
+        *,
+        prompts: str | None,
+        prompts_file: str | None,
+        prompt_text: str | None,
+        lines: bool,
+        start: int,
+        limit: int | None,
+        only: tuple[str, ...],
+        category: tuple[str, ...],
+        repeat: int,
+        system: str | None,
+        system_file: str | None,
+        raw: bool,
+        **others: Any,
+    ) -> Any:
+        given = [source for source in (prompts, prompts_file, prompt_text) if source is not None]
+        if len(given) != 1:
+            raise click.UsageError("Give one source of prompts: PROMPTS, -f FILE or -p TEXT.")
+        if lines and prompt_text is not None:
+            raise click.UsageError("--lines is for files; -p TEXT is one prompt.")
+        if system is not None and system_file is not None:
+            raise click.UsageError("Give one system prompt: --system or --system-file.")
+        if system_file is not None:
+            system = read_text(system_file, what="a text file").removesuffix("\n")
+        for flag, text in (("-p", prompt_text), ("--system", system)):
+            require_text(flag, text or "")
+        is_text = prompt_text is not None and prompt_text != "-"
+        ids = tuple(name.strip() for listed in only for name in listed.split(",") if name.strip())
+        asked = AskedPrompts(
+            source=None if is_text else given[0],
+            text=prompt_text if is_text else None,
+            lines=lines,
+            selection=Selection(only=ids, categories=category, start=start, limit=limit, repeat=repeat),
+            system=system or None,
+            raw=raw,
+        )
+        return function(asked=asked, **others)
+
+    options = [
+        click.argument("prompts", required=False),
+        click.option("-f", "--file", "-i", "--input", "prompts_file", help="The same as PROMPTS."),
+        click.option("-p", "--prompt", "prompt_text", metavar="TEXT", help="A prompt itself; - is stdin."),
+        click.option("--lines", is_flag=True, help="PROMPTS holds one prompt a line."),
+        click.option("--start", type=int, default=0, metavar="N", help="Skip the first N rows."),
+        click.option("--limit", type=int, metavar="N", help="Run at most N rows."),
+        click.option("--only", multiple=True, metavar="ID,...", help=ONLY_HELP),
+        click.option("--category", multiple=True, metavar="NAME", help=CATEGORY_HELP),
+        click.option("--repeat", type=int, default=1, metavar="R", help=REPEAT_HELP),
+        click.option("--system", "--system-prompt", "-sys", help="System prompt of rows that have none."),
+        click.option("--system-file", metavar="FILE", help="The same, from a file."),
+        click.option(
+            "--raw", "--ignore-chat-template", "raw", is_flag=True, help="Do not apply the model's chat template."
+        ),
+    ]
+    return with_options(call, options)
+
+
+def sampling_options(function: Command) -> Command:
+    """Length, distribution, seed and stop strings: handed on as `wanted`."""
+
+    @functools.wraps(function)
+    def call(
+        *,
+        max_new_tokens: int,
+        chosen: dict[str, Any],
+        seed: int | None,
+        stop: tuple[str, ...],
+        **others: Any,
+    ) -> Any:
+        check_stops(stop)
+        wanted = AskedSampling(chosen=chosen, max_new_tokens=max_new_tokens, seed=seed, stop=stop)
+        return function(wanted=wanted, **others)
+
+    below = [
+        click.option("--seed", type=click.IntRange(0, MAX_SEED),
+                     help="Of every prompt's draws. [default: random, recorded]"),
+        click.option("--stop", multiple=True, metavar="STR", help=STOP_HELP),
+    ]  # fmt: skip
+    length = click.option("-n", *LENGTH_SPELLINGS, "max_new_tokens", default=DEFAULT_NEW_TOKENS, show_default=True,
+                          help="Of each answer; -1: to the context's end.")  # fmt: skip
+    return with_options(call, [length, distribution_options(has_greedy=True), *below])
+
+
+def output_options(function: Command) -> Command:
+    """The output file and its form: handed on as `out`."""
+
+    @functools.wraps(function)
+    def call(
+        *,
+        output: Path | None,
+        format_name: str | None,
+        overwrite: bool,
+        resume: bool,
+        force: bool,
+        fail_fast: bool,
+        live_text: bool,
+        dry_run: bool,
+        **others: Any,
+    ) -> Any:
+        if resume and overwrite:
+            raise click.UsageError("--resume goes on with a file, --overwrite begins it anew: give one of them.")
+        if (resume or overwrite) and output is None:
+            raise click.UsageError(f"--{'resume' if resume else 'overwrite'} is about an output file: give -o FILE.")
+        if force and not resume:
+            raise click.UsageError("--force belongs to --resume.")
+        if resume and format_name == "text":
+            raise click.UsageError("--resume needs results with ids, which --format text does not write.")
+        out = AskedOutput(
+            path=output,
+            format_name=format_name,
+            overwrite=overwrite,
+            resume=resume,
+            force=force,
+            fail_fast=fail_fast,
+            live_text=live_text,
+            dry_run=dry_run,
+        )
+        return function(out=out, **others)
+
+    options = [
+        click.option("-o", "--output", type=click.Path(path_type=Path), help="Write results here, not to stdout."),
+        click.option("--format", "format_name", type=click.Choice(FORMATS), help=FORMAT_HELP),
+        click.option("--resume", is_flag=True, help=RESUME_HELP),
+        click.option("--overwrite", is_flag=True, help=OVERWRITE_HELP),
+        click.option("--force", is_flag=True, help=FORCE_HELP),
+        click.option("--fail-fast", is_flag=True, help="End the run at the first prompt that fails."),
+        click.option("--stream", "live_text", is_flag=True, help="Show the text on stderr while records are written."),
+        click.option("--dry-run", is_flag=True, help="Check everything, say what would be done, and load nothing."),
+    ]
+    return with_options(call, options)

@@ -1,0 +1,188 @@
+"""The JSON record of one prompt: names that users of other tools know, stable from here on."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgespec import __version__
+from edgespec.cli.generate.requests import Request, RunSettings, turn_seed
+from edgespec.cli.generate.run_config import config_hash, sampling_fields
+from edgespec.errors import EdgespecError
+
+if TYPE_CHECKING:
+    from edgespec.engine import Engine
+    from edgespec.text.results import GenerationResult
+
+SCHEMA = "edgespec.result/1"
+
+
+def success_record(
+    request: Request, engine: Engine, results: Sequence[GenerationResult], run: dict[str, Any], settings: RunSettings
+) -> dict[str, Any]:
+    """The record of a row whose turns are all answered; `run` is what all records of the run share."""
+    parts = [_result_fields(engine, [result], settings) for result in results]
+    per_turn = [
+        {"text": result.text, **part, "seed": turn_seed(request, turn)}
+        for turn, (result, part) in enumerate(zip(results, parts, strict=True))
+    ]
+    return {
+        **_head(request),
+        "text": results[-1].text,
+        "turns": [result.text for result in results],
+        "error": None,
+        **(parts[0] if len(results) == 1 else _result_fields(engine, results, settings)),
+        **({"per_turn": per_turn} if len(results) > 1 else {}),
+        "memory": {"gpu_peak_bytes": _gpu_peak_bytes(engine), "cpu_peak_bytes": peak_resident_bytes()},
+        **_tail(request, run),
+    }
+
+
+def error_record(
+    request: Request, results: Sequence[GenerationResult], error: EdgespecError, run: dict[str, Any]
+) -> dict[str, Any]:
+    """The record of a row that failed while it ran, with the turns that were answered before."""
+    return {
+        **_head(request),
+        "text": None,
+        "turns": [result.text for result in results],
+        "error": {"type": error.code, "message": error.what, "fix": error.fix},
+        "token_ids": [],
+        "finish_reason": "error",
+        "usage": None,
+        "timings": None,
+        "spec": None,
+        "memory": None,
+        **_tail(request, run),
+    }
+
+
+def run_fields(engine: Engine, config: dict[str, Any]) -> dict[str, Any]:
+    """What all records of a run share, with every setting that shapes the texts, and its hash."""
+    pair = engine.pair
+    return {
+        "model": str(pair.target.folder),
+        "model_revision": _revision(pair.target.folder),
+        "draft_model": str(pair.draft.folder) if pair.draft else None,
+        "quant": engine.quant or "none",
+        "draft_quant": engine.draft_quant or "none",
+        "dtype": str(engine.dtype).removeprefix("torch."),
+        "device": str(engine.device),
+        "config": config,
+        "config_hash": config_hash(config),
+        "edgespec": __version__,
+    }
+
+
+def peak_resident_bytes() -> int | None:
+    """The most memory this process has held; None where the system does not tell."""
+    if sys.platform == "win32":
+        import psutil
+
+        return int(psutil.Process().memory_info().peak_wset)
+    status = Path("/proc/self/status")
+    if status.exists():
+        # Not getrusage: on Linux that inherits the peak of the process that started this one.
+        peak_kib = re.search(r"^VmHWM:\s*(\d+) kB", status.read_text(encoding="utf-8"), re.MULTILINE)
+        return int(peak_kib[1]) * 1024 if peak_kib else None
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _result_fields(engine: Engine, results: Sequence[GenerationResult], settings: RunSettings) -> dict[str, Any]:
+    """Tokens, timings and trees of one text, or the sums of several."""
+    passes = [step for result in results for step in result.passes]
+    prompt_tokens = sum(result.prompt_tokens for result in results)
+    cached_tokens = sum(result.cached_tokens for result in results)
+    completion_tokens = sum(len(result.token_ids) for result in results)
+    prefill_s = sum(result.prefill_s for result in results)
+    total_s = sum(result.total_s for result in results)
+    decode_s = total_s - sum(result.time_to_first_token_s for result in results)
+    num_decoded = completion_tokens - len(results)  # the first token of each comes from the prompt's pass
+    decode_tps = num_decoded / decode_s if num_decoded > 0 and decode_s > 0 else None
+    return {
+        "token_ids": [token for result in results for token in result.token_ids],
+        "finish_reason": results[-1].finish_reason,
+        "usage": {
+            "prompt_tokens": prompt_tokens,
+            "cached_tokens": cached_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+        },
+        "timings": {
+            "ttft_s": _rounded(results[0].time_to_first_token_s),
+            "prefill_s": _rounded(prefill_s),
+            "prefill_tps": _rounded((prompt_tokens - cached_tokens) / prefill_s),
+            "decode_s": _rounded(decode_s),
+            "decode_tps": _rounded(decode_tps),
+            "total_s": _rounded(total_s),
+        },
+        "spec": {
+            "mode": "off" if engine.tree.policy == "none" else "tree",
+            "policy": engine.tree.policy,
+            "draw": engine.policy.draw(results[0].sampling),
+            "lossless": engine.tree.is_lossless,
+            "tree_size": engine.tree.num_nodes or None,
+            "tree_depth": engine.tree.num_layers or None,
+            "plan": {
+                "profile": settings.profile,
+                "predicted_tps": _rounded(settings.predicted_per_s),
+                "actual_tps": _rounded(decode_tps),
+            },
+            "passes": len(passes),
+            "draft_n": sum(step.num_drafted for step in passes),
+            "draft_n_accepted": sum(len(step.tokens) - 1 for step in passes),
+            "mean_accept_len": _rounded(sum(len(step.tokens) for step in passes) / len(passes) if passes else None),
+            "accept_lengths": [len(step.tokens) for step in passes],
+            "draft_s": _rounded(sum(step.grow_s for step in passes)),
+            "verify_s": _rounded(sum(step.target_s for step in passes)),
+        },
+    }
+
+
+def _head(request: Request) -> dict[str, Any]:
+    row = request.row
+    return {
+        "schema": SCHEMA,
+        "index": row.index,
+        "id": row.id,
+        "repeat": row.repeat,
+        "category": row.category,
+        "reference": row.reference,
+        "meta": row.meta,
+        "prompt": row.given,
+        "row_settings": row.settings.given(),
+    }
+
+
+def _tail(request: Request, run: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "sampling": {**sampling_fields(request.sampling), "seed": request.seed},
+        "max_new_tokens": request.max_new_tokens,
+        "stop": list(request.stop),
+        **run,
+        "created": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+
+
+def _gpu_peak_bytes(engine: Engine) -> int | None:
+    if engine.device.type != "cuda":
+        return None
+    import torch
+
+    return torch.cuda.max_memory_allocated(engine.device)
+
+
+def _revision(folder: Path) -> str | None:
+    """The commit of a Hugging Face cache snapshot."""
+    resolved = folder.absolute()
+    return resolved.name if resolved.parent.name == "snapshots" else None
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

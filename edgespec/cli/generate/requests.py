@@ -1,0 +1,117 @@
+"""A row made ready to run: its settings over the run's, its tokens, and the room that its text needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from edgespec.cli.prompts.read import encode_turn
+from edgespec.cli.prompts.rows import PromptRow
+from edgespec.config import MAX_SEED, SamplingSettings
+from edgespec.errors import EdgespecError
+from edgespec.text.chat_template import Message
+from edgespec.text.context import check_ctx_size, new_token_limit
+
+if TYPE_CHECKING:
+    from edgespec.pair.pair import ModelPair
+
+# Answers are encoded again with the next turn, and may have a few more tokens then than were drawn.
+SLACK_SHARE = 8  # one token in so many
+ANSWER = Message(
+    role="assistant", content="."
+)  # in the place of answers that are not there yet; some templates refuse an empty one
+
+EncodeTurn = Callable[[PromptRow, tuple[Message, ...]], list[int]]  # a row, its answers so far -> ids of the next turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """What all prompts of a run share, but for what a row sets for itself."""
+
+    sampling: SamplingSettings
+    max_new_tokens: int
+    seed: int
+    seed_is_given: bool  # a random seed does not tell runs apart
+    raw: bool
+    system: str | None = None
+    stop: tuple[str, ...] = ()
+    profile: str | None = None  # the name of the one that settings come from
+    predicted_per_s: float | None = None  # by its plan, where that is followed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A row and what it is run with."""
+
+    row: PromptRow
+    ids: list[int]  # up to the first answer
+    sampling: SamplingSettings
+    max_new_tokens: int  # of each turn
+    seed: int  # of the first turn
+    stop: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What the longest text of a run needs."""
+
+    context_tokens: int
+    prompt_tokens: int
+    new_tokens: int  # at most, of all texts together
+
+
+def make_requests(rows: list[PromptRow], encoded: list[list[int]], run: RunSettings) -> list[Request]:
+    """Each row with its settings over the run's; a row's repeats draw with seeds one apart."""
+    return [
+        Request(
+            row=row,
+            ids=ids,
+            sampling=replace(run.sampling, **row.settings.sampling()),
+            max_new_tokens=row.settings.max_new_tokens or run.max_new_tokens,
+            seed=_wrapped((run.seed if row.settings.seed is None else row.settings.seed) + row.repeat),
+            stop=run.stop if row.settings.stop is None else row.settings.stop,
+        )
+        for row, ids in zip(rows, encoded, strict=True)
+    ]
+
+
+def turn_seed(request: Request, turn: int) -> int:
+    """The seed of a turn, counted from 0."""
+    return _wrapped(request.seed + turn)
+
+
+def turn_encoder(pair: ModelPair, run: RunSettings) -> EncodeTurn:
+    """The ids of a row up to its next answer."""
+    return lambda row, answers: encode_turn(pair, row, answers, raw=run.raw, system=run.system)
+
+
+def needed_room(pair: ModelPair, requests: list[Request], encode: EncodeTurn, *, ctx_size: int | None) -> Room:
+    """The room for all texts; raises EdgespecError naming a row that does not fit.
+
+    `ctx_size` is the context that was asked for, None for what the pair allows.
+    """
+    if ctx_size is not None:
+        check_ctx_size(ctx_size, pair.max_context)
+    max_context = ctx_size or pair.max_context
+    context = prompt = new = 0
+    for request in requests:
+        row = request.row
+        questions = len(encode(row, (ANSWER,) * len(row.follow_ups))) if row.follow_ups else len(request.ids)
+        try:
+            limit, _ = new_token_limit(max_context, questions, request.max_new_tokens)
+        except EdgespecError as error:
+            turns = f" (all {row.num_turns} turns)" if row.follow_ups else ""
+            raise EdgespecError(error.code, f"{row.where}{turns}: {error.what}", error.fix) from error
+        earlier = limit * len(row.follow_ups)
+        longest_prompt = questions + earlier + earlier // SLACK_SHARE
+        length = longest_prompt + limit
+        if max_context is not None:
+            longest_prompt, length = min(longest_prompt, max_context - 1), min(length, max_context)
+        context, prompt = max(context, length), max(prompt, longest_prompt)
+        new += limit * row.num_turns
+    return Room(context_tokens=context, prompt_tokens=prompt, new_tokens=new)
+
+
+def _wrapped(seed: int) -> int:
+    return seed % (MAX_SEED + 1)

@@ -1,0 +1,181 @@
+"""Going on with an output file: which prompts it has answered, and whether they belong to this run.
+
+A run that was killed leaves a file of whole records, the last one perhaps torn; each record says what it was made with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgespec.cli.generate.formats import Entry, read_entry
+from edgespec.cli.generate.run_config import config_hash
+from edgespec.cli.prompts.rows import PromptRow
+from edgespec.errors import EdgespecError
+
+MAX_NAMED = 5  # prompts or settings in one message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """What an output file holds."""
+
+    path: Path
+    entries: tuple[tuple[Entry, bytes], ...]  # with their lines
+    num_whole_bytes: int  # up to a torn last line
+    is_torn: bool
+    ends_line: bool  # the last record is followed by a line's end
+
+    @property
+    def done(self) -> set[str]:
+        """Ids that need not be run again."""
+        return {entry.id for entry, _ in self.entries if not entry.failed}
+
+    @property
+    def failed(self) -> set[str]:
+        """Ids that are."""
+        return {entry.id for entry, _ in self.entries if entry.failed} - self.done
+
+
+def read_results(path: Path, format_name: str) -> Results:
+    """The results in a file, which may be missing; raises EdgespecError for a line that is none, but for the last."""
+    try:
+        data = path.read_bytes() if path.is_file() else b""
+    except OSError as error:
+        raise EdgespecError(
+            "E_OUTPUT", f"cannot read '{path}' ({error.strerror}).", "Choose a file that can be read."
+        ) from error
+    entries: list[tuple[Entry, bytes]] = []
+    whole = end = 0
+    lines = data.split(b"\n")
+    for number, line in enumerate(lines, 1):
+        end = min(end + len(line) + 1, len(data))
+        entry = _parse(line, format_name)
+        if entry is not None:
+            entries.append((entry, line))
+            whole = end
+        elif line.strip() and any(later.strip() for later in lines[number:]):
+            raise EdgespecError(
+                "E_RESUME",
+                f"line {number} of '{path}' is no {format_name} record.",
+                "Give the --format that the file was written in, remove the line, or start again with --overwrite.",
+            )
+    is_torn = whole < len(data.rstrip())
+    return Results(
+        path=path,
+        entries=tuple(entries),
+        num_whole_bytes=whole,
+        is_torn=is_torn,
+        ends_line=data[:whole].endswith(b"\n"),
+    )
+
+
+def check_same_run(results: Results, rows: list[PromptRow], config: dict[str, Any]) -> None:
+    """Raise EdgespecError where results were made of other prompts or with other settings, naming what differs.
+
+    `rows` are all of the input, selected or not.
+    """
+    fix = "Run with what they were made with, start again with --overwrite, or mix them with --force."
+    kept = [entry for entry, _ in results.entries if not entry.failed]
+    wanted = config_hash(config)
+    other = next((entry for entry in kept if entry.config_hash != wanted), None)
+    if other is not None:
+        differences = _differences(other.record.get("config"), config)
+        raise EdgespecError("E_RESUME", f"'{results.path}' was made with other settings: {differences}.", fix)
+    by_id = {row.id: row for row in rows}
+    strangers = [entry.id for entry in kept if entry.id not in by_id]
+    if strangers:
+        raise EdgespecError(
+            "E_RESUME", f"'{results.path}' has results of prompts that are not in the input: {_named(strangers)}.", fix
+        )
+    found = [(entry.id, _change(entry, by_id[entry.id])) for entry in kept]
+    changes = [f"'{name}' ({change})" for name, change in found if change]
+    if changes:
+        raise EdgespecError("E_RESUME", f"prompts have changed since '{results.path}': {_named(changes)}.", fix)
+
+
+def keep_what_is_done(results: Results, again: set[str]) -> None:
+    """Cut a torn last line off the file, and take out what is run `again`; raises EdgespecError."""
+    try:
+        if results.failed & again:
+            _rewrite(results, again)
+        elif results.is_torn or (results.entries and not results.ends_line):
+            with results.path.open("r+b") as file:
+                file.truncate(results.num_whole_bytes)
+                if results.entries and not results.ends_line:
+                    file.seek(0, os.SEEK_END)
+                    file.write(b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+    except OSError as error:
+        raise EdgespecError(
+            "E_OUTPUT", f"cannot write '{results.path}' ({error.strerror}).", "Free some space, or check its rights."
+        ) from error
+
+
+def command_to_continue() -> str:
+    """The command line of this process, with --resume."""
+    words = ["edgespec", *(word for word in sys.argv[1:] if word != "--overwrite")]
+    words += [] if "--resume" in words else ["--resume"]
+    return subprocess.list2cmdline(words) if sys.platform == "win32" else shlex.join(words)
+
+
+def _rewrite(results: Results, again: set[str]) -> None:
+    """The file without those lines, in one move: there is always a whole one."""
+    path = results.path.resolve()
+    temporary = path.with_name(f".{path.name}.resume")
+    with temporary.open("wb") as file:
+        for entry, line in results.entries:
+            if not (entry.failed and entry.id in again):
+                file.write(line + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def _parse(line: bytes, format_name: str) -> Entry | None:
+    try:
+        return read_entry(format_name, json.loads(line))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _differences(before: Any, now: dict[str, Any]) -> str:
+    """Keys with both values; the hash alone where the format keeps no more."""
+    if not isinstance(before, dict):
+        return "its format does not say which (--format jsonl does)"
+    found = [
+        f"{name} {_shown(before, name)} there, {_shown(now, name)} here"
+        for name in [*now, *(name for name in before if name not in now)]
+        if before.get(name) != now.get(name)
+    ]
+    return _named(found) if found else "its records contradict themselves"
+
+
+def _shown(values: dict[str, Any], name: str) -> str:
+    text = json.dumps(values[name], ensure_ascii=False) if name in values else "default"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _change(entry: Entry, row: PromptRow) -> str | None:
+    """What of the prompt is not what the result was made of."""
+    if entry.prompt_hash is not None:
+        return None if entry.prompt_hash == row.digest else "prompt or settings"
+    before = entry.record
+    keys = ["prompt"] if before.get("prompt") != row.given else []
+    old, new = before.get("row_settings"), json.loads(json.dumps(row.settings.given()))
+    if not isinstance(old, dict):
+        return "settings"
+    keys += [name for name in [*new, *(name for name in old if name not in new)] if old.get(name) != new.get(name)]
+    return ", ".join(keys) or None
+
+
+def _named(names: list[str]) -> str:
+    more = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,133 @@
+"""`edgespec models`: the models that are here, whether they can run, and which can draft for which."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgespec.cli.console import Console, visible
+
+if TYPE_CHECKING:
+    from edgespec.doctor.inventory import LocalModel
+
+GIB = 1 << 30
+HEADINGS = ("model", "type", "parameters", "size", "weights", "context")
+RIGHT_ALIGNED = {"parameters", "size", "context"}
+SHORT_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+
+
+@click.command(
+    name="models",
+    epilog="""\b
+Examples:
+  edgespec models                        the Hugging Face cache
+  edgespec models ~/models               and the model folders below ~/models
+  edgespec models --json | jq -r '.models[] | select(.problem == null).name'
+
+Under each target stand the models that can draft for it: the same token ids,
+and fewer parameters. Nothing is looked up on the network.
+""",
+)
+@click.argument("folders", nargs=-1, type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
+def command(*, folders: tuple[Path, ...], as_json: bool, quiet: bool) -> int:
+    """List the models that are here, with drafts.
+
+    Those of the local Hugging Face cache, and of FOLDERS: what they are, and whether they can run.
+    """
+    console = Console(quiet=quiet, verbose=False)
+    models = _inspect_all(console, folders)
+    if as_json:
+        sys.stdout.write(json.dumps({"models": [_facts(model, models) for model in models]}) + "\n")
+        return 0
+    sys.stdout.write(_table(models))
+    if not models:
+        from edgespec.pair.hub_names import hub_cache
+
+        console.say(f"no models in {hub_cache()}: hf download NAME where there is a network, or name your folders;")
+        console.say("the built-in pair needs none: edgespec generate without -m")
+    return 0
+
+
+def _inspect_all(console: Console, folders: Sequence[Path]) -> list[LocalModel]:
+    with console.progress_bar() as bar:
+        task = bar.add_task("reading models", total=None, note="") if bar is not None else None
+        from edgespec.doctor.inventory import Inspector, places  # transformers: seconds, so the bar stands before
+
+        found, inspector = list(places(folders)), Inspector()
+        models = []
+        for number, (name, folder) in enumerate(found):
+            if bar is not None and task is not None:
+                bar.update(task, completed=number, total=len(found), note=name)
+            models.append(inspector.inspect(name, folder))
+    return models
+
+
+def _table(models: Sequence[LocalModel]) -> str:
+    """A line a model, and below it its drafts or what is wrong with it."""
+    from edgespec.doctor.inventory import drafts_for
+
+    rows = [_cells(model) for model in models]
+    widths = [max([len(heading), *(len(row[column]) for row in rows)]) for column, heading in enumerate(HEADINGS)]
+    lines = []
+    for model, row in zip(models, rows, strict=True):
+        lines.append(_line(row, widths))
+        if model.problem is not None:
+            lines.append(f"    cannot run: {visible(model.problem.what)}")
+        lines += [f"    draft: {draft.name} ({ratio(model, draft)})" for draft in drafts_for(model, models)]
+    return "".join(f"{line}\n" for line in [_line(HEADINGS, widths), *lines]) if models else ""
+
+
+def _cells(model: LocalModel) -> tuple[str, ...]:
+    weights = SHORT_DTYPES.get(model.dtype or "", model.dtype or "-")
+    return (
+        visible(model.name),
+        (model.model_type or "-") + (" head" if model.head_of else ""),
+        _count(model.num_parameters),
+        f"{model.num_bytes / GIB:.1f} GiB" if model.num_bytes >= GIB else f"{model.num_bytes / (1 << 20):.1f} MiB",
+        model.quant or weights,
+        str(model.max_context or "-"),
+    )
+
+
+def _count(parameters: int | None) -> str:
+    if parameters is None:
+        return "-"
+    return f"{parameters / 1e9:.3g} B" if parameters >= 1e9 else f"{parameters / 1e6:.3g} M"
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    aligned = [
+        f"{cell:>{width}}" if heading in RIGHT_ALIGNED else f"{cell:<{width}}"
+        for cell, width, heading in zip(cells, widths, HEADINGS, strict=True)
+    ]
+    return "  ".join(aligned).rstrip()
+
+
+def ratio(target: LocalModel, draft: LocalModel) -> str:
+    """How much smaller a draft is than its target, in words."""
+    return f"{(target.num_parameters or 0) / max(1, draft.num_parameters or 0):.3g} times smaller"
+
+
+def _facts(model: LocalModel, models: Sequence[LocalModel]) -> dict[str, Any]:
+    from edgespec.doctor.inventory import drafts_for
+
+    problem = model.problem
+    return {
+        "name": model.name,
+        "folder": str(model.folder),
+        "type": model.model_type,
+        "parameters": model.num_parameters,
+        "bytes": model.num_bytes,
+        "dtype": model.dtype,
+        "quant": model.quant,
+        "context": model.max_context,
+        "drafts": [draft.name for draft in drafts_for(model, models)],
+        "problem": {"code": problem.code, "message": problem.what, "fix": problem.fix} if problem else None,
+    }

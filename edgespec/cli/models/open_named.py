@@ -1,0 +1,76 @@
+"""Opening the pair that a command is given: tokens that do not fit are answered with local models whose tokens do."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgespec.cli.console import visible
+from edgespec.cli.models.command import ratio
+from edgespec.errors import EdgespecError
+
+if TYPE_CHECKING:
+    from edgespec.doctor.inventory import LocalModel
+    from edgespec.pair.pair import ModelPair
+
+NUM_NAMED = 3
+MAX_LOOKED_AT = 40  # folders; each takes up to a second, for its tokenizer
+MAX_LOOKING_S = 10.0  # somebody waits for an error
+
+
+def open_named_pair(target: Path | None, draft: Path | None) -> ModelPair:
+    """The pair, as `open_pair` checks it; where the token ids differ, the error names local drafts that fit."""
+    from edgespec.pair.pair import open_pair
+
+    try:
+        return open_pair(target, draft)
+    except EdgespecError as error:
+        if error.code != "E_TOKENIZER_MISMATCH" or target is None or draft is None:
+            raise
+        found = _fitting_drafts(target, draft)
+        if not found:
+            raise
+        fix = f"Use a draft with the target's tokens: {', '.join(found)}; or --policy none without a draft."
+        raise EdgespecError(error.code, error.what, fix) from error
+
+
+def _fitting_drafts(target: Path, draft: Path) -> list[str]:
+    """Names of the smallest drafts for the target, with their ratios; none where looking for them fails."""
+    from edgespec.doctor.inventory import Inspector, drafts_for
+
+    inspector, models = Inspector(), []
+    ends_at = time.monotonic() + MAX_LOOKING_S
+    try:
+        wanted = inspector.inspect(str(target), target)
+        found = _places_near(target, draft)
+    except Exception:  # looking is a courtesy: whatever goes wrong with it, the error is the one that was met
+        return []
+    for name, folder in found[:MAX_LOOKED_AT]:
+        if time.monotonic() > ends_at:
+            break
+        try:
+            models.append(inspector.inspect(name, folder))
+        except Exception:  # as above; other folders may still hold a draft
+            continue
+    return [_in_words(wanted, model) for model in drafts_for(wanted, models)[:NUM_NAMED]]
+
+
+def _places_near(target: Path, draft: Path) -> list[tuple[str, Path]]:
+    """Names and folders of the models next to the two, then of those in the local cache, each folder once."""
+    from edgespec.doctor.inventory import places
+
+    # What lies beside a snapshot of the cache are other revisions of it.
+    parents = {path.absolute().parent for path in (target, draft)}
+    beside = sorted(path for path in parents if path.name != "snapshots")
+    found = {folder.resolve(): (name, folder) for name, folder in places(beside, depth=1)}
+    for path in (target, draft):
+        found.pop(path.resolve(), None)
+    # Those beside come first: a large cache must not use up the folders that are looked at.
+    return sorted(found.values(), key=lambda place: place[1].parent not in parents)
+
+
+def _in_words(target: LocalModel, draft: LocalModel) -> str:
+    # A draft's revision has an option of its own; and the fix is one line, whatever a folder is called.
+    name = draft.name.replace(" --revision ", " --draft-revision ")
+    return f"{visible(name).replace(chr(10), chr(92) + 'n')} ({ratio(target, draft)})"

@@ -1,0 +1,63 @@
+"""The options that say how texts are drawn: the same in every command that draws some."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from edgespec.cli.options.options import Command, with_options
+from edgespec.config import SamplingSettings, require
+
+LENGTH_SPELLINGS = ("--max-new-tokens", "--max-tokens", "--n-predict")
+
+
+def distribution_options(*, has_greedy: bool) -> Callable[[Command], Command]:
+    """Temperature and truncation: the fields of `SamplingSettings` that were given, checked, handed on as `chosen`."""
+
+    def decorate(function: Command) -> Command:
+        @functools.wraps(function)
+        def call(
+            *,
+            temperature: float | None,
+            top_k: int | None,
+            top_p: float | None,
+            min_p: float | None,
+            greedy: bool = False,
+            **others: Any,
+        ) -> Any:
+            if greedy and temperature:
+                raise click.UsageError(f"--greedy is --temp 0, and --temp {temperature:g} was given.")
+            given = {"temperature": 0.0 if greedy else temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+            chosen = {name: value for name, value in given.items() if value is not None}
+            SamplingSettings(**chosen)  # type: ignore[arg-type]  # wrong values are named before a model is touched
+            return function(chosen=chosen, **others)
+
+        greedy_option = click.option("--greedy", is_flag=True, help="The same as --temp 0.")
+        options = [
+            click.option("--temp", "--temperature", "temperature", type=float,
+                         help="0 is greedy. [default: the model's]"),
+            *([greedy_option] if has_greedy else []),
+            click.option("--top-k", type=int, help="Keep the k likeliest tokens; 0 keeps all. [default: the model's]"),
+            click.option("--top-p", type=float, help="Keep the likeliest tokens of this mass. [default: the model's]"),
+            click.option("--min-p", type=float,
+                         help="Drop tokens below this share of the likeliest. [default: the model's]"),
+        ]  # fmt: skip
+        return with_options(call, options)
+
+    return decorate
+
+
+def check_stops(stops: tuple[str, ...]) -> None:
+    """Raise EdgespecError for a --stop that is empty, or no text."""
+    require(all(stops), "--stop is empty.", "Give the text to stop at, or leave it out.")
+    for text in stops:
+        require_text("--stop", text)
+
+
+def require_text(flag: str, text: str) -> None:
+    """Raise EdgespecError for bytes of the command line that are no text, which Python hands on as half surrogates."""
+    require(text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text),
+            f"{flag} is not UTF-8.", "Write it in UTF-8.")  # fmt: skip

@@ -1,0 +1,246 @@
+"""`edgespec profile`: measure this machine and a pair, and keep the best settings for later runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgespec.cli.console import Console, visible
+from edgespec.cli.models.open_named import open_named_pair
+from edgespec.cli.options.options import FOLDER, MachineOptions, machine_options, model_options, parse_temperatures
+from edgespec.cli.prompts.read import encode_prompts, read_prompts
+from edgespec.errors import EdgespecError
+from edgespec.files import profiles_folder
+
+if TYPE_CHECKING:
+    from edgespec.engine import Engine
+    from profiles.schema import Profile
+
+MAX_PROMPT_TOKENS = 512  # of a prompt, its end: longer ones take their time in every stage
+LEAST_PROMPT_TOKENS = 16  # that a model of few positions is still given
+GROWN_TOKENS = 640  # room for what is added to a text while trees are compared
+PROMPTS_HELP = "Texts like those it will be used for, as for `edgespec generate`. [default: six pieces of Python]"
+
+
+@click.command(
+    name="profile",
+    epilog="""\b
+Examples:
+  edgespec profile                                 the built-in pair, about a minute
+  edgespec profile TARGET -md DRAFT --full --prompts prompts.jsonl
+  edgespec profile TARGET -md DRAFT --max-cpu-mem 24GiB --plot profile.png
+  edgespec profile --list
+
+The same model, memory and number format options as for the runs that
+are to use it. Runs find it by themselves: --profile auto is the default.
+""",
+)
+@click.argument("target", required=False, type=click.Path(path_type=Path))
+@model_options
+@click.option("--quick", "effort", flag_value="quick", default="quick", help="About a minute, built-in pair. [default]")
+@click.option("--full", "effort", flag_value="full", help="Minutes: more texts, an acceptance model of the pair's own.")
+@click.option("--prompts", help=PROMPTS_HELP)
+@click.option("--lines", is_flag=True, help="The file holds one prompt a line.")
+@click.option("--temps", help="Temperatures to plan for, as 0,0.6,1. [0, 1 and the model's own, or 0.6]")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--plot", type=FOLDER, help="Draw costs and speeds to FILE.png or .svg (needs edgespec[plot]).")
+@click.option("--list", "lists", is_flag=True, help="Show the profiles that there are, and measure nothing.")
+@click.option("--export", type=FOLDER, help="Also write the profile to this file.")
+@click.option("--import", "imported", type=FOLDER, help="Take a profile from a file instead of measuring.")
+@click.option("--json", "as_json", is_flag=True, help="The profile as JSON on stdout.")
+@machine_options
+@click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
+def command(
+    *,
+    target: Path | None,
+    model: Path | None,
+    draft_model: Path | None,
+    effort: str,
+    prompts: str | None,
+    lines: bool,
+    temps: str | None,
+    seed: int,
+    plot: Path | None,
+    lists: bool,
+    export: Path | None,
+    imported: Path | None,
+    as_json: bool,
+    machine: MachineOptions,
+    quiet: bool,
+) -> int:
+    """Measure once, then always run at the best setting.
+
+    Times passes over trees of every size, grows the trees of all policies but static, and keeps the plan of most
+    tokens a second for each temperature. Speculation that is slower than plain decoding is switched off.
+    """
+    if draft_model is not None and (target or model) is None:
+        raise click.UsageError("-md needs a target.")
+    if plot is not None:
+        _check_plot(plot)
+    if lists:
+        return _list()
+    from edgespec.profiled import profile_errors
+    from profiles.files import read_profile, write_profile
+
+    console = Console(quiet=quiet, verbose=False)
+    if imported is not None:
+        with profile_errors():
+            profile = read_profile(imported)
+    else:
+        temperatures = parse_temperatures(temps) if temps else None
+        profile = _measure(
+            console, target or model, draft_model, machine, effort, prompts, temperatures, lines=lines, seed=seed
+        )
+    kept = profiles_folder() / f"{profile.name}.toml"
+    with profile_errors():
+        write_profile(profile, kept)
+        if export is not None:
+            write_profile(profile, export)
+    _show(profile, plot, as_json=as_json)
+    console.say(f"kept as {kept}")
+    return 0
+
+
+def _measure(
+    console: Console,
+    target: Path | None,
+    draft: Path | None,
+    machine: MachineOptions,
+    effort: str,
+    prompts: str | None,
+    temperatures: list[float] | None,
+    *,
+    lines: bool,
+    seed: int,
+) -> Profile:
+    """Load the pair and measure it."""
+    rows = read_prompts(prompts, lines=lines) if prompts else None
+
+    # torch and transformers are imported from here on.
+    from edgespec.engine import Engine
+    from edgespec.grow.acceptance import default_acceptance
+    from edgespec.model.device import resolve_device, resolve_dtype
+    from edgespec.pair.pair import DEMO_FOLDER
+    from edgespec.tune.profile_pair import profile_pair
+    from edgespec.tune.room import measuring_tree
+    from edgespec.tune.run import FULL, QUICK, Run
+
+    pair = open_named_pair(target, draft)
+    if pair.draft is None:
+        raise EdgespecError("E_SETTING", "there is no draft to profile the target with.", "Name one with -md.")
+    encoded = encode_prompts(pair, rows or read_prompts(str(DEMO_FOLDER / "prompts.jsonl"), lines=False), raw=True)
+    room = (pair.max_context or MAX_PROMPT_TOKENS + GROWN_TOKENS) - GROWN_TOKENS
+    encoded = [ids[-min(MAX_PROMPT_TOKENS, max(LEAST_PROMPT_TOKENS, room)) :] for ids in encoded]
+    longest = max(map(len, encoded))
+    context_tokens = machine.ctx_size or min(longest + GROWN_TOKENS, pair.max_context or longest + GROWN_TOKENS)
+    device = resolve_device(machine.device)
+    tree = measuring_tree(
+        pair,
+        limits=machine.limits,
+        device=device,
+        dtype=resolve_dtype(machine.dtype, pair.target.config, device),
+        quant=machine.quant,
+        draft_quant=machine.draft_quant,
+        context_tokens=context_tokens,
+        prompt_tokens=longest,
+    )
+    with (
+        console.progress_bar() as bar,
+        Engine(
+            pair,
+            tree=tree,
+            limits=machine.limits,
+            device=machine.device,
+            dtype=machine.dtype,
+            quant=machine.quant,
+            draft_quant=machine.draft_quant,
+            context_tokens=context_tokens,
+            prompt_tokens=longest,
+            on_plan=lambda engine: _say_placement(console, engine),
+        ) as engine,
+    ):
+        run = Run(
+            engine=engine,
+            prompts=encoded,
+            temperatures=temperatures or sorted({0.0, pair.default_sampling().temperature or 0.6, 1.0}),
+            effort=FULL if effort == "full" else QUICK,
+            seed=seed,
+            report=_progress(console, bar),
+        )
+        return profile_pair(run, default_acceptance())
+
+
+def _say_placement(console: Console, engine: Engine) -> None:
+    placement = engine.placement
+    console.say(
+        f"{engine.pair.target.folder}: {placement.num_resident} of {placement.num_layers} layers resident; "
+        f"trees of up to {engine.tree.num_nodes} nodes are measured"
+    )
+
+
+def _progress(console: Console, bar: Any) -> Callable[[str, float], None]:
+    tasks: dict[str, Any] = {}
+
+    def update(stage: str, share: float) -> None:
+        console.say_sometimes(f"{stage}: {share:.0%}")
+        if bar is None:
+            return
+        if stage not in tasks:
+            for task in tasks.values():
+                bar.update(task, visible=False)
+            tasks[stage] = bar.add_task(stage, total=1.0, note="")
+        bar.update(tasks[stage], completed=share, note=f"{share:.0%}")
+
+    return update
+
+
+def _show(profile: Profile, plot: Path | None, *, as_json: bool) -> None:
+    from edgespec.cli.profile.report import write_report
+
+    if as_json:
+        sys.stdout.write(json.dumps(asdict(profile)) + "\n")
+    else:
+        write_report(profile)
+    if plot is not None:
+        from edgespec.cli.profile.plot import draw_profile
+
+        draw_profile(profile, plot)
+
+
+def _list() -> int:
+    from profiles.errors import ProfileError
+    from profiles.files import all_profiles
+
+    found = list(all_profiles(profiles_folder()))
+    for path, profile in found:
+        if isinstance(profile, ProfileError):
+            sys.stdout.write(f"{visible(f'{path}: {profile.what}')}\n")
+            continue
+        plans = ", ".join(
+            f"T={plan.temperature:g} {plan.best.policy} {plan.best.size or ''} {plan.best.tokens_per_s:.3g} tok/s"
+            for plan in profile.plans
+        )
+        pair = profile.pair
+        line = f"{profile.name}  {pair.target} + {pair.draft}, {profile.created}: {plans}"
+        sys.stdout.write(f"{visible(line)}\n")
+    if not found:
+        sys.stdout.write(f"no profiles in {profiles_folder()}\n")
+    return 0
+
+
+def _check_plot(path: Path) -> None:
+    """Refuse now what could not be drawn after minutes of measuring."""
+    import importlib.util
+
+    if path.suffix not in {".png", ".svg"}:
+        raise EdgespecError("E_OUTPUT", f"'{path}' is neither .png nor .svg.", "Name the plot FILE.png or FILE.svg.")
+    if not path.absolute().parent.is_dir():
+        raise EdgespecError("E_OUTPUT", f"there is no folder '{path.parent}' to write in.", "Make it first.")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise EdgespecError("E_SETTING", "--plot needs matplotlib.", "Install it: pip install 'edgespec[plot]'.")

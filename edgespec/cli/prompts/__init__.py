@@ -1,0 +1,1 @@
+"""Prompt files of any form, as rows. Knows no engine."""

@@ -1,0 +1,201 @@
+"""One row of a prompt file: what it asks, under the names that other tools gave it.
+
+Exactly one of `prompt` (a string), `messages` (a conversation to go on with), `turns` (questions asked one after the
+other, as MT-Bench and Spec-Bench do) and `body` (an OpenAI batch request with `messages` or `prompt`); or, in
+place of an object, a string or a pair [id, text].
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgespec.cli.prompts.row_settings import IGNORED_KEYS, SETTING_KEYS, RowSettings, parse_settings
+from edgespec.errors import EdgespecError
+
+MessageFields = Mapping[str, Any]  # role, content, and what else the template may read
+
+SOURCES = ("prompt", "messages", "turns", "body")
+BODY_SOURCES = ("messages", "prompt")
+ID_KEYS = ("id", "custom_id", "question_id")
+EXAMPLE = 'Write rows like {"id": "a", "prompt": "def main("}.'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptRow:
+    """What is asked, and what came with it."""
+
+    id: str  # "" until `prompts.read_prompts` has seen all rows
+    where: str  # for messages: 'line 3', or the file's name
+    kind: str  # text | line | string | pair | prompt | messages | turns | mt-bench | batch | completion
+    messages: tuple[MessageFields, ...]  # up to the first answer
+    given: str | list[Any]  # the prompt, messages or turns as written, for the record
+    follow_ups: tuple[str, ...] = ()  # asked after each answer
+    given_id: str | int | None = None
+    settings: RowSettings = field(default_factory=RowSettings)
+    category: Any = None
+    reference: Any = None
+    meta: dict[str, Any] = field(default_factory=dict)  # unknown keys, handed through to the result
+    index: int = 0  # in the file
+    repeat: int = 0
+
+    @property
+    def prompt(self) -> str:
+        """The text of all messages up to the first answer, one below the other."""
+        return "\n".join(message["content"] for message in self.messages if message["content"])
+
+    @property
+    def num_turns(self) -> int:
+        """Answers that the row asks for."""
+        return 1 + len(self.follow_ups)
+
+    @property
+    def ignored_keys(self) -> set[str]:
+        """Keys that would change the text in other tools, and do not here."""
+        body = self.meta.get("body")
+        return IGNORED_KEYS & {*self.meta, *(body if isinstance(body, dict) else ())}
+
+    @property
+    def digest(self) -> str:
+        """Of all that shapes the row's text."""
+        content = json.dumps([self.given, self.settings.given()], sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()[:8]
+
+
+def text_row(text: str, where: str, *, kind: str, given_id: str | int | None = None) -> PromptRow:
+    """A prompt that is nothing but text; raises EdgespecError when it is empty."""
+    if not text:
+        raise EdgespecError("E_PROMPT_EMPTY", f"{where} has an empty prompt.", "Remove it.")
+    return PromptRow(
+        id=_as_id(given_id), where=where, kind=kind, messages=(_user(text),), given=text, given_id=given_id
+    )
+
+
+def parse_row(value: object, where: str) -> PromptRow:
+    """A row as JSON wrote it; raises EdgespecError that names it."""
+    if isinstance(value, str):
+        return text_row(value, where, kind="string")
+    if isinstance(value, list):
+        if len(value) != 2 or not _is_id(value[0]) or not isinstance(value[1], str):
+            raise _invalid(f"{where} is a list, and no pair [id, text].", 'Write ["a", "def main("].')
+        return text_row(value[1], where, kind="pair", given_id=value[0])
+    if not isinstance(value, dict):
+        raise _invalid(f"{where} is no object, string or pair.", EXAMPLE)
+    return _parse_object(value, where)
+
+
+def _parse_object(row: dict[str, Any], where: str) -> PromptRow:
+    source = _only_one(row, SOURCES, where)
+    body = row["body"] if source == "body" else {}
+    if source == "body":
+        source = _only_one(body, BODY_SOURCES, f"the body of {where}")
+    content = (body or row)[source]
+    settings = parse_settings({**row, **{key: value for key, value in body.items() if value is not None}}, where)
+    id_key = next((key for key in ID_KEYS if row.get(key) is not None), None)
+    given_id = row[id_key] if id_key else None
+    if given_id is not None and not _is_id(given_id):
+        raise _invalid(f"{where} has an id that is no string or whole number.", "Write the id as a string.")
+    known = {*SETTING_KEYS, "category", "reference", id_key, "body" if body else source}
+    meta = {key: value for key, value in row.items() if key not in known}
+    rest = {key: value for key, value in body.items() if key not in {*SETTING_KEYS, source}}
+    kind = {"prompt": "completion", "messages": "batch"}[source] if body else source
+    if kind == "turns" and id_key == "question_id":
+        kind = "mt-bench"
+    messages, follow_ups = _PARSERS[source](content, where)
+    if settings.system is not None and any(message["role"] == "system" for message in messages):
+        raise _invalid(f'{where} has both "system" and a system message.', "Keep one of them.")
+    return PromptRow(
+        id=_as_id(given_id),
+        where=where,
+        kind=kind,
+        messages=messages,
+        follow_ups=follow_ups,
+        given=content,
+        given_id=given_id,
+        settings=settings,
+        category=row.get("category"),
+        reference=row.get("reference"),
+        meta=meta | ({"body": rest} if rest else {}),
+    )
+
+
+def _only_one(row: dict[str, Any], names: tuple[str, ...], where: str) -> str:
+    """Which of the names the row has, null apart."""
+    found = [name for name in names if row.get(name) is not None and (name != "body" or isinstance(row[name], dict))]
+    if not found:
+        listed = ", ".join(f'"{name}"' for name in names[:-1]) + f' and "{names[-1]}"'
+        raise _invalid(f"{where} has none of {listed}.", EXAMPLE)
+    if len(found) > 1:
+        raise _invalid(f'{where} has both "{found[0]}" and "{found[1]}".', "Keep one of them.")
+    return found[0]
+
+
+def _parse_prompt(content: object, where: str) -> tuple[tuple[MessageFields, ...], tuple[str, ...]]:
+    if not isinstance(content, str):
+        raise _invalid(f'the "prompt" of {where} is no string.', EXAMPLE)
+    if not content:
+        raise EdgespecError("E_PROMPT_EMPTY", f"{where} has an empty prompt.", "Remove the row.")
+    return (_user(content),), ()
+
+
+def _parse_turns(content: object, where: str) -> tuple[tuple[MessageFields, ...], tuple[str, ...]]:
+    if not isinstance(content, list) or not content or not all(isinstance(turn, str) for turn in content):
+        raise _invalid(f'the "turns" of {where} are no list of strings.', 'Write {"turns": ["first", "second"]}.')
+    if not all(content):
+        raise EdgespecError("E_PROMPT_EMPTY", f"{where} has an empty turn.", "Remove it.")
+    return (_user(content[0]),), tuple(content[1:])
+
+
+def _parse_messages(content: object, where: str) -> tuple[tuple[MessageFields, ...], tuple[str, ...]]:
+    if not isinstance(content, list) or not content:
+        raise _invalid(f'the "messages" of {where} are no list of messages.', _MESSAGE_FIX)
+    messages = tuple(
+        _parse_message(message, f"message {number} of {where}") for number, message in enumerate(content, 1)
+    )
+    if messages[-1]["role"] == "assistant":
+        raise _invalid(f"the last message of {where} is the assistant's: nothing is asked.", "Remove that message.")
+    if not any(message["content"] for message in messages):
+        raise EdgespecError("E_PROMPT_EMPTY", f"the messages of {where} are empty.", "Remove the row.")
+    return messages, ()
+
+
+def _parse_message(message: object, where: str) -> MessageFields:
+    """One message, with its text as a string."""
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise _invalid(f'{where} has no "role".', _MESSAGE_FIX)
+    content = message.get("content")
+    if isinstance(content, list):
+        parts = [
+            part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content
+        ]
+        if not all(isinstance(part, str) for part in parts):
+            raise _invalid(f"{where} has parts that are not text.", "Keep the parts of type text.")
+        content = "\n".join(str(part) for part in parts)
+    if content is None and message["role"] == "assistant":
+        content = ""  # a call of a tool
+    if not isinstance(content, str):
+        raise _invalid(f'{where} has no "content" that is text.', _MESSAGE_FIX)
+    return {**message, "content": content}
+
+
+_PARSERS = {"prompt": _parse_prompt, "turns": _parse_turns, "messages": _parse_messages}
+_MESSAGE_FIX = 'Write {"messages": [{"role": "user", "content": "Hello"}]}.'
+
+
+def _user(text: str) -> MessageFields:
+    return {"role": "user", "content": text}
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, (str, int)) and not isinstance(value, bool)
+
+
+def _as_id(given: str | int | None) -> str:
+    return "" if given is None else str(given)
+
+
+def _invalid(what: str, fix: str) -> EdgespecError:
+    return EdgespecError("E_PROMPT_INVALID", what, fix)

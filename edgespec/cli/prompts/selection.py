@@ -1,0 +1,74 @@
+"""Which rows of a prompt file are run, and how often."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, replace
+
+from edgespec.cli.prompts.read import check_unique
+from edgespec.cli.prompts.rows import PromptRow
+from edgespec.config import require
+from edgespec.errors import EdgespecError
+
+MAX_NAMED = 8  # ids or categories in one message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """The rows of some ids or categories; of those some are skipped; each of the rest is run `repeat` times."""
+
+    only: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    start: int = 0
+    limit: int | None = None
+    repeat: int = 1
+
+    def __post_init__(self) -> None:
+        require(self.start >= 0, f"--start {self.start} is negative.", "0 is the first row.")
+        require(self.limit is None or self.limit >= 1, f"--limit {self.limit} leaves nothing.", "Use 1 or more.")
+        require(self.repeat >= 1, f"--repeat {self.repeat} leaves nothing.", "Use 1 or more.")
+
+
+def select(rows: list[PromptRow], wanted: Selection) -> list[PromptRow]:
+    """The rows that are wanted, in the file's order; raises EdgespecError for an id or category that no row has."""
+    found = rows
+    if wanted.only:
+        _require_known(wanted.only, [row.id for row in rows], "--only", "id")
+        found = [row for row in found if row.id in set(wanted.only)]
+    if wanted.categories:
+        _require_known(wanted.categories, [category_of(row) for row in rows], "--category", "category")
+        found = [row for row in found if category_of(row) in set(wanted.categories)]
+    end = None if wanted.limit is None else wanted.start + wanted.limit
+    found = found[wanted.start : end]
+    if not found:
+        raise EdgespecError(
+            "E_PROMPT_EMPTY", f"of {len(rows)} rows none is left.", "Check --start, --only and --category."
+        )
+    return found
+
+
+def repeated(rows: list[PromptRow], times: int) -> list[PromptRow]:
+    """Each row so often, one pass over all rows after the other; from the second on with a number behind the id."""
+    found = [
+        row if repeat == 0 else replace(row, id=f"{row.id}#{repeat + 1}", repeat=repeat)
+        for repeat in range(times)
+        for row in rows
+    ]
+    check_unique(found)
+    return found
+
+
+def category_of(row: PromptRow) -> str:
+    """Its name; empty where the row has none."""
+    return "" if row.category is None else str(row.category)
+
+
+def _require_known(wanted: tuple[str, ...], known: list[str], flag: str, what: str) -> None:
+    names = list(dict.fromkeys(name for name in known if name))
+    for name in wanted:
+        if name in names:
+            continue
+        close = difflib.get_close_matches(name, names, n=3) or names[:MAX_NAMED]
+        more = "" if len(names) <= len(close) else f" and {len(names) - len(close)} more"
+        listed = f"There are: {', '.join(close)}{more}." if close else f"No row has a {what}."
+        raise EdgespecError("E_SETTING", f"{flag}: no row has {what} '{name}'.", listed)

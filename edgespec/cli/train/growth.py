@@ -1,0 +1,214 @@
+"""`edgespec train acceptance|classifier|stop`: fit the small models of growth on a pair's own verification records."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgespec.cli.console import Console
+from edgespec.cli.models.open_named import open_named_pair
+from edgespec.cli.options.options import FOLDER, MachineOptions, machine_options, model_options, parse_temperatures
+from edgespec.cli.prompts.read import encode_prompts, read_prompts
+from edgespec.errors import EdgespecError
+
+if TYPE_CHECKING:
+    from edgespec.train.collect import CollectSetting
+    from edgespec.train.networks import FitReport
+    from edgespec.train.record_files import RecordsHeader
+    from edgespec.train.records import Records
+
+WHATS = {
+    "acceptance": "what `adaptive` predicts, and the rates by rank of `sequoia`",
+    "classifier": "C2T's confidence in a candidate",
+    "stop": "a decision model that ends the drafting of chains and static trees",
+}
+HELP = """{first}.
+
+Collects records of what the target accepts of the draft's trees, and fits a small model on them. The records
+are kept: a run that was interrupted goes on, and another model is fitted at once.
+"""
+DEFAULT_TEMPERATURES = {"acceptance": "0,0.6,1", "classifier": "0", "stop": "0.6,1"}
+
+
+def _command(
+    *,
+    what: str,
+    model: Path | None,
+    draft_model: Path | None,
+    prompts: str,
+    lines: bool,
+    output: Path,
+    overwrite: bool,
+    records: Path | None,
+    max_new_tokens: int,
+    tree_size: int,
+    temps: str | None,
+    kind: str,
+    seed: int,
+    as_json: bool,
+    machine: MachineOptions,
+    quiet: bool,
+) -> int:
+    console = Console(quiet=quiet, verbose=False)
+    temperatures = parse_temperatures(temps or DEFAULT_TEMPERATURES[what])
+    if output.exists() and not overwrite:
+        raise EdgespecError("E_OUTPUT_EXISTS", f"'{output}' exists.", "Choose another file, or give --overwrite.")
+    if not output.parent.is_dir():
+        raise EdgespecError("E_OUTPUT", f"there is no folder '{output.parent}' to write in.", "Make it first.")
+    rows = read_prompts(prompts, lines=lines)
+
+    # torch and transformers are imported from here on.
+    from edgespec.engine import Engine
+    from edgespec.train import collect
+    from edgespec.train.record_files import load_records
+
+    pair = open_named_pair(model, draft_model)
+    encoded = encode_prompts(pair, rows, raw=True)
+    folder = records or output.with_name(output.name + ".records")
+    first_model = folder / "first.json"
+    rounds: list[list[CollectSetting]] = {
+        "acceptance": [
+            collect.exploring_settings(size=tree_size, temperatures=temperatures),
+            collect.adaptive_settings(first_model, size=tree_size, temperatures=temperatures),
+        ],
+        "classifier": [collect.classifier_settings(temperatures=temperatures)],
+        "stop": [collect.stop_settings(temperatures=temperatures)],
+    }[what]
+    trees = [setting.tree for settings in rounds for setting in settings]
+    room = max(map(len, encoded)) + max_new_tokens + max(tree.num_layers for tree in trees)
+    # Of the first round: what later ones grow by is fitted on it.
+    largest = max((setting.tree for setting in rounds[0]), key=lambda tree: (tree.num_nodes, tree.num_drafted))
+    with Engine(
+        pair,
+        tree=largest,
+        limits=machine.limits,
+        device=machine.device,
+        dtype=machine.dtype,
+        quant=machine.quant,
+        draft_quant=machine.draft_quant,
+        context_tokens=machine.ctx_size or room,
+    ) as engine:
+        for number, settings in enumerate(rounds, start=1):
+            console.say(f"round {number} of {len(rounds)}: records of {len(encoded)} prompts go to '{folder}'")
+            with console.progress_bar() as bar:
+                collect.collect(
+                    engine,
+                    encoded,
+                    folder,
+                    settings,
+                    kind=kind if what == "stop" else what,
+                    max_new_tokens=max_new_tokens,
+                    seed=seed,
+                    progress=console.counting(bar, "collecting", "parts"),
+                )
+            if number < len(rounds):
+                _fit(what, *load_records(folder), first_model, kind=kind, seed=seed, about={})
+    found, headers = load_records(folder)
+    console.say(f"fitting on {found['acceptance'].shape[0]} records of {len(headers)} parts")
+    about = {"target": pair.target.folder.name, "prompts": str(len(encoded))}
+    about |= {"draft": pair.draft.folder.name} if pair.draft else {}
+    report = _fit(what, found, headers, output, kind=kind, seed=seed, about=about)
+    sys.stdout.write(json.dumps(report) + "\n" if as_json else _text(report))
+    console.say(f"written: {output}")
+    return 0
+
+
+def growth_command(what: str) -> click.Command:
+    """The command that fits one of WHATS."""
+
+    @click.command(name=what, help=HELP.format(first=WHATS[what][0].upper() + WHATS[what][1:]))
+    @model_options
+    @click.option("--prompts", required=True, help="Texts to decode: as for `edgespec generate`.")
+    @click.option("--lines", is_flag=True, help="The file holds one prompt a line.")
+    @click.option("-o", "--output", type=FOLDER, required=True, help="The model's file.")
+    @click.option("--overwrite", is_flag=True, help="Replace it if it exists.")
+    @click.option(
+        "--records", type=FOLDER, help="Folder of the records; collecting goes on where it stopped. [OUTPUT.records]"
+    )
+    @click.option(
+        "-n", "--max-new-tokens", type=click.IntRange(1), default=16, show_default=True, help="Of every prompt."
+    )
+    @click.option(
+        "--tree-size",
+        type=click.IntRange(8, 768),
+        default=128,
+        show_default=True,
+        help="Nodes of the trees that are recorded (acceptance).",
+    )
+    @click.option(
+        "--temps", help="Temperatures to record at, as 0,0.6,1. [acceptance all three, classifier 0, stop 0.6,1]"
+    )
+    @click.option(
+        "--kind",
+        type=click.Choice(["hidden", "probabilities"]),
+        default="hidden",
+        show_default=True,
+        help="What a decision model reads of the draft (stop).",
+    )
+    @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+    @click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
+    @machine_options
+    @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
+    def command(**values: Any) -> int:
+        return _command(what=what, **values)
+
+    return command
+
+
+def _fit(
+    what: str,
+    records: Records,
+    headers: list[RecordsHeader],
+    output: Path,
+    *,
+    kind: str,
+    seed: int,
+    about: dict[str, str],
+) -> dict[str, Any]:
+    from edgespec.train.fit import FitSettings, fit_acceptance, fit_classifier, fit_stop
+    from edgespec.train.measured import measure
+
+    if what == "acceptance":
+        model, reports = fit_acceptance(
+            records, measured=measure(records, headers), about=about, settings=FitSettings(seed=seed)
+        )
+        model.save(output)
+        return {"model": what, "networks": [_facts(report) for report in reports]}
+    if what == "classifier":
+        classifier, classified = fit_classifier(records, seed=seed)
+        classifier.save(output)
+        measures = {"recall": classified.recall, "positive_rate": classified.positive_rate}
+        return {"model": what, **measures, "networks": [_facts(classified.fit)]}
+    stop_model, fitted = fit_stop(
+        "hidden" if kind == "hidden" else "probabilities", records.pop("inputs"), records, seed=seed
+    )
+    stop_model.save(output)
+    return {"model": what, "kind": kind, "networks": [_facts(fitted)]}
+
+
+def _facts(report: FitReport) -> dict[str, Any]:
+    return dataclasses.asdict(report)
+
+
+def _text(report: dict[str, Any]) -> str:
+    """Losses, and how far predictions can be relied on."""
+    lines = []
+    for network in report["networks"]:
+        lines.append(
+            f"{network['name']}: log loss {network['log_loss']:.4f} nats on {network['num_held_out']} held-out records "
+            f"(without it {network['baseline_log_loss']:.4f}, at best {network['least_log_loss']:.4f}), "
+            f"expected calibration error {network['calibration_error']:.4f}"
+        )
+        lines.append(f"{'predicted':>12}{'observed':>10}{'share':>8}")
+        lines += [
+            f"{bucket['predicted']:>12.3f}{bucket['observed']:>10.3f}{bucket['weight']:>8.3f}"
+            for bucket in network["reliability"]
+        ]
+    if "recall" in report:
+        lines.append(f"recall {report['recall']:.3f}, positive rate {report['positive_rate']:.3f}, at threshold 0.5")
+    return "\n".join([*lines, ""])

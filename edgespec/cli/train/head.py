@@ -1,0 +1,145 @@
+"""`edgespec train head`: a drafter for a target that has no small sibling."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgespec.cli.console import Console
+from edgespec.cli.options.options import FOLDER, MachineOptions, machine_options, target_options
+from edgespec.cli.train.data import AskedData, data_options, features_of, training_options, without_draft
+from edgespec.cli.train.progress import in_words, training_progress
+from edgespec.errors import EdgespecError
+from edgespec.train.training_settings import TrainingSettings
+
+METHOD_NAMES = ("eagle", "hass", "coral")
+WEIGHT_NAMES = ("regression_weight", "distribution_weight", "alignment_weight")
+WEIGHT = click.FloatRange(min=0)
+
+
+@click.command(
+    name="head",
+    epilog="""\b
+Examples:
+  edgespec train head -m TARGET --data texts/ --method coral -o HEAD
+  edgespec train head --data src/ -o HEAD --max-cpu-mem 2GiB -ngl 0
+  edgespec generate prompts.jsonl -m TARGET -md HEAD
+
+\b
+eagle  one step: features alike, distributions alike
+hass   three steps on the head's own features, as in drafting
+coral  and features of all steps told apart from all others
+""",
+)
+@target_options
+@data_options
+@click.option("--method", type=click.Choice(METHOD_NAMES), default="coral", show_default=True)
+@click.option("-o", "--output", type=FOLDER, required=True, help="The head's folder.")
+@click.option("--overwrite", is_flag=True, help="Replace it if it exists.")
+@click.option("--multi-steps", type=click.IntRange(1, 8), help="Steps on the head's own features. [by the method]")
+@click.option("--regression-weight", type=WEIGHT, help="Of smooth L1 between features. [1; coral 0.5]")
+@click.option("--distribution-weight", type=WEIGHT, help="Of cross-entropy between distributions. [0.1]")
+@click.option("--alignment-weight", type=WEIGHT, help="Of CSRA; CORAL uses 0.05 to 0.2. [coral 0.1, else 0]")
+@training_options(training_steps=1500)
+@click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
+@machine_options
+@click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
+def command(
+    *,
+    model: Path | None,
+    asked: AskedData,
+    method: str,
+    output: Path,
+    overwrite: bool,
+    multi_steps: int | None,
+    regression_weight: float | None,
+    distribution_weight: float | None,
+    alignment_weight: float | None,
+    settings: TrainingSettings,
+    as_json: bool,
+    machine: MachineOptions,
+    quiet: bool,
+) -> int:
+    """Train a feature head: one layer that continues the target's hidden states.
+
+    One pass over the target writes its features to a folder, then the head is trained on them. A run that was
+    interrupted goes on; the features are kept for other heads.
+    """
+    console = Console(quiet=quiet, verbose=False)
+    check_output(output, overwrite=overwrite)
+
+    # torch and transformers are imported from here on.
+    from edgespec.draft.head_network import HeadFacts
+    from edgespec.model.device import resolve_device, resolve_dtype
+    from edgespec.pair.pair import open_pair
+    from edgespec.train.feature_files import FeatureFiles
+    from edgespec.train.head_model import lender, new_head, save_head
+    from edgespec.train.head_objective import Precision
+    from edgespec.train.head_training import METHODS, train_head
+    from edgespec.train.training_loop import forget_checkpoint
+
+    pair = without_draft(open_pair(model, None))
+    folder = asked.features or output.with_name(output.name + ".features")
+    run = features_of(console, pair, asked, folder, machine)
+    settings = settings.for_width(run.hidden_size)
+    given = {"regression": regression_weight, "distribution": distribution_weight, "alignment": alignment_weight}
+    chosen = METHODS[method]
+    weights = replace(chosen.weights, **{name: value for name, value in given.items() if value is not None})
+    chosen = replace(chosen, weights=weights, num_steps=multi_steps or chosen.num_steps)
+    device = resolve_device(machine.device)
+    dtype = resolve_dtype(machine.dtype, pair.target.config, device)
+    precision = Precision.on(device, dtype)
+    facts = HeadFacts(target=pair.target.folder.name, target_fingerprint=run.target_fingerprint, method=method)
+    training = output.with_name(output.name + ".training")
+    started = time.perf_counter()
+    with lender(pair.target, device=device, dtype=precision.lent_dtype(dtype)) as target:
+        head = new_head(target, facts, seed=settings.seed)
+        console.say(f"training: {method}, {settings.training_steps} steps; checkpoints go to '{training}'")
+        with console.progress_bar() as bar:
+            report = train_head(
+                head,
+                FeatureFiles(folder),
+                chosen,
+                settings,
+                training,
+                identity=f"{facts} {run}",
+                precision=precision,
+                progress=training_progress(console, bar, settings.training_steps),
+            )
+        save_head(head, facts, output)
+    forget_checkpoint(training)
+    found = {
+        "head": str(output),
+        "method": method,
+        "target": facts.target,
+        "target_fingerprint": facts.target_fingerprint,
+        "features": {"folder": str(folder), "tokens": run.num_tokens, "blocks": run.num_blocks},
+        "settings": {**asdict(settings), "steps_of_forward": chosen.num_steps, "weights": asdict(chosen.weights)},
+        "training_s": time.perf_counter() - started,
+        **report.as_json(),
+    }
+    sys.stdout.write(json.dumps(found) + "\n" if as_json else _text(found))
+    console.say(f"written: {output}")
+    return 0
+
+
+def check_output(output: Path, *, overwrite: bool) -> None:
+    """Raise EdgespecError for a folder that is taken, or has no place."""
+    if output.exists() and not overwrite:
+        raise EdgespecError("E_OUTPUT_EXISTS", f"'{output}' exists.", "Choose another folder, or give --overwrite.")
+    if not output.absolute().parent.is_dir():
+        raise EdgespecError("E_OUTPUT", f"there is no folder '{output.parent}' to write in.", "Make it first.")
+
+
+def _text(found: dict[str, Any]) -> str:
+    """How the head does on texts that it never saw."""
+    return (
+        f"{found['method']} head of {found['target']}: {found['blocks']} blocks learned from, "
+        f"{found['held_out_blocks']} held out\n{in_words(found['held_out'])}\n"
+    )

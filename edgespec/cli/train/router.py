@@ -1,0 +1,119 @@
+"""`edgespec train router`: which groups of the language model head a draft needs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import click
+
+from edgespec.cli.console import Console
+from edgespec.cli.options.options import FOLDER, MachineOptions, machine_options, model_options
+from edgespec.cli.train.data import AskedData, data_options, features_of, training_options, without_draft
+from edgespec.cli.train.head import check_output
+from edgespec.cli.train.progress import in_words, training_progress
+from edgespec.errors import EdgespecError
+from edgespec.train.training_settings import TrainingSettings
+
+
+@click.command(
+    name="router",
+    epilog="""\b
+Examples:
+  edgespec train router -m TARGET -md HEAD --groups 16 --top-groups 2 -o ROUTED
+  edgespec generate prompts.jsonl -m TARGET -md ROUTED
+
+The features that the head was trained on are used where they are kept. It pays
+where the vocabulary is large: from about 128 thousand tokens on.
+""",
+)
+@model_options
+@data_options
+@click.option("-o", "--output", type=FOLDER, required=True, help="Folder of the head with its router.")
+@click.option("--overwrite", is_flag=True, help="Replace it if it exists.")
+@click.option("--groups", type=click.IntRange(2), default=16, show_default=True, help="Of the vocabulary, of one size.")
+@click.option("--top-groups", type=click.IntRange(1), default=2, show_default=True, help="That every node asks for.")
+@click.option("--multi-steps", type=click.IntRange(1, 8), default=3, show_default=True,
+              help="Steps of the head to learn from.")  # fmt: skip
+@training_options(training_steps=500)
+@click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
+@machine_options
+@click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
+def command(
+    *,
+    model: Path | None,
+    draft_model: Path | None,
+    asked: AskedData,
+    output: Path,
+    overwrite: bool,
+    groups: int,
+    top_groups: int,
+    multi_steps: int,
+    settings: TrainingSettings,
+    as_json: bool,
+    machine: MachineOptions,
+    quiet: bool,
+) -> int:
+    """Train a router for a head: only the groups of the vocabulary that a draft needs are then computed.
+
+    The head itself is left as it is; the result is a head with a router.
+    """
+    console = Console(quiet=quiet, verbose=False)
+    check_output(output, overwrite=overwrite)
+    if draft_model is None:
+        raise EdgespecError("E_SETTING", "there is no head to train a router for.", "Name one with -md.")
+
+    # torch and transformers are imported from here on.
+    from edgespec.model.device import resolve_device, resolve_dtype
+    from edgespec.pair.pair import open_pair
+    from edgespec.train.feature_files import FeatureFiles
+    from edgespec.train.head_model import lender, load_head, save_head
+    from edgespec.train.head_objective import Precision, vocab_of
+    from edgespec.train.router_training import ROUTER_PREFIX, check_groups, train_router
+    from edgespec.train.training_loop import forget_checkpoint
+
+    pair = open_pair(model, draft_model)
+    if pair.draft is None or pair.draft.head is None:
+        raise EdgespecError("E_SETTING", f"'{draft_model}' is no feature head.", "Train one: edgespec train head.")
+    facts = replace(pair.draft.head, router_groups=groups, top_groups=top_groups)
+    device = resolve_device(machine.device)
+    dtype = resolve_dtype(machine.dtype, pair.target.config, device)
+    precision = Precision.on(device, dtype)
+    training = output.with_name(output.name + ".training")
+    folder = asked.features or draft_model.with_name(draft_model.name + ".features")
+    started = time.perf_counter()
+    with lender(pair.target, device=device, dtype=precision.lent_dtype(dtype)) as target:
+        check_groups(vocab_of(target), groups, top_groups)
+        run = features_of(console, without_draft(pair), asked, folder, machine)
+        settings = settings.for_width(run.hidden_size)
+        head = load_head(target, draft_model, facts, fresh=(ROUTER_PREFIX,))
+        console.say(f"training: {groups} groups, {settings.training_steps} steps; checkpoints go to '{training}'")
+        with console.progress_bar() as bar:
+            report = train_router(
+                head,
+                FeatureFiles(folder),
+                settings,
+                training,
+                num_steps=multi_steps,
+                identity=f"{facts} {run}",
+                precision=precision,
+                progress=training_progress(console, bar, settings.training_steps),
+            )
+        save_head(head, facts, output)
+    forget_checkpoint(training)
+    found = {
+        "head": str(output),
+        "groups": groups,
+        "top_groups": top_groups,
+        "features": {"folder": str(folder), "tokens": run.num_tokens, "blocks": run.num_blocks},
+        "settings": {**asdict(settings), "steps_of_forward": multi_steps},
+        "training_s": time.perf_counter() - started,
+        **report.as_json(),
+    }
+    text = f"router of {groups} groups, {top_groups} asked for: {in_words(report.held_out)}\n"
+    sys.stdout.write(json.dumps(found) + "\n" if as_json else text)
+    console.say(f"written: {output}")
+    return 0

@@ -1,0 +1,1 @@
+"""The step and its loop: propose, look, accept, commit. Knows token ids, no tokenizer."""

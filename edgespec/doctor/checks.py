@@ -1,0 +1,133 @@
+"""Is this machine fit to run? What can be told without torch: versions, memory, edgespec's own files.
+
+Each check yields a status and a sentence. `fail` is for what a run would stumble over, `warn` for what makes
+it slow or worse than it could be.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from edgespec import __version__
+from edgespec.files import cache_folder, history_file, profiles_folder, sessions_folder
+
+GIB = 1 << 30
+OK, WARN, FAIL = "ok", "warn", "fail"
+DISTRIBUTION = "edgespec"
+LEAST_FREE_BYTES = 2 * GIB  # of RAM, for the libraries, a small draft and room to stream
+MAX_COUNTED_FILES = 20_000  # of a folder whose size is told
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    status: str  # ok | warn | fail
+    text: str
+    facts: Mapping[str, Any] = field(default_factory=dict)  # the same for programs
+
+
+def check_versions() -> Check:
+    """Python, edgespec and the packages that it needs."""
+    required, missing, old = {}, [], []
+    for name, least in _requirements().items():
+        try:
+            required[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(name)
+            continue
+        if _numbers(required[name]) < _numbers(least):
+            old.append(f"{name} {required[name]} is older than {least}")
+    versions = {"edgespec": __version__, "python": platform.python_version(), **required}
+    shown = ", ".join(f"{name} {version}" for name, version in versions.items())
+    system = f"{platform.system()} {platform.machine()}"
+    if missing:
+        text = f"missing packages: {', '.join(missing)} (pip install edgespec brings them); there are {shown}"
+        return Check(name="versions", status=FAIL, text=text, facts=versions)
+    if old:
+        text = f"{'; '.join(old)} (pip install --upgrade edgespec); there are {shown}"
+        return Check(name="versions", status=WARN, text=text, facts=versions)
+    return Check(
+        name="versions", status=OK, text=f"{shown}; {system}", facts={**versions, "system": platform.platform()}
+    )
+
+
+def _requirements() -> dict[str, str]:
+    """Packages that edgespec cannot do without, and their least versions, as its installed metadata tells."""
+    try:
+        stated = importlib.metadata.requires(DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:  # run from a checkout
+        stated = ["torch", "transformers", "safetensors"]
+    found = {}
+    for line in stated:
+        name = re.match(r"[\w.-]+", line)
+        if name and "extra ==" not in line:
+            least = re.search(r">=\s*([\d.]+)", line)
+            found[name[0]] = least[1] if least else "0"
+    return found
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:3]]
+
+
+def check_memory() -> Check:
+    """RAM."""
+    memory = psutil.virtual_memory()
+    text = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB of RAM are free"
+    status = OK if memory.available >= LEAST_FREE_BYTES else WARN
+    if status == WARN:
+        text += ": little room for anything but streaming from disk"
+    return Check(
+        name="memory", status=status, text=text, facts={"free_bytes": memory.available, "total_bytes": memory.total}
+    )
+
+
+def check_places() -> Iterator[Check]:
+    """Where edgespec keeps files of its own."""
+    places: dict[str, Callable[[], Path]] = {
+        "cache": cache_folder,
+        "profiles folder": profiles_folder,
+        "sessions": sessions_folder,
+        "history": history_file,
+    }
+    for name, place in places.items():
+        path = place()
+        num_bytes, is_whole = size_of(path)
+        existing = next(parent for parent in (path, *path.parents) if parent.exists())
+        facts = {"path": str(path), "bytes": num_bytes, "exists": path.exists()}
+        text = f"{path}, {describe_size(num_bytes, is_whole=is_whole)}" if path.exists() else f"{path}, not there yet"
+        if os.access(existing, os.W_OK):
+            yield Check(name=name, status=OK, text=text, facts=facts)
+        else:
+            text += f": '{existing}' is not writable (EDGESPEC_HOME chooses another place)"
+            yield Check(name=name, status=WARN, text=text, facts=facts)
+
+
+def size_of(path: Path) -> tuple[int, bool]:
+    """Bytes of a file, or of the files below a folder, links not followed; and whether all of them were counted."""
+    total = 0
+    for number, below in enumerate([path] if path.is_file() else path.rglob("*")):
+        if number >= MAX_COUNTED_FILES:
+            return total, False
+        try:
+            total += below.lstat().st_size if not below.is_symlink() and below.is_file() else 0
+        except OSError:
+            continue
+    return total, True
+
+
+def describe_size(num_bytes: int, *, is_whole: bool = True) -> str:
+    """Bytes for people."""
+    unit, name = (GIB, "GiB") if num_bytes >= GIB else (1 << 20, "MiB")
+    return f"{'' if is_whole else 'at least '}{num_bytes / unit:.1f} {name}"

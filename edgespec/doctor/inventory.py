@@ -1,0 +1,161 @@
+"""Models that are on this machine: what they are, whether they can run here, and which can draft for which.
+
+Reads configurations, headers and tokenizers; no weight. What keeps a model from running is found as a run
+would find it, by the same checks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edgespec.errors import EdgespecError
+from edgespec.model.self_check import check_tree_reading
+from edgespec.model.target import offload_errors
+from edgespec.pair.folder import ModelFolder, fingerprint, is_head, open_model, read_head_facts
+from edgespec.pair.hub_names import cached_repositories, find_cached
+from edgespec.pair.pair import open_tokenizer
+from edgespec.placement.weights import plan_weights
+
+TOKENIZER_FILES = ("tokenizer*", "added_tokens.json", "special_tokens_map.json", "vocab.*", "merges.txt")
+SEARCH_DEPTH = 2  # of folders below one that was given
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalModel:
+    """One model; what could not be read of it is None."""
+
+    name: str  # as -m takes it
+    folder: Path
+    num_bytes: int  # of its weights; of all its files, where those are not readable
+    model_type: str | None = None
+    num_parameters: int | None = None
+    dtype: str | None = None  # of most bytes of its weights
+    quant: str | None = None  # the method of a checkpoint that is quantised
+    max_context: int | None = None
+    tokens: str | None = None  # a digest of which id is which token
+    fingerprint: str | None = None
+    head_of: str | None = None  # of a feature head: its target's fingerprint
+    problem: EdgespecError | None = None  # why it cannot run
+
+
+def places(folders: Sequence[Path], *, depth: int = SEARCH_DEPTH) -> Iterator[tuple[str, Path]]:
+    """Names and folders of the models in the local cache and in, or up to `depth` folders below, the given folders."""
+    for repository, cached in cached_repositories():
+        folder = find_cached(repository)
+        if folder is not None:
+            yield repository, folder
+            continue
+        # Downloaded at a revision of its own: it has to be named with --revision.
+        snapshots = sorted((cached / "snapshots").iterdir(), key=lambda path: path.stat().st_mtime)
+        if snapshots:
+            yield f"{repository} --revision {snapshots[-1].name}", snapshots[-1]
+    for folder in folders:
+        yield from ((str(found), found) for found in _model_folders(folder, depth))
+
+
+def _model_folders(folder: Path, depth: int) -> Iterator[Path]:
+    try:
+        is_model = (folder / "config.json").exists()
+        below = sorted(folder.iterdir()) if depth > 0 and not is_model and folder.is_dir() else []
+    except OSError:  # somebody else's
+        return
+    if is_model:
+        yield folder
+    for path in below:
+        yield from _model_folders(path, depth - 1)
+
+
+class Inspector:
+    """Looks at models one by one, and remembers the token ids of the tokenizers that it has read."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[str, str] = {}  # digest of the tokenizer's files -> digest of its ids
+
+    def inspect(self, name: str, folder: Path) -> LocalModel:
+        """What can be known of a model without loading it; what is wrong with it is part of that."""
+        facts: dict[str, Any] = {"name": name, "folder": folder, "num_bytes": _file_bytes(folder)}
+        try:
+            model = open_model(folder)
+            facts |= _describe(model)
+            if is_head(folder):
+                head_of = read_head_facts(folder).target_fingerprint
+                num_parameters = sum(math.prod(entry.shape) for entry in model.checkpoint.tensors.values())
+                return LocalModel(**facts, num_parameters=num_parameters, head_of=head_of)
+            facts["fingerprint"] = fingerprint(model)
+            with offload_errors():
+                facts["num_parameters"] = plan_weights(model, dtype=torch.bfloat16, quant=None).num_parameters
+            facts["tokens"] = self._token_digest(folder)
+            check_tree_reading(model.config, device=torch.device("cpu"))
+        except EdgespecError as error:
+            facts["problem"] = error
+            facts.setdefault("model_type", _stated_type(folder))
+        return LocalModel(**facts)
+
+    def _token_digest(self, folder: Path) -> str:
+        digest = hashlib.sha256()
+        for path in sorted({path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)}):
+            digest.update(path.name.encode() + path.read_bytes())
+        files = digest.hexdigest()
+        if files not in self._tokens:
+            vocab = sorted((index, token) for token, index in open_tokenizer(folder).get_vocab().items())
+            self._tokens[files] = hashlib.sha256(json.dumps(vocab).encode()).hexdigest()
+        return self._tokens[files]
+
+
+def drafts_for(target: LocalModel, models: Iterable[LocalModel]) -> list[LocalModel]:
+    """The models with the target's token ids and fewer parameters, and its own feature heads, the smallest first."""
+    if target.problem is not None or target.head_of is not None:
+        return []
+    size = target.num_parameters or 0
+    fitting = [
+        model
+        for model in models
+        if model.problem is None and (model.num_parameters or 0) < size
+        if (model.tokens == target.tokens if model.head_of is None else model.head_of == target.fingerprint)
+    ]
+    return sorted(fitting, key=lambda model: model.num_parameters or 0)
+
+
+def _describe(model: ModelFolder) -> dict[str, Any]:
+    by_dtype: Counter[torch.dtype] = Counter()
+    for entry in model.checkpoint.tensors.values():
+        by_dtype[entry.dtype] += entry.num_bytes
+    quantization: Any = getattr(model.config, "quantization_config", None) or {}
+    fields = quantization if isinstance(quantization, dict) else quantization.to_dict()
+    method = fields.get("bnb_4bit_quant_type") if fields.get("load_in_4bit") else fields.get("quant_method")
+    return {
+        "model_type": model.config.model_type,
+        "num_bytes": model.checkpoint.num_bytes,
+        "dtype": str(by_dtype.most_common(1)[0][0]).removeprefix("torch.") if by_dtype else None,
+        "quant": ("int8" if fields.get("load_in_8bit") else str(method)) if fields else None,
+        "max_context": model.max_context,
+    }
+
+
+def _stated_type(folder: Path) -> str | None:
+    """What config.json says, of a model that is not known otherwise."""
+    try:
+        found = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return str(found) if found else None
+
+
+def _file_bytes(folder: Path) -> int:
+    """Bytes of the files in a folder, those that links lead to included."""
+    total = 0
+    for path in folder.iterdir():
+        try:
+            total += path.stat().st_size if path.is_file() else 0
+        except OSError:
+            continue
+    return total

@@ -1,0 +1,106 @@
+"""Is this machine fit to run? What torch tells: the device, its driver, locked memory, and the profiles of both."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+
+import torch
+
+from edgespec.doctor.checks import GIB, OK, WARN, Check
+from edgespec.files import profiles_folder
+from offload.pinned import PinnedBuffer, PinningError
+from profiles.errors import ProfileError
+from profiles.files import all_profiles
+from profiles.measure import machine_facts
+from profiles.schema import MachineFacts
+
+PROBE_BYTES = 256 << 20  # of locked memory: as much as a layer of a large model
+
+
+def check_machine() -> Iterator[Check]:
+    """Device, locked memory and profiles."""
+    facts = machine_facts()
+    yield _device(facts)
+    yield _pinned()
+    yield _profiles(facts)
+
+
+def _device(facts: MachineFacts) -> Check:
+    cpu = f"{facts.processor}, {facts.num_cores} cores"
+    if facts.accelerator is not None:
+        free_bytes, total_bytes = torch.cuda.mem_get_info(0)
+        major, minor = torch.cuda.get_device_capability(0)
+        text = (
+            f"{facts.accelerator} (compute capability {major}.{minor}), {free_bytes / GIB:.1f} of "
+            f"{total_bytes / GIB:.1f} GiB free, driver {facts.driver or 'unknown'}, {facts.link or 'link unknown'}; "
+            f"{cpu}"
+        )
+        found = {
+            "device": facts.accelerator, "free_bytes": free_bytes, "total_bytes": total_bytes, "driver": facts.driver,
+            "link": facts.link, "num_devices": torch.cuda.device_count(), "processor": facts.processor,
+        }  # fmt: skip
+        status = OK if free_bytes >= GIB else WARN
+        return Check(name="device", status=status, text=text, facts=found)
+    built_for = torch.version.cuda
+    found = {
+        "device": "cpu",
+        "processor": facts.processor,
+        "num_cores": facts.num_cores,
+        "torch_cuda": built_for,
+    }
+    if built_for is None and shutil.which("nvidia-smi"):
+        text = f"there is an NVIDIA driver, but torch {torch.__version__} is built without CUDA; computing on {cpu}"
+        return Check(name="device", status=WARN, text=text, facts=found)
+    if built_for is not None:
+        text = (
+            f"torch is built for CUDA {built_for} and finds no device: the driver is missing, too old, or the "
+            f"card is hidden (CUDA_VISIBLE_DEVICES); computing on {cpu}"
+        )
+        return Check(name="device", status=WARN, text=text, facts=found)
+    return Check(name="device", status=OK, text=f"no CUDA; computing on {cpu}", facts=found)
+
+
+def _pinned() -> Check:
+    """Whether layers can wait in locked memory, from which copies to a device are fast and overlap with its work."""
+    limit_bytes = _locked_limit_bytes()
+    limit = "" if limit_bytes is None else f" (the system's limit is {limit_bytes / GIB:.2f} GiB, ulimit -l)"
+    facts = {"limit_bytes": limit_bytes, "probe_bytes": PROBE_BYTES}
+    if not torch.cuda.is_available():
+        text = "not needed without a CUDA device"
+        return Check(name="pinned memory", status=OK, text=text, facts={**facts, "locked": None})
+    try:
+        PinnedBuffer(PROBE_BYTES, device=torch.device("cuda", 0)).close()
+    except PinningError as error:
+        text = f"{PROBE_BYTES >> 20} MiB cannot be locked{limit}: layers stream through a small buffer ({error})"
+        return Check(name="pinned memory", status=WARN, text=text, facts={**facts, "locked": False})
+    text = f"{PROBE_BYTES >> 20} MiB could be locked{limit}"
+    return Check(name="pinned memory", status=OK, text=text, facts={**facts, "locked": True})
+
+
+def _locked_limit_bytes() -> int | None:
+    """The system's limit on locked memory; None where there is none, or it does not tell."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _profiles(facts: MachineFacts) -> Check:
+    found = list(all_profiles(profiles_folder()))
+    damaged = [path.name for path, profile in found if isinstance(profile, ProfileError)]
+    here = [
+        profile.name
+        for _, profile in found
+        if not isinstance(profile, ProfileError) and profile.machine.device_name == facts.device_name
+    ]
+    text = f"{len(here)} of this machine, {len(found) - len(here) - len(damaged)} of others"
+    if damaged:
+        text += f", {len(damaged)} unreadable: {', '.join(damaged)} (edgespec profile --list says why)"
+    elif not here:
+        text += "; edgespec profile measures a pair, and later runs use the best setting"
+    names = {"here": here, "unreadable": damaged}
+    return Check(name="profiles", status=WARN if damaged else OK, text=text, facts=names)

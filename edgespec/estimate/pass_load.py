@@ -1,0 +1,63 @@
+"""What one pass of a model moves and computes, from its skeleton and its placement alone."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from transformers import PretrainedConfig
+
+from edgespec.model.row_chunks import rows_at_once
+from edgespec.placement.memory import cache_bytes, resident_bytes
+from edgespec.placement.weights import Weights
+from offload.placement import Placement
+from offload.skeleton import Skeleton
+from profiles.roofline import ModelLoad
+
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")  # what families call it
+
+
+def model_load(weights: Weights, placement: Placement | None, *, keys: int, device: torch.device) -> ModelLoad:
+    """One model's load; without a placement all of it is resident. A pass is to reach every expert."""
+    skeleton, dtype = weights.planned, weights.dtype
+    config = skeleton.model.config.get_text_config(decoder=True)
+    num_resident = placement.num_resident if placement else len(skeleton.records)
+    disk_bytes = placement.disk_bytes if placement else 0
+    unpacked_bytes = dtype.itemsize * sum(math.prod(shape) for shape in _packed_shapes(skeleton))
+    if device.type == "cpu":  # converted as they come; resident ones were converted when they were loaded
+        unpacked_bytes += sum(record.copied.flat_bytes for record in skeleton.records[num_resident:])
+    vocab, hidden = skeleton.model.get_output_embeddings().weight.shape
+    return ModelLoad(
+        num_layers=len(skeleton.records),
+        resident_bytes=sum(resident_bytes(record, device=device) for record in skeleton.records[:num_resident]),
+        ram_bytes=placement.streamed_bytes - disk_bytes if placement else 0,
+        disk_bytes=disk_bytes,
+        unpacked_bytes=unpacked_bytes,
+        cache_bytes=cache_bytes(config, rows=keys, dtype=dtype),
+        row_flops=_row_flops(skeleton, config, keys=keys),
+        head_bytes=vocab * hidden * dtype.itemsize,
+        head_row_flops=2.0 * vocab * hidden,
+        head_rows=rows_at_once(vocab),
+    )
+
+
+def _packed_shapes(skeleton: Skeleton) -> list[tuple[int, ...]]:
+    return [weight.shape for module in skeleton.packed for _, weight in module.weights]
+
+
+def _row_flops(skeleton: Skeleton, config: PretrainedConfig, *, keys: int) -> float:
+    """2 a weight that the row meets, and attention over `keys` rows; of experts, the row meets those chosen."""
+    plain = [
+        tensor.shape
+        for record in skeleton.records
+        for name, tensor in record.tensors.items()
+        if "_packed." not in name and len(tensor.shape) > 1
+    ]
+    num_experts = next((int(count) for key in EXPERT_COUNTS if (count := getattr(config, key, None))), None)
+    chosen = (getattr(config, "num_experts_per_tok", None) or 1) / num_experts if num_experts else 1.0
+    num_weights = sum(
+        math.prod(shape) * (chosen if len(shape) == 3 and shape[0] == num_experts else 1.0)
+        for shape in (*plain, *_packed_shapes(skeleton))
+    )
+    head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    return 2.0 * num_weights + 4.0 * keys * int(config.num_attention_heads * config.num_hidden_layers) * head_dim

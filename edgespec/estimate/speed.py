@@ -1,0 +1,225 @@
+"""What a pair would do on hardware that need not be here: placement, seconds a step, the best tree.
+
+The boundary to hardware profiles: what goes wrong there leaves here as EdgespecError. Trees are Sequoia's:
+the best static ones for an acceptance by rank. Grown trees yield more from the same acceptance, so they
+are no slower than this says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+
+from edgespec.config import MAX_TREE_SIZE, MemoryLimits
+from edgespec.errors import EdgespecError
+from edgespec.estimate.pass_load import model_load
+from edgespec.grow.sequoia import sequoia_table
+from edgespec.placement.plan import MARGIN_BYTES, PairPlan, PlanRequest, plan_memory
+from edgespec.placement.weights import Weights
+from edgespec.tree.settings import TreeSettings, preset_shape
+from edgespec.tree.shapes import TreeShape
+from profiles.errors import ProfileError
+from profiles.hardware import Achieved, Assumptions, Hardware, read_assumptions, read_hardware
+from profiles.roofline import ModelLoad, Rates, achieved_rates, compute_s, draft_call_s, stream_s, verify_s
+
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, MAX_TREE_SIZE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairOnHardware:
+    """A pair, known by size, and the machine that it is to run on."""
+
+    target: Weights
+    draft: Weights | None
+    hardware: Hardware
+    assumptions: Assumptions
+    limits: MemoryLimits
+    device: torch.device
+    dtype: torch.dtype
+    context_tokens: int
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSeconds:
+    """One step's seconds, and the tokens that it yields."""
+
+    tokens: float
+    draft_s: float
+    stream_s: float  # of the target's pass; it and compute_s go on at once
+    compute_s: float
+    pass_s: float  # the longer of the two, and the head
+
+    @property
+    def step_s(self) -> float:
+        """Drafting, then the pass."""
+        return self.draft_s + self.pass_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Once the prompt is read."""
+        return self.tokens / self.step_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedEstimate:
+    """A tree on a placement, in three cases of what is reached of the data sheet."""
+
+    plan: PairPlan
+    nodes: int  # below the root; 0 is plain decoding
+    depth: int
+    slow: StepSeconds
+    likely: StepSeconds
+    fast: StepSeconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairLoad:
+    """What passes of both models move and compute on one placement."""
+
+    target: ModelLoad
+    draft: ModelLoad | None
+
+
+@contextmanager
+def profile_errors() -> Iterator[None]:
+    """Turn the profiles room's errors into ours."""
+    try:
+        yield
+    except ProfileError as error:
+        raise EdgespecError(error.code, error.what, error.fix) from error
+
+
+def open_hardware(name: str) -> tuple[Hardware, Assumptions]:
+    """A known card or CPU, and what is assumed beyond its data sheet; raises EdgespecError."""
+    with profile_errors():
+        return read_hardware(name), read_assumptions()
+
+
+def plan_on(pair: PairOnHardware, tree: TreeSettings) -> PairPlan:
+    """The placement within the hardware's memory, whatever this machine has; raises EdgespecError."""
+    draft = pair.draft if tree.policy != "none" else None
+    device_bytes, host_bytes = _budgets(pair)
+    request = PlanRequest(
+        target=pair.target.planned,
+        draft=draft.planned if draft else None,
+        tree=tree,
+        context_tokens=pair.context_tokens,
+        prompt_tokens=pair.prompt_tokens,
+        dtype=pair.dtype,
+        device=pair.device,
+        device_budget_bytes=device_bytes,
+        host_budget_bytes=host_bytes,
+        max_resident=pair.limits.max_resident_layers,
+    )
+    return PairPlan(target=pair.target, draft=draft, placement=plan_memory(request))
+
+
+def _budgets(pair: PairOnHardware) -> tuple[int, int]:
+    """Bytes of device memory and of RAM: the limits, else what the hardware has, less the usual margin."""
+    limits, there_bytes = pair.limits, pair.assumptions.usable_bytes(pair.hardware)
+    if pair.hardware.device == "cpu":
+        host_bytes = limits.max_cpu_bytes if limits.max_cpu_bytes is not None else there_bytes - MARGIN_BYTES
+        return host_bytes, host_bytes
+    host_bytes = limits.max_cpu_bytes if limits.max_cpu_bytes is not None else pair.assumptions.host_memory_bytes
+    margin_bytes = limits.gpu_margin_bytes
+    if margin_bytes is None:
+        margin_bytes = MARGIN_BYTES if limits.max_gpu_bytes is None else 0
+    usable_bytes = max(0, there_bytes - margin_bytes)
+    return usable_bytes if limits.max_gpu_bytes is None else min(usable_bytes, limits.max_gpu_bytes), host_bytes
+
+
+def estimate_plain(pair: PairOnHardware) -> SpeedEstimate:
+    """Decoding without a draft, one token a pass."""
+    plan = plan_on(pair, TreeSettings(policy="none"))
+    return _estimate(pair, plan, nodes=0, depth=0, tokens=1.0)
+
+
+def estimate_best(
+    pair: PairOnHardware, tree: TreeSettings, acceptance: Sequence[float], *, size: int | None
+) -> SpeedEstimate:
+    """The tree of most tokens a second within the settings' limits; `size` fixes its budget.
+
+    Raises EdgespecError when not even the smallest tree fits.
+    """
+    preset = preset_shape(tree)
+    if preset is not None:
+        tokens = expected_tokens(preset, acceptance)
+        return _estimate(pair, plan_on(pair, tree), nodes=preset.num_nodes - 1, depth=preset.depth, tokens=tokens)
+    sizes = SIZES if size is None else (size,)
+    table = sequoia_table(acceptance, size=max(sizes), depth=tree.depth, max_children=tree.width)
+    best: tuple[float, PairPlan, int, int, float] | None = None
+    for nodes in sizes:
+        try:
+            plan = plan_on(pair, replace(tree, size=nodes))
+        except EdgespecError:
+            if best is None:
+                raise
+            break  # nor do larger ones fit
+        load, rates = pair_load(pair, plan), rates_of(pair, pair.assumptions.likely)
+        for depth in range(1, min(tree.depth, nodes) + 1):
+            tokens = table.expected_tokens(nodes, depth)
+            found = step_seconds(load, rates, nodes=nodes, depth=depth, tokens=tokens)
+            if best is None or found.tokens_per_s > best[0]:
+                best = (found.tokens_per_s, plan, nodes, depth, tokens)
+    assert best is not None
+    _, plan, nodes, depth, tokens = best
+    return _estimate(pair, plan, nodes=nodes, depth=depth, tokens=tokens)
+
+
+def expected_tokens(shape: TreeShape, acceptance: Sequence[float]) -> float:
+    """Tokens a pass: 1 + the sum over nodes of the product of acceptance along the way."""
+    chances = [1.0]
+    for parent, rank in zip(shape.parents[1:], shape.ranks[1:], strict=True):
+        chances.append(chances[parent] * (acceptance[rank] if rank < len(acceptance) else 0.0))
+    return sum(chances)
+
+
+def _estimate(pair: PairOnHardware, plan: PairPlan, *, nodes: int, depth: int, tokens: float) -> SpeedEstimate:
+    load = pair_load(pair, plan)
+    cases = {
+        case: step_seconds(load, rates_of(pair, achieved), nodes=nodes, depth=depth, tokens=tokens)
+        for case, achieved in (
+            ("slow", pair.assumptions.slow),
+            ("likely", pair.assumptions.likely),
+            ("fast", pair.assumptions.fast),
+        )
+    }
+    return SpeedEstimate(plan=plan, nodes=nodes, depth=depth, **cases)
+
+
+def step_seconds(load: PairLoad, rates: Rates, *, nodes: int, depth: int, tokens: float) -> StepSeconds:
+    """One step: `depth` draft calls of the tree's mean width, and a pass of the root and the nodes."""
+    draft_s = 0.0
+    if nodes and load.draft is not None:
+        draft_s = depth * draft_call_s(load.draft, rates, width=math.ceil(nodes / depth))
+    return StepSeconds(
+        tokens=tokens,
+        draft_s=draft_s,
+        stream_s=stream_s(load.target, rates),
+        compute_s=compute_s(load.target, rates, rows=1 + nodes),
+        # The head looks at the rows of the accepted path, one after the other.
+        pass_s=verify_s(load.target, rates, rows=1 + nodes, head_calls=tokens),
+    )
+
+
+def rates_of(pair: PairOnHardware, achieved: Achieved) -> Rates:
+    """The hardware's rates in the pair's number format."""
+    return achieved_rates(
+        pair.hardware,
+        achieved,
+        half=pair.dtype.itemsize == 2,
+        disk_bytes_per_s=pair.assumptions.host_disk_bytes_per_s,
+    )
+
+
+def pair_load(pair: PairOnHardware, plan: PairPlan) -> PairLoad:
+    """What passes of both models move and compute, at the end of the context."""
+    return PairLoad(
+        target=model_load(plan.target, plan.placement, keys=pair.context_tokens, device=pair.device),
+        draft=model_load(plan.draft, None, keys=pair.context_tokens, device=pair.device) if plan.draft else None,
+    )

@@ -1,0 +1,68 @@
+"""Where edgespec keeps files of its own, and files that are there whole or not at all.
+
+The places are below EDGESPEC_HOME, or the system's for each kind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from platformdirs import user_cache_path, user_config_path, user_data_path, user_state_path
+
+CONFIG_NAME = "config.toml"
+
+
+def cache_folder() -> Path:
+    """For what can be made again: EDGESPEC_CACHE, or below EDGESPEC_HOME, or the system's place for caches."""
+    if os.environ.get("EDGESPEC_CACHE"):
+        return Path(os.environ["EDGESPEC_CACHE"])
+    return _below_home("cache") or user_cache_path("edgespec", appauthor=False)
+
+
+def profiles_folder() -> Path:
+    """For measured profiles: below EDGESPEC_HOME, or the system's place for state."""
+    return _below_home("profiles") or user_state_path("edgespec", appauthor=False) / "profiles"
+
+
+def config_file() -> Path:
+    """The user's own configuration: below EDGESPEC_HOME, or the system's place for configurations."""
+    return _below_home(CONFIG_NAME) or user_config_path("edgespec", appauthor=False) / CONFIG_NAME
+
+
+def config_files(asked: Path | None = None) -> list[Path]:
+    """The one that was asked for, in person or by EDGESPEC_CONFIG, and below it the user's own if there is one."""
+    asked = asked or (Path(os.environ["EDGESPEC_CONFIG"]) if os.environ.get("EDGESPEC_CONFIG") else None)
+    own = config_file()
+    is_same = asked is not None and asked.exists() and own.exists() and own.samefile(asked)
+    return [*([asked] if asked is not None else []), *([own] if own.exists() and not is_same else [])]
+
+
+def history_file() -> Path:
+    """Of the lines typed in a chat: below EDGESPEC_HOME, or the system's place for state."""
+    return _below_home("history") or user_state_path("edgespec", appauthor=False) / "history"
+
+
+def sessions_folder() -> Path:
+    """For saved chats: below EDGESPEC_HOME, or the system's place for data."""
+    return _below_home("sessions") or user_data_path("edgespec", appauthor=False) / "sessions"
+
+
+@contextlib.contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """A place beside `path` to write to, which takes its name at the end; where writing fails, nothing is left."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        yield partial
+        partial.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+
+
+def _below_home(name: str) -> Path | None:
+    home = os.environ.get("EDGESPEC_HOME")
+    return Path(home) / name if home else None

@@ -1,0 +1,57 @@
+"""A pair by its names, as a program gives them: folders, names of the configuration, names of the local cache.
+
+A name of the configuration stands for target and draft, with their revisions; the other settings of its table are
+the command line's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from edgespec.errors import EdgespecError
+from edgespec.files import config_files
+from edgespec.pair.hub_names import local_path, resolve_model
+from edgespec.pair.user_config import read_pairs
+
+
+def find_pair(
+    target: str | Path | None,
+    draft: str | Path | None,
+    revision: str | None = None,
+    draft_revision: str | None = None,
+    *,
+    online: bool = False,
+) -> tuple[Path | None, Path | None]:
+    """The folders of target and draft; None is the built-in pair's. Raises EdgespecError where a name means nothing."""
+    names = [_as_name(name) for name in (target, draft) if name is not None]
+    # The configuration is nobody's business where folders are named.
+    pairs = {} if all(local_path(name).exists() for name in names) else _configured_pairs()
+    aliases = {name: pair["model"] for name, pair in pairs.items()}
+    if target is not None and not local_path(_as_name(target)).exists():
+        named = pairs.get(_as_name(target), {})
+        revision = revision or named.get("revision")
+        if draft is None:
+            draft, draft_revision = named.get("draft_model"), draft_revision or named.get("draft_revision")
+
+    def folder(name: str | Path | None, revision: str | None, role: str) -> Path | None:
+        if name is None:
+            if revision is not None:
+                raise EdgespecError("E_SETTING", f"revision '{revision}' is of no {role}.", f"Name the {role}.")
+            return None
+        return resolve_model(_as_name(name), revision=revision, aliases=aliases, online=online)
+
+    return folder(target, revision, "target"), folder(draft, draft_revision, "draft")
+
+
+def _as_name(name: str | Path) -> str:
+    # A path has backslashes on Windows, where names have none.
+    return name.as_posix() if isinstance(name, Path) else name
+
+
+def _configured_pairs() -> Mapping[str, Mapping[str, str]]:
+    """All names for pairs; of two files that have one, the first counts."""
+    found: dict[str, Mapping[str, str]] = {}
+    for path in reversed(config_files()):
+        found |= read_pairs(path)
+    return found

@@ -1,0 +1,193 @@
+"""One model as a folder: its small files and its tensors' headers, checked before any weight is read."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, PretrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from edgespec.draft.head_network import FORMAT, HEAD_KEY, OWN_MODULES, HeadFacts, attach_head_parts
+from edgespec.errors import EdgespecError
+from edgespec.model.causal_model import check_can_roll_back
+from edgespec.model.target import offload_errors
+from offload.architecture import architecture_checkpoint
+from offload.checkpoint import Checkpoint, read_checkpoint
+from offload.skeleton import Skeleton, build_skeleton
+
+READABLE_QUANTIZATIONS = {"bitsandbytes"}
+SAMPLE_BYTES = 1 << 16  # of a weight file: tells one fine-tune from another
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFolder:
+    """One model, known from its small files and its tensors' headers."""
+
+    folder: Path
+    config: PretrainedConfig
+    checkpoint: Checkpoint
+    generation_config: dict[str, Any]
+    head: HeadFacts | None = None  # of a feature head: a draft that borrows from its target
+
+    def skeleton(self, checkpoint: Checkpoint, *, dtype: torch.dtype) -> Skeleton:
+        """The model without weights, matched with its own checkpoint or another form of it."""
+        if self.head is None:
+            return build_skeleton(self.config, checkpoint, dtype=dtype)
+        attach = functools.partial(attach_head_parts, facts=self.head)
+        return build_skeleton(self.config, checkpoint, dtype=dtype, attach=attach, own_modules=OWN_MODULES)
+
+    @property
+    def max_context(self) -> int | None:
+        """Tokens that fit the model's positions; None where the family sets no limit."""
+        limit = getattr(self.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        return int(limit) if limit else None
+
+
+def open_model(folder: Path) -> ModelFolder:
+    """One folder's config and headers, checked."""
+    with offload_errors():
+        return _model_folder(folder, read_checkpoint(folder))
+
+
+def open_head(folder: Path, target: ModelFolder) -> ModelFolder:
+    """A feature head's folder; raises EdgespecError for a head of another target."""
+    facts = read_head_facts(folder)
+    head = open_model(folder)
+    if facts.target_fingerprint != fingerprint(target):
+        raise EdgespecError(
+            "E_HEAD_TARGET",
+            f"'{folder}' is a head of '{facts.target}' ({facts.target_fingerprint}), and the target is "
+            f"'{target.folder.name}' ({fingerprint(target)}).",
+            "Name its own target with -m, or train a head for this one: edgespec train head.",
+        )
+    return replace(head, head=facts)
+
+
+def is_head(folder: Path) -> bool:
+    """Whether a folder's config.json says that it is a feature head."""
+    return HEAD_KEY in read_json(folder / "config.json")
+
+
+def read_head_facts(folder: Path) -> HeadFacts:
+    """What makes a folder a feature head; raises EdgespecError where it is none of this version."""
+    path = folder / "config.json"
+    content = read_json(path).get(HEAD_KEY)
+    try:
+        facts = HeadFacts(**content) if isinstance(content, dict) else None
+    except TypeError:  # a name too many, or one missing
+        facts = None
+    if facts is None or facts.format != FORMAT or not _is_sound(facts):
+        what = f"'{path}' does not describe a feature head of format {FORMAT}."
+        raise EdgespecError("E_CONFIG_INVALID", what, "Train the head again.")
+    return facts
+
+
+def _is_sound(facts: HeadFacts) -> bool:
+    texts = (facts.target, facts.target_fingerprint, facts.method)
+    groups = 1 if facts.router_groups is None else facts.router_groups
+    numbers = (groups, facts.top_groups)
+    return all(isinstance(text, str) for text in texts) and all(type(n) is int and n > 0 for n in numbers)
+
+
+def open_architecture(folder: Path) -> ModelFolder:
+    """A folder that may hold a config.json alone: sizes then come from the architecture."""
+    if folder.is_dir() and (folder / "config.json").exists() and not any(folder.glob("*.safetensors*")):
+        config = _read_config(folder)
+        if getattr(config, "quantization_config", None):
+            raise EdgespecError(
+                "E_QUANTIZED",
+                f"'{folder / 'config.json'}' is of a quantised model, and does not say how large its weights are.",
+                "Give the folder with its weights, or the original's config.json with --quant.",
+            )
+        check_can_roll_back(config.get_text_config(decoder=True))
+        with offload_errors():
+            return _model_folder(folder, architecture_checkpoint(config, folder))
+    return open_model(folder)
+
+
+def open_draft_architecture(folder: Path, target: ModelFolder) -> ModelFolder:
+    """A draft's folder, which may hold a config.json alone, or be a feature head of the target."""
+    return open_head(folder, target) if is_head(folder) else open_architecture(folder)
+
+
+def _model_folder(folder: Path, checkpoint: Checkpoint) -> ModelFolder:
+    config = _read_config(folder)
+    check_can_roll_back(config.get_text_config(decoder=True))
+    quantization: Any = getattr(config, "quantization_config", None) or {}
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization.quant_method
+    if quantization and str(method) not in READABLE_QUANTIZATIONS:
+        raise EdgespecError(
+            "E_QUANTIZED",
+            f"'{folder}' is quantised with {method}, which edgespec does not read.",
+            "Use the model's bf16 or fp16 safetensors with --quant nf4 or int8, or a bitsandbytes checkpoint.",
+        )
+    return ModelFolder(
+        folder=folder,
+        config=config,
+        checkpoint=checkpoint,
+        generation_config=read_json(folder / "generation_config.json"),
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The file's object; empty where there is no file."""
+    if not path.exists():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise EdgespecError(
+            "E_CONFIG_INVALID", f"'{path}' is not readable JSON ({error}).", "Download the file again."
+        ) from error
+    if not isinstance(content, dict):
+        raise EdgespecError("E_CONFIG_INVALID", f"'{path}' is not a JSON object.", "Download the file again.")
+    return content
+
+
+def _read_config(folder: Path) -> PretrainedConfig:
+    if not (folder / "config.json").exists():
+        raise EdgespecError("E_CONFIG_MISSING", f"'{folder}' has no config.json.", "Download the whole model folder.")
+    fields = read_json(folder / "config.json")
+    model_type = fields.get("model_type")
+    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise EdgespecError(
+            "E_UNSUPPORTED_ARCHITECTURE",
+            f"'{folder}' has model type '{model_type}', which the installed transformers does not know "
+            "as a causal language model.",
+            "Use a decoder-only model such as Llama, Qwen, Mistral, Gemma, Phi-3 or GPT-NeoX, or update transformers.",
+        )
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers raises many kinds for a field that is wrong
+        raise EdgespecError(
+            "E_CONFIG_INVALID",
+            f"transformers cannot use '{folder / 'config.json'}' ({first_line(error)}).",
+            "Download the file again.",
+        ) from error
+    return config
+
+
+def fingerprint(model: ModelFolder) -> str:
+    """Of the config, of the tensors' names, shapes and types, and of a piece of each weight file."""
+    facts = {name: [str(entry.dtype), list(entry.shape)] for name, entry in sorted(model.checkpoint.tensors.items())}
+    # The file's own keys: a config as an object also holds the folder's place and the installed version's defaults.
+    content = json.loads((model.folder / "config.json").read_text(encoding="utf-8"))
+    config = {name: value for name, value in content.items() if name not in {"transformers_version", "_name_or_path"}}
+    digest = hashlib.sha256(json.dumps([config, facts], sort_keys=True).encode())
+    for path in sorted({entry.file for entry in model.checkpoint.tensors.values()}):
+        if path.is_file():
+            with path.open("rb") as file:
+                file.seek(path.stat().st_size // 2)
+                digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()[:16]
+
+
+def first_line(error: Exception) -> str:
+    """What a library says went wrong, in short."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

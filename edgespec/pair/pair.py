@@ -1,0 +1,136 @@
+"""A target and its draft as folders: found, read and checked before any weight is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from edgespec.config import SamplingSettings
+from edgespec.errors import EdgespecError
+from edgespec.pair.folder import ModelFolder, first_line, is_head, open_head, open_model, read_head_facts
+
+DEMO_FOLDER = Path(__file__).parents[1] / "demo"
+NUM_DIFFERENCES_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPair:
+    """A target, perhaps a draft with the same token ids, and their tokenizer."""
+
+    target: ModelFolder
+    draft: ModelFolder | None
+    tokenizer: PreTrainedTokenizerBase
+    stop_tokens: frozenset[int]  # ids that end a text
+
+    @property
+    def max_context(self) -> int | None:
+        """Tokens that fit both models."""
+        limits = [model.max_context for model in (self.target, self.draft) if model is not None]
+        known = [limit for limit in limits if limit is not None]
+        return min(known) if known else None
+
+    def default_sampling(self) -> SamplingSettings:
+        """What the target's generation config asks for; greedy where it does not ask for sampling."""
+        wanted = self.target.generation_config
+        if not wanted.get("do_sample"):
+            return SamplingSettings()
+        neutral = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        chosen = {name: neutral[name] if wanted.get(name) is None else wanted[name] for name in neutral}
+        try:
+            return SamplingSettings(**chosen)  # type: ignore[arg-type]
+        except (TypeError, EdgespecError) as error:
+            raise EdgespecError(
+                "E_CONFIG_INVALID",
+                f"'{self.target.folder / 'generation_config.json'}' asks for sampling that makes no sense: {chosen}.",
+                "Correct the file.",
+            ) from error
+
+
+def open_pair(target: Path | None, draft: Path | None) -> ModelPair:
+    """Check both folders against themselves and each other; None for the target is the built-in pair.
+
+    Raises EdgespecError for whatever would fail later: a missing or damaged file, an architecture
+    that is unknown or cannot roll back, different token ids.
+    """
+    if target is None:
+        target, draft = DEMO_FOLDER / "target", draft or DEMO_FOLDER / "draft"
+    if is_head(target):
+        raise EdgespecError(
+            "E_HEAD_ALONE",
+            f"'{target}' is a feature head of '{read_head_facts(target).target}': it drafts for it, and is no target.",
+            "Name the target with -m and the head with -md.",
+        )
+    target_model = open_model(target)
+    tokenizer = open_tokenizer(target)
+    draft_model = None
+    if draft is not None and is_head(draft):
+        draft_model = open_head(draft, target_model)
+    elif draft is not None:
+        draft_model = open_model(draft)
+        _check_same_tokens(tokenizer, open_tokenizer(draft))
+    return ModelPair(
+        target=target_model,
+        draft=draft_model,
+        tokenizer=tokenizer,
+        stop_tokens=_stop_tokens(target_model, tokenizer),
+    )
+
+
+def open_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The folder's tokenizer in its fast form; raises EdgespecError where there is none, or it takes code to be run."""
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # missing files, damaged JSON and missing backends all look different
+        raise EdgespecError(
+            "E_TOKENIZER",
+            f"'{folder}' has no usable tokenizer ({first_line(error)}).",
+            "Put the model's tokenizer.json and tokenizer_config.json into the folder; code in it is never run.",
+        ) from error
+    if not tokenizer.is_fast:
+        raise EdgespecError(
+            "E_TOKENIZER",
+            f"the tokenizer of '{folder}' ({type(tokenizer).__name__}) has no tokenizer.json form.",
+            "Convert it with transformers, and save it into the folder.",
+        )
+    return tokenizer
+
+
+def _stop_tokens(model: ModelFolder, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """The generation config's, else the config's, and the tokenizer's own."""
+    text_config = model.config.get_text_config(decoder=True)
+    stops: set[int] = set()
+    for value in (
+        model.generation_config.get("eos_token_id", getattr(text_config, "eos_token_id", None)),
+        tokenizer.eos_token_id,
+    ):
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(token, int) for token in ids):
+            raise EdgespecError(
+                "E_CONFIG_INVALID",
+                f"eos_token_id {value!r} of '{model.folder}' is no token id.",
+                "Correct generation_config.json or config.json.",
+            )
+        stops.update(ids)
+    return frozenset(stops)
+
+
+def _check_same_tokens(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> None:
+    """Raise EdgespecError naming the first ids that mean different tokens."""
+    ours = {index: token for token, index in target.get_vocab().items()}
+    theirs = {index: token for token, index in draft.get_vocab().items()}
+    different = sorted(index for index in ours.keys() | theirs.keys() if ours.get(index) != theirs.get(index))
+    if not different:
+        return
+    shown = "; ".join(
+        f"id {index} is {ours.get(index)!r} in the target and {theirs.get(index)!r} in the draft"
+        for index in different[:NUM_DIFFERENCES_SHOWN]
+    )
+    raise EdgespecError(
+        "E_TOKENIZER_MISMATCH",
+        f"the draft's token ids differ from the target's in {len(different)} of {len(ours)}: {shown}.",
+        "Use a draft of the same model family, or --policy none without a draft.",
+    )

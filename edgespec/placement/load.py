@@ -1,0 +1,100 @@
+"""A planned pair brought into memory: tried, quantised, loaded, and let go again."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+
+import torch
+
+from edgespec.draft.head_network import lend
+from edgespec.model.causal_model import CausalModel
+from edgespec.model.self_check import check_tree_reading
+from edgespec.placement.plan import PairPlan
+from edgespec.placement.weights import Announce
+from offload.placement import all_resident
+from offload.streamed_model import StreamedModel
+
+Progress = Callable[[str, int, int], None]  # phase, done, total: bytes when loading, layers when quantising
+
+
+class LoadedModels:
+    """The models by their roles, `target` and `draft`, until `close`."""
+
+    def __init__(
+        self, streamed: Mapping[str, StreamedModel], *, device: torch.device, lent: frozenset[str] = frozenset()
+    ) -> None:
+        """Where parameters of the draft are the target's, it is a feature head: it reads the target's hidden states."""
+        self._streamed = dict(streamed)
+        if lent:
+            lend(streamed["target"].model, streamed["draft"].model, lent)
+        self._causal = {
+            role: CausalModel(model.model, device=device, keeps_hidden=bool(lent) and role == "target")
+            for role, model in streamed.items()
+        }
+
+    @property
+    def target(self) -> CausalModel:
+        """The target, streamed as planned."""
+        if not self._causal:
+            raise RuntimeError("the engine is closed")
+        return self._causal["target"]
+
+    @property
+    def draft(self) -> CausalModel | None:
+        """The draft; None where there is none."""
+        return self._causal.get("draft")
+
+    @property
+    def models(self) -> tuple[CausalModel, ...]:
+        """All of them."""
+        return tuple(self._causal.values())
+
+    def close(self) -> None:
+        """End the readers and let the models go."""
+        for causal in self._causal.values():
+            causal.close()
+        _close(self._streamed)
+        self._causal = {}
+
+
+def load_models(
+    plan: PairPlan,
+    *,
+    device: torch.device,
+    self_check: bool,
+    on_quantize: Announce | None,
+    progress: Progress | None,
+) -> LoadedModels:
+    """Load what the plan says, where it says; raises OffloadError, and EdgespecError for a family that fails."""
+    weights = {"target": plan.target} | ({"draft": plan.draft} if plan.draft else {})
+    if self_check:
+        for model in weights.values():
+            check_tree_reading(model.planned.model.config, device=device)
+    # Quantising takes memory of its own: all of it comes before anything is loaded.
+    skeletons = {
+        role: model.loadable(device, announce=on_quantize, progress=_phase(progress, f"quantising {role}"))
+        for role, model in weights.items()
+    }
+    streamed: dict[str, StreamedModel] = {}
+    try:
+        for role, skeleton in skeletons.items():
+            placement = plan.placement if role == "target" else all_resident(len(skeleton.records))
+            streamed[role] = StreamedModel(
+                skeleton, placement, device=device, progress=_phase(progress, f"loading {role}")
+            )
+        lent = skeletons["draft"].lent if "draft" in skeletons else frozenset()
+        return LoadedModels(streamed, device=device, lent=lent)
+    except BaseException:
+        _close(streamed)
+        raise
+
+
+def _phase(progress: Progress | None, name: str) -> Callable[[int, int], None] | None:
+    return functools.partial(progress, name) if progress else None
+
+
+def _close(streamed: dict[str, StreamedModel]) -> None:
+    for model in streamed.values():
+        model.close()
+    streamed.clear()

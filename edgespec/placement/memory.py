@@ -1,0 +1,176 @@
+"""What a pair needs beside its decoder layers, in bytes, from shapes alone.
+
+Estimates lean high: peak memory must stay within the limit that a user gave.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from transformers import PretrainedConfig
+
+from edgespec.model.causal_model import PREFILL_ROWS
+from edgespec.model.row_chunks import rows_at_once
+from edgespec.tree.settings import TreeSettings
+from offload.layer_store import LayerRecord
+from offload.skeleton import Skeleton
+
+MIB = 1 << 20
+LIBRARIES_BYTES = 192 * MIB  # model code, kernels and tokenizer that load with the first model
+CUDA_CONTEXT_BYTES = 600 * MIB
+NUM_HIDDEN_COPIES = 4  # of a prompt's hidden states: before and after a layer, and positions
+NUM_TEXTS_COPIES = 6  # of all texts' hidden states: those, the final norm's temporaries, the file that is written
+NUM_LOGITS_COPIES = 5  # of one chunk of rows: logits, their float32, probabilities, temporaries
+NUM_DRAFT_PROBS_COPIES = 3  # a tree's q by layers and in one piece; while a layer is drawn, noise in float64 as well
+FLOAT32_BYTES = 4
+PASS_SLACK = 1.5  # an allocator keeps freed blocks that fit nothing that comes next
+
+
+def resident_bytes(record: LayerRecord, *, device: torch.device) -> int:
+    """Bytes of a record that is loaded whole: as stored where nothing is converted or moved."""
+    return record.flat_bytes if device.type == "cuda" else record.cpu_bytes
+
+
+def cache_bytes(config: PretrainedConfig, *, rows: int, dtype: torch.dtype) -> int:
+    """Keys and values of `rows` rows in all layers."""
+    heads = _num_kv_heads(config)
+    key_dim, value_dim = _head_dims(config)
+    return int(config.num_hidden_layers * heads * (key_dim + value_dim) * rows * dtype.itemsize)
+
+
+def _num_kv_heads(config: PretrainedConfig) -> int:
+    """Heads whose keys and values are kept; latent attention keeps one row for all of them."""
+    if getattr(config, "kv_lora_rank", None):
+        return 1
+    if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
+        return 1  # the older Falcon models
+    return int(
+        getattr(config, "num_key_value_heads", None)
+        or getattr(config, "num_kv_heads", None)
+        or config.num_attention_heads
+    )
+
+
+def _head_dims(config: PretrainedConfig) -> tuple[int, int]:
+    """Width of a head's keys and of its values."""
+    if getattr(config, "kv_lora_rank", None):
+        return config.qk_rope_head_dim, config.kv_lora_rank
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return head_dim, head_dim
+
+
+def cache_rows(context_tokens: int, tree: TreeSettings) -> tuple[int, int]:
+    """Rows of the target's and of the draft's cache: the text, and the rows of a tree behind it.
+
+    The draft expands nodes that the finished tree may drop again.
+    """
+    return context_tokens + tree.num_nodes + 1, context_tokens + tree.num_drafted
+
+
+def pass_bytes(
+    config: PretrainedConfig,
+    *,
+    prompt_rows: int,
+    tree_rows: int,
+    keys: int,
+    dtype: torch.dtype,
+    probs_rows: int = 0,
+) -> int:
+    """The largest temporaries of one forward: of the prompt's, or of a tree's and what is made of it.
+
+    Logits exist for one chunk of rows at a time. `probs_rows` are those whose distributions are kept: a
+    draft's, of all nodes that it expands.
+    """
+    sizes = _pass_sizes(config, dtype)
+    logits_rows = NUM_LOGITS_COPIES * min(tree_rows, rows_at_once(config.vocab_size))
+    logits_bytes = config.vocab_size * FLOAT32_BYTES * (logits_rows + NUM_DRAFT_PROBS_COPIES * probs_rows)
+    chunk_rows = min(prompt_rows, PREFILL_ROWS)
+    pair_bytes = sizes.mask_bytes + sizes.score_bytes
+    prompt_bytes = chunk_rows * (sizes.row_bytes + prompt_rows * pair_bytes) + prompt_rows * sizes.key_bytes
+    prompt_bytes += NUM_HIDDEN_COPIES * prompt_rows * config.hidden_size * dtype.itemsize
+    tree_bytes = tree_rows * (sizes.row_bytes + keys * pair_bytes) + logits_bytes + keys * sizes.key_bytes
+    return int(PASS_SLACK * max(prompt_bytes, tree_bytes))
+
+
+def texts_bytes(config: PretrainedConfig, *, num_rows: int, text_rows: int, dtype: torch.dtype) -> int:
+    """The largest temporaries of one pass over texts of `text_rows` rows each, `num_rows` in all."""
+    sizes = _pass_sizes(config, dtype)
+    chunk_rows = max(text_rows, PREFILL_ROWS // text_rows * text_rows)
+    chunk_bytes = chunk_rows * (sizes.row_bytes + sizes.key_bytes + text_rows * sizes.score_bytes)
+    chunk_bytes += text_rows * text_rows * sizes.mask_bytes
+    return int(PASS_SLACK * (chunk_bytes + NUM_TEXTS_COPIES * num_rows * config.hidden_size * dtype.itemsize))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PassSizes:
+    """What a layer's forward takes."""
+
+    row_bytes: int  # of a row
+    mask_bytes: int  # of a row and a key
+    score_bytes: int  # of a row and a key
+    key_bytes: int  # of a key
+
+
+def _pass_sizes(config: PretrainedConfig, dtype: torch.dtype) -> _PassSizes:
+    inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    is_eager = getattr(config, "_attn_implementation", None) == "eager"
+    # Grouped keys and values are repeated for every head while a layer attends with a mask.
+    is_grouped = _num_kv_heads(config) < config.num_attention_heads
+    return _PassSizes(
+        # Norms compute in float32, the rest in the layers' own dtype.
+        row_bytes=(3 * inner + 6 * config.hidden_size) * dtype.itemsize + 2 * config.hidden_size * FLOAT32_BYTES,
+        mask_bytes=2 * dtype.itemsize + 3,
+        score_bytes=config.num_attention_heads * (2 * dtype.itemsize + FLOAT32_BYTES) if is_eager else 0,
+        key_bytes=config.num_attention_heads * sum(_head_dims(config)) * dtype.itemsize if is_grouped else 0,
+    )
+
+
+def device_uses(
+    target: Skeleton,
+    draft: Skeleton | None,
+    *,
+    tree: TreeSettings,
+    context_tokens: int,
+    prompt_tokens: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> dict[str, int]:
+    """Everything on the device but the target's decoder layers: what -> bytes."""
+    config = target.model.config.get_text_config(decoder=True)
+    target_rows, draft_rows = cache_rows(context_tokens, tree)
+    tree_rows = target_rows - context_tokens
+    uses = {
+        "CUDA context" if device.type == "cuda" else "libraries": (
+            CUDA_CONTEXT_BYTES if device.type == "cuda" else LIBRARIES_BYTES
+        ),
+        "target: embeddings, norms, head": resident_bytes(target.outside, device=device),
+        "target: keys and values": cache_bytes(config, rows=target_rows, dtype=dtype),
+        "target: one pass": pass_bytes(
+            config, prompt_rows=prompt_tokens, tree_rows=tree_rows, keys=target_rows, dtype=dtype
+        ),
+    }
+    if draft is not None:
+        draft_config = draft.model.config.get_text_config(decoder=True)
+        if draft.lent:
+            uses["target: features"] = target_rows * config.hidden_size * dtype.itemsize
+        uses["draft: weights"] = sum(resident_bytes(r, device=device) for r in (draft.outside, *draft.records))
+        uses["draft: keys and values"] = cache_bytes(draft_config, rows=draft_rows, dtype=dtype)
+        uses["draft: one pass"] = pass_bytes(
+            draft_config,
+            prompt_rows=prompt_tokens,
+            tree_rows=tree_rows,
+            keys=draft_rows,
+            dtype=dtype,
+            probs_rows=draft_rows - context_tokens,
+        )
+    scratch_bytes = (target.num_scratch + (draft.num_scratch if draft else 0)) * dtype.itemsize
+    if scratch_bytes:
+        uses["weights while unpacked"] = scratch_bytes
+    return uses
+
+
+def host_uses(target: Skeleton) -> dict[str, int]:
+    """What an accelerator's program needs of RAM, beside layers that wait there."""
+    read_bytes = max(record.stored_bytes for record in (*target.records, target.outside))
+    return {"libraries": LIBRARIES_BYTES, "pages while they are read": read_bytes}

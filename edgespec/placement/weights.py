@@ -1,0 +1,69 @@
+"""From a model's folder to a skeleton that can be planned for, and to one that can be loaded.
+
+They differ where weights are to be quantised: a plan needs their sizes only, and must be made
+before gigabytes are written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from edgespec.files import cache_folder
+from edgespec.pair.folder import ModelFolder
+from offload.quantize import quantized_checkpoint
+from offload.quantized_cache import load_or_quantize
+from offload.skeleton import Skeleton
+
+Announce = Callable[[Path, int, int], None]  # folder, bytes that will be written there, bytes free
+Progress = Callable[[int, int], None]  # layers done, layers in all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """One model's weights in the form they are to be used in."""
+
+    model: ModelFolder
+    dtype: torch.dtype
+    quant: str | None
+    planned: Skeleton
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights of the model, packed ones counted as what they stand for."""
+        packed = [math.prod(weight.shape) for module in self.planned.packed for _, weight in module.weights]
+        plain = [
+            math.prod(tensor.shape)
+            for record in (*self.planned.records, self.planned.outside)
+            for name, tensor in record.tensors.items()
+            if "_packed." not in name
+        ]
+        return sum(packed) + sum(plain)
+
+    def loadable(self, device: torch.device, *, announce: Announce | None, progress: Progress | None) -> Skeleton:
+        """The skeleton of files that exist: those of the folder, or quantised ones, made now if need be."""
+        if self.quant is None:
+            return self.planned
+        checkpoint = load_or_quantize(
+            self.model.skeleton(self.model.checkpoint, dtype=self.dtype),
+            self.model.checkpoint,
+            self.quant,
+            cache_folder=cache_folder(),
+            device=device,
+            announce=announce,
+            progress=progress,
+        )
+        return self.model.skeleton(checkpoint, dtype=self.dtype)
+
+
+def plan_weights(model: ModelFolder, *, dtype: torch.dtype, quant: str | None) -> Weights:
+    """The model's weights, known by size; raises OffloadError when they do not make up the model."""
+    skeleton = model.skeleton(model.checkpoint, dtype=dtype)
+    if quant is not None:
+        planned = quantized_checkpoint(skeleton, model.checkpoint, quant)
+        skeleton = model.skeleton(planned, dtype=dtype)
+    return Weights(model=model, dtype=dtype, quant=quant, planned=skeleton)

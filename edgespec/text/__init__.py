@@ -1,0 +1,1 @@
+"""Texts asked for and made: requests, stop strings, conversations. Knows no terminal and no file of prompts."""

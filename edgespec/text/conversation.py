@@ -1,0 +1,210 @@
+"""A conversation: messages, and an engine whose caches keep what it has read and written.
+
+Every turn's prompt is made anew of all messages; what of it the caches hold already is found by comparing token
+ids, so that a turn reads what is new, whatever was undone, edited, interrupted or said elsewhere in between.
+Nothing that fails changes the messages: a turn counts from its answer's first token on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from typing import Any, Protocol, Unpack
+
+from edgespec.config import MAX_SEED
+from edgespec.errors import EdgespecError
+from edgespec.pair.pair import ModelPair
+from edgespec.text.chat_template import Message, plain_ids, template_ids
+from edgespec.text.request import TextRequest, Wishes
+from edgespec.text.results import GenerationResult, TextChunk
+from edgespec.text.run import OnPrefill, finished
+from edgespec.text.session_file import SavedSession, read_session, transcript, write_session
+
+
+class Decodes(Protocol):
+    """What a conversation needs of an engine."""
+
+    pair: ModelPair
+    max_context: int
+
+    def request(self, prompt: list[int], **wishes: Unpack[Wishes]) -> TextRequest:
+        """A prompt with its settings; raises EdgespecError where the context has no room."""
+
+    def run(
+        self, request: TextRequest, *, reuse: bool = False, on_prefill: OnPrefill | None = None
+    ) -> Generator[TextChunk, None, None]:
+        """Decode it."""
+
+    def forget(self) -> None:
+        """Keep nothing of the last text."""
+
+
+class Conversation:
+    """What was said, and what is wished for every answer."""
+
+    def __init__(
+        self, engine: Decodes, *, system: str | None = None, raw: bool = False, **wishes: Unpack[Wishes]
+    ) -> None:
+        """Without `max_new_tokens` an answer may fill the context.
+
+        Without a chat template, or `raw`, the messages are one plain text: see `edgespec.text.chat_template`.
+        """
+        self._engine = engine
+        self.system = system
+        self.is_raw = raw or not engine.pair.tokenizer.chat_template
+        self.wishes: Wishes = {"max_new_tokens": -1, **wishes}
+        self.template_values: dict[str, Any] = {}  # that the chat template reads, as enable_thinking
+        self.messages: tuple[Message, ...] = ()  # without the system's
+        self.last: GenerationResult | None = None
+        self._num_tries = 0  # of the last answer
+
+    def send(self, text: str, *, on_prefill: OnPrefill | None = None) -> GenerationResult:
+        """Say something; the whole answer."""
+        for _ in self.stream(text, on_prefill=on_prefill):
+            pass
+        assert self.last is not None
+        return self.last
+
+    def stream(self, text: str, *, on_prefill: OnPrefill | None = None) -> Generator[TextChunk, None, None]:
+        """The same, step by step; closing the iterator keeps the answer so far, as one that was interrupted.
+
+        Raises EdgespecError at once where the context has no room; nothing has changed then.
+        """
+        return self._answer(self.messages, text, tries=0, on_prefill=on_prefill)
+
+    def regenerate(self, *, on_prefill: OnPrefill | None = None) -> Generator[TextChunk, None, None]:
+        """Answer the last message again, with the next seed; the old answer stays until there is a new one."""
+        before, asked = self._last_turn()
+        return self._answer(before, asked, tries=self._num_tries + 1, on_prefill=on_prefill)
+
+    def edit(self, text: str, *, on_prefill: OnPrefill | None = None) -> Generator[TextChunk, None, None]:
+        """Say this in place of the last message."""
+        before, _ = self._last_turn()
+        return self._answer(before, text, tries=0, on_prefill=on_prefill)
+
+    def undo(self) -> str:
+        """Take the last message and its answer back; returns the message."""
+        self.messages, asked = self._last_turn()
+        return asked
+
+    def clear(self) -> int:
+        """Forget all turns, and their keys and values; the system's message stays. How many turns there were."""
+        num_turns = self.num_turns
+        self._engine.forget()
+        self.messages = ()
+        return num_turns
+
+    @property
+    def num_turns(self) -> int:
+        """Messages of the user."""
+        return sum(message.role == "user" for message in self.messages)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all that was said, the template's included."""
+        return len(self.prompt_ids(self.messages)) if self.messages else 0
+
+    def prompt_ids(self, messages: tuple[Message, ...]) -> list[int]:
+        """Ids of the system's and these messages, up to where an answer begins."""
+        system = (Message(role="system", content=self.system),) if self.system else ()
+        whole, tokenizer = (*system, *messages), self._engine.pair.tokenizer
+        if self.is_raw:
+            return plain_ids(tokenizer, whole)
+        said = [{"role": message.role, "content": message.content} for message in whole]
+        return template_ids(tokenizer, said, values=self.template_values)
+
+    def check_room(self, text: str) -> int:
+        """Tokens of the prompt with this said next; raises EdgespecError where the context has no room."""
+        return len(self._request((*self.messages, Message(role="user", content=text)), tries=0).ids)
+
+    def save(
+        self,
+        path: str | Path,
+        *,
+        overwrite: bool = False,
+        settings: Mapping[str, Any] | None = None,
+        stats: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write a session, or a transcript where the name ends in .md; raises EdgespecError where a file is there."""
+        pair = self._engine.pair
+        session = SavedSession(
+            model=str(pair.target.folder),
+            draft_model=str(pair.draft.folder) if pair.draft else None,
+            system=self.system,
+            settings=dict(settings or {}),
+            messages=self.messages,
+            stats=dict(stats or {}),
+        )
+        if Path(path).suffix.lower() == ".md":
+            write_session(Path(path), transcript(session), overwrite=overwrite)
+        else:
+            write_session(Path(path), session.document(), overwrite=overwrite)
+
+    def load(self, path: str | Path) -> SavedSession:
+        """Go on from a saved session; its messages and system's message replace these. Raises EdgespecError."""
+        session = read_session(Path(path), self._engine.pair.tokenizer)
+        self.system, self.messages, self._num_tries = session.system, session.messages, 0
+        return session
+
+    def _last_turn(self) -> tuple[tuple[Message, ...], str]:
+        """What was said before the user's last message, and that message."""
+        for index in reversed(range(len(self.messages))):
+            if self.messages[index].role == "user":
+                return self.messages[:index], self.messages[index].content
+        raise EdgespecError("E_NO_TURN", "nothing was said yet.", "Say something first.")
+
+    def _answer(
+        self, before: tuple[Message, ...], text: str, *, tries: int, on_prefill: OnPrefill | None
+    ) -> Generator[TextChunk, None, None]:
+        asked = (*before, Message(role="user", content=text))
+        request = self._request(asked, tries=tries)
+        return self._chunks(request, asked, tries=tries, on_prefill=on_prefill)
+
+    def _request(self, asked: tuple[Message, ...], *, tries: int) -> TextRequest:
+        wishes = self.wishes.copy()
+        seed = wishes.get("seed")
+        if seed is not None:
+            wishes["seed"] = (seed + tries) % (MAX_SEED + 1)
+        ids = self.prompt_ids(asked)
+        try:
+            return self._engine.request(ids, **wishes)
+        except EdgespecError as error:
+            if error.code != "E_CONTEXT":
+                raise
+            raise EdgespecError(
+                "E_CONTEXT",
+                f"the conversation would have {len(ids)} tokens with this message ({self.num_tokens} without it), "
+                f"and the context holds {self._engine.max_context} with at least one of an answer.",
+                "Shorten the message, take turns back with /undo or /clear, or start with a larger -c.",
+            ) from error
+
+    def _chunks(
+        self, request: TextRequest, asked: tuple[Message, ...], *, tries: int, on_prefill: OnPrefill | None
+    ) -> Generator[TextChunk, None, None]:
+        started = time.perf_counter()
+        chunks: list[TextChunk] = []
+        running = self._engine.run(request, reuse=True, on_prefill=on_prefill)
+        try:
+            for chunk in running:
+                chunks.append(chunk)
+                yield chunk
+        finally:
+            running.close()
+            self.last = finished(request, chunks, self._engine.pair, total_s=time.perf_counter() - started)
+            if chunks:
+                self._num_tries = tries
+                self.messages = (*asked, self._message(request, chunks))
+
+    def _message(self, request: TextRequest, chunks: list[TextChunk]) -> Message:
+        """The answer as it will be read again; the token that ended it belongs to the template."""
+        ids = [token for chunk in chunks for token in chunk.step.tokens]
+        if ids and ids[-1] in self._engine.pair.stop_tokens:
+            ids.pop()
+        return Message(
+            role="assistant",
+            content="".join(chunk.text for chunk in chunks),
+            # A stop string is among the tokens, and no part of the text.
+            token_ids=() if request.stop else tuple(ids),
+            is_interrupted=chunks[-1].step.finish is None,
+        )

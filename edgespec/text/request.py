@@ -1,0 +1,111 @@
+"""What is asked of one text, under the names that users of transformers know, made ready to run."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+
+from edgespec.config import MAX_SEED, SamplingSettings, require
+from edgespec.errors import EdgespecError
+from edgespec.text.context import new_token_limit
+from edgespec.text.stops import StopStrings, stop_strings
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+DEFAULT_NEW_TOKENS = 512
+
+_SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p")
+# Names of a transformers GenerationConfig -> ours
+_WISHES = {**{name: name for name in (*_SAMPLING, "max_new_tokens", "seed")}, "stop_strings": "stop"}
+# Of the others: says nothing of the text, or what the model's own folder says already.
+_WITHOUT_EFFECT = {"transformers_version", "use_cache", "max_length"}
+
+Config: TypeAlias = "GenerationConfig | Mapping[str, Any]"
+
+
+class Wishes(TypedDict, total=False):
+    """What may be asked of a text, each with a default."""
+
+    max_new_tokens: int | None  # -1: to the end of the context; None: 512
+    sampling: SamplingSettings | None  # None: the model's own; single values below count above it
+    do_sample: bool  # False is temperature 0
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int | None  # None: a random one
+    stop: str | Sequence[str]  # strings that end the text, and are no part of it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextRequest:
+    """One text to decode."""
+
+    ids: list[int]
+    max_new_tokens: int  # that the context leaves
+    limited_by: str  # length | context: what ends it after so many
+    sampling: SamplingSettings
+    seed: int
+    stop: StopStrings
+
+
+def text_request(
+    ids: list[int],
+    *,
+    tokenizer: PreTrainedTokenizerBase,
+    max_context: int,
+    default_sampling: SamplingSettings,
+    config: Config | None,
+    wishes: Wishes,
+) -> TextRequest:
+    """A prompt with its settings: `wishes` count above `config`, that above `default_sampling`.
+
+    Raises EdgespecError where the context has no room, and TypeError for a wish that there is not.
+    """
+    asked = config_values(config)
+    base = named_sampling(default_sampling, {name: asked.pop(name) for name in _SAMPLING if name in asked})
+    asked |= {name: value for name, value in wishes.items() if value is not None}
+    seed = asked.pop("seed", None)
+    require(seed is None or 0 <= seed <= MAX_SEED, f"--seed {seed} is not in [0, 2^63).", "Use another number.")
+    limit, limited_by = new_token_limit(max_context, len(ids), asked.pop("max_new_tokens", DEFAULT_NEW_TOKENS))
+    return TextRequest(
+        ids=ids,
+        max_new_tokens=limit,
+        limited_by=limited_by,
+        seed=secrets.randbits(32) if seed is None else seed,
+        stop=stop_strings(tokenizer, asked.pop("stop", ())),
+        sampling=named_sampling(asked.pop("sampling", base), asked),
+    )
+
+
+def named_sampling(base: SamplingSettings, values: Mapping[str, Any]) -> SamplingSettings:
+    """`base` with single values instead; raises TypeError for a name that there is not."""
+    values = dict(values)
+    do_sample = values.pop("do_sample", None)
+    if do_sample is False:
+        values["temperature"] = 0.0
+    elif do_sample and "temperature" not in values and base.temperature == 0:
+        values["temperature"] = 1.0  # as transformers
+    return replace(base, **values)
+
+
+def config_values(config: Config | None) -> dict[str, Any]:
+    """What a generation config asks for, as wishes; raises EdgespecError for what would not be honoured."""
+    if config is None:
+        return {}
+    given = dict(config) if isinstance(config, Mapping) else config.to_diff_dict()
+    given = {name: value for name, value in given.items() if value is not None}
+    values = {wish: given.pop(name) for name, wish in _WISHES.items() if name in given}
+    unknown = sorted(
+        name for name in given if name not in _WITHOUT_EFFECT and not name.endswith("_token_id") and name[0] != "_"
+    )
+    if unknown:
+        raise EdgespecError(
+            "E_SETTING",
+            f"the generation config sets {', '.join(unknown)}, which edgespec does not do.",
+            f"It knows: {', '.join(_WISHES)}.",
+        )
+    return values

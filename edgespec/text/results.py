@@ -1,0 +1,130 @@
+"""What a generation yields: pieces of text as they are verified, the finished whole, or ids for a streamer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from edgespec.config import SamplingSettings
+from edgespec.decode.loop import StepResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextChunk:
+    """What one step added, as text: whole characters only, so that a chunk may be empty."""
+
+    text: str
+    step: StepResult
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The step's tokens."""
+        return self.step.tokens
+
+    @property
+    def from_draft(self) -> tuple[bool, ...]:
+        """Of each token, whether the draft proposed it."""
+        step = self.step
+        return tuple(0 <= index - step.num_started < step.num_accepted for index in range(len(step.tokens)))
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the text ends here; None in the last chunk of a text that was interrupted."""
+        return self.step.finish
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Tokens of a text."""
+
+    prompt_tokens: int
+    cached_tokens: int  # of the prompt's, those that were not read again
+    completion_tokens: int
+
+    @property
+    def total_tokens(self) -> int:
+        """The prompt's and the new ones."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationResult:
+    """A finished text and how it came about."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str  # stop | length | context | interrupted
+    prompt_tokens: int
+    seed: int
+    sampling: SamplingSettings
+    steps: tuple[StepResult, ...]
+    total_s: float
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens read and made."""
+        return Usage(
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            completion_tokens=len(self.token_ids),
+        )
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of the prompt's tokens, those whose rows the cache held."""
+        return self.steps[0].num_cached if self.steps else 0
+
+    @property
+    def passes(self) -> tuple[StepResult, ...]:
+        """The verify passes: all steps but the prompt's."""
+        return tuple(step for step in self.steps if not step.is_prefill)
+
+    @property
+    def tokens_per_pass(self) -> float | None:
+        """Mean tokens of a verify pass, the bonus token included."""
+        return sum(len(step.tokens) for step in self.passes) / len(self.passes) if self.passes else None
+
+    @property
+    def prefill_s(self) -> float:
+        """Seconds of the pass over the prompt; all there were, where it was abandoned."""
+        return self.steps[0].target_s if self.steps else self.total_s
+
+    @property
+    def time_to_first_token_s(self) -> float:
+        """Seconds until the first token was known."""
+        return self.steps[0].target_s + self.steps[0].rest_s if self.steps else self.total_s
+
+    @property
+    def decode_tokens_per_s(self) -> float | None:
+        """Tokens after the first over the seconds after the first."""
+        decode_s = self.total_s - self.time_to_first_token_s
+        count = len(self.token_ids) - 1
+        return count / decode_s if count > 0 and decode_s > 0 else None
+
+
+class Streamer(Protocol):
+    """What transformers calls a streamer: anything with these two methods."""
+
+    def put(self, value: Tensor) -> None:
+        """The prompt [1, n] first, then the tokens [k] of every step."""
+
+    def end(self) -> None:
+        """There is no more."""
+
+
+def put_ids(input_ids: Tensor, chunks: Iterable[TextChunk], streamer: Streamer | None) -> Tensor:
+    """Ids [1, n] and those of all chunks behind them [1, n + new], each handed to the streamer as it comes."""
+    ids = input_ids[0].tolist()
+    if streamer:
+        streamer.put(input_ids.cpu())
+    for chunk in chunks:
+        ids += chunk.token_ids
+        if streamer:
+            streamer.put(torch.tensor(chunk.token_ids))
+    if streamer:
+        streamer.end()
+    return torch.tensor([ids], device=input_ids.device)

@@ -1,0 +1,195 @@
+"""One text decoded as asked: the models' caches, the loop, its text, and the ways in which it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from tokenizers.decoders import DecodeStream
+
+from edgespec.decode.choose import continue_text
+from edgespec.decode.loop import Session, StepResult
+from edgespec.draft.language_model import LanguageModelDrafter
+from edgespec.draft.open_drafter import open_drafter
+from edgespec.errors import is_out_of_memory
+from edgespec.grow.policies import Policy
+from edgespec.model.causal_model import CausalModel
+from edgespec.model.device import release_memory
+from edgespec.model.layer_major import Watch
+from edgespec.model.target import Target
+from edgespec.pair.pair import ModelPair
+from edgespec.placement.memory import cache_rows
+from edgespec.text.cancel import PassAbandonedError, Running
+from edgespec.text.request import TextRequest
+from edgespec.text.results import GenerationResult, TextChunk
+from edgespec.text.stops import text_chunks
+from edgespec.tree.settings import TreeSettings
+from profiles.schema import Profile
+
+OnPrefill = Callable[[int, int], None]  # tokens of the prompt that are read, of how many that were not cached
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextModels:
+    """What a text is decoded with."""
+
+    target: CausalModel
+    draft: CausalModel | None  # None: plainly
+    policy: Policy
+    profile: Profile | None
+    max_context: int
+    use_tree: Callable[[TreeSettings], Policy]  # asked for smaller trees where memory runs out
+
+
+def run_text(
+    models: TextModels,
+    request: TextRequest,
+    pair: ModelPair,
+    running: Running,
+    *,
+    reuse: bool,
+    on_prefill: OnPrefill | None,
+) -> Generator[TextChunk, None, None]:
+    """The steps of a text with what they add to it; a text that was interrupted ends with an unfinished one.
+
+    With `reuse` the rows that the caches hold of the prompt's beginning stay.
+    """
+    decoder = DecodeStream(skip_special_tokens=True)
+    backend = pair.tokenizer.backend_tokenizer
+
+    def spell(token: int) -> str:
+        # What ends a text is no part of it, also where it is not special to the tokenizer.
+        return "" if token in pair.stop_tokens else decoder.step(backend, token) or ""
+
+    steps = _steps(models, request, pair, reuse=reuse)
+    chunks = text_chunks(steps, decode=spell, stop=request.stop)
+    with running.text(), _watched(models, request, running, on_prefill) as watch:
+        try:
+            for chunk in chunks:
+                models.target.watch = watch  # the prompt is read
+                yield chunk
+                if running.is_stopping:
+                    return
+        except PassAbandonedError:
+            return
+        finally:
+            steps.close()  # now, and not when somebody collects it: the next text uses the same caches
+
+
+def finished(request: TextRequest, chunks: Sequence[TextChunk], pair: ModelPair, *, total_s: float) -> GenerationResult:
+    """All chunks of a text as one result."""
+    token_ids = tuple(token for chunk in chunks for token in chunk.step.tokens)
+    spelled = [token for token in token_ids if token not in pair.stop_tokens]
+    finish = chunks[-1].step.finish if chunks else None
+    return GenerationResult(
+        text=(
+            "".join(chunk.text for chunk in chunks)
+            if request.stop
+            else str(pair.tokenizer.decode(spelled, skip_special_tokens=True))
+        ),
+        token_ids=token_ids,
+        finish_reason={"length": request.limited_by, "stop": "stop"}[finish] if finish else "interrupted",
+        prompt_tokens=len(request.ids),
+        seed=request.seed,
+        sampling=request.sampling,
+        steps=tuple(chunk.step for chunk in chunks),
+        total_s=total_s,
+    )
+
+
+def _steps(
+    models: TextModels, request: TextRequest, pair: ModelPair, *, reuse: bool
+) -> Generator[StepResult, None, None]:
+    """The text's steps. Where memory runs out in a pass, it is made again with smaller trees, then without any."""
+    generator = torch.Generator(models.target.device).manual_seed(request.seed)
+    added: list[int] = []
+    while True:
+        try:
+            for step in _steps_behind(added, models, request, pair, generator, reuse=reuse):
+                added += step.tokens
+                yield step
+            return
+        except Exception as error:
+            smaller = models.policy.settings.smaller()
+            if not is_out_of_memory(error) or not added or smaller is None:
+                raise
+        # Behind the handler: until then the error keeps what the pass had allocated.
+        release_memory(models.target.device)
+        models = replace(
+            models, policy=models.use_tree(smaller), draft=models.draft if smaller.policy != "none" else None
+        )
+
+
+def _steps_behind(
+    added: list[int],
+    models: TextModels,
+    request: TextRequest,
+    pair: ModelPair,
+    generator: torch.Generator,
+    *,
+    reuse: bool,
+) -> Iterator[StepResult]:
+    """The steps behind the prompt and tokens that were `added` to it before; the caches then hold all but the last."""
+    goes_on = bool(added)
+    tree = models.policy.settings
+    target = Target(models.target, keeps_text=reuse or goes_on)
+    session = Session(target=target, drafter=_drafter(models, request, reuse=reuse or goes_on))
+    # Caches that are kept get their final size at once: growing later would need both sizes for a moment.
+    rows = models.max_context if reuse else len(request.ids) + request.max_new_tokens
+    steps = continue_text(
+        session,
+        torch.tensor([*request.ids, *added], device=models.target.device),
+        policy=models.policy,
+        profile=models.profile,
+        sampling=request.sampling,
+        generator=generator,
+        max_new_tokens=request.max_new_tokens - len(added),
+        stop_tokens=pair.stop_tokens,
+        capacities=cache_rows(rows, tree),
+    )
+    for step in steps:
+        if goes_on:
+            yield replace(step, is_prefill=False)
+        else:
+            yield replace(step, num_cached=target.num_kept) if step.is_prefill else step
+
+
+def _drafter(models: TextModels, request: TextRequest, *, reuse: bool) -> LanguageModelDrafter | None:
+    if models.draft is None:
+        return None
+    tree = models.policy.settings
+    return open_drafter(
+        models.draft,
+        models.target,
+        sampling=tree.draft_sampling(request.sampling),
+        tree_rows=tree.num_drafted,
+        keeps_text=reuse,
+    )
+
+
+@contextmanager
+def _watched(
+    models: TextModels, request: TextRequest, running: Running, on_prefill: OnPrefill | None
+) -> Iterator[Watch]:
+    """Within it every layer is a place to leave the pass; yields what the target's later passes are watched by."""
+
+    def watch(_share: float) -> None:
+        running.check_pass()
+
+    def watch_prefill(share: float) -> None:
+        running.check_pass()
+        if on_prefill:
+            new = len(request.ids) - len(models.target.text)  # the kept rows; the others follow when all are read
+            on_prefill(round(share * new), new)
+
+    watched = [model for model in (models.target, models.draft) if model is not None]
+    try:
+        for model in watched:
+            model.watch = watch
+        models.target.watch = watch_prefill
+        yield watch
+    finally:
+        for model in watched:
+            model.watch = None

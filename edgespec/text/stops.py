@@ -1,0 +1,73 @@
+"""Stop strings: found in a text as it is verified, across tokens and bursts, and cut off with all that follows.
+
+It knows text and token ids, no tokenizer's inside: what a token adds to the text comes from a callable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from edgespec.config import require
+from edgespec.decode.loop import StepResult
+from edgespec.text.results import TextChunk
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopStrings:
+    """What ends a text besides the model's own stop tokens."""
+
+    strings: tuple[str, ...] = ()
+    special_tokens: frozenset[int] = frozenset()  # those of the strings that are tokens which leave no text
+
+    def __bool__(self) -> bool:
+        return bool(self.strings)
+
+
+def stop_strings(tokenizer: PreTrainedTokenizerBase, wanted: str | Sequence[str]) -> StopStrings:
+    """One string or several, made ready; raises EdgespecError for an empty one."""
+    strings = (wanted,) if isinstance(wanted, str) else tuple(wanted)
+    require(all(strings), "a stop string is empty.", "Leave it out.")
+    if not strings:
+        return StopStrings()
+    added = tokenizer.added_tokens_decoder.items()
+    special = frozenset(index for index, token in added if token.special and token.content in strings)
+    return StopStrings(strings=strings, special_tokens=special)
+
+
+def text_chunks(steps: Iterator[StepResult], *, decode: Callable[[int], str], stop: StopStrings) -> Iterator[TextChunk]:
+    """The steps with their text, up to the first stop string, which is not part of it.
+
+    Text that may turn out to begin a stop string is held back until that is known. The last step keeps its tokens
+    up to the one that completed the stop string.
+    """
+    held = ""
+    for step in steps:
+        text = held
+        for count, token in enumerate(step.tokens, 1):
+            text += decode(token)
+            end = len(text) if token in stop.special_tokens else _first_match(text, stop.strings)
+            if end is not None:
+                yield TextChunk(text=text[:end], step=replace(step, tokens=step.tokens[:count], finish="stop"))
+                return
+        num_held = 0 if step.finish else _num_undecided(text, stop.strings)
+        held = text[len(text) - num_held :]
+        yield TextChunk(text=text[: len(text) - num_held], step=step)
+
+
+def _first_match(text: str, strings: tuple[str, ...]) -> int | None:
+    """Where the first stop string begins."""
+    found = [start for start in (text.find(string) for string in strings) if start >= 0]
+    return min(found, default=None)
+
+
+def _num_undecided(text: str, strings: tuple[str, ...]) -> int:
+    """Characters at the end that a stop string may begin with."""
+    longest = min(len(text), max((len(string) - 1 for string in strings), default=0))
+    return next(
+        (count for count in range(longest, 0, -1) if any(string.startswith(text[-count:]) for string in strings)), 0
+    )

@@ -1,0 +1,265 @@
+"""Settings of a step's token tree: frozen, checked when made, free of torch."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from edgespec.config import MAX_TREE_SIZE, MIN_TEMPERATURE, SamplingSettings, require
+from edgespec.errors import EdgespecError
+from edgespec.tree.shapes import TreeShape, chain, expansion, read_shape
+
+SMALLEST_SHRUNK = 8  # nodes of a tree that memory ran out for: below, plain decoding is as good
+POLICIES = (
+    "adaptive", "dyspec", "opt-tree", "eagle2", "c2t", "sequoia", "specinfer", "mcsd", "chain", "static", "none",
+)  # fmt: skip
+DEFAULT_POLICY = "adaptive"
+DRAWS = {"sampled": "without_replacement", "chosen": "top_k"}
+
+_GROWN = {"adaptive", "dyspec", "opt-tree", "eagle2", "c2t"}
+_STATIC = {"sequoia", "specinfer", "mcsd", "chain", "static"}
+# Which policies a setting means something to; draft_temperature and policy are every policy's.
+USED_BY: dict[str, set[str]] = {
+    "draw": {"adaptive", *_STATIC},
+    "size": {*_GROWN, "sequoia"},
+    "depth": {*_GROWN, "sequoia"},
+    "threshold": {"adaptive", "dyspec"},
+    "max_children": {*_GROWN, "sequoia"},
+    "branching": {"specinfer", "mcsd"},
+    "fork": {"mcsd"},
+    "draft_tokens": {"chain"},
+    "tree_file": {"static"},
+    "stop_gain": {"opt-tree"},
+    "reranked": {"eagle2"},
+    "stop_depths": {"eagle2"},
+    "stop_log_probability": {"eagle2"},
+    "classifier": {"c2t", "chain"},
+    "stop_model": {"specinfer", "mcsd", "chain", "static"},
+    "confidence": {"c2t", "specinfer", "mcsd", "chain", "static"},
+    "acceptance": {"adaptive", "sequoia"},
+    "target_width": {"mcsd"},
+}
+FLAGS = {
+    "size": "--tree-size", "depth": "--tree-depth", "threshold": "--tree-threshold", "max_children": "--tree-width",
+    "stop_log_probability": "--stop-logprob", "tree_file": "--tree-file",
+}  # fmt: skip
+# Of a finished tree, at the most that was seen on the built-in pair at 768 nodes
+DRAFTED_PER_NODE = {"adaptive": 4, "dyspec": 3, "opt-tree": 7}
+DEFAULT_WIDTHS = {"eagle2": 10, "c2t": 15}  # the papers' own
+# Of the draft, for a greedy target: of six temperatures the one of most tokens a pass on the built-in pair. What
+# adaptive trees are predicted by was measured at theirs.
+GREEDY_DRAFT_TEMPERATURES = {"adaptive": 0.6, "dyspec": 0.6, "opt-tree": 0.8, "eagle2": 0.8, "c2t": 0.8}
+STATIC_GREEDY_DRAFT_TEMPERATURE = 0.2  # of shapes whose children are not ranked by q
+DEFAULT_BRANCHING = (4, 2, 2, 1)
+DEFAULT_DRAFT_TOKENS = 4
+DEFAULT_CONFIDENCES = {"c2t": 0.5}  # of the others: 0.4, as in Improving-MCSD
+
+
+def flag_of(setting: str) -> str:
+    """The command line's name for a setting."""
+    return FLAGS.get(setting, "--" + setting.replace("_", "-"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeSettings:
+    """The shape of a step's token tree, fixed before the step begins: only then is the output unbiased.
+
+    A setting that the policy does not use must be left at its default.
+    """
+
+    policy: str = DEFAULT_POLICY
+    draw: str | None = None  # sampled | chosen; None: the policy's own
+    size: int = 64  # nodes below the root: the budget
+    depth: int = 24  # layers below the root, each one draft call
+    threshold: float = 0.0  # a slot is drawn only while its expected value reaches this
+    max_children: int | None = None  # of a node; None: the policy's own
+    branching: tuple[int, ...] = ()  # children of every node, by layer
+    fork: tuple[int, int] | None = None  # so many chains, so long
+    draft_tokens: int | None = None  # length of a chain
+    tree_file: Path | None = None  # a preset tree
+    stop_gain: float = 0.0  # OPT-Tree's delta: draft on while a layer adds as many expected tokens
+    reranked: bool = True  # without it all that EAGLE-2 drafts is verified, whatever the size: to learn from
+    stop_depths: tuple[int, ...] = ()  # where Dynamic Depth Decoding looks whether to stop
+    stop_log_probability: float = -1.0  # and below what it does
+    classifier: Path | None = None  # C2T's; None: the one fitted on the built-in pair
+    stop_model: Path | None = None  # Improving-MCSD's decision model
+    confidence: float | None = None  # beta of the classifier or of the decision model
+    acceptance: Path | None = None  # measured acceptance; None: that of the built-in pair
+    target_width: int = 1  # branches that the target starts; more than 1 is lossy
+    draft_temperature: float | None = None  # None: the target's, or the policy's own when that is greedy
+
+    def __post_init__(self) -> None:
+        require_policy(self.policy)
+        self._refuse_unused()
+        require(
+            1 <= self.size <= MAX_TREE_SIZE,
+            f"--tree-size {self.size} is not in [1, {MAX_TREE_SIZE}].",
+            "Use --policy none to decode without a tree.",
+        )
+        require(self.depth >= 1, f"--tree-depth {self.depth} is below 1.", "Try 24.")
+        require(0 <= self.threshold < 1, f"--tree-threshold {self.threshold} is not in [0, 1).", "0 is off.")
+        require(
+            self.max_children is None or self.max_children >= 1,
+            f"--tree-width {self.max_children} is below 1.",
+            "Try 16.",
+        )
+        require(self.draw in {None, *DRAWS}, f"--draw {self.draw} is unknown.", f"Choose one of: {', '.join(DRAWS)}.")
+        require(
+            all(count >= 1 for count in self.branching),
+            f"--branching {','.join(map(str, self.branching))} has a number below 1.",
+            "Write the children of a node, layer by layer: 4,2,2,1.",
+        )
+        require(
+            self.fork is None or min(self.fork) >= 1,
+            f"--fork {'x'.join(map(str, self.fork or ()))} has a number below 1.",
+            "Write chains x length: 16x5.",
+        )
+        require(
+            self.fork is None or self.fork[0] * self.fork[1] <= MAX_TREE_SIZE,
+            f"--fork {'x'.join(map(str, self.fork or ()))} has more than {MAX_TREE_SIZE} nodes.",
+            "Choose a smaller shape.",
+        )
+        require(not (self.fork and self.branching), "--fork and --branching are two shapes.", "Give one of them.")
+        require(
+            self.draft_tokens is None or 1 <= self.draft_tokens <= MAX_TREE_SIZE,
+            f"--draft-tokens {self.draft_tokens} is not in [1, {MAX_TREE_SIZE}].",
+            "Try 4.",
+        )
+        require(self.stop_gain >= 0, f"--stop-gain {self.stop_gain} is negative.", "0 is off.")
+        require(
+            all(depth >= 1 for depth in self.stop_depths),
+            f"--stop-depths {','.join(map(str, self.stop_depths))} has a depth below 1.",
+            "Write depths: 4,6,8.",
+        )
+        require(
+            math.isfinite(self.stop_log_probability) and self.stop_log_probability <= 0,
+            f"--stop-logprob {self.stop_log_probability} is no log of a probability.",
+            "Try -1.",
+        )
+        require(
+            self.confidence is None or 0 <= self.confidence <= 1,
+            f"--confidence {self.confidence} is not in [0, 1].",
+            "Try 0.5.",
+        )
+        require(self.target_width >= 1, f"--target-width {self.target_width} is below 1.", "1 is lossless.")
+        require(
+            not (self.classifier and self.stop_model), "--classifier and --stop-model both stop a chain.", "Give one."
+        )
+        if self.policy == "static":
+            require(self.tree_file is not None, "--policy static needs a tree.", "Name its file: --tree-file FILE.")
+        if self.confidence is not None and self.policy != "c2t":
+            require(
+                self.classifier is not None or self.stop_model is not None,
+                "--confidence has nothing to decide on.",
+                "Give --stop-model FILE, or for a chain --classifier FILE.",
+            )
+        preset_shape(self)  # a shape that is too large, or a file that is none, is named now
+        require(
+            self.draft_temperature is None
+            or self.draft_temperature == 0
+            or MIN_TEMPERATURE <= self.draft_temperature < 100,
+            f"--draft-temp {self.draft_temperature} is neither 0 nor in [{MIN_TEMPERATURE}, 100).",
+            "Leave it out to follow --temp.",
+        )
+
+    def _refuse_unused(self) -> None:
+        for field in fields(self):
+            users = USED_BY.get(field.name)
+            if users is not None and self.policy not in users and getattr(self, field.name) != field.default:
+                refuse_unused(field.name, self.policy)
+
+    @property
+    def width(self) -> int:
+        """Most children of a node."""
+        if self.max_children is not None:
+            return self.max_children
+        return self.size if self.policy == "opt-tree" else DEFAULT_WIDTHS.get(self.policy, 16)
+
+    @property
+    def num_nodes(self) -> int:
+        """The most nodes below the root."""
+        if self.policy == "none":
+            return 0
+        if not self.reranked:
+            return self.width + (self.depth - 1) * self.width**2
+        shape = preset_shape(self)
+        return self.size if shape is None else shape.num_nodes - 1
+
+    @property
+    def num_drafted(self) -> int:
+        """Rows that the draft may need: more than the tree keeps, where nodes are expanded that do not stay."""
+        return DRAFTED_PER_NODE.get(self.policy, 2) * (self.num_nodes + 1)
+
+    @property
+    def num_layers(self) -> int:
+        """The most layers below the root."""
+        if self.policy == "none":
+            return 0
+        shape = preset_shape(self)
+        return self.depth if shape is None else shape.depth
+
+    @property
+    def beta(self) -> float:
+        """The confidence to ask for."""
+        return self.confidence if self.confidence is not None else DEFAULT_CONFIDENCES.get(self.policy, 0.4)
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether the output has the target's distribution."""
+        return self.target_width == 1
+
+    def plain(self) -> TreeSettings:
+        """No tree at all."""
+        return TreeSettings(policy="none", draft_temperature=self.draft_temperature)
+
+    def smaller(self) -> TreeSettings | None:
+        """What to go on with where memory ran out: a quarter of the nodes, then no tree; None where there is none."""
+        if self.policy == "none":
+            return None
+        if "size" in settings_used_by(self.policy) and self.size > SMALLEST_SHRUNK:
+            return replace(self, size=max(SMALLEST_SHRUNK, self.size // 4))
+        return self.plain()
+
+    def draft_sampling(self, sampling: SamplingSettings) -> SamplingSettings:
+        """What the draft draws children from: the target's own truncation, so that q stays close to p."""
+        temperature = self.draft_temperature
+        if sampling.temperature == 0:
+            # A greedy target ignores truncation, and still wants several different children: the draft is not greedy.
+            own = GREEDY_DRAFT_TEMPERATURES.get(self.policy, STATIC_GREEDY_DRAFT_TEMPERATURE)
+            return SamplingSettings(temperature=own if temperature is None else temperature)
+        return replace(sampling, temperature=sampling.temperature if temperature is None else temperature)
+
+
+@functools.lru_cache(maxsize=8)
+def preset_shape(settings: TreeSettings) -> TreeShape | None:
+    """The shape that the settings alone decide on; None where size and depth are limits."""
+    if settings.policy in {"specinfer", "mcsd"}:
+        layers = settings.branching or DEFAULT_BRANCHING
+        if settings.fork:
+            width, length = settings.fork
+            layers = (width, *[1] * (length - 1))
+        # The target's own branches come first: they are nodes of the pass like the draft's.
+        return expansion((settings.target_width, *layers) if settings.target_width > 1 else layers)
+    if settings.policy == "chain":
+        return chain(settings.draft_tokens or DEFAULT_DRAFT_TOKENS)
+    return read_shape(settings.tree_file) if settings.tree_file else None
+
+
+def require_policy(name: str) -> None:
+    """Raise EdgespecError for a policy that there is not."""
+    require(name in POLICIES, f"--policy {name} is unknown.", f"Choose one of: {', '.join(POLICIES)}.")
+
+
+def settings_used_by(policy: str) -> set[str]:
+    """Names of the settings that mean something to a policy."""
+    return {name for name, users in USED_BY.items() if policy in users}
+
+
+def refuse_unused(setting: str, policy: str) -> None:
+    """Raise EdgespecError: a setting that is given and not used would only seem to work."""
+    users = [name for name in POLICIES if name in USED_BY[setting]]
+    raise EdgespecError(
+        "E_SETTING", f"{flag_of(setting)} is not used by --policy {policy}.", f"It belongs to: {', '.join(users)}."
+    )

@@ -1,0 +1,61 @@
+"""A chat whose model repeats what it is told, to test the terminal: `python -m tests.cli.chat.chat_stub HISTORY`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from edgespec.cli.chat.line_editor import open_reader
+from edgespec.cli.chat.loop import converse
+from edgespec.cli.chat.screen import Screen
+from edgespec.cli.chat.state import Chat
+from edgespec.cli.console import Console
+
+
+class StubEngine:
+    """Remembers how it was cancelled."""
+
+    tree = SimpleNamespace(policy="none")
+    is_stopping = is_abandoning = False
+
+    def cancel(self, *, abandon: bool = False) -> None:
+        self.is_stopping = True
+        self.is_abandoning |= abandon
+
+
+class StubConversation:
+    """Answers with what was said; `slow` until it is stopped, `deep` until it is abandoned, `stuck` for ever."""
+
+    is_raw = True
+
+    def __init__(self, engine: StubEngine) -> None:
+        self.engine, self.last, self.system = engine, None, None
+
+    def stream(self, text: str, *, on_prefill: Any = None) -> Iterator[Any]:
+        self.engine.is_stopping = self.engine.is_abandoning = False
+        self.last = SimpleNamespace(steps=[1], finish_reason="stop")  # type: ignore[assignment]
+        if text in {"short", "slow", "deep", "stuck"}:
+            flag = {"short": "never", "slow": "is_stopping", "deep": "is_abandoning", "stuck": "never"}[text]
+            most = 25 if text == "short" else 10_000
+            while not getattr(self.engine, flag, False) and (most := most - 1):
+                yield SimpleNamespace(text="tick ")
+                time.sleep(0.02)
+            yield SimpleNamespace(text=f"ended {text}")
+        else:
+            yield SimpleNamespace(text=f"GOT {text!r}")
+
+
+if __name__ == "__main__":
+    reader, _ = open_reader(
+        history=Path(sys.argv[1]), words={"read": (), "show": ("memory",)}, file_commands=("read",), color=False
+    )
+    engine: Any = StubEngine()
+    conversation: Any = StubConversation(engine)
+    screen = Screen(Console(quiet=False, verbose=False), color="never")
+    chat = Chat(engine=engine, conversation=conversation, screen=screen, reader=reader, own_tree=engine.tree,
+                shows_stats=False)  # fmt: skip
+    sys.exit(converse(chat, None))

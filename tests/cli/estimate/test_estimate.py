@@ -1,0 +1,128 @@
+"""`edgespec estimate`: the plan without the weights, for machines that are here and for others."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from edgespec import Engine, MemoryLimits, TreeSettings
+from edgespec.cli import run
+from edgespec.config import parse_size
+from edgespec.pair.pair import open_pair
+from offload.pages import MappedFile
+
+CARD = ["--device", "cuda", "--max-gpu-mem", "2GiB", "--max-cpu-mem", "1GiB"]
+
+
+@pytest.fixture(autouse=True)
+def _no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: MappedFile, path: Path) -> None:
+        raise AssertionError(f"'{path}' was mapped")
+
+    monkeypatch.setattr(MappedFile, "__init__", refuse)
+
+
+def estimate(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
+    assert run(["estimate", *arguments, "--json"]) == 0
+    facts: dict[str, object] = json.loads(capsys.readouterr().out)
+    return facts
+
+
+def test_without_arguments_it_plans_the_built_in_pair(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["estimate"]) == 0
+    out = capsys.readouterr().out
+    assert "8 of 8 layers resident" in out
+    assert "together" in out
+
+
+def test_it_is_the_plan_that_the_engine_makes(
+    capsys: pytest.CaptureFixture[str], pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, draft = map(str, pair_folders)
+    options = ["--max-cpu-mem", "400MiB", "-ngl", "1", "-c", "100", "--tree-size", "20", "--dtype", "bfloat16"]
+    facts = estimate(capsys, "-m", target, "-md", draft, *options)
+    monkeypatch.undo()
+    with Engine(
+        open_pair(*pair_folders),
+        tree=TreeSettings(size=20),
+        limits=MemoryLimits(max_cpu_bytes=parse_size("400MiB"), max_resident_layers=1),
+        dtype="bfloat16",
+        context_tokens=100,
+    ) as engine:
+        assert facts["device_bytes"] == engine.placement.device_bytes
+        assert facts["resident_layers"] == engine.placement.num_resident == 1
+
+
+@pytest.mark.parametrize("quant", ["none", "int8", "nf4"])
+def test_a_bare_config_is_enough(
+    capsys: pytest.CaptureFixture[str], pair_folders: tuple[Path, Path], tmp_path: Path, quant: str
+) -> None:
+    shutil.copy(pair_folders[0] / "config.json", tmp_path)
+    whole = estimate(capsys, str(pair_folders[0]), "--quant", quant, *CARD)
+    bare = estimate(capsys, str(tmp_path), "--quant", quant, *CARD)
+    assert {**bare, "target": ""} == {**whole, "target": ""}
+
+
+def test_a_card_that_is_not_there_is_described_by_its_size(
+    capsys: pytest.CaptureFixture[str], pair_folders: tuple[Path, Path]
+) -> None:
+    target = str(pair_folders[0])
+    facts = estimate(capsys, target, *CARD, "-ngl", "1")
+    assert facts["device"] == "cuda:0"
+    assert (facts["resident_layers"], facts["ram_layers"], facts["disk_layers"]) == (1, 2, 0)
+    bytes_by_quant = [
+        estimate(capsys, target, *CARD, "-ngl", "0", "--quant", quant)["pass_bytes"]
+        for quant in ("none", "int8", "nf4")
+    ]
+    assert sorted(bytes_by_quant, reverse=True) == bytes_by_quant  # type: ignore[type-var]
+
+
+def test_what_does_not_fit_ends_with_code_5_the_table_and_cheaper_settings(
+    capsys: pytest.CaptureFixture[str], pair_folders: tuple[Path, Path]
+) -> None:
+    target, draft = map(str, pair_folders)
+    plan = ["estimate", "-m", target, "-md", draft, "-c", "256", "--prompt-tokens", "8"]
+    assert run([*plan, "--tree-size", "768", "--max-cpu-mem", "210MiB"]) == 5
+    err = capsys.readouterr().err
+    assert "more than the limit" in err
+    assert "RAM   libraries" in err
+    assert "--tree-size 192 (from" in err
+    assert "--policy none (from" in err
+    assert run([*plan, "--tree-size", "192", "--max-cpu-mem", "210MiB"]) == 0
+    assert run([*plan, "--max-cpu-mem", "10MiB"]) == 5
+    assert "--policy none (from" in capsys.readouterr().err
+    assert run(["estimate", target, "-c", "256", "--max-cpu-mem", "10MiB"]) == 5
+    err = capsys.readouterr().err
+    assert "--policy" not in err  # nothing is cheaper than what was asked for but another form of the weights
+    assert "--quant" in err
+    assert run(["estimate", "-ngl", "all", "--max-cpu-mem", "300MiB"]) == 5
+
+
+def test_mistakes_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run(["estimate", str(tmp_path)]) == 4
+    assert run(["estimate", "a", "-m", "b"]) == 2
+    assert run(["estimate", "--quant", "gguf"]) == 2
+    assert "gguf" in capsys.readouterr().err
+    assert run(["estimate", "-c", "lots"]) == 2
+    assert run(["estimate", "-md", "b"]) == 2
+    assert run(["estimate", "-c", "100000"]) == 2
+    assert "4096 positions" in capsys.readouterr().err
+    assert run(["estimate", "--device", "cuda:banana", "--max-gpu-mem", "1GiB"]) == 2
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "rwkv"}))
+    assert run(["estimate", str(tmp_path)]) == 2
+    assert "rwkv" in capsys.readouterr().err
+    config = {"model_type": "llama", "quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert run(["estimate", str(tmp_path)]) == 2
+    assert "quantised" in capsys.readouterr().err
+
+
+def test_the_advice_for_a_card_keeps_to_the_ram_that_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    card = ["estimate", "--device", "cuda", "--max-gpu-mem", "680MiB", "--max-cpu-mem", "210MiB", "-c", "1024"]
+    assert run([*card, "--tree-size", "768"]) == 5
+    err = capsys.readouterr().err
+    assert "or use --tree-size 192 (from" in err
+    assert run([*card, "--tree-size", "192"]) == 0

@@ -1,0 +1,228 @@
+"""`edgespec estimate --hardware`: the plan and the speed on a machine that is not here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.cli import run
+from edgespec.config import MAX_TREE_SIZE
+from edgespec.estimate.acceptance import power_law
+from edgespec.estimate.speed import expected_tokens, open_hardware
+from edgespec.grow.acceptance import DEFAULT_FILE, default_acceptance
+from edgespec.tree.shapes import chain, expansion
+
+LARGE = {"hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64, "num_key_value_heads": 8}
+SMALL = {"hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 16, "num_key_value_heads": 16}
+
+
+def write_config(folder: Path, layers: int, sizes: dict[str, int], **more: Any) -> str:
+    """A Llama's config.json alone."""
+    folder.mkdir(exist_ok=True)
+    config = {"model_type": "llama", "num_hidden_layers": layers, "vocab_size": 32000, "dtype": "float16", **sizes}
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4096, **more}))
+    return str(folder)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> list[str]:
+    """27 GiB in 16 layers, and a draft of 4 layers."""
+    target, draft = write_config(tmp_path / "t", 16, LARGE), write_config(tmp_path / "d", 4, SMALL)
+    return ["-m", target, "-md", draft, "-c", "256"]
+
+
+def estimate(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    capsys.readouterr()
+    assert run(["estimate", *arguments, "--json"]) == 0
+    facts: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return facts
+
+
+def test_it_says_placement_seconds_the_best_tree_and_a_range(
+    capsys: pytest.CaptureFixture[str], pair: list[str]
+) -> None:
+    assert run(["estimate", *pair, "--hardware", "rtx-4090", "--acceptance", "0.8"]) == 0
+    out = capsys.readouterr().out
+    assert "layers resident" in out
+    assert "rtx-4090: NVIDIA GeForce RTX 4090; 24 GiB at 1008 GB/s, 165 TFLOP/s in float16, PCIe 4.0 x16" in out
+    assert "64 GiB of RAM (--max-cpu-mem)" in out
+    assert "acceptance: 0.8 for a first child" in out
+    assert "best tree: " in out
+    assert "tokens/s (" in out
+
+
+def test_the_numbers_agree_with_each_other(capsys: pytest.CaptureFixture[str], pair: list[str]) -> None:
+    facts = estimate(capsys, *pair, "--hardware", "rtx-4090", "--acceptance", "0.8")
+    speed, tree = facts["speed"], facts["speed"]["tree"]
+    assert facts["device"] == speed["hardware"] == "rtx-4090"
+    assert facts["tree_size"] == tree["nodes"]
+    assert facts["resident_layers"] == tree["resident_layers"]
+    for case in ("slow", "likely", "fast"):
+        assert tree["step_s"][case] == pytest.approx(tree["draft_s"][case] + tree["pass_s"][case], rel=1e-3)
+        assert tree["pass_s"][case] >= max(tree["stream_s"][case], tree["compute_s"][case])
+        assert tree["tokens_per_s"][case] == pytest.approx(tree["tokens_per_pass"] / tree["step_s"][case], rel=1e-3)
+    rates = tree["tokens_per_s"]
+    assert rates["slow"] < rates["likely"] < rates["fast"]
+    assert rates["likely"] > speed["plain"]["tokens_per_s"]["likely"]
+    link_bytes_per_s = 0.8 * open_hardware("rtx-4090")[0].link_bytes_per_s
+    assert tree["stream_s"]["likely"] == pytest.approx(facts["pass_bytes"] / link_bytes_per_s, rel=1e-3)
+
+
+def test_the_plan_is_that_of_a_card_described_by_its_size(capsys: pytest.CaptureFixture[str], pair: list[str]) -> None:
+    """The limits decide, not what this machine has; a tree of a given size is planned for that size."""
+    options = [*pair, "--max-gpu-mem", "12GiB", "--max-cpu-mem", "40GiB", "--tree-size", "64"]
+    there = estimate(capsys, *options, "--hardware", "rtx-4090")
+    described = estimate(capsys, *options, "--device", "cuda")
+    assert there["device_bytes"] == described["device_bytes"]
+    assert there["host_bytes"] == described["host_bytes"]
+    assert there["speed"]["tree"]["nodes"] == 64
+    assert there["speed"]["assumed"]["host_memory_bytes"] is None
+
+
+def test_the_card_is_the_limit_and_a_short_ram_sends_layers_to_disk(
+    capsys: pytest.CaptureFixture[str], pair: list[str]
+) -> None:
+    sized = [*pair, "--tree-size", "16"]
+    facts = estimate(capsys, *sized, "--hardware", "rtx-4090")
+    assert 22 << 30 < facts["device_budget_bytes"] < 23 << 30
+    assert estimate(capsys, *sized, "--hardware", "rtx-3060")["resident_layers"] < facts["resident_layers"]
+    more = estimate(capsys, *sized, "--hardware", "rtx-4090", "--max-gpu-mem", "80GiB")
+    assert 23 << 30 < more["device_budget_bytes"] < 24 << 30
+    short = estimate(capsys, *sized, "--hardware", "rtx-3060", "--max-cpu-mem", "10GiB")
+    assert short["disk_layers"] > 0
+    roomy = estimate(capsys, *sized, "--hardware", "rtx-3060")
+    assert short["speed"]["tree"]["pass_s"]["likely"] > roomy["speed"]["tree"]["pass_s"]["likely"]
+
+
+def test_faster_hardware_is_faster_and_a_better_draft_too(capsys: pytest.CaptureFixture[str], pair: list[str]) -> None:
+    def tokens_per_s(*arguments: str) -> float:
+        rate: float = estimate(capsys, *pair, *arguments)["speed"]["tree"]["tokens_per_s"]["likely"]
+        return rate
+
+    cards = ["rtx-4060-ti-16gb", "rtx-4080-super", "rtx-5090", "h200"]
+    speeds = [tokens_per_s("--hardware", card, "--tree-size", "64") for card in cards]
+    assert speeds == sorted(speeds)
+    rates = [tokens_per_s("--hardware", "h100", "--tree-size", "64", "--acceptance", rate) for rate in ("0.4", "0.9")]
+    assert rates == sorted(rates)
+
+
+def test_the_best_tree_is_at_least_as_fast_as_any_size(capsys: pytest.CaptureFixture[str], pair: list[str]) -> None:
+    card = [*pair, "--hardware", "rtx-4080-super", "--acceptance", "0.6"]
+    chosen = estimate(capsys, *card)
+    best = chosen["speed"]["tree"]["tokens_per_s"]["likely"]
+    same = estimate(capsys, *card, "--tree-size", str(chosen["tree_size"]))
+    assert same["device_bytes"] == chosen["device_bytes"]
+    for size in (1, 16, 128, MAX_TREE_SIZE):
+        fixed = estimate(capsys, *card, "--tree-size", str(size))["speed"]["tree"]
+        assert fixed["nodes"] == size
+        assert fixed["tokens_per_s"]["likely"] <= best * 1.0001
+
+
+def test_quantised_layers_stream_less_and_cost_unpacking(capsys: pytest.CaptureFixture[str], pair: list[str]) -> None:
+    card = [*pair, "--hardware", "rtx-3060", "--tree-size", "16"]
+    stored = estimate(capsys, *card)["speed"]["tree"]
+    packed = estimate(capsys, *card, "--quant", "nf4")["speed"]["tree"]
+    assert packed["stream_s"]["likely"] < 0.3 * stored["stream_s"]["likely"]
+    assert packed["compute_s"]["likely"] > stored["compute_s"]["likely"]
+
+
+def test_the_acceptance_is_the_built_in_pairs_unless_given(capsys: pytest.CaptureFixture[str], pair: list[str]) -> None:
+    card = [*pair, "--hardware", "rtx-4090", "--tree-size", "16"]
+    model = default_acceptance()
+    for options, temperature in (([], 0.0), (["--temp", "0.6"], 0.6), (["--acceptance", str(DEFAULT_FILE)], 0.0)):
+        speed = estimate(capsys, *card, *options)["speed"]
+        assert ("built-in pair" in speed["acceptance"]) == ("--acceptance" not in options)
+        draw = model.better_draw(temperature)
+        assert speed["acceptance_by_rank"] == pytest.approx(model.rank_acceptance(temperature, draw), abs=1e-5)
+    sampled = estimate(capsys, *card, "--draw", "sampled")["speed"]
+    assert "sampled children" in sampled["acceptance"]
+
+
+def test_preset_trees_and_plain_decoding(capsys: pytest.CaptureFixture[str], pair: list[str]) -> None:
+    card = ["--hardware", "rtx-4090"]
+    tree = estimate(capsys, *pair, *card, "--policy", "chain", "--draft-tokens", "5")["speed"]["tree"]
+    assert (tree["nodes"], tree["depth"]) == (5, 5)
+    rates = default_acceptance().rank_acceptance(0.0, "top_k")
+    assert tree["tokens_per_pass"] == pytest.approx(expected_tokens(chain(5), rates), abs=1e-3)
+    for options in ([*pair, "--policy", "none"], pair[:2]):
+        facts = estimate(capsys, *options, *card)
+        assert facts["speed"]["tree"] is None
+        assert facts["speed"]["plain"]["tokens_per_pass"] == 1
+    # The built-in pair is so small that issuing kernels takes all the time, so a bad draft cannot pay.
+    assert run(["estimate", *card, "--acceptance", "0.01"]) == 0
+    assert "no tree pays here" in capsys.readouterr().out
+
+
+def test_the_generic_cpu_reads_from_disk_what_its_ram_does_not_hold(
+    capsys: pytest.CaptureFixture[str], pair: list[str]
+) -> None:
+    facts = estimate(capsys, *pair, "--hardware", "cpu", "--dtype", "bfloat16", "--tree-size", "4")
+    assert facts["resident_layers"] == 16
+    short = estimate(
+        capsys, *pair, "--hardware", "cpu", "--dtype", "bfloat16", "--tree-size", "4", "--max-cpu-mem", "20GiB"
+    )
+    assert short["disk_layers"] > 0
+    assert short["speed"]["tree"]["stream_s"]["likely"] > 0
+    assert short["speed"]["assumed"]["host_memory_bytes"] is None
+
+
+def test_experts_that_a_row_does_not_meet_cost_no_arithmetic(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    sizes = {"hidden_size": 512, "intermediate_size": 4096, "num_attention_heads": 8, "num_key_value_heads": 8}
+    mixtral = {"model_type": "mixtral", "num_local_experts": 8, "sliding_window": None}
+    draft = write_config(tmp_path / "draft", 1, SMALL)
+    seconds = []
+    for chosen in (1, 8):
+        target = write_config(tmp_path / f"moe{chosen}", 4, sizes, **mixtral, num_experts_per_tok=chosen)
+        options = ["-m", target, "-md", draft, "-c", "256", "--hardware", "cpu", "--dtype", "bfloat16"]
+        tree = estimate(capsys, *options, "--tree-size", str(MAX_TREE_SIZE))["speed"]["tree"]
+        seconds.append(tree["compute_s"]["likely"])
+    assert 3 < seconds[1] / seconds[0] < 8
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["--hardware", "rtx-4080"], 2, "rtx-4080-super"),
+        (["--hardware", "banana"], 2, "no hardware 'banana'"),
+        (["--hardware", "rtx-4090", "--device", "cpu"], 2, "--device cpu contradicts"),
+        (["--hardware", "cpu", "--device", "cuda"], 2, "--device cuda contradicts"),
+        (["--hardware", "rtx-4090", "--acceptance", "1.5"], 2, "--acceptance 1.5 is not in (0, 1)"),
+        (["--hardware", "rtx-4090", "--acceptance", "nan"], 2, "--acceptance nan is not in (0, 1)"),
+        (["--hardware", "rtx-4090", "--acceptance", "nowhere.json"], 4, "nowhere.json"),
+        (["--hardware", "rtx-4090", "--acceptance", "0.5", "--temp", "0.6"], 2, "--temp 0.6 means nothing"),
+        (["--hardware", "rtx-4090", "--temp", "-1"], 2, "--temp -1.0"),
+        (["--temp", "0.6"], 2, "--temp 0.6 changes no memory plan"),
+        (["--acceptance", "0.6"], 2, "--acceptance 0.6 changes no memory plan"),
+        (["--hardware", "rtx-4090", "--max-gpu-mem", "1GiB"], 5, "more than the limit"),
+        (["--hardware", "rtx-4090", "-ngl", "all"], 5, "layers fit the memory"),
+    ],
+)
+def test_mistakes_are_one_clear_error(
+    capsys: pytest.CaptureFixture[str], pair: list[str], options: list[str], code: int, message: str
+) -> None:
+    assert run(["estimate", *pair, *options]) == code
+    err = capsys.readouterr().err
+    assert message in " ".join(err.split())
+    assert err.count("Error:") == 1
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.5, 0.64, 0.95])
+def test_a_rate_becomes_a_power_law_that_stays_a_distribution(rate: float) -> None:
+    rates = power_law(rate)
+    assert rates[0] == pytest.approx(rate)
+    assert list(rates) == sorted(rates, reverse=True)
+    assert sum(rates) < 1
+
+
+@pytest.mark.parametrize(("temperature", "draw"), [(0.0, "top_k"), (0.6, "without_replacement")])
+def test_the_power_law_is_near_what_was_measured(temperature: float, draw: Any) -> None:
+    """From the built-in pair's first rate, within a fifth of the tokens that its measured vector yields."""
+    measured = default_acceptance().rank_acceptance(temperature, draw)
+    shape = expansion((8, 4, 2, 1, 1, 1))
+    ratio = expected_tokens(shape, power_law(measured[0])) / expected_tokens(shape, measured)
+    assert 0.95 < ratio < 1.2

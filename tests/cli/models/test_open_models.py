@@ -1,0 +1,171 @@
+"""A draft with other token ids is refused with the names of local ones that fit."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from edgespec.cli.models.open_named import open_named_pair
+from edgespec.doctor.inventory import Inspector, LocalModel
+from edgespec.errors import EdgespecError
+from tests.cli.conftest import RunCli
+from tests.conftest import FAMILIES, make_model, make_tokenizer, save_folder
+from tests.hub import Cache
+
+PLAIN_FIX = "Use a draft of the same model family, or --policy none without a draft."
+
+
+@pytest.fixture
+def mismatched(cache: Cache, pair_folders: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
+    """A target, and a draft with other token ids, in folders of their own; the cache is empty."""
+    target = shutil.copytree(pair_folders[0], tmp_path / "targets" / "target")
+    draft = save_folder(
+        tmp_path / "drafts" / "draft", make_model(FAMILIES["llama"]()), tokenizer=make_tokenizer(swapped=True)
+    )
+    return target, draft
+
+
+def refused(target: Path | None, draft: Path | None) -> EdgespecError:
+    with pytest.raises(EdgespecError) as caught:
+        open_named_pair(target, draft)
+    return caught.value
+
+
+def test_a_pair_that_fits_is_opened(pair_folders: tuple[Path, Path]) -> None:
+    assert open_named_pair(*pair_folders).draft is not None
+    assert open_named_pair(None, None).draft is not None
+
+
+@pytest.mark.parametrize("beside", [0, 1], ids=["target", "draft"])
+def test_a_fitting_draft_beside_either_model_is_named(
+    beside: int, mismatched: tuple[Path, Path], pair_folders: tuple[Path, Path]
+) -> None:
+    small = shutil.copytree(pair_folders[1], mismatched[beside].parent / "small")
+    error = refused(*mismatched)
+    assert error.code == "E_TOKENIZER_MISMATCH"
+    assert "differ from the target's in 2 of 257" in error.what
+    assert error.fix.startswith(f"Use a draft with the target's tokens: {small} (")
+    assert error.fix.endswith(" times smaller); or --policy none without a draft.")
+
+
+def test_a_model_of_the_cache_is_named_as_the_option_takes_it(
+    mismatched: tuple[Path, Path], cache: Cache, pair_folders: tuple[Path, Path]
+) -> None:
+    cache.put("acme/Draft-1B", pair_folders[1])
+    cache.put("acme/Old-1B", pair_folders[1], commit="c" * 40, ref=None)
+    fix = refused(*mismatched).fix
+    assert "acme/Draft-1B (" in fix
+    assert f"acme/Old-1B --draft-revision {'c' * 40} (" in fix
+
+
+def test_of_a_snapshot_other_revisions_are_not_named_by_their_folders(
+    mismatched: tuple[Path, Path], cache: Cache, pair_folders: tuple[Path, Path]
+) -> None:
+    target = cache.put("acme/Target-70B", pair_folders[0])
+    shutil.copytree(pair_folders[1], target.with_name("b" * 40))
+    assert refused(target, mismatched[1]).fix == PLAIN_FIX
+
+
+def test_at_most_three_are_named_each_once_and_without_control_characters(
+    mismatched: tuple[Path, Path], pair_folders: tuple[Path, Path]
+) -> None:
+    first = shutil.copytree(pair_folders[1], mismatched[0].parent / "a\x1b[2J\nb")
+    (mismatched[0].parent / "link").symlink_to(first)
+    assert refused(*mismatched).fix.count("times smaller") == 1
+    for number in range(4):
+        shutil.copytree(pair_folders[1], mismatched[0].parent / f"z{number}")
+    (mismatched[0].parent / "link").unlink()
+    fix = refused(*mismatched).fix
+    assert fix.count("times smaller") == 3
+    assert "a\\x1b[2J\\nb (" in fix
+
+
+def test_the_text_is_as_ever_where_none_fits(mismatched: tuple[Path, Path]) -> None:
+    shutil.copytree(mismatched[0], mismatched[0].parent / "as-large")
+    shutil.copytree(mismatched[1], mismatched[0].parent / "other-tokens")
+    (mismatched[0].parent / "broken").mkdir()
+    (mismatched[0].parent / "broken" / "config.json").write_text("{not json")
+    assert refused(*mismatched).fix == PLAIN_FIX
+
+
+def test_a_folder_that_cannot_be_looked_at_hides_no_other(
+    mismatched: tuple[Path, Path], pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        shutil.copytree(pair_folders[1], mismatched[0].parent / name)
+    inspect = Inspector.inspect
+
+    def fail_for_one(self: Inspector, name: str, folder: Path) -> LocalModel:
+        if folder.name == "a":
+            raise PermissionError(name)
+        return inspect(self, name, folder)
+
+    monkeypatch.setattr(Inspector, "inspect", fail_for_one)
+    assert f"{mismatched[0].parent / 'b'} (" in refused(*mismatched).fix
+
+
+def test_siblings_that_may_not_be_read_are_passed_over(
+    mismatched: tuple[Path, Path], pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Path.exists raises for a file in somebody else's folder."""
+    small = shutil.copytree(pair_folders[1], mismatched[0].parent / "small")
+    exists = Path.exists
+
+    def refuse(self: Path) -> bool:
+        if self.parent.name == "lost+found":
+            raise PermissionError(self)
+        return exists(self)
+
+    (mismatched[0].parent / "lost+found").mkdir()
+    monkeypatch.setattr(Path, "exists", refuse)
+    assert f"{small} (" in refused(*mismatched).fix
+
+
+def test_only_so_many_folders_are_looked_at_and_those_beside_first(
+    mismatched: tuple[Path, Path], cache: Cache, pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgespec.cli.models.open_named.MAX_LOOKED_AT", 1)
+    cache.put("acme/Draft-1B", pair_folders[1])
+    small = shutil.copytree(pair_folders[1], mismatched[0].parent / "small")
+    fix = refused(*mismatched).fix
+    assert (str(small) in fix, "acme" in fix) == (True, False)
+    monkeypatch.setattr("edgespec.cli.models.open_named.MAX_LOOKING_S", -1.0)
+    assert refused(*mismatched).fix == PLAIN_FIX
+
+
+def test_other_errors_pass_through(
+    mismatched: tuple[Path, Path], pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(pair_folders[1], mismatched[0].parent / "small")
+    monkeypatch.setattr(Inspector, "inspect", lambda *_: pytest.fail("models were looked at"))
+    (mismatched[1] / "config.json").unlink()
+    error = refused(*mismatched)
+    assert (error.code, error.__cause__ is None) == ("E_CONFIG_MISSING", True)
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        ("generate", ["p.jsonl"]),
+        ("chat", ["-p", "hello"]),
+        ("bench", []),
+        ("profile", []),
+        ("train", ["acceptance", "--prompts", "p.jsonl", "-o", "out.json"]),
+    ],
+    ids=["generate", "chat", "bench", "profile", "train"],
+)
+def test_every_command_that_opens_a_pair_names_what_fits(
+    command: str,
+    arguments: list[str],
+    mismatched: tuple[Path, Path],
+    pair_folders: tuple[Path, Path],
+    run_cli: RunCli,
+) -> None:
+    small = shutil.copytree(pair_folders[1], mismatched[0].parent / "small")
+    target, draft = map(str, mismatched)
+    models = [target, "-md", draft] if command == "profile" else ["-m", target, "-md", draft]
+    outcome = run_cli([*arguments, *models], files={"p.jsonl": '{"prompt": "def main("}\n'}, command=command)
+    assert outcome.code == 2, outcome.err
+    assert f"Try: Use a draft with the target's tokens: {small} (" in outcome.err

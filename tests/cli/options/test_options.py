@@ -1,0 +1,262 @@
+"""Every option of `edgespec generate` reaches what it is meant for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.cli.generate.command import command
+from edgespec.config import MemoryLimits, SamplingSettings
+from edgespec.engine import Engine
+from edgespec.pair.pair import ModelPair
+from edgespec.tree.settings import USED_BY, TreeSettings, flag_of
+from tests.cli.conftest import RunCli
+
+ROWS = '{"prompt": "def main("}\n{"prompt": "import os"}\n'
+# option -> value given; those with None are tested elsewhere, by what they do to input and output
+GIVEN = {
+    "model": "TARGET",
+    "draft_model": "DRAFT",
+    # What names mean is tested in test_names.py, what a configuration does in test_config.py
+    "revision": None,
+    "draft_revision": None,
+    "online": None,
+    "config": None,
+    "max_new_tokens": "17",
+    "temperature": "0.9",
+    "top_k": "11",
+    "top_p": "0.8",
+    "min_p": "0.03",
+    "seed": "99",
+    "stop": "END",
+    "policy": "dyspec",
+    "size": "33",
+    "depth": "5",
+    "max_children": "6",
+    "threshold": "0.02",
+    "draft_temperature": "0.7",
+    # Other policies' settings: test_every_policys_settings_reach_the_engine
+    "draw": None,
+    "branching": None,
+    "fork": None,
+    "draft_tokens": None,
+    "tree_file": None,
+    "stop_gain": None,
+    "stop_depths": None,
+    "stop_log_probability": None,
+    "classifier": None,
+    "stop_model": None,
+    "confidence": None,
+    "acceptance": None,
+    "target_width": None,
+    "max_cpu_mem": "3GiB",
+    "max_gpu_mem": "2GiB",
+    "gpu_margin": "100MiB",
+    "ctx_size": "200",
+    "quant": "8bit",
+    "draft_quant": "4bit",
+    "no_self_check": None,
+    "resident_layers": "1",
+    "device": "cpu",
+    "dtype": "bfloat16",
+    "prompts": None,
+    "prompts_file": None,
+    "lines": None,
+    "output": None,
+    "overwrite": None,
+    "live_text": None,
+    "raw": None,
+    "greedy": None,  # contradicts --temp: test_greedy_is_temperature_0
+    # test_generate_rows.py
+    "prompt_text": None,
+    "system": None,
+    "system_file": None,
+    "start": None,
+    "limit": None,
+    "only": None,
+    "category": None,
+    "repeat": None,
+    "dry_run": None,
+    "fail_fast": None,
+    # test_resume.py, test_formats.py
+    "resume": None,
+    "force": None,
+    "format_name": None,
+    # The profiles' own tests
+    "profile": None,
+    "quiet": None,
+    "verbose": None,
+}
+
+
+class StoppedError(Exception):
+    """The command got as far as generating."""
+
+
+def test_every_option_is_listed_here() -> None:
+    assert {parameter.name for parameter in command.params} == GIVEN.keys()
+
+
+def test_every_setting_reaches_the_engine(
+    run_cli: RunCli, pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
+    seen: dict[str, Any] = {}
+    build = Engine.__init__
+
+    def remember_engine(self: Engine, pair: ModelPair, **options: Any) -> None:
+        seen.update(options, pair=pair)
+        build(self, pair, **options)
+
+    def remember_generate(self: Engine, prompt: list[int], **options: Any) -> None:
+        seen.update(options, engine=self)
+        raise StoppedError
+
+    monkeypatch.setattr(Engine, "__init__", remember_engine)
+    monkeypatch.setattr(Engine, "generate", remember_generate)
+    arguments = ["p.jsonl"]
+    for parameter in command.params:
+        value = GIVEN[str(parameter.name)]
+        if value is not None:
+            folders = {"TARGET": str(pair_folders[0]), "DRAFT": str(pair_folders[1])}
+            arguments += [max(parameter.opts, key=len), folders.get(value, value)]
+    run_cli(arguments, files={"p.jsonl": ROWS})
+
+    assert seen["pair"].target.folder == pair_folders[0]
+    assert seen["pair"].draft.folder == pair_folders[1]
+    assert seen["tree"] == TreeSettings(
+        policy="dyspec", size=33, depth=5, max_children=6, threshold=0.02, draft_temperature=0.7
+    )
+    assert seen["limits"] == MemoryLimits(
+        max_cpu_bytes=3 << 30, max_gpu_bytes=2 << 30, gpu_margin_bytes=100 << 20, max_resident_layers=1
+    )
+    assert (seen["quant"], seen["draft_quant"]) == ("int8", "nf4")
+    assert (seen["device"], seen["dtype"]) == ("cpu", "bfloat16")
+    assert seen["sampling"] == SamplingSettings(temperature=0.9, top_k=11, top_p=0.8, min_p=0.03)
+    assert (seen["max_new_tokens"], seen["seed"], seen["stop"]) == (17, 99, ("END",))
+    assert seen["engine"].placement.num_resident == 1
+
+
+class _Planned(Exception):  # noqa: N818
+    """The engine was asked for."""
+
+
+POLICY_OPTIONS: list[tuple[list[str], TreeSettings]] = [
+    (["--policy", "adaptive", "--draw", "chosen", "--acceptance", "a.json", "--tree-size", "9"],
+     TreeSettings(policy="adaptive", draw="chosen", acceptance=Path("a.json"), size=9)),
+    (["--policy", "opt-tree", "--stop-gain", "0.2"], TreeSettings(policy="opt-tree", stop_gain=0.2)),
+    (["--policy", "eagle2", "--stop-depths", "4,6", "--stop-logprob", "-0.5", "--tree-width", "8"],
+     TreeSettings(policy="eagle2", stop_depths=(4, 6), stop_log_probability=-0.5, max_children=8)),
+    (["--policy", "c2t", "--classifier", "c.json", "--confidence", "0.3"],
+     TreeSettings(policy="c2t", classifier=Path("c.json"), confidence=0.3)),
+    (["--policy", "sequoia", "--draw", "sampled", "--tree-depth", "7"],
+     TreeSettings(policy="sequoia", draw="sampled", depth=7)),
+    (["--policy", "specinfer", "--branching", "3,2,1"], TreeSettings(policy="specinfer", branching=(3, 2, 1))),
+    (["--policy", "mcsd", "--fork", "8x3", "--stop-model", "s.safetensors", "--confidence", "0.4"],
+     TreeSettings(policy="mcsd", fork=(8, 3), stop_model=Path("s.safetensors"), confidence=0.4)),
+    (["--policy", "mcsd", "--target-width", "2"], TreeSettings(policy="mcsd", target_width=2)),
+    (["--policy", "chain", "--draft-tokens", "6"], TreeSettings(policy="chain", draft_tokens=6)),
+    (["--policy", "static", "--tree-file", "tree.json"], None),  # type: ignore[list-item]
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"), POLICY_OPTIONS, ids=lambda value: " ".join(value[1:3]) if isinstance(value, list) else ""
+)
+def test_every_policys_settings_reach_the_engine(
+    options: list[str], expected: TreeSettings | None, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Any] = {}
+
+    def remember(self: Engine, pair: ModelPair, **arguments: Any) -> None:
+        seen.update(arguments)
+        raise _Planned
+
+    monkeypatch.setattr(Engine, "__init__", remember)
+    run_cli(["p.jsonl", *options], files={"p.jsonl": ROWS, "tree.json": "[[0], [1]]"})
+    assert seen["tree"] == (expected or TreeSettings(policy="static", tree_file=Path("tree.json")))
+
+
+def test_the_options_above_are_all_that_there_are() -> None:
+    given = {word for options, _ in POLICY_OPTIONS for word in options if word.startswith("--")}
+    # dyspec's threshold is tried above, and training alone asks for trees that are not reranked.
+    named = {flag_of(name) for name in USED_BY} - {"--tree-threshold", "--reranked"}
+    assert given - {"--policy"} == named
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--policy", "chain", "--tree-size", "9"], "--tree-size is not used by --policy chain"),
+        (["--policy", "dyspec", "--branching", "2,1"], "--branching is not used by --policy dyspec"),
+        (["--policy", "none", "--tree-depth", "24"], "--tree-depth is not used by --policy none"),
+        (["--policy", "specinfer", "--branching", "2,0"], "2,0"),
+        (["--policy", "specinfer", "--branching", "30,30"], "930"),
+        (["--policy", "specinfer", "--branching", "x"], "'x'"),
+        (["--policy", "mcsd", "--fork", "3"], "'3'"),
+        (["--policy", "mcsd", "--fork", "3x3", "--branching", "2"], "two shapes"),
+        (["--policy", "static"], "--tree-file"),
+        (["--policy", "static", "--tree-file", "none.json"], "none.json"),
+        (["--policy", "chain", "--confidence", "0.3"], "--confidence"),
+        (["--policy", "c2t", "--classifier", "none.json"], "none.json"),
+        (["--policy", "adaptive", "--draw", "guessed"], "guessed"),
+        (["--policy", "oracle"], "oracle"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_a_policy_does_not_use_or_cannot_is_one_error(options: list[str], named: str, run_cli: RunCli) -> None:
+    outcome = run_cli(["p.jsonl", *options], files={"p.jsonl": ROWS})
+    assert outcome.code in {2, 4}
+    assert named in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+def test_policy_none_uses_no_draft(run_cli: RunCli, pair_folders: tuple[Path, Path]) -> None:
+    options = ["-m", str(pair_folders[0]), "-md", str(pair_folders[1]), "-n", "4", "--policy", "none", "--temp", "0"]
+    outcome = run_cli(["p.jsonl", *options], files={"p.jsonl": ROWS})
+    assert outcome.code == 0
+    assert '"draft_model": null' in outcome.out
+    assert '"mode": "off"' in outcome.out
+
+
+def test_requests_that_are_not_honoured_are_named(run_cli: RunCli, pair_folders: tuple[Path, Path]) -> None:
+    rows = '{"prompt": "a", "logit_bias": {"5": 1}}\n{"prompt": "b", "category": "x"}\n'
+    options = ["-m", str(pair_folders[0]), "-n", "2", "--max-gpu-mem", "1GiB", "--device", "cpu"]
+    outcome = run_cli(["p.jsonl", *options], files={"p.jsonl": rows})
+    assert "handed through to the records: logit_bias of the rows" in outcome.err
+    assert "--max-gpu-mem is not used" in outcome.err
+
+
+def test_greedy_is_temperature_0(run_cli: RunCli, pair_folders: tuple[Path, Path]) -> None:
+    options = ["p.jsonl", "-m", str(pair_folders[0]), "-n", "1", "--greedy"]
+    outcome = run_cli(options, files={"p.jsonl": ROWS})
+    assert '"temperature": 0.0' in outcome.out
+    assert run_cli([*options, "--temp", "0.5"], files={"p.jsonl": ROWS}).code == 2
+
+
+def test_all_layers_resident_is_a_demand(run_cli: RunCli, pair_folders: tuple[Path, Path]) -> None:
+    options = ["-m", str(pair_folders[0]), "-n", "2", "-ngl", "all"]
+    assert run_cli(["p.jsonl", *options], files={"p.jsonl": ROWS}).code == 0
+    with Engine.from_pretrained(pair_folders[0], context_tokens=11, prompt_tokens=9) as engine:
+        placement = engine.placement
+    layers = next(num_bytes for what, num_bytes in placement.device_bytes.items() if "resident" in what)
+    # The stream of all layers needs a little less than all layers; room for that only.
+    enough_to_stream = placement.planned_bytes - layers + 100_000
+    outcome = run_cli(["p.jsonl", *options, "--max-cpu-mem", str(enough_to_stream)], files={"p.jsonl": ROWS})
+    assert outcome.code == 5
+    assert "of 3 layers fit" in outcome.err
+
+
+def test_a_context_size_bounds_the_text(run_cli: RunCli, pair_folders: tuple[Path, Path]) -> None:
+    options = ["-m", str(pair_folders[0]), "--temp", "0", "-n", "50", "-o", "out.jsonl", "--overwrite"]
+    files = {"p.jsonl": '{"prompt": "def main("}\n'}  # nine bytes, nine tokens
+    assert run_cli(["p.jsonl", *options, "-c", "12"], files=files).code == 0
+    record = json.loads(Path("out.jsonl").read_text())
+    assert (record["finish_reason"], len(record["token_ids"])) == ("context", 3)
+    refused = run_cli(["p.jsonl", *options, "-c", "9"], files=files)
+    assert refused.code == 2
+    assert "the prompt has 9 tokens" in refused.err
+    assert "256 positions" in run_cli(["p.jsonl", *options, "-c", "1k"], files=files).err

@@ -1,0 +1,321 @@
+"""`edgespec profile`, and `edgespec generate` with what it measured."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from edgespec.cli import run
+from edgespec.cli.profile.report import describe, sparkline, write_report
+from edgespec.files import profiles_folder
+from edgespec.profiled import tree_settings
+from edgespec.tune import costs, profile_pair
+from edgespec.tune import run as tune_run
+from edgespec.tune.run import Effort
+from profiles.files import read_profile, write_profile
+from profiles.schema import Profile
+from tests.cli.conftest import Outcome, RunCli
+from tests.conftest import FAMILIES, make_model, save_folder
+from tests.profiles.examples import PLAIN, example_plan, example_profile
+
+TINY = Effort(timing_s=0.05, sampling_s=0.3, steps_per_prompt=1, trial_s=0.1, fits_acceptance=False)
+PROMPTS = '{"prompt": "def read_lines(path):"}\n{"prompt": "import os\\n\\nclass Folder:"}\n'
+FILES = {"p.jsonl": PROMPTS}
+GENERATE = ["p.jsonl", "-n", "12", "--temp", "0.8", "--seed", "1"]
+
+
+@pytest.fixture(autouse=True)
+def _little_effort(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune_run, "QUICK", TINY)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
+    """A home in which the built-in pair was profiled once, and what that printed."""
+    home = tmp_path_factory.mktemp("measured")
+    (home / "p.jsonl").write_text(PROMPTS)
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+        patch.setenv("EDGESPEC_HOME", str(home))
+        patch.setattr(tune_run, "QUICK", TINY)
+        patch.setattr(costs, "COUNTS", (0, 1, 4, 16))
+        patch.setattr(costs, "SITTINGS", 1)
+        code = run(["profile", "--prompts", str(home / "p.jsonl"), "--temps", "0,0.8",
+                    "--export", str(home / "exported.toml")])  # fmt: skip
+    return home, Outcome(code=code, out=out.getvalue(), err=err.getvalue())
+
+
+@pytest.fixture
+def outcome(measured: tuple[Path, Outcome], monkeypatch: pytest.MonkeyPatch) -> Outcome:
+    """What measuring printed, in its home."""
+    monkeypatch.setenv("EDGESPEC_HOME", str(measured[0]))
+    return measured[1]
+
+
+@pytest.fixture
+def profile(outcome: Outcome) -> Profile:
+    (path,) = profiles_folder().iterdir()
+    return read_profile(path)
+
+
+def records(found: Outcome) -> list[dict[str, Any]]:
+    assert found.code == 0, found.err
+    return [json.loads(line) for line in found.out.splitlines()]
+
+
+def test_measuring_shows_the_plans_and_keeps_the_profile(outcome: Outcome, profile: Profile) -> None:
+    assert outcome.code == 0, outcome.err
+    assert f"kept as {profiles_folder() / profile.name}.toml" in outcome.err
+    assert "temperature 0.8" in outcome.out
+    assert "→" in outcome.out
+    assert outcome.out.count("times plain decoding") + outcome.out.count("is switched off") == 2
+    assert "calibration error" in outcome.out
+    assert [plan.temperature for plan in profile.plans] == [0.0, 0.8]
+
+
+def test_runs_find_the_profile_and_their_records_compare_it_with_what_came_out(
+    run_cli: RunCli, profile: Profile
+) -> None:
+    found = run_cli(GENERATE, files=FILES)
+    predicted = profile.plans[1].best.tokens_per_s
+    assert f"profile {profile.name}: plan for temperature 0.8, {predicted:.3g} tokens/s predicted" in found.err
+    for record in records(found):
+        plan = record["spec"]["plan"]
+        assert plan["profile"] == profile.name
+        assert plan["predicted_tps"] == pytest.approx(predicted, abs=1e-3)
+        assert plan["actual_tps"] == record["timings"]["decode_tps"] > 0
+        tree = tree_settings(profile.plans[1].best)
+        assert (record["spec"]["policy"], record["spec"]["tree_size"]) == (tree.policy, tree.num_nodes or None)
+
+
+def test_the_plan_of_the_runs_own_temperature_is_taken(run_cli: RunCli, profile: Profile) -> None:
+    found = run_cli(["p.jsonl", "-n", "2", "--temp", "0"], files=FILES)
+    assert f"profile {profile.name}: plan for temperature 0," in found.err
+
+
+@pytest.mark.usefixtures("outcome")
+def test_profile_none_leaves_it_aside(run_cli: RunCli) -> None:
+    found = run_cli([*GENERATE, "--profile", "none"], files=FILES)
+    assert "profile" not in found.err
+    plan = records(found)[0]["spec"]["plan"]
+    assert (plan["profile"], plan["predicted_tps"]) == (None, None)
+    assert plan["actual_tps"] > 0
+
+
+@pytest.fixture
+def followed(profile: Profile, tmp_path: Path) -> Path:
+    """The same profile, with a plan that is known."""
+    best = example_plan(draw="sampled", threshold=0.01)
+    path = tmp_path / "followed.toml"
+    write_profile(replace(profile, plans=tuple(replace(plan, best=best) for plan in profile.plans)), path)
+    return path
+
+
+def test_a_flag_overrides_the_plan_and_that_is_said(run_cli: RunCli, followed: Path) -> None:
+    found = run_cli([*GENERATE, "--profile", str(followed), "--tree-size", "9"], files=FILES)
+    assert "plan for temperature 0.8, overridden by flags" in found.err
+    assert "adaptive trees of 9 nodes, depth 4" in found.err
+    spec = records(found)[0]["spec"]
+    assert (spec["tree_size"], spec["plan"]["predicted_tps"]) == (9, None)
+
+
+def test_a_profiles_file_gives_its_plan(run_cli: RunCli, followed: Path) -> None:
+    found = run_cli([*GENERATE, "--profile", str(followed)], files=FILES)
+    assert "adaptive trees of 16 nodes, depth 4" in found.err
+    assert records(found)[0]["spec"]["plan"]["predicted_tps"] == 4.0
+
+
+def test_a_stale_profile_is_named_and_left(run_cli: RunCli, profile: Profile, monkeypatch: pytest.MonkeyPatch,
+                                           tmp_path: Path) -> None:  # fmt: skip
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
+    write_profile(replace(profile, machine=replace(profile.machine, num_cores=999)), profiles_folder() / "old.toml")
+    found = run_cli(GENERATE, files=FILES)
+    assert "not used: cores was 999, is " in found.err
+    assert records(found)[0]["spec"]["plan"]["profile"] is None
+
+
+def test_where_plain_decoding_is_faster_a_run_decodes_plainly_and_says_why(
+    run_cli: RunCli, profile: Profile, followed: Path
+) -> None:
+    plans = tuple(replace(plan, best=PLAIN, why="it is slower: 3 against 4") for plan in profile.plans)
+    write_profile(replace(profile, plans=plans), followed)
+    found = run_cli([*GENERATE, "--profile", str(followed)], files=FILES)
+    assert "it is slower: 3 against 4" in found.err
+    spec = records(found)[0]["spec"]
+    assert (spec["mode"], spec["plan"]["predicted_tps"]) == ("off", 4.0)
+
+
+# Lists, files, pictures
+
+
+def test_profiles_are_listed_with_those_that_cannot_be_read(run_cli: RunCli) -> None:
+    empty = run_cli(["--list"], command="profile")
+    assert (empty.code, empty.out) == (0, f"no profiles in {profiles_folder()}\n")
+    write_profile(example_profile(), profiles_folder() / "a.toml")
+    (profiles_folder() / "b.toml").write_text("name =")
+    found = run_cli(["--list"], command="profile")
+    good, bad = found.out.splitlines()
+    assert good.startswith("some-gpu-big-small-12345678  big + small")
+    assert "T=0.8 adaptive 16 4 tok/s" in good
+    assert "b.toml' cannot be read" in bad
+
+
+def test_names_in_a_profile_that_came_from_elsewhere_are_shown_not_obeyed(run_cli: RunCli) -> None:
+    profile = example_profile()
+    write_profile(replace(profile, pair=replace(profile.pair, target="\x1b[2Jbig")), profiles_folder() / "a.toml")
+    assert r"\x1b[2Jbig + small" in run_cli(["--list"], command="profile").out
+
+
+def test_an_exported_profile_can_be_imported(
+    run_cli: RunCli, measured: tuple[Path, Outcome], profile: Profile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    exported = measured[0] / "exported.toml"
+    assert read_profile(exported) == profile
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
+    found = run_cli(["--import", str(exported)], command="profile")
+    assert found.code == 0
+    assert "temperature 0.8" in found.out
+    (kept,) = profiles_folder().iterdir()
+    assert read_profile(kept) == profile
+    assert f"profile {profile.name}" in run_cli(GENERATE, files=FILES).err
+
+
+def test_an_imported_profile_is_kept_in_its_folder_whatever_its_name(run_cli: RunCli, tmp_path: Path) -> None:
+    write_profile(example_profile(name="../../outside"), tmp_path / "given.toml")
+    found = run_cli(["--import", str(tmp_path / "given.toml")], command="profile")
+    assert found.code == 2
+    assert "name: " in found.err
+    assert not list(tmp_path.rglob("outside*"))
+
+
+def test_json_is_all_that_goes_to_stdout(run_cli: RunCli, tmp_path: Path) -> None:
+    write_profile(example_profile(), tmp_path / "given.toml")
+    found = run_cli(["--import", str(tmp_path / "given.toml"), "--json"], command="profile")
+    content = json.loads(found.out)
+    assert content["plans"][1]["best"]["threshold"] == 0.02
+    assert content["machine"]["accelerator"] == "Some GPU"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
+@pytest.mark.parametrize(("name", "starts"), [("plot.png", b"\x89PNG"), ("plot.svg", b"<?xml")])
+def test_a_plot_is_drawn(name: str, starts: bytes, run_cli: RunCli, tmp_path: Path) -> None:
+    write_profile(example_profile(), tmp_path / "given.toml")
+    found = run_cli(["--import", str(tmp_path / "given.toml"), "--plot", name], command="profile")
+    assert found.code == 0, found.err
+    assert Path(name).read_bytes().startswith(starts)
+
+
+def test_without_matplotlib_a_plot_is_refused_before_anything_is_measured(
+    run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else right(name))
+    found = run_cli(["--plot", "plot.png"], command="profile")
+    assert found.code == 2
+    assert "edgespec[plot]" in found.err
+
+
+# Reports
+
+
+def test_names_with_brackets_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    profile = example_profile()
+    write_report(replace(profile, pair=replace(profile.pair, target="big[v2]", draft="small[/i]")))
+    assert "big[v2] + small[/i] on Some GPU, bfloat16 from nf4" in capsys.readouterr().out
+
+
+def test_a_report_marks_the_plan_also_where_no_size_has_it(capsys: pytest.CaptureFixture[str]) -> None:
+    write_report(example_profile(example_plan(threshold=0.05, size=20), example_plan(size=8, measured_step_s=0.5)))
+    marked = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("→")]
+    assert [(line[1], line[-2], line[-1]) for line in marked] == [("20", "1000.0", "4.0"), ("8", "500.0", "8.0")]
+
+
+def test_plans_are_told_in_a_few_words() -> None:
+    assert describe(PLAIN) == "no tree"
+    assert describe(example_plan(draw="chosen", threshold=0.01)) == (
+        "adaptive (chosen), 16 nodes, depth 4, threshold 0.01"
+    )
+    assert describe(example_plan("chain", draw="sampled", size=5)) == "chain (sampled), 5 tokens"
+
+
+def test_bars_go_from_the_lowest_to_the_highest() -> None:
+    assert sparkline([1.0, 4.5, 8.0]) == "▁▅█"
+    assert sparkline([2.0, 2.0]) == "▁▁"
+
+
+def test_sentences_are_not_broken_for_a_width_that_nobody_has(capsys: pytest.CaptureFixture[str]) -> None:
+    profile = example_profile()
+    why = "a reason of many words " * 9
+    write_report(replace(profile, plans=(replace(profile.plans[0], why=why),)))
+    assert why in capsys.readouterr().out
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "named"),
+    [
+        (["--plot", "plot.gif"], 1, "neither .png nor .svg"),
+        (["--plot", "nowhere/plot.png"], 1, "no folder 'nowhere'"),
+        (["-md", "DRAFT"], 2, "-md needs a target"),
+        (["TARGET", "-m", "TARGET"], 2, "Give the target once"),
+        (["TARGET"], 2, "no draft"),
+        (["TARGET", "-md", "elsewhere"], 4, "elsewhere"),
+        (["--temps", "0,warm"], 2, "0,warm"),
+        (["--prompts", "none.jsonl"], 4, "none.jsonl"),
+        (["--import", "none.toml"], 4, "none.toml"),
+        (["--import", "p.jsonl"], 2, "p.jsonl"),
+    ],
+)
+def test_mistakes_are_named_and_nothing_is_kept(
+    options: list[str], code: int, named: str, run_cli: RunCli, pair_folders: tuple[Path, Path]
+) -> None:
+    folders = {"TARGET": str(pair_folders[0]), "DRAFT": str(pair_folders[1])}
+    found = run_cli([folders.get(option, option) for option in options], files=FILES, command="profile")
+    assert (found.code, found.out) == (code, "")
+    assert named in found.err
+    assert "Traceback" not in found.err
+    assert not profiles_folder().exists()
+
+
+@pytest.mark.parametrize(("content", "code"), [(None, 4), ("name =", 2), ('schema = "edgespec.profile/1"', 2)])
+def test_a_profile_that_a_run_names_must_be_one(content: str | None, code: int, run_cli: RunCli) -> None:
+    found = run_cli([*GENERATE, "--profile", "given.toml"], files=FILES if content is None else
+                    {**FILES, "given.toml": content})  # fmt: skip
+    assert found.code == code
+    assert "'given.toml'" in found.err
+    assert "Traceback" not in found.err
+
+
+def test_prompts_leave_room_in_a_short_context(
+    run_cli: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a family whose positions end: longer prompts would run over."""
+    monkeypatch.setattr(costs, "COUNTS", (0, 1, 4))
+    monkeypatch.setattr(costs, "SITTINGS", 1)
+    model = save_folder(tmp_path / "model", make_model(FAMILIES["gpt2"]()))
+    draft = save_folder(tmp_path / "draft", make_model(FAMILIES["gpt2"](), seed=1))
+    found = run_cli([str(model), "-md", str(draft), "--temps", "0", "--json"], command="profile")
+    assert found.code == 0, found.err
+    assert json.loads(found.out)["context_tokens"] == 16
+
+
+def test_ctrl_c_ends_it_and_leaves_no_file(run_cli: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(profile_pair, "measure_costs", interrupted)
+    found = run_cli(["--prompts", "p.jsonl", "--export", "exported.toml"], files=FILES, command="profile")
+    assert (found.code, found.out) == (130, "")
+    assert "Traceback" not in found.err
+    assert not profiles_folder().exists()
+    assert not Path("exported.toml").exists()

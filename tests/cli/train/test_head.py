@@ -1,0 +1,185 @@
+"""`edgespec train head` and `train router`: from a folder of texts to a draft that `generate` takes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from edgespec.pair.folder import read_head_facts
+from edgespec.train import training_loop
+from edgespec.train.feature_files import FeatureFiles
+from tests.cli.conftest import Outcome, RunCli
+
+FEW = [
+    "--training-steps",
+    "8",
+    "--warmup-steps",
+    "2",
+    "--evaluate-every",
+    "4",
+    "--checkpoint-every",
+    "3",
+    "--batch",
+    "3",
+]
+SMALL = ["--block-tokens", "32", *FEW]
+
+
+@pytest.fixture
+def target(pair_folders: tuple[Path, Path]) -> list[str]:
+    return ["-m", str(pair_folders[0])]
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    folder = tmp_path / "cwd" / "texts"
+    (folder / "below").mkdir(parents=True)
+    for index in range(5):
+        (folder / "below" / f"{index}.py").write_text(f"def f{index}(x):\n    return x + {index}\n" * (2 + index))
+    (folder / "b.md").write_bytes(b"caf\xe9 " * 30)
+    (folder / "nothing.txt").write_text("")
+    (folder / "binary.dat").write_bytes(b"\0" * 500)
+    (folder / ".hidden").write_text("secret " * 40)
+    return folder
+
+
+def train(run_cli: RunCli, arguments: list[str], what: str = "head") -> Outcome:
+    return run_cli([what, *arguments], command="train")
+
+
+@pytest.mark.parametrize("method", ["eagle", "hass", "coral"])
+def test_a_head_and_its_router_draft_for_their_target(
+    method: str, run_cli: RunCli, target: list[str], texts: Path
+) -> None:
+    head = [*target, "--data", "texts", "--method", method, "-o", "head", *SMALL, "-ngl", "0", "--max-cpu-mem", "1GiB"]
+    outcome = train(run_cli, [*head, "--json"])
+    assert outcome.code == 0, outcome.err
+    report = json.loads(outcome.out)
+    assert report["method"] == method
+    assert report["held_out"]["acceptance_length"] >= 1
+    assert report["settings"]["steps_of_forward"] == (1 if method == "eagle" else 3)
+    assert re.search(r"features: \d+ MB go to 'head.features' \(.* GB free\)", outcome.err)
+    assert re.search(r"step 4 of 8, held out: acceptance length \d", outcome.err)
+    assert not Path("head.training").exists(), "a finished run leaves no checkpoint"
+    assert FeatureFiles(Path("head.features")).num_blocks == report["features"]["blocks"]
+
+    router = [*target, "-md", "head", "--groups", "8", "--top-groups", "2", "-o", "routed", *FEW]
+    outcome = train(run_cli, router, "router")
+    assert outcome.code == 0, outcome.err
+    assert "mass kept" in outcome.out
+    assert read_head_facts(Path("routed")).router_groups == 8
+    weights, before = load_file("routed/model.safetensors"), load_file("head/model.safetensors")
+    assert all((weights[name] == before[name]).all() for name in before)
+    assert {name for name in weights if name not in before} == {"router.inner.weight", "router.outer.weight"}
+
+    prompt = ["-p", "def f", *target, "-n", "12", "--temp", "0", "-q"]
+    plain = run_cli([*prompt, "--policy", "none"])
+    for draft in ("head", "routed"):
+        drafted = run_cli([*prompt, "-md", draft, "--policy", "eagle2", "--tree-size", "8"])
+        assert (drafted.code, drafted.out) == (0, plain.out), drafted.err
+
+
+def test_the_texts_of_a_folder_are_its_text_files(run_cli: RunCli, target: list[str], texts: Path) -> None:
+    """Whatever their bytes; no hidden, empty or binary ones."""
+    outcome = train(run_cli, [*target, "--data", "texts", "-o", "head", *SMALL])
+    assert outcome.code == 0, outcome.err
+    assert "texts: 6, " in outcome.err
+    again = train(run_cli, [*target, "--data", "texts/b.md", "-o", "one", *SMALL])
+    assert again.code == 0, again.err
+    assert "texts: 1, " in again.err
+
+
+def test_prompt_files_are_texts_too(run_cli: RunCli, target: list[str], texts: Path) -> None:
+    rows = "".join(json.dumps({"prompt": f"def name_{index}(x): return {index}"}) + "\n" for index in range(4))
+    Path(texts.parent / "p.jsonl").write_text(rows)
+    outcome = train(run_cli, [*target, "--data", "p.jsonl", "-o", "head", *SMALL])
+    assert outcome.code == 0, outcome.err
+    assert "texts: 4, " in outcome.err
+
+
+def test_a_run_that_was_interrupted_ends_as_one_that_was_not(
+    run_cli: RunCli, target: list[str], texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = [*target, "--data", "texts", *SMALL, "--features", "features"]
+    assert train(run_cli, [*head, "-o", "whole"]).code == 0
+    right = training_loop.batch_blocks
+    steps: list[int] = []
+
+    def interrupted(*arguments: object) -> list[int]:
+        steps.append(1)
+        if len(steps) == 6:
+            raise KeyboardInterrupt
+        return right(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(training_loop, "batch_blocks", interrupted)
+    assert train(run_cli, [*head, "-o", "head"]).code == 130
+    assert not Path("head").exists()
+    other = train(run_cli, [*head, "-o", "head", "--learning-rate", "0.5"])
+    assert (other.code, "another run" in other.err) == (2, True)
+    outcome = train(run_cli, [*head, "-o", "head"])
+    assert outcome.code == 0, outcome.err
+    assert "features: all are in 'features'" in outcome.err
+    assert len(steps) == 6 + 8 - 3
+    assert Path("head/model.safetensors").read_bytes() == Path("whole/model.safetensors").read_bytes()
+
+
+def test_features_serve_other_heads_and_no_other_texts(run_cli: RunCli, target: list[str], texts: Path) -> None:
+    head = [*target, "-o", "head", *SMALL]
+    assert train(run_cli, [*head, "--data", "texts"]).code == 0
+    again = [*target, "--features", "head.features", "-o", "second", "--method", "eagle", *SMALL]
+    assert train(run_cli, again).code == 0, "no texts are needed where features are"
+    (texts / "b.md").write_text("another text " * 20)
+    other = train(run_cli, [*head, "--data", "texts", "--overwrite"])
+    assert (other.code, "other texts" in other.err) == (2, True)
+    shutil.rmtree("head.features")
+    assert train(run_cli, [*head, "--data", "texts", "--overwrite"]).code == 0
+
+
+@pytest.mark.parametrize(
+    ("what", "options", "named"),
+    [
+        ("head", ["-o", "head"], "--data"),
+        ("head", ["--data", "nowhere", "-o", "head"], "nowhere"),
+        ("head", ["--data", "texts", "-o", "texts"], "exists"),
+        ("head", ["--data", "texts", "-o", "no/where/head"], "no folder"),
+        ("head", ["--data", "texts", "-o", "head", "--betas", "1"], "--betas"),
+        ("head", ["--data", "texts", "-o", "head", "--betas", "1,2"], "cannot be done"),
+        ("head", ["--features", "nowhere", "-o", "head"], "nowhere"),
+        ("router", ["-o", "routed"], "-md"),
+        ("router", ["-md", "DRAFT", "-o", "routed"], "no feature head"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named(
+    what: str, options: list[str], named: str, run_cli: RunCli, pair_folders: tuple[Path, Path], texts: Path
+) -> None:
+    given = [str(pair_folders[1]) if option == "DRAFT" else option for option in options]
+    outcome = train(run_cli, ["-m", str(pair_folders[0]), *given], what)
+    assert outcome.code in {1, 2, 4}, outcome.err
+    assert named in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+def test_groups_that_would_be_empty_are_refused(run_cli: RunCli, target: list[str], texts: Path) -> None:
+    assert train(run_cli, [*target, "--data", "texts", "-o", "head", *SMALL]).code == 0
+    outcome = train(run_cli, [*target, "-md", "head", "--groups", "100", "-o", "routed", *FEW], "router")
+    assert (outcome.code, "--groups 86" in outcome.err) == (2, True)
+
+
+def test_defaults_reach_commands_below_train(
+    run_cli: RunCli, target: list[str], texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flag counts more than EDGESPEC_TRAIN_KEY, that more than EDGESPEC_KEY, and that more than the configuration."""
+    (texts.parent / "own.toml").write_text("[defaults]\ntraining_steps = 3\nbatch = 2\nlearning_rate = 0.01\n")
+    monkeypatch.setenv("EDGESPEC_BATCH", "3")
+    monkeypatch.setenv("EDGESPEC_TRAIN_SEED", "7")
+    given = [*target, "--data", "texts", "-o", "head", "--block-tokens", "32", "--config", "own.toml", "--json"]
+    outcome = train(run_cli, [*given, "--learning-rate", "0.02"])
+    assert outcome.code == 0, outcome.err
+    settings = json.loads(outcome.out)["settings"]
+    found = [settings[name] for name in ("training_steps", "batch_blocks", "learning_rate", "seed")]
+    assert found == [3, 3, 0.02, 7]

@@ -1,0 +1,263 @@
+"""The contract: what comes out has the target's own distribution, whatever the draft proposes.
+
+10,000 texts of three tokens from a vocabulary of four, both models tables of random logits in float32
+that disagree; the first token comes from the prompt's pass, the others through trees. Chi-square
+over the 64 outcomes, 63 degrees of freedom. A right version fails with probability 1 in 1,000 (the
+seed is fixed); the wrong versions planted below fall under 1e-6.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from edgespec.config import SamplingSettings
+from edgespec.decode.loop import Session, Verify, decode
+from edgespec.grow import best_first
+from edgespec.grow.beam import grow_beam
+from edgespec.grow.best_first import grow_best_first
+from edgespec.grow.dyspec import predict_slots
+from edgespec.grow.opt_tree import opt_tree_rule
+from edgespec.sampling import to_probs
+from edgespec.tree.token_tree import Draw, TokenTree
+from edgespec.verify import Acceptance, rejection
+from edgespec.verify.membership import verify_membership
+from edgespec.verify.rejection import verify_rejection
+from edgespec.verify.rows import Rows
+
+VOCAB = 4
+NUM_TOKENS = 3
+NUM_TEXTS = 10_000
+Path = tuple[int, ...]
+
+
+def table(seed: int, sharpness: float) -> dict[Path, Tensor]:
+    """Logits [vocab] after every text of up to NUM_TOKENS tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        path: torch.randn(VOCAB, generator=generator) * sharpness
+        for length in range(NUM_TOKENS + 2)
+        for path in itertools.product(range(VOCAB), repeat=length)
+    }
+
+
+TARGET_LOGITS = table(1, 1.2)
+DRAFT_LOGITS = table(2, 1.2)
+
+
+class TableTarget:
+    """A target that looks its logits up."""
+
+    vocab = VOCAB
+    device = torch.device("cpu")
+
+    def prefill(self, ids: Tensor, *, capacity: int) -> Tensor:
+        self.text: Path = ()
+        return TARGET_LOGITS[()]
+
+    def look(self, tree: TokenTree) -> Tensor:
+        self.paths: list[Path] = []
+        for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+            self.paths.append((*(self.text if parent < 0 else self.paths[parent]), token))
+        return torch.stack([TARGET_LOGITS[path] for path in self.paths])
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+    def commit(self, path: tuple[int, ...]) -> None:
+        self.text = self.paths[path[-1] if path else 0]
+
+
+class TableDrafter:
+    """A draft that looks its q up."""
+
+    def __init__(self, sampling: SamplingSettings) -> None:
+        self.q = {path: to_probs(logits[None], sampling)[0] for path, logits in DRAFT_LOGITS.items()}
+
+    def prefill(self, ids: Tensor, *, capacity: int) -> None:
+        self.text: Path = ()
+        self.rows: list[Path] = []
+
+    def expand(self, tokens: Tensor, parent_rows: Tensor) -> Tensor:
+        new = [
+            (*(self.text if parent < 0 else self.rows[parent]), token)
+            for token, parent in zip(tokens.tolist(), parent_rows.tolist(), strict=True)
+        ]
+        self.rows += new
+        return torch.stack([self.q[path] for path in new])
+
+    def rewind(self) -> None:
+        self.rows = []
+
+    def commit(self, root: int, path_rows: list[int], path_tokens: list[int]) -> None:
+        self.text, self.rows = (*self.text, root, *path_tokens), []
+
+
+GrowTree = Callable[[TableDrafter, int, int, torch.Generator], TokenTree]
+
+
+def grow_sampled(drafter: TableDrafter, root: int, max_depth: int, generator: torch.Generator) -> TokenTree:
+    return grow_best_first(
+        drafter,
+        root,
+        predict=predict_slots,
+        size=5,
+        depth=min(3, max_depth),
+        threshold=0.0,
+        max_children=3,
+        vocab=VOCAB,
+        device=torch.device("cpu"),
+        generator=generator,
+    )
+
+
+def grow_chosen(drafter: TableDrafter, root: int, max_depth: int, _generator: torch.Generator) -> TokenTree:
+    return grow_beam(
+        drafter,
+        root,
+        rule=opt_tree_rule(size=5, stop_gain=0.0),
+        size=5,
+        depth=min(3, max_depth),
+        max_children=3,
+        vocab=VOCAB,
+        device=torch.device("cpu"),
+    )
+
+
+def outcome_p_value(
+    sampling: SamplingSettings,
+    draft_sampling: SamplingSettings,
+    *,
+    grow_tree: GrowTree = grow_sampled,
+    verify: Verify = verify_rejection,
+) -> float:
+    """The chi-square p-value of the texts' distribution against the target's."""
+    drafter = TableDrafter(draft_sampling)
+    session = Session(target=TableTarget(), drafter=drafter)  # type: ignore[arg-type]
+    generator = torch.Generator().manual_seed(11)
+
+    def grow(root: int, max_depth: int) -> TokenTree:
+        return grow_tree(drafter, root, max_depth, generator)
+
+    counts = dict.fromkeys(itertools.product(range(VOCAB), repeat=NUM_TOKENS), 0)
+    for _ in range(NUM_TEXTS):
+        steps = decode(
+            session,
+            torch.tensor([0]),
+            grow=grow,
+            verify=verify,
+            sampling=sampling,
+            generator=generator,
+            # One more than is looked at: a tree that ended with the text would have no second layer.
+            max_new_tokens=NUM_TOKENS + 1,
+            stop_tokens=frozenset(),
+            capacities=(8, 8),
+        )
+        counts[tuple(token for step in steps for token in step.tokens)[:NUM_TOKENS]] += 1
+    expected = {}
+    for path in counts:
+        p = [to_probs(TARGET_LOGITS[path[:index]][None], sampling)[0] for index in range(NUM_TOKENS)]
+        expected[path] = NUM_TEXTS * float(torch.stack([p[i][path[i]] for i in range(NUM_TOKENS)]).prod())
+    possible = [path for path in counts if expected[path] > 0]
+    assert sum(counts[path] for path in possible) == NUM_TEXTS, "a token of no probability came out"
+    observed = [counts[path] for path in possible]
+    return float(stats.chisquare(observed, [expected[path] for path in possible], sum_check=False).pvalue)
+
+
+PLAIN = SamplingSettings(temperature=1.0)
+
+
+RULES: dict[str, tuple[GrowTree, Verify]] = {
+    "sampled-rejection": (grow_sampled, verify_rejection),
+    "chosen-membership": (grow_chosen, verify_membership),
+}
+
+
+@pytest.mark.parametrize(
+    ("sampling", "draft_sampling"),
+    [
+        (PLAIN, PLAIN),
+        (SamplingSettings(temperature=0.7, top_p=0.9), SamplingSettings(temperature=0.6, top_k=2)),
+    ],
+    ids=["plain", "truncated"],
+)
+@pytest.mark.parametrize("rule", RULES)
+def test_texts_through_trees_have_the_targets_distribution(
+    rule: str, sampling: SamplingSettings, draft_sampling: SamplingSettings
+) -> None:
+    grow_tree, verify = RULES[rule]
+    assert outcome_p_value(sampling, draft_sampling, grow_tree=grow_tree, verify=verify) > 1e-3
+
+
+def test_selecting_nodes_by_their_own_token_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = best_first._slot_values
+
+    def by_value(*arguments: Any) -> tuple[Tensor, Tensor]:
+        _, child_values = right(*arguments)
+        return child_values, child_values
+
+    monkeypatch.setattr(best_first, "_slot_values", by_value)
+    assert outcome_p_value(PLAIN, PLAIN) < 1e-6
+
+
+def test_verifying_with_another_q_than_was_drawn_from_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = rejection._try_children
+
+    def untruncated(p: Tensor, q: Tensor | None, *arguments: Any) -> tuple[int | None, Tensor]:
+        return right(p, None if q is None else (q + 0.1) / (1 + 0.1 * VOCAB), *arguments)
+
+    monkeypatch.setattr(rejection, "_try_children", untruncated)
+    assert outcome_p_value(PLAIN, PLAIN) < 1e-6
+
+
+def test_drawing_the_bonus_from_p_instead_of_the_residual_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = rejection._try_children
+
+    def no_residual(p: Tensor, *arguments: Any) -> tuple[int | None, Tensor]:
+        return right(p, *arguments)[0], p
+
+    monkeypatch.setattr(rejection, "_try_children", no_residual)
+    assert outcome_p_value(PLAIN, PLAIN) < 1e-6
+
+
+def as_if(draw: Draw, verify: Verify) -> Verify:
+    """The rule without its refusal of other draws."""
+    return lambda tree, rows, generator: verify(dataclasses.replace(tree, draw=draw), rows, generator)
+
+
+def test_rejection_of_chosen_children_is_caught() -> None:
+    """Why it is refused: q is not what chosen children were drawn from."""
+    verify = as_if("without_replacement", verify_rejection)
+    assert outcome_p_value(PLAIN, PLAIN, grow_tree=grow_chosen, verify=verify) < 1e-6
+
+
+def test_membership_of_sampled_children_is_unbiased_and_accepts_less() -> None:
+    """It is refused for what it wastes: whatever the tree's tokens are, the draw had no part in them."""
+    lengths: dict[str, list[int]] = {"membership": [], "rejection": []}
+
+    def counted(name: str, verify: Verify) -> Verify:
+        def verify_and_count(tree: TokenTree, rows: Rows, generator: torch.Generator) -> Acceptance:
+            acceptance = verify(tree, rows, generator)
+            lengths[name].append(len(acceptance.path))
+            return acceptance
+
+        return verify_and_count
+
+    verify = counted("membership", as_if("top_k", verify_membership))
+    assert outcome_p_value(PLAIN, PLAIN, verify=verify) > 1e-3
+    assert outcome_p_value(PLAIN, PLAIN, verify=counted("rejection", verify_rejection)) > 1e-3
+    mean = {name: sum(found) / len(found) for name, found in lengths.items()}
+    assert mean["rejection"] > 1.05 * mean["membership"], mean
+
+
+def test_membership_that_reads_another_nodes_row_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Rows.probs
+    monkeypatch.setattr(Rows, "probs", lambda self, _node: right(self, 0))
+    assert outcome_p_value(PLAIN, PLAIN, grow_tree=grow_chosen, verify=verify_membership) < 1e-6

@@ -1,0 +1,374 @@
+"""Feature heads: q after every node is that of its path, routed or not, and texts keep the target's distribution."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from scipy import stats
+from torch import Tensor
+from transformers import LlamaConfig, PreTrainedModel
+
+from edgespec import EdgespecError, Engine, TreeSettings
+from edgespec.config import SamplingSettings
+from edgespec.decode.loop import Session, decode
+from edgespec.doctor.inventory import Inspector, drafts_for
+from edgespec.draft.feature_head import FeatureHeadDrafter
+from edgespec.draft.head_network import HeadFacts
+from edgespec.draft.head_router import HeadRouter, group_tokens, routed_log_probs
+from edgespec.grow.policies import make_grow, open_policy
+from edgespec.model.causal_model import CausalModel
+from edgespec.model.target import Target
+from edgespec.pair.folder import fingerprint, open_model
+from edgespec.pair.pair import open_pair
+from edgespec.placement.memory import cache_rows
+from edgespec.placement.plan import plan_for
+from edgespec.sampling import to_probs
+from edgespec.train.head_model import lender, new_head, own_tensors, save_head
+from edgespec.tree.token_tree import TokenTree
+from edgespec.verify.rules import verifier
+from tests.conftest import FAMILIES, SMALL, VOCAB, make_model
+
+CPU = torch.device("cpu")
+SAMPLING = SamplingSettings(temperature=0.8, top_p=0.95)
+PROMPT = "def read(path):\n    return "
+
+
+def facts(**changes: Any) -> HeadFacts:
+    return HeadFacts(**{"target": "t", "target_fingerprint": "f", "method": "eagle", **changes})
+
+
+def make_head(target: PreTrainedModel, *, seed: int = 3, **changes: Any) -> PreTrainedModel:
+    """A random head whose features are spread, so that every mistake shows."""
+    head = new_head(target, facts(**changes), seed=seed)
+    with torch.no_grad():
+        for tensor in own_tensors(head).values():
+            if tensor.ndim > 1:
+                tensor.normal_(0, tensor.shape[-1] ** -0.5)
+    return head.eval().requires_grad_(False)
+
+
+def head_features(head: PreTrainedModel, target: PreTrainedModel, text: list[int], path: list[int]) -> Tensor:
+    """The literal chain: the head over text and path in plain passes, its own feature fed back: [path, h]."""
+    decoder = head.base_model
+    ids = torch.tensor([text + path])
+    known = target(input_ids=torch.tensor([text]), use_cache=False, output_hidden_states=True).hidden_states[-1][0]
+    found: list[Tensor] = []
+    for length in range(len(text) + 1, len(text) + len(path) + 1):
+        features = torch.cat([torch.zeros(1, known.shape[1]), known, *(feature[None] for feature in found)])
+        embedded = head.get_input_embeddings()(ids[:, :length])
+        inputs = head.fuse(embedded, features[None, :length])
+        found.append(decoder(inputs_embeds=inputs, use_cache=False).last_hidden_state[0, -1])
+    return torch.stack(found)
+
+
+def at_a_text(target: PreTrainedModel, head: PreTrainedModel, text: list[int]) -> tuple[Target, FeatureHeadDrafter]:
+    causal = CausalModel(target, device=CPU, keeps_hidden=True, chunk_rows=7)
+    vocab = causal.vocab
+    drafter = FeatureHeadDrafter(
+        CausalModel(head, device=CPU, chunk_rows=7), causal, vocab=vocab, sampling=SAMPLING, tree_rows=4
+    )
+    looked = Target(causal)
+    looked.prefill(torch.tensor(text), capacity=len(text) + 8)
+    drafter.prefill(torch.tensor(text), capacity=len(text) + 8)
+    return looked, drafter
+
+
+@pytest.mark.parametrize("family", ["llama", "llama-bias", "qwen2-window", "mistral-window", "gemma2", "gpt2", "opt"])
+def test_q_in_a_tree_is_that_of_the_head_on_each_path(family: str) -> None:
+    target = make_model(FAMILIES[family]())
+    head = make_head(target)
+    text, root = list(range(30, 50)), 7
+    looked, drafter = at_a_text(target, head, text)
+    generator = torch.Generator().manual_seed(0)
+    for round_number in range(4):
+        paths, parents = [[root]], [-1]
+        q = [drafter.expand(torch.tensor([root]), torch.tensor([-1]))]
+        for width in (3, 4, 2):
+            above = torch.randint(len(paths), (width,), generator=generator)
+            tokens = torch.randint(100, (width,), generator=generator)
+            q.append(drafter.expand(tokens, above))
+            for token, parent in zip(tokens.tolist(), above.tolist(), strict=True):
+                paths.append([*paths[parent], token])
+                parents.append(parent)
+        for row, path in enumerate(paths):
+            logits = looked.logits(head_features(head, target, text, path)[-1:])
+            torch.testing.assert_close(torch.cat(q)[row], to_probs(logits, SAMPLING)[0], rtol=1e-3, atol=1e-5)
+        tree = TokenTree(
+            tokens=torch.tensor([path[-1] for path in paths]),
+            parents=torch.tensor(parents),
+            ranks=torch.zeros(len(paths), dtype=torch.long),
+            draw="top_k",
+            draft_rows=torch.arange(len(paths)),
+            draft_probs=torch.empty(0, VOCAB),
+        )
+        looked.look(tree)
+        best = max(range(len(paths)), key=lambda row: len(paths[row]))
+        path = [row for row in range(1, len(paths)) if paths[row] == paths[best][: len(paths[row])]]
+        path = path[: len(paths[best]) - 1]
+        looked.commit(tuple(path))
+        rows = [*path[:-1], -1] if round_number % 2 else path  # in odd rounds the last node was not expanded
+        drafter.commit(root, rows, paths[best][1:])
+        text += paths[best]
+        root = round_number
+
+
+def test_a_text_that_goes_on_uses_the_rows_it_has_in_common() -> None:
+    """The next turn of a chat: what the head drafts must not depend on how the text came to be."""
+    target = make_model(FAMILIES["llama"]())
+    head = make_head(target)
+    causal, drafted = CausalModel(target, device=CPU, keeps_hidden=True), CausalModel(head, device=CPU)
+
+    def q_after(text: list[int], root: int) -> Tensor:
+        looked = Target(causal, keeps_text=True)
+        drafter = FeatureHeadDrafter(drafted, causal, vocab=VOCAB, sampling=SAMPLING, tree_rows=4, keeps_text=True)
+        looked.prefill(torch.tensor(text), capacity=64)
+        drafter.prefill(torch.tensor(text), capacity=64)
+        return drafter.expand(torch.tensor([root]), torch.tensor([-1]))
+
+    first = list(range(20))
+    q_after(first, 3)
+    found = q_after([*first[:15], 90, 91, 92, 93], 4)
+    _, drafter = at_a_text(target, head, [*first[:15], 90, 91, 92, 93])
+    expected = drafter.expand(torch.tensor([4]), torch.tensor([-1]))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("groups", "top"), [(8, 8), (8, 2), (5, 1)])
+def test_routed_probabilities_are_the_papers_and_sum_to_one(groups: int, top: int) -> None:
+    target = make_model(FAMILIES["llama"]())
+    model = CausalModel(make_head(target, router_groups=groups, top_groups=top), device=CPU)
+    router = model.model.router
+    assert isinstance(router, HeadRouter)
+    hidden = torch.randn(6, 32, generator=torch.Generator().manual_seed(1))
+    log_probs, tokens = routed_log_probs(router, model, hidden)
+
+    p_router = router(hidden).exp()
+    wanted = sorted({group for row in p_router for group in row.topk(top).indices.tolist()})
+    ranges = [group_tokens(group, vocab=VOCAB, num_groups=groups) for group in range(groups)]
+    assert [ranges[group] for group in wanted] == tokens
+    assert [token for which in ranges for token in range(which.start, which.stop)] == list(range(VOCAB))
+    logits = model.logits(hidden)
+    literal = torch.cat([p_router[:, group, None] * logits[:, ranges[group]].softmax(-1) for group in wanted], -1)
+    torch.testing.assert_close(log_probs.exp(), literal)
+    if top == groups:
+        torch.testing.assert_close(literal.sum(-1), torch.ones(6))
+
+    drafter = FeatureHeadDrafter(model, model, vocab=VOCAB, sampling=SamplingSettings(temperature=1.0), tree_rows=4)
+    q = drafter._after(hidden)
+    torch.testing.assert_close(q.sum(-1), torch.ones(6))
+    computed = torch.zeros(VOCAB, dtype=torch.bool)
+    for which in tokens:
+        computed[which] = True
+    torch.testing.assert_close(q[:, computed], literal / literal.sum(-1, keepdim=True))
+    assert not q[:, ~computed].any()
+
+
+@pytest.mark.parametrize("router_groups", [None, 4])
+def test_a_head_whose_logits_are_nan_says_so(router_groups: int | None) -> None:
+    target = make_model(FAMILIES["llama"]())
+    head = make_head(target, router_groups=router_groups)
+    _, drafter = at_a_text(target, head, [1, 2, 3])
+    drafter.sampling = SamplingSettings(temperature=0.0)
+    target.get_input_embeddings().weight.data.fill_(float("nan"))  # the head's too, and tied
+    with pytest.raises(EdgespecError, match="draft's logits are NaN"):
+        drafter.expand(torch.tensor([1]), torch.tensor([-1]))
+
+
+def tiny_vocabulary_p_value(*, policy: str) -> float:
+    """Chi-square of texts of two tokens behind the prompt's, drafted by a routed head, against the target's own."""
+    vocab, num_texts = 8, 1500
+    config = LlamaConfig(**{**SMALL, "vocab_size": vocab, "hidden_size": 16, "num_hidden_layers": 1,
+                            "eos_token_id": None, "pad_token_id": None})  # fmt: skip
+    target = make_model(config)
+    head = make_head(target, router_groups=4, top_groups=2)
+    sampling = SamplingSettings(temperature=1.0)
+    tree = TreeSettings(policy=policy, size=5, depth=2, max_children=3)
+    causal = CausalModel(target, device=CPU, keeps_hidden=True)
+    drafter = FeatureHeadDrafter(
+        CausalModel(head, device=CPU), causal, vocab=vocab, sampling=tree.draft_sampling(sampling),
+        tree_rows=tree.num_drafted, keeps_text=True,
+    )  # fmt: skip
+    chosen = open_policy(tree)
+    generator = torch.Generator().manual_seed(5)
+    grow = make_grow(chosen, drafter, sampling=sampling, vocab=vocab, device=CPU, generator=generator)
+    prompt = torch.tensor([1, 5, 2, 3])
+
+    def probabilities(ids: list[int]) -> Tensor:
+        return target(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].softmax(-1)
+
+    expected = torch.zeros(vocab, vocab, vocab)
+    for first in range(vocab):
+        for second in range(vocab):
+            text = [*prompt.tolist(), first]
+            expected[first, second] = probabilities([*text, second]) * probabilities(text)[second]
+        expected[first] *= probabilities(prompt.tolist())[first]
+    counts = torch.zeros_like(expected)
+    for _ in range(num_texts):
+        steps = decode(
+            Session(target=Target(causal, keeps_text=True), drafter=drafter), prompt, grow=grow,
+            verify=verifier(sampling, chosen.draw(sampling)), sampling=sampling, generator=generator,
+            max_new_tokens=4, stop_tokens=frozenset(), capacities=cache_rows(12, tree),
+        )  # fmt: skip
+        tokens = [token for step in steps for token in step.tokens]
+        counts[tuple(tokens[:3])] += 1
+    often = expected.flatten() * num_texts >= 5  # the others are counted together
+    observed = [*counts.flatten()[often].tolist(), float(counts.flatten()[~often].sum())]
+    means = [*(expected.flatten()[often] * num_texts).tolist(), float(expected.flatten()[~often].sum() * num_texts)]
+    return float(stats.chisquare(observed, means, sum_check=False).pvalue)
+
+
+@pytest.mark.parametrize("policy", ["dyspec", "opt-tree"])
+def test_texts_through_a_routed_head_have_the_targets_distribution(policy: str) -> None:
+    assert tiny_vocabulary_p_value(policy=policy) > 1e-3
+
+
+def test_reporting_the_whole_heads_q_for_routed_draws_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgespec.grow.growing import GrowingTree
+
+    right = GrowingTree.finished
+
+    def misreported(self: GrowingTree, *arguments: Any, **named: Any) -> TokenTree:
+        self._q = [(q + 0.1) / (1 + 0.1 * q.shape[1]) for q in self._q]
+        return right(self, *arguments, **named)
+
+    monkeypatch.setattr(GrowingTree, "finished", misreported)
+    assert tiny_vocabulary_p_value(policy="dyspec") < 1e-6
+
+
+@pytest.fixture(scope="module")
+def with_head(pair_folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Folders of random heads of the tiny target."""
+    target = open_model(pair_folders[0])
+
+    def make(**changes: Any) -> Path:
+        folder = tmp_path_factory.mktemp("head")
+        of = facts(**{"target": "target", "target_fingerprint": fingerprint(target), **changes})
+        with lender(target, device=CPU, dtype=torch.float32) as model:
+            save_head(new_head(model, of, seed=1), of, folder)
+        return folder
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        TreeSettings(policy="adaptive", draw="sampled", size=12),
+        TreeSettings(policy="adaptive", draw="chosen", size=12),
+        TreeSettings(policy="dyspec", size=12),
+        TreeSettings(policy="opt-tree", size=12),
+        TreeSettings(policy="eagle2", size=12),
+        TreeSettings(policy="c2t", size=12),
+        TreeSettings(policy="sequoia", size=12),
+        TreeSettings(policy="specinfer", branching=(3, 2, 1)),
+        TreeSettings(policy="mcsd", branching=(3, 2, 1)),
+        TreeSettings(policy="chain", draft_tokens=4),
+    ],
+    ids=lambda tree: f"{tree.policy}-{tree.draw or 'own'}",
+)
+@pytest.mark.parametrize("routed", [False, True], ids=["whole", "routed"])
+def test_every_policy_gives_plain_decodings_tokens_with_a_head(
+    pair_folders: tuple[Path, Path], with_head: Callable[..., Path], tree: TreeSettings, routed: bool
+) -> None:
+    head = with_head(**({"router_groups": 8, "top_groups": 2} if routed else {}))
+    wishes: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 24}
+    with Engine(open_pair(pair_folders[0], None), context_tokens=128, self_check=False) as engine:
+        expected = engine.generate(PROMPT, **wishes).token_ids
+    with Engine(open_pair(pair_folders[0], head), tree=tree, context_tokens=128, self_check=False) as engine:
+        assert engine.generate(PROMPT, **wishes).token_ids == expected
+        engine.generate(PROMPT, temperature=0.8, max_new_tokens=24, seed=3)
+
+
+def test_a_head_borrows_the_targets_tables_and_owns_its_layer(
+    pair_folders: tuple[Path, Path], with_head: Callable[..., Path]
+) -> None:
+    with Engine(open_pair(pair_folders[0], with_head()), context_tokens=128, self_check=False) as engine:
+        assert engine.draft_model is not None
+        target, head = engine.target_model.model, engine.draft_model.model
+        assert head.get_input_embeddings().weight is target.get_input_embeddings().weight
+        assert head.model.norm.weight is target.model.norm.weight
+        assert head.model.layers[0].mlp.up_proj.weight is not target.model.layers[0].mlp.up_proj.weight
+        assert "target: features" in str(engine.plan)
+
+
+def test_a_head_of_another_target_is_refused_by_name(
+    pair_folders: tuple[Path, Path], with_head: Callable[..., Path]
+) -> None:
+    head = with_head(target="Llama-9", target_fingerprint="0123456789abcdef")
+    with pytest.raises(EdgespecError, match=r"is a head of 'Llama-9' .* and the target is 'target'") as error:
+        open_pair(pair_folders[0], head)
+    assert error.value.code == "E_HEAD_TARGET"
+
+
+def test_a_head_is_no_target(with_head: Callable[..., Path]) -> None:
+    with pytest.raises(EdgespecError, match="drafts for it, and is no target") as error:
+        open_pair(with_head(), None)
+    assert error.value.code == "E_HEAD_ALONE"
+
+
+@pytest.mark.parametrize("change", [{"format": 2}, {"top_groups": 0}, {"surplus": 1}, {"method": None}])
+def test_a_head_of_another_format_is_refused(
+    pair_folders: tuple[Path, Path], with_head: Callable[..., Path], change: dict[str, Any]
+) -> None:
+    folder = with_head()
+    config = json.loads((folder / "config.json").read_text())
+    config["edgespec_head"] |= change
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(EdgespecError, match="does not describe a feature head"):
+        open_pair(pair_folders[0], folder)
+
+
+def test_a_head_whose_layer_is_missing_names_the_tensor(
+    pair_folders: tuple[Path, Path], with_head: Callable[..., Path]
+) -> None:
+    folder = with_head()
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["fuse.linear.bias"]
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(EdgespecError, match=r"fuse\.linear\.bias"):
+        Engine(open_pair(pair_folders[0], folder), context_tokens=128, self_check=False)
+
+
+def test_a_conversation_with_a_head_goes_on_where_it_was(
+    pair_folders: tuple[Path, Path], with_head: Callable[..., Path]
+) -> None:
+    """A second text on the first one's rows is the text that a fresh start gives, with the same trees."""
+    wishes: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 12}
+    tree = TreeSettings(policy="opt-tree", size=8)
+    with Engine(open_pair(pair_folders[0], with_head()), tree=tree, context_tokens=128, self_check=False) as engine:
+        first = engine.generate(PROMPT, reuse=True, **wishes)
+        ids = [*engine.encode(PROMPT), *first.token_ids, 70, 71]
+        kept = engine.generate(ids, reuse=True, **wishes)
+        fresh = engine.generate(ids, **wishes)
+    assert kept.token_ids == fresh.token_ids
+    assert [len(step.tokens) for step in kept.steps] == [len(step.tokens) for step in fresh.steps]
+
+
+def test_a_head_is_listed_as_the_draft_of_its_own_target_alone(
+    pair_folders: tuple[Path, Path], with_head: Callable[..., Path]
+) -> None:
+    own, strange = with_head(), with_head(target_fingerprint="0123456789abcdef")
+    inspector = Inspector()
+    models = [inspector.inspect(folder.name, folder) for folder in (*pair_folders, own, strange)]
+    target, draft, head, other = models
+    assert [model.problem for model in models] == [None] * 4
+    assert head.num_parameters == sum(tensor.numel() for tensor in load_file(own / "model.safetensors").values())
+    found = drafts_for(target, models)
+    assert head in found
+    assert other not in found
+    assert drafts_for(head, models) == []
+    assert head not in drafts_for(draft, models)
+
+
+def test_memory_of_a_pair_with_a_head_is_planned_without_loading(
+    pair_folders: tuple[Path, Path], with_head: Callable[..., Path]
+) -> None:
+    plan = plan_for(pair_folders[0], draft=with_head(), context_tokens=128)
+    assert "target: features" in str(plan)
+    assert "target: features" not in str(plan_for(*pair_folders[:1], draft=pair_folders[1], context_tokens=128))

@@ -1,0 +1,136 @@
+"""The language-model drafter: q after every node is that of its path, over rounds of commits."""
+
+import pytest
+import torch
+
+from edgespec.config import SamplingSettings
+from edgespec.draft.language_model import LanguageModelDrafter
+from edgespec.errors import EdgespecError
+from edgespec.grow.growing import GrowingTree
+from edgespec.model.causal_model import CausalModel
+from edgespec.sampling import to_probs
+from edgespec.tree.token_tree import TokenTree
+from tests.conftest import FAMILIES, VOCAB, make_model
+
+CPU = torch.device("cpu")
+SAMPLING = SamplingSettings(temperature=0.8, top_p=0.95)
+
+
+@pytest.mark.parametrize("vocab", [VOCAB, VOCAB + 7, VOCAB - 3], ids=["equal", "target-padded", "draft-padded"])
+def test_q_is_the_models_own_after_each_path(vocab: int) -> None:
+    model = make_model(FAMILIES["llama"]())
+    drafter = LanguageModelDrafter(CausalModel(model, device=CPU), vocab=vocab, sampling=SAMPLING, tree_rows=4)
+    generator = torch.Generator().manual_seed(0)
+
+    def expected(ids: list[int]) -> torch.Tensor:
+        logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1:, :vocab]
+        return torch.nn.functional.pad(to_probs(logits, SAMPLING), (0, vocab - logits.shape[1]))[0]
+
+    text = list(range(30, 50))
+    drafter.prefill(torch.tensor(text), capacity=24)
+    root = 7
+    for round_number in range(5):
+        paths: list[list[int]] = [[root]]
+        q = drafter.expand(torch.tensor([root]), torch.tensor([-1]))
+        torch.testing.assert_close(q[0], expected([*text, root]), rtol=1e-4, atol=1e-6)
+        for width in (3, 4, 2):
+            parents = torch.randint(len(paths), (width,), generator=generator)
+            tokens = torch.randint(100, (width,), generator=generator)
+            q = drafter.expand(tokens, parents)
+            for row, (token, parent) in enumerate(zip(tokens.tolist(), parents.tolist(), strict=True)):
+                paths.append([*paths[parent], token])
+                torch.testing.assert_close(q[row], expected(text + paths[-1]), rtol=1e-4, atol=1e-6)
+        # Accept the longest path; in odd rounds its last node is taken for one that was not expanded.
+        best = max(range(len(paths)), key=lambda row: len(paths[row]))
+        path = [row for row in range(1, len(paths)) if paths[row] == paths[best][: len(paths[row])]]
+        path = path[: len(paths[best]) - 1]
+        if round_number % 2:
+            path[-1] = -1
+        drafter.commit(root, path, paths[best][1:])
+        text += paths[best]
+        root = round_number
+
+
+def test_ids_beyond_the_drafts_table_do_not_stop_it() -> None:
+    """A target's padded table has more rows; whatever the draft makes of such an id, it must go on."""
+    model = make_model(FAMILIES["llama"]())
+    drafter = LanguageModelDrafter(CausalModel(model, device=CPU), vocab=VOCAB + 7, sampling=SAMPLING, tree_rows=4)
+    drafter.prefill(torch.tensor([1, VOCAB + 2]), capacity=16)
+    drafter.commit(VOCAB + 3, [], [])
+    q = drafter.expand(torch.tensor([VOCAB + 4]), torch.tensor([-1]))
+    assert q.shape == (1, VOCAB + 7)
+    torch.testing.assert_close(q.sum(), torch.tensor(1.0))
+
+
+@pytest.mark.parametrize("temperature", [0.8, 0.0])
+def test_a_draft_whose_logits_are_nan_says_so(temperature: float) -> None:
+    """Also where the largest logit alone counts: its place hides what it is."""
+    model = make_model(FAMILIES["llama"]())
+    model.lm_head.weight.data.fill_(float("nan"))
+    sampling = SamplingSettings(temperature=temperature)
+    drafter = LanguageModelDrafter(CausalModel(model, device=CPU), vocab=VOCAB, sampling=sampling, tree_rows=4)
+    drafter.prefill(torch.arange(3), capacity=16)
+    with pytest.raises(EdgespecError, match="draft's logits are NaN"):
+        drafter.expand(torch.tensor([1]), torch.tensor([-1]))
+
+
+def test_a_root_that_was_never_expanded_becomes_pending() -> None:
+    """Near a text's end no tree grows; the next one must still see what was committed."""
+    model = make_model(FAMILIES["llama"]())
+    drafter = LanguageModelDrafter(CausalModel(model, device=CPU), vocab=VOCAB, sampling=SAMPLING, tree_rows=4)
+    drafter.prefill(torch.arange(5), capacity=16)
+    drafter.commit(9, [], [])
+    drafter.commit(8, [], [])
+    q = drafter.expand(torch.tensor([3]), torch.tensor([-1]))
+    logits = model(input_ids=torch.tensor([[0, 1, 2, 3, 4, 9, 8, 3]]), use_cache=False).logits[0, -1:]
+    torch.testing.assert_close(q, to_probs(logits, SAMPLING), rtol=1e-4, atol=1e-6)
+
+
+def drafter_at_a_text(*, pending: bool) -> LanguageModelDrafter:
+    """A drafter behind a text whose last token, where `pending`, has no row yet."""
+    model = CausalModel(make_model(FAMILIES["llama"]()), device=CPU)
+    drafter = LanguageModelDrafter(model, vocab=VOCAB, sampling=SAMPLING, tree_rows=4)
+    drafter.prefill(torch.arange(12), capacity=40)
+    if pending:
+        drafter.commit(40, [], [])
+    return drafter
+
+
+def grow(drafter: LanguageModelDrafter, *, width: int) -> TokenTree:
+    tree = GrowingTree(drafter, 7, device=CPU)
+    for _ in range(3):
+        tokens = tree.q.topk(width).indices
+        row = torch.arange(tokens.shape[0]).repeat_interleave(width)
+        tree.add(row, torch.arange(width).repeat(tokens.shape[0]), tokens.flatten())
+        tree.expand(torch.arange(0, row.shape[0], 2))
+    return tree.finished("top_k")
+
+
+@pytest.mark.parametrize("pending", [False, True], ids=["", "pending"])
+def test_trees_grown_after_a_rewind_are_those_grown_fresh(pending: bool) -> None:
+    drafter = drafter_at_a_text(pending=pending)
+    for width in (4, 2, 3):  # the larger tree first: what it leaves behind must not show
+        tree, fresh_drafter = grow(drafter, width=width), drafter_at_a_text(pending=pending)
+        fresh = grow(fresh_drafter, width=width)
+        for name in ("tokens", "parents", "ranks", "draft_rows"):
+            assert torch.equal(getattr(tree, name), getattr(fresh, name)), name
+        torch.testing.assert_close(tree.draft_probs, fresh.draft_probs)
+        rows = torch.arange(tree.draft_probs.shape[0])
+        torch.testing.assert_close(drafter.hidden(rows), fresh_drafter.hidden(rows))
+        drafter.rewind()
+    drafter.expand(torch.tensor([7]), torch.tensor([-1]))
+    drafter.commit(7, [], [])
+    q = drafter.expand(torch.tensor([3]), torch.tensor([-1]))
+    text = [*range(12), *([40] if pending else []), 7, 3]
+    logits = make_model(FAMILIES["llama"]())(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1:]
+    torch.testing.assert_close(q, to_probs(logits, SAMPLING), rtol=1e-4, atol=1e-6)
+
+
+def test_q_comes_from_the_hidden_states_of_its_rows_and_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgespec.model.row_chunks.CHUNK_BYTES", 3 * VOCAB * 4)
+    drafter = drafter_at_a_text(pending=True)
+    tree = grow(drafter, width=4)  # layers of 2, 4 and 8 expanded nodes
+    rows = torch.randperm(tree.draft_probs.shape[0], generator=torch.Generator().manual_seed(0))
+    model = CausalModel(make_model(FAMILIES["llama"]()), device=CPU)
+    q = to_probs(model.logits(drafter.hidden(rows)), SAMPLING)
+    torch.testing.assert_close(q, tree.draft_probs[rows], rtol=1e-4, atol=1e-6)

@@ -1,0 +1,92 @@
+"""The head apart: logits of any rows, in the family's own way, by a model that is left as it was."""
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import CohereConfig, Gemma2Config, GraniteConfig, LlamaConfig, OPTConfig, PretrainedConfig
+
+from edgespec.model.causal_model import CausalModel
+from edgespec.model.row_chunks import row_chunks, rows_at_once
+from edgespec.placement.memory import pass_bytes
+from tests.conftest import FAMILIES, GROUPED, SMALL, make_model
+
+CPU = torch.device("cpu")
+# Families that do something behind the head; make_model's weights make it show
+SCALED: dict[str, PretrainedConfig] = {
+    "gemma2-cap": Gemma2Config(**GROUPED, head_dim=8, final_logit_softcapping=2.0),
+    "cohere-scale": CohereConfig(**GROUPED, logit_scale=0.25),
+    "granite-scaling": GraniteConfig(**GROUPED, logits_scaling=8.0),
+    "opt-projected": OPTConfig(**SMALL, ffn_dim=64, word_embed_proj_dim=16),
+}
+
+
+def states_and_expected(causal: CausalModel, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Last hidden states of a text, read as a tree that is a chain, and the logits of a plain forward."""
+    causal.reset(ids.shape[0])
+    causal_mask = torch.ones(ids.shape[0], ids.shape[0], dtype=torch.bool).tril_()
+    hidden = causal.look(ids, torch.arange(ids.shape[0]), causal_mask)
+    return hidden, causal.model(input_ids=ids[None], use_cache=False).logits[0]
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *SCALED])
+def test_logits_of_any_rows_are_the_familys_own(family: str) -> None:
+    config = SCALED[family] if family in SCALED else FAMILIES[family]()
+    config._attn_implementation = "eager"
+    model = make_model(config)
+    causal = CausalModel(model, device=CPU)
+    hidden, expected = states_and_expected(causal, torch.arange(40, 54))
+    assert hidden.shape == (14, model.get_output_embeddings().weight.shape[1])
+    torch.testing.assert_close(causal.logits(hidden), expected, rtol=1e-4, atol=2e-5)
+    some = torch.tensor([11, 2, 2, 7])
+    torch.testing.assert_close(causal.logits(hidden[some]), expected[some], rtol=1e-4, atol=2e-5)
+    assert causal.cache.length == 14, "the head appends no rows"
+
+
+@pytest.mark.parametrize("family", ["gemma2-cap", "cohere-scale", "granite-scaling"])
+def test_the_head_module_alone_would_be_wrong(family: str) -> None:
+    config = SCALED[family]
+    config._attn_implementation = "eager"
+    model = make_model(config)
+    hidden, expected = states_and_expected(CausalModel(model, device=CPU), torch.arange(9))
+    assert (model.get_output_embeddings()(hidden) - expected).abs().max() > 0.1
+
+
+def test_the_decoder_is_its_own_again_also_after_an_error() -> None:
+    model = make_model(FAMILIES["llama"]())
+    causal = CausalModel(model, device=CPU)
+    hidden, expected = states_and_expected(causal, torch.arange(9))
+    with pytest.raises(RuntimeError):
+        causal.logits(torch.ones(2, 5))
+    assert "forward" not in vars(model.model)
+    torch.testing.assert_close(model(input_ids=torch.arange(9)[None]).logits[0], expected)
+
+    calls = 0
+    plain = model.model.forward
+
+    def wrapped(*arguments: object, **named: object) -> object:
+        nonlocal calls
+        calls += 1
+        return plain(*arguments, **named)
+
+    model.model.forward = wrapped  # as accelerate's hooks do
+    torch.testing.assert_close(causal.logits(hidden), expected)
+    assert model.model.forward is wrapped
+    assert calls == 0
+
+
+@pytest.mark.parametrize(("num_rows", "vocab", "expected"), [(769, 152_000, 55), (3, 256, 32768), (2, 1 << 30, 1)])
+def test_chunks_cover_all_rows_within_32_mib(num_rows: int, vocab: int, expected: int) -> None:
+    assert rows_at_once(vocab) == expected
+    chunks = list(row_chunks(num_rows, vocab))
+    assert [row for chunk in chunks for row in range(chunk.start, chunk.stop)] == list(range(num_rows))
+    assert max(chunk.stop - chunk.start for chunk in chunks) <= expected
+
+
+def test_plans_count_a_chunk_of_logits_and_the_distributions_that_a_draft_keeps() -> None:
+    shape = {"prompt_rows": 1, "tree_rows": 769, "keys": 800, "dtype": torch.float32}
+    small, large = LlamaConfig(**GROUPED), LlamaConfig(**{**GROUPED, "vocab_size": 152_000})
+    row = 152_000 * 4
+    target = pass_bytes(large, **shape) - pass_bytes(small, **shape)
+    assert 2 * 55 * row < target < 10 * 55 * row
+    draft = pass_bytes(large, **shape, probs_rows=1538) - pass_bytes(large, **shape)
+    assert draft > 3 * 1538 * row

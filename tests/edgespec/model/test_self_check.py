@@ -1,0 +1,93 @@
+"""The load-time self-check: right readings pass, and every way of reading trees wrongly is refused."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import BloomConfig, FalconConfig, GPTNeoConfig, LlamaConfig, MptConfig, PretrainedConfig
+
+from edgespec.errors import EdgespecError
+from edgespec.model.masks import MaskForm
+from edgespec.model.self_check import _failure, check_tree_reading, narrow_copy
+from edgespec.model.tree_cache import TreeCache
+from tests.conftest import EAGER_ONLY, FAMILIES, GROUPED
+
+CPU = torch.device("cpu")
+# Families that count cache slots, and how it shows: wrong logits, or code that cannot take our masks
+BLIND: dict[str, tuple[PretrainedConfig, str]] = {
+    "bloom": (BloomConfig(hidden_size=32, n_layer=2, n_head=4), "could not be shown"),
+    "falcon-alibi": (
+        FalconConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, alibi=True),
+        "could not be shown",
+    ),
+    "gpt-neo": (
+        GPTNeoConfig(hidden_size=32, num_layers=2, attention_types=[[["global", "local"], 1]], num_heads=4),
+        "are off by",
+    ),
+    "mpt": (MptConfig(d_model=32, n_layers=2, n_heads=4), "do not take the mask"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    _failure.cache_clear()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_that_read_trees_rightly_pass(family: str) -> None:
+    config = FAMILIES[family]()
+    config._attn_implementation = "eager" if family in EAGER_ONLY else "sdpa"
+    check_tree_reading(config, device=CPU)
+
+
+@pytest.mark.parametrize("family", BLIND)
+def test_families_that_do_not_are_refused_by_name(family: str) -> None:
+    config, reason = BLIND[family]
+    with pytest.raises(EdgespecError, match=reason) as caught:
+        check_tree_reading(config, device=CPU)
+    assert caught.value.code == "E_SELF_CHECK"
+    assert config.model_type in caught.value.what
+
+
+def no_window(self: MaskForm, full: Tensor, sliding: Tensor) -> Any:
+    return {"full_attention": full, "sliding_attention": full} if self._is_per_kind else full
+
+
+def forgotten_rows(self: TreeCache, committed: int, rows: Tensor) -> None:
+    for layer in self.tree_layers:
+        layer.length = committed + rows.shape[0]
+
+
+@pytest.mark.parametrize(
+    ("family", "place", "name", "wrong"),
+    [
+        ("gemma3", MaskForm, "_form", no_window),
+        ("mistral-window", MaskForm, "_form", no_window),
+        ("llama", TreeCache, "keep", forgotten_rows),
+    ],
+    ids=["window-by-kind", "window", "rollback"],
+)
+def test_a_wrong_reading_of_our_own_would_be_noticed(
+    family: str, place: type, name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, name, wrong)
+    with pytest.raises(EdgespecError, match="are off by"):
+        check_tree_reading(FAMILIES[family](), device=CPU)
+
+
+def test_the_copy_is_narrow_and_keeps_one_layer_of_each_kind() -> None:
+    config = LlamaConfig(num_hidden_layers=80, hidden_size=8192, num_attention_heads=64, num_key_value_heads=8)
+    small = narrow_copy(config)
+    assert (small.num_hidden_layers, small.hidden_size, small.head_dim) == (2, 256, 128)
+    assert (small.num_attention_heads, small.num_key_value_heads) == (2, 1)
+    mixed = narrow_copy(FAMILIES["gemma3"]())
+    assert mixed.layer_types == ["sliding_attention", "full_attention"]
+    assert config.num_hidden_layers == 80
+
+
+def test_the_check_leaves_the_random_numbers_alone() -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    check_tree_reading(LlamaConfig(**GROUPED), device=CPU)
+    assert torch.equal(before, torch.get_rng_state())

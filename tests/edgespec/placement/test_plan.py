@@ -1,0 +1,130 @@
+"""Memory budgets from limits, and the pair's plan for devices that are not there."""
+
+import pytest
+import torch
+from transformers import DeepseekV3Config, FalconConfig, LlamaConfig, PretrainedConfig
+
+from edgespec.config import MemoryLimits
+from edgespec.errors import EdgespecError
+from edgespec.model.causal_model import CausalModel
+from edgespec.pair.pair import open_pair
+from edgespec.placement.memory import cache_bytes, pass_bytes
+from edgespec.placement.plan import PairPlan, memory_budgets, plan_pair
+from edgespec.tree.settings import TreeSettings
+from tests.conftest import EAGER_ONLY, FAMILIES, SMALL, make_model
+
+GIB = 1 << 30
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card with 10 of 12 GiB free."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (10 * GIB, 12 * GIB))
+
+
+@pytest.mark.usefixtures("card")
+@pytest.mark.parametrize(
+    ("limits", "expected_gib"),
+    [
+        (MemoryLimits(), 9),
+        (MemoryLimits(gpu_margin_bytes=3 * GIB), 7),
+        (MemoryLimits(gpu_margin_bytes=0), 10),
+        (MemoryLimits(max_gpu_bytes=8 * GIB), 8),
+        (MemoryLimits(max_gpu_bytes=8 * GIB, gpu_margin_bytes=3 * GIB), 7),
+        (MemoryLimits(max_gpu_bytes=11 * GIB), 10),
+        (MemoryLimits(gpu_margin_bytes=11 * GIB), 0),
+    ],
+)
+def test_a_cards_budget_keeps_the_limit_and_the_margin(limits: MemoryLimits, expected_gib: int) -> None:
+    assert memory_budgets(limits, CUDA)[0] == expected_gib * GIB
+
+
+def test_on_a_cpu_both_budgets_are_ram() -> None:
+    assert memory_budgets(MemoryLimits(max_cpu_bytes=3 * GIB, max_gpu_bytes=GIB), CPU) == (3 * GIB, 3 * GIB)
+
+
+def test_a_card_that_is_not_there_needs_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert memory_budgets(MemoryLimits(max_gpu_bytes=24 * GIB), CUDA)[0] == 24 * GIB
+    assert memory_budgets(MemoryLimits(max_gpu_bytes=24 * GIB, gpu_margin_bytes=GIB), CUDA)[0] == 23 * GIB
+    with pytest.raises(EdgespecError, match="--max-gpu-mem"):
+        memory_budgets(MemoryLimits(), CUDA)
+
+
+def small_deepseek() -> PretrainedConfig:
+    return DeepseekV3Config(
+        **{**SMALL, "num_hidden_layers": 1},
+        num_key_value_heads=4,
+        kv_lora_rank=8,
+        q_lora_rank=8,
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=4,
+        v_head_dim=6,
+        first_k_dense_replace=1,
+    )
+
+
+def small_falcon() -> PretrainedConfig:
+    return FalconConfig(vocab_size=257, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, multi_query=True)
+
+
+def plan(*, quant: str | None = None, tree_size: int = 64, context_tokens: int = 512) -> PairPlan:
+    pair = open_pair(None, None)
+    assert pair.draft is not None
+    return plan_pair(
+        pair.target,
+        pair.draft,
+        tree=TreeSettings(size=tree_size),
+        limits=MemoryLimits(max_cpu_bytes=4 * GIB, max_gpu_bytes=4 * GIB, max_resident_layers=0),
+        device=CUDA,
+        dtype=torch.bfloat16,
+        quant=quant,
+        draft_quant=quant,
+        context_tokens=context_tokens,
+        prompt_tokens=context_tokens,
+    )
+
+
+def test_every_part_grows_with_what_it_depends_on() -> None:
+    small, wide, long = (
+        plan().placement.device_bytes,
+        plan(tree_size=768).placement.device_bytes,
+        plan(context_tokens=4000).placement.device_bytes,
+    )
+    for name in ("target: one pass", "draft: one pass", "target: keys and values", "draft: keys and values"):
+        assert wide[name] > small[name]
+    for name in ("target: keys and values", "draft: keys and values"):
+        assert long[name] > wide[name]
+    assert long["target: embeddings, norms, head"] == small["target: embeddings, norms, head"]
+
+
+def test_quantised_plans_move_fewer_bytes_and_count_the_unpacked_weights() -> None:
+    plain, int8, nf4 = (plan(quant=quant).placement for quant in (None, "int8", "nf4"))
+    assert int8.streamed_bytes < 0.53 * plain.streamed_bytes
+    assert nf4.streamed_bytes < 0.28 * plain.streamed_bytes
+    assert "weights while unpacked" not in plain.device_bytes
+    largest = 768 * 256 * 2  # the target's, in bfloat16
+    assert nf4.device_bytes["weights while unpacked"] >= largest
+    assert nf4.device_bytes["draft: weights"] < plain.device_bytes["draft: weights"]
+
+
+def test_rows_of_keys_and_values_are_those_that_a_cache_keeps() -> None:
+    rows = 10
+    for family, make in {**FAMILIES, "deepseek": small_deepseek, "falcon": small_falcon}.items():
+        config = make()
+        config._attn_implementation = "eager" if family in EAGER_ONLY else "sdpa"
+        causal = CausalModel(make_model(config), device=CPU)
+        causal.reset(rows)
+        causal.prefill(torch.arange(5))
+        kept = sum(layer.keys.nbytes + layer.values.nbytes for layer in causal.cache.tree_layers)
+        assert cache_bytes(config, rows=rows, dtype=torch.float32) == kept, family
+
+
+def test_grouped_keys_count_as_often_as_they_are_repeated() -> None:
+    grouped = LlamaConfig(**{**SMALL, "num_attention_heads": 4}, num_key_value_heads=1)
+    plain = LlamaConfig(**{**SMALL, "num_attention_heads": 4}, num_key_value_heads=4)
+    shape = {"prompt_rows": 1, "tree_rows": 2, "keys": 30_000, "dtype": torch.float32}
+    repeated = 2 * 30_000 * 32 * 4  # keys and values, hidden size, float32
+    assert pass_bytes(grouped, **shape) - pass_bytes(plain, **shape) >= repeated

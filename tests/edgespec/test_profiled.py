@@ -1,0 +1,270 @@
+"""From a profile to settings: which plan is followed, and what is said where none is."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from edgespec import EdgespecError, MemoryLimits, TreeSettings
+from edgespec.files import profiles_folder
+from edgespec.grow.acceptance import default_acceptance
+from edgespec.pair.folder import fingerprint, open_model
+from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
+from edgespec.placement.plan import plan_pair
+from edgespec.profiled import Settled, acceptance_of, pair_facts, plan_at, settle, tree_settings
+from profiles.files import write_profile
+from profiles.measure import machine_facts
+from profiles.schema import Plan, Profile
+from tests.profiles.examples import PLAIN, example_plan, example_profile
+
+ADAPTIVE = example_plan(draw="sampled", threshold=0.02)
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("plan", "settings"),
+    [
+        (ADAPTIVE, TreeSettings(policy="adaptive", draw="sampled", size=16, depth=4, threshold=0.02)),
+        (
+            example_plan(draw="chosen", size=768, depth=24),
+            TreeSettings(policy="adaptive", draw="chosen", size=768, depth=24),
+        ),
+        (
+            example_plan("dyspec", draw="sampled", threshold=0.1),
+            TreeSettings(policy="dyspec", size=16, depth=4, threshold=0.1),
+        ),
+        (example_plan("opt-tree", draw="chosen"), TreeSettings(policy="opt-tree", size=16, depth=4)),
+        (example_plan("eagle2", draw="chosen"), TreeSettings(policy="eagle2", size=16, depth=4)),
+        (example_plan("c2t", draw="chosen"), TreeSettings(policy="c2t", size=16, depth=4)),
+        (
+            example_plan("sequoia", draw="sampled"),
+            TreeSettings(policy="sequoia", draw="sampled", size=16, depth=4),
+        ),
+        (
+            example_plan("chain", draw="chosen", size=5, depth=5),
+            TreeSettings(policy="chain", draw="chosen", draft_tokens=5),
+        ),
+        (
+            example_plan("specinfer", draw="sampled", branching=(4, 2, 1)),
+            TreeSettings(policy="specinfer", draw="sampled", branching=(4, 2, 1)),
+        ),
+        (
+            example_plan("mcsd", draw="chosen", branching=(2, 2)),
+            TreeSettings(policy="mcsd", draw="chosen", branching=(2, 2)),
+        ),
+        (PLAIN, TreeSettings(policy="none")),
+    ],
+    ids=lambda value: value.policy if isinstance(value, Plan) else "",
+)
+def test_every_policys_plan_becomes_its_settings(plan: Plan, settings: TreeSettings) -> None:
+    assert tree_settings(plan) == settings
+
+
+@pytest.mark.parametrize(
+    ("plan", "given", "settings"),
+    [
+        (ADAPTIVE, {"size": 40}, replace(tree_settings(ADAPTIVE), size=40)),
+        (ADAPTIVE, {"threshold": 0.0, "max_children": 3},
+         replace(tree_settings(ADAPTIVE), threshold=0.0, max_children=3)),
+        (ADAPTIVE, {"policy": "adaptive", "depth": 2}, replace(tree_settings(ADAPTIVE), depth=2)),
+        (PLAIN, {"draft_temperature": 0.5}, TreeSettings(policy="none", draft_temperature=0.5)),
+    ],
+)  # fmt: skip
+def test_a_flag_overrides_its_value_alone(plan: Plan, given: dict[str, Any], settings: TreeSettings) -> None:
+    assert tree_settings(plan, given=given) == settings
+
+
+@pytest.mark.parametrize(
+    ("plan", "given"),
+    [
+        (ADAPTIVE, {"policy": "dyspec"}),
+        (ADAPTIVE, {"policy": "dyspec", "size": 40}),
+        (PLAIN, {"policy": "adaptive"}),
+        (ADAPTIVE, {"policy": "chain", "draft_tokens": 3}),
+        # Flags without a policy mean the default one: a plan that has no use for them is not theirs.
+        (example_plan("chain", draw="sampled", size=4), {"size": 40}),
+        (example_plan("opt-tree"), {"threshold": 0.01}),
+        (PLAIN, {"size": 40}),
+        (PLAIN, {"draw": "chosen"}),
+    ],
+)
+def test_another_policy_or_a_flag_of_another_drops_the_plan(plan: Plan, given: dict[str, Any]) -> None:
+    assert tree_settings(plan, given=given) == TreeSettings(**given)
+
+
+def test_a_fork_takes_the_place_of_the_plans_branching() -> None:
+    plan = example_plan("mcsd", draw="sampled", branching=(2, 2))
+    given = {"policy": "mcsd", "fork": (3, 2)}
+    assert tree_settings(plan, given=given) == TreeSettings(policy="mcsd", draw="sampled", fork=(3, 2))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "planned"), [(0.0, 0.0), (0.01, 0.6), (0.5, 0.6), (0.79, 0.6), (0.81, 1.0), (1.7, 1.0)]
+)
+def test_the_nearest_temperature_counts_and_greedy_has_a_plan_of_its_own(wanted: float, planned: float) -> None:
+    assert plan_at(example_profile(temperatures=(1.0, 0.0, 0.6)), wanted).temperature == planned
+
+
+def test_without_a_greedy_plan_the_nearest_serves_greedy_decoding_too() -> None:
+    assert plan_at(example_profile(temperatures=(1.0, 0.6)), 0.0).temperature == 0.6
+    assert plan_at(example_profile(temperatures=(0.0,)), 0.9).temperature == 0.0
+
+
+def test_the_profiles_acceptance_is_the_pairs_own() -> None:
+    model = default_acceptance()
+    profile = example_profile(acceptance=model.to_document())
+    assert acceptance_of(profile).to_document() == model.to_document()
+    with pytest.raises(EdgespecError, match="some-gpu"):
+        acceptance_of(example_profile(acceptance={"schema": "edgespec.acceptance/1", "slot": []}))
+
+
+# A pair, a profile of it, and what is settled for a run.
+
+
+@pytest.fixture
+def pair(pair_folders: tuple[Path, Path]) -> ModelPair:
+    return open_pair(*pair_folders)
+
+
+@pytest.fixture
+def profile(pair: ModelPair) -> Profile:
+    """As if measured here, of this pair."""
+    memory = plan_pair(
+        pair.target, pair.draft, tree=TreeSettings(), limits=MemoryLimits(), device=CPU, dtype=torch.float32,
+        quant=None, draft_quant=None, context_tokens=64, prompt_tokens=16,
+    )  # fmt: skip
+    facts = pair_facts(pair, memory.placement, quant=None, draft_quant=None, dtype=torch.float32, device=CPU)
+    return example_profile(machine=machine_facts(), pair=facts, acceptance=default_acceptance().to_document())
+
+
+Settle = Callable[..., Settled]
+
+
+@pytest.fixture
+def settled(pair: ModelPair) -> Settle:
+    def call(source: str = "auto", *, temperature: float = 0.8, **given: Any) -> Settled:
+        return settle(
+            pair, source=source, given=given, temperature=temperature, limits=MemoryLimits(), device=CPU,
+            dtype="auto", quant=None, draft_quant=None, context_tokens=64, prompt_tokens=16,
+        )  # fmt: skip
+
+    return call
+
+
+def keep(profile: Profile) -> None:
+    write_profile(profile, profiles_folder() / f"{profile.name}.toml")
+
+
+DEFAULTS = Settled(tree=TreeSettings(), profile=None, plan=None, notes=())
+
+
+def test_without_a_profile_there_are_the_defaults_and_nothing_to_say(settled: Settle) -> None:
+    assert settled() == DEFAULTS
+    assert settled(size=9).tree == TreeSettings(size=9)
+
+
+def test_the_profile_of_this_pair_is_followed_at_each_temperature(settled: Settle, profile: Profile) -> None:
+    keep(profile)
+    for temperature, plan in zip((0.0, 0.8), profile.plans, strict=True):
+        found = settled(temperature=temperature)
+        assert found == Settled(tree=tree_settings(plan.best), profile=profile, plan=plan, notes=())
+        assert found.predicted_per_s == pytest.approx(4.0)
+
+
+def test_a_prediction_is_of_the_plan_alone(settled: Settle, profile: Profile) -> None:
+    keep(profile)
+    found = settled(size=40)
+    assert (found.tree.size, found.tree.threshold, found.profile) == (40, 0.02, profile)
+    assert found.predicted_per_s is None
+    assert settled(size=16).predicted_per_s is not None
+
+
+def test_none_asks_for_no_profile(settled: Settle, profile: Profile) -> None:
+    keep(profile)
+    assert settled("none") == DEFAULTS
+    assert settled(policy="none").profile is None
+
+
+def test_a_stale_profile_is_not_used_and_the_note_says_which_fact_changed(settled: Settle, profile: Profile) -> None:
+    keep(replace(profile, machine=replace(profile.machine, num_cores=999)))
+    found = settled()
+    assert replace(found, notes=()) == DEFAULTS
+    (note,) = found.notes
+    assert f"cores was 999, is {profile.machine.num_cores}" in note
+    assert "edgespec profile" in note
+
+
+def test_a_profiles_file_is_used_from_anywhere(settled: Settle, profile: Profile, tmp_path: Path) -> None:
+    write_profile(profile, tmp_path / "given.toml")
+    assert settled(str(tmp_path / "given.toml")) == Settled(
+        tree=tree_settings(profile.plans[1].best), profile=profile, plan=profile.plans[1], notes=()
+    )
+
+
+def test_a_profile_of_another_machine_is_used_where_it_is_named_with_a_note(
+    settled: Settle, profile: Profile, tmp_path: Path
+) -> None:
+    elsewhere = replace(profile, machine=replace(profile.machine, num_cores=999))
+    write_profile(elsewhere, tmp_path / "given.toml")
+    found = settled(str(tmp_path / "given.toml"))
+    assert (found.profile, found.tree) == (elsewhere, tree_settings(profile.plans[1].best))
+    (note,) = found.notes
+    assert "measured elsewhere" in note
+    assert "cores was 999" in note
+
+
+@pytest.mark.parametrize("model", ["target", "draft"])
+def test_a_profile_of_another_pair_is_refused(model: str, settled: Settle, profile: Profile, tmp_path: Path) -> None:
+    other = replace(profile.pair, **{f"{model}_fingerprint": "0000", model: "other"})
+    write_profile(replace(profile, pair=other), tmp_path / "given.toml")
+    with pytest.raises(EdgespecError, match=rf"measured with {model} 'other' \(0000\)") as caught:
+        settled(str(tmp_path / "given.toml"))
+    assert caught.value.code == "E_PROFILE"
+
+
+def test_a_file_that_is_missing_or_damaged_is_named(settled: Settle, tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text("name = ")
+    for name, code in (("none.toml", "E_PROFILE_NOT_FOUND"), ("bad.toml", "E_PROFILE")):
+        with pytest.raises(EdgespecError, match=name) as caught:
+            settled(str(tmp_path / name))
+        assert caught.value.code == code
+
+
+def test_where_plain_decoding_is_fastest_there_is_no_tree_and_the_note_has_both_numbers(
+    settled: Settle, profile: Profile
+) -> None:
+    why = "adaptive would give 3.1 tokens/s, plain 4.2; it is switched off"
+    keep(replace(profile, plans=(replace(profile.plans[1], best=PLAIN, why=why),)))
+    assert settled().tree == TreeSettings(policy="none")
+    assert settled().notes == (why,)
+    assert settled().predicted_per_s == pytest.approx(4.0)
+    wanted = settled(size=9)
+    assert (wanted.tree, wanted.notes) == (TreeSettings(size=9), ())
+
+
+def test_a_fingerprint_is_of_the_weights_and_not_of_the_place(pair_folders: tuple[Path, Path], tmp_path: Path) -> None:
+    for name, original in (("sharded", pair_folders[0]), ("large", DEMO_FOLDER / "draft")):
+        copy = shutil.copytree(original, tmp_path / name / "elsewhere")
+        before = fingerprint(open_model(original))
+        assert fingerprint(open_model(copy)) == before
+        for weights in copy.glob("*.safetensors"):  # each of several shards counts
+            content = bytearray(weights.read_bytes())
+            content[len(content) // 2] ^= 1
+            weights.write_bytes(content)
+            assert fingerprint(open_model(copy)) != before
+            content[len(content) // 2] ^= 1
+            weights.write_bytes(content)
+        assert fingerprint(open_model(copy)) == before
+
+
+def test_a_fingerprint_is_of_the_config_too(pair_folders: tuple[Path, Path], tmp_path: Path) -> None:
+    copy = shutil.copytree(pair_folders[1], tmp_path / "draft")
+    text = (copy / "config.json").read_text()
+    (copy / "config.json").write_text(text.replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": 1e-05'))
+    assert fingerprint(open_model(copy)) != fingerprint(open_model(pair_folders[1]))

@@ -1,0 +1,70 @@
+"""What is asked of a text: whose word counts, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers import GenerationConfig
+
+from edgespec.config import SamplingSettings
+from edgespec.errors import EdgespecError
+from edgespec.text.chat_template import prompt_ids
+from edgespec.text.request import TextRequest, config_values, text_request
+from tests.conftest import make_tokenizer
+
+OWN = SamplingSettings(temperature=0.8, top_p=0.95)
+
+
+def asked(config: Any = None, **wishes: Any) -> TextRequest:
+    return text_request(
+        [1, 2], tokenizer=make_tokenizer(), max_context=100, default_sampling=OWN, config=config, wishes=wishes
+    )  # type: ignore[arg-type]
+
+
+def test_single_wishes_count_above_the_config_and_that_above_the_models_own() -> None:
+    config = GenerationConfig(max_new_tokens=7, do_sample=True, temperature=0.5, top_k=9, stop_strings=["x"])
+    assert asked().sampling == OWN
+    assert asked(config).sampling == SamplingSettings(temperature=0.5, top_p=0.95, top_k=9)
+    assert asked(config, temperature=0.1).sampling == SamplingSettings(temperature=0.1, top_p=0.95, top_k=9)
+    assert asked(config, sampling=SamplingSettings()).sampling == SamplingSettings()
+    assert asked(config, sampling=SamplingSettings(), top_k=3).sampling == SamplingSettings(top_k=3)
+    assert (asked(config).max_new_tokens, asked(config, max_new_tokens=3).max_new_tokens) == (7, 3)
+    assert (asked(config).stop.strings, asked(config, stop="y").stop.strings) == (("x",), ("y",))
+    assert asked({"seed": 4}).seed == 4
+    assert (asked().max_new_tokens, asked().limited_by) == (98, "context")
+    assert asked(max_new_tokens=None, seed=None, sampling=None).sampling == OWN
+
+
+def test_do_sample_means_what_it_means_in_transformers() -> None:
+    assert asked(do_sample=False).sampling.temperature == 0
+    assert asked(sampling=SamplingSettings(), do_sample=True).sampling.temperature == 1
+    assert asked(do_sample=True).sampling.temperature == 0.8
+
+
+def test_what_would_not_be_honoured_is_refused() -> None:
+    with pytest.raises(EdgespecError, match="num_beams"):
+        asked(GenerationConfig(num_beams=4))
+    with pytest.raises(EdgespecError, match="temprature"):
+        asked({"temprature": 1})
+    with pytest.raises(TypeError, match="temprature"):
+        asked(temprature=1)
+    for wishes in ({"seed": -1}, {"seed": 2**63}, {"max_new_tokens": 0}, {"temperature": -1.0}):
+        with pytest.raises(EdgespecError):
+            asked(**wishes)
+    assert config_values(GenerationConfig(eos_token_id=3, pad_token_id=None)) == {}
+
+
+def test_prompts_are_texts_ids_or_messages() -> None:
+    tokenizer = make_tokenizer()
+    assert prompt_ids(tokenizer, "ab") == tokenizer.encode("ab")
+    assert prompt_ids(tokenizer, (3, 4)) == [3, 4]
+    with pytest.raises(TypeError, match="messages"):
+        prompt_ids(tokenizer, [3, {"role": "user", "content": "x"}])  # type: ignore[list-item]
+    with pytest.raises(EdgespecError, match="no chat template"):
+        prompt_ids(tokenizer, [{"role": "user", "content": "x"}])
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}|{% endfor %}"
+    assert prompt_ids(tokenizer, [{"role": "user", "content": "x"}]) == tokenizer.encode("x|")
+    tokenizer.chat_template = "{{ raise_exception('no') }}"
+    with pytest.raises(EdgespecError, match="template fails"):
+        prompt_ids(tokenizer, [{"role": "user", "content": "x"}])

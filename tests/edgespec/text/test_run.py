@@ -1,0 +1,72 @@
+"""Memory that runs out in a pass: the text goes on with smaller trees, and stays the text that it would have been."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from edgespec import Engine, TreeSettings
+from edgespec.errors import is_out_of_memory
+from edgespec.model.target import Target
+from edgespec.pair.pair import open_pair
+from edgespec.tree.token_tree import TokenTree
+
+PROMPT = "def read(path):\n    return "
+WISHES: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 30}
+TREE = TreeSettings(policy="adaptive", size=64)
+
+
+def fail_above(monkeypatch: pytest.MonkeyPatch, most_nodes: int, *, after: int = 2) -> None:
+    """Passes of larger trees run out of memory, behind the first few."""
+    look, num_passes = Target.look, 0
+
+    def limited(self: Target, tree: TokenTree) -> torch.Tensor:
+        nonlocal num_passes
+        num_passes += 1
+        hidden = look(self, tree)  # its rows are in the cache: they must be forgotten
+        if num_passes > after and tree.num_nodes - 1 > most_nodes:
+            raise torch.OutOfMemoryError("no more")
+        return hidden
+
+    monkeypatch.setattr(Target, "look", limited)
+
+
+@pytest.mark.parametrize(("most_nodes", "size"), [(20, 16), (8, 8), (0, 0)])
+@pytest.mark.parametrize("reuse", [False, True])
+def test_a_text_goes_on_with_smaller_trees_and_stays_the_same(
+    pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, most_nodes: int, size: int, reuse: bool
+) -> None:
+    with Engine(open_pair(*pair_folders), tree=TREE, context_tokens=128, self_check=False) as engine:
+        expected = engine.generate(PROMPT, **WISHES).token_ids
+        fail_above(monkeypatch, most_nodes)
+        result = engine.generate(PROMPT, reuse=reuse, **WISHES)
+        assert result.token_ids == expected
+        assert engine.tree.num_nodes == size
+        assert [step.is_prefill for step in result.steps].count(True) == 1
+        assert engine.generate(PROMPT, reuse=reuse, **WISHES).token_ids == expected  # and the next one is whole
+
+
+def test_memory_that_is_too_little_for_one_row_is_an_error(
+    pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Engine(open_pair(*pair_folders), tree=TREE, context_tokens=128, self_check=False) as engine:
+        fail_above(monkeypatch, -1)
+        with pytest.raises(torch.OutOfMemoryError):
+            engine.generate(PROMPT, **WISHES)
+
+
+def test_another_failure_is_not_tried_again(pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_self: Target, _tree: TokenTree) -> torch.Tensor:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(Target, "look", broken)
+    with (
+        Engine(open_pair(*pair_folders), tree=TREE, context_tokens=128, self_check=False) as engine,
+        pytest.raises(RuntimeError, match="broken"),
+    ):
+        engine.generate(PROMPT, **WISHES)
+    assert not is_out_of_memory(RuntimeError("broken"))
+    assert is_out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"))
