@@ -9,21 +9,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Unpack
 
+import torch
 from torch import Tensor
 
-from edgespec.config import MemoryLimits, parse_quant
 from edgespec.decode.lossless import Verdict, compare
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, offload_errors
 from edgespec.grow.policies import Policy, open_policy
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.device import resolve_device, resolve_dtype
-from edgespec.model.target import offload_errors
 from edgespec.pair.find import find_pair
 from edgespec.pair.pair import ModelPair, open_pair
 from edgespec.placement.load import LoadedModels, Progress, load_models
-from edgespec.placement.plan import check_tree_fits, plan_for, plan_pair
+from edgespec.placement.plan import check_tree_fits, placement_for
+from edgespec.placement.run_place import PlaceOptions, resolve_place
 from edgespec.placement.weights import Announce
-from edgespec.profiled import acceptance_of, settle
+from edgespec.profiled import PairSetup, acceptance_of, set_up, set_up_by_profile
 from edgespec.text.cancel import Running
 from edgespec.text.chat_template import Prompt, prompt_ids
 from edgespec.text.conversation import Conversation
@@ -31,7 +30,6 @@ from edgespec.text.request import Config, TextRequest, Wishes, text_request
 from edgespec.text.results import GenerationResult, Streamer, TextChunk, put_ids
 from edgespec.text.run import OnPrefill, TextModels, finished, run_text
 from edgespec.tree.settings import TreeSettings
-from offload.placement import Placement
 from profiles.schema import Profile
 
 
@@ -40,60 +38,48 @@ class Engine:
 
     def __init__(
         self,
+        setup: PairSetup,
+        *,
+        self_check: bool = True,
+        on_quantize: Announce | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Load a pair as it is set up; raises EdgespecError.
+
+        `on_quantize` sees what is about to be written to the cache. `self_check` tries whether the family reads token
+        trees rightly. `edgespec.profiled` sets pairs up.
+        """
+        # Not the setup itself: it knows the weights, and a closed engine must not keep them.
+        self.pair, self.place, self.placement = setup.pair, setup.place, setup.placement
+        self.tree = self._placed_tree = setup.tree
+        self.profile = setup.profile
+        self.policy = _policy(self.tree, self.profile)
+        self._running = Running()
+        self._loaded = LoadedModels({}, device=self.device)
+        with offload_errors():
+            self._loaded = load_models(
+                setup.weights, device=self.device, self_check=self_check, on_quantize=on_quantize, progress=progress
+            )
+
+    @classmethod
+    def from_pair(
+        cls,
         pair: ModelPair,
         *,
         tree: TreeSettings | None = None,
         profile: Profile | None = None,
-        limits: MemoryLimits | None = None,
-        device: str = "auto",
-        dtype: str = "auto",
-        quant: str | None = None,
-        draft_quant: str | None = None,
-        context_tokens: int = 2048,
-        prompt_tokens: int | None = None,
         self_check: bool = True,
-        on_plan: Callable[[Engine], None] | None = None,
-        on_quantize: Announce | None = None,
         progress: Progress | None = None,
-    ) -> None:
-        """Plan memory for texts of up to `context_tokens` and load; raises EdgespecError.
+        **options: Unpack[PlaceOptions],
+    ) -> Engine:
+        """Load an open pair with these trees, or the default ones.
 
-        `profile` is what was measured of this pair: its acceptance is used, and adaptive trees by its plan
-        follow the last steps; `edgespec.profiled.settle` finds it and says what `tree` it asks for.
-        `prompt_tokens` is the longest prompt to plan for, as long as the context where it is not
-        known. `on_plan` sees the engine before weights are read, `on_quantize` what is about to be
-        written to the cache. `self_check` tries whether the family reads token trees rightly.
+        `profile` is what was measured of this pair: its acceptance is used, and adaptive trees by its plan follow the
+        last steps. Raises EdgespecError.
         """
-        self.pair = pair
-        self.device = resolve_device(device)
-        self.dtype = resolve_dtype(dtype, pair.target.config, self.device)
-        self.max_context = min(context_tokens, pair.max_context or context_tokens)
-        self.quant, self.draft_quant = parse_quant(quant), parse_quant(draft_quant, flag="--draft-quant")
-        tree = tree or TreeSettings()
-        self.tree = self._planned_tree = tree if pair.draft is not None else tree.plain()
-        self.profile = profile
-        self.policy = _policy(self.tree, profile)
-        self._running = Running()
-        self._loaded = LoadedModels({}, device=self.device)
-        with offload_errors():
-            plan = plan_pair(
-                pair.target,
-                pair.draft if self.tree.policy != "none" else None,
-                tree=self.tree,
-                limits=limits or MemoryLimits(),
-                device=self.device,
-                dtype=self.dtype,
-                quant=self.quant,
-                draft_quant=self.draft_quant,
-                context_tokens=self.max_context,
-                prompt_tokens=prompt_tokens or self.max_context,
-            )
-            self.placement = plan.placement
-            if on_plan:
-                on_plan(self)
-            self._loaded = load_models(
-                plan, device=self.device, self_check=self_check, on_quantize=on_quantize, progress=progress
-            )
+        place = resolve_place(pair.target.config, pair.max_context, **options)
+        setup = set_up(pair, place, tree or TreeSettings(), profile=profile)
+        return cls(setup, self_check=self_check, progress=progress)
 
     @classmethod
     def from_pretrained(
@@ -106,51 +92,24 @@ class Engine:
         local_files_only: bool = True,
         tree: TreeSettings | None = None,
         profile: str = "auto",
-        limits: MemoryLimits | None = None,
-        device: str = "auto",
-        dtype: str = "auto",
-        quant: str | None = None,
-        draft_quant: str | None = None,
-        context_tokens: int = 2048,
-        prompt_tokens: int | None = None,
         self_check: bool = True,
         progress: Progress | None = None,
+        **options: Unpack[PlaceOptions],
     ) -> Engine:
         """Load a target and a draft; without a target, the built-in pair.
 
         Both are folders, or names of the user's configuration or of the local Hugging Face cache; what the cache
         lacks is downloaded only with `local_files_only=False`. Without `tree` the settings are those of the
         pair's profile, where `edgespec profile` made one ("auto"), of a profile's file, or the defaults ("none").
+        `options` are those of `PlaceOptions`: device, dtype, quant, draft_quant, limits, context_tokens, prompt_tokens.
         """
-        online = not local_files_only
-        pair = open_pair(*find_pair(target, draft, revision, draft_revision, online=online))
-        settled = settle(
-            pair,
-            source=profile if tree is None else "none",
-            given={},
-            temperature=pair.default_sampling().temperature,
-            limits=limits or MemoryLimits(),
-            device=resolve_device(device),
-            dtype=dtype,
-            quant=parse_quant(quant),
-            draft_quant=parse_quant(draft_quant, flag="--draft-quant"),
-            context_tokens=context_tokens,
-            prompt_tokens=prompt_tokens,
-        )
-        return cls(
-            pair,
-            tree=tree or settled.tree,
-            profile=settled.profile,
-            limits=limits,
-            device=device,
-            dtype=dtype,
-            quant=quant,
-            draft_quant=draft_quant,
-            context_tokens=context_tokens,
-            prompt_tokens=prompt_tokens,
-            self_check=self_check,
-            progress=progress,
-        )
+        pair = open_pair(*find_pair(target, draft, revision, draft_revision, online=not local_files_only))
+        if tree is not None:
+            return cls.from_pair(pair, tree=tree, self_check=self_check, progress=progress, **options)
+        place = resolve_place(pair.target.config, pair.max_context, **options)
+        temperature = pair.default_sampling().temperature
+        setup = set_up_by_profile(pair, place, source=profile, given={}, temperature=temperature)
+        return cls(setup, self_check=self_check, progress=progress)
 
     def generate(
         self,
@@ -228,7 +187,7 @@ class Engine:
         """Other trees from the next text on, within the memory plan; raises EdgespecError for larger ones."""
         if self.draft_model is None and tree.policy != "none":
             raise EdgespecError("E_SETTING", "there is no draft to grow trees with.", "Start with -md DRAFT.")
-        check_tree_fits(tree, self._planned_tree)
+        check_tree_fits(tree, self._placed_tree)
         self.policy = _policy(tree, self.profile)
         self.tree = tree
         return self.policy
@@ -243,16 +202,21 @@ class Engine:
 
         texts = [self.encode(prompt) for prompt in prompts]
         try:
-            return [compare(self.target_model, ids, partial(decode, ids), own, dtype=self.dtype) for ids in texts]
+            return [compare(self.target_model, ids, partial(decode, ids), own, dtype=self.place.dtype) for ids in texts]
         finally:
             self.use_tree(own)
 
-    plan_for = staticmethod(plan_for)
+    placement_for = staticmethod(placement_for)
 
     @property
-    def plan(self) -> Placement:
-        """Where the weights live, and what memory is spent on; printed, it is a table."""
-        return self.placement
+    def device(self) -> torch.device:
+        """Where trees grow and logits come out."""
+        return self.place.device
+
+    @property
+    def max_context(self) -> int:
+        """Tokens of the longest text that memory is planned for."""
+        return self.place.context_tokens
 
     @property
     def target_model(self) -> CausalModel:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from offload.errors import OffloadError
+from profiles.errors import ProfileError
+
 EXIT_RUNTIME = 1
 EXIT_USAGE = 2
 EXIT_SOME_FAILED = 3
@@ -42,3 +48,21 @@ class EdgespecError(Exception):
         if self.code in _NOT_FOUND_CODES:
             return EXIT_NOT_FOUND
         return EXIT_RUNTIME if self.code in _RUNTIME_CODES else EXIT_USAGE
+
+
+@contextmanager
+def offload_errors() -> Iterator[None]:
+    """Turn the offload room's errors into ours."""
+    try:
+        yield
+    except OffloadError as error:
+        raise EdgespecError(error.code, error.what, error.fix) from error
+
+
+@contextmanager
+def profile_errors() -> Iterator[None]:
+    """Turn the profiles room's errors into ours."""
+    try:
+        yield
+    except ProfileError as error:
+        raise EdgespecError(error.code, error.what, error.fix) from error

@@ -7,27 +7,21 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from edgespec.config import MemoryLimits
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, profile_errors
 from edgespec.files import profiles_folder
 from edgespec.grow.acceptance import AcceptanceModel
-from edgespec.model.device import resolve_dtype
-from edgespec.model.target import offload_errors
 from edgespec.pair.folder import fingerprint
 from edgespec.pair.pair import ModelPair
-from edgespec.placement.plan import plan_pair
+from edgespec.placement.plan import PlacedWeights, pair_weights, place_weights, read_memory
+from edgespec.placement.run_place import RunPlace
 from edgespec.tree.settings import USED_BY, TreeSettings
 from offload.placement import Placement
 from profiles.cost import Curve
-from profiles.errors import ProfileError
 from profiles.files import changes_between, find_profile, read_profile
 from profiles.measure import machine_facts
 from profiles.schema import PairFacts, Plan, Profile, TemperaturePlan
@@ -36,13 +30,21 @@ BUDGETED = ("adaptive", "dyspec", "opt-tree", "eagle2", "c2t", "sequoia")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settled:
-    """What a run is to be done with."""
+class PairSetup:
+    """A pair with its trees chosen and its weights placed: all that loading it takes."""
 
+    pair: ModelPair
+    place: RunPlace
     tree: TreeSettings
-    profile: Profile | None
-    plan: TemperaturePlan | None
-    notes: tuple[str, ...]  # for people: why a profile is not used, or what to know of the one that is
+    weights: PlacedWeights
+    profile: Profile | None = None
+    plan: TemperaturePlan | None = None  # of the profile, that the trees follow
+    notes: tuple[str, ...] = ()  # for people: why a profile is not used, or what to know of the one that is
+
+    @property
+    def placement(self) -> Placement:
+        """Where the target's layers will live."""
+        return self.weights.placement
 
     @property
     def predicted_per_s(self) -> float | None:
@@ -52,19 +54,7 @@ class Settled:
         return self.plan.best.tokens_per_s
 
 
-@contextmanager
-def profile_errors() -> Iterator[None]:
-    """Turn the profiles room's errors into ours."""
-    try:
-        yield
-    except ProfileError as error:
-        raise EdgespecError(error.code, error.what, error.fix) from error
-
-
-def pair_facts(
-    pair: ModelPair, placement: Placement, *, quant: str | None, draft_quant: str | None, dtype: torch.dtype,
-    device: torch.device,
-) -> PairFacts:  # fmt: skip
+def pair_facts(pair: ModelPair, place: RunPlace, placement: Placement) -> PairFacts:
     """What a profile of this pair, so placed, is known by."""
     assert pair.draft is not None
     return PairFacts(
@@ -72,10 +62,10 @@ def pair_facts(
         target_fingerprint=fingerprint(pair.target),
         draft=pair.draft.folder.name,
         draft_fingerprint=fingerprint(pair.draft),
-        quant=quant or "none",
-        draft_quant=draft_quant or "none",
-        dtype=str(dtype).removeprefix("torch."),
-        device=device.type,
+        quant=place.quant or "none",
+        draft_quant=place.draft_quant or "none",
+        dtype=str(place.dtype).removeprefix("torch."),
+        device=place.device.type,
         num_layers=placement.num_layers,
         resident_layers=placement.num_resident,
         ram_layers=placement.num_pinned,
@@ -83,57 +73,64 @@ def pair_facts(
     )
 
 
-def settle(
-    pair: ModelPair,
-    *,
-    source: str,
-    given: Mapping[str, Any],
-    temperature: float,
-    limits: MemoryLimits,
-    device: torch.device,
-    dtype: str,
-    quant: str | None,
-    draft_quant: str | None,
-    context_tokens: int,
-    prompt_tokens: int | None,
-) -> Settled:
-    """Tree settings: what the user gave, over the profile's plan for this temperature, over the defaults.
+def set_up(pair: ModelPair, place: RunPlace, tree: TreeSettings, *, profile: Profile | None = None) -> PairSetup:
+    """The pair with these trees; raises EdgespecError where it does not fit. Plain decoding leaves the draft out."""
+    tree = tree if pair.draft is not None else tree.plain()
+    weights = pair_weights(pair.target, pair.draft if tree.policy != "none" else None, place)
+    placed = place_weights(weights, tree, place, read_memory(place.limits, place.device))
+    return PairSetup(pair=pair, place=place, tree=tree, weights=placed, profile=profile)
 
-    `source` is auto (the profile that was measured here for this pair, if any), none, or a profile's file.
-    Raises EdgespecError for a file that cannot be used.
+
+def set_up_by_profile(
+    pair: ModelPair, place: RunPlace, *, source: str, given: Mapping[str, Any], temperature: float
+) -> PairSetup:
+    """The pair with the trees that the user gave, over the profile's plan for this temperature, over the defaults.
+
+    `source` is auto (the profile that was measured here for this pair, if any), none, or a profile's file. The free
+    memory is read once: a profile is matched against the placement that its trees will have. Raises EdgespecError
+    for a file that cannot be used, and where the pair does not fit.
     """
     own = TreeSettings(**given)
     if source == "none" or pair.draft is None or own.policy == "none":
-        return Settled(tree=own, profile=None, plan=None, notes=())
-    number_format = resolve_dtype(dtype, pair.target.config, device)
-    most = min(context_tokens, pair.max_context or context_tokens)
-    with offload_errors():
-        memory = plan_pair(
-            pair.target, pair.draft, tree=own, limits=limits, device=device, dtype=number_format, quant=quant,
-            draft_quant=draft_quant, context_tokens=most, prompt_tokens=prompt_tokens or most,
-        )  # fmt: skip
-    facts = pair_facts(pair, memory.placement, quant=quant, draft_quant=draft_quant, dtype=number_format, device=device)
-    profile, notes = _find(source, facts)
+        return set_up(pair, place, own)
+    weights = pair_weights(pair.target, pair.draft, place)
+    memory = read_memory(place.limits, place.device)
+
+    def facts_with(profile: Profile) -> PairFacts:
+        tree = tree_settings(plan_at(profile, temperature).best, given=given)
+        try:
+            # A plan to grow no trees was measured with a draft beside the layers, as the user's own trees need it.
+            placed = place_weights(weights, own if tree.policy == "none" else tree, place, memory)
+        except EdgespecError:
+            placed = place_weights(weights, own, place, memory)
+        return pair_facts(pair, place, placed.placement)
+
+    profile, notes = _find(source, pair, facts_with)
     if profile is None:
-        return Settled(tree=own, profile=None, plan=None, notes=notes)
+        placed = place_weights(weights, own, place, memory)
+        return PairSetup(pair=pair, place=place, tree=own, weights=placed, notes=notes)
     plan = plan_at(profile, temperature)
     tree = tree_settings(plan.best, given=given)
     if plan.best.policy == "none" and tree.policy == "none":
         notes += (plan.why,)
-    return Settled(tree=tree, profile=profile, plan=plan, notes=notes)
+    placed = place_weights(weights, tree, place, memory)
+    return PairSetup(pair=pair, place=place, tree=tree, weights=placed, profile=profile, plan=plan, notes=notes)
 
 
-def _find(source: str, facts: PairFacts) -> tuple[Profile | None, tuple[str, ...]]:
-    """The profile, and what is to be said about it."""
+def _find(
+    source: str, pair: ModelPair, facts_with: Callable[[Profile], PairFacts]
+) -> tuple[Profile | None, tuple[str, ...]]:
+    """The profile, and what is to be said about it; `facts_with` are the pair's with a profile's trees."""
     machine = machine_facts()
     with profile_errors():
         if source == "auto":
-            found = find_profile(profiles_folder(), machine, facts)
+            found = find_profile(profiles_folder(), machine, pair.names, facts_with)
             if found.stale:
                 changes = "; ".join(found.stale)
                 return None, (f"the profile of this pair is not used: {changes} (measure again: edgespec profile)",)
             return found.profile, ()
         profile = read_profile(Path(source))
+    facts = facts_with(profile)
     _require_same_pair(source, profile.pair, facts)
     differences = changes_between(profile, machine, facts)
     notes = (f"profile {profile.name} was measured elsewhere: {'; '.join(differences)}",) if differences else ()

@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,16 +83,19 @@ def profile_name(machine: MachineFacts, pair: PairFacts) -> str:
     return "-".join([*(_slug(part) for part in (machine.device_name, pair.target, pair.draft)), digest])
 
 
-def find_profile(folder: Path, machine: MachineFacts, pair: PairFacts) -> Found:
-    """The profile in `folder` for this; else what keeps the nearest one from being used.
+def find_profile(
+    folder: Path, machine: MachineFacts, names: tuple[str, str | None], facts_with: Callable[[Profile], PairFacts]
+) -> Found:
+    """The profile in `folder` for the pair of these names; else what keeps the nearest one from being used.
 
-    Layers may be placed a little differently, as a longer prompt makes them. A file that cannot be read
-    is skipped here: `profile --list` names it.
+    `facts_with` are the pair's facts, its layers placed as a profile's trees ask for. Layers may be placed a little
+    differently, as a longer prompt makes them. A file that cannot be read is skipped here: `profile --list` names it.
     """
     nearest: tuple[tuple[int, float], Path, Profile, list[str]] | None = None
     for path, profile in all_profiles(folder):
-        if isinstance(profile, ProfileError) or (profile.pair.target, profile.pair.draft) != (pair.target, pair.draft):
+        if isinstance(profile, ProfileError) or (profile.pair.target, profile.pair.draft) != names:
             continue
+        pair = facts_with(profile)
         changed = changes_between(profile, machine, pair)
         distance = len(changed), abs(_resident_share(profile.pair) - _resident_share(pair))
         if nearest is None or distance < nearest[0]:

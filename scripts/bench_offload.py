@@ -189,7 +189,7 @@ def run_edgespec(system: System, pair: ModelPair, prompts: list[list[int]], argu
     resident = arguments.gpu_layers if arguments.gpu_layers is not None else 0 if system.mode == "cold" else None
     longest = max(map(len, prompts))
     logs = []
-    with Engine(
+    with Engine.from_pair(
         pair,
         tree=TreeSettings(size=system.size) if system.size else TreeSettings(policy="none"),
         limits=MemoryLimits(max_cpu_bytes=arguments.max_cpu_mem, max_resident_layers=resident),

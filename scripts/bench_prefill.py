@@ -45,7 +45,7 @@ def main() -> int:
     files = sorted(arguments.model.glob("*.safetensors"))
     ids = torch.arange(arguments.tokens) % (len(pair.tokenizer) - 1)
     prefill_s, pass_s = [], []
-    with Engine(
+    with Engine.from_pair(
         pair,
         limits=MemoryLimits(max_resident_layers=0),
         device="cpu",

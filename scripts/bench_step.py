@@ -77,7 +77,7 @@ def main() -> None:
     prompts = [pair.tokenizer.encode(row.prompt) for row in read_prompts(arguments.prompts, lines=False)]
     engines, clocks = {}, {}
     for size in arguments.sizes:
-        engine = Engine(pair, tree=TreeSettings(policy=arguments.policy, size=size), device=arguments.device)
+        engine = Engine.from_pair(pair, tree=TreeSettings(policy=arguments.policy, size=size), device=arguments.device)
         if engine.draft_model is None:
             raise SystemExit("give a draft (-md): without one there is no step to take apart")
         engines[size] = engine

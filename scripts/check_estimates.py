@@ -25,12 +25,13 @@ from edgespec.estimate.speed import (
     PairOnHardware,
     open_hardware,
     pair_load,
-    plan_on,
+    place_on,
     rates_of,
     step_seconds,
 )
 from edgespec.pair.folder import open_architecture
-from edgespec.placement.weights import plan_weights
+from edgespec.placement.plan import pair_weights
+from edgespec.placement.run_place import RunPlace
 from edgespec.tree.settings import TreeSettings
 
 HOST_BYTES = 192 << 30  # the 16-bit models were run from RAM, and with all of the card
@@ -168,23 +169,22 @@ def write_models(folder: Path) -> None:
 def compare(run: Published, folder: Path) -> dict[str, Any]:
     """Estimated seconds a token beside the published ones."""
     hardware, assumptions = open_hardware(run.hardware)
-    pair = PairOnHardware(
-        target=plan_weights(open_architecture(folder / run.target), dtype=torch.float16, quant=run.quant),
-        draft=plan_weights(open_architecture(folder / run.draft), dtype=torch.float16, quant=run.draft_quant)
-        if run.draft
-        else None,
-        hardware=hardware,
-        assumptions=assumptions,
+    place = RunPlace(
         limits=MemoryLimits(max_cpu_bytes=HOST_BYTES, gpu_margin_bytes=0, max_resident_layers=run.max_resident),
         device=torch.device("cuda:0"),
         dtype=torch.float16,
+        quant=run.quant,
+        draft_quant=run.draft_quant,
         context_tokens=run.context_tokens,
         prompt_tokens=run.context_tokens // 2,
     )
+    draft = open_architecture(folder / run.draft) if run.draft else None
+    weights = pair_weights(open_architecture(folder / run.target), draft, place)
+    pair = PairOnHardware(weights=weights, hardware=hardware, assumptions=assumptions, place=place)
     tree = TreeSettings(policy="none")
     if run.nodes:
         tree = TreeSettings(policy="sequoia", size=run.nodes, depth=run.depth)
-    plan = plan_on(pair, tree)
+    plan = place_on(pair, tree)
     load = pair_load(pair, plan)
     steps = {
         case: step_seconds(

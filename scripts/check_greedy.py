@@ -96,7 +96,7 @@ def main() -> int:
     trees = [TreeSettings(policy="none"), *(TreeSettings(size=size) for size in arguments.sizes)]
     different = 0
     for tree in trees if pair.draft is not None else trees[:1]:
-        with Engine(
+        with Engine.from_pair(
             pair,
             tree=tree,
             limits=limits,

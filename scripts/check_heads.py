@@ -48,11 +48,11 @@ LEAST_EXPECTED = 5.0  # draws of a text; rarer ones are counted together
 
 def greedy_is_equal(head: Path, prompts: list[str], new_tokens: int) -> bool:
     """Every tree against plain decoding; prints a line each."""
-    with Engine(open_pair(TARGET, None), self_check=False) as engine:
+    with Engine.from_pair(open_pair(TARGET, None), self_check=False) as engine:
         expected = [engine.generate(text, temperature=0.0, max_new_tokens=new_tokens).token_ids for text in prompts]
     is_equal = True
     for name, tree in GREEDY_TREES.items():
-        with Engine(open_pair(TARGET, head), tree=tree, self_check=False) as engine:
+        with Engine.from_pair(open_pair(TARGET, head), tree=tree, self_check=False) as engine:
             found = [engine.generate(text, temperature=0.0, max_new_tokens=new_tokens) for text in prompts]
         same = sum(result.token_ids == ids for result, ids in zip(found, expected, strict=True))
         passes = sum(len(result.steps) - 1 for result in found)
@@ -64,7 +64,7 @@ def greedy_is_equal(head: Path, prompts: list[str], new_tokens: int) -> bool:
 
 def p_value(head: Path, tree: TreeSettings, prompt: str, num_draws: int) -> float:
     """Chi-square of the next tokens behind a prompt: the first from the prompt's pass, the others through trees."""
-    with Engine(open_pair(TARGET, head), tree=tree, self_check=False) as engine:
+    with Engine.from_pair(open_pair(TARGET, head), tree=tree, self_check=False) as engine:
         assert engine.draft_model is not None
         ids = [*engine.encode(prompt)]
         causal = engine.target_model

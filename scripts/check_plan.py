@@ -188,7 +188,7 @@ def step_seconds(
     in_a_row = name == "built-in"
     longest = max(map(len, texts))
     seconds: dict[str, list[float]] = {label: [] for label in entries}
-    with Engine(
+    with Engine.from_pair(
         pair,
         tree=widest,
         limits=MemoryLimits(
@@ -259,7 +259,7 @@ def tokens_at(
     pair, texts = open_pair(None, None), read_texts(prompts)
     tokens: dict[str, list[float]] = {label: [] for label in entries}
     widest = TreeSettings(policy="opt-tree", size=max(SIZES))
-    with Engine(pair, tree=widest, self_check=False) as engine:
+    with Engine.from_pair(pair, tree=widest, self_check=False) as engine:
         for seed, number in places:
             generator = torch.Generator().manual_seed(seed + number)
             text = start_text(

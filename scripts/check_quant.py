@@ -58,7 +58,9 @@ def run(arguments: argparse.Namespace, quant: str) -> tuple[Tensor, dict[str, An
         pair.tokenizer.encode(row.prompt) for row in read_prompts(str(DEMO_FOLDER / "prompts.jsonl"), lines=False)
     ]
     limits = MemoryLimits(max_resident_layers=0)
-    with Engine(pair, limits=limits, device="cpu", dtype=arguments.dtype, quant=quant, context_tokens=512) as engine:
+    with Engine.from_pair(
+        pair, limits=limits, device="cpu", dtype=arguments.dtype, quant=quant, context_tokens=512
+    ) as engine:
         model = engine.target_model
         rows = []
         for prompt in prompts:

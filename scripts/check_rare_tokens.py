@@ -59,7 +59,7 @@ def rarest(tree: TreeSettings, temperature: float, *, num_tokens: int, new_token
     """Of so many tokens, in texts of `new_tokens`."""
     sampling = SamplingSettings(temperature=temperature)
     found, count = Rarest(1.0, "", 0), 0
-    with Engine(open_pair(None, None), tree=tree, dtype="float32", self_check=False) as engine:
+    with Engine.from_pair(open_pair(None, None), tree=tree, dtype="float32", self_check=False) as engine:
         tokenizer = engine.pair.tokenizer
         texts = contexts(tokenizer, None, count=-(-num_tokens // new_tokens), tokens=CONTEXT_TOKENS, seed=seed)
         for index, ids in enumerate(texts):

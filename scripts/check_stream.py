@@ -116,7 +116,7 @@ def decode_and_report(arguments: argparse.Namespace) -> None:
     planned = 0
     for size in (0, *arguments.sizes):
         tree = TreeSettings(policy="none") if size == 0 else TreeSettings(size=size)
-        with Engine(
+        with Engine.from_pair(
             pair,
             tree=tree,
             limits=MemoryLimits(max_cpu_bytes=arguments.max_cpu_mem),

@@ -130,7 +130,7 @@ class Bench:
 
     def __init__(self, model: Path | None, draft: Path | None, seed: int) -> None:
         pair = open_pair(model, draft)
-        self.engine = Engine(pair, tree=TreeSettings(policy="dyspec", size=768), self_check=False)
+        self.engine = Engine.from_pair(pair, tree=TreeSettings(policy="dyspec", size=768), self_check=False)
         assert self.engine.draft_model is not None
         self.target = Target(self.engine.target_model)
         self.seed = seed
@@ -371,7 +371,9 @@ def follow(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         for name, settings in chosen_entrants(size, ANY_THRESHOLDS, arguments).items():
             if name in CALIBRATED:
                 continue
-            with Engine(open_pair(arguments.model, arguments.draft_model), tree=settings, self_check=False) as engine:
+            with Engine.from_pair(
+                open_pair(arguments.model, arguments.draft_model), tree=settings, self_check=False
+            ) as engine:
                 texts = contexts(engine.pair.tokenizer, arguments.text, count=arguments.follow,
                                  tokens=arguments.context_tokens, seed=arguments.seed)  # fmt: skip
                 for temperature in arguments.temps:

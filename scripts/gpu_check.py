@@ -102,7 +102,7 @@ def run_passes(pair: ModelPair, rows: int, *, quant: str = "none", **limits: Any
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     context_bytes = used_bytes() - torch.cuda.memory_reserved()
-    with Engine(
+    with Engine.from_pair(
         pair, limits=MemoryLimits(**limits), device="cuda", dtype="bfloat16", quant=quant, context_tokens=rows
     ) as engine:
         model = engine.target_model
@@ -196,7 +196,7 @@ def check_greedy() -> dict[str, Any]:
         expected.append(found[0, len(prompt) :].tolist())
     equal, tokens, passes = 0, 0, 0
     limits = MemoryLimits(max_resident_layers=2)
-    with Engine(pair, tree=TreeSettings(size=64), device="cuda", dtype="float32", limits=limits) as engine:
+    with Engine.from_pair(pair, tree=TreeSettings(size=64), device="cuda", dtype="float32", limits=limits) as engine:
         for prompt, plain in zip(prompts, expected, strict=True):
             result = engine.generate(prompt, max_new_tokens=128, sampling=SamplingSettings())
             equal += list(result.token_ids) == plain

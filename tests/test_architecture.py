@@ -38,8 +38,20 @@ LAYERS = (
 )
 # Rooms beside edgespec's own -> who may know them, beside themselves
 OUTSIDE = {
-    "offload": {"model", "draft", "pair", "placement", "estimate", "profiled", "doctor", "engine", "train", "tune"},
-    "profiles": {"offload", "estimate", "profiled", "decode", "text", "engine", "doctor", "tune", "cli"},
+    "offload": {
+        "errors",
+        "model",
+        "draft",
+        "pair",
+        "placement",
+        "estimate",
+        "profiled",
+        "doctor",
+        "engine",
+        "train",
+        "tune",
+    },
+    "profiles": {"errors", "offload", "estimate", "profiled", "decode", "text", "engine", "doctor", "tune", "cli"},
 }
 MAX_OUTSIDE_A_ROOM = 8
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from edgespec.errors import offload_errors
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.row_chunks import row_chunks
-from edgespec.model.target import offload_errors
 from edgespec.tree.settings import TreeSettings
 
 Decode = Callable[[TreeSettings], Sequence[int]]  # a prompt's greedy text, with these trees

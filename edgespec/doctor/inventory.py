@@ -17,9 +17,8 @@ from typing import Any
 
 import torch
 
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, offload_errors
 from edgespec.model.self_check import check_tree_reading
-from edgespec.model.target import offload_errors
 from edgespec.pair.folder import ModelFolder, fingerprint, is_head, open_model, read_head_facts
 from edgespec.pair.hub_names import cached_repositories, find_cached
 from edgespec.pair.pair import open_tokenizer
@@ -45,6 +44,10 @@ class LocalModel:
     fingerprint: str | None = None
     head_of: str | None = None  # of a feature head: its target's fingerprint
     problem: EdgespecError | None = None  # why it cannot run
+
+    def draft_ratio(self, draft: LocalModel) -> str:
+        """How much smaller a draft is than this model, in words."""
+        return f"{(self.num_parameters or 0) / max(1, draft.num_parameters or 0):.3g} times smaller"
 
 
 def places(folders: Sequence[Path], *, depth: int = SEARCH_DEPTH) -> Iterator[tuple[str, Path]]:

@@ -8,21 +8,17 @@ are no slower than this says.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
-from edgespec.config import MAX_TREE_SIZE, MemoryLimits
-from edgespec.errors import EdgespecError
+from edgespec.config import MAX_TREE_SIZE
+from edgespec.errors import EdgespecError, profile_errors
 from edgespec.estimate.pass_load import model_load
 from edgespec.grow.sequoia import sequoia_table
-from edgespec.placement.plan import MARGIN_BYTES, PairPlan, PlanRequest, plan_memory
-from edgespec.placement.weights import Weights
+from edgespec.placement.plan import MARGIN_BYTES, Memory, PairWeights, PlacedWeights, place_weights
+from edgespec.placement.run_place import RunPlace
 from edgespec.tree.settings import TreeSettings, preset_shape
 from edgespec.tree.shapes import TreeShape
-from profiles.errors import ProfileError
 from profiles.hardware import Achieved, Assumptions, Hardware, read_assumptions, read_hardware
 from profiles.roofline import ModelLoad, Rates, achieved_rates, compute_s, draft_call_s, stream_s, verify_s
 
@@ -33,15 +29,10 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, MAX_TREE_SIZE)
 class PairOnHardware:
     """A pair, known by size, and the machine that it is to run on."""
 
-    target: Weights
-    draft: Weights | None
+    weights: PairWeights
     hardware: Hardware
     assumptions: Assumptions
-    limits: MemoryLimits
-    device: torch.device
-    dtype: torch.dtype
-    context_tokens: int
-    prompt_tokens: int
+    place: RunPlace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +60,7 @@ class StepSeconds:
 class SpeedEstimate:
     """A tree on a placement, in three cases of what is reached of the data sheet."""
 
-    plan: PairPlan
+    weights: PlacedWeights
     nodes: int  # below the root; 0 is plain decoding
     depth: int
     slow: StepSeconds
@@ -85,58 +76,35 @@ class PairLoad:
     draft: ModelLoad | None
 
 
-@contextmanager
-def profile_errors() -> Iterator[None]:
-    """Turn the profiles room's errors into ours."""
-    try:
-        yield
-    except ProfileError as error:
-        raise EdgespecError(error.code, error.what, error.fix) from error
-
-
 def open_hardware(name: str) -> tuple[Hardware, Assumptions]:
     """A known card or CPU, and what is assumed beyond its data sheet; raises EdgespecError."""
     with profile_errors():
         return read_hardware(name), read_assumptions()
 
 
-def plan_on(pair: PairOnHardware, tree: TreeSettings) -> PairPlan:
+def place_on(pair: PairOnHardware, tree: TreeSettings) -> PlacedWeights:
     """The placement within the hardware's memory, whatever this machine has; raises EdgespecError."""
-    draft = pair.draft if tree.policy != "none" else None
-    device_bytes, host_bytes = _budgets(pair)
-    request = PlanRequest(
-        target=pair.target.planned,
-        draft=draft.planned if draft else None,
-        tree=tree,
-        context_tokens=pair.context_tokens,
-        prompt_tokens=pair.prompt_tokens,
-        dtype=pair.dtype,
-        device=pair.device,
-        device_budget_bytes=device_bytes,
-        host_budget_bytes=host_bytes,
-        max_resident=pair.limits.max_resident_layers,
-    )
-    return PairPlan(target=pair.target, draft=draft, placement=plan_memory(request))
+    return place_weights(pair.weights, tree, pair.place, _memory(pair))
 
 
-def _budgets(pair: PairOnHardware) -> tuple[int, int]:
-    """Bytes of device memory and of RAM: the limits, else what the hardware has, less the usual margin."""
-    limits, there_bytes = pair.limits, pair.assumptions.usable_bytes(pair.hardware)
+def _memory(pair: PairOnHardware) -> Memory:
+    """Device memory and RAM: the limits, else what the hardware has, less the usual margin."""
+    limits, there_bytes = pair.place.limits, pair.assumptions.usable_bytes(pair.hardware)
     if pair.hardware.device == "cpu":
         host_bytes = limits.max_cpu_bytes if limits.max_cpu_bytes is not None else there_bytes - MARGIN_BYTES
-        return host_bytes, host_bytes
+        return Memory(device_bytes=host_bytes, host_bytes=host_bytes)
     host_bytes = limits.max_cpu_bytes if limits.max_cpu_bytes is not None else pair.assumptions.host_memory_bytes
     margin_bytes = limits.gpu_margin_bytes
     if margin_bytes is None:
         margin_bytes = MARGIN_BYTES if limits.max_gpu_bytes is None else 0
     usable_bytes = max(0, there_bytes - margin_bytes)
-    return usable_bytes if limits.max_gpu_bytes is None else min(usable_bytes, limits.max_gpu_bytes), host_bytes
+    device_bytes = usable_bytes if limits.max_gpu_bytes is None else min(usable_bytes, limits.max_gpu_bytes)
+    return Memory(device_bytes=device_bytes, host_bytes=host_bytes)
 
 
 def estimate_plain(pair: PairOnHardware) -> SpeedEstimate:
     """Decoding without a draft, one token a pass."""
-    plan = plan_on(pair, TreeSettings(policy="none"))
-    return _estimate(pair, plan, nodes=0, depth=0, tokens=1.0)
+    return _estimate(pair, place_on(pair, TreeSettings(policy="none")), nodes=0, depth=0, tokens=1.0)
 
 
 def estimate_best(
@@ -149,26 +117,26 @@ def estimate_best(
     preset = preset_shape(tree)
     if preset is not None:
         tokens = expected_tokens(preset, acceptance)
-        return _estimate(pair, plan_on(pair, tree), nodes=preset.num_nodes - 1, depth=preset.depth, tokens=tokens)
+        return _estimate(pair, place_on(pair, tree), nodes=preset.num_nodes - 1, depth=preset.depth, tokens=tokens)
     sizes = SIZES if size is None else (size,)
     table = sequoia_table(acceptance, size=max(sizes), depth=tree.depth, max_children=tree.width)
-    best: tuple[float, PairPlan, int, int, float] | None = None
+    best: tuple[float, PlacedWeights, int, int, float] | None = None
     for nodes in sizes:
         try:
-            plan = plan_on(pair, replace(tree, size=nodes))
+            weights = place_on(pair, replace(tree, size=nodes))
         except EdgespecError:
             if best is None:
                 raise
             break  # nor do larger ones fit
-        load, rates = pair_load(pair, plan), rates_of(pair, pair.assumptions.likely)
+        load, rates = pair_load(pair, weights), rates_of(pair, pair.assumptions.likely)
         for depth in range(1, min(tree.depth, nodes) + 1):
             tokens = table.expected_tokens(nodes, depth)
             found = step_seconds(load, rates, nodes=nodes, depth=depth, tokens=tokens)
             if best is None or found.tokens_per_s > best[0]:
-                best = (found.tokens_per_s, plan, nodes, depth, tokens)
+                best = (found.tokens_per_s, weights, nodes, depth, tokens)
     assert best is not None
-    _, plan, nodes, depth, tokens = best
-    return _estimate(pair, plan, nodes=nodes, depth=depth, tokens=tokens)
+    _, weights, nodes, depth, tokens = best
+    return _estimate(pair, weights, nodes=nodes, depth=depth, tokens=tokens)
 
 
 def expected_tokens(shape: TreeShape, acceptance: Sequence[float]) -> float:
@@ -179,8 +147,8 @@ def expected_tokens(shape: TreeShape, acceptance: Sequence[float]) -> float:
     return sum(chances)
 
 
-def _estimate(pair: PairOnHardware, plan: PairPlan, *, nodes: int, depth: int, tokens: float) -> SpeedEstimate:
-    load = pair_load(pair, plan)
+def _estimate(pair: PairOnHardware, weights: PlacedWeights, *, nodes: int, depth: int, tokens: float) -> SpeedEstimate:
+    load = pair_load(pair, weights)
     cases = {
         case: step_seconds(load, rates_of(pair, achieved), nodes=nodes, depth=depth, tokens=tokens)
         for case, achieved in (
@@ -189,7 +157,7 @@ def _estimate(pair: PairOnHardware, plan: PairPlan, *, nodes: int, depth: int, t
             ("fast", pair.assumptions.fast),
         )
     }
-    return SpeedEstimate(plan=plan, nodes=nodes, depth=depth, **cases)
+    return SpeedEstimate(weights=weights, nodes=nodes, depth=depth, **cases)
 
 
 def step_seconds(load: PairLoad, rates: Rates, *, nodes: int, depth: int, tokens: float) -> StepSeconds:
@@ -212,14 +180,15 @@ def rates_of(pair: PairOnHardware, achieved: Achieved) -> Rates:
     return achieved_rates(
         pair.hardware,
         achieved,
-        half=pair.dtype.itemsize == 2,
+        half=pair.place.dtype.itemsize == 2,
         disk_bytes_per_s=pair.assumptions.host_disk_bytes_per_s,
     )
 
 
-def pair_load(pair: PairOnHardware, plan: PairPlan) -> PairLoad:
+def pair_load(pair: PairOnHardware, weights: PlacedWeights) -> PairLoad:
     """What passes of both models move and compute, at the end of the context."""
+    keys, device, draft = pair.place.context_tokens, pair.place.device, weights.draft
     return PairLoad(
-        target=model_load(plan.target, plan.placement, keys=pair.context_tokens, device=pair.device),
-        draft=model_load(plan.draft, None, keys=pair.context_tokens, device=pair.device) if plan.draft else None,
+        target=model_load(weights.target, weights.placement, keys=keys, device=device),
+        draft=model_load(draft, None, keys=keys, device=device) if draft else None,
     )

@@ -1,29 +1,16 @@
 """The target: its streamed forward over a text or a tree, and its committed cache.
 
-The boundary to the offload room: what goes wrong there leaves here as EdgespecError.
+What goes wrong in the offload room leaves here as EdgespecError.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor
 
-from edgespec.errors import EdgespecError
+from edgespec.errors import offload_errors
 from edgespec.model.causal_model import CausalModel
 from edgespec.tree.token_tree import TokenTree, ancestors_mask, depths
-from offload.errors import OffloadError
-
-
-@contextmanager
-def offload_errors() -> Iterator[None]:
-    """Turn the offload room's errors into ours."""
-    try:
-        yield
-    except OffloadError as error:
-        raise EdgespecError(error.code, error.what, error.fix) from error
 
 
 class Target:

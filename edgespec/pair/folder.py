@@ -14,9 +14,8 @@ from transformers import AutoConfig, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from edgespec.draft.head_network import FORMAT, HEAD_KEY, OWN_MODULES, HeadFacts, attach_head_parts
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, offload_errors
 from edgespec.model.causal_model import check_can_roll_back
-from edgespec.model.target import offload_errors
 from offload.architecture import architecture_checkpoint
 from offload.checkpoint import Checkpoint, read_checkpoint
 from offload.skeleton import Skeleton, build_skeleton

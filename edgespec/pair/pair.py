@@ -25,6 +25,11 @@ class ModelPair:
     stop_tokens: frozenset[int]  # ids that end a text
 
     @property
+    def names(self) -> tuple[str, str | None]:
+        """The folders' names, of target and draft."""
+        return self.target.folder.name, self.draft.folder.name if self.draft else None
+
+    @property
     def max_context(self) -> int | None:
         """Tokens that fit both models."""
         limits = [model.max_context for model in (self.target, self.draft) if model is not None]

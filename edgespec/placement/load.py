@@ -1,4 +1,4 @@
-"""A planned pair brought into memory: tried, quantised, loaded, and let go again."""
+"""A placed pair brought into memory: tried, quantised, loaded, and let go again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from edgespec.draft.head_network import lend
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.self_check import check_tree_reading
-from edgespec.placement.plan import PairPlan
+from edgespec.placement.plan import PlacedWeights
 from edgespec.placement.weights import Announce
 from offload.placement import all_resident
 from offload.streamed_model import StreamedModel
@@ -59,15 +59,15 @@ class LoadedModels:
 
 
 def load_models(
-    plan: PairPlan,
+    placed: PlacedWeights,
     *,
     device: torch.device,
     self_check: bool,
     on_quantize: Announce | None,
     progress: Progress | None,
 ) -> LoadedModels:
-    """Load what the plan says, where it says; raises OffloadError, and EdgespecError for a family that fails."""
-    weights = {"target": plan.target} | ({"draft": plan.draft} if plan.draft else {})
+    """Load the weights to their places; raises OffloadError, and EdgespecError for a family that fails."""
+    weights = {"target": placed.target} | ({"draft": placed.draft} if placed.draft else {})
     if self_check:
         for model in weights.values():
             check_tree_reading(model.planned.model.config, device=device)
@@ -79,7 +79,7 @@ def load_models(
     streamed: dict[str, StreamedModel] = {}
     try:
         for role, skeleton in skeletons.items():
-            placement = plan.placement if role == "target" else all_resident(len(skeleton.records))
+            placement = placed.placement if role == "target" else all_resident(len(skeleton.records))
             streamed[role] = StreamedModel(
                 skeleton, placement, device=device, progress=_phase(progress, f"loading {role}")
             )

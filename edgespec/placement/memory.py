@@ -12,6 +12,7 @@ from transformers import PretrainedConfig
 
 from edgespec.model.causal_model import PREFILL_ROWS
 from edgespec.model.row_chunks import rows_at_once
+from edgespec.placement.run_place import RunPlace
 from edgespec.tree.settings import TreeSettings
 from offload.layer_store import LayerRecord
 from offload.skeleton import Skeleton
@@ -131,13 +132,11 @@ def device_uses(
     draft: Skeleton | None,
     *,
     tree: TreeSettings,
-    context_tokens: int,
-    prompt_tokens: int,
-    dtype: torch.dtype,
-    device: torch.device,
+    place: RunPlace,
 ) -> dict[str, int]:
     """Everything on the device but the target's decoder layers: what -> bytes."""
     config = target.model.config.get_text_config(decoder=True)
+    device, dtype, context_tokens = place.device, place.dtype, place.context_tokens
     target_rows, draft_rows = cache_rows(context_tokens, tree)
     tree_rows = target_rows - context_tokens
     uses = {
@@ -147,7 +146,7 @@ def device_uses(
         "target: embeddings, norms, head": resident_bytes(target.outside, device=device),
         "target: keys and values": cache_bytes(config, rows=target_rows, dtype=dtype),
         "target: one pass": pass_bytes(
-            config, prompt_rows=prompt_tokens, tree_rows=tree_rows, keys=target_rows, dtype=dtype
+            config, prompt_rows=place.prompt_tokens, tree_rows=tree_rows, keys=target_rows, dtype=dtype
         ),
     }
     if draft is not None:
@@ -158,7 +157,7 @@ def device_uses(
         uses["draft: keys and values"] = cache_bytes(draft_config, rows=draft_rows, dtype=dtype)
         uses["draft: one pass"] = pass_bytes(
             draft_config,
-            prompt_rows=prompt_tokens,
+            prompt_rows=place.prompt_tokens,
             tree_rows=tree_rows,
             keys=draft_rows,
             dtype=dtype,

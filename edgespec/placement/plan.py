@@ -1,57 +1,48 @@
-"""What a pair will need and where its layers will live: known before any weight is read."""
+"""What a pair needs and where its layers will live: known from headers, before any weight is read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Unpack
 
 import psutil
 import torch
 
-from edgespec.config import MIN_CONTEXT, MemoryLimits, parse_quant
-from edgespec.errors import EdgespecError
-from edgespec.model.device import planning_device, resolve_dtype
-from edgespec.model.target import offload_errors
+from edgespec.config import MIN_CONTEXT, MemoryLimits
+from edgespec.errors import EdgespecError, offload_errors
 from edgespec.pair.find import find_pair
 from edgespec.pair.folder import ModelFolder, open_architecture, open_draft_architecture
 from edgespec.pair.pair import DEMO_FOLDER
 from edgespec.placement.memory import cache_rows, device_uses, host_uses
+from edgespec.placement.run_place import PlaceOptions, RunPlace, resolve_place
 from edgespec.placement.weights import Weights, plan_weights
 from edgespec.tree.settings import TreeSettings, settings_used_by
 from offload.errors import MemoryPlanError
 from offload.placement import GIB, Placement, place_layers
-from offload.skeleton import Skeleton
 
 MARGIN_BYTES = GIB  # left free when no limit is given
 NUM_SUGGESTIONS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRequest:
-    """A pair, its settings, and the memory that there is."""
+class Memory:
+    """Bytes that may be used; on a CPU both are the same memory."""
 
-    target: Skeleton
-    draft: Skeleton | None
-    tree: TreeSettings
-    context_tokens: int
-    prompt_tokens: int
-    dtype: torch.dtype
-    device: torch.device
-    device_budget_bytes: int
-    host_budget_bytes: int
-    max_resident: int | None
+    device_bytes: int
+    host_bytes: int
 
 
-def memory_budgets(limits: MemoryLimits, device: torch.device) -> tuple[int, int]:
-    """Bytes of device memory and of RAM that may be used; on a CPU they are the same memory.
+def read_memory(limits: MemoryLimits, device: torch.device) -> Memory:
+    """What may be used of the memory that is free now, within the limits.
 
     Raises EdgespecError for a device that is not there and has no limit to plan for.
     """
     free_bytes = psutil.virtual_memory().available
     host_bytes = limits.max_cpu_bytes if limits.max_cpu_bytes is not None else max(0, free_bytes - MARGIN_BYTES)
     if device.type == "cpu":
-        return host_bytes, host_bytes
+        return Memory(device_bytes=host_bytes, host_bytes=host_bytes)
     limit_bytes, margin_bytes = limits.max_gpu_bytes, limits.gpu_margin_bytes
     if torch.cuda.is_available():
         free_gpu_bytes, _ = torch.cuda.mem_get_info(device)
@@ -65,12 +56,21 @@ def memory_budgets(limits: MemoryLimits, device: torch.device) -> tuple[int, int
         margin_bytes = MARGIN_BYTES if limit_bytes is None else 0
     usable_bytes = max(0, free_gpu_bytes - margin_bytes)
     # More than is free cannot be had, whatever the limit.
-    return usable_bytes if limit_bytes is None else min(usable_bytes, limit_bytes), host_bytes
+    device_bytes = usable_bytes if limit_bytes is None else min(usable_bytes, limit_bytes)
+    return Memory(device_bytes=device_bytes, host_bytes=host_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairPlan:
-    """The pair's weights, known by size, and where they will live."""
+class PairWeights:
+    """The weights of a pair, known by size: nothing of them is read yet."""
+
+    target: Weights
+    draft: Weights | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedWeights:
+    """The weights of a pair, and where they will live."""
 
     target: Weights
     draft: Weights | None
@@ -91,73 +91,58 @@ def check_tree_fits(tree: TreeSettings, planned: TreeSettings) -> None:
     )
 
 
-def plan_pair(
-    target: ModelFolder,
-    draft: ModelFolder | None,
-    *,
-    tree: TreeSettings,
-    limits: MemoryLimits,
-    device: torch.device,
-    dtype: torch.dtype,
-    quant: str | None,
-    draft_quant: str | None,
-    context_tokens: int,
-    prompt_tokens: int,
-) -> PairPlan:
-    """Plan a pair from its headers; raises EdgespecError when it does not fit, OffloadError when it is no model."""
-    target_weights = plan_weights(target, dtype=dtype, quant=quant)
-    draft_weights = plan_weights(draft, dtype=dtype, quant=draft_quant) if draft is not None else None
-    device_bytes, host_bytes = memory_budgets(limits, device)
-    request = PlanRequest(
-        target=target_weights.planned,
-        draft=draft_weights.planned if draft_weights else None,
-        tree=tree,
-        context_tokens=context_tokens,
-        prompt_tokens=prompt_tokens,
-        dtype=dtype,
-        device=device,
-        device_budget_bytes=device_bytes,
-        host_budget_bytes=host_bytes,
-        max_resident=limits.max_resident_layers,
-    )
-    return PairPlan(target=target_weights, draft=draft_weights, placement=plan_memory(request))
+def pair_weights(target: ModelFolder, draft: ModelFolder | None, place: RunPlace) -> PairWeights:
+    """A pair's weights from its headers; raises EdgespecError where they do not make up the models."""
+    with offload_errors():
+        return PairWeights(
+            target=plan_weights(target, dtype=place.dtype, quant=place.quant),
+            draft=plan_weights(draft, dtype=place.dtype, quant=place.draft_quant) if draft is not None else None,
+        )
 
 
-def plan_memory(request: PlanRequest) -> Placement:
-    """Where each layer lives; raises EdgespecError with the table and cheaper settings when nothing fits."""
+def place_weights(weights: PairWeights, tree: TreeSettings, place: RunPlace, memory: Memory) -> PlacedWeights:
+    """Where each layer will live while these trees grow; without trees, the draft is left out.
+
+    Raises EdgespecError with the table and cheaper settings when nothing fits.
+    """
+    draft = weights.draft if tree.policy != "none" else None
+    wanted = _Wanted(weights=replace(weights, draft=draft), tree=tree, place=place)
     try:
-        return _place(request)
+        placement = _place(wanted, memory)
     except MemoryPlanError as error:
-        raise EdgespecError(error.code, error.what, _advice(request)) from error
+        raise EdgespecError(error.code, error.what, _advice(wanted, memory)) from error
+    return PlacedWeights(target=weights.target, draft=draft, placement=placement)
 
 
-def _place(request: PlanRequest) -> Placement:
-    on_accelerator = request.device.type == "cuda"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wanted:
+    """What is to fit."""
+
+    weights: PairWeights
+    tree: TreeSettings
+    place: RunPlace
+
+
+def _place(wanted: _Wanted, memory: Memory) -> Placement:
+    target, draft, place = wanted.weights.target.planned, wanted.weights.draft, wanted.place
     return place_layers(
-        request.target.records,
-        device_uses=device_uses(
-            request.target,
-            request.draft,
-            tree=request.tree,
-            context_tokens=request.context_tokens,
-            prompt_tokens=request.prompt_tokens,
-            dtype=request.dtype,
-            device=request.device,
-        ),
-        device_budget_bytes=request.device_budget_bytes,
-        host_uses=host_uses(request.target) if on_accelerator else None,
-        host_budget_bytes=request.host_budget_bytes,
-        max_resident=request.max_resident,
+        target.records,
+        device_uses=device_uses(target, draft.planned if draft else None, tree=wanted.tree, place=place),
+        device_budget_bytes=memory.device_bytes,
+        host_uses=host_uses(target) if place.device.type == "cuda" else None,
+        host_budget_bytes=memory.host_bytes,
+        max_resident=place.limits.max_resident_layers,
     )
 
 
-def _advice(request: PlanRequest) -> str:
+def _advice(wanted: _Wanted, memory: Memory) -> str:
     """Cheaper settings that fit, each with what it needs at least; where none does, what the cheapest need."""
     fitting, too_much = [], []
-    for flags, cheaper in _cheaper(request):
+    for flags, cheaper in _cheaper(wanted):
+        limits = replace(cheaper.place.limits, max_resident_layers=0)
         try:
-            needed_bytes = _place(replace(cheaper, max_resident=0)).planned_bytes
-            fitting.append((flags, needed_bytes))
+            least = _place(replace(cheaper, place=replace(cheaper.place, limits=limits)), memory)
+            fitting.append((flags, least.planned_bytes))
         except MemoryPlanError as error:
             too_much.append((flags, error.needed_bytes))
     if fitting:
@@ -173,39 +158,37 @@ def _named(settings: list[tuple[str, int]]) -> str:
     return " or ".join(f"{flags} (from {num_bytes / GIB:.3f} GiB)" for flags, num_bytes in settings[:NUM_SUGGESTIONS])
 
 
-def _cheaper(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
-    """Ever cheaper variants of the request: smaller trees, shorter contexts, no tree, all together."""
-    tree, context, prompt = request.tree, request.context_tokens, request.prompt_tokens
+def _cheaper(wanted: _Wanted) -> Iterator[tuple[str, _Wanted]]:
+    """Ever cheaper variants: smaller trees, shorter contexts, no tree, all together."""
+    tree, place = wanted.tree, wanted.place
+    context, prompt = place.context_tokens, place.prompt_tokens
     # A prompt as long as the context is one that is not known: it shrinks with the context.
     shortest = min(context, (prompt if prompt < context else 0) + MIN_CONTEXT)
-    plain = replace(request, draft=None, tree=tree.plain())
+    plain = replace(wanted, weights=replace(wanted.weights, draft=None), tree=tree.plain())
+
+    def shorter(of: _Wanted, tokens: int) -> _Wanted:
+        return replace(of, place=replace(place, context_tokens=tokens, prompt_tokens=min(prompt, tokens)))
+
     if "size" in settings_used_by(tree.policy):
         for size in [tree.size >> halvings for halvings in range(1, tree.size.bit_length())]:
-            yield f"--tree-size {size}", replace(request, tree=replace(tree, size=size))
+            yield f"--tree-size {size}", replace(wanted, tree=replace(tree, size=size))
     for tokens in [context >> halvings for halvings in range(1, context.bit_length())]:
         if tokens > shortest:
-            yield f"--ctx-size {tokens}", replace(request, context_tokens=tokens, prompt_tokens=min(prompt, tokens))
-    if request.draft is not None:
+            yield f"--ctx-size {tokens}", shorter(wanted, tokens)
+    if wanted.weights.draft is not None:
         yield "--policy none", plain
     if shortest < context:
-        short = replace(plain, context_tokens=shortest, prompt_tokens=min(prompt, shortest))
-        yield f"--policy none --ctx-size {shortest}", short
+        yield f"--policy none --ctx-size {shortest}", shorter(plain, shortest)
 
 
-def plan_for(
+def placement_for(
     target: str | Path | None = None,
     *,
     draft: str | Path | None = None,
     revision: str | None = None,
     draft_revision: str | None = None,
     tree: TreeSettings | None = None,
-    limits: MemoryLimits | None = None,
-    device: str = "auto",
-    dtype: str = "auto",
-    quant: str | None = None,
-    draft_quant: str | None = None,
-    context_tokens: int = 2048,
-    prompt_tokens: int | None = None,
+    **options: Unpack[PlaceOptions],
 ) -> Placement:
     """Where the weights would live, and what memory would be spent on; names mean what `Engine.from_pretrained` says.
 
@@ -216,19 +199,10 @@ def plan_for(
     if target_folder is None:
         target_folder, draft_folder = DEMO_FOLDER / "target", draft_folder or DEMO_FOLDER / "draft"
     tree = tree or TreeSettings()
-    wants_draft = draft_folder is not None and tree.policy != "none"
     target_model = open_architecture(target_folder)
-    place = planning_device(device)
-    with offload_errors():
-        return plan_pair(
-            target_model,
-            open_draft_architecture(draft_folder, target_model) if draft_folder is not None and wants_draft else None,
-            tree=tree if wants_draft else tree.plain(),
-            limits=limits or MemoryLimits(),
-            device=place,
-            dtype=resolve_dtype(dtype, target_model.config, place),
-            quant=parse_quant(quant),
-            draft_quant=parse_quant(draft_quant, flag="--draft-quant"),
-            context_tokens=context_tokens,
-            prompt_tokens=prompt_tokens or context_tokens,
-        ).placement
+    wants_draft = draft_folder is not None and tree.policy != "none"
+    draft_model = open_draft_architecture(draft_folder, target_model) if draft_folder and wants_draft else None
+    place = resolve_place(target_model.config, None, is_planned_only=True, **options)
+    weights = pair_weights(target_model, draft_model, place)
+    memory = read_memory(place.limits, place.device)
+    return place_weights(weights, tree if draft_model else tree.plain(), place, memory).placement

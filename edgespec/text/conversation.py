@@ -26,7 +26,10 @@ class Decodes(Protocol):
     """What a conversation needs of an engine."""
 
     pair: ModelPair
-    max_context: int
+
+    @property
+    def max_context(self) -> int:
+        """Tokens of the longest text."""
 
     def request(self, prompt: list[int], **wishes: Unpack[Wishes]) -> TextRequest:
         """A prompt with its settings; raises EdgespecError where the context has no room."""

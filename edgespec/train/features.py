@@ -18,13 +18,12 @@ from pathlib import Path
 import torch
 from transformers import PretrainedConfig
 
-from edgespec.config import MemoryLimits
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, offload_errors
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.target import offload_errors
 from edgespec.pair.folder import ModelFolder, fingerprint
 from edgespec.placement.memory import texts_bytes
-from edgespec.placement.plan import memory_budgets
+from edgespec.placement.plan import read_memory
+from edgespec.placement.run_place import RunPlace
 from edgespec.train.feature_files import Block, FeatureFiles, FeatureRun, begin_run, save_shard
 
 MIN_BLOCK_TOKENS = 8  # shorter ends of texts teach too little of later steps
@@ -39,10 +38,10 @@ Progress = Callable[[int, int], None]  # tokens done, tokens in all
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRoom:
-    """How many rows pass the target at once, and what that leaves for the target."""
+    """How many rows pass the target at once, and the place that is left for the target."""
 
     rows: int  # of a group, padding included
-    limits: MemoryLimits
+    place: RunPlace
 
 
 def cut_blocks(texts: Sequence[Sequence[int]], *, block_tokens: int, max_tokens: int | None = None) -> list[Block]:
@@ -89,24 +88,25 @@ def dataset_bytes(run: FeatureRun) -> int:
     return run.num_tokens * (run.hidden_size * itemsize + ID_BYTES) + run.num_blocks * LENGTH_BYTES
 
 
-def room_for_groups(
-    config: PretrainedConfig, limits: MemoryLimits, *, block_tokens: int, dtype: torch.dtype, device: torch.device
-) -> GroupRoom:
-    """A share of the memory for a group of blocks, and limits for the target beside it.
+def room_for_groups(config: PretrainedConfig, place: RunPlace) -> GroupRoom:
+    """A share of the memory for a group of blocks of `place.context_tokens`, and limits for the target beside it.
 
     At least one block passes at a time; whether the target then fits is for its own plan to say.
     """
     config = config.get_text_config(decoder=True)
-    budget_bytes = memory_budgets(limits, device)[0]
+    block_tokens, dtype, limits = place.context_tokens, place.dtype, place.limits
+    budget_bytes = read_memory(limits, place.device).device_bytes
     least_bytes = texts_bytes(config, num_rows=block_tokens, text_rows=block_tokens, dtype=dtype)
     one_more_bytes = texts_bytes(config, num_rows=2 * block_tokens, text_rows=block_tokens, dtype=dtype) - least_bytes
     wanted_bytes = min(MAX_GROUP_BYTES, int(GROUP_SHARE * budget_bytes))
     num_blocks = 1 + max(0, wanted_bytes - least_bytes) // one_more_bytes
     rows = num_blocks * block_tokens
     left_bytes = max(0, budget_bytes - texts_bytes(config, num_rows=rows, text_rows=block_tokens, dtype=dtype))
-    if device.type == "cpu":
-        return GroupRoom(rows=rows, limits=dataclasses.replace(limits, max_cpu_bytes=left_bytes))
-    return GroupRoom(rows=rows, limits=dataclasses.replace(limits, max_gpu_bytes=left_bytes, gpu_margin_bytes=0))
+    if place.device.type == "cpu":
+        limits = dataclasses.replace(limits, max_cpu_bytes=left_bytes)
+    else:
+        limits = dataclasses.replace(limits, max_gpu_bytes=left_bytes, gpu_margin_bytes=0)
+    return GroupRoom(rows=rows, place=dataclasses.replace(place, limits=limits))
 
 
 def collect_features(

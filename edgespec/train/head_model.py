@@ -26,9 +26,8 @@ from edgespec.draft.head_network import (
     head_config,
     lend,
 )
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, offload_errors
 from edgespec.files import written_whole
-from edgespec.model.target import offload_errors
 from edgespec.pair.folder import ModelFolder
 from offload.placement import all_resident
 from offload.skeleton import build_on_meta, lent_names

@@ -61,14 +61,7 @@ def profile_pair(run: Run, model: AcceptanceModel) -> Profile:
 def _profile(run: Run, costs: MeasuredCosts, outcome: Outcome, plans: tuple[TemperaturePlan, ...]) -> Profile:
     engine, model = run.engine, outcome.model
     machine = machine_facts()
-    pair = pair_facts(
-        engine.pair,
-        engine.placement,
-        quant=engine.quant,
-        draft_quant=engine.draft_quant,
-        dtype=engine.dtype,
-        device=engine.device,
-    )
+    pair = pair_facts(engine.pair, engine.place, engine.placement)
     return Profile(
         schema=SCHEMA,
         created=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),

@@ -24,6 +24,7 @@ from edgespec.errors import EdgespecError
 from edgespec.files import config_file
 from edgespec.pair.pair import ModelPair
 from edgespec.pair.user_config import UserConfig, read_config, read_pairs
+from edgespec.placement.run_place import RunPlace
 from edgespec.tree.settings import TreeSettings
 from tests.cli.conftest import Outcome, RunCli
 
@@ -85,22 +86,22 @@ class _Planned(Exception):  # noqa: N818
 
 
 @pytest.fixture
-def settled(monkeypatch: pytest.MonkeyPatch, run_cli: RunCli) -> Callable[..., dict[str, Any]]:
+def set_up_of(monkeypatch: pytest.MonkeyPatch, run_cli: RunCli) -> Callable[..., dict[str, Any]]:
     """What `edgespec bench` asks of an engine, and with which sampling."""
     from edgespec import profiled
 
     seen: dict[str, Any] = {}
-    settle = profiled.settle
+    set_up = profiled.set_up_by_profile
 
-    def remember_settle(pair: ModelPair, **options: Any) -> profiled.Settled:
+    def remember_options(pair: ModelPair, place: RunPlace, **options: Any) -> profiled.PairSetup:
         seen.update(options)
-        return settle(pair, **options)
+        return set_up(pair, place, **options)
 
-    def remember(self: Engine, pair: ModelPair, **options: Any) -> None:
-        seen.update(options)
+    def remember(self: Engine, setup: profiled.PairSetup, **_: Any) -> None:
+        seen["tree"] = setup.tree
         raise _Planned
 
-    monkeypatch.setattr(profiled, "settle", remember_settle)
+    monkeypatch.setattr(profiled, "set_up_by_profile", remember_options)
     monkeypatch.setattr(Engine, "__init__", remember)
 
     def call(*arguments: str) -> dict[str, Any]:
@@ -112,33 +113,33 @@ def settled(monkeypatch: pytest.MonkeyPatch, run_cli: RunCli) -> Callable[..., d
 
 
 def test_sampling_is_the_flags_then_the_configurations_then_the_models(
-    settled: Callable[..., dict[str, Any]], write_config: WriteConfig
+    set_up_of: Callable[..., dict[str, Any]], write_config: WriteConfig
 ) -> None:
     """The built-in target's generation_config.json asks for temperature 0.8."""
-    assert settled()["temperature"] == 0.8
+    assert set_up_of()["temperature"] == 0.8
     write_config("[sampling]\ntemperature = 0.5\n")
-    assert settled()["temperature"] == 0.5
-    assert settled("--temp", "0.3")["temperature"] == 0.3
+    assert set_up_of()["temperature"] == 0.5
+    assert set_up_of("--temp", "0.3")["temperature"] == 0.3
 
 
 def test_trees_are_the_configurations_before_a_profiles(
-    settled: Callable[..., dict[str, Any]], write_config: WriteConfig, monkeypatch: pytest.MonkeyPatch
+    set_up_of: Callable[..., dict[str, Any]], write_config: WriteConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What `settle` is given overrides a plan; nothing is given where nobody says anything."""
-    assert settled()["given"] == {}
+    """What `set_up_by_profile` is given overrides a plan; nothing is given where nobody says anything."""
+    assert set_up_of()["given"] == {}
     write_config("[defaults]\ntree_size = 48\npolicy = 'dyspec'\n")
-    assert settled()["given"] == {"size": 48, "policy": "dyspec"}
-    assert settled()["tree"] == TreeSettings(policy="dyspec", size=48)
+    assert set_up_of()["given"] == {"size": 48, "policy": "dyspec"}
+    assert set_up_of()["tree"] == TreeSettings(policy="dyspec", size=48)
     monkeypatch.setenv("EDGESPEC_TREE_SIZE", "32")
-    assert settled()["given"]["size"] == 32
-    assert settled("--tree-size", "16")["given"]["size"] == 16
+    assert set_up_of()["given"]["size"] == 32
+    assert set_up_of("--tree-size", "16")["given"]["size"] == 16
 
 
 def test_a_default_that_the_policy_does_not_use_is_left_out(
-    settled: Callable[..., dict[str, Any]], write_config: WriteConfig, run_cli: RunCli
+    set_up_of: Callable[..., dict[str, Any]], write_config: WriteConfig, run_cli: RunCli
 ) -> None:
     write_config("[defaults]\ntree_size = 48\n")
-    assert settled("--policy", "chain")["tree"] == TreeSettings(policy="chain")
+    assert set_up_of("--policy", "chain")["tree"] == TreeSettings(policy="chain")
     assert "--tree-size is not used" in run_cli(["--policy", "chain", "--tree-size", "48"], command="bench").err
 
 

@@ -55,7 +55,7 @@ def test_sampled_texts_through_trees_and_without_share_their_first_token(pair_fo
 
 def test_bfloat16_runs_and_says_so(pair_folders: tuple[Path, Path]) -> None:
     with Engine.from_pretrained(pair_folders[0], draft=pair_folders[1], dtype="bfloat16") as engine:
-        assert engine.dtype == torch.bfloat16
+        assert engine.place.dtype == torch.bfloat16
         assert len(engine.generate("def main(", max_new_tokens=10).token_ids) == 10
 
 

@@ -11,20 +11,31 @@ from typing import Any
 import pytest
 import torch
 
-from edgespec import EdgespecError, MemoryLimits, TreeSettings
+from edgespec import EdgespecError, Engine, MemoryLimits, TreeSettings
 from edgespec.files import profiles_folder
 from edgespec.grow.acceptance import default_acceptance
 from edgespec.pair.folder import fingerprint, open_model
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
-from edgespec.placement.plan import plan_pair
-from edgespec.profiled import Settled, acceptance_of, pair_facts, plan_at, settle, tree_settings
+from edgespec.placement.plan import Memory
+from edgespec.placement.run_place import RunPlace
+from edgespec.profiled import (
+    PairSetup,
+    acceptance_of,
+    pair_facts,
+    plan_at,
+    set_up,
+    set_up_by_profile,
+    tree_settings,
+)
 from profiles.files import write_profile
 from profiles.measure import machine_facts
 from profiles.schema import Plan, Profile
 from tests.profiles.examples import PLAIN, example_plan, example_profile
 
 ADAPTIVE = example_plan(draw="sampled", threshold=0.02)
-CPU = torch.device("cpu")
+PLACE = RunPlace(
+    device=torch.device("cpu"), dtype=torch.float32, limits=MemoryLimits(), context_tokens=64, prompt_tokens=16
+)
 
 
 @pytest.mark.parametrize(
@@ -135,24 +146,17 @@ def pair(pair_folders: tuple[Path, Path]) -> ModelPair:
 @pytest.fixture
 def profile(pair: ModelPair) -> Profile:
     """As if measured here, of this pair."""
-    memory = plan_pair(
-        pair.target, pair.draft, tree=TreeSettings(), limits=MemoryLimits(), device=CPU, dtype=torch.float32,
-        quant=None, draft_quant=None, context_tokens=64, prompt_tokens=16,
-    )  # fmt: skip
-    facts = pair_facts(pair, memory.placement, quant=None, draft_quant=None, dtype=torch.float32, device=CPU)
+    facts = pair_facts(pair, PLACE, set_up(pair, PLACE, TreeSettings()).placement)
     return example_profile(machine=machine_facts(), pair=facts, acceptance=default_acceptance().to_document())
 
 
-Settle = Callable[..., Settled]
+SetUp = Callable[..., PairSetup]
 
 
 @pytest.fixture
-def settled(pair: ModelPair) -> Settle:
-    def call(source: str = "auto", *, temperature: float = 0.8, **given: Any) -> Settled:
-        return settle(
-            pair, source=source, given=given, temperature=temperature, limits=MemoryLimits(), device=CPU,
-            dtype="auto", quant=None, draft_quant=None, context_tokens=64, prompt_tokens=16,
-        )  # fmt: skip
+def set_up_here(pair: ModelPair) -> SetUp:
+    def call(source: str = "auto", *, temperature: float = 0.8, **given: Any) -> PairSetup:
+        return set_up_by_profile(pair, PLACE, source=source, given=given, temperature=temperature)
 
     return call
 
@@ -161,58 +165,61 @@ def keep(profile: Profile) -> None:
     write_profile(profile, profiles_folder() / f"{profile.name}.toml")
 
 
-DEFAULTS = Settled(tree=TreeSettings(), profile=None, plan=None, notes=())
+def is_default(setup: PairSetup) -> bool:
+    return (setup.tree, setup.profile, setup.plan) == (TreeSettings(), None, None)
 
 
-def test_without_a_profile_there_are_the_defaults_and_nothing_to_say(settled: Settle) -> None:
-    assert settled() == DEFAULTS
-    assert settled(size=9).tree == TreeSettings(size=9)
+def test_without_a_profile_there_are_the_defaults_and_nothing_to_say(set_up_here: SetUp) -> None:
+    found = set_up_here()
+    assert is_default(found)
+    assert found.notes == ()
+    assert set_up_here(size=9).tree == TreeSettings(size=9)
 
 
-def test_the_profile_of_this_pair_is_followed_at_each_temperature(settled: Settle, profile: Profile) -> None:
+def test_the_profile_of_this_pair_is_followed_at_each_temperature(set_up_here: SetUp, profile: Profile) -> None:
     keep(profile)
     for temperature, plan in zip((0.0, 0.8), profile.plans, strict=True):
-        found = settled(temperature=temperature)
-        assert found == Settled(tree=tree_settings(plan.best), profile=profile, plan=plan, notes=())
+        found = set_up_here(temperature=temperature)
+        assert (found.tree, found.profile, found.plan, found.notes) == (tree_settings(plan.best), profile, plan, ())
         assert found.predicted_per_s == pytest.approx(4.0)
 
 
-def test_a_prediction_is_of_the_plan_alone(settled: Settle, profile: Profile) -> None:
+def test_a_prediction_is_of_the_plan_alone(set_up_here: SetUp, profile: Profile) -> None:
     keep(profile)
-    found = settled(size=40)
+    found = set_up_here(size=40)
     assert (found.tree.size, found.tree.threshold, found.profile) == (40, 0.02, profile)
     assert found.predicted_per_s is None
-    assert settled(size=16).predicted_per_s is not None
+    assert set_up_here(size=16).predicted_per_s is not None
 
 
-def test_none_asks_for_no_profile(settled: Settle, profile: Profile) -> None:
+def test_none_asks_for_no_profile(set_up_here: SetUp, profile: Profile) -> None:
     keep(profile)
-    assert settled("none") == DEFAULTS
-    assert settled(policy="none").profile is None
+    assert is_default(set_up_here("none"))
+    assert set_up_here(policy="none").profile is None
 
 
-def test_a_stale_profile_is_not_used_and_the_note_says_which_fact_changed(settled: Settle, profile: Profile) -> None:
+def test_a_stale_profile_is_not_used_and_the_note_says_which_fact_changed(set_up_here: SetUp, profile: Profile) -> None:
     keep(replace(profile, machine=replace(profile.machine, num_cores=999)))
-    found = settled()
-    assert replace(found, notes=()) == DEFAULTS
+    found = set_up_here()
+    assert is_default(found)
     (note,) = found.notes
     assert f"cores was 999, is {profile.machine.num_cores}" in note
     assert "edgespec profile" in note
 
 
-def test_a_profiles_file_is_used_from_anywhere(settled: Settle, profile: Profile, tmp_path: Path) -> None:
+def test_a_profiles_file_is_used_from_anywhere(set_up_here: SetUp, profile: Profile, tmp_path: Path) -> None:
     write_profile(profile, tmp_path / "given.toml")
-    assert settled(str(tmp_path / "given.toml")) == Settled(
-        tree=tree_settings(profile.plans[1].best), profile=profile, plan=profile.plans[1], notes=()
-    )
+    found = set_up_here(str(tmp_path / "given.toml"))
+    assert (found.tree, found.profile) == (tree_settings(profile.plans[1].best), profile)
+    assert (found.plan, found.notes) == (profile.plans[1], ())
 
 
 def test_a_profile_of_another_machine_is_used_where_it_is_named_with_a_note(
-    settled: Settle, profile: Profile, tmp_path: Path
+    set_up_here: SetUp, profile: Profile, tmp_path: Path
 ) -> None:
     elsewhere = replace(profile, machine=replace(profile.machine, num_cores=999))
     write_profile(elsewhere, tmp_path / "given.toml")
-    found = settled(str(tmp_path / "given.toml"))
+    found = set_up_here(str(tmp_path / "given.toml"))
     assert (found.profile, found.tree) == (elsewhere, tree_settings(profile.plans[1].best))
     (note,) = found.notes
     assert "measured elsewhere" in note
@@ -220,32 +227,82 @@ def test_a_profile_of_another_machine_is_used_where_it_is_named_with_a_note(
 
 
 @pytest.mark.parametrize("model", ["target", "draft"])
-def test_a_profile_of_another_pair_is_refused(model: str, settled: Settle, profile: Profile, tmp_path: Path) -> None:
+def test_a_profile_of_another_pair_is_refused(model: str, set_up_here: SetUp, profile: Profile, tmp_path: Path) -> None:
     other = replace(profile.pair, **{f"{model}_fingerprint": "0000", model: "other"})
     write_profile(replace(profile, pair=other), tmp_path / "given.toml")
     with pytest.raises(EdgespecError, match=rf"measured with {model} 'other' \(0000\)") as caught:
-        settled(str(tmp_path / "given.toml"))
+        set_up_here(str(tmp_path / "given.toml"))
     assert caught.value.code == "E_PROFILE"
 
 
-def test_a_file_that_is_missing_or_damaged_is_named(settled: Settle, tmp_path: Path) -> None:
+def test_a_file_that_is_missing_or_damaged_is_named(set_up_here: SetUp, tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("name = ")
     for name, code in (("none.toml", "E_PROFILE_NOT_FOUND"), ("bad.toml", "E_PROFILE")):
         with pytest.raises(EdgespecError, match=name) as caught:
-            settled(str(tmp_path / name))
+            set_up_here(str(tmp_path / name))
         assert caught.value.code == code
 
 
 def test_where_plain_decoding_is_fastest_there_is_no_tree_and_the_note_has_both_numbers(
-    settled: Settle, profile: Profile
+    set_up_here: SetUp, profile: Profile
 ) -> None:
     why = "adaptive would give 3.1 tokens/s, plain 4.2; it is switched off"
     keep(replace(profile, plans=(replace(profile.plans[1], best=PLAIN, why=why),)))
-    assert settled().tree == TreeSettings(policy="none")
-    assert settled().notes == (why,)
-    assert settled().predicted_per_s == pytest.approx(4.0)
-    wanted = settled(size=9)
+    assert set_up_here().tree == TreeSettings(policy="none")
+    assert set_up_here().notes == (why,)
+    assert set_up_here().predicted_per_s == pytest.approx(4.0)
+    wanted = set_up_here(size=9)
     assert (wanted.tree, wanted.notes) == (TreeSettings(size=9), ())
+
+
+def memory_of(pair: ModelPair, monkeypatch: pytest.MonkeyPatch, *, layers: float, tree: TreeSettings) -> list[int]:
+    """Leave room for so many of the target's layers beside these trees; what is read of the memory is noted."""
+    place = replace(PLACE, limits=MemoryLimits(max_resident_layers=0))
+    placed = set_up(pair, place, tree)
+    resident_bytes = int(layers * max(record.cpu_bytes for record in placed.weights.target.planned.records))
+    free_bytes = placed.placement.planned_bytes + resident_bytes
+    read: list[int] = []
+
+    def read_memory(*_: Any) -> Memory:
+        read.append(free_bytes)
+        return Memory(device_bytes=free_bytes, host_bytes=free_bytes)
+
+    monkeypatch.setattr("edgespec.profiled.read_memory", read_memory)
+    return read
+
+
+def test_a_profile_is_matched_against_the_very_placement_that_is_loaded(
+    pair: ModelPair, profile: Profile, set_up_here: SetUp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan's large trees leave fewer layers resident than the default ones: those that were measured with them."""
+    large = example_plan("opt-tree", draw="chosen", size=768, depth=24)
+    tree = tree_settings(large)
+    read = memory_of(pair, monkeypatch, layers=0.5, tree=tree)
+    with_plan, with_default = (set_up(pair, PLACE, trees).placement for trees in (tree, TreeSettings()))
+    assert with_plan.num_resident < with_default.num_resident
+    facts = pair_facts(pair, PLACE, with_plan)
+    keep(replace(profile, pair=facts, plans=(replace(profile.plans[1], best=large),)))
+    del read[:]
+    found = set_up_here()
+    assert found.notes == ()
+    assert (found.tree, found.placement) == (tree, with_plan)
+    assert len(read) == 1, "free memory changes between two looks"
+    with Engine(found, self_check=False) as engine:
+        assert engine.placement is found.placement
+    assert len(read) == 1
+
+
+def test_a_profile_whose_trees_leave_other_layers_resident_is_not_used(
+    pair: ModelPair, profile: Profile, set_up_here: SetUp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was measured with all layers resident: the default trees would leave them so, its own do not."""
+    large = example_plan("opt-tree", draw="chosen", size=768, depth=24)
+    memory_of(pair, monkeypatch, layers=0.5, tree=tree_settings(large))
+    assert set_up(pair, PLACE, TreeSettings()).placement.num_resident == profile.pair.resident_layers
+    keep(replace(profile, plans=(replace(profile.plans[1], best=large),)))
+    found = set_up_here()
+    assert is_default(found)
+    assert "resident layers was" in found.notes[0]
 
 
 def test_a_fingerprint_is_of_the_weights_and_not_of_the_place(pair_folders: tuple[Path, Path], tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profiles.errors import ProfileError
-from profiles.files import all_profiles, find_profile, profile_name, read_profile, write_profile
+from profiles.files import Found, all_profiles, find_profile, profile_name, read_profile, write_profile
 from profiles.schema import MachineFacts, PairFacts, Profile, Timing
 from tests.profiles.examples import MACHINE, PAIR, example_plan, example_profile
 
@@ -206,6 +206,11 @@ def test_a_file_with_a_changed_line_is_read_or_refused(folder: Path, written: st
         assert isinstance(read_profile(path), Profile)
 
 
+def find(folder: Path, machine: MachineFacts, pair: PairFacts) -> Found:
+    """With layers that lie where they lie, whatever a profile's trees ask for."""
+    return find_profile(folder, machine, (pair.target, pair.draft), lambda _: pair)
+
+
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     write_profile(example_profile(), tmp_path / "example.toml")
@@ -213,7 +218,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def test_the_profile_of_this_pair_here_is_found(home: Path) -> None:
-    found = find_profile(home, MACHINE, PAIR)
+    found = find(home, MACHINE, PAIR)
     assert (found.profile, found.path, found.stale) == (example_profile(), home / "example.toml", ())
 
 
@@ -243,7 +248,7 @@ ON_DISK = replace(PAIR, ram_layers=0, disk_layers=20)
 def test_a_profile_is_not_used_where_a_fact_changed_and_both_values_are_named(
     machine: MachineFacts, pair: PairFacts, named: list[str], home: Path
 ) -> None:
-    found = find_profile(home, machine, pair)
+    found = find(home, machine, pair)
     assert found.profile is None
     assert list(found.stale) == named
 
@@ -261,7 +266,7 @@ def test_a_profile_is_not_used_where_a_fact_changed_and_both_values_are_named(
 def test_a_profile_is_used_where_what_changed_does_not_matter(
     machine: MachineFacts, pair: PairFacts, home: Path
 ) -> None:
-    assert find_profile(home, machine, pair).profile == example_profile()
+    assert find(home, machine, pair).profile == example_profile()
 
 
 def with_resident(resident: int, name: str) -> Profile:
@@ -271,32 +276,32 @@ def with_resident(resident: int, name: str) -> Profile:
 def test_of_two_profiles_the_nearer_placement_is_taken(tmp_path: Path) -> None:
     for resident, name in ((22, "a"), (19, "b"), (18, "c"), (2, "d")):
         write_profile(with_resident(resident, name), tmp_path / f"{name}.toml")
-    assert find_profile(tmp_path, MACHINE, PAIR).profile == with_resident(19, "b")
-    assert find_profile(tmp_path, MACHINE, with_resident(3, "x").pair).profile == with_resident(2, "d")
+    assert find(tmp_path, MACHINE, PAIR).profile == with_resident(19, "b")
+    assert find(tmp_path, MACHINE, with_resident(3, "x").pair).profile == with_resident(2, "d")
 
 
 def test_a_profile_that_fits_wins_over_one_that_is_nearer(tmp_path: Path) -> None:
     write_profile(example_profile(machine=CARD), tmp_path / "a.toml")
     write_profile(with_resident(18, "b"), tmp_path / "b.toml")
-    assert find_profile(tmp_path, MACHINE, PAIR).profile == with_resident(18, "b")
+    assert find(tmp_path, MACHINE, PAIR).profile == with_resident(18, "b")
 
 
 @pytest.mark.parametrize("other", [replace(PAIR, target="huge"), replace(PAIR, draft="tiny")])
 def test_a_profile_of_another_pair_is_not_mentioned(other: PairFacts, home: Path) -> None:
-    found = find_profile(home, MACHINE, other)
+    found = find(home, MACHINE, other)
     assert (found.profile, found.path, found.stale) == (None, None, ())
 
 
 def test_an_unreadable_file_does_not_disturb_the_others(home: Path) -> None:
     (home / "a.toml").write_text("name = ")
     (home / "b.toml").mkdir()
-    assert find_profile(home, MACHINE, PAIR).profile == example_profile()
+    assert find(home, MACHINE, PAIR).profile == example_profile()
     read = dict(all_profiles(home))
     assert [path.name for path, found in read.items() if isinstance(found, ProfileError)] == ["a.toml", "b.toml"]
 
 
 def test_there_need_be_no_folder(tmp_path: Path) -> None:
-    assert find_profile(tmp_path / "none", MACHINE, PAIR).profile is None
+    assert find(tmp_path / "none", MACHINE, PAIR).profile is None
 
 
 def test_a_name_tells_pairs_and_machines_apart_and_can_name_a_file(folder: Path) -> None:

@@ -12,17 +12,13 @@ from click.core import ParameterSource
 
 from edgespec.cli.bench.report import FORMATS, write_report
 from edgespec.cli.console import Console
-from edgespec.cli.models.open_named import open_named_pair
+from edgespec.cli.open_engine import open_engine
+from edgespec.cli.open_pair import open_pair_with_draft
+from edgespec.cli.options.console import console_options
 from edgespec.cli.options.distribution import distribution_options
-from edgespec.cli.options.options import (
-    MachineOptions,
-    check_all_resident,
-    given_tree,
-    machine_options,
-    model_options,
-    profile_option,
-    tree_options,
-)
+from edgespec.cli.options.machine import MachineOptions, machine_options
+from edgespec.cli.options.model import AskedModels, model_options
+from edgespec.cli.options.tree import AskedTrees, tree_options
 from edgespec.cli.prompts.read import encode_prompts, read_prompts
 from edgespec.config import SamplingSettings
 from edgespec.errors import EXIT_RUNTIME, EdgespecError
@@ -32,7 +28,8 @@ if TYPE_CHECKING:
     from edgespec.decode.lossless import Verdict
     from edgespec.engine import Engine
     from edgespec.pair.pair import ModelPair
-    from edgespec.profiled import Settled
+    from edgespec.placement.run_place import RunPlace
+    from edgespec.profiled import PairSetup
     from edgespec.tune.benchmark import Round
 
 PROMPTS_HELP = "Texts to continue, as for `edgespec generate`; of turns, the first. [default: six pieces of Python]"
@@ -65,15 +62,12 @@ highest. Both modes use the memory plan of the pair with its draft.
 @click.option("--check", is_flag=True, help="Instead of timing, compare greedy texts; exit code 1 when they differ.")
 @click.option("-o", "--format", "form", type=click.Choice(FORMATS), default="md", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="The same as -o json.")
-@tree_options
-@profile_option
+@tree_options(has_profile=True)
 @machine_options
-@click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
+@console_options()
 def command(
     *,
-    target: Path | None,
-    model: Path | None,
-    draft_model: Path | None,
+    models: AskedModels,
     prompts: str | None,
     lines: bool,
     raw: bool,
@@ -85,10 +79,9 @@ def command(
     check: bool,
     form: str,
     as_json: bool,
-    tree: TreeSettings,
-    profile: str,
+    trees: AskedTrees,
     machine: MachineOptions,
-    quiet: bool,
+    console: Console,
 ) -> int:
     """Compare trees with plain decoding.
 
@@ -96,25 +89,19 @@ def command(
     --check, greedy texts through trees must equal plain decoding's, and each token the target's argmax when
     the text is read again; near ties are told apart.
     """
-    console = Console(quiet=quiet, verbose=False)
-    if tree.policy == "none":
+    if trees.settings.policy == "none":
         raise EdgespecError("E_SETTING", "--policy none leaves nothing to compare.", "Leave it out, or name a policy.")
-    if not tree.is_lossless and check:
+    if not trees.settings.is_lossless and check:
         raise EdgespecError("E_SETTING", "--target-width above 1 is lossy.", "Leave it out with --check.")
-    if draft_model is not None and (target or model) is None:
-        raise click.UsageError("-md needs a target.")
-    context = click.get_current_context()
     if check:
-        _refuse_with_check(context, form)
+        _refuse_with_check(click.get_current_context(), form)
     rows = read_prompts(prompts, lines=lines) if prompts else None
 
     # torch and transformers are imported from here on.
     from edgespec.pair.pair import DEMO_FOLDER
     from edgespec.tune.benchmark import race
 
-    pair = open_named_pair(target or model, draft_model)
-    if pair.draft is None:
-        raise EdgespecError("E_SETTING", "there is no draft to grow trees with.", "Name one with -md.")
+    pair = open_pair_with_draft(models, "grow trees with")
     sampling = SamplingSettings() if check else replace(pair.default_sampling(), **chosen)
     rows = rows or read_prompts(str(DEMO_FOLDER / "prompts.jsonl"), lines=False)
     rows = rows[:limit]
@@ -122,7 +109,8 @@ def command(
     if ignored:
         console.say(f"not applied, so that all prompts run alike: {', '.join(ignored)} of the rows")
     encoded = encode_prompts(pair, rows, raw=raw or prompts is None)
-    with _open(console, pair, encoded, context, profile, machine, sampling, max_new_tokens) as engine:
+    place = _place(pair, machine, max(map(len, encoded)), max_new_tokens)
+    with open_engine(console, _set_up(console, pair, place, trees, sampling), machine) as engine:
         with console.progress_bar() as bar:
             if check:
                 return _check(console, engine, encoded, max_new_tokens, as_json=as_json or form in {"json", "jsonl"})
@@ -136,7 +124,7 @@ def command(
                 progress=console.counting(bar, "decoding", "texts"),
             )
         write_report(engine, rounds, sampling, form="json" if as_json else form)
-        _say_what_else(console, engine, machine, rounds)
+        _say_what_else(console, engine, rounds)
     return 0
 
 
@@ -152,108 +140,49 @@ def _refuse_with_check(context: click.Context, form: str) -> None:
         raise click.UsageError("-o csv does not go with --check: use md or json.")
 
 
-def _open(
-    console: Console,
-    pair: ModelPair,
-    encoded: list[list[int]],
-    context: click.Context,
-    profile: str,
-    machine: MachineOptions,
-    sampling: SamplingSettings,
-    max_new_tokens: int,
-) -> Engine:
-    """The pair, loaded with the trees that it is to be measured with."""
-    from edgespec.engine import Engine
-    from edgespec.model.device import resolve_device
-    from edgespec.profiled import settle
-
-    longest = max(map(len, encoded))
+def _place(pair: ModelPair, machine: MachineOptions, longest: int, max_new_tokens: int) -> RunPlace:
+    """With room for the longest prompt and its new tokens; raises EdgespecError where the context has none."""
     context_tokens = machine.ctx_size or longest + max_new_tokens
-    if pair.max_context is not None and longest + max_new_tokens > min(context_tokens, pair.max_context):
+    most = min(context_tokens, pair.max_context or context_tokens)
+    if longest + max_new_tokens > most:
         raise EdgespecError(
             "E_CONTEXT",
-            f"the longest prompt has {longest} tokens, with {max_new_tokens} new ones more than the context of "
-            f"{min(context_tokens, pair.max_context)}.",
+            f"the longest prompt has {longest} tokens, with {max_new_tokens} new ones more than the context of {most}.",
             "Shorten the prompts, or lower -n.",
         )
-    settled = settle(
-        pair,
-        source=profile,
-        given=given_tree(context),
-        temperature=sampling.temperature,
-        limits=machine.limits,
-        device=resolve_device(machine.device),
-        dtype=machine.dtype,
-        quant=machine.quant,
-        draft_quant=machine.draft_quant,
-        context_tokens=context_tokens,
-        prompt_tokens=longest,
-    )
-    for note in settled.notes:
-        console.say(note)
-
-    def on_plan(engine: Engine) -> None:
-        placement = engine.placement
-        console.say(
-            f"{pair.target.folder}: {placement.num_resident} of {placement.num_layers} layers resident; "
-            f"{engine.tree.policy} trees of up to {engine.tree.num_nodes} nodes against plain decoding"
-        )
-        check_all_resident(machine, placement.num_resident, placement.num_layers)
-
-    return Engine(
-        pair,
-        tree=_measured_tree(console, settled),
-        profile=settled.profile,
-        limits=machine.limits,
-        device=machine.device,
-        dtype=machine.dtype,
-        quant=machine.quant,
-        draft_quant=machine.draft_quant,
-        context_tokens=context_tokens,
-        prompt_tokens=longest,
-        on_plan=on_plan,
-    )
+    return machine.place(pair, context_tokens=context_tokens, prompt_tokens=longest)
 
 
-def _say_what_else(console: Console, engine: Engine, machine: MachineOptions, rounds: dict[str, list[Round]]) -> None:
+def _set_up(
+    console: Console, pair: ModelPair, place: RunPlace, trees: AskedTrees, sampling: SamplingSettings
+) -> PairSetup:
+    """The pair with trees to measure: where its profile's plan is to grow none, the next best that it knows."""
+    from edgespec.profiled import set_up, set_up_by_profile, tree_settings
+
+    setup = set_up_by_profile(pair, place, source=trees.profile, given=trees.given, temperature=sampling.temperature)
+    if setup.tree.policy != "none":
+        return setup
+    assert setup.plan is not None
+    second = setup.plan.runner_up
+    tree = tree_settings(second) if second is not None and second.policy != "none" else TreeSettings()
+    console.say(f"the profile's plan is plain decoding; measured against it: {tree.policy} trees")
+    return set_up(pair, place, tree, profile=setup.profile)
+
+
+def _say_what_else(console: Console, engine: Engine, rounds: dict[str, list[Round]]) -> None:
     """What the table does not show: that plain decoding is the better choice, or would have had more memory."""
-    from edgespec.model.target import offload_errors
-    from edgespec.placement.plan import plan_pair
+    from edgespec.profiled import set_up
 
     medians = {mode: statistics.median(found.tokens_per_s for found in own) for mode, own in rounds.items()}
     if medians["tree"] < medians["plain"]:
         console.say("trees are slower than plain decoding here; edgespec profile finds settings that are not, or none")
-    with offload_errors():
-        alone = plan_pair(
-            engine.pair.target,
-            None,
-            tree=engine.tree.plain(),
-            limits=machine.limits,
-            device=engine.device,
-            dtype=engine.dtype,
-            quant=engine.quant,
-            draft_quant=None,
-            context_tokens=engine.max_context,
-            prompt_tokens=engine.max_context,
-        ).placement.num_resident
+    place = replace(engine.place, prompt_tokens=engine.max_context)
+    alone = set_up(replace(engine.pair, draft=None), place, engine.tree).placement.num_resident
     if alone > engine.placement.num_resident:
         console.say(
             f"without the draft in memory, {alone} layers instead of {engine.placement.num_resident} could stay "
             "resident: plain decoding by itself is faster than here"
         )
-
-
-def _measured_tree(console: Console, settled: Settled) -> TreeSettings:
-    """The settings' trees; where the plan is to grow none, the next best that it knows."""
-    from edgespec.profiled import tree_settings
-
-    if settled.tree.policy != "none":
-        return settled.tree
-    assert settled.plan is not None
-    second = settled.plan.runner_up
-    tree = tree_settings(second) if second is not None and second.policy != "none" else TreeSettings()
-    console.say(f"the profile's plan is plain decoding; measured against it: {tree.policy} trees")
-    return tree
 
 
 def _check(console: Console, engine: Engine, encoded: list[list[int]], max_new_tokens: int, *, as_json: bool) -> int:

@@ -115,9 +115,9 @@ def _setting(engine: Engine) -> dict[str, Any]:
     return {
         "model": str(pair.target.folder),
         "draft_model": str(pair.draft.folder),
-        "quant": engine.quant or "none",
-        "draft_quant": engine.draft_quant or "none",
-        "dtype": str(engine.dtype).removeprefix("torch."),
+        "quant": engine.place.quant or "none",
+        "draft_quant": engine.place.draft_quant or "none",
+        "dtype": str(engine.place.dtype).removeprefix("torch."),
         "device": torch.cuda.get_device_name(engine.device) if engine.device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
         "layers": placement.num_layers,

@@ -108,13 +108,13 @@ def _show(chat: Chat, argument: str) -> None:
     elif subject == "model":
         draft, count = engine.pair.draft, conversation.num_turns
         lines = [
-            f"target  {engine.pair.target.folder} ({engine.quant or 'not quantised'})",
-            f"draft   {draft.folder} ({engine.draft_quant or 'not quantised'})" if draft else "draft   none",
+            f"target  {engine.pair.target.folder} ({engine.place.quant or 'not quantised'})",
+            f"draft   {draft.folder} ({engine.place.draft_quant or 'not quantised'})" if draft else "draft   none",
             f"context {conversation.num_tokens} of {engine.max_context} tokens, {count} turn{'s' * (count != 1)}",
             f"trees   {engine.tree.policy}, {engine.tree.num_nodes} nodes, {engine.tree.num_layers} layers",
         ]
     elif subject == "memory":
-        lines = [str(engine.plan)]
+        lines = [str(engine.placement)]
     elif subject == "system":
         lines = [conversation.system or "no system message"]
     elif subject == "template":

@@ -17,7 +17,7 @@ from edgespec.cli import EXIT_INTERRUPTED
 from edgespec.cli.chat.footer import GIB, Turn, footer
 from edgespec.cli.chat.state import Chat
 from edgespec.cli.ctrl_c import STDERR, STOPPING, cancelling
-from edgespec.cli.plan_notes import trees_in_words
+from edgespec.cli.open_engine import trees_in_words
 from edgespec.errors import EdgespecError, is_out_of_memory
 
 if TYPE_CHECKING:

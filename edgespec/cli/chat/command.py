@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,19 +13,15 @@ from edgespec import __version__
 from edgespec.cli.chat.options import AskedChat, chat_options
 from edgespec.cli.console import Console
 from edgespec.cli.ctrl_c import leaving_at_once, leaving_tidily
-from edgespec.cli.models.open_named import open_named_pair
-from edgespec.cli.options.options import (
-    MachineOptions,
-    given_tree,
-    machine_options,
-    model_options,
-    profile_option,
-    tree_options,
-)
+from edgespec.cli.open_engine import open_engine
+from edgespec.cli.open_pair import open_pair_for
+from edgespec.cli.options.console import console_options
+from edgespec.cli.options.machine import MachineOptions, machine_options
+from edgespec.cli.options.model import AskedModels, model_options
+from edgespec.cli.options.tree import AskedTrees, tree_options
 from edgespec.cli.prompts.read import read_text
 from edgespec.errors import EdgespecError
 from edgespec.pair.hub_names import short_name
-from edgespec.tree.settings import TreeSettings
 
 if TYPE_CHECKING:
     from edgespec.cli.chat.state import Chat
@@ -56,46 +49,35 @@ message begins on a line of its own. A pipe is one turn: all of stdin is the mes
 @click.argument("target", required=False, type=click.Path(path_type=Path))
 @model_options
 @chat_options
-@tree_options
-@profile_option
+@tree_options(has_profile=True)
 @machine_options
 @click.option("--no-self-check", is_flag=True, help="Do not try whether the model's family reads token trees rightly.")
-@click.option("-q", "--quiet", is_flag=True, help="Print answers and errors only.")
-@click.option("-v", "--verbose", is_flag=True, help="Print the memory plan in full; -vv: and the trace of an error.")
+@console_options(has_verbose=True, quiet_help="Print answers and errors only.")
 def command(
     *,
-    target: Path | None,
-    model: Path | None,
-    draft_model: Path | None,
+    models: AskedModels,
     asked: AskedChat,
-    tree: TreeSettings,
-    profile: str,
+    trees: AskedTrees,
     machine: MachineOptions,
     no_self_check: bool,
-    quiet: bool,
-    verbose: bool,
+    console: Console,
 ) -> int:
     """Talk with TARGET: several turns, each of which reads only what is new.
 
     Answers go to stdout as they are verified, everything else to stderr.
     """
-    console = Console(quiet=quiet, verbose=verbose)
-    folder = target or model
-    if draft_model is not None and folder is None:
-        raise EdgespecError("E_SETTING", "-md needs a target: a draft goes with one.", "Name both, or neither.")
     is_single = asked.is_single_turn or not sys.stdin.isatty()
     first = _first_message(asked)
-    names = [short_name(path) for path in (folder, draft_model if tree.policy != "none" else None) if path]
+    draft = models.draft if trees.settings.policy != "none" else None
+    names = [short_name(path) for path in (models.target, draft) if path]
     console.say(f"edgespec {__version__} · {' + '.join(names) or 'the built-in pair'}")
 
     with leaving_at_once():  # torch and transformers are imported from here on
         import edgespec.engine  # noqa: F401
         from edgespec.cli.chat.loop import converse, single_turn
     with leaving_tidily():
-        pair = open_named_pair(folder, draft_model)
-        if pair.draft is None and tree.policy != "none":
-            console.say("no draft (-md): decoding plainly, one token a pass")
-        engine = _load(console, pair, asked, tree=tree, profile=profile, machine=machine, self_check=not no_self_check)
+        pair = open_pair_for(console, models, trees)
+        engine = _load(console, pair, asked, trees, machine, self_check=not no_self_check)
     with engine:
         chat = _open_chat(console, engine, asked, is_single=is_single)
         if is_single:
@@ -119,66 +101,25 @@ def _load(
     console: Console,
     pair: ModelPair,
     asked: AskedChat,
-    *,
-    tree: TreeSettings,
-    profile: str,
+    trees: AskedTrees,
     machine: MachineOptions,
+    *,
     self_check: bool,
 ) -> Engine:
-    """The engine with room for a conversation; its plan is said first."""
-    from edgespec.cli.plan_notes import loading_progress, say_plan, say_quantizing
-    from edgespec.engine import Engine
-    from edgespec.model.device import resolve_device
-    from edgespec.profiled import settle
+    """The engine with room for a conversation: as much as was asked for, or the most that memory has."""
+    from edgespec.profiled import set_up_by_profile
     from edgespec.text.context import check_ctx_size
 
     if machine.ctx_size is not None:
         check_ctx_size(machine.ctx_size, pair.max_context)
     most = pair.max_context or CONTEXTS[0]
     contexts = [machine.ctx_size] if machine.ctx_size else sorted({min(most, size) for size in CONTEXTS}, reverse=True)
+    temperature = replace(pair.default_sampling(), **asked.chosen).temperature
 
     def load(context_tokens: int) -> Engine:
-        settled = settle(
-            pair if tree.policy != "none" else replace(pair, draft=None),
-            source=profile,
-            given=given_tree(click.get_current_context()),
-            temperature=replace(pair.default_sampling(), **asked.chosen).temperature,
-            limits=machine.limits,
-            device=resolve_device(machine.device),
-            dtype=machine.dtype,
-            quant=machine.quant,
-            draft_quant=machine.draft_quant,
-            context_tokens=context_tokens,
-            prompt_tokens=context_tokens,
-        )
-
-        def on_plan(engine: Engine) -> None:
-            for note in settled.notes:
-                console.say(note)
-            say_plan(console, pair, engine.tree, engine, settled, machine, device=engine.device, dtype=engine.dtype)
-
-        with ExitStack() as stack:
-
-            @functools.cache
-            def progress() -> Callable[[str, int, int], None]:
-                return loading_progress(console, stack.enter_context(console.progress_bar()))
-
-            return Engine(
-                pair,
-                tree=settled.tree,
-                profile=settled.profile,
-                limits=machine.limits,
-                device=machine.device,
-                dtype=machine.dtype,
-                quant=machine.quant,
-                draft_quant=machine.draft_quant,
-                context_tokens=context_tokens,
-                prompt_tokens=context_tokens,
-                self_check=self_check,
-                on_plan=on_plan,
-                on_quantize=functools.partial(say_quantizing, console),
-                progress=lambda *done: progress()(*done),  # a bar from here on: the plan is said before it
-            )
+        place = machine.place(pair, context_tokens=context_tokens)
+        setup = set_up_by_profile(pair, place, source=trees.profile, given=trees.given, temperature=temperature)
+        return open_engine(console, setup, machine, self_check=self_check)
 
     for context_tokens in contexts[:-1]:
         try:

@@ -20,7 +20,8 @@ from edgespec.cli.config.defaults import (
     settings_of,
     spellings,
 )
-from edgespec.cli.options.options import FOLDER, TREE_FIELDS
+from edgespec.cli.options.group import FOLDER
+from edgespec.cli.options.tree import TREE_FIELDS
 from edgespec.errors import EdgespecError
 from edgespec.files import config_file, config_files
 from edgespec.pair.hub_names import resolve_model

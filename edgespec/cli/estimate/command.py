@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,24 +20,18 @@ from edgespec.cli.estimate.speeds import (
     speed_facts,
     speed_lines,
 )
-from edgespec.cli.options.options import (
-    MachineOptions,
-    check_all_resident,
-    machine_options,
-    model_options,
-    tree_options,
-)
+from edgespec.cli.options.machine import MachineOptions, check_all_resident, machine_options
+from edgespec.cli.options.model import AskedModels, model_options
+from edgespec.cli.options.tree import AskedTrees, tree_options
 from edgespec.config import SamplingSettings
 from edgespec.text.context import check_ctx_size
-from edgespec.tree.settings import TreeSettings
 
 if TYPE_CHECKING:
     from edgespec.pair.folder import ModelFolder
-    from edgespec.placement.plan import PairPlan
+    from edgespec.placement.plan import PlacedWeights
     from edgespec.placement.weights import Weights
 
 GIB = 1 << 30
-DEFAULT_CONTEXT = 2048
 
 
 @click.command(
@@ -56,7 +51,7 @@ after the prompt is read, with the context full.
 )
 @click.argument("target", required=False, type=click.Path(path_type=Path))
 @model_options
-@tree_options
+@tree_options(has_profile=False)
 @machine_options
 @click.option("--prompt-tokens", type=click.IntRange(1), help="Longest prompt. [default: the whole context]")
 @click.option("--hardware", metavar="NAME", help="Estimate the speed there too: rtx-4090, a100-40gb, cpu, ...")
@@ -66,10 +61,8 @@ after the prompt is read, with the context full.
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def command(
     *,
-    target: Path | None,
-    model: Path | None,
-    draft_model: Path | None,
-    tree: TreeSettings,
+    models: AskedModels,
+    trees: AskedTrees,
     machine: MachineOptions,
     prompt_tokens: int | None,
     hardware: str | None,
@@ -81,23 +74,18 @@ def command(
 
     Exit code 5, with the same table, when the pair does not fit.
     """
-    folder = target or model
-    if draft_model is not None and folder is None:
-        raise click.UsageError("-md needs a target.")
-
     from edgespec.estimate.speed import PairOnHardware, open_hardware
-    from edgespec.model.device import planning_device, resolve_dtype
-    from edgespec.model.target import offload_errors
     from edgespec.pair.folder import open_architecture, open_draft_architecture
     from edgespec.pair.pair import DEMO_FOLDER
-    from edgespec.placement.plan import plan_pair
-    from edgespec.placement.weights import plan_weights
+    from edgespec.placement.plan import pair_weights, place_weights, read_memory
+    from edgespec.placement.run_place import DEFAULT_CONTEXT_TOKENS, resolve_place
 
     if temperature is not None:
         SamplingSettings(temperature=temperature)  # refuses what is no temperature
 
+    folder, tree = models.target, trees.settings
     target_model = open_architecture(folder or DEMO_FOLDER / "target")
-    draft_folder = draft_model or (None if folder else DEMO_FOLDER / "draft")
+    draft_folder = models.draft or (None if folder else DEMO_FOLDER / "draft")
     wants_draft = draft_folder is not None and tree.policy != "none"
     draft = open_draft_architecture(draft_folder, target_model) if draft_folder and wants_draft else None
     card = open_hardware(hardware) if hardware is not None else None
@@ -105,47 +93,31 @@ def command(
         refuse_without_hardware(tree, temperature)
     else:
         refuse_other_device(card[0].name, machine.device, card[0].device)
-    device = planning_device(machine.device if card is None else card[0].device)
-    dtype = resolve_dtype(machine.dtype, target_model.config, device)
+        machine = replace(machine, device=card[0].device)
     limits = [limit for limit in (target_model.max_context, draft.max_context if draft else None) if limit]
-    context_tokens = machine.ctx_size or min([DEFAULT_CONTEXT, *limits])
+    context_tokens = machine.ctx_size or min([DEFAULT_CONTEXT_TOKENS, *limits])
     check_ctx_size(context_tokens, min(limits, default=None))
     tree = tree if draft is not None else tree.plain()
     prompt_tokens = min(prompt_tokens or context_tokens, context_tokens)
+    place = resolve_place(
+        target_model.config,
+        None,
+        is_planned_only=True,
+        **machine.options(context_tokens=context_tokens, prompt_tokens=prompt_tokens),
+    )
+    weights = pair_weights(target_model, draft, place)
     speeds = None
-    with offload_errors():
-        if card is None:
-            plan = plan_pair(
-                target_model,
-                draft,
-                tree=tree,
-                limits=machine.limits,
-                device=device,
-                dtype=dtype,
-                quant=machine.quant,
-                draft_quant=machine.draft_quant,
-                context_tokens=context_tokens,
-                prompt_tokens=prompt_tokens,
-            )
-        else:
-            pair = PairOnHardware(
-                target=plan_weights(target_model, dtype=dtype, quant=machine.quant),
-                draft=plan_weights(draft, dtype=dtype, quant=machine.draft_quant) if draft is not None else None,
-                hardware=card[0],
-                assumptions=card[1],
-                limits=machine.limits,
-                device=device,
-                dtype=dtype,
-                context_tokens=context_tokens,
-                prompt_tokens=prompt_tokens,
-            )
-            wanted_size = click.get_current_context().params["size"]  # None: any, where the settings hold a default
-            speeds = estimate_speeds(pair, tree, temperature=temperature, size=wanted_size)
-            plan = speeds.plan
-    check_all_resident(machine, plan.placement.num_resident, plan.placement.num_layers)
+    if card is None:
+        plan = place_weights(weights, tree, place, read_memory(place.limits, place.device))
+    else:
+        pair = PairOnHardware(weights=weights, hardware=card[0], assumptions=card[1], place=place)
+        # A size that is not given is any: the settings hold a default.
+        speeds = estimate_speeds(pair, tree, temperature=temperature, size=trees.given.get("size"))
+        plan = speeds.weights
+    check_all_resident(machine, plan)
     settings = {
-        "device": str(device) if card is None else card[0].name,
-        "dtype": str(dtype).removeprefix("torch."),
+        "device": str(place.device) if card is None else card[0].name,
+        "dtype": str(place.dtype).removeprefix("torch."),
         "context_tokens": context_tokens,
         "tree_size": tree.num_nodes if speeds is None else (speeds.tree or speeds.plain).nodes,
     }
@@ -159,7 +131,7 @@ def command(
     return 0
 
 
-def _text(plan: PairPlan, settings: dict[str, Any]) -> str:
+def _text(plan: PlacedWeights, settings: dict[str, Any]) -> str:
     placement = plan.placement
     lines = [_model_line("target", plan.target)]
     if plan.draft is not None:
@@ -189,7 +161,7 @@ def _has_files(weights: Weights) -> bool:
     return all(entry.file.name for entry in weights.model.checkpoint.tensors.values())
 
 
-def _facts(plan: PairPlan) -> dict[str, Any]:
+def _facts(plan: PlacedWeights) -> dict[str, Any]:
     placement = plan.placement
     return {
         "target": str(plan.target.model.folder),

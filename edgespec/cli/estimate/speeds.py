@@ -11,7 +11,7 @@ from edgespec.tree.settings import TreeSettings, preset_shape
 if TYPE_CHECKING:
     from edgespec.estimate.acceptance import AssumedAcceptance
     from edgespec.estimate.speed import PairOnHardware, SpeedEstimate
-    from edgespec.placement.plan import PairPlan
+    from edgespec.placement.plan import PlacedWeights
 
 GIB = 1 << 30
 CASES = ("slow", "likely", "fast")
@@ -30,9 +30,9 @@ class Speeds:
     is_preset: bool  # the settings alone decide on the tree
 
     @property
-    def plan(self) -> PairPlan:
-        """The placement of what was asked for."""
-        return (self.tree or self.plain).plan
+    def weights(self) -> PlacedWeights:
+        """Where the weights are placed for what was asked for."""
+        return (self.tree or self.plain).weights
 
 
 def estimate_speeds(pair: PairOnHardware, tree: TreeSettings, *, temperature: float | None, size: int | None) -> Speeds:
@@ -74,11 +74,11 @@ def speed_lines(speeds: Speeds) -> list[str]:
     """The machine, what is assumed of it, and tokens a second."""
     pair, plain, tree = speeds.pair, speeds.plain, speeds.tree
     card = pair.hardware
-    flops_per_s = card.half_flops_per_s if pair.dtype.itemsize == 2 else card.float32_flops_per_s
+    flops_per_s = card.half_flops_per_s if pair.place.dtype.itemsize == 2 else card.float32_flops_per_s
     link = f", PCIe {card.pcie_generation}.0 x{card.pcie_lanes}" if card.pcie_generation else ""
     lines = [
         f"{card.name}: {card.title}; {card.memory_bytes / GIB:.0f} GiB at {card.memory_bytes_per_s / 1e9:.0f} GB/s, "
-        f"{flops_per_s / 1e12:.3g} TFLOP/s in {str(pair.dtype).removeprefix('torch.')}{link}",
+        f"{flops_per_s / 1e12:.3g} TFLOP/s in {str(pair.place.dtype).removeprefix('torch.')}{link}",
         f"assumed: {_assumed(pair)}",
         f"plain decoding: {plain.likely.step_s:.3g} s a pass, {_tokens_per_s(plain)}",
     ]
@@ -123,8 +123,8 @@ def _facts(estimate: SpeedEstimate) -> dict[str, Any]:
         "nodes": estimate.nodes,
         "depth": estimate.depth,
         "tokens_per_pass": round(estimate.likely.tokens, 4),
-        "resident_layers": estimate.plan.placement.num_resident,
-        "pass_bytes": estimate.plan.placement.streamed_bytes,
+        "resident_layers": estimate.weights.placement.num_resident,
+        "pass_bytes": estimate.weights.placement.streamed_bytes,
         **{
             name: {case: float(f"{getattr(found, name):.5g}") for case, found in cases.items()}
             for name in ("tokens_per_s", *STEP_FACTS)
@@ -151,4 +151,4 @@ def _assumed(pair: PairOnHardware) -> str:
 
 def _knows_host(pair: PairOnHardware) -> bool:
     """Whether the RAM beside the card was given, or is the device's own."""
-    return pair.limits.max_cpu_bytes is not None or pair.hardware.device == "cpu"
+    return pair.place.limits.max_cpu_bytes is not None or pair.hardware.device == "cpu"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from contextlib import ExitStack
@@ -21,19 +20,15 @@ from edgespec.cli.generate.options import (
     prompt_options,
     sampling_options,
 )
-from edgespec.cli.generate.prepare import Prepared, Prompts, prepare, read_rows
+from edgespec.cli.generate.prepare import Asked, Prepared, Prompts, prepare, read_rows
 from edgespec.cli.generate.resume import Results, keep_what_is_done, read_results
 from edgespec.cli.generate.sinks import OutputFile, Sink, StandardOutput
-from edgespec.cli.options.options import (
-    MachineOptions,
-    given_tree,
-    machine_options,
-    model_options,
-    profile_option,
-    tree_options,
-)
+from edgespec.cli.open_engine import open_engine
+from edgespec.cli.options.console import console_options
+from edgespec.cli.options.machine import MachineOptions, machine_options
+from edgespec.cli.options.model import AskedModels, model_options
+from edgespec.cli.options.tree import AskedTrees, tree_options
 from edgespec.errors import EdgespecError
-from edgespec.tree.settings import TreeSettings
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
@@ -66,54 +61,35 @@ Exit codes: 0 done, 1 failed while running, 2 wrong usage or input, 3 done but s
 @model_options
 @output_options
 @sampling_options
-@tree_options
-@profile_option
+@tree_options(has_profile=True)
 @machine_options
 @click.option("--no-self-check", is_flag=True, help="Do not try whether the model's family reads token trees rightly.")
-@click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
-@click.option("-v", "--verbose", is_flag=True, help="Print the memory plan in full; -vv: and the trace of an error.")
+@console_options(has_verbose=True)
 def command(
     *,
     asked: AskedPrompts,
-    model: Path | None,
-    draft_model: Path | None,
+    models: AskedModels,
     out: AskedOutput,
     wanted: AskedSampling,
-    tree: TreeSettings,
-    profile: str,
+    trees: AskedTrees,
     machine: MachineOptions,
     no_self_check: bool,
-    quiet: bool,
-    verbose: bool,
+    console: Console,
 ) -> int:
     """Complete PROMPTS: a text file (one prompt), JSONL rows or a JSON array, or - for stdin.
 
     One prompt and no -o: the text streams to stdout. Otherwise one JSON record a prompt, written as it
     finishes. Everything else goes to stderr.
     """
-    console = Console(quiet=quiet, verbose=verbose)
-    if draft_model is not None and model is None:
-        raise EdgespecError("E_SETTING", "-md needs -m: a draft goes with a target.", "Name both folders, or neither.")
     prompts, format_name = _prompts(console, asked, out)
     with leaving_at_once():  # torch and transformers are imported from here on
         import edgespec.engine  # noqa: F401
-    prepared = prepare(
-        console,
-        prompts,
-        asked,
-        wanted,
-        out,
-        model=model,
-        draft_model=draft_model,
-        tree=tree,
-        given_tree=given_tree(click.get_current_context()),
-        profile=profile,
-        machine=machine,
-    )
+    prepared = prepare(console, prompts, Asked(prompts=asked, out=out, wanted=wanted, models=models, trees=trees,
+                                               machine=machine))  # fmt: skip
     if out.dry_run:
-        from edgespec.cli.generate.dry_run import say_what_would_be_done
+        from edgespec.cli.generate.dry_run import say_work
 
-        say_what_would_be_done(console, prepared, machine)
+        say_work(console, prepared, machine)
         return 0
     if not prepared.requests:
         console.say("nothing to do")
@@ -127,7 +103,7 @@ def command(
             sink = OutputFile(out.path, overwrite=out.overwrite)
             stack.callback(sink.close)
         with leaving_tidily():
-            engine = _load(console, prepared, machine, self_check=not no_self_check)
+            engine = open_engine(console, prepared.setup, machine, self_check=not no_self_check)
         stack.callback(engine.close)
         return _run(console, prepared, engine, sink, out, format_name)
 
@@ -146,42 +122,6 @@ def _prompts(console: Console, asked: AskedPrompts, out: AskedOutput) -> tuple[P
         elif not out.overwrite:
             _refuse_results(out.path, format_name, len(wanted))
     return Prompts(all=rows, wanted=wanted, results=results), format_name
-
-
-def _load(console: Console, prepared: Prepared, machine: MachineOptions, *, self_check: bool) -> Engine:
-    """The engine, with its plan said first."""
-    from edgespec.cli.plan_notes import loading_progress, say_plan, say_quantizing
-    from edgespec.engine import Engine
-
-    def on_plan(engine: Engine) -> None:
-        say_plan(
-            console,
-            prepared.pair,
-            engine.tree,
-            engine,
-            prepared.settled,
-            machine,
-            device=engine.device,
-            dtype=engine.dtype,
-        )
-
-    with console.progress_bar() as bar:
-        return Engine(
-            prepared.pair,
-            tree=prepared.tree,
-            profile=prepared.settled.profile,
-            limits=machine.limits,
-            device=machine.device,
-            dtype=machine.dtype,
-            quant=machine.quant,
-            draft_quant=machine.draft_quant,
-            context_tokens=prepared.room.context_tokens,
-            prompt_tokens=prepared.room.prompt_tokens,
-            self_check=self_check,
-            on_plan=on_plan,
-            on_quantize=functools.partial(say_quantizing, console),
-            progress=loading_progress(console, bar),
-        )
 
 
 def _run(console: Console, prepared: Prepared, engine: Engine, sink: Sink, out: AskedOutput, format_name: str) -> int:

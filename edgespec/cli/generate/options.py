@@ -11,7 +11,7 @@ import click
 
 from edgespec.cli.generate.formats import FORMATS
 from edgespec.cli.options.distribution import LENGTH_SPELLINGS, check_stops, distribution_options, require_text
-from edgespec.cli.options.options import Command, with_options
+from edgespec.cli.options.group import Command, with_options
 from edgespec.cli.prompts.read import read_text
 from edgespec.cli.prompts.selection import Selection
 from edgespec.config import MAX_SEED

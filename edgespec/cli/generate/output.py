@@ -16,7 +16,7 @@ from edgespec.cli.generate.requests import EncodeTurn, Request, RunSettings
 from edgespec.cli.generate.resume import command_to_continue
 from edgespec.cli.generate.sinks import Sink
 from edgespec.cli.generate.turns import answer_turns
-from edgespec.cli.plan_notes import trees_in_words
+from edgespec.cli.open_engine import trees_in_words
 from edgespec.cli.prefill_line import PrefillLine
 from edgespec.engine import Engine
 from edgespec.errors import EXIT_RUNTIME, EXIT_SOME_FAILED, EdgespecError, is_out_of_memory

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.console import Console
@@ -21,18 +20,17 @@ from edgespec.cli.generate.requests import (
 )
 from edgespec.cli.generate.resume import Results, check_same_run
 from edgespec.cli.generate.run_config import run_config
-from edgespec.cli.models.open_named import open_named_pair
-from edgespec.cli.options.options import MachineOptions
+from edgespec.cli.open_pair import open_pair_for
+from edgespec.cli.options.machine import MachineOptions
+from edgespec.cli.options.model import AskedModels
+from edgespec.cli.options.tree import AskedTrees
 from edgespec.cli.prompts.read import describe, encode_prompts, numbered_rows, read_prompts
 from edgespec.cli.prompts.rows import PromptRow, text_row
 from edgespec.cli.prompts.selection import repeated, select
-from edgespec.tree.settings import TreeSettings
 
 if TYPE_CHECKING:
-    import torch
-
     from edgespec.pair.pair import ModelPair
-    from edgespec.profiled import Settled
+    from edgespec.profiled import PairSetup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,15 +43,24 @@ class Prompts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the command line asks for."""
+
+    prompts: AskedPrompts
+    out: AskedOutput
+    wanted: AskedSampling
+    models: AskedModels
+    trees: AskedTrees
+    machine: MachineOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """A run that only needs its models."""
 
     pair: ModelPair
     settings: RunSettings
-    settled: Settled
-    tree: TreeSettings
-    device: torch.device
-    dtype: torch.dtype
+    setup: PairSetup
     requests: list[Request]  # those still to run
     encode: EncodeTurn
     room: Room  # of all that are wanted
@@ -75,88 +82,49 @@ def read_rows(console: Console, asked: AskedPrompts, format_name: str) -> tuple[
     return repeated(rows, times), repeated(wanted, times)
 
 
-def prepare(
-    console: Console,
-    prompts: Prompts,
-    asked: AskedPrompts,
-    wanted: AskedSampling,
-    out: AskedOutput,
-    *,
-    model: Path | None,
-    draft_model: Path | None,
-    tree: TreeSettings,
-    given_tree: dict[str, Any],
-    profile: str,
-    machine: MachineOptions,
-) -> Prepared:
-    """Open the pair, settle every prompt's settings, and plan; raises EdgespecError."""
-    from edgespec.model.device import resolve_device, resolve_dtype
-    from edgespec.profiled import settle
+def prepare(console: Console, prompts: Prompts, asked: Asked) -> Prepared:
+    """Open the pair, settle every prompt's settings, and place the weights; raises EdgespecError."""
+    from edgespec.profiled import set_up_by_profile
 
-    pair = open_named_pair(model, draft_model)
-    if pair.draft is None and tree.policy != "none":
-        console.say("no draft (-md): decoding plainly, one token a pass")
-    if tree.policy == "none":
-        pair = replace(pair, draft=None)  # it was checked, and is not used
+    machine, wanted = asked.machine, asked.wanted
+    pair = open_pair_for(console, asked.models, asked.trees)
     settings = RunSettings(
         sampling=replace(pair.default_sampling(), **wanted.chosen),
         max_new_tokens=wanted.max_new_tokens,
         seed=secrets.randbits(32) if wanted.seed is None else wanted.seed,
         seed_is_given=wanted.seed is not None,
-        raw=asked.raw,
-        system=asked.system,
+        raw=asked.prompts.raw,
+        system=asked.prompts.system,
         stop=wanted.stop,
     )
     rows = prompts.wanted
-    encoded = encode_prompts(pair, rows, raw=asked.raw, system=asked.system)
+    encoded = encode_prompts(pair, rows, raw=settings.raw, system=settings.system)
     requests = make_requests(rows, encoded, settings)
     encode = turn_encoder(pair, settings)
     room = needed_room(pair, requests, encode, ctx_size=machine.ctx_size)
-    device = resolve_device(machine.device)
     # The tree is chosen once, for the run's temperature; a row's own changes its sampling alone.
-    settled = settle(
+    setup = set_up_by_profile(
         pair,
-        source=profile,
-        given=given_tree,
+        machine.place(pair, context_tokens=room.context_tokens, prompt_tokens=room.prompt_tokens),
+        source=asked.trees.profile,
+        given=asked.trees.given,
         temperature=settings.sampling.temperature,
-        limits=machine.limits,
-        device=device,
-        dtype=machine.dtype,
-        quant=machine.quant,
-        draft_quant=machine.draft_quant,
-        context_tokens=room.context_tokens,
-        prompt_tokens=room.prompt_tokens,
     )
-    for note in settled.notes:
-        console.say(note)
-    _say_what_is_not_applied(console, pair, rows, asked)
+    _say_what_is_not_applied(console, pair, rows, asked.prompts)
     settings = replace(
         settings,
-        profile=settled.profile.name if settled.profile else None,
-        predicted_per_s=settled.predicted_per_s,
+        profile=setup.profile.name if setup.profile else None,
+        predicted_per_s=setup.predicted_per_s,
     )
-    tree = settled.tree if pair.draft is not None else settled.tree.plain()
-    dtype = resolve_dtype(machine.dtype, pair.target.config, device)
-    config = run_config(
-        pair, settings, tree, device=device, dtype=dtype, quant=machine.quant, draft_quant=machine.draft_quant
-    )
+    config = run_config(setup, settings)
     if prompts.results is not None:
-        if not out.force:
+        if not asked.out.force:
             check_same_run(prompts.results, prompts.all, config)
         done = prompts.results.done
         requests = [request for request in requests if request.row.id not in done]
         _say_what_is_done(console, prompts.results, len(rows), len(requests))
     return Prepared(
-        pair=pair,
-        settings=settings,
-        settled=settled,
-        tree=tree,
-        device=device,
-        dtype=dtype,
-        requests=requests,
-        encode=encode,
-        room=room,
-        config=config,
+        pair=pair, settings=settings, setup=setup, requests=requests, encode=encode, room=room, config=config
     )
 
 

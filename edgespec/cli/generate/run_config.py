@@ -12,33 +12,23 @@ from edgespec.config import SamplingSettings
 from edgespec.tree.settings import TreeSettings
 
 if TYPE_CHECKING:
-    import torch
-
-    from edgespec.pair.pair import ModelPair
+    from edgespec.profiled import PairSetup
 
 
-def run_config(
-    pair: ModelPair,
-    run: RunSettings,
-    tree: TreeSettings,
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-    quant: str | None,
-    draft_quant: str | None,
-) -> dict[str, Any]:
+def run_config(setup: PairSetup, run: RunSettings) -> dict[str, Any]:
     """The settings; models are known by their content, so that a folder may move; of the tree, what is not default."""
     from edgespec.pair.folder import fingerprint
 
+    pair, place, tree = setup.pair, setup.place, setup.tree
     default = dataclasses.asdict(TreeSettings())
     chosen = {name: value for name, value in dataclasses.asdict(tree).items() if value != default[name]}
     return {
         "target": f"{pair.target.folder.name} {fingerprint(pair.target)}",
         "draft": f"{pair.draft.folder.name} {fingerprint(pair.draft)}" if pair.draft else None,
-        "quant": quant or "none",
-        "draft_quant": draft_quant or "none",
-        "dtype": str(dtype).removeprefix("torch."),
-        "device": device.type,
+        "quant": place.quant or "none",
+        "draft_quant": place.draft_quant or "none",
+        "dtype": str(place.dtype).removeprefix("torch."),
+        "device": place.device.type,
         **sampling_fields(run.sampling),
         "seed": run.seed if run.seed_is_given else None,
         "max_new_tokens": run.max_new_tokens,

@@ -80,7 +80,7 @@ def _table(models: Sequence[LocalModel]) -> str:
         lines.append(_line(row, widths))
         if model.problem is not None:
             lines.append(f"    cannot run: {visible(model.problem.what)}")
-        lines += [f"    draft: {draft.name} ({ratio(model, draft)})" for draft in drafts_for(model, models)]
+        lines += [f"    draft: {draft.name} ({model.draft_ratio(draft)})" for draft in drafts_for(model, models)]
     return "".join(f"{line}\n" for line in [_line(HEADINGS, widths), *lines]) if models else ""
 
 
@@ -108,11 +108,6 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
         for cell, width, heading in zip(cells, widths, HEADINGS, strict=True)
     ]
     return "  ".join(aligned).rstrip()
-
-
-def ratio(target: LocalModel, draft: LocalModel) -> str:
-    """How much smaller a draft is than its target, in words."""
-    return f"{(target.num_parameters or 0) / max(1, draft.num_parameters or 0):.3g} times smaller"
 
 
 def _facts(model: LocalModel, models: Sequence[LocalModel]) -> dict[str, Any]:

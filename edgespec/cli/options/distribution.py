@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from edgespec.cli.options.options import Command, with_options
+from edgespec.cli.options.group import Command, with_options
 from edgespec.config import SamplingSettings, require
 
 LENGTH_SPELLINGS = ("--max-new-tokens", "--max-tokens", "--n-predict")
@@ -48,6 +48,17 @@ def distribution_options(*, has_greedy: bool) -> Callable[[Command], Command]:
         return with_options(call, options)
 
     return decorate
+
+
+def parse_temperatures(text: str) -> list[float]:
+    """Temperatures of a list like 0,0.6,1; raises click.BadParameter."""
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = [-1.0]
+    if not all(0 <= value < 100 for value in found):
+        raise click.BadParameter(f"'{text}' is not a list of temperatures, such as 0,0.6,1.", param_hint="--temps")
+    return found
 
 
 def check_stops(stops: tuple[str, ...]) -> None:

@@ -12,14 +12,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.console import Console, visible
-from edgespec.cli.models.open_named import open_named_pair
-from edgespec.cli.options.options import FOLDER, MachineOptions, machine_options, model_options, parse_temperatures
+from edgespec.cli.open_engine import open_engine
+from edgespec.cli.open_pair import open_pair_with_draft
+from edgespec.cli.options.console import console_options
+from edgespec.cli.options.distribution import parse_temperatures
+from edgespec.cli.options.group import FOLDER
+from edgespec.cli.options.machine import MachineOptions, machine_options
+from edgespec.cli.options.model import AskedModels, model_options
 from edgespec.cli.prompts.read import encode_prompts, read_prompts
-from edgespec.errors import EdgespecError
+from edgespec.cli.prompts.rows import PromptRow
+from edgespec.errors import EdgespecError, profile_errors
 from edgespec.files import profiles_folder
 
 if TYPE_CHECKING:
-    from edgespec.engine import Engine
     from profiles.schema import Profile
 
 MAX_PROMPT_TOKENS = 512  # of a prompt, its end: longer ones take their time in every stage
@@ -55,12 +60,10 @@ are to use it. Runs find it by themselves: --profile auto is the default.
 @click.option("--import", "imported", type=FOLDER, help="Take a profile from a file instead of measuring.")
 @click.option("--json", "as_json", is_flag=True, help="The profile as JSON on stdout.")
 @machine_options
-@click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
+@console_options()
 def command(
     *,
-    target: Path | None,
-    model: Path | None,
-    draft_model: Path | None,
+    models: AskedModels,
     effort: str,
     prompts: str | None,
     lines: bool,
@@ -72,31 +75,26 @@ def command(
     imported: Path | None,
     as_json: bool,
     machine: MachineOptions,
-    quiet: bool,
+    console: Console,
 ) -> int:
     """Measure once, then always run at the best setting.
 
     Times passes over trees of every size, grows the trees of all policies but static, and keeps the plan of most
     tokens a second for each temperature. Speculation that is slower than plain decoding is switched off.
     """
-    if draft_model is not None and (target or model) is None:
-        raise click.UsageError("-md needs a target.")
     if plot is not None:
         _check_plot(plot)
     if lists:
         return _list()
-    from edgespec.profiled import profile_errors
     from profiles.files import read_profile, write_profile
 
-    console = Console(quiet=quiet, verbose=False)
     if imported is not None:
         with profile_errors():
             profile = read_profile(imported)
     else:
         temperatures = parse_temperatures(temps) if temps else None
-        profile = _measure(
-            console, target or model, draft_model, machine, effort, prompts, temperatures, lines=lines, seed=seed
-        )
+        rows = read_prompts(prompts, lines=lines) if prompts else None
+        profile = _measure(console, models, machine, rows, temperatures, effort=effort, seed=seed)
     kept = profiles_folder() / f"{profile.name}.toml"
     with profile_errors():
         write_profile(profile, kept)
@@ -109,61 +107,31 @@ def command(
 
 def _measure(
     console: Console,
-    target: Path | None,
-    draft: Path | None,
+    models: AskedModels,
     machine: MachineOptions,
-    effort: str,
-    prompts: str | None,
+    rows: list[PromptRow] | None,
     temperatures: list[float] | None,
     *,
-    lines: bool,
+    effort: str,
     seed: int,
 ) -> Profile:
     """Load the pair and measure it."""
-    rows = read_prompts(prompts, lines=lines) if prompts else None
-
     # torch and transformers are imported from here on.
-    from edgespec.engine import Engine
     from edgespec.grow.acceptance import default_acceptance
-    from edgespec.model.device import resolve_device, resolve_dtype
     from edgespec.pair.pair import DEMO_FOLDER
+    from edgespec.tune.measuring_tree import set_up_to_measure
     from edgespec.tune.profile_pair import profile_pair
-    from edgespec.tune.room import measuring_tree
     from edgespec.tune.run import FULL, QUICK, Run
 
-    pair = open_named_pair(target, draft)
-    if pair.draft is None:
-        raise EdgespecError("E_SETTING", "there is no draft to profile the target with.", "Name one with -md.")
+    pair = open_pair_with_draft(models, "profile the target with")
     encoded = encode_prompts(pair, rows or read_prompts(str(DEMO_FOLDER / "prompts.jsonl"), lines=False), raw=True)
     room = (pair.max_context or MAX_PROMPT_TOKENS + GROWN_TOKENS) - GROWN_TOKENS
     encoded = [ids[-min(MAX_PROMPT_TOKENS, max(LEAST_PROMPT_TOKENS, room)) :] for ids in encoded]
     longest = max(map(len, encoded))
-    context_tokens = machine.ctx_size or min(longest + GROWN_TOKENS, pair.max_context or longest + GROWN_TOKENS)
-    device = resolve_device(machine.device)
-    tree = measuring_tree(
-        pair,
-        limits=machine.limits,
-        device=device,
-        dtype=resolve_dtype(machine.dtype, pair.target.config, device),
-        quant=machine.quant,
-        draft_quant=machine.draft_quant,
-        context_tokens=context_tokens,
-        prompt_tokens=longest,
-    )
+    place = machine.place(pair, context_tokens=machine.ctx_size or longest + GROWN_TOKENS, prompt_tokens=longest)
     with (
+        open_engine(console, set_up_to_measure(pair, place), machine) as engine,
         console.progress_bar() as bar,
-        Engine(
-            pair,
-            tree=tree,
-            limits=machine.limits,
-            device=machine.device,
-            dtype=machine.dtype,
-            quant=machine.quant,
-            draft_quant=machine.draft_quant,
-            context_tokens=context_tokens,
-            prompt_tokens=longest,
-            on_plan=lambda engine: _say_placement(console, engine),
-        ) as engine,
     ):
         run = Run(
             engine=engine,
@@ -174,14 +142,6 @@ def _measure(
             report=_progress(console, bar),
         )
         return profile_pair(run, default_acceptance())
-
-
-def _say_placement(console: Console, engine: Engine) -> None:
-    placement = engine.placement
-    console.say(
-        f"{engine.pair.target.folder}: {placement.num_resident} of {placement.num_layers} layers resident; "
-        f"trees of up to {engine.tree.num_nodes} nodes are measured"
-    )
 
 
 def _progress(console: Console, bar: Any) -> Callable[[str, float], None]:

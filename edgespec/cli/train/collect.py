@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec.cli.console import Console
-from edgespec.cli.options.options import MachineOptions, check_all_resident
+from edgespec.cli.open_engine import open_engine
+from edgespec.cli.options.machine import MachineOptions
 
 if TYPE_CHECKING:
     from edgespec.pair.pair import ModelPair
@@ -23,8 +24,7 @@ def collect(
     machine: MachineOptions,
 ) -> None:
     """Collect what a folder of features lacks, if anything; raises EdgespecError."""
-    from edgespec.engine import Engine
-    from edgespec.model.device import resolve_device, resolve_dtype
+    from edgespec.profiled import set_up
     from edgespec.train.feature_files import FeatureFiles, begin_run
     from edgespec.train.features import collect_features, room_for_groups
     from edgespec.tree.settings import TreeSettings
@@ -33,26 +33,9 @@ def collect(
     if FeatureFiles(folder).num_blocks == run.num_blocks:
         console.say(f"features: all are in '{folder}'")
         return
-    device = resolve_device(machine.device)
-    dtype = resolve_dtype(machine.dtype, pair.target.config, device)
-    room = room_for_groups(
-        pair.target.config, machine.limits, block_tokens=run.block_tokens, dtype=dtype, device=device
-    )
+    room = room_for_groups(pair.target.config, machine.place(pair, context_tokens=run.block_tokens))
     with (
-        Engine(
-            pair,
-            tree=TreeSettings(policy="none"),
-            limits=room.limits,
-            device=machine.device,
-            dtype=machine.dtype,
-            quant=machine.quant,
-            context_tokens=run.block_tokens,
-            on_plan=lambda engine: check_all_resident(
-                machine,
-                engine.placement.num_resident,
-                pair.target.config.get_text_config(decoder=True).num_hidden_layers,
-            ),
-        ) as engine,
+        open_engine(console, set_up(pair, room.place, TreeSettings(policy="none")), machine) as engine,
         console.progress_bar() as bar,
     ):
         collect_features(

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.console import Console
-from edgespec.cli.options.options import FOLDER, Command, MachineOptions, with_options
+from edgespec.cli.options.group import FOLDER, Command, with_options
+from edgespec.cli.options.machine import MachineOptions
 from edgespec.cli.prompts.read import JSONL_SUFFIXES, encode_prompts, read_prompts
 from edgespec.errors import EdgespecError
 from edgespec.train.training_settings import DECAYS, TrainingSettings
@@ -103,7 +104,6 @@ def features_of(
 
     Without texts a whole folder of this target's features is taken as it is.
     """
-    from edgespec.model.device import resolve_device, resolve_dtype
     from edgespec.pair.folder import fingerprint
     from edgespec.train.feature_files import FeatureFiles, read_run
     from edgespec.train.features import cut_blocks, feature_run
@@ -126,8 +126,8 @@ def features_of(
     block_tokens = min(asked.block_tokens, pair.max_context or asked.block_tokens)
     texts = encode_texts(pair, asked.data, max_tokens=asked.data_tokens)
     blocks = cut_blocks(texts, block_tokens=block_tokens, max_tokens=asked.data_tokens)
-    dtype = resolve_dtype(machine.dtype, pair.target.config, resolve_device(machine.device))
-    run = feature_run(pair.target, blocks, block_tokens=block_tokens, dtype=dtype, quant=machine.quant)
+    place = machine.place(pair, context_tokens=block_tokens)
+    run = feature_run(pair.target, blocks, block_tokens=block_tokens, dtype=place.dtype, quant=place.quant)
     console.say(f"texts: {len({block.text for block in blocks})}, {run.num_tokens} tokens in {run.num_blocks} blocks")
     from edgespec.cli.train.collect import collect
 

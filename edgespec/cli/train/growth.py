@@ -11,8 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.console import Console
-from edgespec.cli.models.open_named import open_named_pair
-from edgespec.cli.options.options import FOLDER, MachineOptions, machine_options, model_options, parse_temperatures
+from edgespec.cli.open_engine import open_engine
+from edgespec.cli.open_pair import open_named_pair
+from edgespec.cli.options.console import console_options
+from edgespec.cli.options.distribution import parse_temperatures
+from edgespec.cli.options.group import FOLDER
+from edgespec.cli.options.machine import MachineOptions, machine_options
+from edgespec.cli.options.model import AskedModels, model_options
 from edgespec.cli.prompts.read import encode_prompts, read_prompts
 from edgespec.errors import EdgespecError
 
@@ -38,8 +43,7 @@ DEFAULT_TEMPERATURES = {"acceptance": "0,0.6,1", "classifier": "0", "stop": "0.6
 def _command(
     *,
     what: str,
-    model: Path | None,
-    draft_model: Path | None,
+    models: AskedModels,
     prompts: str,
     lines: bool,
     output: Path,
@@ -52,9 +56,8 @@ def _command(
     seed: int,
     as_json: bool,
     machine: MachineOptions,
-    quiet: bool,
+    console: Console,
 ) -> int:
-    console = Console(quiet=quiet, verbose=False)
     temperatures = parse_temperatures(temps or DEFAULT_TEMPERATURES[what])
     if output.exists() and not overwrite:
         raise EdgespecError("E_OUTPUT_EXISTS", f"'{output}' exists.", "Choose another file, or give --overwrite.")
@@ -63,11 +66,11 @@ def _command(
     rows = read_prompts(prompts, lines=lines)
 
     # torch and transformers are imported from here on.
-    from edgespec.engine import Engine
+    from edgespec.profiled import set_up
     from edgespec.train import collect
     from edgespec.train.record_files import load_records
 
-    pair = open_named_pair(model, draft_model)
+    pair = open_named_pair(models)
     encoded = encode_prompts(pair, rows, raw=True)
     folder = records or output.with_name(output.name + ".records")
     first_model = folder / "first.json"
@@ -83,16 +86,8 @@ def _command(
     room = max(map(len, encoded)) + max_new_tokens + max(tree.num_layers for tree in trees)
     # Of the first round: what later ones grow by is fitted on it.
     largest = max((setting.tree for setting in rounds[0]), key=lambda tree: (tree.num_nodes, tree.num_drafted))
-    with Engine(
-        pair,
-        tree=largest,
-        limits=machine.limits,
-        device=machine.device,
-        dtype=machine.dtype,
-        quant=machine.quant,
-        draft_quant=machine.draft_quant,
-        context_tokens=machine.ctx_size or room,
-    ) as engine:
+    place = machine.place(pair, context_tokens=machine.ctx_size or room)
+    with open_engine(console, set_up(pair, place, largest), machine) as engine:
         for number, settings in enumerate(rounds, start=1):
             console.say(f"round {number} of {len(rounds)}: records of {len(encoded)} prompts go to '{folder}'")
             with console.progress_bar() as bar:
@@ -153,7 +148,7 @@ def growth_command(what: str) -> click.Command:
     @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
     @click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
     @machine_options
-    @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
+    @console_options()
     def command(**values: Any) -> int:
         return _command(what=what, **values)
 

@@ -12,7 +12,10 @@ from typing import Any
 import click
 
 from edgespec.cli.console import Console
-from edgespec.cli.options.options import FOLDER, MachineOptions, machine_options, target_options
+from edgespec.cli.options.console import console_options
+from edgespec.cli.options.group import FOLDER
+from edgespec.cli.options.machine import MachineOptions, machine_options
+from edgespec.cli.options.model import AskedModels, target_options
 from edgespec.cli.train.data import AskedData, data_options, features_of, training_options, without_draft
 from edgespec.cli.train.progress import in_words, training_progress
 from edgespec.errors import EdgespecError
@@ -49,10 +52,10 @@ coral  and features of all steps told apart from all others
 @training_options(training_steps=1500)
 @click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
 @machine_options
-@click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
+@console_options()
 def command(
     *,
-    model: Path | None,
+    models: AskedModels,
     asked: AskedData,
     method: str,
     output: Path,
@@ -64,19 +67,17 @@ def command(
     settings: TrainingSettings,
     as_json: bool,
     machine: MachineOptions,
-    quiet: bool,
+    console: Console,
 ) -> int:
     """Train a feature head: one layer that continues the target's hidden states.
 
     One pass over the target writes its features to a folder, then the head is trained on them. A run that was
     interrupted goes on; the features are kept for other heads.
     """
-    console = Console(quiet=quiet, verbose=False)
     check_output(output, overwrite=overwrite)
 
     # torch and transformers are imported from here on.
     from edgespec.draft.head_network import HeadFacts
-    from edgespec.model.device import resolve_device, resolve_dtype
     from edgespec.pair.pair import open_pair
     from edgespec.train.feature_files import FeatureFiles
     from edgespec.train.head_model import lender, new_head, save_head
@@ -84,7 +85,7 @@ def command(
     from edgespec.train.head_training import METHODS, train_head
     from edgespec.train.training_loop import forget_checkpoint
 
-    pair = without_draft(open_pair(model, None))
+    pair = without_draft(open_pair(models.target, None))
     folder = asked.features or output.with_name(output.name + ".features")
     run = features_of(console, pair, asked, folder, machine)
     settings = settings.for_width(run.hidden_size)
@@ -92,13 +93,12 @@ def command(
     chosen = METHODS[method]
     weights = replace(chosen.weights, **{name: value for name, value in given.items() if value is not None})
     chosen = replace(chosen, weights=weights, num_steps=multi_steps or chosen.num_steps)
-    device = resolve_device(machine.device)
-    dtype = resolve_dtype(machine.dtype, pair.target.config, device)
-    precision = Precision.on(device, dtype)
+    place = machine.place(pair, context_tokens=asked.block_tokens)
+    precision = Precision.on(place.device, place.dtype)
     facts = HeadFacts(target=pair.target.folder.name, target_fingerprint=run.target_fingerprint, method=method)
     training = output.with_name(output.name + ".training")
     started = time.perf_counter()
-    with lender(pair.target, device=device, dtype=precision.lent_dtype(dtype)) as target:
+    with lender(pair.target, device=place.device, dtype=precision.lent_dtype(place.dtype)) as target:
         head = new_head(target, facts, seed=settings.seed)
         console.say(f"training: {method}, {settings.training_steps} steps; checkpoints go to '{training}'")
         with console.progress_bar() as bar:

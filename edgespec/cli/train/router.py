@@ -11,7 +11,10 @@ from pathlib import Path
 import click
 
 from edgespec.cli.console import Console
-from edgespec.cli.options.options import FOLDER, MachineOptions, machine_options, model_options
+from edgespec.cli.options.console import console_options
+from edgespec.cli.options.group import FOLDER
+from edgespec.cli.options.machine import MachineOptions, machine_options
+from edgespec.cli.options.model import AskedModels, model_options
 from edgespec.cli.train.data import AskedData, data_options, features_of, training_options, without_draft
 from edgespec.cli.train.head import check_output
 from edgespec.cli.train.progress import in_words, training_progress
@@ -41,11 +44,10 @@ where the vocabulary is large: from about 128 thousand tokens on.
 @training_options(training_steps=500)
 @click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
 @machine_options
-@click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
+@console_options()
 def command(
     *,
-    model: Path | None,
-    draft_model: Path | None,
+    models: AskedModels,
     asked: AskedData,
     output: Path,
     overwrite: bool,
@@ -55,19 +57,17 @@ def command(
     settings: TrainingSettings,
     as_json: bool,
     machine: MachineOptions,
-    quiet: bool,
+    console: Console,
 ) -> int:
     """Train a router for a head: only the groups of the vocabulary that a draft needs are then computed.
 
     The head itself is left as it is; the result is a head with a router.
     """
-    console = Console(quiet=quiet, verbose=False)
     check_output(output, overwrite=overwrite)
-    if draft_model is None:
+    if models.draft is None:
         raise EdgespecError("E_SETTING", "there is no head to train a router for.", "Name one with -md.")
 
     # torch and transformers are imported from here on.
-    from edgespec.model.device import resolve_device, resolve_dtype
     from edgespec.pair.pair import open_pair
     from edgespec.train.feature_files import FeatureFiles
     from edgespec.train.head_model import lender, load_head, save_head
@@ -75,21 +75,20 @@ def command(
     from edgespec.train.router_training import ROUTER_PREFIX, check_groups, train_router
     from edgespec.train.training_loop import forget_checkpoint
 
-    pair = open_pair(model, draft_model)
+    pair = open_pair(models.target, models.draft)
     if pair.draft is None or pair.draft.head is None:
-        raise EdgespecError("E_SETTING", f"'{draft_model}' is no feature head.", "Train one: edgespec train head.")
+        raise EdgespecError("E_SETTING", f"'{models.draft}' is no feature head.", "Train one: edgespec train head.")
     facts = replace(pair.draft.head, router_groups=groups, top_groups=top_groups)
-    device = resolve_device(machine.device)
-    dtype = resolve_dtype(machine.dtype, pair.target.config, device)
-    precision = Precision.on(device, dtype)
+    place = machine.place(pair, context_tokens=asked.block_tokens)
+    precision = Precision.on(place.device, place.dtype)
     training = output.with_name(output.name + ".training")
-    folder = asked.features or draft_model.with_name(draft_model.name + ".features")
+    folder = asked.features or models.draft.with_name(models.draft.name + ".features")
     started = time.perf_counter()
-    with lender(pair.target, device=device, dtype=precision.lent_dtype(dtype)) as target:
+    with lender(pair.target, device=place.device, dtype=precision.lent_dtype(place.dtype)) as target:
         check_groups(vocab_of(target), groups, top_groups)
         run = features_of(console, without_draft(pair), asked, folder, machine)
         settings = settings.for_width(run.hidden_size)
-        head = load_head(target, draft_model, facts, fresh=(ROUTER_PREFIX,))
+        head = load_head(target, models.draft, facts, fresh=(ROUTER_PREFIX,))
         console.say(f"training: {groups} groups, {settings.training_steps} steps; checkpoints go to '{training}'")
         with console.progress_bar() as bar:
             report = train_router(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,6 +31,8 @@ from edgespec.cli.prefill_line import PrefillLine
 from edgespec.config import MemoryLimits
 from edgespec.decode.loop import StepResult
 from edgespec.errors import EdgespecError
+from edgespec.placement.run_place import RunPlace
+from edgespec.profiled import PairSetup
 from edgespec.text.chat_template import Message
 from edgespec.text.conversation import Conversation
 from edgespec.text.results import GenerationResult, TextChunk
@@ -172,9 +175,9 @@ def test_every_setting_reaches_the_engine(run_cli: RunCli, monkeypatch: pytest.M
     seen: dict[str, Any] = {}
     build = Engine.__init__
 
-    def remember(self: Engine, pair: Any, **options: Any) -> None:
-        seen.update(options)
-        build(self, pair, **options)
+    def remember(self: Engine, setup: PairSetup, **options: Any) -> None:
+        seen.update(options, tree=setup.tree, place=setup.place)
+        build(self, setup, **options)
 
     def stop(self: Engine, **options: Any) -> None:
         seen.update(options)
@@ -188,13 +191,14 @@ def test_every_setting_reaches_the_engine(run_cli: RunCli, monkeypatch: pytest.M
     )
     run_cli([*given.split(), "--no-self-check"], stdin="x", command="chat")
     assert seen["tree"] == TreeSettings(policy="dyspec", size=33, depth=5)
-    assert seen["limits"] == MemoryLimits(max_cpu_bytes=3 << 30, max_resident_layers=1)
-    assert (seen["context_tokens"], seen["device"], seen["dtype"], seen["self_check"]) == (
-        200,
-        "cpu",
-        "bfloat16",
-        False,
+    assert seen["place"] == RunPlace(
+        device=torch.device("cpu"),
+        dtype=torch.bfloat16,
+        limits=MemoryLimits(max_cpu_bytes=3 << 30, max_resident_layers=1),
+        context_tokens=200,
+        prompt_tokens=200,
     )
+    assert seen["self_check"] is False
     assert seen["sampling"] == SamplingSettings(temperature=0.9, top_k=11, top_p=0.8, min_p=0.03)
     assert (seen["seed"], seen["stop"], seen["system"], seen["raw"]) == (99, ("END",), "be", True)
     names = {str(parameter.name) for parameter in command.params}

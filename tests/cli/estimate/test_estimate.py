@@ -45,7 +45,7 @@ def test_it_is_the_plan_that_the_engine_makes(
     options = ["--max-cpu-mem", "400MiB", "-ngl", "1", "-c", "100", "--tree-size", "20", "--dtype", "bfloat16"]
     facts = estimate(capsys, "-m", target, "-md", draft, *options)
     monkeypatch.undo()
-    with Engine(
+    with Engine.from_pair(
         open_pair(*pair_folders),
         tree=TreeSettings(size=20),
         limits=MemoryLimits(max_cpu_bytes=parse_size("400MiB"), max_resident_layers=1),

@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from edgespec.config import SamplingSettings
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.model.target import Target
-from edgespec.profiled import Settled, tree_settings
+from edgespec.pair.pair import ModelPair
+from edgespec.placement.run_place import RunPlace
+from edgespec.profiled import PairSetup, set_up, tree_settings
 from edgespec.text.results import GenerationResult
 from edgespec.tree.token_tree import TokenTree
 from offload.pages import MappedFile
@@ -262,8 +265,11 @@ def test_a_dry_run_checks_and_plans_and_touches_nothing(
 
     profile = example_profile()
     plan = profile.plans[0]
-    settled = Settled(tree=tree_settings(plan.best), profile=profile, plan=plan, notes=())
-    monkeypatch.setattr("edgespec.profiled.settle", lambda *_, **__: settled)
+
+    def follow_plan(pair: ModelPair, place: RunPlace, **_: Any) -> PairSetup:
+        return replace(set_up(pair, place, tree_settings(plan.best)), profile=profile, plan=plan)
+
+    monkeypatch.setattr("edgespec.profiled.set_up_by_profile", follow_plan)
     planned = run_cli(common, files=files).err
     # 108 tokens at the plan's four a second, and what the profile's passes take to read the prompts.
     assert f"s by profile {profile.name} if no answer ends early" in planned

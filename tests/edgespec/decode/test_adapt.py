@@ -193,7 +193,7 @@ def profile() -> Profile:
 def engine(request: pytest.FixtureRequest, profile: Profile) -> Iterator[Engine]:
     """Of the plan for a temperature."""
     tree = tree_settings(profile.plans[[0.0, 0.8].index(request.param)].best)
-    with Engine(open_pair(None, None), tree=tree, profile=profile, self_check=False) as made:
+    with Engine.from_pair(open_pair(None, None), tree=tree, profile=profile, self_check=False) as made:
         yield made
 
 
@@ -227,7 +227,7 @@ def test_the_same_seed_gives_the_same_text_again(engine: Engine, settings_used: 
 
 
 def test_greedy_text_is_that_of_plain_decoding(engine: Engine) -> None:
-    with Engine(open_pair(None, None), tree=TreeSettings(policy="none"), self_check=False) as plain:
+    with Engine.from_pair(open_pair(None, None), tree=TreeSettings(policy="none"), self_check=False) as plain:
         expected = plain.generate(PROMPT, max_new_tokens=60, sampling=SamplingSettings()).token_ids
     assert engine.generate(PROMPT, max_new_tokens=60, sampling=SamplingSettings()).token_ids == expected
 

@@ -27,7 +27,7 @@ from edgespec.model.target import Target
 from edgespec.pair.folder import fingerprint, open_model
 from edgespec.pair.pair import open_pair
 from edgespec.placement.memory import cache_rows
-from edgespec.placement.plan import plan_for
+from edgespec.placement.plan import placement_for
 from edgespec.sampling import to_probs
 from edgespec.train.head_model import lender, new_head, own_tensors, save_head
 from edgespec.tree.token_tree import TokenTree
@@ -278,9 +278,9 @@ def test_every_policy_gives_plain_decodings_tokens_with_a_head(
 ) -> None:
     head = with_head(**({"router_groups": 8, "top_groups": 2} if routed else {}))
     wishes: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 24}
-    with Engine(open_pair(pair_folders[0], None), context_tokens=128, self_check=False) as engine:
+    with Engine.from_pair(open_pair(pair_folders[0], None), context_tokens=128, self_check=False) as engine:
         expected = engine.generate(PROMPT, **wishes).token_ids
-    with Engine(open_pair(pair_folders[0], head), tree=tree, context_tokens=128, self_check=False) as engine:
+    with Engine.from_pair(open_pair(pair_folders[0], head), tree=tree, context_tokens=128, self_check=False) as engine:
         assert engine.generate(PROMPT, **wishes).token_ids == expected
         engine.generate(PROMPT, temperature=0.8, max_new_tokens=24, seed=3)
 
@@ -288,13 +288,13 @@ def test_every_policy_gives_plain_decodings_tokens_with_a_head(
 def test_a_head_borrows_the_targets_tables_and_owns_its_layer(
     pair_folders: tuple[Path, Path], with_head: Callable[..., Path]
 ) -> None:
-    with Engine(open_pair(pair_folders[0], with_head()), context_tokens=128, self_check=False) as engine:
+    with Engine.from_pair(open_pair(pair_folders[0], with_head()), context_tokens=128, self_check=False) as engine:
         assert engine.draft_model is not None
         target, head = engine.target_model.model, engine.draft_model.model
         assert head.get_input_embeddings().weight is target.get_input_embeddings().weight
         assert head.model.norm.weight is target.model.norm.weight
         assert head.model.layers[0].mlp.up_proj.weight is not target.model.layers[0].mlp.up_proj.weight
-        assert "target: features" in str(engine.plan)
+        assert "target: features" in str(engine.placement)
 
 
 def test_a_head_of_another_target_is_refused_by_name(
@@ -332,7 +332,7 @@ def test_a_head_whose_layer_is_missing_names_the_tensor(
     del tensors["fuse.linear.bias"]
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(EdgespecError, match=r"fuse\.linear\.bias"):
-        Engine(open_pair(pair_folders[0], folder), context_tokens=128, self_check=False)
+        Engine.from_pair(open_pair(pair_folders[0], folder), context_tokens=128, self_check=False)
 
 
 def test_a_conversation_with_a_head_goes_on_where_it_was(
@@ -341,7 +341,9 @@ def test_a_conversation_with_a_head_goes_on_where_it_was(
     """A second text on the first one's rows is the text that a fresh start gives, with the same trees."""
     wishes: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 12}
     tree = TreeSettings(policy="opt-tree", size=8)
-    with Engine(open_pair(pair_folders[0], with_head()), tree=tree, context_tokens=128, self_check=False) as engine:
+    with Engine.from_pair(
+        open_pair(pair_folders[0], with_head()), tree=tree, context_tokens=128, self_check=False
+    ) as engine:
         first = engine.generate(PROMPT, reuse=True, **wishes)
         ids = [*engine.encode(PROMPT), *first.token_ids, 70, 71]
         kept = engine.generate(ids, reuse=True, **wishes)
@@ -369,6 +371,6 @@ def test_a_head_is_listed_as_the_draft_of_its_own_target_alone(
 def test_memory_of_a_pair_with_a_head_is_planned_without_loading(
     pair_folders: tuple[Path, Path], with_head: Callable[..., Path]
 ) -> None:
-    plan = plan_for(pair_folders[0], draft=with_head(), context_tokens=128)
+    plan = placement_for(pair_folders[0], draft=with_head(), context_tokens=128)
     assert "target: features" in str(plan)
-    assert "target: features" not in str(plan_for(*pair_folders[:1], draft=pair_folders[1], context_tokens=128))
+    assert "target: features" not in str(placement_for(*pair_folders[:1], draft=pair_folders[1], context_tokens=128))

@@ -25,7 +25,7 @@ def test_a_long_prompt_reads_every_layer_once(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(LayerStream, "acquire", counted)
     ids = (torch.arange(2 * PREFILL_ROWS + 76) % 2000).tolist()
-    with Engine(open_pair(None, None), limits=MemoryLimits(max_resident_layers=0)) as engine:
+    with Engine.from_pair(open_pair(None, None), limits=MemoryLimits(max_resident_layers=0)) as engine:
         result = engine.generate(ids, max_new_tokens=3, sampling=SamplingSettings(), seed=0)
     assert acquired[:8] == list(range(8))
     assert len(acquired) == 8 * (1 + len(result.passes))

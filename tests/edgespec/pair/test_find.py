@@ -143,14 +143,14 @@ def test_a_plan_is_made_of_names_without_loading(cache: Cache, pair_folders: tup
     """It is the plan that the engine would make; and a config.json is enough for it."""
     limits = MemoryLimits(max_resident_layers=1, max_cpu_bytes=1 << 30)  # what is free changes between the two plans
     settings = {"tree": TreeSettings(size=9), "limits": limits, "context_tokens": 99}
-    plan = Engine.plan_for("big", **settings)  # type: ignore[arg-type]
+    plan = Engine.placement_for("big", **settings)  # type: ignore[arg-type]
     with Engine.from_pretrained("big", **settings, self_check=False) as engine:  # type: ignore[arg-type]
-        assert plan.table() == engine.plan.table()
+        assert plan.table() == engine.placement.table()
     assert plan.num_resident == 1
     config = cache.folder.parent / "config"
     config.mkdir()
     shutil.copy(pair_folders[0] / "config.json", config)
-    assert Engine.plan_for(config, device="cuda", limits=MemoryLimits(max_gpu_bytes=1 << 30)).num_layers == 3
-    assert Engine.plan_for().num_layers > 3  # the built-in pair
+    assert Engine.placement_for(config, device="cuda", limits=MemoryLimits(max_gpu_bytes=1 << 30)).num_layers == 3
+    assert Engine.placement_for().num_layers > 3  # the built-in pair
     with pytest.raises(EdgespecError, match="of RAM are needed"):
-        Engine.plan_for("big", limits=MemoryLimits(max_cpu_bytes=1))
+        Engine.placement_for("big", limits=MemoryLimits(max_cpu_bytes=1))

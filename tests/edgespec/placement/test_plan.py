@@ -9,7 +9,8 @@ from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
 from edgespec.pair.pair import open_pair
 from edgespec.placement.memory import cache_bytes, pass_bytes
-from edgespec.placement.plan import PairPlan, memory_budgets, plan_pair
+from edgespec.placement.plan import Memory, PlacedWeights, pair_weights, place_weights, read_memory
+from edgespec.placement.run_place import RunPlace
 from edgespec.tree.settings import TreeSettings
 from tests.conftest import EAGER_ONLY, FAMILIES, SMALL, make_model
 
@@ -38,19 +39,21 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_cards_budget_keeps_the_limit_and_the_margin(limits: MemoryLimits, expected_gib: int) -> None:
-    assert memory_budgets(limits, CUDA)[0] == expected_gib * GIB
+    assert read_memory(limits, CUDA).device_bytes == expected_gib * GIB
 
 
 def test_on_a_cpu_both_budgets_are_ram() -> None:
-    assert memory_budgets(MemoryLimits(max_cpu_bytes=3 * GIB, max_gpu_bytes=GIB), CPU) == (3 * GIB, 3 * GIB)
+    assert read_memory(MemoryLimits(max_cpu_bytes=3 * GIB, max_gpu_bytes=GIB), CPU) == Memory(
+        device_bytes=3 * GIB, host_bytes=3 * GIB
+    )
 
 
 def test_a_card_that_is_not_there_needs_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert memory_budgets(MemoryLimits(max_gpu_bytes=24 * GIB), CUDA)[0] == 24 * GIB
-    assert memory_budgets(MemoryLimits(max_gpu_bytes=24 * GIB, gpu_margin_bytes=GIB), CUDA)[0] == 23 * GIB
+    assert read_memory(MemoryLimits(max_gpu_bytes=24 * GIB), CUDA).device_bytes == 24 * GIB
+    assert read_memory(MemoryLimits(max_gpu_bytes=24 * GIB, gpu_margin_bytes=GIB), CUDA).device_bytes == 23 * GIB
     with pytest.raises(EdgespecError, match="--max-gpu-mem"):
-        memory_budgets(MemoryLimits(), CUDA)
+        read_memory(MemoryLimits(), CUDA)
 
 
 def small_deepseek() -> PretrainedConfig:
@@ -70,13 +73,9 @@ def small_falcon() -> PretrainedConfig:
     return FalconConfig(vocab_size=257, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, multi_query=True)
 
 
-def plan(*, quant: str | None = None, tree_size: int = 64, context_tokens: int = 512) -> PairPlan:
+def plan(*, quant: str | None = None, tree_size: int = 64, context_tokens: int = 512) -> PlacedWeights:
     pair = open_pair(None, None)
-    assert pair.draft is not None
-    return plan_pair(
-        pair.target,
-        pair.draft,
-        tree=TreeSettings(size=tree_size),
+    place = RunPlace(
         limits=MemoryLimits(max_cpu_bytes=4 * GIB, max_gpu_bytes=4 * GIB, max_resident_layers=0),
         device=CUDA,
         dtype=torch.bfloat16,
@@ -85,6 +84,8 @@ def plan(*, quant: str | None = None, tree_size: int = 64, context_tokens: int =
         context_tokens=context_tokens,
         prompt_tokens=context_tokens,
     )
+    weights = pair_weights(pair.target, pair.draft, place)
+    return place_weights(weights, TreeSettings(size=tree_size), place, read_memory(place.limits, CUDA))
 
 
 def test_every_part_grows_with_what_it_depends_on() -> None:

@@ -39,7 +39,7 @@ def fail_above(monkeypatch: pytest.MonkeyPatch, most_nodes: int, *, after: int =
 def test_a_text_goes_on_with_smaller_trees_and_stays_the_same(
     pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, most_nodes: int, size: int, reuse: bool
 ) -> None:
-    with Engine(open_pair(*pair_folders), tree=TREE, context_tokens=128, self_check=False) as engine:
+    with Engine.from_pair(open_pair(*pair_folders), tree=TREE, context_tokens=128, self_check=False) as engine:
         expected = engine.generate(PROMPT, **WISHES).token_ids
         fail_above(monkeypatch, most_nodes)
         result = engine.generate(PROMPT, reuse=reuse, **WISHES)
@@ -52,7 +52,7 @@ def test_a_text_goes_on_with_smaller_trees_and_stays_the_same(
 def test_memory_that_is_too_little_for_one_row_is_an_error(
     pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Engine(open_pair(*pair_folders), tree=TREE, context_tokens=128, self_check=False) as engine:
+    with Engine.from_pair(open_pair(*pair_folders), tree=TREE, context_tokens=128, self_check=False) as engine:
         fail_above(monkeypatch, -1)
         with pytest.raises(torch.OutOfMemoryError):
             engine.generate(PROMPT, **WISHES)
@@ -64,7 +64,7 @@ def test_another_failure_is_not_tried_again(pair_folders: tuple[Path, Path], mon
 
     monkeypatch.setattr(Target, "look", broken)
     with (
-        Engine(open_pair(*pair_folders), tree=TREE, context_tokens=128, self_check=False) as engine,
+        Engine.from_pair(open_pair(*pair_folders), tree=TREE, context_tokens=128, self_check=False) as engine,
         pytest.raises(RuntimeError, match="broken"),
     ):
         engine.generate(PROMPT, **WISHES)

@@ -60,7 +60,7 @@ class Held:
 @pytest.fixture(scope="module")
 def run() -> Iterator[Run]:
     tree = TreeSettings(policy="opt-tree", size=SIZE)
-    with Engine(open_pair(None, None), tree=tree, context_tokens=256, self_check=False) as engine:
+    with Engine.from_pair(open_pair(None, None), tree=tree, context_tokens=256, self_check=False) as engine:
         prompts = [engine.encode(prompt) for prompt in PROMPTS]
         yield Run(engine=engine, prompts=prompts, temperatures=[TEMPERATURE], effort=NO_HURRY)
 

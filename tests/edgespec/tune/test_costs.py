@@ -33,7 +33,9 @@ def test_a_machine_that_is_slow_for_a_while_slows_no_part_alone(monkeypatch: pyt
 
     monkeypatch.setattr(costs, "TAKES_TURNS_S", float("inf"))
     monkeypatch.setattr(measure, "time_interleaved", timed)
-    with Engine(open_pair(None, None), tree=TreeSettings(policy="opt-tree", size=16), self_check=False) as engine:
+    with Engine.from_pair(
+        open_pair(None, None), tree=TreeSettings(policy="opt-tree", size=16), self_check=False
+    ) as engine:
         run = Run(engine=engine, prompts=[engine.encode("def main(")], temperatures=(0.8,), effort=NO_TIME)
         found = measure_costs(run, default_acceptance())
     assert next(calls) > max(SLOW)

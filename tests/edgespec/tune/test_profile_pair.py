@@ -30,7 +30,7 @@ PROMPTS = ("def read_lines(path):\n    ", "import os\n\n\nclass Folder:\n")
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     tree = TreeSettings(policy="opt-tree", size=16)
-    with Engine(open_pair(None, None), tree=tree, context_tokens=256, self_check=False) as made:
+    with Engine.from_pair(open_pair(None, None), tree=tree, context_tokens=256, self_check=False) as made:
         yield made
 
 
@@ -127,7 +127,7 @@ def test_every_stage_reports_to_its_end(profile: Profile, stages: list[tuple[str
 
 def test_without_a_draft_there_is_nothing_to_profile(run: Run) -> None:
     with (
-        Engine(replace(run.engine.pair, draft=None), self_check=False) as plain,
+        Engine.from_pair(replace(run.engine.pair, draft=None), self_check=False) as plain,
         pytest.raises(EdgespecError, match="no draft"),
     ):
         profile_pair(replace(run, engine=plain), default_acceptance())
@@ -136,7 +136,7 @@ def test_without_a_draft_there_is_nothing_to_profile(run: Run) -> None:
 def test_a_draft_that_is_of_no_use_is_measured_to_the_end(pair_folders: tuple[Path, Path], tmp_path: Path) -> None:
     """Some policies then grow nothing, and some ranks are never accepted."""
     tree = TreeSettings(policy="opt-tree", size=16)
-    with Engine(open_pair(*pair_folders), tree=tree, context_tokens=128, self_check=False) as engine:
+    with Engine.from_pair(open_pair(*pair_folders), tree=tree, context_tokens=128, self_check=False) as engine:
         prompts = [engine.encode(prompt) for prompt in ("def main(", "import os")]
         run = Run(engine=engine, prompts=prompts, temperatures=TEMPERATURES, effort=TINY)
         profile = profile_pair(run, default_acceptance())

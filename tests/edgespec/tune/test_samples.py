@@ -42,7 +42,7 @@ def recorded(sampling: SamplingSettings) -> list[Contender]:
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     tree = TreeSettings(policy="opt-tree", size=4 * SIZE, depth=DEPTH)  # room to look at several trees in one pass
-    with Engine(open_pair(None, None), tree=tree, context_tokens=256, self_check=False) as made:
+    with Engine.from_pair(open_pair(None, None), tree=tree, context_tokens=256, self_check=False) as made:
         yield made
 
 

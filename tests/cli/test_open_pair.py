@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.cli.models.open_named import open_named_pair
+from edgespec.cli.open_pair import open_named_pair
+from edgespec.cli.options.model import AskedModels
 from edgespec.doctor.inventory import Inspector, LocalModel
 from edgespec.errors import EdgespecError
 from tests.cli.conftest import RunCli
@@ -29,13 +30,13 @@ def mismatched(cache: Cache, pair_folders: tuple[Path, Path], tmp_path: Path) ->
 
 def refused(target: Path | None, draft: Path | None) -> EdgespecError:
     with pytest.raises(EdgespecError) as caught:
-        open_named_pair(target, draft)
+        open_named_pair(AskedModels(target=target, draft=draft))
     return caught.value
 
 
 def test_a_pair_that_fits_is_opened(pair_folders: tuple[Path, Path]) -> None:
-    assert open_named_pair(*pair_folders).draft is not None
-    assert open_named_pair(None, None).draft is not None
+    assert open_named_pair(AskedModels(target=pair_folders[0], draft=pair_folders[1])).draft is not None
+    assert open_named_pair(AskedModels(target=None, draft=None)).draft is not None
 
 
 @pytest.mark.parametrize("beside", [0, 1], ids=["target", "draft"])
@@ -126,12 +127,12 @@ def test_siblings_that_may_not_be_read_are_passed_over(
 def test_only_so_many_folders_are_looked_at_and_those_beside_first(
     mismatched: tuple[Path, Path], cache: Cache, pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgespec.cli.models.open_named.MAX_LOOKED_AT", 1)
+    monkeypatch.setattr("edgespec.cli.open_pair.MAX_LOOKED_AT", 1)
     cache.put("acme/Draft-1B", pair_folders[1])
     small = shutil.copytree(pair_folders[1], mismatched[0].parent / "small")
     fix = refused(*mismatched).fix
     assert (str(small) in fix, "acme" in fix) == (True, False)
-    monkeypatch.setattr("edgespec.cli.models.open_named.MAX_LOOKING_S", -1.0)
+    monkeypatch.setattr("edgespec.cli.open_pair.MAX_LOOKING_S", -1.0)
     assert refused(*mismatched).fix == PLAIN_FIX
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgespec.cli.console import visible
-from edgespec.cli.models.command import ratio
+from edgespec.cli.console import Console, visible
+from edgespec.cli.options.model import AskedModels
+from edgespec.cli.options.tree import AskedTrees
 from edgespec.errors import EdgespecError
 
 if TYPE_CHECKING:
@@ -19,10 +21,11 @@ MAX_LOOKED_AT = 40  # folders; each takes up to a second, for its tokenizer
 MAX_LOOKING_S = 10.0  # somebody waits for an error
 
 
-def open_named_pair(target: Path | None, draft: Path | None) -> ModelPair:
+def open_named_pair(models: AskedModels) -> ModelPair:
     """The pair, as `open_pair` checks it; where the token ids differ, the error names local drafts that fit."""
     from edgespec.pair.pair import open_pair
 
+    target, draft = models.target, models.draft
     try:
         return open_pair(target, draft)
     except EdgespecError as error:
@@ -33,6 +36,24 @@ def open_named_pair(target: Path | None, draft: Path | None) -> ModelPair:
             raise
         fix = f"Use a draft with the target's tokens: {', '.join(found)}; or --policy none without a draft."
         raise EdgespecError(error.code, error.what, fix) from error
+
+
+def open_pair_for(console: Console, models: AskedModels, trees: AskedTrees) -> ModelPair:
+    """The pair for making texts, which may lack a draft; without trees it is checked, and left out."""
+    pair = open_named_pair(models)
+    if trees.settings.policy == "none":
+        return replace(pair, draft=None)
+    if pair.draft is None:
+        console.say("no draft (-md): decoding plainly, one token a pass")
+    return pair
+
+
+def open_pair_with_draft(models: AskedModels, purpose: str) -> ModelPair:
+    """The pair for a `purpose` that takes a draft; raises EdgespecError where there is none."""
+    pair = open_named_pair(models)
+    if pair.draft is None:
+        raise EdgespecError("E_SETTING", f"there is no draft to {purpose}.", "Name one with -md.")
+    return pair
 
 
 def _fitting_drafts(target: Path, draft: Path) -> list[str]:
@@ -73,4 +94,4 @@ def _places_near(target: Path, draft: Path) -> list[tuple[str, Path]]:
 def _in_words(target: LocalModel, draft: LocalModel) -> str:
     # A draft's revision has an option of its own; and the fix is one line, whatever a folder is called.
     name = draft.name.replace(" --revision ", " --draft-revision ")
-    return f"{visible(name).replace(chr(10), chr(92) + 'n')} ({ratio(target, draft)})"
+    return f"{visible(name).replace(chr(10), chr(92) + 'n')} ({target.draft_ratio(draft)})"

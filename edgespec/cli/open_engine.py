@@ -1,0 +1,104 @@
+"""From a pair that is set up to a running engine, with what a person sees of it on the way."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgespec.cli.console import Console, OnProgress
+from edgespec.cli.options.machine import MachineOptions, check_all_resident
+from edgespec.pair.hub_names import short_name
+from edgespec.tree.settings import TreeSettings
+
+if TYPE_CHECKING:
+    from edgespec.engine import Engine
+    from edgespec.profiled import PairSetup
+
+GIB = 1 << 30
+
+
+def open_engine(console: Console, setup: PairSetup, machine: MachineOptions, *, self_check: bool = True) -> Engine:
+    """Say where the pair will live, and load it; raises EdgespecError where -ngl all cannot be had."""
+    from edgespec.engine import Engine
+
+    say_setup(console, setup, machine)
+    with ExitStack() as stack:
+
+        @functools.cache
+        def progress() -> Callable[[str, int, int], None]:
+            return loading_progress(console, stack.enter_context(console.progress_bar()))
+
+        return Engine(
+            setup,
+            self_check=self_check,
+            on_quantize=functools.partial(say_quantizing, console),
+            progress=lambda *done: progress()(*done),  # a bar from here on: quantising is said before it
+        )
+
+
+def say_setup(console: Console, setup: PairSetup, machine: MachineOptions) -> None:
+    """Layers, formats, trees and profile in a few lines; raises EdgespecError where -ngl all cannot be had."""
+    place, placement, tree = setup.place, setup.placement, setup.tree
+    for note in setup.notes:
+        console.say(note)
+    streamed = placement.num_layers - placement.num_resident
+    where = "" if not placement.num_pinned else f" ({placement.num_pinned} from RAM, {placement.num_on_disk} from disk)"
+    layers = f"{placement.num_resident} of {placement.num_layers} layers resident"
+    if streamed:
+        layers += f", {streamed} streamed{where}, {placement.streamed_bytes / GIB:.3f} GiB a pass"
+    numbers = str(place.dtype).removeprefix("torch.") + (f" from {place.quant}" if place.quant else "")
+    folder = setup.pair.target.folder
+    console.say(f"{short_name(folder)}: {layers}; {numbers} on {place.device}; {trees_in_words(tree)}")
+    console.detail(f"target: {folder}")
+    if not tree.is_lossless:
+        console.say(
+            f"LOSSY: --target-width {tree.target_width} takes the longest of so many branches that the target "
+            "starts; the output does not have the target's distribution"
+        )
+    console.detail(f"memory plan:\n{placement.table()}")
+    if setup.plan is not None:
+        console.say(_profile_note(setup))
+    if place.limits.max_gpu_bytes is not None and place.device.type == "cpu":
+        console.say("--max-gpu-mem is not used: the device is the CPU")
+    if place.limits.gpu_margin_bytes is not None and place.device.type == "cpu":
+        console.say("--gpu-margin is not used: the device is the CPU")
+    if place.draft_quant is not None and tree.policy == "none":
+        console.say("--draft-quant is not used: there is no draft")
+    check_all_resident(machine, setup.weights)
+
+
+def trees_in_words(tree: TreeSettings) -> str:
+    """Policy, nodes and depth; or that there is no tree."""
+    if tree.policy == "none":
+        return "no tree"
+    return f"{tree.policy} trees of {tree.num_nodes} nodes, depth {tree.num_layers}"
+
+
+def say_quantizing(console: Console, folder: Path, num_bytes: int, free_bytes: int) -> None:
+    """What is about to be written to the cache."""
+    console.say(f"quantising once: {num_bytes / GIB:.3f} GiB go to {folder} ({free_bytes / GIB:.1f} GiB are free)")
+
+
+def loading_progress(console: Console, bar: Any) -> Callable[[str, int, int], None]:
+    """What `Engine` reports to while it loads, drawn on the bar if there is one."""
+    phases: dict[str, OnProgress] = {}
+
+    def update(phase: str, done: int, total: int) -> None:
+        is_layers = phase.startswith("quantising")
+        if phase not in phases:
+            phases[phase] = console.task(bar, phase)
+        phases[phase](done, total, f"{done} of {total} layers" if is_layers else f"{done >> 20} of {total >> 20} MiB")
+
+    return update
+
+
+def _profile_note(setup: PairSetup) -> str:
+    """Which profile, for which temperature, and what it promises."""
+    assert setup.profile is not None
+    assert setup.plan is not None
+    predicted = setup.predicted_per_s
+    promise = ", overridden by flags" if predicted is None else f", {predicted:.3g} tokens/s predicted"
+    return f"profile {setup.profile.name}: plan for temperature {setup.plan.temperature:g}{promise}"

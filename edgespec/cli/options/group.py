@@ -1,0 +1,20 @@
+"""Groups of options: declared in one place, handed on to a command as one value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+FOLDER = click.Path(path_type=Path)
+
+Command = Callable[..., Any]
+
+
+def with_options(function: Command, options: Sequence[Callable[[Command], Command]]) -> Command:
+    """The function below its options, which stand in the help as in the list."""
+    for option in reversed(options):
+        function = option(function)
+    return function

@@ -1,0 +1,65 @@
+"""Where and in what a pair runs: settled once from what was asked for, and handed on whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypedDict, Unpack
+
+import torch
+from transformers import PretrainedConfig
+
+from edgespec.config import MemoryLimits, parse_quant
+from edgespec.model.device import planning_device, resolve_device, resolve_dtype
+
+DEFAULT_CONTEXT_TOKENS = 2048
+
+
+class PlaceOptions(TypedDict, total=False):
+    """A run's place as a caller names it; each has a default."""
+
+    device: str  # auto, cpu, cuda or cuda:N
+    dtype: str  # auto, float32, bfloat16 or float16
+    quant: str | None  # of the target's layers: none, nf4 or int8
+    draft_quant: str | None
+    limits: MemoryLimits | None  # None: what is free, less a margin
+    context_tokens: int  # of the longest text, 2048
+    prompt_tokens: int | None  # of the longest prompt; None: as long as the context
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlace:
+    """The device, the number formats, the memory and the length of the texts that a run is planned for."""
+
+    device: torch.device
+    dtype: torch.dtype  # that layers compute in
+    quant: str | None = None
+    draft_quant: str | None = None
+    limits: MemoryLimits
+    context_tokens: int
+    prompt_tokens: int
+
+
+def resolve_place(
+    config: PretrainedConfig,
+    max_context: int | None,
+    *,
+    is_planned_only: bool = False,
+    **options: Unpack[PlaceOptions],
+) -> RunPlace:
+    """The place for a target of this config, whose pair has `max_context` positions; raises EdgespecError.
+
+    With `is_planned_only` the device need not be there.
+    """
+    name = options.get("device", "auto")
+    device = planning_device(name) if is_planned_only else resolve_device(name)
+    wanted_tokens = options.get("context_tokens", DEFAULT_CONTEXT_TOKENS)
+    context_tokens = min(wanted_tokens, max_context or wanted_tokens)
+    return RunPlace(
+        device=device,
+        dtype=resolve_dtype(options.get("dtype", "auto"), config, device),
+        quant=parse_quant(options.get("quant")),
+        draft_quant=parse_quant(options.get("draft_quant"), flag="--draft-quant"),
+        limits=options.get("limits") or MemoryLimits(),
+        context_tokens=context_tokens,
+        prompt_tokens=options.get("prompt_tokens") or context_tokens,
+    )

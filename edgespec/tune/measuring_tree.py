@@ -1,0 +1,38 @@
+"""How large a tree can be measured in the memory there is."""
+
+from __future__ import annotations
+
+from edgespec.config import MAX_TREE_SIZE
+from edgespec.errors import EdgespecError
+from edgespec.pair.pair import ModelPair
+from edgespec.placement.plan import pair_weights, place_weights, read_memory
+from edgespec.placement.run_place import RunPlace
+from edgespec.profiled import PairSetup
+from edgespec.tree.settings import TreeSettings
+from edgespec.tune.run import DEPTH
+
+SMALLEST = 16
+LEAST_SHARE = 0.9  # of the layers that a small tree leaves resident: more must not be given up for measuring
+
+
+def set_up_to_measure(pair: ModelPair, place: RunPlace) -> PairSetup:
+    """The pair with the largest tree that leaves the layers where they would be in use, of the policy that drafts most.
+
+    Raises EdgespecError where not even a small one fits.
+    """
+    weights = pair_weights(pair.target, pair.draft, place)
+    memory = read_memory(place.limits, place.device)
+
+    def set_up(size: int) -> PairSetup:
+        tree = TreeSettings(policy="opt-tree", size=size, depth=DEPTH)
+        return PairSetup(pair=pair, place=place, tree=tree, weights=place_weights(weights, tree, place, memory))
+
+    smallest = set_up(SMALLEST)
+    for size in (MAX_TREE_SIZE // part for part in (1, 2, 3, 6, 12, 24)):
+        try:
+            found = set_up(size)
+        except EdgespecError:
+            continue
+        if found.placement.num_resident >= LEAST_SHARE * smallest.placement.num_resident:
+            return found
+    return smallest
