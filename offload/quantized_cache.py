@@ -24,8 +24,7 @@ from safetensors.torch import save_file
 from offload.checkpoint import Checkpoint, TensorEntry, read_header
 from offload.errors import CheckpointError
 from offload.layer_store import SAMPLE_BYTES, LayerStore
-from offload.packed_checkpoint import STATE_KEY
-from offload.quantize import outside_tensors, quantize_layer, quantized_checkpoint, quantized_layout
+from offload.quantize import STATE, outside_tensors, quantize_layer, quantized_checkpoint, quantized_layout
 from offload.skeleton import Skeleton
 
 logger = logging.getLogger("edgespec.offload")
@@ -101,9 +100,8 @@ def _read(skeleton: Skeleton, folder: Path, quant: str) -> dict[str, TensorEntry
         except (OSError, CheckpointError):
             return None
         layout = quantized_layout(skeleton, record, quant)
-        is_state = {name for name in layout if STATE_KEY in name}
         if found.keys() != layout.keys() or any(
-            (found[name].shape, found[name].dtype) != facts for name, facts in layout.items() if name not in is_state
+            facts not in (STATE, (found[name].shape, found[name].dtype)) for name, facts in layout.items()
         ):
             return None
         entries |= found

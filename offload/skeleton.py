@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from offload.checkpoint import Checkpoint, TensorEntry
 from offload.errors import CheckpointError
+from offload.formats.known import readable_formats
 from offload.layer_store import LayerRecord, StoredTensor
 from offload.packed_checkpoint import attach_packed_weights
 from offload.packed_weight import PackedModule
@@ -40,6 +41,11 @@ class Skeleton:
     def num_scratch(self) -> int:
         """Weights that have to be unpacked at once."""
         return max((module.num_unpacked() for module in self.packed), default=0)
+
+    @property
+    def packed_formats(self) -> tuple[str, ...]:
+        """The formats of quantised weights, each named once."""
+        return tuple(dict.fromkeys(packed.packing.name for module in self.packed for _, packed in module.weights))
 
 
 def build_skeleton(
@@ -85,7 +91,7 @@ def build_skeleton(
         raise CheckpointError(
             "E_TENSOR_MISSING",
             f"'{checkpoint.folder}' lacks {len(missing)} tensors of {type(model).__name__}, '{missing[0]}' first.",
-            "Download the model again; of quantised checkpoints, bitsandbytes' int8 and 4-bit ones are read.",
+            f"Download the model again; of quantised checkpoints, these are read: {readable_formats()}.",
         )
     return Skeleton(
         model=model,

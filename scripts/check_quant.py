@@ -30,7 +30,7 @@ from edgespec.model.device import DTYPES
 from edgespec.pair.folder import open_model
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from edgespec.placement.weights import plan_weights
-from offload.kernels import bitsandbytes_functional
+from offload.formats.bitsandbytes_kernels import bitsandbytes_functional
 
 MIB = 1 << 20
 CPU = torch.device("cpu")

@@ -19,7 +19,7 @@ import torch
 
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.model.self_check import check_tree_reading
-from edgespec.pair.folder import ModelFolder, fingerprint, is_head, open_model, read_head_facts
+from edgespec.pair.folder import ModelFolder, fingerprint, is_head, open_model, quant_method, read_head_facts
 from edgespec.pair.hub_names import cached_repositories, find_cached
 from edgespec.pair.pair import open_tokenizer
 from edgespec.placement.weights import plan_weights
@@ -38,7 +38,7 @@ class LocalModel:
     model_type: str | None = None
     num_parameters: int | None = None
     dtype: str | None = None  # of most bytes of its weights
-    quant: str | None = None  # the method of a checkpoint that is quantised
+    quant: str | None = None  # its packed weights' formats; the method alone where they cannot be read
     max_context: int | None = None
     tokens: str | None = None  # a digest of which id is which token
     fingerprint: str | None = None
@@ -95,7 +95,9 @@ class Inspector:
                 return LocalModel(**facts, num_parameters=num_parameters, head_of=head_of)
             facts["fingerprint"] = fingerprint(model)
             with offload_errors():
-                facts["num_parameters"] = plan_weights(model, dtype=torch.bfloat16, quant=None).num_parameters
+                weights = plan_weights(model, dtype=torch.bfloat16, quant=None)
+            facts["num_parameters"] = weights.num_parameters
+            facts["quant"] = ", ".join(weights.planned.packed_formats) or facts["quant"]
             facts["tokens"] = self._token_digest(folder)
             check_tree_reading(model.config, device=torch.device("cpu"))
         except EdgespecError as error:
@@ -132,14 +134,11 @@ def _describe(model: ModelFolder) -> dict[str, Any]:
     by_dtype: Counter[torch.dtype] = Counter()
     for entry in model.checkpoint.tensors.values():
         by_dtype[entry.dtype] += entry.num_bytes
-    quantization: Any = getattr(model.config, "quantization_config", None) or {}
-    fields = quantization if isinstance(quantization, dict) else quantization.to_dict()
-    method = fields.get("bnb_4bit_quant_type") if fields.get("load_in_4bit") else fields.get("quant_method")
     return {
         "model_type": model.config.model_type,
         "num_bytes": model.checkpoint.num_bytes,
         "dtype": str(by_dtype.most_common(1)[0][0]).removeprefix("torch.") if by_dtype else None,
-        "quant": ("int8" if fields.get("load_in_8bit") else str(method)) if fields else None,
+        "quant": quant_method(model.config),
         "max_context": model.max_context,
     }
 

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,29 +11,26 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from offload import packed_weight, quantize
 from offload.architecture import architecture_checkpoint
 from offload.checkpoint import Checkpoint, read_checkpoint
 from offload.errors import CheckpointError
-from offload.kernels import bitsandbytes_functional
-from offload.packed_weight import PackedFormat, PackedModule, PackedWeight
+from offload.formats import known
+from offload.formats.bitsandbytes_int8 import INT8
+from offload.formats.bitsandbytes_kernels import bitsandbytes_functional
+from offload.formats.known import format_to_pack
+from offload.packed_weight import PackedModule, PackedWeight
 from offload.placement import place_layers
-from offload.quantize import int8_parts, nf4_parts, quantized_checkpoint
+from offload.quantize import quantized_checkpoint
 from offload.quantized_cache import load_or_quantize
 from offload.skeleton import build_skeleton
 from offload.streamed_model import StreamedModel
 from tests.conftest import FAMILIES, make_model, save_folder
+from tests.offload.formats.bitsandbytes_checkpoints import block_scales, looked_up, published
+from tests.offload.formats.whole_steps import WholeSteps
 
 CPU = torch.device("cpu")
 UNLIMITED = 1 << 40
 FAMILIES_TRIED = ["llama-bias", "gpt2", "phi3", "qwen3-moe", "mixtral"]
-
-
-def unpacked(parts: dict[str, Tensor], shape: tuple[int, ...], packing: PackedFormat) -> Tensor:
-    weight = PackedWeight(shape, packing)
-    for part, value in parts.items():
-        weight._parameters[part] = nn.Parameter(value, requires_grad=False)
-    return weight.unpack(torch.empty(shape))
 
 
 def weight_of(model: PreTrainedModel, name: str) -> tuple[nn.Module, str, Tensor]:
@@ -50,10 +46,8 @@ def with_rounded_weights(model: PreTrainedModel, quant: str) -> PreTrainedModel:
         is_matrix = isinstance(module, (nn.Linear, Conv1D)) and name.endswith("weight")
         if ("layers." in name or ".h." in name) and (is_matrix or parameter.dim() == 3):
             shape = tuple(parameter.shape)
-            packing, parts = (
-                (PackedFormat(kind="int8"), int8_parts(parameter)) if quant == "int8" else nf4_parts(parameter)
-            )
-            parameter.copy_(unpacked(parts, shape, packing))
+            packing, parts = format_to_pack(quant).pack(parameter)
+            parameter.copy_(packing.unpack(parts, torch.empty(shape)))
     return model
 
 
@@ -95,84 +89,27 @@ def test_streamed_and_resident_logits_are_those_of_the_rounded_weights(family: s
         torch.testing.assert_close(streamed_logits(folder, checkpoint, resident=resident), expected, rtol=0, atol=1e-5)
 
 
-def looked_up(packed: Tensor, scales: Tensor, shape: tuple[int, ...], kind: str) -> Tensor:
-    """A 4-bit weight by definition: high half first, code times the block's scale."""
-    code = bitsandbytes_functional().get_4bit_type(kind, device="cpu")
-    halves = torch.stack([packed.view(-1) >> 4, packed.view(-1) & 15], dim=1).view(-1).int()
-    return (code[halves].view(scales.shape[0], -1) * scales[:, None]).view(shape)
-
-
-def block_scales(state: Any) -> Tensor:
-    if state.state2 is None:
-        return state.absmax
-    return bitsandbytes_functional().dequantize_blockwise(state.absmax, state.state2) + state.offset
-
-
-@pytest.mark.parametrize("shape", [(48, 96), (96, 48), (256, 96), (2, 8, 24), (64, 64)], ids=str)
-@pytest.mark.parametrize("nested", [True, False])
-def test_four_bit_weights_unpack_by_definition(
-    nested: bool, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+def test_a_new_format_needs_a_line_in_the_list_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows need not be whole blocks: bitsandbytes' own CPU kernel gets those wrong."""
-    weight = torch.randn(shape)
-    rows = weight.reshape(-1, 64)
-    packed, state = bitsandbytes_functional().quantize_4bit(
-        rows, blocksize=64, compress_statistics=nested, quant_type="nf4"
-    )
-    parts = {"packed": packed, "absmax": state.absmax}
-    if nested:
-        parts["nested_absmax"] = state.state2.absmax
-    packing = PackedFormat(kind="nf4", nested=nested, offset=float(state.offset) if nested else 0.0)
-    expected = looked_up(packed, block_scales(state), shape, "nf4")
-    torch.testing.assert_close(unpacked(parts, shape, packing), expected)
-    monkeypatch.setattr(packed_weight, "MAX_WEIGHTS_AT_ONCE_ON_CPU", 512)
-    torch.testing.assert_close(unpacked(parts, shape, packing), expected)
-
-
-def test_quantising_in_slices_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    weight = torch.randn(96, 128)
-    whole_int8, (packing, whole_nf4) = int8_parts(weight), nf4_parts(weight)
-    monkeypatch.setattr(quantize, "WEIGHTS_AT_ONCE", 1024)
-    sliced_packing, sliced_nf4 = nf4_parts(weight)
-    assert all(torch.equal(whole_int8[part], value) for part, value in int8_parts(weight).items())
-    assert all(torch.equal(whole_nf4[part], value) for part, value in sliced_nf4.items())
-    assert sliced_packing == packing
-
-
-@pytest.mark.parametrize("kind", ["int8", "nf4"])
-def test_rounding_is_as_small_as_the_format_allows(kind: str) -> None:
-    weight = torch.randn(128, 96)
-    packing, parts = (PackedFormat(kind="int8"), int8_parts(weight)) if kind == "int8" else nf4_parts(weight)
-    error = (unpacked(parts, (128, 96), packing) - weight).square().mean().sqrt()
-    assert error < {"int8": 0.008, "nf4": 0.1}[kind]
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_int8_rows_are_scaled_before_they_are_rounded(dtype: torch.dtype) -> None:
-    weight = torch.randn(16, 64) * 1e-4
-    holder = PackedWeight((16, 64), PackedFormat(kind="int8"))
-    for part, value in int8_parts(weight).items():
-        holder._parameters[part] = nn.Parameter(value, requires_grad=False)
-    exact = holder.unpack(torch.empty(16, 64))
-    assert torch.equal(holder.unpack(torch.empty(16, 64, dtype=dtype)), exact.to(dtype))
-
-
-def test_int8_rows_are_those_of_bitsandbytes() -> None:
-    functional = bitsandbytes_functional()
-    weight = torch.randn(40, 64).half()
-    weight[3] = 0
-    packed, scale, _ = functional.int8_vectorwise_quant(weight)
-    parts = int8_parts(weight)
-    assert (parts["packed"].int() - packed.int()).abs().max() <= 1  # halves are rounded one way or the other
-    torch.testing.assert_close(parts["scale"], scale)
-    expected = functional.int8_vectorwise_dequant(parts["packed"], parts["scale"])
-    torch.testing.assert_close(unpacked(parts, (40, 64), PackedFormat(kind="int8")), expected, rtol=1e-6, atol=1e-7)
-
-
-def test_a_block_of_zeros_stays_zero() -> None:
-    weight = torch.zeros(8, 64)
-    packing, parts = nf4_parts(weight)
-    assert torch.equal(unpacked(parts, (8, 64), packing), weight)
+    """Planned, packed into the cache, found again, detected and computed with."""
+    monkeypatch.setattr(known, "FORMATS", (*known.FORMATS, WholeSteps()))
+    folder = save_folder(tmp_path / "model", make_model(FAMILIES["llama"](), dtype=torch.bfloat16))
+    config = AutoConfig.from_pretrained(folder)
+    checkpoint = quantized(folder, "steps", tmp_path / "cache")
+    assert quantized(folder, "steps", tmp_path / "cache") == checkpoint
+    skeleton = build_skeleton(config, checkpoint, dtype=torch.float32)
+    assert skeleton.packed_formats == ("steps",)
+    plain = read_checkpoint(folder)
+    planned = quantized_checkpoint(build_skeleton(config, plain, dtype=torch.float32), plain, "steps")
+    assert build_skeleton(config, planned, dtype=torch.float32).num_scratch == skeleton.num_scratch > 0
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        expected = logits(with_rounded_weights(model, "steps"))
+    for resident in (0, 3):
+        torch.testing.assert_close(streamed_logits(folder, checkpoint, resident=resident), expected, rtol=0, atol=1e-5)
+    with pytest.raises(CheckpointError, match=r"quantised already \(steps\)"):
+        quantized_checkpoint(skeleton, checkpoint, "int8")
 
 
 @pytest.mark.parametrize("quant", ["int8", "nf4"])
@@ -187,37 +124,6 @@ def test_sizes_are_known_before_anything_is_quantised(family: str, quant: str, t
         assert [r.stored_bytes for r in planned.records] == [r.stored_bytes for r in real.records]
         assert [r.flat_bytes for r in planned.records] == [r.flat_bytes for r in real.records]
         assert planned.num_scratch == real.num_scratch > 0
-
-
-def published(folder: Path, kind: str) -> Path:
-    """The folder's checkpoint as bitsandbytes publishes a quantised one: every linear layer but the head."""
-    functional = bitsandbytes_functional()
-    tensors = load_file(folder / "model.safetensors")
-    for name in [name for name in tensors if name.endswith("proj.weight")]:
-        weight = tensors[name]
-        if kind == "int8":
-            packed, scale, _ = functional.int8_vectorwise_quant(weight.half())
-            tensors |= {
-                name: packed,
-                name.replace("weight", "SCB"): scale,
-                name.replace("weight", "weight_format"): torch.tensor(0, dtype=torch.uint8),
-            }
-        else:
-            nested = kind.endswith("nested")
-            packed, state = functional.quantize_4bit(
-                weight, compress_statistics=nested, quant_type=kind[:3], blocksize=64
-            )
-            tensors[name] = packed
-            tensors |= {f"{name}.{key}": value.contiguous() for key, value in state.as_dict(packed=True).items()}
-    save_file(tensors, folder / "model.safetensors")
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = {
-        "quant_method": "bitsandbytes",
-        "load_in_4bit": kind != "int8",
-        "load_in_8bit": kind == "int8",
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
 
 
 @pytest.mark.parametrize("kind", ["int8", "nf4", "nf4-nested", "fp4"])
@@ -290,7 +196,7 @@ def test_experts_that_were_quantised_one_by_one_are_refused(family: str, tmp_pat
 
     def quantise_experts(tensors: dict[str, Tensor]) -> None:
         for name in [name for name in tensors if ".experts." in name]:
-            parts = int8_parts(tensors[name])
+            _, parts = INT8.pack(tensors[name])
             tensors[name], tensors[name.replace("weight", "SCB")] = parts["packed"], parts["scale"]
 
     checkpoint = edit(folder, quantise_experts)
@@ -302,7 +208,7 @@ def test_a_packed_table_that_the_head_is_tied_to_is_refused(tmp_path: Path) -> N
     folder = save_folder(tmp_path / "model", make_model(FAMILIES["llama"](), dtype=torch.bfloat16))
 
     def quantise_table(tensors: dict[str, Tensor]) -> None:
-        parts = int8_parts(tensors["model.embed_tokens.weight"])
+        _, parts = INT8.pack(tensors["model.embed_tokens.weight"])
         tensors |= {"model.embed_tokens.weight": parts["packed"], "model.embed_tokens.SCB": parts["scale"]}
 
     with pytest.raises(CheckpointError, match="tied to it"):
@@ -315,7 +221,7 @@ def test_a_packed_head_beside_a_plain_table_is_read(tmp_path: Path) -> None:
     head = torch.randn(257, 32).bfloat16()
 
     def add_head(tensors: dict[str, Tensor]) -> None:
-        parts = int8_parts(head)
+        _, parts = INT8.pack(head)
         tensors |= {"lm_head.weight": parts["packed"], "lm_head.SCB": parts["scale"]}
 
     found = streamed_logits(folder, edit(folder, add_head), resident=0)
@@ -323,13 +229,13 @@ def test_a_packed_head_beside_a_plain_table_is_read(tmp_path: Path) -> None:
     config.tie_word_embeddings = False
     plain = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32).eval()
     with torch.no_grad():
-        plain.lm_head.weight.copy_(unpacked(int8_parts(head), (257, 32), PackedFormat(kind="int8")))
+        plain.lm_head.weight.copy_(INT8.unpack(INT8.pack(head)[1], torch.empty(257, 32)))
     torch.testing.assert_close(found, logits(plain), rtol=0, atol=1e-5)
 
 
 def test_a_forward_that_raises_lets_the_unpacked_weight_go(tmp_path: Path) -> None:
-    packed = PackedWeight((4, 64), PackedFormat(kind="int8"))
-    for part, value in int8_parts(torch.randn(4, 64)).items():
+    packed = PackedWeight((4, 64), INT8)
+    for part, value in INT8.pack(torch.randn(4, 64))[1].items():
         packed._parameters[part] = nn.Parameter(value, requires_grad=False)
     module = nn.Linear(64, 4, bias=False, device="meta")
     PackedModule(module, [("weight", packed)]).hook(torch.empty(4 * 64))

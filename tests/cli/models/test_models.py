@@ -7,11 +7,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 from transformers import MptConfig
 
 from tests.cli.conftest import RunCli
 from tests.conftest import FAMILIES, make_model, make_tokenizer, save_folder
 from tests.hub import Cache
+from tests.offload.formats.bitsandbytes_checkpoints import published
 
 
 def listed(run_cli: RunCli, *arguments: str) -> dict[str, dict[str, Any]]:
@@ -39,6 +41,19 @@ def test_models_are_listed_with_their_drafts(
     layer = 32 * 32 + 2 * 32 * 16 + 32 * 32 + 3 * 32 * 64 + 2 * 32
     assert target["parameters"] == 257 * 32 + 3 * layer + 32
     assert target["bytes"] == 2 * target["parameters"]
+
+
+@pytest.mark.parametrize(("kind", "quant"), [("int8", "int8"), ("nf4-nested", "nf4"), ("fp4", "fp4")])
+def test_the_format_is_that_of_the_stored_tensors(
+    kind: str, quant: str, cache: Cache, run_cli: RunCli, pair_folders: tuple[Path, Path]
+) -> None:
+    """config.json's own words for it are optional, and have defaults."""
+    cache.put("acme/Plain-1B", pair_folders[1])
+    packed = published(cache.put("acme/Packed-1B", pair_folders[1]), kind)
+    assert "bnb_4bit_quant_type" not in (packed / "config.json").read_text()
+    found = listed(run_cli)
+    assert (found["acme/Plain-1B"]["quant"], found["acme/Packed-1B"]["quant"]) == (None, quant)
+    assert found["acme/Packed-1B"]["parameters"] == found["acme/Plain-1B"]["parameters"]
 
 
 def test_what_cannot_run_is_listed_with_the_reason(

@@ -1,0 +1,68 @@
+"""bitsandbytes' int8: rows of whole numbers, and one scale a row (LLM.int8(), section 2, weights only)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from offload.formats.packed_format import WEIGHTS_AT_ONCE, cannot_be_used, content_of
+from offload.stored_names import Pieces
+
+LARGEST = 127  # of the whole numbers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BitsandbytesInt8:
+    """The same for every weight: it has no settings."""
+
+    name: str = "int8"
+    method: str = "bitsandbytes"
+    can_pack: bool = True
+
+    def detect(self, parameter: str, shape: tuple[int, ...], stored: Mapping[str, Pieces]) -> BitsandbytesInt8 | None:
+        """Found by its scales; refused where the rows were reordered for a kernel."""
+        if parameter not in stored or self.stored_names(parameter)["scale"] not in stored:
+            return None
+        order = stored.get(f"{parameter.rpartition('.')[0]}.weight_format")
+        if order is not None and any(content_of(order[0])):
+            raise cannot_be_used(parameter, "its rows are not stored as rows")
+        return self
+
+    def part_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """The weight's own shape, and one scale a row."""
+        return {"packed": (shape, torch.int8), "scale": ((math.prod(shape[:-1]),), torch.float32)}
+
+    def stored_names(self, parameter: str) -> dict[str, str]:
+        """The names that bitsandbytes gives them."""
+        module, _, attribute = parameter.rpartition(".")
+        return {"packed": parameter, "scale": f"{module}.SCB" if attribute == "weight" else f"{parameter}.SCB"}
+
+    def states(self, parameter: str, shape: tuple[int, ...]) -> dict[str, bytes]:
+        """Nothing: the parts say everything."""
+        return {}
+
+    def pack(self, weight: Tensor) -> tuple[BitsandbytesInt8, dict[str, Tensor]]:
+        """Rows scaled to [-127, 127] by their largest magnitude."""
+        rows = weight.reshape(-1, weight.shape[-1])
+        packed, scale = torch.empty_like(rows, dtype=torch.int8), rows.new_empty(rows.shape[0], dtype=torch.float32)
+        rows_at_once = max(1, WEIGHTS_AT_ONCE // rows.shape[1])
+        for first in range(0, rows.shape[0], rows_at_once):
+            share = rows[first : first + rows_at_once].float()
+            largest = share.abs().amax(dim=1)
+            scale[first : first + rows_at_once] = largest
+            steps = LARGEST / largest.clamp_min(torch.finfo(torch.float32).tiny)
+            packed[first : first + rows_at_once] = (share * steps[:, None]).round_().to(torch.int8)
+        return self, {"packed": packed.view(weight.shape), "scale": scale}
+
+    def unpack(self, parts: Mapping[str, Tensor], out: Tensor) -> Tensor:
+        """One pass over memory, which bitsandbytes' own kernel needs several for: int8 is exact in every dtype."""
+        out.copy_(parts["packed"])
+        out.view(-1, out.shape[-1]).mul_((parts["scale"] / LARGEST)[:, None])  # in float32, rounded once
+        return out
+
+
+INT8 = BitsandbytesInt8()
