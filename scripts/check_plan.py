@@ -45,7 +45,7 @@ import edgespec.cli
 from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.config import parse_size
 from edgespec.grow.acceptance import AcceptanceModel, default_acceptance
-from edgespec.grow.policies import Policy, make_grow, open_policy
+from edgespec.grow.policies import OpenPolicy, make_grow, open_policy
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from edgespec.profiled import acceptance_of, tree_settings
 from edgespec.train.records import expected_tokens
@@ -215,14 +215,14 @@ def step_seconds(
     return seconds
 
 
-def loop_seconds(engine: Engine, ids: list[int], policy: Policy, seed: int) -> list[float]:
+def loop_seconds(engine: Engine, ids: list[int], policy: OpenPolicy, seed: int) -> list[float]:
     """Seconds of steps in a row, without the first of them."""
     steps = run_steps(engine, ids, policy, sampling=SAMPLING, steps=1 + FAST_STEPS, seed=seed)
     return [step.total_s for step in steps[1:]]
 
 
 def alternating_seconds(
-    engine: Engine, ids: list[int], policies: dict[str, Policy], widest: TreeSettings, generator: torch.Generator
+    engine: Engine, ids: list[int], policies: dict[str, OpenPolicy], widest: TreeSettings, generator: torch.Generator
 ) -> dict[str, list[float]]:
     """Seconds of a step of each along one text."""
     text = start_text(engine, ids, sampling=SAMPLING, tree=widest, new_tokens=NEW_TOKENS, generator=generator)
@@ -282,7 +282,7 @@ def tokens_at(
 
 
 def grown_tree(
-    text: Text, root: int, tree: TreeSettings, policy: Policy, engine: Engine, generator: torch.Generator
+    text: Text, root: int, tree: TreeSettings, policy: OpenPolicy, engine: Engine, generator: torch.Generator
 ) -> TokenTree:
     """The policy's tree behind the text."""
     drafter = None if tree.policy == "none" else text.drafting(tree, SAMPLING)
@@ -292,7 +292,7 @@ def grown_tree(
 
 
 def take_step(
-    text: Text, root: int, grown: TokenTree, rows: Rows, policy: Policy, generator: torch.Generator
+    text: Text, root: int, grown: TokenTree, rows: Rows, policy: OpenPolicy, generator: torch.Generator
 ) -> tuple[int, int]:
     """Verify and commit; the next root, and how many tokens longer the text is with it."""
     accepted = verifier(SAMPLING, policy.draw(SAMPLING))(grown, rows, generator)

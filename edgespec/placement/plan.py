@@ -18,7 +18,7 @@ from edgespec.pair.folder import ModelFolder, open_architecture, open_draft_arch
 from edgespec.pair.pair import DEMO_FOLDER
 from edgespec.placement.memory import cache_rows, device_uses, host_uses
 from edgespec.placement.weights import Weights, plan_weights
-from edgespec.tree.settings import TreeSettings, settings_used_by
+from edgespec.tree.settings import TreeSettings
 from offload.errors import MemoryPlanError
 from offload.placement import GIB, Placement, place_layers
 from offload.skeleton import Skeleton
@@ -179,7 +179,7 @@ def _cheaper(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
     # A prompt as long as the context is one that is not known: it shrinks with the context.
     shortest = min(context, (prompt if prompt < context else 0) + MIN_CONTEXT)
     plain = replace(request, draft=None, tree=tree.plain())
-    if "size" in settings_used_by(tree.policy):
+    if tree.uses("size"):
         for size in [tree.size >> halvings for halvings in range(1, tree.size.bit_length())]:
             yield f"--tree-size {size}", replace(request, tree=replace(tree, size=size))
     for tokens in [context >> halvings for halvings in range(1, context.bit_length())]:

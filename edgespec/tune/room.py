@@ -9,6 +9,7 @@ from edgespec.errors import EdgespecError
 from edgespec.model.target import offload_errors
 from edgespec.pair.pair import ModelPair
 from edgespec.placement.plan import plan_pair
+from edgespec.tree.policies import POLICIES
 from edgespec.tree.settings import TreeSettings
 from edgespec.tune.run import DEPTH
 
@@ -31,7 +32,7 @@ def measuring_tree(
 
     Raises EdgespecError where not even a small one fits.
     """
-    smallest = _settings(SMALLEST)
+    smallest = widest_tree(SMALLEST)
     least = 0.0
     for size in (SMALLEST, *(MAX_TREE_SIZE // part for part in (1, 2, 3, 6, 12, 24))):
         try:
@@ -39,7 +40,7 @@ def measuring_tree(
                 resident = plan_pair(
                     pair.target,
                     pair.draft,
-                    tree=_settings(size),
+                    tree=widest_tree(size),
                     limits=limits,
                     device=device,
                     dtype=dtype,
@@ -55,9 +56,11 @@ def measuring_tree(
         if size == SMALLEST:
             least = LEAST_SHARE * resident
         elif resident >= least:
-            return _settings(size)
+            return widest_tree(size)
     return smallest
 
 
-def _settings(size: int) -> TreeSettings:
-    return TreeSettings(policy="opt-tree", size=size, depth=DEPTH)
+def widest_tree(size: int) -> TreeSettings:
+    """Trees of `size` nodes of the policy that drafts most."""
+    widest = max(POLICIES.values(), key=lambda policy: policy.drafted_per_node)
+    return TreeSettings(policy=widest.name, size=size, depth=DEPTH)
