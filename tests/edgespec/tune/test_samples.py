@@ -16,7 +16,7 @@ from edgespec.grow.policies import Grow, OpenPolicy, make_grow, open_policy
 from edgespec.pair.pair import open_pair
 from edgespec.sampling import to_probs
 from edgespec.train.records import expected_tokens
-from edgespec.tree.policies import POLICIES, users_of
+from edgespec.tree.policies import POLICIES
 from edgespec.tree.token_tree import TokenTree, root_only
 from edgespec.tune import samples
 from edgespec.tune.entrants import Contender, contenders, rank_values
@@ -116,13 +116,18 @@ def test_a_sample_is_of_its_whole_tree_and_falls_from_parent_to_child(
 
 
 def test_every_lossless_policy_contends_with_every_draw_it_has() -> None:
-    both = set(users_of("draw")) - {"static"}  # a tree file is the user's own
-    expected = {(policy, draw) for policy in both for draw in ("sampled", "chosen")}
-    expected |= {("dyspec", "sampled"), ("opt-tree", "chosen"), ("eagle2", "chosen"), ("c2t", "chosen")}
-    assert {contender.key for contender in ALL} == expected
-    assert {policy for policy, _ in expected} == set(POLICIES) - {"none", "static"}
+    contending = POLICIES.keys() - {"none", "static"}  # a tree file is the user's own
+    assert {contender.key for contender in ALL} == {
+        (name, draw) for name in contending for draw in POLICIES[name].draws
+    }
     assert all(contender.settings.is_lossless and contender.settings.num_nodes <= SIZE for contender in ALL)
-    assert {contender.settings.policy for contender in ALL if contender.policy.is_calibrated} == {"adaptive"}
+
+
+def test_the_guide_comes_first_and_presets_last() -> None:
+    assert ALL[0].key == ("adaptive", "sampled")  # whose acceptance is learned
+    for draw in ("sampled", "chosen"):
+        is_budgeted = [contender.is_budgeted for contender in ALL if contender.draw == draw]
+        assert is_budgeted == sorted(is_budgeted, reverse=True)
 
 
 def test_small_budgets_leave_out_presets_that_do_not_fit() -> None:
