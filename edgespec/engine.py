@@ -14,7 +14,7 @@ from torch import Tensor
 
 from edgespec.decode.lossless import Verdict, compare
 from edgespec.errors import EdgespecError, offload_errors
-from edgespec.grow.policies import Policy, open_policy
+from edgespec.grow.policies import OpenPolicy, open_policy
 from edgespec.model.causal_model import CausalModel
 from edgespec.pair.find import find_pair
 from edgespec.pair.pair import ModelPair, open_pair
@@ -183,7 +183,7 @@ class Engine:
         """End the text under way after its pass, or with `abandon` between two layers. From anywhere."""
         self._running.cancel(abandon=abandon)
 
-    def use_tree(self, tree: TreeSettings) -> Policy:
+    def use_tree(self, tree: TreeSettings) -> OpenPolicy:
         """Other trees from the next text on, within the memory plan; raises EdgespecError for larger ones."""
         if self.draft_model is None and tree.policy != "none":
             raise EdgespecError("E_SETTING", "there is no draft to grow trees with.", "Start with -md DRAFT.")
@@ -256,7 +256,7 @@ class Engine:
         self.close()
 
 
-def _policy(tree: TreeSettings, profile: Profile | None) -> Policy:
+def _policy(tree: TreeSettings, profile: Profile | None) -> OpenPolicy:
     """The trees' policy, on the pair's own acceptance where that was measured and no other is named."""
     policy = open_policy(tree)
     return policy if profile is None or tree.acceptance is not None else policy.with_acceptance(acceptance_of(profile))

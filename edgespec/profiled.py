@@ -19,14 +19,13 @@ from edgespec.pair.folder import fingerprint
 from edgespec.pair.pair import ModelPair
 from edgespec.placement.plan import PlacedWeights, pair_weights, place_weights, read_memory
 from edgespec.placement.run_place import RunPlace
-from edgespec.tree.settings import USED_BY, TreeSettings
+from edgespec.tree.policies import policy_named
+from edgespec.tree.settings import TreeSettings
 from offload.placement import Placement
 from profiles.cost import Curve
 from profiles.files import changes_between, find_profile, read_profile
 from profiles.measure import machine_facts
 from profiles.schema import PairFacts, Plan, Profile, TemperaturePlan
-
-BUDGETED = ("adaptive", "dyspec", "opt-tree", "eagle2", "c2t", "sequoia")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,17 +160,19 @@ def plan_at(profile: Profile, temperature: float) -> TemperaturePlan:
 def tree_settings(plan: Plan, *, given: Mapping[str, Any] | None = None) -> TreeSettings:
     """The plan as settings, with single values `given` by the user instead; a policy of theirs drops the plan."""
     given = dict(given or {})
-    is_foreign = any(name in USED_BY and plan.policy not in USED_BY[name] for name in given)
-    if given.get("policy", plan.policy) != plan.policy or is_foreign:
+    if given.get("policy", plan.policy) != plan.policy:
+        return TreeSettings(**given)
+    policy = policy_named(plan.policy)
+    if not all(map(policy.uses, given)):
         return TreeSettings(**given)
     values: dict[str, Any] = {"policy": plan.policy}
-    if plan.policy in BUDGETED:
-        values |= {"size": max(1, plan.size), "depth": max(1, plan.depth)}
-    if plan.policy == "chain":
-        values["draft_tokens"] = max(1, plan.size)
+    if policy.budget is not None:
+        values[policy.budget] = max(1, plan.size)
+    if policy.uses("depth"):
+        values["depth"] = max(1, plan.depth)
     if plan.branching and "fork" not in given:
         values["branching"] = plan.branching
-    values |= {name: getattr(plan, name) for name in ("draw", "threshold") if plan.policy in USED_BY[name]}
+    values |= {name: getattr(plan, name) for name in ("draw", "threshold") if policy.uses(name)}
     return replace(TreeSettings(**values), **given) if given else TreeSettings(**values)
 
 

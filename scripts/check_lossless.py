@@ -42,7 +42,7 @@ from edgespec.draft.open_drafter import open_drafter
 from edgespec.grow.classifier import INPUTS as CLASSIFIER_INPUTS
 from edgespec.grow.classifier import Classifier
 from edgespec.grow.network import Network
-from edgespec.grow.policies import Policy, make_grow, make_grow_branches, open_policy
+from edgespec.grow.policies import OpenPolicy, make_grow, open_policy
 from edgespec.grow.stop_model import StopKind, StopModel, distribution_inputs, input_names
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.target import Target
@@ -364,7 +364,7 @@ def texts(
     generator = torch.Generator().manual_seed(seed)
     follower = example_follower(form.settings) if form.follows else None
 
-    def make(now: Policy) -> Any:
+    def make(now: OpenPolicy) -> Any:
         return make_grow(now, session.drafter, sampling=sampling, vocab=VOCAB, device=CPU, generator=generator)
 
     grow = make(policy) if follower is None else following(policy, follower, make)
@@ -449,7 +449,7 @@ def total_variation(*, width: int, count: int, seed: int = 5) -> float:
     )
     assert session.drafter is not None
     generator = torch.Generator().manual_seed(seed)
-    grow = make_grow_branches(
+    grow = make_grow(
         open_policy(settings), session.drafter, sampling=sampling, vocab=VOCAB, device=CPU, generator=generator
     )
     counts = dict.fromkeys(itertools.product(range(VOCAB), repeat=2), 0)

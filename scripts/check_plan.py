@@ -45,11 +45,13 @@ import edgespec.cli
 from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.config import parse_size
 from edgespec.grow.acceptance import AcceptanceModel, default_acceptance
-from edgespec.grow.policies import Policy, make_grow, open_policy
+from edgespec.grow.policies import OpenPolicy, make_grow, open_policy
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from edgespec.profiled import acceptance_of, tree_settings
 from edgespec.train.records import expected_tokens
+from edgespec.tree.policies import POLICIES
 from edgespec.tree.token_tree import TokenTree
+from edgespec.tune.measuring_tree import widest_tree
 from edgespec.tune.samples import Text, start_text
 from edgespec.tune.timings import run_steps
 from edgespec.verify.rows import Rows, refuse_nan
@@ -59,7 +61,7 @@ from scripts.bench_offload import drop_behind_reader, throttle_edgespec
 from scripts.fit_demo_models import cut_texts, held_out_halves
 
 GIB = 1 << 30
-POLICIES = ("adaptive", "dyspec", "opt-tree", "eagle2", "c2t", "sequoia", "chain")
+BUDGETED = {policy.name: policy.budget for policy in POLICIES.values() if policy.budget is not None}
 SIZES = (1, 4, 8, 16, 32, 64, 256)
 CHAINS = (1, 4, 8, 16)
 SAMPLING = SamplingSettings(temperature=0.8, top_p=0.95)  # the built-in pair's own
@@ -86,10 +88,9 @@ Entries = dict[str, tuple[TreeSettings, AcceptanceModel]]
 def grid() -> dict[str, TreeSettings]:
     """Every fixed setting by name."""
     found = {"none": TreeSettings(policy="none")}
-    for policy in POLICIES:
-        for size in CHAINS if policy == "chain" else SIZES:
-            limits = {"draft_tokens": size} if policy == "chain" else {"size": size}
-            found[f"{policy} {size}"] = TreeSettings(policy=policy, **limits)  # type: ignore[arg-type]
+    for policy, budget in BUDGETED.items():
+        for size in SIZES if budget == "size" else CHAINS:
+            found[f"{policy} {size}"] = TreeSettings(policy=policy, **{budget: size})  # type: ignore[arg-type]
     return found
 
 
@@ -184,7 +185,7 @@ def step_seconds(
     limits = {"-ngl": None, "--max-cpu-mem": None} | dict(
         zip(SITUATIONS[name][::2], SITUATIONS[name][1::2], strict=True)
     )
-    widest = TreeSettings(policy="opt-tree", size=max(SIZES))
+    widest = widest_tree(max(SIZES))
     in_a_row = name == "built-in"
     longest = max(map(len, texts))
     seconds: dict[str, list[float]] = {label: [] for label in entries}
@@ -215,14 +216,14 @@ def step_seconds(
     return seconds
 
 
-def loop_seconds(engine: Engine, ids: list[int], policy: Policy, seed: int) -> list[float]:
+def loop_seconds(engine: Engine, ids: list[int], policy: OpenPolicy, seed: int) -> list[float]:
     """Seconds of steps in a row, without the first of them."""
     steps = run_steps(engine, ids, policy, sampling=SAMPLING, steps=1 + FAST_STEPS, seed=seed)
     return [step.total_s for step in steps[1:]]
 
 
 def alternating_seconds(
-    engine: Engine, ids: list[int], policies: dict[str, Policy], widest: TreeSettings, generator: torch.Generator
+    engine: Engine, ids: list[int], policies: dict[str, OpenPolicy], widest: TreeSettings, generator: torch.Generator
 ) -> dict[str, list[float]]:
     """Seconds of a step of each along one text."""
     text = start_text(engine, ids, sampling=SAMPLING, tree=widest, new_tokens=NEW_TOKENS, generator=generator)
@@ -258,7 +259,7 @@ def tokens_at(
     torch.set_num_threads(1)
     pair, texts = open_pair(None, None), read_texts(prompts)
     tokens: dict[str, list[float]] = {label: [] for label in entries}
-    widest = TreeSettings(policy="opt-tree", size=max(SIZES))
+    widest = widest_tree(max(SIZES))
     with Engine.from_pair(pair, tree=widest, self_check=False) as engine:
         for seed, number in places:
             generator = torch.Generator().manual_seed(seed + number)
@@ -282,7 +283,7 @@ def tokens_at(
 
 
 def grown_tree(
-    text: Text, root: int, tree: TreeSettings, policy: Policy, engine: Engine, generator: torch.Generator
+    text: Text, root: int, tree: TreeSettings, policy: OpenPolicy, engine: Engine, generator: torch.Generator
 ) -> TokenTree:
     """The policy's tree behind the text."""
     drafter = None if tree.policy == "none" else text.drafting(tree, SAMPLING)
@@ -292,7 +293,7 @@ def grown_tree(
 
 
 def take_step(
-    text: Text, root: int, grown: TokenTree, rows: Rows, policy: Policy, generator: torch.Generator
+    text: Text, root: int, grown: TokenTree, rows: Rows, policy: OpenPolicy, generator: torch.Generator
 ) -> tuple[int, int]:
     """Verify and commit; the next root, and how many tokens longer the text is with it."""
     accepted = verifier(SAMPLING, policy.draw(SAMPLING))(grown, rows, generator)
@@ -317,7 +318,7 @@ def print_situation(report: dict[str, Any], tokens: dict[str, float]) -> dict[st
         f"{ratio:.2f}; tokens a pass {report['predicted_tokens']:.2f}, {report['measured_tokens']:.2f}"
     )
     print(f"{'':>12}" + "".join(f"{size:>8}" for size in SIZES))
-    for policy in POLICIES:
+    for policy in BUDGETED:
         cells = [per_s.get(f"{policy} {size}") for size in SIZES]
         print(f"{policy:>12}" + "".join(f"{'' if cell is None else f'{cell:.2f}':>8}" for cell in cells))
     print(f"{'none':>12}{per_s['none']:>8.2f}")

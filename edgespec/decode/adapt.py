@@ -12,10 +12,11 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from edgespec.decode.loop import StepResult
+from edgespec.decode.loop import Grow, StepResult
 from edgespec.grow.acceptance import AcceptanceModel
-from edgespec.grow.policies import Grow, Policy
+from edgespec.grow.policies import OpenPolicy
 from edgespec.profiled import plan_at, verify_curve
+from edgespec.tree.policies import POLICIES
 from edgespec.tree.settings import TreeSettings
 from edgespec.tree.token_tree import TokenTree
 from profiles.cost import Curve
@@ -75,14 +76,14 @@ class Follower:
 
 def make_follower(profile: Profile | None, tree: TreeSettings, *, temperature: float) -> Follower | None:
     """A follower for one text; None where the trees are not those that the profile planned."""
-    if profile is None or tree.policy != "adaptive":
+    if profile is None or not POLICIES[tree.policy].is_calibrated:
         return None
     plan = plan_at(profile, temperature).best
     is_planned = (plan.policy, plan.threshold) == (tree.policy, tree.threshold)
     return Follower(plan, verify=verify_curve(profile)) if is_planned else None
 
 
-def following(policy: Policy, follower: Follower, make: Callable[[Policy], Grow]) -> Grow:
+def following(policy: OpenPolicy, follower: Follower, make: Callable[[OpenPolicy], Grow]) -> Grow:
     """Growth of adaptive trees by what the follower knows before each step; `make` is `make_grow` for a policy."""
 
     def grow(root: int, max_depth: int) -> TokenTree:

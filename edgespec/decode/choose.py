@@ -12,7 +12,7 @@ from edgespec.config import SamplingSettings
 from edgespec.decode.adapt import following, make_follower
 from edgespec.decode.loop import Session, StepResult, decode
 from edgespec.decode.target_initialized import decode_target_initialized
-from edgespec.grow.policies import Policy, make_grow, make_grow_branches
+from edgespec.grow.policies import OpenPolicy, make_grow
 from edgespec.verify.rules import verifier
 from profiles.schema import Profile
 
@@ -21,7 +21,7 @@ def continue_text(
     session: Session,
     prompt: Tensor,
     *,
-    policy: Policy,
+    policy: OpenPolicy,
     profile: Profile | None,
     sampling: SamplingSettings,
     generator: torch.Generator,
@@ -47,9 +47,9 @@ def continue_text(
     }
     follower = make_follower(profile, tree, temperature=sampling.temperature)
     if follower is not None and drafter is not None:
-        grow = following(policy, follower, lambda now: make_grow(now, drafter, **growth))
-        return follower.follow(decode(session, prompt, grow=grow, **loop))
+        moving = following(policy, follower, lambda now: make_grow(now, drafter, **growth))
+        return follower.follow(decode(session, prompt, grow=moving, **loop))
+    grow = make_grow(policy, drafter, **growth)
     if tree.is_lossless or drafter is None:
-        return decode(session, prompt, grow=make_grow(policy, drafter, **growth), **loop)
-    branches = make_grow_branches(policy, drafter, **growth)
-    return decode_target_initialized(session, prompt, grow=branches, width=tree.target_width, **loop)
+        return decode(session, prompt, grow=grow, **loop)
+    return decode_target_initialized(session, prompt, grow=grow, width=tree.target_width, **loop)

@@ -24,7 +24,7 @@ from edgespec.sampling import draw_without_replacement, to_probs
 from edgespec.tree.token_tree import TokenTree, ancestors_mask
 from edgespec.verify.rows import Rows, refuse_nan
 
-GrowBranches = Callable[[int, Tensor, int], TokenTree]  # root token, its children [w], most layers -> tree
+GrowBranches = Callable[[int, int, Tensor], TokenTree]  # root token, most layers, its children [w] -> tree
 
 
 def decode_target_initialized(
@@ -64,7 +64,7 @@ def decode_target_initialized(
     )
     while True:
         started = time.perf_counter()
-        tree = grow(root, branches, remaining)
+        tree = grow(root, remaining, branches)
         grown = time.perf_counter()
         hidden = session.target.look(tree)
         refuse_nan(hidden.amax(-1))

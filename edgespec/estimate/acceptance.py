@@ -14,7 +14,8 @@ from pathlib import Path
 
 from edgespec.config import require
 from edgespec.grow.acceptance import AcceptanceModel, default_acceptance
-from edgespec.tree.settings import DRAWS, TreeSettings
+from edgespec.tree.policies import DRAWS
+from edgespec.tree.settings import TreeSettings
 from edgespec.tree.token_tree import Draw
 
 NUM_RANKS = 32  # beyond them a child adds less than a percent at any rate of use
@@ -65,6 +66,4 @@ def assumed_acceptance(tree: TreeSettings, temperature: float | None) -> Assumed
 
 
 def _draw(tree: TreeSettings, model: AcceptanceModel, temperature: float) -> Draw:
-    if tree.draw is None:
-        return model.better_draw(temperature)
-    return "top_k" if DRAWS[tree.draw] == "top_k" else "without_replacement"
+    return model.better_draw(temperature) if tree.draw is None else DRAWS[tree.draw]

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,62 +27,83 @@ from edgespec.grow.opt_tree import opt_tree_rule
 from edgespec.grow.sequoia import best_shape
 from edgespec.grow.static import Stops, grow_static, static_shape
 from edgespec.grow.stop_model import StopModel, model_exit
-from edgespec.tree.settings import DRAWS, TreeSettings, preset_shape
+from edgespec.tree.policies import DRAWS, POLICIES
+from edgespec.tree.settings import TreeSettings, preset_shape
 from edgespec.tree.shapes import TreeShape
 from edgespec.tree.token_tree import Draw, TokenTree, root_only
 
-Grow = Callable[[int, int], TokenTree]  # root token, most layers that can be of use -> tree
-BEAM_POLICIES = {"opt-tree", "eagle2", "c2t"}
+
+class Grow(Protocol):
+    """A policy at work."""
+
+    def __call__(self, root: int, max_depth: int, branches: Tensor | None = None, /) -> TokenTree:
+        """The tree below a root token, of at most so many layers; `branches` [w] are the root's children if given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """Settings, and what was read for them."""
+class OpenPolicy:
+    """A policy's settings, and what was read for them."""
 
     settings: TreeSettings
-    acceptance: AcceptanceModel | None  # adaptive's, and Sequoia's rates
+    acceptance: AcceptanceModel | None  # where measured acceptance decides on trees
     classifier: Classifier | None
     stop_model: StopModel | None
 
     def draw(self, sampling: SamplingSettings) -> Draw:
         """How children come about for a target that is sampled so."""
         if self.settings.draw is not None:
-            return "top_k" if DRAWS[self.settings.draw] == "top_k" else "without_replacement"
-        if self.settings.policy in BEAM_POLICIES:
-            return "top_k"
-        if self.settings.policy == "adaptive":
-            assert self.acceptance is not None
-            return self.acceptance.better_draw(sampling.temperature)
-        return "without_replacement"
+            return DRAWS[self.settings.draw]
+        policy = POLICIES[self.settings.policy]
+        if policy.is_calibrated:
+            return _measured(self).better_draw(sampling.temperature)
+        return DRAWS[policy.draws[0]]
 
-    def with_acceptance(self, model: AcceptanceModel) -> Policy:
+    def with_acceptance(self, model: AcceptanceModel) -> OpenPolicy:
         """The same policy on another measured acceptance; nothing changes where it uses none."""
         return replace(self, acceptance=model) if self.acceptance is not None else self
 
 
-def open_policy(settings: TreeSettings) -> Policy:
+# What tells the dynamic policies of each draw apart, at the target's temperature
+PREDICTIONS: dict[str, Callable[[OpenPolicy, float], PredictSlots]] = {
+    "adaptive": lambda policy, temperature: adaptive_slots(_measured(policy), temperature=temperature),
+    "dyspec": lambda _policy, _temperature: predict_slots,
+}
+BEAM_RULES: dict[str, Callable[[OpenPolicy, float], BeamRule]] = {
+    "adaptive": lambda policy, temperature: adaptive_rule(
+        _measured(policy), temperature=temperature, threshold=policy.settings.threshold
+    ),
+    "opt-tree": lambda policy, _temperature: opt_tree_rule(
+        size=policy.settings.size, stop_gain=policy.settings.stop_gain
+    ),
+    "eagle2": lambda policy, _temperature: eagle2_rule(
+        width=policy.settings.width,
+        stop_depths=frozenset(policy.settings.stop_depths),
+        stop_log_probability=policy.settings.stop_log_probability,
+    ),
+    "c2t": lambda policy, _temperature: c2t_rule(
+        _classifier(policy), confidence=policy.settings.beta, width=policy.settings.width
+    ),
+}
+
+
+def open_policy(settings: TreeSettings) -> OpenPolicy:
     """Read the files that a policy needs; raises EdgespecError."""
-    policy = settings.policy
-    needs_acceptance = policy in {"adaptive", "sequoia"}
-    needs_classifier = policy == "c2t" or settings.classifier is not None
-    return Policy(
+    classifier = Classifier.load(settings.classifier) if settings.classifier else None
+    if POLICIES[settings.policy].has_classifier and classifier is None:
+        classifier = default_classifier()
+    acceptance = None
+    if settings.uses("acceptance"):
+        acceptance = AcceptanceModel.load(settings.acceptance) if settings.acceptance else default_acceptance()
+    return OpenPolicy(
         settings=settings,
-        acceptance=(
-            (AcceptanceModel.load(settings.acceptance) if settings.acceptance else default_acceptance())
-            if needs_acceptance
-            else None
-        ),
-        classifier=(
-            (Classifier.load(settings.classifier) if settings.classifier else default_classifier())
-            if needs_classifier
-            else None
-        ),
+        acceptance=acceptance,
+        classifier=classifier,
         stop_model=StopModel.load(settings.stop_model) if settings.stop_model else None,
     )
 
 
 def make_grow(
-    policy: Policy,
+    policy: OpenPolicy,
     drafter: Drafter | None,
     *,
     sampling: SamplingSettings,
@@ -88,14 +111,18 @@ def make_grow(
     device: torch.device,
     generator: torch.Generator,
 ) -> Grow:
-    """The policy as a function of the root and of the layers that can still be of use."""
+    """The policy as a function of the root and of the layers that can still be of use.
+
+    Only a static shape may be given the root's children: other trees are not asked to start from them.
+    """
     settings, draw = policy.settings, policy.draw(sampling)
-    if drafter is None or settings.policy == "none":
-        return lambda root, _max_depth: root_only(root, draw=draw, vocab=vocab, device=device)
-    if settings.policy in {"sequoia", "specinfer", "mcsd", "chain", "static"}:
+    kind = POLICIES[settings.policy].kind
+    if drafter is None or kind == "none":
+        return lambda root, _max_depth, _branches=None: root_only(root, draw=draw, vocab=vocab, device=device)
+    if kind == "static":
         shape = static_shape(_shape(policy, sampling), device)
         stops = _stops(policy, drafter)
-        return lambda root, max_depth: grow_static(
+        return lambda root, max_depth, branches=None: grow_static(
             drafter,
             root,
             shape=shape,
@@ -105,98 +132,55 @@ def make_grow(
             vocab=vocab,
             device=device,
             generator=generator,
+            first_tokens=branches,
         )
+    dynamic: partial[TokenTree]
     if draw == "top_k":
-        rule = _beam_rule(policy, sampling)
-        return lambda root, max_depth: grow_beam(
+        rule = BEAM_RULES[settings.policy](policy, sampling.temperature)
+        dynamic = partial(grow_beam, drafter, rule=rule, size=settings.num_nodes)
+    else:
+        predict = PREDICTIONS[settings.policy](policy, sampling.temperature)
+        dynamic = partial(
+            grow_best_first,
             drafter,
-            root,
-            rule=rule,
-            size=settings.num_nodes,
-            depth=min(settings.depth, max_depth),
-            max_children=settings.width,
-            vocab=vocab,
-            device=device,
+            predict=predict,
+            size=settings.size,
+            threshold=settings.threshold,
+            generator=generator,
         )
-    predict = _predict(policy, sampling)
-    return lambda root, max_depth: grow_best_first(
-        drafter,
-        root,
-        predict=predict,
-        size=settings.size,
-        depth=min(settings.depth, max_depth),
-        threshold=settings.threshold,
-        max_children=settings.width,
-        vocab=vocab,
-        device=device,
-        generator=generator,
-    )
+
+    def grow(root: int, max_depth: int, branches: Tensor | None = None, /) -> TokenTree:
+        assert branches is None
+        depth = min(settings.depth, max_depth)
+        return dynamic(root, depth=depth, max_children=settings.width, vocab=vocab, device=device)
+
+    return grow
 
 
-def make_grow_branches(
-    policy: Policy,
-    drafter: Drafter,
-    *,
-    sampling: SamplingSettings,
-    vocab: int,
-    device: torch.device,
-    generator: torch.Generator,
-) -> Callable[[int, Tensor, int], TokenTree]:
-    """The same where the root's children are given: for target-initialised trees."""
-    shape, draw = static_shape(_shape(policy, sampling), device), policy.draw(sampling)
-    stops = _stops(policy, drafter)
-    return lambda root, branches, max_depth: grow_static(
-        drafter,
-        root,
-        shape=shape,
-        depth=max_depth,
-        draw=draw,
-        stops=stops,
-        vocab=vocab,
-        device=device,
-        generator=generator,
-        first_tokens=branches,
-    )
-
-
-def _predict(policy: Policy, sampling: SamplingSettings) -> PredictSlots:
-    if policy.acceptance is None:
-        return predict_slots
-    return adaptive_slots(policy.acceptance, temperature=sampling.temperature)
-
-
-def _beam_rule(policy: Policy, sampling: SamplingSettings) -> BeamRule:
-    settings = policy.settings
-    if settings.policy == "opt-tree":
-        return opt_tree_rule(size=settings.size, stop_gain=settings.stop_gain)
-    if settings.policy == "eagle2":
-        return eagle2_rule(
-            width=settings.width,
-            stop_depths=frozenset(settings.stop_depths),
-            stop_log_probability=settings.stop_log_probability,
-        )
-    if settings.policy == "c2t":
-        assert policy.classifier is not None
-        return c2t_rule(policy.classifier, confidence=settings.beta, width=settings.width)
+def _measured(policy: OpenPolicy) -> AcceptanceModel:
     assert policy.acceptance is not None
-    return adaptive_rule(policy.acceptance, temperature=sampling.temperature, threshold=settings.threshold)
+    return policy.acceptance
 
 
-def _shape(policy: Policy, sampling: SamplingSettings) -> TreeShape:
+def _classifier(policy: OpenPolicy) -> Classifier:
+    assert policy.classifier is not None
+    return policy.classifier
+
+
+def _shape(policy: OpenPolicy, sampling: SamplingSettings) -> TreeShape:
     settings = policy.settings
     preset = preset_shape(settings)
     if preset is not None:
         return preset
-    assert policy.acceptance is not None
     return best_shape(
-        tuple(policy.acceptance.rank_acceptance(sampling.temperature, policy.draw(sampling))),
+        tuple(_measured(policy).rank_acceptance(sampling.temperature, policy.draw(sampling))),
         size=settings.size,
         depth=settings.depth,
         max_children=settings.width,
     )
 
 
-def _stops(policy: Policy, drafter: Drafter) -> Stops | None:
+def _stops(policy: OpenPolicy, drafter: Drafter) -> Stops | None:
     if policy.classifier is not None:
         return classifier_exit(policy.classifier, confidence=policy.settings.beta)
     if policy.stop_model is not None:

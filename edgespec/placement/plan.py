@@ -18,7 +18,7 @@ from edgespec.pair.pair import DEMO_FOLDER
 from edgespec.placement.memory import cache_rows, device_uses, host_uses
 from edgespec.placement.run_place import PlaceOptions, RunPlace, resolve_place
 from edgespec.placement.weights import Weights, plan_weights
-from edgespec.tree.settings import TreeSettings, settings_used_by
+from edgespec.tree.settings import TreeSettings
 from offload.errors import MemoryPlanError
 from offload.placement import GIB, Placement, place_layers
 
@@ -169,7 +169,7 @@ def _cheaper(wanted: _Wanted) -> Iterator[tuple[str, _Wanted]]:
     def shorter(of: _Wanted, tokens: int) -> _Wanted:
         return replace(of, place=replace(place, context_tokens=tokens, prompt_tokens=min(prompt, tokens)))
 
-    if "size" in settings_used_by(tree.policy):
+    if tree.uses("size"):
         for size in [tree.size >> halvings for halvings in range(1, tree.size.bit_length())]:
             yield f"--tree-size {size}", replace(wanted, tree=replace(tree, size=size))
     for tokens in [context >> halvings for halvings in range(1, context.bit_length())]:

@@ -14,7 +14,7 @@ from edgespec.decode.loop import Session, StepResult
 from edgespec.draft.language_model import LanguageModelDrafter
 from edgespec.draft.open_drafter import open_drafter
 from edgespec.errors import is_out_of_memory
-from edgespec.grow.policies import Policy
+from edgespec.grow.policies import OpenPolicy
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.device import release_memory
 from edgespec.model.layer_major import Watch
@@ -37,10 +37,10 @@ class TextModels:
 
     target: CausalModel
     draft: CausalModel | None  # None: plainly
-    policy: Policy
+    policy: OpenPolicy
     profile: Profile | None
     max_context: int
-    use_tree: Callable[[TreeSettings], Policy]  # asked for smaller trees where memory runs out
+    use_tree: Callable[[TreeSettings], OpenPolicy]  # asked for smaller trees where memory runs out
 
 
 def run_text(

@@ -9,52 +9,16 @@ from pathlib import Path
 
 from edgespec.config import MAX_TREE_SIZE, MIN_TEMPERATURE, SamplingSettings, require
 from edgespec.errors import EdgespecError
+from edgespec.tree.policies import DEFAULT_POLICY, DRAWS, POLICIES, policy_named, users_of
 from edgespec.tree.shapes import TreeShape, chain, expansion, read_shape
 
 SMALLEST_SHRUNK = 8  # nodes of a tree that memory ran out for: below, plain decoding is as good
-POLICIES = (
-    "adaptive", "dyspec", "opt-tree", "eagle2", "c2t", "sequoia", "specinfer", "mcsd", "chain", "static", "none",
-)  # fmt: skip
-DEFAULT_POLICY = "adaptive"
-DRAWS = {"sampled": "without_replacement", "chosen": "top_k"}
-
-_GROWN = {"adaptive", "dyspec", "opt-tree", "eagle2", "c2t"}
-_STATIC = {"sequoia", "specinfer", "mcsd", "chain", "static"}
-# Which policies a setting means something to; draft_temperature and policy are every policy's.
-USED_BY: dict[str, set[str]] = {
-    "draw": {"adaptive", *_STATIC},
-    "size": {*_GROWN, "sequoia"},
-    "depth": {*_GROWN, "sequoia"},
-    "threshold": {"adaptive", "dyspec"},
-    "max_children": {*_GROWN, "sequoia"},
-    "branching": {"specinfer", "mcsd"},
-    "fork": {"mcsd"},
-    "draft_tokens": {"chain"},
-    "tree_file": {"static"},
-    "stop_gain": {"opt-tree"},
-    "reranked": {"eagle2"},
-    "stop_depths": {"eagle2"},
-    "stop_log_probability": {"eagle2"},
-    "classifier": {"c2t", "chain"},
-    "stop_model": {"specinfer", "mcsd", "chain", "static"},
-    "confidence": {"c2t", "specinfer", "mcsd", "chain", "static"},
-    "acceptance": {"adaptive", "sequoia"},
-    "target_width": {"mcsd"},
-}
 FLAGS = {
     "size": "--tree-size", "depth": "--tree-depth", "threshold": "--tree-threshold", "max_children": "--tree-width",
     "stop_log_probability": "--stop-logprob", "tree_file": "--tree-file",
 }  # fmt: skip
-# Of a finished tree, at the most that was seen on the built-in pair at 768 nodes
-DRAFTED_PER_NODE = {"adaptive": 4, "dyspec": 3, "opt-tree": 7}
-DEFAULT_WIDTHS = {"eagle2": 10, "c2t": 15}  # the papers' own
-# Of the draft, for a greedy target: of six temperatures the one of most tokens a pass on the built-in pair. What
-# adaptive trees are predicted by was measured at theirs.
-GREEDY_DRAFT_TEMPERATURES = {"adaptive": 0.6, "dyspec": 0.6, "opt-tree": 0.8, "eagle2": 0.8, "c2t": 0.8}
-STATIC_GREEDY_DRAFT_TEMPERATURE = 0.2  # of shapes whose children are not ranked by q
 DEFAULT_BRANCHING = (4, 2, 2, 1)
 DEFAULT_DRAFT_TOKENS = 4
-DEFAULT_CONFIDENCES = {"c2t": 0.5}  # of the others: 0.4, as in Improving-MCSD
 
 
 def flag_of(setting: str) -> str:
@@ -91,7 +55,7 @@ class TreeSettings:
     draft_temperature: float | None = None  # None: the target's, or the policy's own when that is greedy
 
     def __post_init__(self) -> None:
-        require_policy(self.policy)
+        policy_named(self.policy)
         self._refuse_unused()
         require(
             1 <= self.size <= MAX_TREE_SIZE,
@@ -149,7 +113,7 @@ class TreeSettings:
         )
         if self.policy == "static":
             require(self.tree_file is not None, "--policy static needs a tree.", "Name its file: --tree-file FILE.")
-        if self.confidence is not None and self.policy != "c2t":
+        if self.confidence is not None and not POLICIES[self.policy].has_classifier:
             require(
                 self.classifier is not None or self.stop_model is not None,
                 "--confidence has nothing to decide on.",
@@ -166,16 +130,20 @@ class TreeSettings:
 
     def _refuse_unused(self) -> None:
         for field in fields(self):
-            users = USED_BY.get(field.name)
-            if users is not None and self.policy not in users and getattr(self, field.name) != field.default:
+            if not self.uses(field.name) and getattr(self, field.name) != field.default:
                 refuse_unused(field.name, self.policy)
+
+    def uses(self, setting: str) -> bool:
+        """Whether a setting means something to the policy."""
+        return POLICIES[self.policy].uses(setting)
 
     @property
     def width(self) -> int:
         """Most children of a node."""
         if self.max_children is not None:
             return self.max_children
-        return self.size if self.policy == "opt-tree" else DEFAULT_WIDTHS.get(self.policy, 16)
+        own = POLICIES[self.policy].default_width
+        return self.size if own is None else own
 
     @property
     def num_nodes(self) -> int:
@@ -190,7 +158,7 @@ class TreeSettings:
     @property
     def num_drafted(self) -> int:
         """Rows that the draft may need: more than the tree keeps, where nodes are expanded that do not stay."""
-        return DRAFTED_PER_NODE.get(self.policy, 2) * (self.num_nodes + 1)
+        return POLICIES[self.policy].drafted_per_node * (self.num_nodes + 1)
 
     @property
     def num_layers(self) -> int:
@@ -203,7 +171,7 @@ class TreeSettings:
     @property
     def beta(self) -> float:
         """The confidence to ask for."""
-        return self.confidence if self.confidence is not None else DEFAULT_CONFIDENCES.get(self.policy, 0.4)
+        return self.confidence if self.confidence is not None else POLICIES[self.policy].default_confidence
 
     @property
     def is_lossless(self) -> bool:
@@ -218,7 +186,7 @@ class TreeSettings:
         """What to go on with where memory ran out: a quarter of the nodes, then no tree; None where there is none."""
         if self.policy == "none":
             return None
-        if "size" in settings_used_by(self.policy) and self.size > SMALLEST_SHRUNK:
+        if self.uses("size") and self.size > SMALLEST_SHRUNK:
             return replace(self, size=max(SMALLEST_SHRUNK, self.size // 4))
         return self.plain()
 
@@ -227,7 +195,7 @@ class TreeSettings:
         temperature = self.draft_temperature
         if sampling.temperature == 0:
             # A greedy target ignores truncation, and still wants several different children: the draft is not greedy.
-            own = GREEDY_DRAFT_TEMPERATURES.get(self.policy, STATIC_GREEDY_DRAFT_TEMPERATURE)
+            own = POLICIES[self.policy].greedy_draft_temperature
             return SamplingSettings(temperature=own if temperature is None else temperature)
         return replace(sampling, temperature=sampling.temperature if temperature is None else temperature)
 
@@ -235,31 +203,21 @@ class TreeSettings:
 @functools.lru_cache(maxsize=8)
 def preset_shape(settings: TreeSettings) -> TreeShape | None:
     """The shape that the settings alone decide on; None where size and depth are limits."""
-    if settings.policy in {"specinfer", "mcsd"}:
+    if settings.uses("branching"):
         layers = settings.branching or DEFAULT_BRANCHING
         if settings.fork:
             width, length = settings.fork
             layers = (width, *[1] * (length - 1))
         # The target's own branches come first: they are nodes of the pass like the draft's.
         return expansion((settings.target_width, *layers) if settings.target_width > 1 else layers)
-    if settings.policy == "chain":
+    if settings.uses("draft_tokens"):
         return chain(settings.draft_tokens or DEFAULT_DRAFT_TOKENS)
     return read_shape(settings.tree_file) if settings.tree_file else None
 
 
-def require_policy(name: str) -> None:
-    """Raise EdgespecError for a policy that there is not."""
-    require(name in POLICIES, f"--policy {name} is unknown.", f"Choose one of: {', '.join(POLICIES)}.")
-
-
-def settings_used_by(policy: str) -> set[str]:
-    """Names of the settings that mean something to a policy."""
-    return {name for name, users in USED_BY.items() if policy in users}
-
-
 def refuse_unused(setting: str, policy: str) -> None:
     """Raise EdgespecError: a setting that is given and not used would only seem to work."""
-    users = [name for name in POLICIES if name in USED_BY[setting]]
+    users = users_of(setting)
     raise EdgespecError(
         "E_SETTING", f"{flag_of(setting)} is not used by --policy {policy}.", f"It belongs to: {', '.join(users)}."
     )

@@ -139,7 +139,7 @@ def entrants(contending: Sequence[Contender], samples: Samples, growth: Mapping[
             samples=samples.trees[contender.key],
             growth=growth[contender.key],
             is_budgeted=contender.is_budgeted,
-            takes_threshold=contender.takes_threshold,
+            takes_threshold=contender.policy.is_calibrated,
             branching=contender.settings.branching,
         )
         for contender in contending

@@ -14,6 +14,7 @@ from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.grow.policies import open_policy
 from edgespec.tree.settings import TreeSettings
 from edgespec.tune.entrants import Contender, contenders
+from edgespec.tune.measuring_tree import widest_tree
 from edgespec.tune.run import DEPTH, Run
 from edgespec.tune.samples import Key, Text, start_text
 from edgespec.tune.timings import Grown, draft_tasks, growth_task, prefetch_tasks, run_steps, verify_tasks
@@ -97,7 +98,7 @@ def _timing_text(run: Run) -> Text:
         run.engine,
         max(run.prompts, key=len),
         sampling=run.sampling(run.temperatures[-1]),
-        tree=TreeSettings(policy="opt-tree", size=run.max_nodes, depth=DEPTH),
+        tree=widest_tree(run.max_nodes),
         new_tokens=1,
         generator=torch.Generator(run.engine.device).manual_seed(run.seed),
     )

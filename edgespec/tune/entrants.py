@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from edgespec.grow.acceptance import AcceptanceModel
+from edgespec.tree.policies import DRAWS, POLICIES, Policy
 from edgespec.tree.settings import TreeSettings
 
 CHAIN_TOKENS = 16  # longer ones never paid
-# Presets by their number of nodes: wide at the root, as their papers use them
-SPECINFER = {15: (2, 1, 1, 1, 1, 1, 1), 52: (4, 2, 1, 1, 1, 1, 1), 200: (8, 2, 2, 1, 1, 1, 1)}
-MCSD = {14: (2, 2, 1, 1), 60: (4, 2, 2, 1, 1), 232: (8, 4, 2, 1, 1)}
-DRAWS = ("sampled", "chosen")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,13 +18,21 @@ class Contender:
 
     settings: TreeSettings
     draw: str  # sampled | chosen
-    is_budgeted: bool = True
-    takes_threshold: bool = False
+
+    @property
+    def policy(self) -> Policy:
+        """What is true of it at any budget."""
+        return POLICIES[self.settings.policy]
+
+    @property
+    def is_budgeted(self) -> bool:
+        """Whether there are smaller ones: a preset has its shape."""
+        return self.policy.budget is not None
 
     @property
     def is_nested(self) -> bool:
         """Whether its best nodes are the tree of a smaller size: a chain has only a length, a preset its shape."""
-        return self.is_budgeted and self.settings.draft_tokens is None
+        return self.policy.budget == "size"
 
     @property
     def key(self) -> tuple[str, str]:
@@ -35,29 +41,27 @@ class Contender:
 
 
 def contenders(*, size: int, depth: int) -> list[Contender]:
-    """All of them, within `size` nodes and `depth` layers."""
-    found = [
-        Contender(
-            settings=TreeSettings(policy="adaptive", draw=draw, size=size, depth=depth), draw=draw, takes_threshold=True
-        )
-        for draw in DRAWS
-    ]
-    found.append(Contender(settings=TreeSettings(policy="dyspec", size=size, depth=depth), draw="sampled"))
-    found += [
-        Contender(settings=TreeSettings(policy=policy, size=size, depth=depth), draw="chosen")
-        for policy in ("opt-tree", "eagle2", "c2t")
-    ]
-    for draw in DRAWS:
-        found.append(Contender(settings=TreeSettings(policy="sequoia", draw=draw, size=size, depth=depth), draw=draw))
-        found.append(
-            Contender(settings=TreeSettings(policy="chain", draw=draw, draft_tokens=min(CHAIN_TOKENS, size)), draw=draw)
-        )
-        for policy, presets in (("specinfer", SPECINFER), ("mcsd", MCSD)):
-            fitting = [branching for nodes, branching in presets.items() if nodes <= size]
-            if fitting:
-                settings = TreeSettings(policy=policy, draw=draw, branching=fitting[-1])
-                found.append(Contender(settings=settings, draw=draw, is_budgeted=False))
-    return found
+    """All of them, within `size` nodes and `depth` layers; the first is the guide of the others."""
+    dynamic = [policy for policy in POLICIES.values() if policy.kind == "dynamic"]
+    static = [policy for policy in POLICIES.values() if policy.kind == "static"]
+    static.sort(key=lambda policy: policy.budget is None)  # presets last: records and ties depend on the order
+    ordered = [(policy, draw) for policy in dynamic for draw in policy.draws]
+    ordered += [(policy, draw) for draw in DRAWS for policy in static if draw in policy.draws]
+    found = ((_largest(policy, draw, size=size, depth=depth), draw) for policy, draw in ordered)
+    return [Contender(settings=settings, draw=draw) for settings, draw in found if settings is not None]
+
+
+def _largest(policy: Policy, draw: str, *, size: int, depth: int) -> TreeSettings | None:
+    """The policy's largest tree within the limits; None where it has none."""
+    own: dict[str, Any] = {"policy": policy.name}
+    if policy.uses("draw"):
+        own["draw"] = draw
+    if policy.budget == "size":
+        return TreeSettings(**own, size=size, depth=depth)
+    if policy.budget == "draft_tokens":
+        return TreeSettings(**own, draft_tokens=min(CHAIN_TOKENS, size))
+    fitting = [branching for nodes, branching in policy.presets.items() if nodes <= size]
+    return TreeSettings(**own, branching=fitting[-1]) if fitting else None
 
 
 def narrowed(contender: Contender, *, size: int) -> Contender:
@@ -71,5 +75,5 @@ def narrowed(contender: Contender, *, size: int) -> Contender:
 
 def rank_values(model: AcceptanceModel, *, temperature: float, draw: str) -> list[float]:
     """Acceptance by rank of a draw, made to fall: what orders the nodes of a Sequoia tree."""
-    rates = model.rank_acceptance(temperature, "top_k" if draw == "chosen" else "without_replacement")
+    rates = model.rank_acceptance(temperature, DRAWS[draw])
     return [min(rates[: rank + 1]) for rank in range(len(rates))]

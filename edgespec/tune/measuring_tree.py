@@ -8,6 +8,7 @@ from edgespec.pair.pair import ModelPair
 from edgespec.placement.plan import pair_weights, place_weights, read_memory
 from edgespec.placement.run_place import RunPlace
 from edgespec.profiled import PairSetup
+from edgespec.tree.policies import POLICIES
 from edgespec.tree.settings import TreeSettings
 from edgespec.tune.run import DEPTH
 
@@ -24,7 +25,7 @@ def set_up_to_measure(pair: ModelPair, place: RunPlace) -> PairSetup:
     memory = read_memory(place.limits, place.device)
 
     def set_up(size: int) -> PairSetup:
-        tree = TreeSettings(policy="opt-tree", size=size, depth=DEPTH)
+        tree = widest_tree(size)
         return PairSetup(pair=pair, place=place, tree=tree, weights=place_weights(weights, tree, place, memory))
 
     smallest = set_up(SMALLEST)
@@ -36,3 +37,9 @@ def set_up_to_measure(pair: ModelPair, place: RunPlace) -> PairSetup:
         if found.placement.num_resident >= LEAST_SHARE * smallest.placement.num_resident:
             return found
     return smallest
+
+
+def widest_tree(size: int) -> TreeSettings:
+    """Trees of `size` nodes of the policy that drafts most."""
+    widest = max(POLICIES.values(), key=lambda policy: policy.drafted_per_node)
+    return TreeSettings(policy=widest.name, size=size, depth=DEPTH)

@@ -210,7 +210,7 @@ def _scores(tree: TokenTree, contender: Contender, rates: Sequence[float]) -> Te
     """What orders the nodes so that the m best are the tree of budget m: [n]."""
     if tree.scores is not None:
         return tree.scores
-    if contender.settings.policy == "sequoia":
+    if contender.settings.uses("acceptance"):
         by_rank = torch.tensor([*rates, 0.0], dtype=torch.float64, device=tree.tokens.device)
         factors = by_rank[tree.ranks.clamp(max=len(rates))].clamp(min=1e-12)
         factors[0] = 1.0

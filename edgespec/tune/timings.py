@@ -19,7 +19,7 @@ from edgespec.config import SamplingSettings
 from edgespec.decode.loop import Session, StepResult, decode
 from edgespec.draft.open_drafter import open_drafter
 from edgespec.engine import Engine
-from edgespec.grow.policies import Policy, make_grow
+from edgespec.grow.policies import OpenPolicy, make_grow
 from edgespec.model.target import Target
 from edgespec.placement.memory import cache_rows
 from edgespec.tree.token_tree import TokenTree, depths
@@ -87,7 +87,7 @@ class Grown:
 def growth_task(
     engine: Engine,
     text: Text,
-    policy: Policy,
+    policy: OpenPolicy,
     *,
     sampling: SamplingSettings,
     generator: torch.Generator,
@@ -114,7 +114,7 @@ def growth_task(
 
 
 def run_steps(
-    engine: Engine, ids: Sequence[int], policy: Policy, *, sampling: SamplingSettings, steps: int, seed: int
+    engine: Engine, ids: Sequence[int], policy: OpenPolicy, *, sampling: SamplingSettings, steps: int, seed: int
 ) -> list[StepResult]:
     """So many real steps behind a prompt; its own pass is not among them."""
     settings = policy.settings

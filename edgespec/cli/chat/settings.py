@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from edgespec.cli.chat.spoken import closest
 from edgespec.config import MAX_SEED, SamplingSettings
 from edgespec.errors import EdgespecError
-from edgespec.tree.settings import USED_BY, TreeSettings
+from edgespec.tree.policies import POLICIES
+from edgespec.tree.settings import TreeSettings
 
 if TYPE_CHECKING:
     from edgespec.cli.chat.state import Chat
@@ -102,22 +103,20 @@ def use_tree_size(chat: Chat, text: str) -> None:
     if text == "auto":
         chat.engine.use_tree(chat.own_tree)
         return
-    size = _number(text, int)
-    if tree.policy == "chain":
-        chat.engine.use_tree(replace(tree, draft_tokens=size))
-    elif tree.policy in USED_BY["size"]:
-        chat.engine.use_tree(replace(tree, size=size))
-    else:
+    size, budget = _number(text, int), POLICIES[tree.policy].budget
+    if budget is None:
         raise EdgespecError(
             "E_SETTING",
             f"--policy {tree.policy} has a shape of its own, and no size to set.",
             "Use /spec chain or off.",
         )
+    changed: dict[str, Any] = {budget: size}
+    chat.engine.use_tree(replace(tree, **changed))
 
 
 def _use_depth(chat: Chat, text: str) -> None:
     tree = chat.engine.tree
-    if tree.policy not in USED_BY["depth"]:
+    if not tree.uses("depth"):
         raise EdgespecError("E_SETTING", f"--policy {tree.policy} has no depth to set.", "Use /spec tree first.")
     depth = chat.own_tree.depth if text == "auto" else _number(text, int)
     chat.engine.use_tree(replace(tree, depth=depth))

@@ -14,14 +14,8 @@ from click.core import ParameterSource
 
 from edgespec.cli.options.group import FOLDER, Command, with_options
 from edgespec.config import MAX_TREE_SIZE
-from edgespec.tree.settings import (
-    DEFAULT_DRAFT_TOKENS,
-    POLICIES,
-    USED_BY,
-    TreeSettings,
-    refuse_unused,
-    require_policy,
-)
+from edgespec.tree.policies import POLICIES, policy_named, users_of
+from edgespec.tree.settings import DEFAULT_DRAFT_TOKENS, TreeSettings, refuse_unused
 
 TREE = TreeSettings()
 # All but what training alone asks for.
@@ -49,12 +43,11 @@ def tree_options(*, has_profile: bool) -> Callable[[Command], Command]:
         def call(*, profile: str = "none", **values: Any) -> Any:
             given = {name: values.pop(name) for name in TREE_FIELDS}
             given = {name: value for name, value in given.items() if value is not None}
-            policy = given.get("policy", TREE.policy)
-            require_policy(policy)
+            policy = policy_named(given.get("policy", TREE.policy))
             context = click.get_current_context()
-            for name in [name for name in given if name in USED_BY and policy not in USED_BY[name]]:
+            for name in [name for name in given if not policy.uses(name)]:
                 if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-                    refuse_unused(name, policy)
+                    refuse_unused(name, policy.name)
                 # A default of the user's own is for the policies that it means something to.
                 del given[name]
             return function(trees=AskedTrees(settings=TreeSettings(**given), given=given, profile=profile), **values)
@@ -89,6 +82,10 @@ def _fork(_context: click.Context, _parameter: click.Parameter, value: str | Non
     return int(match[1]), int(match[2])
 
 
+def _users(setting: str) -> str:
+    return ", ".join(users_of(setting))
+
+
 _PROFILE_OPTION = click.option(
     "--profile", default="auto", show_default=True, metavar="auto|none|FILE", help=PROFILE_HELP
 )
@@ -99,25 +96,29 @@ _SHAPE_OPTIONS: list[Callable[[Command], Command]] = [
     click.option("--tree-depth", "depth", type=int, help=f"Most layers of a tree. [default: {TREE.depth}]"),
     click.option("--tree-width", "max_children", type=int, help=WIDTH_HELP),
     click.option("--tree-threshold", "threshold", type=float,
-                 help="Least expected value of a node (adaptive, dyspec). [default: 0, off]"),
+                 help=f"Least expected value of a node ({_users('threshold')}). [default: 0, off]"),
     click.option("--branching", callback=_numbers, metavar="4,2,2,1",
-                 help="Children of every node, by layer (specinfer, mcsd)."),
-    click.option("--fork", callback=_fork, metavar="WxD", help="W chains of D tokens (mcsd)."),
+                 help=f"Children of every node, by layer ({_users('branching')})."),
+    click.option("--fork", callback=_fork, metavar="WxD", help=f"W chains of D tokens ({_users('fork')})."),
     click.option("--draft-tokens", "--num-draft-tokens", "draft_tokens", type=int,
-                 help=f"Length of a chain (chain). [default: {DEFAULT_DRAFT_TOKENS}]"),
-    click.option("--tree-file", type=FOLDER, help="A preset tree (static): JSON, paths of ranks or parents."),
-    click.option("--stop-gain", type=float, help="Stop when a layer adds fewer expected tokens (opt-tree)."),
+                 help=f"Length of a chain ({_users('draft_tokens')}). [default: {DEFAULT_DRAFT_TOKENS}]"),
+    click.option("--tree-file", type=FOLDER,
+                 help=f"A preset tree ({_users('tree_file')}): JSON, paths of ranks or parents."),
+    click.option("--stop-gain", type=float,
+                 help=f"Stop when a layer adds fewer expected tokens ({_users('stop_gain')})."),
     click.option("--stop-depths", callback=_numbers, metavar="4,6,8",
-                 help="Depths at which to look whether to stop (eagle2)."),
+                 help=f"Depths at which to look whether to stop ({_users('stop_depths')})."),
     click.option("--stop-logprob", "stop_log_probability", type=float,
                  help=f"Stop there below this log-probability. [default: {TREE.stop_log_probability}]"),
-    click.option("--classifier", type=FOLDER, help="C2T's classifier (c2t, chain). [c2t: the built-in pair's]"),
+    click.option("--classifier", type=FOLDER,
+                 help=f"C2T's classifier ({_users('classifier')}). [c2t: the built-in pair's]"),
     click.option("--stop-model", type=FOLDER, help="A decision model that ends drafting early (static trees)."),
     click.option("--confidence", type=float, help="Least confidence of classifier (0.5) or model (0.4)."),
     click.option("--acceptance", type=FOLDER,
-                 help="Measured acceptance (adaptive, sequoia). [default: the built-in pair's]"),
+                 help=f"Measured acceptance ({_users('acceptance')}). [default: the built-in pair's]"),
     click.option("--target-width", type=int,
-                 help="LOSSY above 1: the target starts so many branches, the longest wins (mcsd)."),
+                 help="LOSSY above 1: the target starts so many branches, the longest wins "
+                      f"({_users('target_width')})."),
     click.option("--draft-temp", "draft_temperature", type=float,
                  help="Of the draft. [default: the target's; 0.2 to 0.8 by policy if that is greedy]"),
 ]  # fmt: skip

@@ -23,7 +23,7 @@ from edgespec.decode.adapt import MAX_FACTOR, MAX_SHIFT, Follower, following, ma
 from edgespec.decode.choose import continue_text
 from edgespec.decode.loop import StepResult
 from edgespec.grow.acceptance import default_acceptance
-from edgespec.grow.policies import Grow, Policy, open_policy
+from edgespec.grow.policies import Grow, OpenPolicy, open_policy
 from edgespec.pair.pair import open_pair
 from edgespec.profiled import tree_settings, verify_curve
 from edgespec.tree.token_tree import TokenTree, root_only
@@ -144,7 +144,7 @@ def grown_with(outcomes: Sequence[tuple[float, int, int]]) -> list[tuple[float, 
     used: list[tuple[float, float]] = []
     found = follower()
 
-    def make(policy: Policy) -> Grow:
+    def make(policy: OpenPolicy) -> Grow:
         assert policy.acceptance is not None
         shift = float(policy.acceptance.slot.biases[-1] - ACCEPTANCE.slot.biases[-1])
         used.append((policy.settings.threshold, round(shift, 6)))
@@ -203,7 +203,7 @@ def settings_used(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
     used: list[tuple[float, float]] = []
     right = choose.make_grow
 
-    def remember(policy: Policy, *arguments: Any, **options: Any) -> Grow:
+    def remember(policy: OpenPolicy, *arguments: Any, **options: Any) -> Grow:
         assert policy.acceptance is not None
         used.append((policy.settings.threshold, float(policy.acceptance.slot.biases[-1])))
         return right(policy, *arguments, **options)
@@ -285,7 +285,7 @@ def test_followed_texts_have_the_targets_distribution(draw: str, settings_used: 
 def test_a_tree_that_is_dropped_for_its_own_tokens_is_caught(
     is_dropped: Callable[[Follower, TokenTree], bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def peeking(policy: Policy, found: Follower, make: Any) -> Grow:
+    def peeking(policy: OpenPolicy, found: Follower, make: Any) -> Grow:
         right = following(policy, found, make)
 
         def grow(root: int, max_depth: int) -> TokenTree:

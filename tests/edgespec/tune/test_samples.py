@@ -12,11 +12,11 @@ from torch import Tensor
 
 from edgespec import Engine, SamplingSettings, TreeSettings
 from edgespec.grow.acceptance import default_acceptance
-from edgespec.grow.policies import Grow, Policy, make_grow, open_policy
+from edgespec.grow.policies import Grow, OpenPolicy, make_grow, open_policy
 from edgespec.pair.pair import open_pair
 from edgespec.sampling import to_probs
 from edgespec.train.records import expected_tokens
-from edgespec.tree.settings import POLICIES, USED_BY
+from edgespec.tree.policies import POLICIES
 from edgespec.tree.token_tree import TokenTree, root_only
 from edgespec.tune import samples
 from edgespec.tune.entrants import Contender, contenders, rank_values
@@ -116,13 +116,18 @@ def test_a_sample_is_of_its_whole_tree_and_falls_from_parent_to_child(
 
 
 def test_every_lossless_policy_contends_with_every_draw_it_has() -> None:
-    both = USED_BY["draw"] - {"static"}  # a tree file is the user's own
-    expected = {(policy, draw) for policy in both for draw in ("sampled", "chosen")}
-    expected |= {("dyspec", "sampled"), ("opt-tree", "chosen"), ("eagle2", "chosen"), ("c2t", "chosen")}
-    assert {contender.key for contender in ALL} == expected
-    assert {policy for policy, _ in expected} == set(POLICIES) - {"none", "static"}
+    contending = POLICIES.keys() - {"none", "static"}  # a tree file is the user's own
+    assert {contender.key for contender in ALL} == {
+        (name, draw) for name in contending for draw in POLICIES[name].draws
+    }
     assert all(contender.settings.is_lossless and contender.settings.num_nodes <= SIZE for contender in ALL)
-    assert {contender.settings.policy for contender in ALL if contender.takes_threshold} == {"adaptive"}
+
+
+def test_the_guide_comes_first_and_presets_last() -> None:
+    assert ALL[0].key == ("adaptive", "sampled")  # whose acceptance is learned
+    for draw in ("sampled", "chosen"):
+        is_budgeted = [contender.is_budgeted for contender in ALL if contender.draw == draw]
+        assert is_budgeted == sorted(is_budgeted, reverse=True)
 
 
 def test_small_budgets_leave_out_presets_that_do_not_fit() -> None:
@@ -177,7 +182,7 @@ def test_contenders_draw_as_their_own_policy_does(
     seen: dict[str, SamplingSettings] = {}
     right = samples.make_grow
 
-    def remember(policy: Policy, drafter: Any, **options: Any) -> Grow:
+    def remember(policy: OpenPolicy, drafter: Any, **options: Any) -> Grow:
         seen[policy.settings.policy] = drafter.sampling
         return right(policy, drafter, **options)
 
@@ -202,7 +207,7 @@ def test_a_tree_of_no_nodes_counts_as_one_token(
     """Else a policy that gives up where texts are hard would be judged by the easy ones alone."""
     right = samples.make_grow
 
-    def nothing(policy: Policy, drafter: Any, **options: Any) -> Grow:
+    def nothing(policy: OpenPolicy, drafter: Any, **options: Any) -> Grow:
         if policy.settings.policy != "c2t":
             return right(policy, drafter, **options)
         return lambda root, _depth: root_only(root, draw="top_k", vocab=options["vocab"], device=options["device"])

@@ -1,0 +1,131 @@
+"""The policies: one record each of what is true of it whatever its settings. Free of torch.
+
+A policy is dynamic, where the draft's distributions decide on its trees' shape, static, where the shape stands
+beforehand, or none. What a dynamic policy values is in `grow/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from edgespec.config import require
+
+if TYPE_CHECKING:
+    from edgespec.tree.token_tree import Draw
+
+DRAWS: dict[str, Draw] = {"sampled": "without_replacement", "chosen": "top_k"}
+DEFAULT_POLICY = "adaptive"
+
+_BOTH = tuple(DRAWS)
+_EVERY_POLICYS = {"policy", "draft_temperature"}
+_LIMITS = frozenset({"size", "depth", "max_children"})
+_EARLY_EXIT = frozenset({"stop_model", "confidence"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What tells a policy from the others."""
+
+    name: str
+    kind: Literal["dynamic", "static", "none"]
+    draws: tuple[str, ...] = _BOTH  # of DRAWS, the default first
+    settings: frozenset[str]  # names of the tree settings that it uses, those of every policy left out
+    is_calibrated: bool = False  # scores are expected tokens by measured acceptance, which chooses the draw too
+    has_classifier: bool = False  # that of the built-in pair, where none is given
+    default_width: int | None = 16  # children of a node; None: as many as the tree has nodes
+    default_confidence: float = 0.4  # as in Improving-MCSD
+    # Rows of a finished tree, at the most that was seen on the built-in pair at 768 nodes
+    drafted_per_node: int = 2
+    # Of six temperatures the one of most tokens a pass on the built-in pair, for a greedy target. What adaptive trees
+    # are predicted by was measured at theirs; 0.2 is of shapes whose children are not ranked by q.
+    greedy_draft_temperature: float = 0.2
+    # Branchings that a profile compares, by their number of nodes: wide at the root, as the papers use them
+    presets: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def uses(self, setting: str) -> bool:
+        """Whether a tree setting means something to the policy."""
+        return setting in self.settings or setting in _EVERY_POLICYS
+
+    @property
+    def budget(self) -> Literal["size", "draft_tokens"] | None:
+        """The setting that limits the nodes; None where the shape is what it is."""
+        if "size" in self.settings:
+            return "size"
+        return "draft_tokens" if "draft_tokens" in self.settings else None
+
+
+_ALL = (
+    Policy(
+        name="adaptive",
+        kind="dynamic",
+        settings=_LIMITS | {"draw", "threshold", "acceptance"},
+        is_calibrated=True,
+        drafted_per_node=4,
+        greedy_draft_temperature=0.6,
+    ),
+    Policy(
+        name="dyspec",
+        kind="dynamic",
+        draws=("sampled",),
+        settings=_LIMITS | {"threshold"},
+        drafted_per_node=3,
+        greedy_draft_temperature=0.6,
+    ),
+    Policy(
+        name="opt-tree",
+        kind="dynamic",
+        draws=("chosen",),
+        settings=_LIMITS | {"stop_gain"},
+        default_width=None,
+        drafted_per_node=7,
+        greedy_draft_temperature=0.8,
+    ),
+    Policy(
+        name="eagle2",
+        kind="dynamic",
+        draws=("chosen",),
+        settings=_LIMITS | {"reranked", "stop_depths", "stop_log_probability"},
+        default_width=10,  # the paper's own
+        greedy_draft_temperature=0.8,
+    ),
+    Policy(
+        name="c2t",
+        kind="dynamic",
+        draws=("chosen",),
+        settings=_LIMITS | {"classifier", "confidence"},
+        has_classifier=True,
+        default_width=15,  # the paper's own
+        default_confidence=0.5,
+        greedy_draft_temperature=0.8,
+    ),
+    Policy(name="sequoia", kind="static", settings=_LIMITS | {"draw", "acceptance"}),
+    Policy(
+        name="specinfer",
+        kind="static",
+        settings=_EARLY_EXIT | {"draw", "branching"},
+        presets={15: (2, 1, 1, 1, 1, 1, 1), 52: (4, 2, 1, 1, 1, 1, 1), 200: (8, 2, 2, 1, 1, 1, 1)},
+    ),
+    Policy(
+        name="mcsd",
+        kind="static",
+        settings=_EARLY_EXIT | {"draw", "branching", "fork", "target_width"},
+        presets={14: (2, 2, 1, 1), 60: (4, 2, 2, 1, 1), 232: (8, 4, 2, 1, 1)},
+    ),
+    Policy(name="chain", kind="static", settings=_EARLY_EXIT | {"draw", "draft_tokens", "classifier"}),
+    Policy(name="static", kind="static", settings=_EARLY_EXIT | {"draw", "tree_file"}),
+    Policy(name="none", kind="none", draws=("sampled",), settings=frozenset()),
+)
+POLICIES = {policy.name: policy for policy in _ALL}  # in the order in which people are shown them
+
+
+def policy_named(name: str) -> Policy:
+    """The record of a policy; raises EdgespecError for one that there is not."""
+    require(name in POLICIES, f"--policy {name} is unknown.", f"Choose one of: {', '.join(POLICIES)}.")
+    return POLICIES[name]
+
+
+def users_of(setting: str) -> list[str]:
+    """Names of the policies that a tree setting means something to."""
+    return [policy.name for policy in _ALL if policy.uses(setting)]

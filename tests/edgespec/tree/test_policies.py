@@ -1,0 +1,153 @@
+"""What a policy's record promises: it is complete, and what it says of settings and draws holds when trees grow."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from edgespec.config import SamplingSettings
+from edgespec.errors import EdgespecError
+from edgespec.grow.policies import make_grow, open_policy
+from edgespec.tree.policies import DEFAULT_POLICY, DRAWS, POLICIES, Policy, policy_named, users_of
+from edgespec.tree.settings import TreeSettings
+from edgespec.tree.shapes import expansion
+from tests.edgespec.grow.test_best_first import FunctionDrafter, random_q
+
+CPU = torch.device("cpu")
+VOCAB = 8
+WARM = SamplingSettings(temperature=0.8)
+FIELDS = {field.name for field in fields(TreeSettings)}
+OF_EVERY_POLICY = {"policy", "draft_temperature"}
+# A value of every setting that a policy can do without, other than the default
+GIVEN: dict[str, Any] = {
+    "draw": "chosen", "size": 9, "depth": 5, "threshold": 0.1, "max_children": 3, "branching": (2, 1), "fork": (2, 3),
+    "draft_tokens": 3, "tree_file": Path("tree.json"), "stop_gain": 0.2, "reranked": False, "stop_depths": (2,),
+    "stop_log_probability": -0.5, "classifier": Path("c.json"), "stop_model": Path("s.safetensors"),
+    "confidence": 0.3, "acceptance": Path("a.json"), "target_width": 2,
+}  # fmt: skip
+
+every_policy = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+
+
+def settings_of(policy: Policy, folder: Path, **given: Any) -> TreeSettings:
+    """Settings of the policy, with a file for the shape where it needs one."""
+    if policy.uses("tree_file"):
+        given["tree_file"] = folder / "tree.json"
+        given["tree_file"].write_text(json.dumps([[0], [1], [0, 0]]), encoding="utf-8")
+    return TreeSettings(policy=policy.name, **given)
+
+
+def test_a_policy_is_known_by_its_records_name() -> None:
+    assert all(policy_named(name).name == name for name in POLICIES)
+    assert DEFAULT_POLICY in POLICIES
+
+
+def test_an_unknown_policy_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(EdgespecError, match="--policy oak is unknown") as error:
+        policy_named("oak")
+    assert error.value.code == "E_SETTING"
+    assert error.value.fix == f"Choose one of: {', '.join(POLICIES)}."
+
+
+@every_policy
+def test_a_records_settings_are_tree_settings(policy: Policy) -> None:
+    assert policy.settings <= FIELDS - OF_EVERY_POLICY
+
+
+def test_every_tree_setting_is_some_policys_or_every_policys() -> None:
+    of_some = {setting for policy in POLICIES.values() for setting in policy.settings}
+    assert of_some == FIELDS - OF_EVERY_POLICY == GIVEN.keys()
+    assert all(users_of(setting) == list(POLICIES) for setting in OF_EVERY_POLICY)
+
+
+@every_policy
+def test_a_draw_is_a_setting_where_there_are_several(policy: Policy) -> None:
+    assert set(policy.draws) <= set(DRAWS)
+    assert policy.uses("draw") == (len(policy.draws) > 1)
+
+
+@every_policy
+def test_a_policy_refuses_every_setting_that_it_does_not_use(policy: Policy, tmp_path: Path) -> None:
+    for name in GIVEN.keys() - policy.settings:
+        with pytest.raises(EdgespecError, match=f"is not used by --policy {policy.name}") as error:
+            settings_of(policy, tmp_path, **{name: GIVEN[name]})
+        assert error.value.fix == f"It belongs to: {', '.join(users_of(name))}."
+
+
+@every_policy
+def test_every_setting_that_a_policy_uses_can_be_given(policy: Policy, tmp_path: Path) -> None:
+    decides = {} if policy.has_classifier else {"stop_model": Path("s.safetensors")}
+    for name in policy.settings - {"tree_file"}:
+        beside = decides if name == "confidence" else {}
+        settings = settings_of(policy, tmp_path, **{name: GIVEN[name]}, **beside)
+        assert getattr(settings, name) == GIVEN[name]
+
+
+@every_policy
+def test_the_budget_bounds_the_nodes(policy: Policy, tmp_path: Path) -> None:
+    if policy.budget is None:
+        assert not {"size", "draft_tokens"} & policy.settings
+        return
+    assert settings_of(policy, tmp_path, **{policy.budget: 5}).num_nodes == 5
+
+
+@every_policy
+def test_a_preset_fits_the_nodes_that_it_is_known_by(policy: Policy) -> None:
+    assert not policy.presets or policy.uses("branching")
+    assert list(policy.presets) == sorted(policy.presets)
+    assert all(expansion(branching).num_nodes - 1 <= nodes for nodes, branching in policy.presets.items())
+
+
+GROWN = [(policy, draw) for policy in POLICIES.values() if policy.kind != "none" for draw in policy.draws]
+
+
+@pytest.mark.parametrize(("policy", "draw"), GROWN, ids=[f"{policy.name}-{draw}" for policy, draw in GROWN])
+def test_every_policy_grows_a_tree_in_each_of_its_draws(policy: Policy, draw: str, tmp_path: Path) -> None:
+    limits = {} if policy.budget is None else {policy.budget: 6}
+    chosen = {"draw": draw} if policy.uses("draw") else {}
+    opened = open_policy(settings_of(policy, tmp_path, **limits, **chosen))
+    grow = make_grow(
+        opened, FunctionDrafter(random_q(VOCAB, 1.5, 0)), sampling=WARM, vocab=VOCAB, device=CPU,
+        generator=torch.Generator().manual_seed(0),
+    )  # fmt: skip
+    tree = grow(0, 3)
+    assert tree.draw == opened.draw(WARM) == DRAWS[draw]
+    assert 1 < tree.num_nodes <= 1 + opened.settings.num_nodes
+
+
+@every_policy
+def test_a_policy_draws_as_its_record_says_first(policy: Policy, tmp_path: Path) -> None:
+    opened = open_policy(settings_of(policy, tmp_path))
+    if not policy.is_calibrated:
+        assert opened.draw(WARM) == DRAWS[policy.draws[0]]
+        return
+    assert opened.acceptance is not None
+    assert all(
+        opened.draw(SamplingSettings(temperature=at)) == opened.acceptance.better_draw(at) for at in (0.0, 0.8, 1.5)
+    )
+
+
+@every_policy
+def test_a_policy_without_a_tree_grows_none(policy: Policy, tmp_path: Path) -> None:
+    drafts = policy.kind != "none"
+    settings = settings_of(policy, tmp_path)
+    assert (settings.num_nodes > 0, settings.num_layers > 0) == (drafts, drafts)
+
+
+def test_a_static_shape_takes_the_roots_children_from_the_target(tmp_path: Path) -> None:
+    wide = [policy for policy in POLICIES.values() if policy.uses("target_width")]
+    assert wide
+    assert {policy.kind for policy in wide} == {"static"}
+    for policy in wide:
+        grow = make_grow(
+            open_policy(settings_of(policy, tmp_path, branching=(2, 1), target_width=2)),
+            FunctionDrafter(random_q(VOCAB, 1.5, 0)), sampling=WARM, vocab=VOCAB, device=CPU,
+            generator=torch.Generator().manual_seed(0),
+        )  # fmt: skip
+        tree = grow(0, 3, torch.tensor([6, 3]))
+        assert tree.tokens[tree.parents == 0].tolist() == [6, 3]
