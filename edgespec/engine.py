@@ -68,7 +68,7 @@ class Engine:
         self.device = resolve_device(device)
         self.dtype = resolve_dtype(dtype, pair.target.config, self.device)
         self.max_context = min(context_tokens, pair.max_context or context_tokens)
-        self.quant, self.draft_quant = parse_quant(quant), parse_quant(draft_quant, flag="--draft-quant")
+        self.quant, self.draft_quant = parse_quant(quant), parse_quant(draft_quant, setting="draft_quant")
         tree = tree or TreeSettings()
         self.tree = self._planned_tree = tree if pair.draft is not None else tree.plain()
         self.profile = profile
@@ -133,7 +133,7 @@ class Engine:
             device=resolve_device(device),
             dtype=dtype,
             quant=parse_quant(quant),
-            draft_quant=parse_quant(draft_quant, flag="--draft-quant"),
+            draft_quant=parse_quant(draft_quant, setting="draft_quant"),
             context_tokens=context_tokens,
             prompt_tokens=prompt_tokens,
         )
@@ -227,7 +227,7 @@ class Engine:
     def use_tree(self, tree: TreeSettings) -> Policy:
         """Other trees from the next text on, within the memory plan; raises EdgespecError for larger ones."""
         if self.draft_model is None and tree.policy != "none":
-            raise EdgespecError("E_SETTING", "there is no draft to grow trees with.", "Start with -md DRAFT.")
+            raise EdgespecError("E_SETTING", "there is no draft to grow trees with.", "Start with `draft=DRAFT`.")
         check_tree_fits(tree, self._planned_tree)
         self.policy = _policy(tree, self.profile)
         self.tree = tree

@@ -112,7 +112,7 @@ def _not_read(name: str, reason: str) -> CheckpointError:
     return CheckpointError(
         "E_QUANTIZED",
         f"the quantised weight '{name}' cannot be used: {reason}.",
-        "Use the model's bf16 or fp16 safetensors, with --quant nf4 or int8.",
+        "Use the model's bf16 or fp16 safetensors, with `quant=nf4` or int8.",
     )
 
 

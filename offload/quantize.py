@@ -139,5 +139,5 @@ def _check_not_quantized(skeleton: Skeleton, checkpoint: Checkpoint) -> None:
         raise CheckpointError(
             "E_QUANTIZED",
             f"'{checkpoint.folder}' is quantised already ({skeleton.packed[0].weights[0][1].packing.kind}).",
-            "Leave out --quant and --draft-quant for it.",
+            "Leave out `quant` and `draft_quant` for it.",
         )

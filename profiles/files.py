@@ -87,7 +87,7 @@ def find_profile(folder: Path, machine: MachineFacts, pair: PairFacts) -> Found:
     """The profile in `folder` for this; else what keeps the nearest one from being used.
 
     Layers may be placed a little differently, as a longer prompt makes them. A file that cannot be read
-    is skipped here: `profile --list` names it.
+    is skipped here: `all_profiles` names it.
     """
     nearest: tuple[tuple[int, float], Path, Profile, list[str]] | None = None
     for path, profile in all_profiles(folder):

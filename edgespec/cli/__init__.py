@@ -18,6 +18,7 @@ import click
 from edgespec import __version__
 from edgespec.cli.config.groups import ConfiguredGroup, leaf_commands
 from edgespec.cli.console import print_error
+from edgespec.cli.spelling import spelled_error
 from edgespec.errors import EXIT_MEMORY, EXIT_RUNTIME, EXIT_USAGE, EdgespecError, is_out_of_memory
 
 EXIT_INTERRUPTED = 130
@@ -90,7 +91,8 @@ def run(arguments: list[str]) -> int:
     except EdgespecError as error:
         if debug:
             traceback.print_exc()
-        _report(error.code, error.what, error.fix, as_json=as_json)
+        said = spelled_error(error)
+        _report(said.code, said.what, said.fix, as_json=as_json)
         return error.exit_code
     except click.exceptions.Exit as request:
         return request.exit_code

@@ -59,7 +59,7 @@ def memory_budgets(limits: MemoryLimits, device: torch.device) -> tuple[int, int
         free_gpu_bytes = limit_bytes  # a card that is only planned for
     else:
         raise EdgespecError(
-            "E_DEVICE", f"there is no '{device}' whose memory could be asked for.", "Give its size: --max-gpu-mem."
+            "E_DEVICE", f"there is no '{device}' whose memory could be asked for.", "Give its size: `max_gpu_bytes`."
         )
     if margin_bytes is None:
         margin_bytes = MARGIN_BYTES if limit_bytes is None else 0
@@ -87,7 +87,7 @@ def check_tree_fits(tree: TreeSettings, planned: TreeSettings) -> None:
         "E_TREE_SIZE",
         f"{tree.policy} trees of {tree.num_nodes} nodes need more memory than is planned, which has room for "
         f"{largest}.",
-        f"Use {largest} or less, or start with --tree-size {tree.num_nodes}.",
+        f"Use {largest} or less, or start with `size={tree.num_nodes}`.",
     )
 
 
@@ -154,23 +154,25 @@ def _place(request: PlanRequest) -> Placement:
 def _advice(request: PlanRequest) -> str:
     """Cheaper settings that fit, each with what it needs at least; where none does, what the cheapest need."""
     fitting, too_much = [], []
-    for flags, cheaper in _cheaper(request):
+    for settings, cheaper in _cheaper(request):
         try:
             needed_bytes = _place(replace(cheaper, max_resident=0)).planned_bytes
-            fitting.append((flags, needed_bytes))
+            fitting.append((settings, needed_bytes))
         except MemoryPlanError as error:
-            too_much.append((flags, error.needed_bytes))
+            too_much.append((settings, error.needed_bytes))
     if fitting:
         # The first of each kind gives up least; of two, one changes the tree and one the context, where both help.
-        kinds = {flags.split()[0]: (flags, needed_bytes) for flags, needed_bytes in reversed(fitting)}
+        kinds = {settings.split("=")[0]: (settings, needed_bytes) for settings, needed_bytes in reversed(fitting)}
         return f"Raise the limit, or use {_named(list(kinds.values())[::-1])}."
     cheapest = sorted(too_much, key=lambda item: item[1])
     tried = f": even {_named(cheapest)} is too much" if cheapest else ""
-    return f"Raise the limit{tried}. Quantised layers (--quant nf4) and, on a CPU, --dtype bfloat16 may need less."
+    return f"Raise the limit{tried}. Quantised layers (`quant=nf4`) and, on a CPU, `dtype=bfloat16` may need less."
 
 
-def _named(settings: list[tuple[str, int]]) -> str:
-    return " or ".join(f"{flags} (from {num_bytes / GIB:.3f} GiB)" for flags, num_bytes in settings[:NUM_SUGGESTIONS])
+def _named(variants: list[tuple[str, int]]) -> str:
+    return " or ".join(
+        f"`{settings}` (from {num_bytes / GIB:.3f} GiB)" for settings, num_bytes in variants[:NUM_SUGGESTIONS]
+    )
 
 
 def _cheaper(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
@@ -181,15 +183,15 @@ def _cheaper(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
     plain = replace(request, draft=None, tree=tree.plain())
     if "size" in settings_used_by(tree.policy):
         for size in [tree.size >> halvings for halvings in range(1, tree.size.bit_length())]:
-            yield f"--tree-size {size}", replace(request, tree=replace(tree, size=size))
+            yield f"size={size}", replace(request, tree=replace(tree, size=size))
     for tokens in [context >> halvings for halvings in range(1, context.bit_length())]:
         if tokens > shortest:
-            yield f"--ctx-size {tokens}", replace(request, context_tokens=tokens, prompt_tokens=min(prompt, tokens))
+            yield f"context_tokens={tokens}", replace(request, context_tokens=tokens, prompt_tokens=min(prompt, tokens))
     if request.draft is not None:
-        yield "--policy none", plain
+        yield "policy=none", plain
     if shortest < context:
         short = replace(plain, context_tokens=shortest, prompt_tokens=min(prompt, shortest))
-        yield f"--policy none --ctx-size {shortest}", short
+        yield f"policy=none, context_tokens={shortest}", short
 
 
 def plan_for(
@@ -228,7 +230,7 @@ def plan_for(
             device=place,
             dtype=resolve_dtype(dtype, target_model.config, place),
             quant=parse_quant(quant),
-            draft_quant=parse_quant(draft_quant, flag="--draft-quant"),
+            draft_quant=parse_quant(draft_quant, setting="draft_quant"),
             context_tokens=context_tokens,
             prompt_tokens=prompt_tokens or context_tokens,
         ).placement

@@ -98,7 +98,7 @@ def collect(
     probabilities).
     """
     if engine.draft_model is None:
-        raise EdgespecError("E_SETTING", "there is no draft to collect records of.", "Name one with -md.")
+        raise EdgespecError("E_SETTING", "there is no draft to collect records of.", "Name one with `draft`.")
     names = str(engine.pair.target.folder), str(engine.pair.draft.folder if engine.pair.draft else None)
     _check_same_run(folder, [kind, max_new_tokens, seed, list(map(list, prompts))])
     done = {header.setting for header in read_headers(folder)}
@@ -135,14 +135,12 @@ def _check_same_run(folder: Path, settings: list[Any]) -> None:
             note.write_text(json.dumps({"settings_sha256": digest}), encoding="utf-8")
         is_same = json.loads(note.read_text(encoding="utf-8")).get("settings_sha256") == digest
     except (OSError, ValueError, AttributeError) as error:
-        raise EdgespecError(
-            "E_RECORDS", f"'{note}' cannot be used ({error}).", "Name another folder: --records."
-        ) from error
+        raise EdgespecError("E_RECORDS", f"'{note}' cannot be used ({error}).", "Name another folder.") from error
     if not is_same:
         raise EdgespecError(
             "E_RECORDS",
             f"'{folder}' holds records of other prompts, another kind, length or seed.",
-            "Name another folder with --records, or delete this one.",
+            "Name another folder, or delete this one.",
         )
 
 

@@ -77,7 +77,7 @@ def begin_run(folder: Path, run: FeatureRun) -> None:
         raise EdgespecError(
             "E_FEATURES",
             f"'{folder}' holds features of other {what} ({pairs}).".replace("other a run", "another run"),
-            "Name another folder with --features, or delete this one.",
+            "Name another folder, or delete this one.",
         )
 
 

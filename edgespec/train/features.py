@@ -135,7 +135,7 @@ def collect_features(
         raise EdgespecError(
             "E_OUTPUT",
             f"features take {left_bytes / 1e9:.2f} GB in '{folder}', where {free_bytes / 1e9:.2f} GB are free.",
-            "Name a folder on another disk with --features, or lower --data-tokens.",
+            "Name a folder on another disk, or learn from fewer tokens.",
         )
     for group in _groups(blocks[num_done:], group_rows):
         rows = max(len(block.ids) for block in group)
@@ -147,7 +147,7 @@ def collect_features(
         features = torch.cat([row[: len(block.ids)] for row, block in zip(hidden, group, strict=True)])
         if not bool(features.isfinite().all()):  # a wait for the pass, which the file needs anyway
             raise EdgespecError(
-                "E_NAN_LOGITS", "the target's features are NaN or infinite.", "Use --dtype float32 or bfloat16."
+                "E_NAN_LOGITS", "the target's features are NaN or infinite.", "Use `dtype=float32` or bfloat16."
             )
         save_shard(folder, group, features.cpu())
         tokens_done += features.shape[0]

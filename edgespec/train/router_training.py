@@ -36,11 +36,11 @@ def check_groups(vocab: int, num_groups: int, top_groups: int) -> None:
         raise EdgespecError(
             "E_SETTING",
             f"{vocab} tokens in {num_groups} groups of {size} leave some groups empty.",
-            f"Use --groups {fitting}.",
+            f"Use `num_groups={fitting}`.",
         )
     if not 1 <= top_groups <= num_groups:
         raise EdgespecError(
-            "E_SETTING", f"there are no {top_groups} of {num_groups} groups.", f"Use 1 to {num_groups} --top-groups."
+            "E_SETTING", f"there are no {top_groups} of {num_groups} groups.", f"Use 1 to {num_groups} `top_groups`."
         )
 
 

@@ -174,5 +174,5 @@ def _not_finite(step: int, path: Path) -> EdgespecError:
     return EdgespecError(
         "E_TRAIN_NAN",
         f"the loss or its gradient is NaN or infinite in step {step}.{kept}",
-        "Lower --learning-rate, and delete the checkpoint to begin anew.",
+        "Lower `learning_rate`, and delete the checkpoint to begin anew.",
     )

@@ -24,6 +24,7 @@ from edgespec.cli.options.options import (
     tree_options,
 )
 from edgespec.cli.prompts.read import encode_prompts, read_prompts
+from edgespec.cli.spelling import spelled
 from edgespec.config import SamplingSettings
 from edgespec.errors import EXIT_RUNTIME, EdgespecError
 from edgespec.tree.settings import TreeSettings
@@ -190,7 +191,7 @@ def _open(
         prompt_tokens=longest,
     )
     for note in settled.notes:
-        console.say(note)
+        console.say(spelled(note))
 
     def on_plan(engine: Engine) -> None:
         placement = engine.placement

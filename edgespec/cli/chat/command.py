@@ -26,6 +26,7 @@ from edgespec.cli.options.options import (
     tree_options,
 )
 from edgespec.cli.prompts.read import read_text
+from edgespec.cli.spelling import spelled
 from edgespec.errors import EdgespecError
 from edgespec.pair.hub_names import short_name
 from edgespec.tree.settings import TreeSettings
@@ -154,7 +155,7 @@ def _load(
 
         def on_plan(engine: Engine) -> None:
             for note in settled.notes:
-                console.say(note)
+                console.say(spelled(note))
             say_plan(console, pair, engine.tree, engine, settled, machine, device=engine.device, dtype=engine.dtype)
 
         with ExitStack() as stack:

@@ -11,6 +11,7 @@ from edgespec.cli.chat.answers import answer
 from edgespec.cli.chat.spoken import understand, without_quotes
 from edgespec.cli.chat.state import Chat
 from edgespec.cli.console import print_error
+from edgespec.cli.spelling import spelled
 from edgespec.errors import EXIT_RUNTIME, EdgespecError
 
 PROMPT = "> "
@@ -41,7 +42,7 @@ def _try(act: Callable[[], object]) -> None:
     try:
         act()
     except EdgespecError as error:
-        print_error(error.what, error.fix)
+        print_error(spelled(error.what), spelled(error.fix))
 
 
 def react(chat: Chat, typed: str) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.chat.spoken import closest
+from edgespec.cli.spelling import spelled
 from edgespec.config import MAX_SEED, SamplingSettings
 from edgespec.errors import EdgespecError
 from edgespec.tree.settings import USED_BY, TreeSettings
@@ -77,7 +78,7 @@ def restore_settings(chat: Chat, saved: Mapping[str, Any]) -> list[str]:
             if SETTINGS[name].get(chat) != value:
                 SETTINGS[name].change(chat, text)
         except EdgespecError as error:
-            lines.append(f"not applied: {name} {text} ({error.what})")
+            lines.append(f"not applied: {name} {text} ({spelled(error.what)})")
     return lines
 
 

@@ -18,6 +18,7 @@ from edgespec.cli.generate.sinks import Sink
 from edgespec.cli.generate.turns import answer_turns
 from edgespec.cli.plan_notes import trees_in_words
 from edgespec.cli.prefill_line import PrefillLine
+from edgespec.cli.spelling import spelled_error
 from edgespec.engine import Engine
 from edgespec.errors import EXIT_RUNTIME, EXIT_SOME_FAILED, EdgespecError, is_out_of_memory
 from edgespec.text.results import GenerationResult, TextChunk
@@ -158,7 +159,7 @@ def _answer(
 def _fault(error: Exception) -> EdgespecError:
     """Any failure of one prompt, as a user meets it."""
     if isinstance(error, EdgespecError):
-        return error
+        return spelled_error(error)
     if is_out_of_memory(error):
         fix = "Lower --max-gpu-mem, --max-cpu-mem, -ngl or --tree-size."
         return EdgespecError("E_MEMORY", "memory ran out while this prompt ran.", fix)

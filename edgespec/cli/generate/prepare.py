@@ -26,6 +26,7 @@ from edgespec.cli.options.options import MachineOptions
 from edgespec.cli.prompts.read import describe, encode_prompts, numbered_rows, read_prompts
 from edgespec.cli.prompts.rows import PromptRow, text_row
 from edgespec.cli.prompts.selection import repeated, select
+from edgespec.cli.spelling import spelled
 from edgespec.tree.settings import TreeSettings
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def prepare(
         prompt_tokens=room.prompt_tokens,
     )
     for note in settled.notes:
-        console.say(note)
+        console.say(spelled(note))
     _say_what_is_not_applied(console, pair, rows, asked)
     settings = replace(
         settings,

@@ -201,7 +201,7 @@ def machine_options(function: Command) -> Command:
             device=device,
             dtype=dtype,
             quant=parse_quant(quant),
-            draft_quant=parse_quant(draft_quant, flag="--draft-quant"),
+            draft_quant=parse_quant(draft_quant, setting="draft_quant"),
         )
         return function(machine=machine, **others)
 

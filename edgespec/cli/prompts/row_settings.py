@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from edgespec.cli.spelling import spelled
 from edgespec.config import MAX_SEED, SamplingSettings
 from edgespec.errors import EdgespecError
 
-SAMPLING_FLAGS = {"temperature": "--temp", "top_p": "--top-p", "top_k": "--top-k", "min_p": "--min-p"}
+SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p")
 LENGTH_KEYS = ("max_new_tokens", "max_tokens", "max_completion_tokens")
-SETTING_KEYS = {*LENGTH_KEYS, *SAMPLING_FLAGS, "seed", "stop", "system"}
+SETTING_KEYS = {*LENGTH_KEYS, *SAMPLING_KEYS, "seed", "stop", "system"}
 # Keys of other tools that would change the text, and do not here
 IGNORED_KEYS = {
     "best_of",
@@ -50,7 +51,7 @@ class RowSettings:
 
     def sampling(self) -> dict[str, Any]:
         """The part that is of `SamplingSettings`."""
-        return {name: value for name, value in self.given().items() if name in SAMPLING_FLAGS}
+        return {name: value for name, value in self.given().items() if name in SAMPLING_KEYS}
 
 
 def parse_settings(values: Mapping[str, Any], where: str) -> RowSettings:
@@ -59,7 +60,7 @@ def parse_settings(values: Mapping[str, Any], where: str) -> RowSettings:
     lengths = [name for name in LENGTH_KEYS if name in given]
     if len(lengths) > 1:
         raise EdgespecError("E_SETTING", f"{where} has both {lengths[0]} and {lengths[1]}.", "Keep one of them.")
-    settings: dict[str, Any] = {name: _number(name, given[name], where) for name in SAMPLING_FLAGS if name in given}
+    settings: dict[str, Any] = {name: _number(name, given[name], where) for name in SAMPLING_KEYS if name in given}
     for name, value in settings.items():
         _check_sampling(name, value, where)
     if lengths:
@@ -100,8 +101,7 @@ def _check_sampling(name: str, value: float, where: str) -> None:
     try:
         SamplingSettings(**{name: value})  # type: ignore[arg-type]
     except EdgespecError as error:
-        what = error.what.replace(SAMPLING_FLAGS[name], name, 1)
-        raise EdgespecError(error.code, f"{where}: {what}", error.fix) from error
+        raise EdgespecError(error.code, f"{where}: {spelled(error.what, {name: name})}", error.fix) from error
 
 
 def _stop(value: object, where: str) -> tuple[str, ...]:

@@ -49,7 +49,7 @@ def test_a_card_that_is_not_there_needs_a_size(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert memory_budgets(MemoryLimits(max_gpu_bytes=24 * GIB), CUDA)[0] == 24 * GIB
     assert memory_budgets(MemoryLimits(max_gpu_bytes=24 * GIB, gpu_margin_bytes=GIB), CUDA)[0] == 23 * GIB
-    with pytest.raises(EdgespecError, match="--max-gpu-mem"):
+    with pytest.raises(EdgespecError, match="`max_gpu_bytes`"):
         memory_budgets(MemoryLimits(), CUDA)
 
 
