@@ -127,7 +127,7 @@ def _built_in() -> Check:
 
 
 def _disk(model: str | None, config: UserConfig) -> Iterator[Check]:
-    """The speed of the disk that layers would stream from."""
+    """Check the speed of the disk that layers would stream from."""
     try:
         from edgespec.doctor.disk_speed import read_speed, scratch_speed
     except (ImportError, OSError):  # of torch, and said

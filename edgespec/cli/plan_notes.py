@@ -23,7 +23,7 @@ GIB = 1 << 30
 
 
 def trees_in_words(tree: TreeSettings) -> str:
-    """Policy, nodes and depth; or that there is no tree."""
+    """Say policy, nodes and depth of the trees, or that there are none."""
     if tree.policy == "none":
         return "no tree"
     return f"{tree.policy} trees of {tree.num_nodes} nodes, depth {tree.num_layers}"
@@ -40,7 +40,7 @@ def say_plan(
     device: torch.device,
     dtype: torch.dtype,
 ) -> None:
-    """Layers, formats, trees and profile in a few lines; raises EdgespecError where -ngl all cannot be had."""
+    """Say layers, formats, trees and profile in a few lines; raises EdgespecError where -ngl all does not fit."""
     placement = planned.placement
     streamed = placement.num_layers - placement.num_resident
     where = "" if not placement.num_pinned else f" ({placement.num_pinned} from RAM, {placement.num_on_disk} from disk)"
@@ -68,12 +68,12 @@ def say_plan(
 
 
 def say_quantizing(console: Console, folder: Path, num_bytes: int, free_bytes: int) -> None:
-    """What is about to be written to the cache."""
+    """Say what is about to be written to the cache."""
     console.say(f"quantising once: {num_bytes / GIB:.3f} GiB go to {folder} ({free_bytes / GIB:.1f} GiB are free)")
 
 
 def loading_progress(console: Console, bar: Any) -> Callable[[str, int, int], None]:
-    """What `Engine` reports to while it loads, drawn on the bar if there is one."""
+    """Return the function that `Engine` reports its loading to; it draws on the bar, if there is one."""
     phases: dict[str, OnProgress] = {}
 
     def update(phase: str, done: int, total: int) -> None:
@@ -86,7 +86,7 @@ def loading_progress(console: Console, bar: Any) -> Callable[[str, int, int], No
 
 
 def _profile_note(settled: Settled) -> str:
-    """Which profile, for which temperature, and what it promises."""
+    """Say which profile is used, for which temperature, and what it promises."""
     assert settled.profile is not None
     assert settled.plan is not None
     predicted = settled.predicted_per_s

@@ -39,16 +39,16 @@ Progress = Callable[[int, int], None]  # tokens done, tokens in all
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRoom:
-    """How many rows pass the target at once, and what that leaves for the target."""
+    """How many rows pass the target at once, and the limits that this leaves for the target."""
 
     rows: int  # of a group, padding included
     limits: MemoryLimits
 
 
 def cut_blocks(texts: Sequence[Sequence[int]], *, block_tokens: int, max_tokens: int | None = None) -> list[Block]:
-    """Blocks of token ids, the longest first, so that a group has little padding; ends shorter than 8 are dropped.
+    """Cut texts into blocks, the longest first, so that a group has little padding; ends shorter than 8 are dropped.
 
-    With `max_tokens` the texts' first blocks until there are as many. Raises EdgespecError where none are left.
+    With `max_tokens` only the first blocks are cut, of that many tokens. Raises EdgespecError where none are left.
     """
     blocks: list[Block] = []
     left = max_tokens
@@ -68,7 +68,7 @@ def cut_blocks(texts: Sequence[Sequence[int]], *, block_tokens: int, max_tokens:
 def feature_run(
     target: ModelFolder, blocks: Sequence[Block], *, block_tokens: int, dtype: torch.dtype, quant: str | None
 ) -> FeatureRun:
-    """What the features of these blocks will be of."""
+    """Describe what the features of these blocks will be made of."""
     content = json.dumps([[block.text, block.ids] for block in blocks])
     return FeatureRun(
         target=target.folder.name,
@@ -84,7 +84,7 @@ def feature_run(
 
 
 def dataset_bytes(run: FeatureRun) -> int:
-    """Bytes of the features' files, but for their headers."""
+    """Return the bytes of the features' files, without their headers."""
     itemsize = int(getattr(torch, run.dtype).itemsize)
     return run.num_tokens * (run.hidden_size * itemsize + ID_BYTES) + run.num_blocks * LENGTH_BYTES
 
@@ -92,7 +92,7 @@ def dataset_bytes(run: FeatureRun) -> int:
 def room_for_groups(
     config: PretrainedConfig, limits: MemoryLimits, *, block_tokens: int, dtype: torch.dtype, device: torch.device
 ) -> GroupRoom:
-    """A share of the memory for a group of blocks, and limits for the target beside it.
+    """Divide the memory: a share for a group of blocks, and limits for the target beside it.
 
     At least one block passes at a time; whether the target then fits is for its own plan to say.
     """
@@ -119,7 +119,7 @@ def collect_features(
     announce: Announce | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Write the features of all blocks to a folder; goes on where it was interrupted.
+    """Write the features of all blocks to a folder, going on where an earlier run was interrupted.
 
     `announce` hears what will be written before anything is. Raises EdgespecError: a folder of another run, a
     disk without room, features that are not finite.
@@ -156,7 +156,7 @@ def collect_features(
 
 
 def _groups(blocks: Sequence[Block], group_rows: int) -> Iterator[Sequence[Block]]:
-    """As many blocks in a row as have `group_rows` rows when they are padded to the longest, which is the first."""
+    """Yield groups of blocks that have at most `group_rows` rows when padded to the longest, which is the first."""
     start = 0
     while start < len(blocks):
         end = start + max(1, group_rows // len(blocks[start].ids))

@@ -142,7 +142,7 @@ def command(
 
 
 def _refuse_with_check(context: click.Context, form: str) -> None:
-    """Raise click.UsageError for what --check has no use for."""
+    """Raise click.UsageError for options that mean nothing to --check."""
     for option in context.command.params:
         is_given = context.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE
         if is_given and option.name in {"repeats", "temperature", "top_k", "top_p", "min_p", "seed"}:
@@ -163,7 +163,7 @@ def _open(
     sampling: SamplingSettings,
     max_new_tokens: int,
 ) -> Engine:
-    """The pair, loaded with the trees that it is to be measured with."""
+    """Load the pair with the trees that it is to be measured with."""
     from edgespec.engine import Engine
     from edgespec.model.device import resolve_device
     from edgespec.profiled import settle
@@ -217,7 +217,7 @@ def _open(
 
 
 def _say_what_else(console: Console, engine: Engine, machine: MachineOptions, rounds: dict[str, list[Round]]) -> None:
-    """What the table does not show: that plain decoding is the better choice, or would have had more memory."""
+    """Say what the table does not show: that plain decoding is the better choice, or would have had more memory."""
     from edgespec.model.target import offload_errors
     from edgespec.placement.plan import plan_pair
 
@@ -245,7 +245,7 @@ def _say_what_else(console: Console, engine: Engine, machine: MachineOptions, ro
 
 
 def _measured_tree(console: Console, settled: Settled) -> TreeSettings:
-    """The settings' trees; where the plan is to grow none, the next best that it knows."""
+    """Return the settings' trees; where the plan is to grow none, the next best that the plan knows."""
     from edgespec.profiled import tree_settings
 
     if settled.tree.policy != "none":
@@ -258,7 +258,7 @@ def _measured_tree(console: Console, settled: Settled) -> TreeSettings:
 
 
 def _check(console: Console, engine: Engine, encoded: list[list[int]], max_new_tokens: int, *, as_json: bool) -> int:
-    """Greedy texts of both modes, compared; the exit status."""
+    """Compare the greedy texts of both modes and return the exit status."""
     from edgespec.cli.bench.report import write_verdicts
 
     verdicts: list[Verdict] = []

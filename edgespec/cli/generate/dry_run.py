@@ -15,7 +15,7 @@ HOUR_S = 3600
 
 
 def say_what_would_be_done(console: Console, prepared: Prepared, machine: MachineOptions) -> None:
-    """Plan, room and time, on stderr; raises EdgespecError where it does not fit."""
+    """Say plan, room and time on stderr; raises EdgespecError where the pair does not fit the memory."""
     pair, room = prepared.pair, prepared.room
     with offload_errors():
         plan = plan_pair(
@@ -47,7 +47,7 @@ def say_what_would_be_done(console: Console, prepared: Prepared, machine: Machin
 
 
 def _time_note(prepared: Prepared) -> str:
-    """Seconds at most, where every answer is as long as it may be."""
+    """Say how many seconds the run takes at most, if every answer is as long as it may be."""
     num_turns = sum(request.row.num_turns for request in prepared.requests)
     tokens = sum(request.max_new_tokens * request.row.num_turns for request in prepared.requests)
     limits = [request.max_new_tokens for request in prepared.requests]

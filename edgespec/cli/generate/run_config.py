@@ -27,7 +27,10 @@ def run_config(
     quant: str | None,
     draft_quant: str | None,
 ) -> dict[str, Any]:
-    """The settings; models are known by their content, so that a folder may move; of the tree, what is not default."""
+    """Return the settings by name.
+
+    Models are known by their content, so that a folder may move; of the tree only what is not default is kept.
+    """
     from edgespec.pair.folder import fingerprint
 
     default = dataclasses.asdict(TreeSettings())
@@ -51,12 +54,12 @@ def run_config(
 
 
 def config_hash(config: dict[str, Any]) -> str:
-    """Eight digits that two configurations share only if they are the same."""
+    """Return eight digits that two configurations share only if they are the same."""
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def sampling_fields(sampling: SamplingSettings) -> dict[str, float | int]:
-    """The sampling settings under their usual names."""
+    """Return the sampling settings under their usual names."""
     return {
         "temperature": float(sampling.temperature),
         "top_p": float(sampling.top_p),

@@ -71,7 +71,7 @@ def _inspect_all(console: Console, folders: Sequence[Path]) -> list[LocalModel]:
 
 
 def _table(models: Sequence[LocalModel]) -> str:
-    """A line a model, and below it its drafts or what is wrong with it."""
+    """Return a line for each model, and below it its drafts or what is wrong with it."""
     from edgespec.doctor.inventory import drafts_for
 
     rows = [_cells(model) for model in models]
@@ -112,7 +112,7 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def ratio(target: LocalModel, draft: LocalModel) -> str:
-    """How much smaller a draft is than its target, in words."""
+    """Say in words how much smaller a draft is than its target."""
     return f"{(target.num_parameters or 0) / max(1, draft.num_parameters or 0):.3g} times smaller"
 
 

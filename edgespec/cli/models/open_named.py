@@ -21,7 +21,7 @@ MAX_LOOKING_S = 10.0  # somebody waits for an error
 
 
 def open_named_pair(target: Path | None, draft: Path | None) -> ModelPair:
-    """The pair, as `open_pair` checks it; where the token ids differ, the error names local drafts that fit."""
+    """Open the pair as `open_pair` does; where the token ids differ, the error names local drafts that fit."""
     from edgespec.pair.pair import open_pair
 
     try:
@@ -37,7 +37,7 @@ def open_named_pair(target: Path | None, draft: Path | None) -> ModelPair:
 
 
 def _fitting_drafts(target: Path, draft: Path) -> list[str]:
-    """Names of the smallest drafts for the target, with their ratios; none where looking for them fails."""
+    """Name the smallest drafts for the target, with their ratios; none where looking for them fails."""
     from edgespec.doctor.inventory import Inspector, drafts_for
 
     inspector, models = Inspector(), []
@@ -58,7 +58,7 @@ def _fitting_drafts(target: Path, draft: Path) -> list[str]:
 
 
 def _places_near(target: Path, draft: Path) -> list[tuple[str, Path]]:
-    """Names and folders of the models next to the two, then of those in the local cache, each folder once."""
+    """Return names and folders of the models beside the two, then of those in the local cache, each folder once."""
     from edgespec.doctor.inventory import places
 
     # What lies beside a snapshot of the cache are other revisions of it.

@@ -19,7 +19,7 @@ GIB = 1 << 30
 
 
 def complete_model(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names that the shell may offer, beside folders."""
+    """Return the names that the shell may offer, beside folders."""
     from edgespec.cli import all_commands
 
     try:
@@ -32,9 +32,9 @@ def complete_model(context: click.Context, _parameter: click.Parameter, incomple
 
 
 def find_models(context: click.Context, values: dict[str, Any]) -> dict[str, Any]:
-    """The command's values with folders for `target`, `model` and `draft_model`; raises EdgespecError.
+    """Replace the names of `target`, `model` and `draft_model` by folders; raises EdgespecError.
 
-    A command without TARGET has no such value. Revisions and the leave to use the network are used up.
+    A command without TARGET has no such value. The values of --revision, --draft-revision and --online are taken out.
     """
     values = _without_other_pairs(context, values)
     revisions = {"model": values.pop("revision"), "draft_model": values.pop("draft_revision")}

@@ -50,7 +50,7 @@ Command = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineOptions:
-    """Where to run, in what, and within what."""
+    """Where to run, in which number formats, and within which limits."""
 
     limits: MemoryLimits
     wants_all_resident: bool
@@ -62,19 +62,19 @@ class MachineOptions:
 
 
 def with_options(function: Command, options: Sequence[Callable[[Command], Command]]) -> Command:
-    """The function below its options, which stand in the help as in the list."""
+    """Decorate a function with options, which stand in the help in the order of the list."""
     for option in reversed(options):
         function = option(function)
     return function
 
 
 def config_option(function: Command) -> Command:
-    """--config, which is read before any other option is."""
+    """Add --config, which is read before all other options."""
     return click.option("--config", type=FOLDER, expose_value=False, help=CONFIG_HELP)(function)
 
 
 def model_options(function: Command) -> Command:
-    """-m and -md, and TARGET where there is one: names handed on as folders, `model`, `draft_model` and `target`."""
+    """Add -m and -md; these names, and TARGET where there is one, are handed on as folders."""
 
     @functools.wraps(function)
     def call(**values: Any) -> Any:
@@ -93,7 +93,7 @@ def model_options(function: Command) -> Command:
 
 
 def target_options(function: Command) -> Command:
-    """-m alone: its name handed on as a folder, `model`."""
+    """Add -m alone; its name is handed on as a folder, `model`."""
 
     @functools.wraps(function)
     def call(**values: Any) -> Any:
@@ -111,7 +111,7 @@ def target_options(function: Command) -> Command:
 
 
 def tree_options(function: Command) -> Command:
-    """The tree's shape: handed on as `tree`."""
+    """Add the options of the tree's shape, which are handed on as `tree`."""
 
     @functools.wraps(function)
     def call(**values: Any) -> Any:
@@ -161,19 +161,19 @@ def tree_options(function: Command) -> Command:
 
 
 def given_tree(context: click.Context) -> dict[str, Any]:
-    """Tree settings that were given, by the names of `TreeSettings`: defaults are not among them."""
+    """Return the tree settings that were given, by the names of `TreeSettings`, without defaults."""
     return {name: context.params[name] for name in TREE_FIELDS if context.params.get(name) is not None}
 
 
 def profile_option(function: Command) -> Command:
-    """--profile: handed on as `profile`."""
+    """Add --profile, which is handed on as `profile`."""
     return click.option("--profile", default="auto", show_default=True, metavar="auto|none|FILE", help=PROFILE_HELP)(
         function
     )
 
 
 def machine_options(function: Command) -> Command:
-    """Memory, device and number formats: handed on as `machine`."""
+    """Add the options of memory, device and number formats, which are handed on as `machine`."""
 
     @functools.wraps(function)
     def call(
@@ -235,7 +235,7 @@ def check_all_resident(machine: MachineOptions, num_resident: int, num_layers: i
 
 
 def parse_temperatures(text: str) -> list[float]:
-    """Temperatures of a list like 0,0.6,1; raises click.BadParameter."""
+    """Parse a list of temperatures like 0,0.6,1; raises click.BadParameter."""
     try:
         found = [float(part) for part in text.split(",")]
     except ValueError:
@@ -246,7 +246,7 @@ def parse_temperatures(text: str) -> list[float]:
 
 
 def _size(_context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    """Bytes of a size written like 10GiB."""
+    """Return the bytes of a size written like 10GiB."""
     try:
         return None if value is None else parse_size(value)
     except EdgespecError as error:
@@ -254,7 +254,7 @@ def _size(_context: click.Context, parameter: click.Parameter, value: str | None
 
 
 def _tokens(_context: click.Context, _parameter: click.Parameter, value: str) -> int | None:
-    """A number of tokens, as 8192 or 8k; None is auto."""
+    """Parse a number of tokens, as 8192 or 8k; None is auto."""
     if value == "auto":
         return None
     match = re.fullmatch(r"(\d{1,9})(k?)", value.lower())

@@ -34,7 +34,7 @@ IGNORED_KEYS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSettings:
-    """None is what the run does."""
+    """The settings of a row; where one is None, the run's own holds."""
 
     max_new_tokens: int | None = None
     temperature: float | None = None
@@ -46,16 +46,16 @@ class RowSettings:
     system: str | None = None
 
     def given(self) -> dict[str, Any]:
-        """What the row sets, by name."""
+        """Return what the row sets, by name."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
     def sampling(self) -> dict[str, Any]:
-        """The part that is of `SamplingSettings`."""
+        """Return those of them that `SamplingSettings` has."""
         return {name: value for name, value in self.given().items() if name in SAMPLING_KEYS}
 
 
 def parse_settings(values: Mapping[str, Any], where: str) -> RowSettings:
-    """The settings among a row's keys; raises EdgespecError with the row and the key. null is left out."""
+    """Parse the settings among a row's keys; null is not given. Raises EdgespecError with the row and the key."""
     given = {name: value for name, value in values.items() if value is not None and name in SETTING_KEYS}
     lengths = [name for name in LENGTH_KEYS if name in given]
     if len(lengths) > 1:

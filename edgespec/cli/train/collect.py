@@ -1,4 +1,4 @@
-"""The target read once for its features, with what a person sees of it."""
+"""Reading the target once for its features, with what a person sees meanwhile."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def collect(
     run: FeatureRun,
     machine: MachineOptions,
 ) -> None:
-    """Collect what a folder of features lacks, if anything; raises EdgespecError."""
+    """Collect the features that a folder lacks, if any; raises EdgespecError."""
     from edgespec.engine import Engine
     from edgespec.model.device import resolve_device, resolve_dtype
     from edgespec.train.feature_files import FeatureFiles, begin_run
