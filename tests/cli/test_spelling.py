@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 
 import click
 import pytest
 
-from edgespec.cli import all_commands, cli
+from edgespec.cli import all_commands, cli, run
 from edgespec.cli.chat.actions import ACTIONS
 from edgespec.cli.spelling import COMMANDS, FLAGS, SPELLINGS, spelled, spelled_error
 from edgespec.errors import EdgespecError
@@ -43,6 +44,15 @@ def test_another_surface_has_other_spellings() -> None:
 def test_an_error_keeps_its_code() -> None:
     said = spelled_error(EdgespecError("E_SETTING", "`depth=0` is below 1.", "Try `depth=24`."))
     assert (said.code, said.what, said.fix) == ("E_SETTING", "--tree-depth 0 is below 1.", "Try --tree-depth 24.")
+
+
+def test_an_error_as_json_says_what_the_lines_say(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["estimate", "--tree-size", "900"]) == 2
+    assert capsys.readouterr().err.startswith("Error: --tree-size 900 is not in [1, 768].\nTry: Use --policy none to")
+    assert run(["estimate", "--tree-size", "900", "--json"]) == 2
+    said = json.loads(capsys.readouterr().err)["error"]
+    assert said["message"] == "--tree-size 900 is not in [1, 768]."
+    assert said["fix"] == "Use --policy none to decode without a tree."
 
 
 def names_in_messages() -> set[str]:
