@@ -44,10 +44,10 @@ def parse_size(text: str) -> int:
     return int(number * (1000 if prefix and unit == "B" else 1024) ** _POWERS[prefix])
 
 
-def parse_quant(name: str | None, *, flag: str = "--quant") -> str | None:
+def parse_quant(name: str | None, *, setting: str = "quant") -> str | None:
     """The quantisation that a name stands for; None is none."""
     key = (name or "none").lower()
-    require(key in QUANT_NAMES, f"{flag} {name} is unknown.", f"Use one of: {', '.join(QUANT_NAMES)}.")
+    require(key in QUANT_NAMES, f"`{setting}={name}` is unknown.", f"Use one of: {', '.join(QUANT_NAMES)}.")
     return QUANT_NAMES[key]
 
 
@@ -63,12 +63,12 @@ class SamplingSettings:
     def __post_init__(self) -> None:
         require(
             self.temperature == 0 or MIN_TEMPERATURE <= self.temperature < 100,
-            f"--temp {self.temperature} is neither 0 nor in [{MIN_TEMPERATURE}, 100).",
+            f"`temperature={self.temperature}` is neither 0 nor in [{MIN_TEMPERATURE}, 100).",
             "0 is greedy.",
         )
-        require(self.top_k >= 0, f"--top-k {self.top_k} is negative.", "0 keeps all tokens.")
-        require(0 < self.top_p <= 1, f"--top-p {self.top_p} is not in (0, 1].", "1 keeps all tokens.")
-        require(0 <= self.min_p <= 1, f"--min-p {self.min_p} is not in [0, 1].", "0 keeps all tokens.")
+        require(self.top_k >= 0, f"`top_k={self.top_k}` is negative.", "0 keeps all tokens.")
+        require(0 < self.top_p <= 1, f"`top_p={self.top_p}` is not in (0, 1].", "1 keeps all tokens.")
+        require(0 <= self.min_p <= 1, f"`min_p={self.min_p}` is not in [0, 1].", "0 keeps all tokens.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -186,7 +186,7 @@ class Engine:
     def use_tree(self, tree: TreeSettings) -> OpenPolicy:
         """Other trees from the next text on, within the memory plan; raises EdgespecError for larger ones."""
         if self.draft_model is None and tree.policy != "none":
-            raise EdgespecError("E_SETTING", "there is no draft to grow trees with.", "Start with -md DRAFT.")
+            raise EdgespecError("E_SETTING", "there is no draft to grow trees with.", "Start with `draft=DRAFT`.")
         check_tree_fits(tree, self._placed_tree)
         self.policy = _policy(tree, self.profile)
         self.tree = tree

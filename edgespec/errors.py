@@ -32,7 +32,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class EdgespecError(Exception):
-    """A fault with a stable `code` (docs/troubleshooting.md), a sentence `what`, and a `fix` to try."""
+    """A fault with a stable `code` (docs/troubleshooting.md), a sentence `what`, and a `fix` to try.
+
+    Both name settings in backticks as Python has them, `size=9`; the command line puts its flags there.
+    """
 
     def __init__(self, code: str, what: str, fix: str) -> None:
         super().__init__(f"{what} {fix}")

@@ -184,6 +184,6 @@ def _check_budgets(placement: Placement) -> None:
                 "E_MEMORY",
                 f"{needed_bytes / GIB:.3f} GiB of {memory} are needed with every layer streamed, "
                 f"{(needed_bytes - budget_bytes) / GIB:.3f} GiB more than the limit:\n{placement.table()}\n",
-                "Raise the memory limit, lower --tree-size or --max-new-tokens, or use a smaller draft.",
+                "Raise the memory limit, lower `size` or `max_new_tokens`, or use a smaller draft.",
                 needed_bytes=needed_bytes,
             )

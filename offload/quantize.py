@@ -108,5 +108,5 @@ def _check_not_quantized(skeleton: Skeleton, checkpoint: Checkpoint) -> None:
         raise CheckpointError(
             "E_QUANTIZED",
             f"'{checkpoint.folder}' is quantised already ({', '.join(skeleton.packed_formats)}).",
-            "Leave out --quant and --draft-quant for it.",
+            "Leave out `quant` and `draft_quant` for it.",
         )

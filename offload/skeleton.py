@@ -189,7 +189,7 @@ def _stored_tensor(name: str, pieces: Pieces, tensor: Tensor) -> StoredTensor:
             "E_QUANTIZED",
             f"'{odd.name}' holds {odd.dtype} numbers without scales that belong to '{name}': experts that were "
             "quantised one by one, or half a checkpoint.",
-            "Use the model's bf16 or fp16 safetensors, with --quant nf4 or int8.",
+            "Use the model's bf16 or fp16 safetensors, with `quant=nf4` or int8.",
         )
     if len(pieces) == 1 and pieces[0].shape != shape:
         raise _shape_mismatch(name, list(pieces[0].shape), pieces[0], shape)

@@ -89,7 +89,7 @@ def find_profile(
     """The profile in `folder` for the pair of these names; else what keeps the nearest one from being used.
 
     `facts_with` are the pair's facts, its layers placed as a profile's trees ask for. Layers may be placed a little
-    differently, as a longer prompt makes them. A file that cannot be read is skipped here: `profile --list` names it.
+    differently, as a longer prompt makes them. A file that cannot be read is skipped here: `all_profiles` names it.
     """
     nearest: tuple[tuple[int, float], Path, Profile, list[str]] | None = None
     for path, profile in all_profiles(folder):

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.cli import COMMANDS
+from edgespec.cli.chat.actions import ACTIONS
 
 ROOT = Path(__file__).parent.parent
 MAX_LINES = 300
@@ -54,6 +55,9 @@ OUTSIDE = {
     "profiles": {"errors", "offload", "estimate", "profiled", "decode", "text", "engine", "doctor", "tune", "cli"},
 }
 MAX_OUTSIDE_A_ROOM = 8
+OTHER_PROGRAMS = ("hf download ", "python -m ", "pip install ", '"nvidia-smi"')  # whose flags are their own
+SHORT_FLAGS = "m|md|c|n|ngl|o|q|f|st|sys|vv"
+CHAT_COMMANDS = "|".join(re.escape(name) for name in ACTIONS if name[0].isalpha())
 
 
 def module_name(path: Path) -> str:
@@ -123,6 +127,16 @@ def test_files_stay_short_and_only_the_command_line_prints_or_exits(path: Path) 
     calls = {ast.unparse(node.func) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)}
     if "cli" not in path.parts:
         assert not calls & {"print", "exit", "sys.exit", "signal.signal"}
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if "cli" not in path.parts], ids=module_name)
+def test_the_library_speaks_no_command_line(path: Path) -> None:
+    """Settings have their Python names there: flags and a chat's commands are the command line's own spelling."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not any(program in line for program in OTHER_PROGRAMS):
+            assert not re.search(r"(?<![\w-])--[a-z]", line), line
+            assert not re.search(rf"[\s'\"`({{]-({SHORT_FLAGS})(?![\w-])", line), line
+            assert not re.search(rf"(?<![\w.}}/])/({CHAT_COMMANDS})\b", line), line
 
 
 def test_every_error_code_has_an_entry_in_the_troubleshooting_page() -> None:

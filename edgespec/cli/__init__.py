@@ -18,6 +18,7 @@ import click
 from edgespec import __version__
 from edgespec.cli.config.groups import ConfiguredGroup, leaf_commands
 from edgespec.cli.console import print_error
+from edgespec.cli.spelling import spelled_error
 from edgespec.errors import EXIT_MEMORY, EXIT_RUNTIME, EXIT_USAGE, EdgespecError, is_out_of_memory
 
 EXIT_INTERRUPTED = 130
@@ -44,7 +45,7 @@ Exit codes:
 
 
 def all_commands(context: click.Context) -> dict[str, click.Command]:
-    """Every command by its name, imported: those of a group that takes defaults as `train head`."""
+    """Return every command by its name, imported; a command of the group `train` is called `train head`."""
     del context  # whichever of the program's commands asks
     return leaf_commands(click.Context(cli, info_name="edgespec"))
 
@@ -59,11 +60,11 @@ def cli(*, config: Path | None) -> None:
 
 
 class _Terminated(BaseException):
-    """SIGTERM, unwound like an interrupt so that files are closed."""
+    """SIGTERM raises this, so that it unwinds like an interrupt and files are closed."""
 
 
 def main() -> NoReturn:
-    """The console script."""
+    """Run the console script: set up the process, run the command line, and exit with its status."""
     # Read once by huggingface_hub and transformers when they are imported: nothing reaches for the network.
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
@@ -82,7 +83,7 @@ def main() -> NoReturn:
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command line; the process's exit status."""
+    """Run the command line and return the process's exit status."""
     debug = bool(os.environ.get("EDGESPEC_DEBUG")) or "-vv" in arguments
     as_json = "--json" in arguments
     try:
@@ -90,7 +91,8 @@ def run(arguments: list[str]) -> int:
     except EdgespecError as error:
         if debug:
             traceback.print_exc()
-        _report(error.code, error.what, error.fix, as_json=as_json)
+        said = spelled_error(error)
+        _report(said.code, said.what, said.fix, as_json=as_json)
         return error.exit_code
     except click.exceptions.Exit as request:
         return request.exit_code
@@ -134,7 +136,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _report(code: str, what: str, fix: str, *, as_json: bool) -> None:
-    """An error's two lines, or one JSON object in their place; on stderr."""
+    """Write an error to stderr: its two lines, or one JSON object in their place."""
     if not as_json:
         print_error(what, fix)
         return

@@ -20,13 +20,16 @@ UNLIMITED_WIDTH = 10_000
 
 
 def print_error(what: str, fix: str) -> None:
-    """The two lines of every error."""
+    """Write the two lines of an error to stderr."""
     sys.stderr.write(f"Error: {what.rstrip()}\nTry: {fix}\n")
     sys.stderr.flush()
 
 
 def visible(text: str) -> str:
-    """The text with control characters shown instead of obeyed by a terminal; newlines and tabs stay."""
+    """Return the text with control characters written out, so that a terminal does not obey them.
+
+    Newlines and tabs stay.
+    """
     return "".join(
         character if character.isprintable() or character in "\n\t" else ascii(character)[1:-1] for character in text
     )
@@ -43,32 +46,32 @@ class Console:
 
     @property
     def width(self) -> int:
-        """Columns of the terminal as it is now; no limit where there is none."""
+        """Return the columns of the terminal as it is now; without a terminal there is no limit."""
         try:
             return os.get_terminal_size(sys.stderr.fileno()).columns or DEFAULT_WIDTH
         except (OSError, ValueError):
             return UNLIMITED_WIDTH
 
     def say(self, text: str) -> None:
-        """One line."""
+        """Write one line, unless quiet."""
         if not self.quiet:
             sys.stderr.write(text + "\n")
             sys.stderr.flush()
 
     def detail(self, text: str) -> None:
-        """A line for -v."""
+        """Write one line where -v asks for details."""
         if self.verbose:
             self.say(text)
 
     def say_sometimes(self, text: str) -> None:
-        """A progress line where no bar can be drawn, at most one every ten seconds."""
+        """Write a progress line where no bar can be drawn, at most one every ten seconds."""
         now = time.monotonic()
         if not self.is_terminal and now - self._said_at >= QUIET_INTERVAL_S:
             self._said_at = now
             self.say(text)
 
     def task(self, bar: Progress | None, what: str) -> OnProgress:
-        """A task on the bar, if there is one; without it, a line now and then."""
+        """Begin a task; return its progress function, which moves the bar, or without one writes a line at times."""
         task = bar.add_task(what, total=None, note="") if bar is not None else None
 
         def update(done: int, total: int, note: str) -> None:
@@ -79,13 +82,13 @@ class Console:
         return update
 
     def counting(self, bar: Progress | None, what: str, unit: str) -> Callable[[int, int], None]:
-        """The same for a task of which only a number is to be said: 3 of 8 texts."""
+        """Begin a task whose progress is a count: 3 of 8 texts."""
         show = self.task(bar, what)
         return lambda done, total: show(done, total, f"{done} of {total} {unit}")
 
     @contextmanager
     def progress_bar(self, *, wanted: bool = True) -> Iterator[Progress | None]:
-        """A bar that vanishes when done; None where there is no terminal to draw it on, or it is not wanted."""
+        """Draw a bar that vanishes when done; yield None where it is not wanted or there is no terminal."""
         if self.quiet or not self.is_terminal or not wanted:
             yield None
             return

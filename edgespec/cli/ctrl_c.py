@@ -22,7 +22,10 @@ Handler = Callable[[int, FrameType | None], None]
 
 @contextmanager
 def leaving_at_once() -> Iterator[None]:
-    """Within it Ctrl-C ends the program: nothing is to be tidied up, and an exception in a C++ import is a crash."""
+    """Within this block Ctrl-C ends the program at once.
+
+    Nothing is to be tidied up yet, and an exception in a C++ import is a crash.
+    """
 
     def press(_signal: int, _frame: FrameType | None) -> None:
         os._exit(EXIT_INTERRUPTED)
@@ -33,7 +36,7 @@ def leaving_at_once() -> Iterator[None]:
 
 @contextmanager
 def leaving_tidily() -> Iterator[None]:
-    """Within it Ctrl-C raises KeyboardInterrupt, and the block does so too whatever became of that inside."""
+    """Within this block Ctrl-C raises KeyboardInterrupt; the block raises it at its end if it was swallowed inside."""
     is_pressed = False
 
     def press(_signal: int, _frame: FrameType | None) -> None:
@@ -54,9 +57,9 @@ def leaving_tidily() -> Iterator[None]:
 
 @contextmanager
 def cancelling(engine: Engine, *, notices: Sequence[bytes], give_up: Callable[[], None]) -> Iterator[Callable[[], int]]:
-    """Within it Ctrl-C ends the text under way: first after its pass, then within it; the third time calls `give_up`.
+    """Within this block Ctrl-C ends the text under way: after its pass, then within it; the third calls `give_up`.
 
-    `notices` are written the first times. Yields what tells how often Ctrl-C was pressed.
+    Each of the first presses writes one of `notices`. Yields a function that tells how often Ctrl-C was pressed.
     """
     num_pressed = 0
 

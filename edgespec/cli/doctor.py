@@ -13,6 +13,7 @@ import click
 
 from edgespec.cli.config.defaults import load_config
 from edgespec.cli.console import visible
+from edgespec.cli.spelling import spelled
 from edgespec.doctor.checks import (
     FAIL,
     OK,
@@ -54,7 +55,8 @@ def command(context: click.Context, *, model: str | None, as_json: bool) -> int:
     Looks at versions, devices, memory, disk, caches, profiles and configuration, in a few seconds.
     """
     checks = []
-    for check in _checks(context, model):
+    for found in _checks(context, model):
+        check = dataclasses.replace(found, text=spelled(found.text))
         checks.append(check)
         if not as_json:
             sys.stdout.write(f"{check.status:<5} {check.name}: {visible(check.text)}\n")
@@ -125,7 +127,7 @@ def _built_in() -> Check:
 
 
 def _disk(model: str | None, config: UserConfig) -> Iterator[Check]:
-    """The speed of the disk that layers would stream from."""
+    """Check the speed of the disk that layers would stream from."""
     try:
         from edgespec.doctor.disk_speed import read_speed, scratch_speed
     except (ImportError, OSError):  # of torch, and said

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.console import Console, OnProgress
 from edgespec.cli.options.machine import MachineOptions, check_all_resident
+from edgespec.cli.spelling import spelled
 from edgespec.pair.hub_names import short_name
 from edgespec.tree.settings import TreeSettings
 
@@ -43,7 +44,7 @@ def say_setup(console: Console, setup: PairSetup, machine: MachineOptions) -> No
     """Layers, formats, trees and profile in a few lines; raises EdgespecError where -ngl all cannot be had."""
     place, placement, tree = setup.place, setup.placement, setup.tree
     for note in setup.notes:
-        console.say(note)
+        console.say(spelled(note))
     streamed = placement.num_layers - placement.num_resident
     where = "" if not placement.num_pinned else f" ({placement.num_pinned} from RAM, {placement.num_on_disk} from disk)"
     layers = f"{placement.num_resident} of {placement.num_layers} layers resident"
@@ -71,19 +72,19 @@ def say_setup(console: Console, setup: PairSetup, machine: MachineOptions) -> No
 
 
 def trees_in_words(tree: TreeSettings) -> str:
-    """Policy, nodes and depth; or that there is no tree."""
+    """Say policy, nodes and depth of the trees, or that there are none."""
     if tree.policy == "none":
         return "no tree"
     return f"{tree.policy} trees of {tree.num_nodes} nodes, depth {tree.num_layers}"
 
 
 def say_quantizing(console: Console, folder: Path, num_bytes: int, free_bytes: int) -> None:
-    """What is about to be written to the cache."""
+    """Say what is about to be written to the cache."""
     console.say(f"quantising once: {num_bytes / GIB:.3f} GiB go to {folder} ({free_bytes / GIB:.1f} GiB are free)")
 
 
 def loading_progress(console: Console, bar: Any) -> Callable[[str, int, int], None]:
-    """What `Engine` reports to while it loads, drawn on the bar if there is one."""
+    """Return the function that `Engine` reports its loading to; it draws on the bar, if there is one."""
     phases: dict[str, OnProgress] = {}
 
     def update(phase: str, done: int, total: int) -> None:

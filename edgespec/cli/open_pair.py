@@ -57,7 +57,7 @@ def open_pair_with_draft(models: AskedModels, purpose: str) -> ModelPair:
 
 
 def _fitting_drafts(target: Path, draft: Path) -> list[str]:
-    """Names of the smallest drafts for the target, with their ratios; none where looking for them fails."""
+    """Name the smallest drafts for the target, with their ratios; none where looking for them fails."""
     from edgespec.doctor.inventory import Inspector, drafts_for
 
     inspector, models = Inspector(), []
@@ -78,7 +78,7 @@ def _fitting_drafts(target: Path, draft: Path) -> list[str]:
 
 
 def _places_near(target: Path, draft: Path) -> list[tuple[str, Path]]:
-    """Names and folders of the models next to the two, then of those in the local cache, each folder once."""
+    """Return names and folders of the models beside the two, then of those in the local cache, each folder once."""
     from edgespec.doctor.inventory import places
 
     # What lies beside a snapshot of the cache are other revisions of it.

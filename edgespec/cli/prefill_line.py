@@ -14,9 +14,9 @@ EVERY_S = 0.2
 
 
 class PrefillLine:
-    """On a terminal's stderr; elsewhere a line of its own, now and then.
+    """Shows how much of a prompt is read: one line that a terminal overwrites, elsewhere a new line now and then.
 
-    `draw` is for a terminal that has a place for it already: it is given the text, and at the end none.
+    Where a terminal has a place for it already, `draw` is called with the text, and at the end with an empty one.
     """
 
     def __init__(
@@ -33,11 +33,11 @@ class PrefillLine:
         self.begin()
 
     def begin(self) -> None:
-        """The reading begins now."""
+        """Start the clock: reading begins now."""
         self._started, self._drawn = time.monotonic(), 0.0
 
     def update(self, done_tokens: int, num_tokens: int) -> None:
-        """So many tokens of all that are to be read are read."""
+        """Show that `done_tokens` of `num_tokens` are read."""
         now = time.monotonic()
         passed_s = now - self._started
         if passed_s < AFTER_S or now - self._drawn < EVERY_S or not done_tokens:
@@ -51,7 +51,7 @@ class PrefillLine:
             self._show(text[: self._console.width - 1])
 
     def end(self) -> None:
-        """Take the line away."""
+        """Remove the line."""
         if self._width:
             self._show("")
 

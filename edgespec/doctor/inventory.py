@@ -32,7 +32,7 @@ SEARCH_DEPTH = 2  # of folders below one that was given
 class LocalModel:
     """One model; what could not be read of it is None."""
 
-    name: str  # as -m takes it
+    name: str  # as `target` takes it
     folder: Path
     num_bytes: int  # of its weights; of all its files, where those are not readable
     model_type: str | None = None
@@ -57,10 +57,10 @@ def places(folders: Sequence[Path], *, depth: int = SEARCH_DEPTH) -> Iterator[tu
         if folder is not None:
             yield repository, folder
             continue
-        # Downloaded at a revision of its own: it has to be named with --revision.
+        # Downloaded at a revision of its own: it has to be named with `revision`.
         snapshots = sorted((cached / "snapshots").iterdir(), key=lambda path: path.stat().st_mtime)
         if snapshots:
-            yield f"{repository} --revision {snapshots[-1].name}", snapshots[-1]
+            yield f"{repository} `revision={snapshots[-1].name}`", snapshots[-1]
     for folder in folders:
         yield from ((str(found), found) for found in _model_folders(folder, depth))
 

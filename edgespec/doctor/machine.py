@@ -99,7 +99,7 @@ def _profiles(facts: MachineFacts) -> Check:
     ]
     text = f"{len(here)} of this machine, {len(found) - len(here) - len(damaged)} of others"
     if damaged:
-        text += f", {len(damaged)} unreadable: {', '.join(damaged)} (edgespec profile --list says why)"
+        text += f", {len(damaged)} unreadable: {', '.join(damaged)} (`all_profiles` says why)"
     elif not here:
         text += "; edgespec profile measures a pair, and later runs use the best setting"
     names = {"here": here, "unreadable": damaged}

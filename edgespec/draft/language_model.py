@@ -176,5 +176,5 @@ def refuse_not_finite(logits: Tensor) -> None:
         raise EdgespecError(
             "E_NAN_LOGITS",
             "the draft's logits are NaN or infinite.",
-            "Use another draft, --dtype float32, or --policy none.",
+            "Use another draft, `dtype=float32`, or `policy=none`.",
         )

@@ -31,14 +31,14 @@ class AssumedAcceptance:
 
 def power_law(rate: float, num_ranks: int = NUM_RANKS) -> tuple[float, ...]:
     """Acceptance by rank whose first entry is `rate`; its sum stays below 1."""
-    require(0 < rate < 1, f"--acceptance {rate:g} is not in (0, 1).", "Give the chance that a first child is accepted.")
+    require(0 < rate < 1, f"`acceptance={rate:g}` is not in (0, 1).", "Give the chance that a first child is accepted.")
     exponent = -math.log2(1 - rate)
     misses = [(rank + 1) ** -exponent for rank in range(num_ranks + 1)]
     return tuple(misses[rank] - misses[rank + 1] for rank in range(num_ranks))
 
 
 def acceptance_rate(setting: Path | None) -> float | None:
-    """The number that --acceptance was given, if it was one; ./0.8 is a file of that name."""
+    """The number that `acceptance` was given, if it was one; ./0.8 is a file of that name."""
     try:
         return None if setting is None else float(str(setting))
     except ValueError:
@@ -51,7 +51,7 @@ def assumed_acceptance(tree: TreeSettings, temperature: float | None) -> Assumed
     if rate is not None:
         require(
             temperature is None,
-            f"--temp {temperature} means nothing to the rate --acceptance {tree.acceptance}.",
+            f"`temperature={temperature}` means nothing to the rate `acceptance={tree.acceptance}`.",
             "Leave it out, or give a file of measurements.",
         )
         return AssumedAcceptance(rates=power_law(rate), about=f"{rate:g} for a first child, a power law for the others")

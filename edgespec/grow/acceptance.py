@@ -2,7 +2,7 @@
 
 Three small networks, fitted on verification records (`edgespec.train.fit`): for slots before their
 token is drawn, for sampled tokens, for chosen tokens. And tables of what was measured: tokens a pass
-by temperature and draw, acceptance by rank. See DESIGN, "Measured acceptance".
+by temperature and draw, acceptance by rank.
 
 What the slot network reads is known before the slot's own token is drawn: selecting sampled children
 by anything else would bias the output. Legend: k nodes, c child positions each; a column's index is

@@ -1,8 +1,8 @@
 """Adaptive trees (ours): best-first by measured acceptance, selected by expected gain.
 
 Sampled children are selected by s times the acceptance expected before the slot's token is drawn;
-chosen children by V, the product of measured acceptances along the path. See DESIGN, "Measured
-acceptance"; the model and what it was fitted on are in `acceptance.py`.
+chosen children by V, the product of measured acceptances along the path. The model and what it was
+fitted on are in `acceptance.py`.
 """
 
 from __future__ import annotations

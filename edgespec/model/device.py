@@ -26,7 +26,7 @@ def resolve_device(name: str) -> torch.device:
         raise EdgespecError(
             "E_DEVICE",
             f"there is no device '{name}': torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices.",
-            "Use --device cpu, or install a CUDA build of torch and its driver.",
+            "Use `device=cpu`, or install a CUDA build of torch and its driver.",
         )
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
@@ -49,7 +49,7 @@ def resolve_dtype(name: str, config: PretrainedConfig, device: torch.device) -> 
     if name in DTYPES:
         return DTYPES[name]
     if name != "auto":
-        raise EdgespecError("E_SETTING", f"--dtype {name} is unknown.", f"Use auto, {', '.join(DTYPES)}.")
+        raise EdgespecError("E_SETTING", f"`dtype={name}` is unknown.", f"Use auto, {', '.join(DTYPES)}.")
     if device.type == "cpu":
         return torch.float32
     stored = getattr(config.get_text_config(decoder=True), "dtype", None)

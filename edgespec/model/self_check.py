@@ -60,7 +60,7 @@ def check_tree_reading(config: PretrainedConfig, *, device: torch.device) -> Non
         raise EdgespecError(
             "E_SELF_CHECK",
             f"model type '{config.model_type}' {verdict} with transformers {transformers.__version__} ({failure}).",
-            "Use a model with rotary or learned positions; --no-self-check runs it all the same, at your own risk.",
+            "Use a model with rotary or learned positions; `self_check=False` runs it all the same, at your own risk.",
         )
 
 

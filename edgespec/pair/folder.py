@@ -63,7 +63,7 @@ def open_head(folder: Path, target: ModelFolder) -> ModelFolder:
             "E_HEAD_TARGET",
             f"'{folder}' is a head of '{facts.target}' ({facts.target_fingerprint}), and the target is "
             f"'{target.folder.name}' ({fingerprint(target)}).",
-            "Name its own target with -m, or train a head for this one: edgespec train head.",
+            "Name its own target with `target`, or train a head for this one: edgespec train head.",
         )
     return replace(head, head=facts)
 
@@ -102,7 +102,7 @@ def open_architecture(folder: Path) -> ModelFolder:
             raise EdgespecError(
                 "E_QUANTIZED",
                 f"'{folder / 'config.json'}' is of a quantised model, and does not say how large its weights are.",
-                "Give the folder with its weights, or the original's config.json with --quant.",
+                "Give the folder with its weights, or the original's config.json with `quant`.",
             )
         check_can_roll_back(config.get_text_config(decoder=True))
         with offload_errors():
@@ -123,7 +123,7 @@ def _model_folder(folder: Path, checkpoint: Checkpoint) -> ModelFolder:
         raise EdgespecError(
             "E_QUANTIZED",
             f"'{folder}' is quantised with {method}, which edgespec does not read.",
-            "Use the model's bf16 or fp16 safetensors with --quant nf4 or int8, or a checkpoint of "
+            "Use the model's bf16 or fp16 safetensors with `quant=nf4` or int8, or a checkpoint of "
             f"{' or '.join(readable_methods())}.",
         )
     return ModelFolder(

@@ -174,7 +174,8 @@ def _network() -> Iterator[None]:
         raise EdgespecError(
             "E_DOWNLOAD",
             f"the download failed ({type(cause).__name__}: {reason}).",
-            "Check name, network and, for a gated model, `hf auth login`; or leave out --online for what is here.",
+            "Check name, network and, for a gated model, `hf auth login`; "
+            "or leave out `local_files_only=False` for what is here.",
         ) from error
     finally:
         constants.HF_HUB_OFFLINE = was_offline
@@ -240,8 +241,8 @@ def _missing(name: str, repository: str, revision: str | None, aliases: Mapping[
     if there is not None:
         known = sorted(path.name for kind in ("refs", "snapshots") for path in (there / kind).glob("*"))
         what = f"{meant} is in the local cache, but not at revision '{revision or 'main'}': {', '.join(known)}."
-    wanted = f"{repository} --revision {revision}" if revision else repository
-    return _not_found(name, repository, what, aliases, or_else=f"hf download {wanted}, or --online")
+    fetch = f"hf download {repository} --revision {revision}" if revision else f"hf download {repository}"
+    return _not_found(name, repository, what, aliases, or_else=f"{fetch}, or `local_files_only=False`")
 
 
 def _not_found(

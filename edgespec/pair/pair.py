@@ -65,7 +65,7 @@ def open_pair(target: Path | None, draft: Path | None) -> ModelPair:
         raise EdgespecError(
             "E_HEAD_ALONE",
             f"'{target}' is a feature head of '{read_head_facts(target).target}': it drafts for it, and is no target.",
-            "Name the target with -m and the head with -md.",
+            "Name the target with `target` and the head with `draft`.",
         )
     target_model = open_model(target)
     tokenizer = open_tokenizer(target)
@@ -137,5 +137,5 @@ def _check_same_tokens(target: PreTrainedTokenizerBase, draft: PreTrainedTokeniz
     raise EdgespecError(
         "E_TOKENIZER_MISMATCH",
         f"the draft's token ids differ from the target's in {len(different)} of {len(ours)}: {shown}.",
-        "Use a draft of the same model family, or --policy none without a draft.",
+        "Use a draft of the same model family, or `policy=none` without a draft.",
     )

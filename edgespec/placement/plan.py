@@ -50,7 +50,7 @@ def read_memory(limits: MemoryLimits, device: torch.device) -> Memory:
         free_gpu_bytes = limit_bytes  # a card that is only planned for
     else:
         raise EdgespecError(
-            "E_DEVICE", f"there is no '{device}' whose memory could be asked for.", "Give its size: --max-gpu-mem."
+            "E_DEVICE", f"there is no '{device}' whose memory could be asked for.", "Give its size: `max_gpu_bytes`."
         )
     if margin_bytes is None:
         margin_bytes = MARGIN_BYTES if limit_bytes is None else 0
@@ -87,7 +87,7 @@ def check_tree_fits(tree: TreeSettings, planned: TreeSettings) -> None:
         "E_TREE_SIZE",
         f"{tree.policy} trees of {tree.num_nodes} nodes need more memory than is planned, which has room for "
         f"{largest}.",
-        f"Use {largest} or less, or start with --tree-size {tree.num_nodes}.",
+        f"Use {largest} or less, or start with `size={tree.num_nodes}`.",
     )
 
 
@@ -138,24 +138,26 @@ def _place(wanted: _Wanted, memory: Memory) -> Placement:
 def _advice(wanted: _Wanted, memory: Memory) -> str:
     """Cheaper settings that fit, each with what it needs at least; where none does, what the cheapest need."""
     fitting, too_much = [], []
-    for flags, cheaper in _cheaper(wanted):
+    for settings, cheaper in _cheaper(wanted):
         limits = replace(cheaper.place.limits, max_resident_layers=0)
         try:
             least = _place(replace(cheaper, place=replace(cheaper.place, limits=limits)), memory)
-            fitting.append((flags, least.planned_bytes))
+            fitting.append((settings, least.planned_bytes))
         except MemoryPlanError as error:
-            too_much.append((flags, error.needed_bytes))
+            too_much.append((settings, error.needed_bytes))
     if fitting:
         # The first of each kind gives up least; of two, one changes the tree and one the context, where both help.
-        kinds = {flags.split()[0]: (flags, needed_bytes) for flags, needed_bytes in reversed(fitting)}
+        kinds = {settings.split("=")[0]: (settings, needed_bytes) for settings, needed_bytes in reversed(fitting)}
         return f"Raise the limit, or use {_named(list(kinds.values())[::-1])}."
     cheapest = sorted(too_much, key=lambda item: item[1])
     tried = f": even {_named(cheapest)} is too much" if cheapest else ""
-    return f"Raise the limit{tried}. Quantised layers (--quant nf4) and, on a CPU, --dtype bfloat16 may need less."
+    return f"Raise the limit{tried}. Quantised layers (`quant=nf4`) and, on a CPU, `dtype=bfloat16` may need less."
 
 
-def _named(settings: list[tuple[str, int]]) -> str:
-    return " or ".join(f"{flags} (from {num_bytes / GIB:.3f} GiB)" for flags, num_bytes in settings[:NUM_SUGGESTIONS])
+def _named(variants: list[tuple[str, int]]) -> str:
+    return " or ".join(
+        f"`{settings}` (from {num_bytes / GIB:.3f} GiB)" for settings, num_bytes in variants[:NUM_SUGGESTIONS]
+    )
 
 
 def _cheaper(wanted: _Wanted) -> Iterator[tuple[str, _Wanted]]:
@@ -171,14 +173,14 @@ def _cheaper(wanted: _Wanted) -> Iterator[tuple[str, _Wanted]]:
 
     if tree.uses("size"):
         for size in [tree.size >> halvings for halvings in range(1, tree.size.bit_length())]:
-            yield f"--tree-size {size}", replace(wanted, tree=replace(tree, size=size))
+            yield f"size={size}", replace(wanted, tree=replace(tree, size=size))
     for tokens in [context >> halvings for halvings in range(1, context.bit_length())]:
         if tokens > shortest:
-            yield f"--ctx-size {tokens}", shorter(wanted, tokens)
+            yield f"context_tokens={tokens}", shorter(wanted, tokens)
     if wanted.weights.draft is not None:
-        yield "--policy none", plain
+        yield "policy=none", plain
     if shortest < context:
-        yield f"--policy none --ctx-size {shortest}", shorter(plain, shortest)
+        yield f"policy=none, context_tokens={shortest}", shorter(plain, shortest)
 
 
 def placement_for(

@@ -58,7 +58,7 @@ def resolve_place(
         device=device,
         dtype=resolve_dtype(options.get("dtype", "auto"), config, device),
         quant=parse_quant(options.get("quant")),
-        draft_quant=parse_quant(options.get("draft_quant"), flag="--draft-quant"),
+        draft_quant=parse_quant(options.get("draft_quant"), setting="draft_quant"),
         limits=options.get("limits") or MemoryLimits(),
         context_tokens=context_tokens,
         prompt_tokens=options.get("prompt_tokens") or context_tokens,

@@ -42,7 +42,9 @@ def template_ids(
     """
     if not tokenizer.chat_template:
         raise EdgespecError(
-            "E_CHAT_TEMPLATE", "the model's tokenizer has no chat template.", "Give the prompt as text, or use --raw."
+            "E_CHAT_TEMPLATE",
+            "the model's tokenizer has no chat template.",
+            "Give the prompt as text, or use `raw=True`.",
         )
     try:
         ids: Any = tokenizer.apply_chat_template(
@@ -53,7 +55,9 @@ def template_ids(
             **(values or {}),
         )
     except Exception as error:  # a template is a program of the model's, and may raise anything
-        raise EdgespecError("E_CHAT_TEMPLATE", f"the model's chat template fails ({error}).", "Use --raw.") from error
+        raise EdgespecError(
+            "E_CHAT_TEMPLATE", f"the model's chat template fails ({error}).", "Use `raw=True`."
+        ) from error
     return list(ids)
 
 

@@ -13,13 +13,13 @@ def new_token_limit(max_context: int | None, prompt_tokens: int, max_new_tokens:
     if max_new_tokens == 0 or max_new_tokens < -1:
         raise EdgespecError(
             "E_SETTING",
-            f"--max-new-tokens {max_new_tokens} is not a length.",
+            f"`max_new_tokens={max_new_tokens}` is not a length.",
             "Use 1 or more, or -1 for all that fits.",
         )
     if max_context is None:
         if max_new_tokens < 0:
             raise EdgespecError(
-                "E_SETTING", "this model sets no context length to fill.", "Give --max-new-tokens a number."
+                "E_SETTING", "this model sets no context length to fill.", "Give `max_new_tokens` a number."
             )
         return max_new_tokens, "length"
     room = max_context - prompt_tokens
@@ -37,6 +37,6 @@ def check_ctx_size(ctx_size: int, max_context: int | None) -> None:
     if max_context is not None and ctx_size > max_context:
         raise EdgespecError(
             "E_CONTEXT",
-            f"--ctx-size {ctx_size} is more than the {max_context} positions of the pair.",
+            f"`context_tokens={ctx_size}` is more than the {max_context} positions of the pair.",
             f"Use {max_context} or less, or auto.",
         )

@@ -179,7 +179,7 @@ class Conversation:
                 "E_CONTEXT",
                 f"the conversation would have {len(ids)} tokens with this message ({self.num_tokens} without it), "
                 f"and the context holds {self._engine.max_context} with at least one of an answer.",
-                "Shorten the message, take turns back with /undo or /clear, or start with a larger -c.",
+                "Shorten the message, take turns back with `undo` or `clear`, or start with a larger `context_tokens`.",
             ) from error
 
     def _chunks(

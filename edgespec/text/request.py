@@ -69,7 +69,7 @@ def text_request(
     base = named_sampling(default_sampling, {name: asked.pop(name) for name in _SAMPLING if name in asked})
     asked |= {name: value for name, value in wishes.items() if value is not None}
     seed = asked.pop("seed", None)
-    require(seed is None or 0 <= seed <= MAX_SEED, f"--seed {seed} is not in [0, 2^63).", "Use another number.")
+    require(seed is None or 0 <= seed <= MAX_SEED, f"`seed={seed}` is not in [0, 2^63).", "Use another number.")
     limit, limited_by = new_token_limit(max_context, len(ids), asked.pop("max_new_tokens", DEFAULT_NEW_TOKENS))
     return TextRequest(
         ids=ids,

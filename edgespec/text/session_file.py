@@ -69,7 +69,7 @@ def write_session(path: Path, content: str, *, overwrite: bool) -> None:
         raise EdgespecError("E_OUTPUT", f"'{path}' is a folder.", "Name a file in it.")
     if path.exists() and not overwrite:
         raise EdgespecError(
-            "E_OUTPUT_EXISTS", f"'{path}' exists.", "Choose another name, or overwrite it: /save! FILE."
+            "E_OUTPUT_EXISTS", f"'{path}' exists.", "Choose another name, or overwrite it: `save(overwrite=True)`."
         )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -173,5 +173,5 @@ def _is_index(value: Any, count: int) -> bool:
 
 def _invalid(path: Path, reason: str) -> EdgespecError:
     return EdgespecError(
-        "E_SESSION", f"'{path}' is no session that can be read: {reason}.", "Name a file that /save wrote."
+        "E_SESSION", f"'{path}' is no session that can be read: {reason}.", "Name a file that `save` wrote."
     )

@@ -40,14 +40,17 @@ Progress = Callable[[int, int], None]  # parts done, parts in all
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectSetting:
-    """What a prompt is decoded with."""
+    """The tree and the temperature that a prompt is decoded with."""
 
     tree: TreeSettings
     temperature: float
 
 
 def exploring_settings(*, size: int, temperatures: Sequence[float]) -> list[CollectSetting]:
-    """Trees of both draws, deep ones and wide ones, that need no measured acceptance, all drafted as adaptive ones."""
+    """Return settings for deep and wide trees of both draws that need no measured acceptance.
+
+    All are drafted at the draft temperature of adaptive trees.
+    """
     trees = [
         TreeSettings(policy="dyspec", size=size),
         TreeSettings(policy="specinfer", branching=(6, 3, 1, 1, 1, 1, 1, 1)),
@@ -61,7 +64,7 @@ def exploring_settings(*, size: int, temperatures: Sequence[float]) -> list[Coll
 
 
 def adaptive_settings(model: Path, *, size: int, temperatures: Sequence[float]) -> list[CollectSetting]:
-    """Trees that a first model grows: where it is wrong, they hold what it should learn from."""
+    """Return settings for trees that a first model grows: where it is wrong, they hold what it should learn from."""
     trees = [
         TreeSettings(policy="adaptive", draw="sampled", size=size, acceptance=model),
         TreeSettings(policy="adaptive", draw="chosen", size=size, acceptance=model),
@@ -70,13 +73,13 @@ def adaptive_settings(model: Path, *, size: int, temperatures: Sequence[float]) 
 
 
 def classifier_settings(*, temperatures: Sequence[float]) -> list[CollectSetting]:
-    """EAGLE-2's whole trees, not reranked: 11 layers, 10 wide, 1010 nodes below the root (C2T, appendix B.1)."""
+    """Return settings for EAGLE-2's whole trees: 11 layers, 10 wide, 1010 nodes, not reranked (C2T, appendix B.1)."""
     tree = TreeSettings(policy="eagle2", depth=11, max_children=10, reranked=False)
     return [CollectSetting(tree=tree, temperature=at) for at in temperatures]
 
 
 def stop_settings(*, temperatures: Sequence[float]) -> list[CollectSetting]:
-    """Chains and forks: what decision models stop."""
+    """Return settings for chains and forks, the trees that decision models stop."""
     trees = [TreeSettings(policy="chain", draft_tokens=8), TreeSettings(policy="mcsd", fork=(4, 8))]
     return [CollectSetting(tree=tree, temperature=at) for at in temperatures for tree in trees]
 
@@ -98,7 +101,7 @@ def collect(
     probabilities).
     """
     if engine.draft_model is None:
-        raise EdgespecError("E_SETTING", "there is no draft to collect records of.", "Name one with -md.")
+        raise EdgespecError("E_SETTING", "there is no draft to collect records of.", "Name one with `draft`.")
     names = str(engine.pair.target.folder), str(engine.pair.draft.folder if engine.pair.draft else None)
     _check_same_run(folder, [kind, max_new_tokens, seed, list(map(list, prompts))])
     done = {header.setting for header in read_headers(folder)}
@@ -135,14 +138,12 @@ def _check_same_run(folder: Path, settings: list[Any]) -> None:
             note.write_text(json.dumps({"settings_sha256": digest}), encoding="utf-8")
         is_same = json.loads(note.read_text(encoding="utf-8")).get("settings_sha256") == digest
     except (OSError, ValueError, AttributeError) as error:
-        raise EdgespecError(
-            "E_RECORDS", f"'{note}' cannot be used ({error}).", "Name another folder: --records."
-        ) from error
+        raise EdgespecError("E_RECORDS", f"'{note}' cannot be used ({error}).", "Name another folder.") from error
     if not is_same:
         raise EdgespecError(
             "E_RECORDS",
             f"'{folder}' holds records of other prompts, another kind, length or seed.",
-            "Name another folder with --records, or delete this one.",
+            "Name another folder, or delete this one.",
         )
 
 
@@ -177,7 +178,7 @@ class _Recorder:
         return {**records, "inputs": inputs.float()}
 
     def records(self) -> Records:
-        """Of all trees; raises EdgespecError where there were none."""
+        """Return the records of all trees; raises EdgespecError where there were none."""
         if not self.trees:
             raise EdgespecError("E_RECORDS", "a prompt ended before a tree was grown.", "Use longer continuations.")
         return {name: torch.cat([tree[name] for tree in self.trees]) for name in self.trees[0]}

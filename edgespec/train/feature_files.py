@@ -29,7 +29,7 @@ SHARD_PATTERN = "features-[0-9][0-9][0-9][0-9][0-9].safetensors"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureRun:
-    """What features are of: a run that goes on must agree in all of it."""
+    """What a folder's features were made of; a run that goes on must agree in every field."""
 
     target: str  # its name, for people
     target_fingerprint: str
@@ -44,7 +44,7 @@ class FeatureRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Some tokens in a row of one text; the target read them on their own."""
+    """Some consecutive tokens of one text, which the target read on their own."""
 
     text: int  # its number: held-out splits go by it
     ids: list[int]
@@ -52,7 +52,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureBatch:
-    """Blocks side by side, padded at their ends."""
+    """Some blocks as one batch, padded at their ends."""
 
     ids: Tensor  # [blocks, rows]
     lengths: Tensor  # [blocks]
@@ -60,7 +60,7 @@ class FeatureBatch:
 
 
 def begin_run(folder: Path, run: FeatureRun) -> None:
-    """Note what a new folder is of; raises EdgespecError where it was begun with something else."""
+    """Note what a new folder's features are made of; raises EdgespecError where it was begun with something else."""
     note = folder / NOTE
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -77,12 +77,12 @@ def begin_run(folder: Path, run: FeatureRun) -> None:
         raise EdgespecError(
             "E_FEATURES",
             f"'{folder}' holds features of other {what} ({pairs}).".replace("other a run", "another run"),
-            "Name another folder with --features, or delete this one.",
+            "Name another folder, or delete this one.",
         )
 
 
 def read_run(folder: Path) -> FeatureRun:
-    """What a folder's features are of; raises EdgespecError."""
+    """Read what a folder's features were made of; raises EdgespecError."""
     note = folder / NOTE
     try:
         content: Any = json.loads(note.read_text(encoding="utf-8"))
@@ -147,16 +147,16 @@ class FeatureFiles:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of all shards."""
+        """Count the blocks of all shards."""
         return self._firsts[-1]
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all blocks."""
+        """Count the tokens of all blocks."""
         return int(self.lengths.sum())
 
     def block(self, index: int) -> tuple[Tensor, Tensor]:
-        """Ids [n] and features [n, h] of one block; raises EdgespecError where they cannot be read."""
+        """Return ids [n] and features [n, h] of one block; raises EdgespecError where they cannot be read."""
         number = bisect.bisect_right(self._firsts, index) - 1
         starts = self._starts[number]
         start, end = starts[index - self._firsts[number]], starts[index - self._firsts[number] + 1]
@@ -167,7 +167,7 @@ class FeatureFiles:
         return self._ids[number][start:end].long(), features
 
     def batch(self, indices: Sequence[int], *, device: torch.device) -> FeatureBatch:
-        """Blocks side by side on a device, features in float32."""
+        """Return several blocks as one batch on a device, with features in float32."""
         blocks = [self.block(index) for index in indices]
         ids, features = zip(*blocks, strict=True)
         return FeatureBatch(

@@ -45,9 +45,9 @@ class GroupRoom:
 
 
 def cut_blocks(texts: Sequence[Sequence[int]], *, block_tokens: int, max_tokens: int | None = None) -> list[Block]:
-    """Blocks of token ids, the longest first, so that a group has little padding; ends shorter than 8 are dropped.
+    """Cut texts into blocks, the longest first, so that a group has little padding; ends shorter than 8 are dropped.
 
-    With `max_tokens` the texts' first blocks until there are as many. Raises EdgespecError where none are left.
+    With `max_tokens` only the first blocks are cut, of that many tokens. Raises EdgespecError where none are left.
     """
     blocks: list[Block] = []
     left = max_tokens
@@ -67,7 +67,7 @@ def cut_blocks(texts: Sequence[Sequence[int]], *, block_tokens: int, max_tokens:
 def feature_run(
     target: ModelFolder, blocks: Sequence[Block], *, block_tokens: int, dtype: torch.dtype, quant: str | None
 ) -> FeatureRun:
-    """What the features of these blocks will be of."""
+    """Describe what the features of these blocks will be made of."""
     content = json.dumps([[block.text, block.ids] for block in blocks])
     return FeatureRun(
         target=target.folder.name,
@@ -83,7 +83,7 @@ def feature_run(
 
 
 def dataset_bytes(run: FeatureRun) -> int:
-    """Bytes of the features' files, but for their headers."""
+    """Return the bytes of the features' files, without their headers."""
     itemsize = int(getattr(torch, run.dtype).itemsize)
     return run.num_tokens * (run.hidden_size * itemsize + ID_BYTES) + run.num_blocks * LENGTH_BYTES
 
@@ -119,7 +119,7 @@ def collect_features(
     announce: Announce | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Write the features of all blocks to a folder; goes on where it was interrupted.
+    """Write the features of all blocks to a folder, going on where an earlier run was interrupted.
 
     `announce` hears what will be written before anything is. Raises EdgespecError: a folder of another run, a
     disk without room, features that are not finite.
@@ -135,7 +135,7 @@ def collect_features(
         raise EdgespecError(
             "E_OUTPUT",
             f"features take {left_bytes / 1e9:.2f} GB in '{folder}', where {free_bytes / 1e9:.2f} GB are free.",
-            "Name a folder on another disk with --features, or lower --data-tokens.",
+            "Name a folder on another disk, or learn from fewer tokens.",
         )
     for group in _groups(blocks[num_done:], group_rows):
         rows = max(len(block.ids) for block in group)
@@ -147,7 +147,7 @@ def collect_features(
         features = torch.cat([row[: len(block.ids)] for row, block in zip(hidden, group, strict=True)])
         if not bool(features.isfinite().all()):  # a wait for the pass, which the file needs anyway
             raise EdgespecError(
-                "E_NAN_LOGITS", "the target's features are NaN or infinite.", "Use --dtype float32 or bfloat16."
+                "E_NAN_LOGITS", "the target's features are NaN or infinite.", "Use `dtype=float32` or bfloat16."
             )
         save_shard(folder, group, features.cpu())
         tokens_done += features.shape[0]
@@ -156,7 +156,7 @@ def collect_features(
 
 
 def _groups(blocks: Sequence[Block], group_rows: int) -> Iterator[Sequence[Block]]:
-    """As many blocks in a row as have `group_rows` rows when they are padded to the longest, which is the first."""
+    """Yield groups of blocks that have at most `group_rows` rows when padded to the longest, which is the first."""
     start = 0
     while start < len(blocks):
         end = start + max(1, group_rows // len(blocks[start].ids))

@@ -1,6 +1,6 @@
 """Fit the models of growth on records: measured acceptance, C2T's classifier, decision models.
 
-All split by prompt, so that what is reported held on texts that were not fitted on. Legend: n records.
+All fits split the records by prompt, so that reports are about texts that were not fitted on. Legend: n records.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def fit_acceptance(
     settings: FitSettings | None = None,
     held_out_share: float = HELD_OUT_SHARE,
 ) -> tuple[AcceptanceModel, tuple[FitReport, ...]]:
-    """The three networks, and a report on each.
+    """Fit the three acceptance networks, and report on each.
 
     `records` are of both draws, with a column `prompt`. The baseline of tokens is DySpec's: q over the
     mass left (sampled), q (chosen); of slots the mean acceptance by rank. Raises EdgespecError where a
@@ -122,7 +122,7 @@ def fit_classifier(
     seed: int = 0,
     held_out_share: float = HELD_OUT_SHARE,
 ) -> tuple[Classifier, ClassifierReport]:
-    """C2T's classifier on the chosen children among `records`, with a column `prompt`.
+    """Fit C2T's classifier on the chosen children among `records`, which have a column `prompt`.
 
     A record is accepted with chance V, and for each that is, about `negatives` of the others stay, as
     in appendix B.2, which names no number. That makes the classifier surer than what it sees
@@ -178,7 +178,7 @@ def fit_stop(
     seed: int = 0,
     held_out_share: float = HELD_OUT_SHARE,
 ) -> tuple[StopModel, FitReport]:
-    """A decision model on `inputs` [n, i]: hidden states, or `distribution_inputs`.
+    """Fit a decision model on `inputs` [n, i]: hidden states, or `distribution_inputs`.
 
     `records` are those of `stop_records`, with a column `prompt`. Three layers for hidden states, two
     for probabilities (Improving-MCSD, section 3.3). The baseline is the mean acceptance. Raises
@@ -215,7 +215,7 @@ def fit_stop(
 
 
 def fit_weights(weight: Tensor, power: float) -> Tensor:
-    """How much records count whose slots are tried with chance `weight` [n].
+    """Return how much each record counts in a fit, for slots that are tried with chance `weight` [n].
 
     A power below 1, because what selection needs is the order of slots near the budget's cutoff, and
     those are seldom tried.
@@ -224,7 +224,7 @@ def fit_weights(weight: Tensor, power: float) -> Tensor:
 
 
 def _value(records: Records) -> Tensor:
-    """V of chosen children: [n]."""
+    """Return V of the chosen children: [n]."""
     return (records["parent_value"] * records["acceptance"]).float()
 
 
@@ -241,7 +241,7 @@ def _floats(records: Records) -> Records:
 
 
 def _split(records: Records, share: float, seed: int, what: str) -> tuple[Records, Records]:
-    """Records to fit on, and those of held-out prompts."""
+    """Split the records: those to fit on, and those of held-out prompts."""
     if int(records["prompt"].unique().numel()) < 2:
         raise EdgespecError(
             "E_RECORDS", f"there are no records of two prompts for {what}.", "Collect records on more prompts."
@@ -251,7 +251,7 @@ def _split(records: Records, share: float, seed: int, what: str) -> tuple[Record
 
 
 def _baseline(kind: Kind, train: Records, held_out: Records) -> Tensor:
-    """What is predicted without a network: [n]."""
+    """Return what is predicted without a network: [n]."""
     if kind == "chosen":
         return held_out["q"]
     if kind == "sampled":

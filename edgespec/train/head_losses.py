@@ -22,14 +22,14 @@ LogitsOf = Callable[[Tensor], Tensor]  # features [k, h] -> logits [k, vocab]
 
 
 def regression_loss(features: Tensor, target: Tensor) -> Tensor:
-    """Smooth L1 between the head's features and the target's, [n, h] both."""
+    """Return the smooth L1 loss between the head's features [n, h] and the target's [n, h]."""
     return torch.nn.functional.smooth_l1_loss(features.float(), target.float())
 
 
 def distribution_losses(
     features: Sequence[Tensor], target: Tensor, rows: Sequence[Tensor], *, logits_of: LogitsOf, vocab: int
 ) -> list[Tensor]:
-    """Cross-entropy of the target's distribution and the head's, one loss a step, in nats.
+    """Return the cross-entropy of the target's distribution and the head's: one loss for each step, in nats.
 
     `features` are the steps' [all, h], `target` the target's [all, h], and `rows` [all] bool say which count in
     a step. The target's distribution is made once for all steps; only one chunk's logits exist at a time.
@@ -48,7 +48,7 @@ def distribution_losses(
 
 
 def _entropies(logits_of: LogitsOf, target: Tensor, counted: Tensor, *features: Tensor) -> tuple[Tensor, ...]:
-    """Sums over a chunk's rows that count, one a step."""
+    """Return, for each step, the sum over a chunk's rows that count."""
     with torch.no_grad():
         p = logits_of(target).float().softmax(-1)  # [k, vocab]
     return tuple(
@@ -60,7 +60,7 @@ def _entropies(logits_of: LogitsOf, target: Tensor, counted: Tensor, *features: 
 def alignment_losses(
     features: Sequence[Tensor], target: Tensor, rows: Sequence[Tensor], *, chunk_bytes: int = 64 << 20
 ) -> list[Tensor]:
-    """CSRA, one loss a step: CORAL's equation 2.
+    """Return the loss of CSRA (CORAL's equation 2) for each step.
 
     Every feature of step t is a query. Its positives are the features of the earlier steps and of the target at
     the same row, t in all, and the loss is the mean of InfoNCE over them; it is told apart from all features of
@@ -89,7 +89,7 @@ def alignment_losses(
 
 
 def _log_sums(queries: Tensor, others: Tensor, start: int) -> Tensor:
-    """Log of the sum of exponentials [k] over all `others` [m, h] but the queries, which begin at `start`."""
+    """Return log sums of exponentials [k] over all `others` [m, h] but the query itself; queries begin at `start`."""
     similarities = queries @ others.T  # [k, m]
     similarities.diagonal(start).fill_(-torch.inf)
     return similarities.logsumexp(-1)

@@ -36,7 +36,7 @@ from offload.streamed_model import StreamedModel
 
 @contextmanager
 def lender(target: ModelFolder, *, device: torch.device, dtype: torch.dtype) -> Iterator[PreTrainedModel]:
-    """The target with everything loaded but its decoder layers: what heads borrow from."""
+    """Load the target without its decoder layers: heads borrow the rest."""
     with offload_errors():
         skeleton = target.skeleton(target.checkpoint, dtype=dtype)
         streamed = StreamedModel(dataclasses.replace(skeleton, records=()), all_resident(0), device=device)
@@ -47,7 +47,7 @@ def lender(target: ModelFolder, *, device: torch.device, dtype: torch.dtype) -> 
 
 
 def new_head(target: PreTrainedModel, facts: HeadFacts, *, seed: int) -> PreTrainedModel:
-    """A head with fresh weights in float32, on the target's device; the borrowed ones are frozen."""
+    """Make a head with fresh weights in float32, on the target's device; the borrowed weights are frozen."""
     config = head_config(target.config)
     model = build_on_meta(config, facts.target, dtype=torch.float32)
     attach_head_parts(model, facts)
@@ -76,7 +76,7 @@ def new_head(target: PreTrainedModel, facts: HeadFacts, *, seed: int) -> PreTrai
 
 
 def own_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The head's own parameters by name, as they are: what is trained and saved."""
+    """Return the head's own parameters by name, which are trained and saved."""
     lent = lent_names(model, OWN_MODULES)
     return {name: parameter for name, parameter in model.named_parameters() if name not in lent}
 
@@ -98,7 +98,7 @@ def save_head(model: PreTrainedModel, facts: HeadFacts, folder: Path) -> None:
 def load_head(
     target: PreTrainedModel, folder: Path, facts: HeadFacts, *, fresh: tuple[str, ...] = ()
 ) -> PreTrainedModel:
-    """A saved head as a trainable model; what the files lack, or begins with a name of `fresh`, is as if new."""
+    """Load a saved head for training; what the files lack, or begins with a name of `fresh`, gets new weights."""
     model = new_head(target, facts, seed=0)
     stored = load_file(folder / "model.safetensors")
     with torch.no_grad():

@@ -24,7 +24,7 @@ HELD_OUT_DEPTH = 4  # tokens in a row that are looked at
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossWeights:
-    """CORAL's equation 3."""
+    """The weights of the losses in CORAL's equation 3."""
 
     regression: float
     distribution: float = 0.1
@@ -33,33 +33,33 @@ class LossWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
-    """What is computed in bf16: everything on CUDA that autocast allows, nothing on a CPU."""
+    """Which numbers training computes in: bf16 on CUDA where autocast allows it, float32 on a CPU."""
 
     is_mixed: bool
 
     @classmethod
     def on(cls, device: torch.device, dtype: torch.dtype) -> Precision:
-        """Mixed on CUDA, unless float32 is asked for."""
+        """Choose for a device: mixed on CUDA, unless float32 is asked for."""
         return cls(is_mixed=device.type == "cuda" and dtype != torch.float32)
 
     def lent_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """What the target lends its embedding and head in: its own dtype, or float32 where nothing is mixed."""
+        """Return the dtype in which the target lends embedding and head: its own, or float32 where nothing is mixed."""
         return dtype if self.is_mixed else torch.float32
 
     @property
     def mask_dtype(self) -> torch.dtype:
-        """What attention computes in."""
+        """Return the dtype that attention computes in."""
         return torch.bfloat16 if self.is_mixed else torch.float32
 
     def autocast(self, device: torch.device) -> torch.autocast:
-        """Within it, as said."""
+        """Return a context in which operations run in the precision that was chosen."""
         return torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.is_mixed)
 
 
 def head_losses(
     model: PreTrainedModel, batch: FeatureBatch, *, num_steps: int, weights: LossWeights, precision: Precision
 ) -> dict[str, Tensor]:
-    """The `loss` to lower, and what it is made of, each a mean over steps."""
+    """Return the `loss` to lower and its parts, each a mean over steps."""
     with precision.autocast(batch.ids.device):
         steps = head_steps(model, batch, num_steps=num_steps, mask_dtype=precision.mask_dtype)
         features = [step.flatten(0, 1) for step in steps]  # [B * S, h] each
@@ -84,7 +84,7 @@ def head_losses(
 def held_out_agreement(
     model: PreTrainedModel, files: FeatureFiles, blocks: Sequence[int], *, batch_blocks: int, precision: Precision
 ) -> dict[str, float]:
-    """How a head does on held-out blocks, whatever it was trained for.
+    """Measure how well a head does on held-out blocks, whatever it was trained for.
 
     `acceptance_length`: 1 and, along the texts, the tokens in a row that the head's first choice shares with the
     target's, up to a depth of 4, averaged; `agreement_k`: the share of step k's rows where they agree;
@@ -124,7 +124,7 @@ def held_out_agreement(
 
 
 def _lengths(agree: Sequence[Tensor], last_rows: Tensor) -> tuple[float, float]:
-    """Summed lengths of all chains that have room before the text's end, and how many those are.
+    """Return the summed lengths of all chains that have room before the text's end, and how many there are.
 
     Step k of the chain that starts at row s is at row s + k - 1; `last_rows` [B, S] are the last step's.
     """
@@ -142,16 +142,16 @@ def _lengths(agree: Sequence[Tensor], last_rows: Tensor) -> tuple[float, float]:
 
 
 def _choices(model: PreTrainedModel, features: Tensor) -> Tensor:
-    """The most probable token [n] after features [n, h]."""
+    """Return the most probable token [n] after features [n, h]."""
     logits_of = head_logits(model)
     return torch.cat([logits_of(features[rows]).argmax(-1) for rows in row_chunks(features.shape[0], vocab_of(model))])
 
 
 def head_logits(model: PreTrainedModel) -> LogitsOf:
-    """The family's logits [k, vocab] of features [k, h], through which gradients pass."""
+    """Return the family's logits [k, vocab] of features [k, h]; gradients pass through."""
     return functools.partial(family_logits, model, decoder_of(model))
 
 
 def vocab_of(model: PreTrainedModel) -> int:
-    """Columns of the logits."""
+    """Return the number of the logits' columns."""
     return int(model.get_output_embeddings().weight.shape[0])

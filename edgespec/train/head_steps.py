@@ -21,7 +21,7 @@ from edgespec.train.feature_files import FeatureBatch
 def head_steps(
     model: PreTrainedModel, batch: FeatureBatch, *, num_steps: int, mask_dtype: torch.dtype = torch.float32
 ) -> list[Tensor]:
-    """The head's features [B, S, h] of every step; step k's mean nothing in the first k - 1 rows, nor in padding.
+    """Return the head's features [B, S, h] of every step; in step k the first k - 1 rows and padding mean nothing.
 
     What is fed back carries no gradient, as in HASS; keys and values of earlier steps do. `mask_dtype` is what
     attention computes in.
@@ -51,7 +51,7 @@ def head_steps(
 
 
 def visible_rows(step: int, num_rows: int, *, device: torch.device) -> Tensor:
-    """Which of all steps' rows [step * S] a row of this step sees: [S, step * S] bool.
+    """Return which rows of all steps a row of this step sees: [S, step * S] bool.
 
     Row s sees rows of step 1 up to s - (step - 1), and of each later step i the one at s - (step - i).
     """
@@ -62,6 +62,6 @@ def visible_rows(step: int, num_rows: int, *, device: torch.device) -> Tensor:
 
 
 def step_rows(batch: FeatureBatch, step: int) -> Tensor:
-    """Which rows [B, S] of a step mean something: those that have inputs, and are no padding."""
+    """Return which rows [B, S] of a step mean something: those that have inputs and are not padding."""
     rows = torch.arange(batch.ids.shape[1], device=batch.ids.device)
     return (rows >= step - 1) & (rows < batch.lengths[:, None])

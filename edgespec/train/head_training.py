@@ -49,7 +49,7 @@ class HeadReport:
     held_out: Mapping[str, float]  # see `held_out_agreement`
 
     def as_json(self) -> dict[str, Any]:
-        """For a report."""
+        """Return the report as values for JSON."""
         return {"blocks": self.num_blocks, "held_out_blocks": self.num_held_out, "held_out": dict(self.held_out)}
 
 

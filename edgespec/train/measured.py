@@ -16,7 +16,7 @@ MAX_RANKS = 16  # children of a node that static trees make use of
 
 
 def measure(records: Records, headers: Sequence[RecordsHeader]) -> tuple[Measured, ...]:
-    """One entry a draw and temperature."""
+    """Return one entry for each draw and temperature."""
     found = []
     for draw, temperature in sorted({(header.draw, header.temperature) for header in headers}):
         parts = [header for header in headers if (header.draw, header.temperature) == (draw, temperature)]

@@ -43,7 +43,7 @@ class FitReport:
 
 
 def held_out_mask(prompts: Tensor, share: float, *, seed: int) -> Tensor:
-    """Bool [n]: the records of about `share` of the prompts [n], at least one where there are two."""
+    """Mark, as bool [n], the records of about `share` of the prompts; of two prompts at least one is held out."""
     unique = prompts.unique()
     order = unique[torch.randperm(unique.shape[0], generator=torch.Generator().manual_seed(seed))]
     count = min(max(1, round(share * unique.shape[0])), unique.shape[0] - 1)
@@ -65,9 +65,9 @@ def fit_network(
     seed: int,
     validation: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Network:
-    """Least weighted cross-entropy of features [n, i] by Adam, its rate falling to 0 along a cosine.
+    """Fit a network to features [n, i] by weighted cross-entropy, with Adam at a rate that falls to 0 along a cosine.
 
-    With `validation`, features, labels and weights of other records, it is the network that was best
+    With `validation` (features, labels and weights of other records), the result is the network that was best
     on them along the way: for nets that have more numbers than the records can tell.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -125,7 +125,7 @@ def fit_network(
 def report_on(
     name: str, predicted: Tensor, baseline: Tensor, labels: Tensor, weights: Tensor, *, num_train: int
 ) -> FitReport:
-    """How predictions [n] hold against labels [n]."""
+    """Report how predictions [n] hold against labels [n]."""
     weights = weights.double() / weights.double().sum()
     labels = labels.double()
     buckets = []
@@ -151,7 +151,7 @@ def report_on(
 
 
 def log_loss(predicted: Tensor, labels: Tensor, weights: Tensor) -> float:
-    """Weighted cross-entropy of labels [n] in [0, 1] under predictions [n], nats."""
+    """Return the weighted cross-entropy of labels [n] in [0, 1] under predictions [n], in nats."""
     predicted, labels, weights = predicted.double().clamp(SMALLEST, 1 - SMALLEST), labels.double(), weights.double()
     losses = -(labels * predicted.log() + (1 - labels) * (1 - predicted).log())
     return float((losses * weights).sum() / weights.sum())

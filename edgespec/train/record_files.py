@@ -40,7 +40,7 @@ class RecordsHeader:
 
     @property
     def setting(self) -> tuple[int, str, float]:
-        """What there is one part of: prompt, tree, temperature."""
+        """Return prompt, tree and temperature, for which there is one part."""
         return self.prompt, self.tree, self.temperature
 
 
@@ -62,14 +62,14 @@ def save_records(folder: Path, records: Records, header: RecordsHeader) -> Path:
 
 
 def read_headers(folder: Path) -> list[RecordsHeader]:
-    """Headers of all parts, in their order; none where there is no folder. Raises EdgespecError."""
+    """Read the headers of all parts, in their order; none where there is no folder. Raises EdgespecError."""
     return [_read_header(path) for path in _parts(folder)]
 
 
 def load_records(folder: Path) -> tuple[Records, list[RecordsHeader]]:
-    """All parts as one, with a column `prompt`, and their headers.
+    """Load all parts as one, with a column `prompt`, and return them with their headers.
 
-    Raises EdgespecError: none there, damaged, or of several pairs.
+    Raises EdgespecError where there are none, or they are damaged, or of several pairs.
     """
     paths = _parts(folder)
     if not paths:

@@ -26,7 +26,7 @@ Records = dict[str, Tensor]  # column -> [n - 1]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Families:
-    """Parents and children of a tree, as tables."""
+    """The parents and children of a tree, as tables."""
 
     parents: Tensor  # [k], nodes that have children
     children: Tensor  # [k, c], nodes in sibling order, -1 where there are no more
@@ -35,16 +35,16 @@ class _Families:
 
     @property
     def is_child(self) -> Tensor:
-        """Bool [k, c]: whether a node stands there."""
+        """Return bool [k, c]: whether a place in the table holds a node."""
         return self.children >= 0
 
     def by_node(self, table: Tensor) -> Tensor:
-        """A table [k, c] in node order: [n - 1]."""
+        """Return a table's values [k, c] in node order: [n - 1]."""
         return table[self.row, self.column]
 
 
 def slot_records(tree: TokenTree, p: Tensor, *, temperature: float) -> Records:
-    """One row a node below the root, columns [n - 1], for target p [n, vocab] of that temperature.
+    """Return a row for each node below the root, in columns [n - 1], for target p [n, vocab] of that temperature.
 
     acceptance: chance that the slot's token is accepted, given that it is tried; weight: chance that
     it is tried; parent_value: V of the parent; none_before: chance that no earlier sibling was
@@ -83,7 +83,7 @@ def slot_records(tree: TokenTree, p: Tensor, *, temperature: float) -> Records:
 
 
 def stop_records(tree: TokenTree, p: Tensor) -> tuple[Tensor, Records]:
-    """For decision models: nodes that have children [k], and columns [k] about them.
+    """Return, for decision models, the nodes that have children [k], and columns [k] about them.
 
     acceptance: chance that one of the node's children is accepted, given that the node is (for a
     chain min(1, p/q), the label of Improving-MCSD, section 3.3); weight: V of the node.
@@ -96,19 +96,19 @@ def stop_records(tree: TokenTree, p: Tensor) -> tuple[Tensor, Records]:
 
 
 def node_values(tree: TokenTree, p: Tensor) -> Tensor:
-    """V of every node, [n], for target p [n, vocab]; the root's is 1."""
+    """Return V of every node, [n], for target p [n, vocab]; the root's is 1."""
     families = _families(tree)
     acceptance, none_before = _acceptance(tree, p, families, _drawn(tree, families))
     return _values(tree, families, acceptance, none_before)
 
 
 def expected_tokens(tree: TokenTree, p: Tensor) -> float:
-    """Tokens that verification yields on average for target p [n, vocab]: 1 + the sum of V below the root."""
+    """Return the average tokens that verification yields for target p [n, vocab]: 1 + the sum of V below the root."""
     return float(node_values(tree, p).sum())
 
 
 def rank_acceptance(records: Records) -> list[float]:
-    """For every rank, the chance that the child of that rank is the one accepted, given its parent is.
+    """Return, for every rank, the chance that the child of that rank is the one accepted, given its parent is.
 
     Sequoia's vector, for records of one draw and one temperature; raises ValueError for several.
     Trees give few nodes all their children, and those are the uncertain ones. So the chance is put
@@ -131,7 +131,7 @@ def rank_acceptance(records: Records) -> list[float]:
 
 
 def _families(tree: TokenTree) -> _Families:
-    """Siblings in the order in which verification tries them, which is that of their numbers."""
+    """Return tables of siblings in the order in which verification tries them, which is that of their numbers."""
     below = tree.parents[1:]
     parents, row, counts = below.unique(return_inverse=True, return_counts=True)
     # Stable, so that siblings keep their order; their places count from the first of their family.
@@ -146,18 +146,18 @@ def _families(tree: TokenTree) -> _Families:
 
 
 def _tokens(tree: TokenTree, families: _Families) -> Tensor:
-    """Of every child, [k, c]; the root's where there is none."""
+    """Return every child's token, [k, c]; the root's token where there is no child."""
     return tree.tokens[families.children.clamp(min=0)]
 
 
 def _drawn(tree: TokenTree, families: _Families) -> Tensor:
-    """Q of every child, [k, c]; 0 where there is none."""
+    """Return q of every child's token, [k, c]; 0 where there is no child."""
     rows = tree.draft_rows[families.parents]
     return tree.draft_probs[rows[:, None], _tokens(tree, families)].masked_fill(~families.is_child, 0)
 
 
 def _acceptance(tree: TokenTree, p: Tensor, families: _Families, q_drawn: Tensor) -> tuple[Tensor, Tensor]:
-    """Of every child: its acceptance given it is tried, and the chance that no sibling before it was: [k, c] each."""
+    """Return a child's acceptance, given that it is tried, and the chance that no earlier sibling was: [k, c] each."""
     tokens = _tokens(tree, families)
     if tree.draw == "top_k":
         acceptance = p[families.parents[:, None], tokens].masked_fill(~families.is_child, 0)
@@ -176,9 +176,9 @@ def _acceptance(tree: TokenTree, p: Tensor, families: _Families, q_drawn: Tensor
 
 
 def _multi_round(p: Tensor, q: Tensor, tokens: Tensor, is_child: Tensor) -> Tensor:
-    """Acceptance of children in draw order, given that they are tried: [k, c].
+    """Return the acceptance of children in draw order, given that they are tried: [k, c].
 
-    `verify_rejection`'s rounds for all nodes together, p and q [k, vocab], tokens [k, c].
+    This does the rounds of `verify_rejection` for all nodes together; p and q are [k, vocab], tokens [k, c].
     """
     acceptance = torch.zeros(tokens.shape, dtype=torch.float64, device=p.device)
     rows = torch.arange(p.shape[0], device=p.device)
@@ -193,7 +193,7 @@ def _multi_round(p: Tensor, q: Tensor, tokens: Tensor, is_child: Tensor) -> Tens
 
 
 def _factors(tree: TokenTree, acceptance: Tensor, none_before: Tensor) -> Tensor:
-    """Chance that a child is accepted, given that its parent is: [k, c]."""
+    """Return the chance that a child is accepted, given that its parent is: [k, c]."""
     return acceptance * none_before if tree.draw == "without_replacement" else acceptance
 
 
@@ -203,7 +203,7 @@ def _values(tree: TokenTree, families: _Families, acceptance: Tensor, none_befor
 
 
 def _mass_left(probs: Tensor, rows: Tensor, tokens: Tensor, drawn: Tensor) -> Tensor:
-    """Of rows [k] of `probs`: the mass before each of the tokens [k, c], whose own is `drawn`: [k, c]."""
+    """Return the mass of `probs` that is left before each token [k, c] is drawn; `drawn` [k, c] is the tokens' own."""
     parts = [
         mass_left(probs[rows[some]], tokens[some], drawn[some]) for some in _chunks(rows.shape[0], probs.shape[-1])
     ]
@@ -211,7 +211,7 @@ def _mass_left(probs: Tensor, rows: Tensor, tokens: Tensor, drawn: Tensor) -> Te
 
 
 def _of_rows(draft_probs: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Entropy of the top 1000, and largest probability, of rows [k] of `draft_probs`: [k] each."""
+    """Return two columns [k] about rows of `draft_probs`: the entropy of the top 1000, and the largest probability."""
     entropy, top_q = draft_probs.new_empty(rows.shape[0]), draft_probs.new_empty(rows.shape[0])
     for some in _chunks(rows.shape[0], draft_probs.shape[-1]):
         q = draft_probs[rows[some]]
@@ -220,6 +220,6 @@ def _of_rows(draft_probs: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _chunks(num_rows: int, vocab: int) -> list[slice]:
-    """Rows that are worked on at once."""
+    """Return the rows in chunks, each of which is worked on at once."""
     at_once = max(1, CHUNK_ELEMENTS // max(1, vocab))
     return [slice(start, start + at_once) for start in range(0, num_rows, at_once)]

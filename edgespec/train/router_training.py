@@ -29,18 +29,18 @@ ROUTER_PREFIX = "router."
 
 
 def check_groups(vocab: int, num_groups: int, top_groups: int) -> None:
-    """Raise EdgespecError for groups of which some would be empty, and for more asked for than there are."""
+    """Raise EdgespecError where some groups would be empty, or `top_groups` is more than there are."""
     if not 1 <= num_groups <= vocab or group_size(vocab, num_groups) * (num_groups - 1) >= vocab:
         size = group_size(vocab, max(1, num_groups))
         fitting = -(-vocab // size)
         raise EdgespecError(
             "E_SETTING",
             f"{vocab} tokens in {num_groups} groups of {size} leave some groups empty.",
-            f"Use --groups {fitting}.",
+            f"Use `num_groups={fitting}`.",
         )
     if not 1 <= top_groups <= num_groups:
         raise EdgespecError(
-            "E_SETTING", f"there are no {top_groups} of {num_groups} groups.", f"Use 1 to {num_groups} --top-groups."
+            "E_SETTING", f"there are no {top_groups} of {num_groups} groups.", f"Use 1 to {num_groups} `top_groups`."
         )
 
 
@@ -71,7 +71,7 @@ def train_router(
         tensor.requires_grad_(True)
 
     def rows_of(batch: FeatureBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Features [n, h] of all steps, the target's group probabilities [n, N], its first choice's group [n]."""
+        """Return all steps' features [n, h], the target's group probabilities [n, N], its first choice's group [n]."""
         with torch.no_grad(), precision.autocast(device):
             steps = head_steps(model, batch, num_steps=num_steps, mask_dtype=precision.mask_dtype)
             rows = [step_rows(batch, step).flatten() for step in range(1, num_steps + 1)]
@@ -120,7 +120,7 @@ def train_router(
 
 
 def _target_groups(model: PreTrainedModel, target: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
-    """Probabilities of the groups [n, N] after the target's features [n, h], and the group [n] of its first choice."""
+    """Return group probabilities [n, N] after the target's features [n, h], and the group [n] of its first choice."""
     logits_of, vocab = head_logits(model), vocab_of(model)
     size = group_size(vocab, num_groups)
     sums, choices = [], []

@@ -33,14 +33,14 @@ Progress = Callable[[int, Mapping[str, float], Mapping[str, float] | None], None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """Numbers of the blocks to train on, and of those that nothing is trained on."""
+    """The numbers of the blocks to train on, and of the held-out blocks."""
 
     train: tuple[int, ...]
     held_out: tuple[int, ...]
 
 
 def split_blocks(files: FeatureFiles, settings: TrainingSettings) -> Split:
-    """Held out by text, so that what is measured was never seen; of one text, its last blocks.
+    """Hold blocks out by text, so that what is measured was never seen; of a single text, hold out its last blocks.
 
     Raises EdgespecError where there are not two blocks.
     """
@@ -72,10 +72,10 @@ def train(
     evaluate: Evaluate | None = None,
     progress: Progress | None = None,
 ) -> Mapping[str, float] | None:
-    """Train parameters in place; the last evaluation.
+    """Train parameters in place, and return the last evaluation.
 
-    Checkpoints go to `folder`; one that is there is gone on from. `identity` says what it is a run of, beside the
-    settings. Raises EdgespecError: a checkpoint of another run, a loss that is not finite.
+    Checkpoints go to `folder`; where there is one, training goes on from it. `identity` says, beside the settings,
+    what is trained on what. Raises EdgespecError for a checkpoint of another run and for a loss that is not finite.
     """
     optimizer = _optimizer(parameters, settings)
     path = folder / CHECKPOINT
@@ -106,7 +106,7 @@ def train(
 
 
 def batch_blocks(blocks: Sequence[int], settings: TrainingSettings, step: int) -> list[int]:
-    """The blocks of a step: every epoch has them all, but for those that fill no batch, in an order of its own."""
+    """Return the blocks of a step; every epoch has its own order of all blocks, less those that fill no batch."""
     size = min(settings.batch_blocks, len(blocks))
     epoch, number = divmod(step, len(blocks) // size)
     generator = torch.Generator().manual_seed(settings.seed * EPOCH_STRIDE + epoch)
@@ -115,7 +115,7 @@ def batch_blocks(blocks: Sequence[int], settings: TrainingSettings, step: int) -
 
 
 def forget_checkpoint(folder: Path) -> None:
-    """What was trained is saved elsewhere: another run may begin."""
+    """Delete the checkpoint: what was trained is saved elsewhere, and another run may begin."""
     (folder / CHECKPOINT).unlink(missing_ok=True)
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
@@ -150,7 +150,7 @@ def _save(path: Path, run: str, step: int, parameters: Mapping[str, Tensor], opt
 
 
 def _load(path: Path, run: str, parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> int:
-    """Put a checkpoint in place; the steps that it has behind it. Raises EdgespecError for one of another run."""
+    """Load a checkpoint and return the steps that it has done. Raises EdgespecError for one of another run."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
         found, step, weights = content["run"], int(content["step"]), content["weights"]
@@ -174,5 +174,5 @@ def _not_finite(step: int, path: Path) -> EdgespecError:
     return EdgespecError(
         "E_TRAIN_NAN",
         f"the loss or its gradient is NaN or infinite in step {step}.{kept}",
-        "Lower --learning-rate, and delete the checkpoint to begin anew.",
+        "Lower `learning_rate`, and delete the checkpoint to begin anew.",
     )

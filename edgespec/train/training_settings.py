@@ -45,11 +45,11 @@ class TrainingSettings:
             raise EdgespecError("E_SETTING", f"training cannot be done so: {self}.", "Use positive numbers.")
 
     def for_width(self, hidden_size: int) -> TrainingSettings:
-        """With a learning rate: unless one was given, as much less as the model is wider."""
+        """Return the settings with a learning rate; unless one was given, it is the smaller the wider the model is."""
         return self if self.learning_rate is not None else replace(self, learning_rate=RATE_BY_WIDTH / hidden_size)
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step, the first being 0."""
+        """Return the learning rate of a step; steps count from 0."""
         assert self.learning_rate is not None, "for_width comes first"
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / self.warmup_steps

@@ -122,7 +122,7 @@ POLICIES = {policy.name: policy for policy in _ALL}  # in the order in which peo
 
 def policy_named(name: str) -> Policy:
     """The record of a policy; raises EdgespecError for one that there is not."""
-    require(name in POLICIES, f"--policy {name} is unknown.", f"Choose one of: {', '.join(POLICIES)}.")
+    require(name in POLICIES, f"`policy={name}` is unknown.", f"Choose one of: {', '.join(POLICIES)}.")
     return POLICIES[name]
 
 

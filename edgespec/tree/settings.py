@@ -13,17 +13,8 @@ from edgespec.tree.policies import DEFAULT_POLICY, DRAWS, POLICIES, policy_named
 from edgespec.tree.shapes import TreeShape, chain, expansion, read_shape
 
 SMALLEST_SHRUNK = 8  # nodes of a tree that memory ran out for: below, plain decoding is as good
-FLAGS = {
-    "size": "--tree-size", "depth": "--tree-depth", "threshold": "--tree-threshold", "max_children": "--tree-width",
-    "stop_log_probability": "--stop-logprob", "tree_file": "--tree-file",
-}  # fmt: skip
 DEFAULT_BRANCHING = (4, 2, 2, 1)
 DEFAULT_DRAFT_TOKENS = 4
-
-
-def flag_of(setting: str) -> str:
-    """The command line's name for a setting."""
-    return FLAGS.get(setting, "--" + setting.replace("_", "-"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,73 +50,73 @@ class TreeSettings:
         self._refuse_unused()
         require(
             1 <= self.size <= MAX_TREE_SIZE,
-            f"--tree-size {self.size} is not in [1, {MAX_TREE_SIZE}].",
-            "Use --policy none to decode without a tree.",
+            f"`size={self.size}` is not in [1, {MAX_TREE_SIZE}].",
+            "Use `policy=none` to decode without a tree.",
         )
-        require(self.depth >= 1, f"--tree-depth {self.depth} is below 1.", "Try 24.")
-        require(0 <= self.threshold < 1, f"--tree-threshold {self.threshold} is not in [0, 1).", "0 is off.")
+        require(self.depth >= 1, f"`depth={self.depth}` is below 1.", "Try 24.")
+        require(0 <= self.threshold < 1, f"`threshold={self.threshold}` is not in [0, 1).", "0 is off.")
         require(
             self.max_children is None or self.max_children >= 1,
-            f"--tree-width {self.max_children} is below 1.",
+            f"`max_children={self.max_children}` is below 1.",
             "Try 16.",
         )
-        require(self.draw in {None, *DRAWS}, f"--draw {self.draw} is unknown.", f"Choose one of: {', '.join(DRAWS)}.")
+        require(self.draw in {None, *DRAWS}, f"`draw={self.draw}` is unknown.", f"Choose one of: {', '.join(DRAWS)}.")
         require(
             all(count >= 1 for count in self.branching),
-            f"--branching {','.join(map(str, self.branching))} has a number below 1.",
+            f"`branching={','.join(map(str, self.branching))}` has a number below 1.",
             "Write the children of a node, layer by layer: 4,2,2,1.",
         )
         require(
             self.fork is None or min(self.fork) >= 1,
-            f"--fork {'x'.join(map(str, self.fork or ()))} has a number below 1.",
+            f"`fork={'x'.join(map(str, self.fork or ()))}` has a number below 1.",
             "Write chains x length: 16x5.",
         )
         require(
             self.fork is None or self.fork[0] * self.fork[1] <= MAX_TREE_SIZE,
-            f"--fork {'x'.join(map(str, self.fork or ()))} has more than {MAX_TREE_SIZE} nodes.",
+            f"`fork={'x'.join(map(str, self.fork or ()))}` has more than {MAX_TREE_SIZE} nodes.",
             "Choose a smaller shape.",
         )
-        require(not (self.fork and self.branching), "--fork and --branching are two shapes.", "Give one of them.")
+        require(not (self.fork and self.branching), "`fork` and `branching` are two shapes.", "Give one of them.")
         require(
             self.draft_tokens is None or 1 <= self.draft_tokens <= MAX_TREE_SIZE,
-            f"--draft-tokens {self.draft_tokens} is not in [1, {MAX_TREE_SIZE}].",
+            f"`draft_tokens={self.draft_tokens}` is not in [1, {MAX_TREE_SIZE}].",
             "Try 4.",
         )
-        require(self.stop_gain >= 0, f"--stop-gain {self.stop_gain} is negative.", "0 is off.")
+        require(self.stop_gain >= 0, f"`stop_gain={self.stop_gain}` is negative.", "0 is off.")
         require(
             all(depth >= 1 for depth in self.stop_depths),
-            f"--stop-depths {','.join(map(str, self.stop_depths))} has a depth below 1.",
+            f"`stop_depths={','.join(map(str, self.stop_depths))}` has a depth below 1.",
             "Write depths: 4,6,8.",
         )
         require(
             math.isfinite(self.stop_log_probability) and self.stop_log_probability <= 0,
-            f"--stop-logprob {self.stop_log_probability} is no log of a probability.",
+            f"`stop_log_probability={self.stop_log_probability}` is no log of a probability.",
             "Try -1.",
         )
         require(
             self.confidence is None or 0 <= self.confidence <= 1,
-            f"--confidence {self.confidence} is not in [0, 1].",
+            f"`confidence={self.confidence}` is not in [0, 1].",
             "Try 0.5.",
         )
-        require(self.target_width >= 1, f"--target-width {self.target_width} is below 1.", "1 is lossless.")
+        require(self.target_width >= 1, f"`target_width={self.target_width}` is below 1.", "1 is lossless.")
         require(
-            not (self.classifier and self.stop_model), "--classifier and --stop-model both stop a chain.", "Give one."
+            not (self.classifier and self.stop_model), "`classifier` and `stop_model` both stop a chain.", "Give one."
         )
         if self.policy == "static":
-            require(self.tree_file is not None, "--policy static needs a tree.", "Name its file: --tree-file FILE.")
+            require(self.tree_file is not None, "`policy=static` needs a tree.", "Name its file: `tree_file=FILE`.")
         if self.confidence is not None and not POLICIES[self.policy].has_classifier:
             require(
                 self.classifier is not None or self.stop_model is not None,
-                "--confidence has nothing to decide on.",
-                "Give --stop-model FILE, or for a chain --classifier FILE.",
+                "`confidence` has nothing to decide on.",
+                "Give `stop_model=FILE`, or for a chain `classifier=FILE`.",
             )
         preset_shape(self)  # a shape that is too large, or a file that is none, is named now
         require(
             self.draft_temperature is None
             or self.draft_temperature == 0
             or MIN_TEMPERATURE <= self.draft_temperature < 100,
-            f"--draft-temp {self.draft_temperature} is neither 0 nor in [{MIN_TEMPERATURE}, 100).",
-            "Leave it out to follow --temp.",
+            f"`draft_temperature={self.draft_temperature}` is neither 0 nor in [{MIN_TEMPERATURE}, 100).",
+            "Leave it out to follow `temperature`.",
         )
 
     def _refuse_unused(self) -> None:
@@ -219,5 +210,5 @@ def refuse_unused(setting: str, policy: str) -> None:
     """Raise EdgespecError: a setting that is given and not used would only seem to work."""
     users = users_of(setting)
     raise EdgespecError(
-        "E_SETTING", f"{flag_of(setting)} is not used by --policy {policy}.", f"It belongs to: {', '.join(users)}."
+        "E_SETTING", f"`{setting}` is not used by `policy={policy}`.", f"It belongs to: {', '.join(users)}."
     )

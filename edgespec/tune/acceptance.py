@@ -26,13 +26,13 @@ FIT_STEPS = 1200
 
 
 def joined(samples: Mapping[float, Samples]) -> Records:
-    """All records, of all temperatures."""
+    """Return the records of all temperatures as one."""
     parts = [records for found in samples.values() for records in found.records]
     return {name: torch.cat([part[name].cpu() for part in parts]) for name in parts[0]}
 
 
 def fitted(records: Records, *, seed: int) -> AcceptanceModel | None:
-    """A model of the pair's own; None where there are too few records to hold some out."""
+    """Fit a model on the pair's own records; None where there are too few to hold some out."""
     try:
         return fit_acceptance(records, settings=FitSettings(steps=FIT_STEPS, seed=seed))[0]
     except EdgespecError:
@@ -40,10 +40,10 @@ def fitted(records: Records, *, seed: int) -> AcceptanceModel | None:
 
 
 def shifted_to(model: AcceptanceModel, records: Records, *, num_places: int | None = None) -> AcceptanceModel:
-    """The model with each network's log odds moved by one number, so that the mean acceptance is right.
+    """Return the model with each network's log odds moved by one number, so that the mean acceptance is right.
 
-    By less where the records are of `num_places` in texts only: the nodes of a tree share its luck, and steps
-    that follow correct the model as they go.
+    They move by less where the records are of few `num_places` in texts: the nodes of a tree share its luck, and
+    later steps correct the model as they go.
     """
     share = 1.0 if num_places is None else num_places / (num_places + PRIOR_PLACES)
     changed = {}
@@ -58,9 +58,9 @@ def shifted_to(model: AcceptanceModel, records: Records, *, num_places: int | No
 
 
 def with_measured(model: AcceptanceModel, samples: Mapping[float, Samples]) -> AcceptanceModel:
-    """The model with tokens a pass and acceptance by rank of these samples, by draw and temperature.
+    """Return the model with these samples' tokens a pass and acceptance by rank, by draw and temperature.
 
-    What it knows of these temperatures stays where the samples have none: of a draw that fell behind.
+    Where the samples have none of a draw, because it fell behind, the model keeps what it knew.
     """
     measured = {(old.draw, old.temperature): old for old in model.measured if old.temperature in samples}
     for temperature, found in samples.items():
@@ -80,7 +80,7 @@ def with_measured(model: AcceptanceModel, samples: Mapping[float, Samples]) -> A
 
 
 def reliability(model: AcceptanceModel, records: Records) -> tuple[Reliability, ...]:
-    """Predicted against exact acceptance in ten buckets, a kind each."""
+    """Compare predicted with exact acceptance in ten buckets, for each kind of network."""
     found = []
     for kind in KINDS:
         some = _of_kind(records, kind)
@@ -104,7 +104,7 @@ def reliability(model: AcceptanceModel, records: Records) -> tuple[Reliability, 
 
 
 def _of_kind(records: Records, kind: Kind) -> Records:
-    """The records that a network of this kind is about, in float64."""
+    """Return the records that a network of this kind is about, in float64."""
     here = (records["draw"] == DRAWS.index("top_k" if kind == "chosen" else "without_replacement")) & (
         records["weight"] > 0
     )
@@ -112,7 +112,7 @@ def _of_kind(records: Records, kind: Kind) -> Records:
 
 
 def _shift(predicted: Tensor, observed: Tensor, weight: Tensor) -> float:
-    """What must be added to the log odds for the weighted means to agree, within bounds."""
+    """Return what must be added to the log odds for the weighted means to agree, within bounds."""
     predicted = predicted.clamp(SMALLEST, 1 - SMALLEST)
     odds = predicted.log() - (-predicted).log1p()
     wanted = float((observed * weight).sum())

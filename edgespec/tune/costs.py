@@ -34,7 +34,7 @@ LONGEST_PAUSE_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredCosts:
-    """Everything that was timed."""
+    """The costs of a pair's steps, fitted to what was timed."""
 
     verify: dict[int, Repeats]
     draft: dict[int, Repeats]
@@ -88,12 +88,12 @@ def measure_costs(run: Run, model: AcceptanceModel) -> MeasuredCosts:
 
 
 def curve(timed: dict[int, Repeats]) -> Curve:
-    """The medians as a curve."""
+    """Return the timings' medians as a curve."""
     return Curve(tuple(map(float, timed)), tuple(repeats.median_s for repeats in timed.values()))
 
 
 def _timing_text(run: Run) -> Text:
-    """The longest prompt in both caches, with room for the largest tree of the policy that drafts most."""
+    """Read the longest prompt into both caches, with room for the largest tree of the policy that drafts most."""
     return start_text(
         run.engine,
         max(run.prompts, key=len),
@@ -105,7 +105,7 @@ def _timing_text(run: Run) -> Text:
 
 
 def _worth_timing(run: Run, text: Text) -> dict[int, float]:
-    """Sizes of trees that could pay, with the seconds that one pass over each took."""
+    """Return the sizes of trees that could pay, with the seconds that one pass over each took."""
     found: dict[int, float] = {}
     before = 0
     for count in COUNTS:
@@ -122,14 +122,14 @@ def _worth_timing(run: Run, text: Text) -> dict[int, float]:
 
 
 def _told(run: Run, done: float, part: float) -> Callable[[float], None]:
-    """Progress within a part of the timing, behind what is done."""
+    """Return a function that reports progress within one part of the timing, behind the parts that are done."""
     return lambda share: run.report("timing", done + part * share)
 
 
 def _growths(
     run: Run, text: Text, contending: Sequence[Contender], model: AcceptanceModel, *, takes_turns: bool
 ) -> dict[tuple[Key, int], tuple[Task, Grown]]:
-    """Trees of several sizes and depths of each contender, to be timed, and where each will stand."""
+    """Return the growths to be timed, several sizes and depths of each contender, and where each tree will stand."""
     generator = torch.Generator(run.engine.device).manual_seed(run.seed)
     sampling = run.sampling(run.temperatures[-1])
     found = {}
@@ -148,7 +148,7 @@ def _fitted(
     timed: Mapping[tuple[Key, int], Repeats],
     draft: Curve,
 ) -> dict[Key, GrowthCost]:
-    """What growing costs each contender."""
+    """Fit what growing costs each contender."""
     costs = {}
     for contender in contending:
         places = [place for place in growths if place[0] == contender.key]
@@ -165,7 +165,7 @@ def _fitted(
 
 
 def _smaller(contender: Contender) -> list[TreeSettings]:
-    """The contender's settings at several sizes and depths."""
+    """Return the contender's settings at several sizes and depths."""
     settings = contender.settings
     if not contender.is_budgeted:
         return [settings]
@@ -178,7 +178,7 @@ def _smaller(contender: Contender) -> list[TreeSettings]:
 
 
 def _time_prefetch(run: Run, text: Text, plain_s: float) -> float:
-    """What a pass saves when the stream had time to read ahead."""
+    """Time what a pass saves when the stream had time to read ahead."""
     if run.engine.placement.num_resident == run.engine.placement.num_layers:
         return 0.0
     tasks = prefetch_tasks(run.engine, text, pause_s=min(LONGEST_PAUSE_S, plain_s), seed=run.seed)
@@ -187,7 +187,7 @@ def _time_prefetch(run: Run, text: Text, plain_s: float) -> float:
 
 
 def _steps(run: Run, settings: TreeSettings) -> list[StepResult]:
-    """Some real steps."""
+    """Run some real steps."""
     sampling = run.sampling(run.temperatures[-1])
     return run_steps(
         run.engine, run.prompts[0], open_policy(settings), sampling=sampling, steps=REST_STEPS, seed=run.seed

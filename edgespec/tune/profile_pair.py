@@ -39,7 +39,7 @@ def profile_pair(run: Run, model: AcceptanceModel) -> Profile:
     """Measure and choose; `model` is the acceptance to start from. Raises EdgespecError without a draft."""
     engine = run.engine
     if engine.draft_model is None:
-        raise EdgespecError("E_SETTING", "there is no draft to profile the target with.", "Name one with -md.")
+        raise EdgespecError("E_SETTING", "there is no draft to profile the target with.", "Name one with `draft`.")
     costs = measure_costs(run, model)
     outcome = hold_contest(run, costs, model)
     plans = []

@@ -37,14 +37,14 @@ Key = tuple[str, str]  # policy, draw
 
 @dataclass(slots=True)
 class Samples:
-    """Of one temperature: what was seen so far."""
+    """What was seen of one temperature so far."""
 
     trees: dict[Key, list[TreeSample]] = field(default_factory=lambda: defaultdict(list))
     records: list[Records] = field(default_factory=list)  # of a tree each
 
     @property
     def num_texts(self) -> int:
-        """Different prompts that were continued."""
+        """Count the different prompts that were continued."""
         return len({int(prompt) for records in self.records for prompt in records["prompt"][:1]})
 
 
@@ -57,7 +57,7 @@ class Text:
     root: int
 
     def drafting(self, tree: TreeSettings, sampling: SamplingSettings) -> LanguageModelDrafter:
-        """The drafter, without a tree, drawing as these trees do."""
+        """Return the drafter without a tree, set to draw as these trees do."""
         self.drafter.rewind()
         self.drafter.sampling = tree.draft_sampling(sampling)
         return self.drafter
@@ -140,7 +140,7 @@ def sample_text(
 
 
 def cut_to(contenders: Sequence[Contender], samples: Samples) -> Samples:
-    """The samples as if these contenders' trees had never been larger."""
+    """Return the samples as they would be if these contenders' trees had never been larger."""
     trees = {contender.key: samples.trees[contender.key] for contender in contenders}
     for contender in contenders:
         if contender.is_nested:
@@ -154,7 +154,7 @@ def cut_to(contenders: Sequence[Contender], samples: Samples) -> Samples:
 def in_groups(
     trees: Sequence[tuple[Contender, TokenTree]], *, most_nodes: int
 ) -> list[list[tuple[Contender, TokenTree]]]:
-    """Trees that are looked at together: each group has at most `most_nodes` below the root, or one tree."""
+    """Group the trees that are verified together: a group has at most `most_nodes` below the root, or one tree."""
     groups: list[list[tuple[Contender, TokenTree]]] = [[]]
     count = 0
     for contender, tree in trees:
@@ -167,9 +167,9 @@ def in_groups(
 
 
 def merged(trees: Sequence[TokenTree]) -> tuple[TokenTree, list[Tensor]]:
-    """One tree of all paths of the trees, which have the same root, and where each tree's nodes stand in it.
+    """Merge trees of the same root into one of all their paths; return it, and where each tree's nodes stand in it.
 
-    What several trees share stands there once: one pass over the weights looks at all of them.
+    What several trees share stands in it once, so that one pass over the weights verifies all of them.
     """
     first = trees[0]
     tokens, parents = [int(first.tokens[0])], [-1]
@@ -197,7 +197,7 @@ def merged(trees: Sequence[TokenTree]) -> tuple[TokenTree, list[Tensor]]:
 
 
 def tree_sample(tree: TokenTree, p: Tensor, contender: Contender, rates: Sequence[float]) -> TreeSample:
-    """A tree as the tuner sees it, for target p [n, vocab]; `rates` are the acceptance by rank of its draw."""
+    """Return a tree as the tuner sees it, for target p [n, vocab]; `rates` are the acceptance by rank of its draw."""
     return TreeSample.from_nodes(
         scores=_scores(tree, contender, rates)[1:].double().cpu().numpy(),
         values=node_values(tree, p)[1:].double().cpu().numpy(),
@@ -207,7 +207,7 @@ def tree_sample(tree: TokenTree, p: Tensor, contender: Contender, rates: Sequenc
 
 
 def _scores(tree: TokenTree, contender: Contender, rates: Sequence[float]) -> Tensor:
-    """What orders the nodes so that the m best are the tree of budget m: [n]."""
+    """Return scores [n] that order the nodes: the m best are the tree of budget m."""
     if tree.scores is not None:
         return tree.scores
     if contender.settings.uses("acceptance"):

@@ -32,7 +32,7 @@ CHILDREN = 2  # of the nodes of a tree that is only timed
 
 
 def verify_tasks(engine: Engine, text: Text, counts: Sequence[int], *, seed: int, takes_turns: bool) -> dict[int, Task]:
-    """Passes of the target over trees of so many nodes below the root."""
+    """Return tasks that time the target's passes over trees of so many nodes below the root."""
     trees = {count: _random_tree(engine, text, count, seed) for count in counts}
     prepare = functools.partial(_draft_root, engine, text) if takes_turns else _nothing
 
@@ -43,13 +43,13 @@ def verify_tasks(engine: Engine, text: Text, counts: Sequence[int], *, seed: int
 
 
 def prefetch_tasks(engine: Engine, text: Text, *, pause_s: float, seed: int) -> dict[str, Task]:
-    """A pass at once after the last one, and one after a pause in which the stream could read ahead."""
+    """Return two tasks: a pass right after the last one, and one after a pause in which the stream could read ahead."""
     at_once = verify_tasks(engine, text, [0], seed=seed, takes_turns=False)[0]
     return {"at once": at_once, "after a pause": Task(run=at_once.run, prepare=lambda: time.sleep(pause_s))}
 
 
 def draft_tasks(engine: Engine, text: Text, counts: Sequence[int], *, seed: int) -> dict[int, Task]:
-    """Draft calls of so many rows, all below the root."""
+    """Return tasks that time draft calls of so many rows, all below the root."""
     generator = torch.Generator().manual_seed(seed)
     vocab = text.target.vocab
 
@@ -70,12 +70,12 @@ class Grown:
 
     @property
     def num_nodes(self) -> int:
-        """Below the root."""
+        """Count the nodes below the root."""
         assert self.tree is not None
         return self.tree.num_nodes - 1
 
     def inner(self) -> list[float]:
-        """Nodes that have children, by layer from the root's on, which the draft always looks at."""
+        """Count the nodes that have children, by layer from the root's on; the draft always reads the root."""
         assert self.tree is not None
         has_children = torch.zeros(self.tree.num_nodes, dtype=torch.bool, device=self.tree.tokens.device)
         has_children[0] = True
@@ -93,7 +93,7 @@ def growth_task(
     generator: torch.Generator,
     takes_turns: bool,
 ) -> tuple[Task, Grown]:
-    """Growth of one tree; what it grew stands in the second value after each run."""
+    """Return a task that grows one tree, and the object that holds the tree after each run."""
     grow = make_grow(
         policy, text.drafter, sampling=sampling, vocab=text.target.vocab, device=engine.device, generator=generator
     )
@@ -116,7 +116,7 @@ def growth_task(
 def run_steps(
     engine: Engine, ids: Sequence[int], policy: OpenPolicy, *, sampling: SamplingSettings, steps: int, seed: int
 ) -> list[StepResult]:
-    """So many real steps behind a prompt; its own pass is not among them."""
+    """Run so many real steps behind a prompt; the prompt's own pass is not among them."""
     settings = policy.settings
     target = Target(engine.target_model)
     drafter = None

@@ -63,5 +63,5 @@ def refuse_nan(largest: Tensor) -> None:
         raise EdgespecError(
             "E_NAN_LOGITS",
             "the target's logits are NaN or infinite.",
-            "Try --dtype float32 or bfloat16; if it stays, the checkpoint's weights are damaged.",
+            "Try `dtype=float32` or bfloat16; if it stays, the checkpoint's weights are damaged.",
         )

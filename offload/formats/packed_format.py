@@ -62,7 +62,7 @@ def cannot_be_used(parameter: str, reason: str) -> CheckpointError:
     return CheckpointError(
         "E_QUANTIZED",
         f"the quantised weight '{parameter}' cannot be used: {reason}.",
-        "Use the model's bf16 or fp16 safetensors, with --quant nf4 or int8.",
+        "Use the model's bf16 or fp16 safetensors, with `quant=nf4` or int8.",
     )
 
 

@@ -15,7 +15,7 @@ from tests.cli.conftest import RunCli
 from tests.conftest import FAMILIES, make_model, make_tokenizer, save_folder
 from tests.hub import Cache
 
-PLAIN_FIX = "Use a draft of the same model family, or --policy none without a draft."
+PLAIN_FIX = "Use a draft of the same model family, or `policy=none` without a draft."
 
 
 @pytest.fixture

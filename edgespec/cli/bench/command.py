@@ -129,7 +129,7 @@ def command(
 
 
 def _refuse_with_check(context: click.Context, form: str) -> None:
-    """Raise click.UsageError for what --check has no use for."""
+    """Raise click.UsageError for options that mean nothing to --check."""
     for option in context.command.params:
         is_given = context.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE
         if is_given and option.name in {"repeats", "temperature", "top_k", "top_p", "min_p", "seed"}:
@@ -186,7 +186,7 @@ def _say_what_else(console: Console, engine: Engine, rounds: dict[str, list[Roun
 
 
 def _check(console: Console, engine: Engine, encoded: list[list[int]], max_new_tokens: int, *, as_json: bool) -> int:
-    """Greedy texts of both modes, compared; the exit status."""
+    """Compare the greedy texts of both modes and return the exit status."""
     from edgespec.cli.bench.report import write_verdicts
 
     verdicts: list[Verdict] = []

@@ -24,7 +24,7 @@ COLUMNS = ("mode", "policy", "nodes", "tok/s", "lowest", "highest", "tok/pass", 
 
 
 def write_report(engine: Engine, rounds: dict[str, list[Round]], sampling: SamplingSettings, *, form: str) -> None:
-    """One row a mode."""
+    """Write the report in the asked form, with one row for each mode."""
     rows = [_row(engine, mode, rounds, sampling) for mode in rounds]
     if form == "json":
         sys.stdout.write(json.dumps({"schema": SCHEMA, **_setting(engine), "results": rows}) + "\n")
@@ -41,7 +41,7 @@ def write_report(engine: Engine, rounds: dict[str, list[Round]], sampling: Sampl
 
 
 def write_verdicts(engine: Engine, verdicts: Sequence[Verdict], *, as_json: bool) -> None:
-    """What --check found, text by text."""
+    """Write what --check found, text by text."""
     if as_json:
         texts = [{**dataclasses.asdict(verdict), "lossless": verdict.is_lossless} for verdict in verdicts]
         found = {"lossless": all(verdict.is_lossless for verdict in verdicts), "texts": texts}
@@ -107,7 +107,7 @@ def _row(engine: Engine, mode: str, rounds: dict[str, list[Round]], sampling: Sa
 
 
 def _setting(engine: Engine) -> dict[str, Any]:
-    """What both modes share."""
+    """Return the settings that both modes share."""
     import torch
 
     pair, placement = engine.pair, engine.placement
@@ -130,7 +130,7 @@ def _setting(engine: Engine) -> dict[str, Any]:
 
 
 def _table(engine: Engine, rows: Sequence[dict[str, Any]]) -> str:
-    """GitHub's Markdown, aligned so that it reads as it is; the setting above it."""
+    """Return a Markdown table, aligned so that it reads as plain text, with the settings above it."""
     cells = [
         (
             row["mode"],

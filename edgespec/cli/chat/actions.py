@@ -34,7 +34,7 @@ Ctrl-C            clear the line; in an answer: stop after this pass, again: wit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """One command."""
+    """A command of the chat."""
 
     usage: str
     help: str
@@ -43,7 +43,7 @@ class Action:
 
 
 def perform(chat: Chat, name: str, argument: str) -> None:
-    """Run a command by one of its names; raises EdgespecError for one that there is not."""
+    """Run the command that has this name or alias; raises EdgespecError where there is none."""
     known = {word: key for key, action in ACTIONS.items() for word in (key, *action.aliases)}
     if name not in known:
         near = closest(name, known)

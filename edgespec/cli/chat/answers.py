@@ -30,7 +30,7 @@ Ask = Callable[["OnPrefill"], Generator["TextChunk", None, None]]
 
 
 def answer(chat: Chat, ask: Ask) -> bool:
-    """Show what `ask` yields; whether there was an answer, whole or not. Raises EdgespecError."""
+    """Show what `ask` yields, and return whether there was an answer, whole or not. Raises EdgespecError."""
     screen, conversation = chat.screen, chat.conversation
     before, tree = conversation.last, chat.engine.tree
     failure: EdgespecError | None = None
@@ -98,7 +98,7 @@ def _gpu_use(engine: Engine) -> str | None:
 
 @contextmanager
 def _silent_keys() -> Iterator[None]:
-    """What is typed while an answer comes waits for the next line, and is not written into the answer."""
+    """Within this, what is typed waits for the next line and is not written into the answer."""
     restore = _key_restorer()
     attributes = _terminal_attributes()
     if attributes is not None:
@@ -114,7 +114,10 @@ def _silent_keys() -> Iterator[None]:
 
 
 def _leaver() -> Callable[[], None]:
-    """Ends the program, with the terminal as it is now: an exception would unwind a pass that does not end."""
+    """Return a function that ends the program with the terminal as it is now.
+
+    It raises no exception: that would wait for a pass that does not end.
+    """
     restore_keys = _key_restorer()
 
     def leave() -> None:
@@ -126,7 +129,7 @@ def _leaver() -> Callable[[], None]:
 
 
 def _key_restorer() -> Callable[[], None]:
-    """Puts the terminal back to what it is now."""
+    """Return a function that puts the terminal back to what it is now."""
     attributes = _terminal_attributes()
 
     def restore() -> None:
@@ -139,7 +142,7 @@ def _key_restorer() -> Callable[[], None]:
 
 
 def _terminal_attributes() -> list[Any] | None:
-    """The terminal's settings; None where there are none to be had."""
+    """Return the terminal's settings; None where it has none."""
     if sys.platform == "win32" or not sys.stdin.isatty():
         return None
     import termios

@@ -86,7 +86,7 @@ def command(
 
 
 def _first_message(asked: AskedChat) -> str | None:
-    """What was given beforehand; raises EdgespecError for an empty pipe."""
+    """Return the message that the command line or the pipe gave, if any; raises EdgespecError for an empty pipe."""
     text = asked.prompt
     if text == "-" or (text is None and not sys.stdin.isatty()):
         text = read_text("-", what="a message").removesuffix("\n")
@@ -131,7 +131,7 @@ def _load(
 
 
 def _open_chat(console: Console, engine: Engine, asked: AskedChat, *, is_single: bool) -> Chat:
-    """The conversation and what it is shown and typed with."""
+    """Return the conversation with the screen and the line editor that it uses."""
     from edgespec.cli.chat.screen import Screen
     from edgespec.cli.chat.state import Chat
 

@@ -17,14 +17,14 @@ MIN_RATED = 16  # tokens; a rate of fewer says nothing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One answer, and how it was made."""
+    """An answer, and how it was drafted."""
 
     result: GenerationResult
     spec: str  # off | tree | chain
 
 
 def footer(result: GenerationResult, *, used: int, max_context: int, gpu: str | None, width: int) -> str:
-    """Tokens, rates and room in one line; what there is no place for is left out from the end."""
+    """Return tokens, rates and room in one line; parts that do not fit the width are left out, the last first."""
     usage, rate = result.usage, result.decode_tokens_per_s
     new = usage.prompt_tokens - usage.cached_tokens
     read_rate = f" {new / result.prefill_s:.0f} tok/s" if new >= MIN_RATED and result.prefill_s else ""
@@ -48,7 +48,7 @@ def footer(result: GenerationResult, *, used: int, max_context: int, gpu: str | 
 
 
 def session_report(turns: Sequence[Turn], *, streamed_bytes: int) -> Iterable[str]:
-    """Totals of all answers: lengths of passes, where the time went, and speculation against none."""
+    """Yield the totals of all answers: lengths of passes, where the time went, and speculation against none."""
     if not turns:
         yield "no answers yet"
         return
@@ -88,7 +88,7 @@ def session_report(turns: Sequence[Turn], *, streamed_bytes: int) -> Iterable[st
 
 
 def _rate(results: Iterable[GenerationResult]) -> float | None:
-    """Tokens after the first over the seconds after the first, of all results together."""
+    """Return the tokens a second after the first token, of all results together."""
     tokens, seconds = 0, 0.0
     for result in results:
         if result.decode_tokens_per_s:

@@ -26,7 +26,7 @@ COMPLETIONS = dict[str, tuple[str, ...]]
 def open_reader(
     *, history: Path | None, words: COMPLETIONS, file_commands: Iterable[str], color: bool
 ) -> tuple[LineReader, str | None]:
-    """Something to read lines with, and what is wrong with the history file, if anything is.
+    """Return a reader of lines, and what is wrong with the history file, if anything is.
 
     `words` are what may follow a command; after `file_commands` come paths.
     """
@@ -51,21 +51,21 @@ def open_reader(
 
 
 class TerminalReader:
-    """With editing, history and completion."""
+    """Reads messages with editing, history and completion."""
 
     def __init__(self, session: PromptSession[str]) -> None:
         self._session = session
 
     def read(self, prompt: str, *, default: str = "") -> str:
-        """One message; raises EOFError for Ctrl-D, and KeyboardInterrupt for Ctrl-C on an empty line."""
+        """Read one message; raises EOFError for Ctrl-D, and KeyboardInterrupt for Ctrl-C on an empty line."""
         return self._session.prompt(prompt, default=default)
 
 
 class PlainReader:
-    """Lines as they come; blocks and backslashes work here too."""
+    """Reads lines as they come; blocks in quotes and backslashes at a line's end work here too."""
 
     def read(self, prompt: str, *, default: str = "") -> str:
-        """One message; raises EOFError at the end, and KeyboardInterrupt for Ctrl-C."""
+        """Read one message; raises EOFError at the end, and KeyboardInterrupt for Ctrl-C."""
         typed = _line(prompt)
         while continues(typed) or wants_more(typed):
             typed = f"{typed[:-1] if continues(typed) else typed}\n{_line('')}"
@@ -73,7 +73,7 @@ class PlainReader:
 
 
 def _line(prompt: str) -> str:
-    """The prompt goes to stderr: stdout has answers alone."""
+    """Read a line; the prompt goes to stderr, because stdout has answers alone."""
     sys.stderr.write(prompt)
     sys.stderr.flush()
     line = sys.stdin.readline()
@@ -96,7 +96,7 @@ def _history(path: Path | None) -> tuple[History, str | None]:
 
 
 class _Completer(Completer):
-    """Commands, what may follow them, and paths."""
+    """Completes commands, what may follow them, and paths."""
 
     def __init__(self, words: COMPLETIONS, file_commands: frozenset[str]) -> None:
         self._words, self._file_commands = words, file_commands

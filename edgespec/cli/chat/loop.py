@@ -11,6 +11,7 @@ from edgespec.cli.chat.answers import answer
 from edgespec.cli.chat.spoken import understand, without_quotes
 from edgespec.cli.chat.state import Chat
 from edgespec.cli.console import print_error
+from edgespec.cli.spelling import spelled
 from edgespec.errors import EXIT_RUNTIME, EdgespecError
 
 PROMPT = "> "
@@ -18,7 +19,7 @@ HINT = "Use Ctrl-D or /exit to leave."
 
 
 def converse(chat: Chat, first: str | None) -> int:
-    """Answer `first`, then read and answer until somebody leaves; the exit status."""
+    """Answer `first`, then read and answer until somebody leaves; return the exit status."""
     assert chat.reader is not None
     if first is not None:
         _try(lambda: say(chat, first))
@@ -41,7 +42,7 @@ def _try(act: Callable[[], object]) -> None:
     try:
         act()
     except EdgespecError as error:
-        print_error(error.what, error.fix)
+        print_error(spelled(error.what), spelled(error.fix))
 
 
 def react(chat: Chat, typed: str) -> None:
@@ -56,7 +57,7 @@ def react(chat: Chat, typed: str) -> None:
 
 
 def say(chat: Chat, text: str) -> bool:
-    """Send a message with what is attached to it; whether there was an answer."""
+    """Send a message with what is attached to it, and return whether there was an answer."""
     message = chat.with_attachments(text)
     answered = answer(chat, lambda on_prefill: chat.conversation.stream(message, on_prefill=on_prefill))
     if answered:
@@ -65,7 +66,7 @@ def say(chat: Chat, text: str) -> bool:
 
 
 def single_turn(chat: Chat, text: str) -> int:
-    """One message and its answer; the exit status. Raises EdgespecError."""
+    """Answer one message and return the exit status. Raises EdgespecError."""
     answered = say(chat, text)
     last = chat.conversation.last
     if last is not None and last.finish_reason == "interrupted":

@@ -35,7 +35,7 @@ class AskedChat:
 
 
 def chat_options(function: Command) -> Command:
-    """Messages, sampling and looks: handed on as `asked`."""
+    """Add the options of messages, sampling and looks, which are handed on as `asked`."""
 
     @functools.wraps(function)
     def call(

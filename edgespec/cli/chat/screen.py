@@ -12,7 +12,7 @@ DIM, YELLOW, PLAIN = "\x1b[2m", "\x1b[33m", "\x1b[0m"
 
 
 def wants_color(choice: str) -> bool:
-    """Whether --color, NO_COLOR and the terminal say so."""
+    """Return whether to write in colour: --color, NO_COLOR and the terminal decide."""
     if choice != "auto":
         return choice == "always"
     return sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -29,12 +29,12 @@ class Screen:
         self._prefill = PrefillLine(console, may_use_sequences=self.has_color)
 
     def say(self, text: str) -> None:
-        """Lines for the person; control characters in them are shown."""
+        """Write lines for the person; control characters in them are shown, not obeyed."""
         self.end_answer()
         self.console.say(visible(text))
 
     def note(self, text: str, *, warning: str = "") -> None:
-        """A dim line, and behind it what should be noticed."""
+        """Write a dim line, and behind it a warning that stands out."""
         self.end_answer()
         parts = [(DIM, text), (YELLOW, warning)]
         self.console.say(
@@ -43,12 +43,12 @@ class Screen:
         )  # fmt: skip
 
     def begin_answer(self) -> None:
-        """What is written from now on is an answer."""
+        """Begin an answer: `answer` writes its pieces."""
         self._prefill.begin()
         self._answer_end = "\n"
 
     def answer(self, text: str) -> None:
-        """A piece of it; a terminal obeys nothing that a model writes."""
+        """Write a piece of the answer; control characters that a model writes are shown on a terminal, not obeyed."""
         self._prefill.end()
         if text:
             self._answer_end = text[-1]
@@ -56,7 +56,7 @@ class Screen:
             sys.stdout.flush()
 
     def end_answer(self) -> None:
-        """Let what follows begin on a line of its own."""
+        """End the answer: what follows begins on a line of its own."""
         self._prefill.end()
         if self._answer_end != "\n":
             self._answer_end = "\n"
@@ -64,5 +64,5 @@ class Screen:
             sys.stdout.flush()
 
     def prefill(self, done_tokens: int, num_tokens: int) -> None:
-        """How much of the prompt is read, once that takes a while."""
+        """Show how much of the prompt is read, once that takes a while."""
         self._prefill.update(done_tokens, num_tokens)

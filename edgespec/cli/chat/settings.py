@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.chat.spoken import closest
+from edgespec.cli.spelling import spelled
 from edgespec.config import MAX_SEED, SamplingSettings
 from edgespec.errors import EdgespecError
 from edgespec.tree.policies import POLICIES
@@ -23,7 +24,7 @@ THINKING = "enable_thinking"  # what templates of models that think read
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One of them."""
+    """A setting that `/set` changes."""
 
     hint: str  # what it takes
     get: Callable[[Chat], Any]
@@ -31,17 +32,17 @@ class Setting:
 
 
 def show_settings(chat: Chat) -> list[str]:
-    """All of them with their values."""
+    """Return a line for each setting, with its value and what it takes."""
     return [f"{name:<16}{_shown(setting.get(chat)):<12}{setting.hint}" for name, setting in SETTINGS.items()]
 
 
 def saved_settings(chat: Chat) -> dict[str, Any]:
-    """All of them for a session's file."""
+    """Return the values of all settings, for a session's file."""
     return {name: setting.get(chat) for name, setting in SETTINGS.items()}
 
 
 def change_settings(chat: Chat, argument: str) -> list[str]:
-    """Of `k v` or `k=v k=v`: what was changed, as lines; nothing is where one of them is refused."""
+    """Change the settings of a line `k v` or `k=v k=v`, and return what changed; if one is refused, none changes."""
     pairs = _pairs(argument)
     for name, _ in pairs:
         if name not in SETTINGS:
@@ -67,7 +68,7 @@ def change_settings(chat: Chat, argument: str) -> list[str]:
 
 
 def restore_settings(chat: Chat, saved: Mapping[str, Any]) -> list[str]:
-    """Set what a session was saved with; lines about what cannot be had."""
+    """Set what a session was saved with, and return a line for each setting that cannot be had."""
     lines = []
     for name, value in saved.items():
         if name not in SETTINGS:
@@ -78,12 +79,12 @@ def restore_settings(chat: Chat, saved: Mapping[str, Any]) -> list[str]:
             if SETTINGS[name].get(chat) != value:
                 SETTINGS[name].change(chat, text)
         except EdgespecError as error:
-            lines.append(f"not applied: {name} {text} ({error.what})")
+            lines.append(f"not applied: {name} {text} ({spelled(error.what)})")
     return lines
 
 
 def use_spec(chat: Chat, spec: str) -> None:
-    """Speculate so from the next answer on, `on` as the chat began; raises EdgespecError."""
+    """Choose how to speculate from the next answer on; `on` is how the chat began. Raises EdgespecError."""
     if spec == "on":
         spec = "chain" if chat.own_tree.policy == "chain" else "tree"
     if spec not in SPECS:
@@ -98,7 +99,7 @@ def use_spec(chat: Chat, spec: str) -> None:
 
 
 def use_tree_size(chat: Chat, text: str) -> None:
-    """Trees, or a chain, of so many nodes; `auto` is what the chat began with. Raises EdgespecError."""
+    """Use trees, or a chain, of so many nodes; `auto` is what the chat began with. Raises EdgespecError."""
     tree = chat.engine.tree if chat.spec != "off" else chat.own_tree
     if text == "auto":
         chat.engine.use_tree(chat.own_tree)
@@ -198,7 +199,7 @@ SETTINGS = {
 
 
 def _pairs(argument: str) -> list[tuple[str, str]]:
-    """Names and values of a line; raises EdgespecError for one that has no value."""
+    """Return the names and values of a line; raises EdgespecError for a name without a value."""
     words = argument.replace("=", " = ").split()
     if "=" not in words:
         words = [words[0], "=", *words[1:]] if words else []

@@ -18,7 +18,7 @@ class Spoken:
 
 
 def understand(typed: str) -> Spoken:
-    """Commands begin with a slash, and are their whole first word; // begins a message with a slash."""
+    """Tell commands from messages: a command begins with a slash, and // begins a message with a slash."""
     if typed.startswith("//"):
         return Spoken(text=typed[1:])
     if typed.startswith("/"):
@@ -28,13 +28,13 @@ def understand(typed: str) -> Spoken:
 
 
 def wants_more(typed: str) -> bool:
-    """Whether a block in triple quotes is open."""
+    """Return whether a block in triple quotes is still open."""
     text = typed.strip()
     return text.startswith(QUOTES) and not (text.endswith(QUOTES) and len(text) >= 2 * len(QUOTES))
 
 
 def without_quotes(typed: str) -> str:
-    """A block without its quotes, and without the line's ends next to them."""
+    """Return a block without its quotes and the line breaks next to them; other text is returned as it is."""
     text = typed.strip()
     if not text.startswith(QUOTES) or wants_more(typed):
         return typed
@@ -42,10 +42,10 @@ def without_quotes(typed: str) -> str:
 
 
 def continues(line: str) -> bool:
-    """Whether a line ends in a backslash that stands for a new line; two are one that was meant."""
+    """Return whether a line ends in a backslash that stands for a new line; two backslashes mean a backslash."""
     return (len(line) - len(line.rstrip("\\"))) % 2 == 1
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that was most likely meant."""
+    """Return the known word that was most likely meant, if any is close."""
     return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)), None)

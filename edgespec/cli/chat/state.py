@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class LineReader(Protocol):
-    """Where messages come from."""
+    """Reads the messages that a person types."""
 
     def read(self, prompt: str, *, default: str = "") -> str:
-        """One message; raises EOFError at the end, and KeyboardInterrupt for Ctrl-C on an empty line."""
+        """Read one message; raises EOFError at the end, and KeyboardInterrupt for Ctrl-C on an empty line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,22 +47,22 @@ class Chat:
 
     @property
     def spec(self) -> str:
-        """How the next answer will be drafted: off, tree or chain."""
+        """Say how the next answer will be drafted: off, tree or chain."""
         policy = self.engine.tree.policy
         return {"none": "off", "chain": "chain"}.get(policy, "tree")
 
     def with_attachments(self, text: str) -> str:
-        """The message as it will be sent."""
+        """Return the message as it will be sent, behind the attached files."""
         between = "\n" if self.conversation.is_raw else "\n\n"
         parts = [attachment.text.removesuffix("\n") for attachment in self.attachments]
         return between.join([*parts, text] if text else parts)
 
     def last_question(self) -> str | None:
-        """The user's last message."""
+        """Return the user's last message, if there is one."""
         asked: list[Message] = [message for message in self.conversation.messages if message.role == "user"]
         return asked[-1].content if asked else None
 
 
 def has_terminal() -> bool:
-    """Whether somebody can type, and see it."""
+    """Return whether somebody can type, and see what is typed."""
     return sys.stdin.isatty() and (sys.stdout.isatty() or sys.stderr.isatty())

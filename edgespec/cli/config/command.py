@@ -55,7 +55,7 @@ TEMPLATE = """\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One setting of a command."""
+    """A setting of a command, with its value and where that comes from."""
 
     key: str
     value: Any
@@ -150,13 +150,13 @@ def show(
 
 
 def _asked() -> Path | None:
-    """The file of `edgespec --config FILE config ...`."""
+    """Return the file that `edgespec --config FILE config ...` names."""
     path = click.get_current_context().find_root().params.get("config")
     return path if isinstance(path, Path) else None
 
 
 def _rows(name: str, commands: Mapping[str, click.Command], config: UserConfig) -> Iterator[Row]:
-    """Every option of a command that can be configured, as it would be taken."""
+    """Return a row for every option that can be configured, with the value that the command would take."""
     command = commands[name]
     model = asked_model(command, {})
     found = settings_of(command, config, model, commands.values())
@@ -187,7 +187,7 @@ def _rows(name: str, commands: Mapping[str, click.Command], config: UserConfig) 
 
 
 def _variable(option: click.Parameter) -> str:
-    """The variable of the environment that sets an option."""
+    """Return the environment variable that an option's value comes from."""
     import os
 
     names = option.envvar if isinstance(option.envvar, list) else [str(option.envvar)]
@@ -195,7 +195,7 @@ def _variable(option: click.Parameter) -> str:
 
 
 def _generation_config(model: str | None, config: UserConfig) -> tuple[dict[str, Any], str]:
-    """What the model itself asks for, and where: nothing where it cannot be found or does not sample."""
+    """Return the sampling that the model's own file asks for, and that file; nothing where there is none."""
     try:
         folder = BUILT_IN_TARGET if model is None else resolve_model(model, aliases=config.aliases)
         path = folder / "generation_config.json"
@@ -208,7 +208,7 @@ def _generation_config(model: str | None, config: UserConfig) -> tuple[dict[str,
 
 
 def _plain(value: Any) -> Any:
-    """A default as people know it: click marks what is not set with an object of its own."""
+    """Return a default as people know it: None in place of the object that click marks unset values with."""
     return value if isinstance(value, str | int | float | tuple | list) else None
 
 

@@ -26,7 +26,10 @@ REFUSALS = (click.ClickException, EdgespecError, ValueError)
 
 
 def spellings(option: click.Parameter) -> list[str]:
-    """Names of an option in configurations, its own first; none for arguments and for what has no sensible default."""
+    """Return an option's names in configurations, its own first.
+
+    Arguments and options without a sensible default have none.
+    """
     found = [name[2:].replace("-", "_") for name in option.opts if name.startswith("--")]
     if not isinstance(option, click.Option) or not found or option.name in NO_KEYS:
         return []
@@ -35,12 +38,12 @@ def spellings(option: click.Parameter) -> list[str]:
 
 
 def opposites(option: click.Parameter) -> list[str]:
-    """Names that switch a flag off: those of --offline for --online."""
+    """Return the names that switch a flag off, as `offline` does for --online."""
     return [name[2:].replace("-", "_") for name in option.secondary_opts if spellings(option)]
 
 
 def known_keys(commands: Mapping[str, click.Command]) -> KnownKeys:
-    """Every key that some command has a flag for."""
+    """Return every key that some command has a flag for."""
     found: dict[str, str] = {}
     for command in commands.values():
         for option in command.params:
@@ -60,7 +63,7 @@ def name_variables(name: str, command: click.Command) -> None:
 
 
 def load_config(given: Path | None, commands: Callable[[], Mapping[str, click.Command]]) -> UserConfig:
-    """All files that count; raises EdgespecError. `commands` is asked for only where there is a file."""
+    """Read all files that count; raises EdgespecError. `commands` is called only where there is a file."""
     paths = config_files(given)
     if not paths:
         return UserConfig()
@@ -69,7 +72,7 @@ def load_config(given: Path | None, commands: Callable[[], Mapping[str, click.Co
 
 
 def given_on_the_line(parent: click.Context, command: click.Command, arguments: Sequence[str]) -> dict[str, Any]:
-    """What a command line gives, before anything is converted; nothing where it is no valid one.
+    """Return what a command line gives, before conversion; nothing where the line is not valid.
 
     A call for help stands under `help`.
     """
@@ -83,7 +86,7 @@ def given_on_the_line(parent: click.Context, command: click.Command, arguments: 
 
 
 def asked_model(command: click.Command, given: Mapping[str, Any]) -> str | None:
-    """The model that a command line or the environment names."""
+    """Return the model that a command line or the environment names."""
     context = click.Context(command)
     for name in ("target", "model"):
         if isinstance(given.get(name), str):
@@ -95,9 +98,9 @@ def asked_model(command: click.Command, given: Mapping[str, Any]) -> str | None:
 def settings_of(
     command: click.Command, config: UserConfig, model: str | None, commands: Iterable[click.Command]
 ) -> Iterator[tuple[click.Option, Any, Setting]]:
-    """The command's options that the configuration sets, with values as click takes them; raises EdgespecError.
+    """Yield the options that the configuration sets, with values as click takes them; raises EdgespecError.
 
-    Of `commands` another may have a flag of the same name for other values: those are not this one's.
+    A value that this command refuses is left out where another of `commands` has a flag of that name for it.
     """
     found = config.settings(model)
     samples = any(option.name == SAMPLES for option in command.params)
@@ -128,12 +131,12 @@ def settings_of(
 def defaults_of(
     command: click.Command, config: UserConfig, model: str | None, commands: Iterable[click.Command]
 ) -> dict[str, Any]:
-    """The command's defaults by parameter, for click's `default_map`; raises EdgespecError."""
+    """Return the command's defaults by parameter, for click's `default_map`; raises EdgespecError."""
     return {str(option.name): value for option, value, _ in settings_of(command, config, model, commands)}
 
 
 def _accepts(command: click.Command, key: str, setting: Setting) -> bool:
-    """Whether a command has a flag of this name for such a value."""
+    """Return whether a command has a flag of this name that takes such a value."""
     for option in command.params:
         if isinstance(option, click.Option) and key in spellings(option)[:1]:
             try:
@@ -145,7 +148,7 @@ def _accepts(command: click.Command, key: str, setting: Setting) -> bool:
 
 
 def _checked(context: click.Context, option: click.Option, setting: Setting, *, is_opposite: bool) -> Any:
-    """A value of a file as the command line would have it; raises what click would for one that the option refuses."""
+    """Return a file's value as the command line would have it; where the option refuses it, raise what click would."""
     value = _as_click_takes_it(option, setting, is_opposite=is_opposite)
     if value is not None:
         option.process_value(context, value)
@@ -153,7 +156,7 @@ def _checked(context: click.Context, option: click.Option, setting: Setting, *, 
 
 
 def _as_click_takes_it(option: click.Option, setting: Setting, *, is_opposite: bool) -> Any:
-    """A value of a file as the command line would have it; None where it changes nothing."""
+    """Return a file's value as the command line would have it; None where it changes nothing."""
     value = setting.value
     if option.count:
         if isinstance(value, bool) or not isinstance(value, int):

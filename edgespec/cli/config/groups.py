@@ -15,7 +15,7 @@ READ_CONFIG_THEMSELVES = {"config", "doctor"}  # and go on where it is damaged
 
 
 class ConfiguredGroup(click.Group):
-    """A group that gives a command its configured defaults when it is used; one of its own kind gives its own.
+    """A group that gives a command its configured defaults when the command is used; a group below gives its own.
 
     `modules` are names of commands and of the modules that hold them as `command`, imported when they are used,
     so that --help stays fast.
@@ -26,11 +26,11 @@ class ConfiguredGroup(click.Group):
         self.modules = modules or {}
 
     def list_commands(self, context: click.Context) -> list[str]:
-        """Names, of modules that were not imported as well."""
+        """Return the names of all commands, also of those whose modules are not imported yet."""
         return sorted({*self.modules, *super().list_commands(context)})
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        """The command, whose options then know their variables of the environment."""
+        """Return the command, after its options are told their environment variables."""
         if name not in self.modules:
             command = super().get_command(context, name)
         else:
@@ -43,7 +43,7 @@ class ConfiguredGroup(click.Group):
     def resolve_command(
         self, context: click.Context, arguments: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command of a line, with its defaults in the context's map."""
+        """Find the command of a line, and put its configured defaults into the context."""
         name, command, rest = super().resolve_command(context, arguments)
         is_group = isinstance(command, ConfiguredGroup)
         if command is None or is_group or name in READ_CONFIG_THEMSELVES or context.resilient_parsing:
@@ -62,7 +62,7 @@ class ConfiguredGroup(click.Group):
 
 
 def leaf_commands(root: click.Context) -> dict[str, click.Command]:
-    """Every command of the program by its name, imported; of configured groups those below, as `train head`."""
+    """Return every command of the program by its name, imported; a group's commands are called as `train head`."""
     assert isinstance(root.command, click.Group)
     found: dict[str, click.Command] = {}
     for name in root.command.list_commands(root):

@@ -21,7 +21,7 @@ SHARES = ("memory", "compute", "link", "disk", "layer_call_s")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speeds:
-    """A pair on its hardware, without a tree and with one."""
+    """The speed of a pair on its hardware, without a tree and with one."""
 
     pair: PairOnHardware
     plain: SpeedEstimate
@@ -36,7 +36,7 @@ class Speeds:
 
 
 def estimate_speeds(pair: PairOnHardware, tree: TreeSettings, *, temperature: float | None, size: int | None) -> Speeds:
-    """Plain decoding, and the best tree; `size` is None where any budget will do. Raises EdgespecError."""
+    """Estimate plain decoding and the best tree; `size` is None where any budget will do. Raises EdgespecError."""
     from edgespec.estimate.acceptance import assumed_acceptance
     from edgespec.estimate.speed import estimate_best, estimate_plain
 
@@ -53,7 +53,7 @@ def estimate_speeds(pair: PairOnHardware, tree: TreeSettings, *, temperature: fl
 
 
 def refuse_without_hardware(tree: TreeSettings, temperature: float | None) -> None:
-    """Raise EdgespecError for what only speeds depend on."""
+    """Raise EdgespecError for options that only speeds depend on, where no hardware is named."""
     from edgespec.estimate.acceptance import acceptance_rate
 
     fix = "Name a card: --hardware rtx-4090."
@@ -71,7 +71,7 @@ def refuse_other_device(hardware: str, device: str, wanted: str) -> None:
 
 
 def speed_lines(speeds: Speeds) -> list[str]:
-    """The machine, what is assumed of it, and tokens a second."""
+    """Return lines about the machine, what is assumed of it, and tokens a second."""
     pair, plain, tree = speeds.pair, speeds.plain, speeds.tree
     card = pair.hardware
     flops_per_s = card.half_flops_per_s if pair.place.dtype.itemsize == 2 else card.float32_flops_per_s
@@ -98,7 +98,7 @@ def speed_lines(speeds: Speeds) -> list[str]:
 
 
 def speed_facts(speeds: Speeds) -> dict[str, Any]:
-    """The same for programs."""
+    """Return what `speed_lines` says as values for programs."""
     pair, acceptance = speeds.pair, speeds.acceptance
     assumed = {
         "host_memory_bytes": None if _knows_host(pair) else pair.assumptions.host_memory_bytes,
@@ -138,7 +138,7 @@ def _tokens_per_s(estimate: SpeedEstimate) -> str:
 
 
 def _assumed(pair: PairOnHardware) -> str:
-    """What was not asked for and is not on the data sheet."""
+    """Say what is assumed because it was neither given nor is on the data sheet."""
     assumptions, likely = pair.assumptions, pair.assumptions.likely
     parts = [f"{likely.memory:.0%} of its bandwidth and {likely.compute:.0%} of its arithmetic are reached"]
     if pair.hardware.device == "cuda":

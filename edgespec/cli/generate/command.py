@@ -109,7 +109,7 @@ def command(
 
 
 def _prompts(console: Console, asked: AskedPrompts, out: AskedOutput) -> tuple[Prompts, str]:
-    """The rows and what the output file has of them, and the format of results; raises EdgespecError."""
+    """Read the rows and what the output file has of them, and choose the results' format; raises EdgespecError."""
     format_name = out.format_name or ("jsonl" if out.path else "")
     rows, wanted = read_rows(console, asked, format_name)
     if not format_name:
@@ -125,7 +125,7 @@ def _prompts(console: Console, asked: AskedPrompts, out: AskedOutput) -> tuple[P
 
 
 def _run(console: Console, prepared: Prepared, engine: Engine, sink: Sink, out: AskedOutput, format_name: str) -> int:
-    """All requests, their results to the sink; the exit status."""
+    """Run all requests, write their results to the sink, and return the exit status."""
     from edgespec.cli.generate.output import Run, stream_one, write_records
     from edgespec.cli.generate.records import run_fields
 
@@ -161,7 +161,7 @@ def _raise_interrupt() -> None:
 
 
 def _check_output(out: AskedOutput, source: str | None) -> None:
-    """Refuse to lose prompts, and find out now whether the file can be written."""
+    """Raise EdgespecError where the output file would replace the prompts, or cannot be written."""
     path = out.path
     assert path is not None
     if path.is_dir():
@@ -177,7 +177,7 @@ def _check_output(out: AskedOutput, source: str | None) -> None:
 
 
 def _refuse_results(path: Path, format_name: str, num_wanted: int) -> None:
-    """Raise EdgespecError for a file that holds something."""
+    """Raise EdgespecError for an output file that is not empty."""
     if not path.is_file() or not path.stat().st_size:
         return
     try:

@@ -22,7 +22,7 @@ def say_work(console: Console, prepared: Prepared, machine: MachineOptions) -> N
 
 
 def _time_note(prepared: Prepared) -> str:
-    """Seconds at most, where every answer is as long as it may be."""
+    """Say how many seconds the run takes at most, if every answer is as long as it may be."""
     num_turns = sum(request.row.num_turns for request in prepared.requests)
     tokens = sum(request.max_new_tokens * request.row.num_turns for request in prepared.requests)
     limits = [request.max_new_tokens for request in prepared.requests]

@@ -45,7 +45,7 @@ def check_format(name: str, rows: list[PromptRow]) -> None:
 
 
 def format_record(name: str, request: Request, record: dict[str, Any]) -> dict[str, Any] | None:
-    """The record as the format has it; None where the format has nothing for a row that failed."""
+    """Return the record in the format; None where the format has no form for a row that failed."""
     if name == "specbench":
         return None if record["error"] else _specbench(request, record)
     if name == "openai-batch":
@@ -54,7 +54,7 @@ def format_record(name: str, request: Request, record: dict[str, Any]) -> dict[s
 
 
 def read_entry(name: str, line: Any) -> Entry | None:
-    """What a parsed line says; None where it is no line of this format."""
+    """Return what a parsed line says about a prompt; None where it is no line of this format."""
     try:
         return _READERS[name](line)
     except (KeyError, TypeError, IndexError, AttributeError, ValueError):
@@ -94,7 +94,7 @@ def _openai_batch(request: Request, record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _completion(request: Request, record: dict[str, Any], mark: str) -> dict[str, Any]:
-    """The body of a response: a chat completion, or a plain one where that was asked for."""
+    """Return the body of a response: a chat completion, or a plain one where that was asked for."""
     is_plain = request.row.kind == "completion"
     answer = {"text": record["text"]} if is_plain else {"message": {"role": "assistant", "content": record["text"]}}
     usage = record["usage"]
@@ -117,12 +117,12 @@ def _completion(request: Request, record: dict[str, Any], mark: str) -> dict[str
 
 
 def _marked(request: Request, record: dict[str, Any]) -> str:
-    """Settings, prompt and id in one name: `config-prompt-id`."""
+    """Return one name that holds settings, prompt and id: `config-prompt-id`."""
     return f"{record['config_hash']}-{request.row.digest}-{record['id']}"
 
 
 def _model_id(record: dict[str, Any]) -> str:
-    """What the models are called, and what made it fast: not the whole path."""
+    """Return the models' names, without their paths, and the policy that drafted."""
     names = [short_name(Path(record[key])) for key in ("model", "draft_model") if record[key]]
     return "+".join([*names, record["spec"]["policy"]])
 

@@ -29,7 +29,7 @@ STOP_HELP = "End a text before this string, which is left out; repeatable."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedPrompts:
-    """Which prompts, and what goes around them."""
+    """Which prompts are to be run, and what goes around them."""
 
     source: str | None  # a file, or - for stdin
     text: str | None  # a prompt itself
@@ -41,7 +41,7 @@ class AskedPrompts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedSampling:
-    """How texts are drawn, where the rows do not say."""
+    """How texts are drawn where the rows do not say."""
 
     chosen: dict[str, Any]  # fields of `SamplingSettings` that were given
     max_new_tokens: int
@@ -51,7 +51,7 @@ class AskedSampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedOutput:
-    """Where results go, and in what form."""
+    """Where results go, and in which form."""
 
     path: Path | None
     format_name: str | None
@@ -64,7 +64,7 @@ class AskedOutput:
 
 
 def prompt_options(function: Command) -> Command:
-    """Sources, selection and the system prompt: handed on as `asked`."""
+    """Add the options of sources, selection and system prompt, which are handed on as `asked`."""
 
     @functools.wraps(function)
     def call(
@@ -126,7 +126,7 @@ def prompt_options(function: Command) -> Command:
 
 
 def sampling_options(function: Command) -> Command:
-    """Length, distribution, seed and stop strings: handed on as `wanted`."""
+    """Add the options of length, distribution, seed and stop strings, which are handed on as `wanted`."""
 
     @functools.wraps(function)
     def call(
@@ -152,7 +152,7 @@ def sampling_options(function: Command) -> Command:
 
 
 def output_options(function: Command) -> Command:
-    """The output file and its form: handed on as `out`."""
+    """Add the options of the output file and its form, which are handed on as `out`."""
 
     @functools.wraps(function)
     def call(

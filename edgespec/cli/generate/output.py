@@ -18,6 +18,7 @@ from edgespec.cli.generate.sinks import Sink
 from edgespec.cli.generate.turns import answer_turns
 from edgespec.cli.open_engine import trees_in_words
 from edgespec.cli.prefill_line import PrefillLine
+from edgespec.cli.spelling import spelled_error
 from edgespec.engine import Engine
 from edgespec.errors import EXIT_RUNTIME, EXIT_SOME_FAILED, EdgespecError, is_out_of_memory
 from edgespec.text.results import GenerationResult, TextChunk
@@ -44,7 +45,7 @@ class Run:
 
 
 def stream_one(run: Run, request: Request) -> int:
-    """One prompt's answers to stdout as they are verified; raises EdgespecError."""
+    """Write one prompt's answers to stdout as they are verified, and return the exit status; raises EdgespecError."""
     shown = _Shown(run, to_stdout=True)
     try:
         results = _answer(run, request, shown)
@@ -67,7 +68,9 @@ def write_records(
     live_text: bool,
     fail_fast: bool,
 ) -> int:
-    """Every prompt, on the disk before the next one starts; one that fails does not end the run.
+    """Run every prompt and return the exit status; a record is on the disk before the next prompt starts.
+
+    A prompt that fails does not end the run.
 
     `format_name` text goes to the sink as plain answers, or streams `to_stdout`.
     """
@@ -122,7 +125,7 @@ def write_records(
 
 
 def _run_one(run: Run, request: Request, shown: _Shown) -> tuple[dict[str, Any], list[GenerationResult]]:
-    """One prompt's record, and its results if it succeeded."""
+    """Run one prompt; return its record, and its results if it succeeded."""
     results: list[GenerationResult] = []
     try:
         _answer(run, request, shown, results)
@@ -142,7 +145,7 @@ def _run_one(run: Run, request: Request, shown: _Shown) -> tuple[dict[str, Any],
 def _answer(
     run: Run, request: Request, shown: _Shown, results: list[GenerationResult] | None = None
 ) -> list[GenerationResult]:
-    """All turns; `results` has those that are finished even when one fails."""
+    """Answer all turns; `results` has the finished ones even when a later one fails."""
     results = [] if results is None else results
     tree = run.engine.tree
     for result in answer_turns(run.engine, request, run.encode, on_prefill=shown.prefill, on_chunk=shown):
@@ -156,9 +159,9 @@ def _answer(
 
 
 def _fault(error: Exception) -> EdgespecError:
-    """Any failure of one prompt, as a user meets it."""
+    """Return the error that a user is told of for any failure of one prompt."""
     if isinstance(error, EdgespecError):
-        return error
+        return spelled_error(error)
     if is_out_of_memory(error):
         fix = "Lower --max-gpu-mem, --max-cpu-mem, -ngl or --tree-size."
         return EdgespecError("E_MEMORY", "memory ran out while this prompt ran.", fix)
@@ -167,7 +170,7 @@ def _fault(error: Exception) -> EdgespecError:
 
 
 class _Shown:
-    """What is seen of one prompt while it runs: its text, or now and then that it goes on."""
+    """Shows one prompt while it runs: its text, or now and then that it goes on."""
 
     def __init__(
         self,
@@ -185,11 +188,11 @@ class _Shown:
         self._is_terminal = to_stderr or (to_stdout and sys.stdout.isatty())
 
     def prefill(self, done_tokens: int, num_tokens: int) -> None:
-        """How much of a turn's prompt is read."""
+        """Show how much of a turn's prompt is read."""
         self._prefill.update(done_tokens, num_tokens)
 
     def __call__(self, chunk: TextChunk) -> None:
-        """One step's text."""
+        """Show one step's text."""
         self._prefill.end()
         self.num_tokens += len(chunk.step.tokens)
         if self._stream is not None:
@@ -198,14 +201,14 @@ class _Shown:
             self._run.console.say_sometimes(f"{self._place}: {self.num_tokens} tokens")
 
     def between_turns(self) -> None:
-        """A blank line between two answers."""
+        """Write a blank line between two answers."""
         self._prefill.begin()
         if self._stream is not None:
             self._write(BETWEEN_TURNS)
         self._run.check()
 
     def end(self) -> None:
-        """The line's end, behind text of ours."""
+        """End the line where text was written."""
         self._prefill.end()
         if self._stream is not None and self.num_tokens:
             self._write("\n")
@@ -217,7 +220,7 @@ class _Shown:
 
 
 def _summary(results: Sequence[GenerationResult]) -> str:
-    """Tokens, tokens/s, tokens a pass, passes: of all texts together."""
+    """Return tokens, tokens/s, tokens a pass and passes of all texts together."""
     num_tokens = sum(len(result.token_ids) for result in results)
     total_s = sum(result.total_s for result in results)
     passes = [step for result in results for step in result.passes]

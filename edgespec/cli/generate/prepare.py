@@ -68,7 +68,7 @@ class Prepared:
 
 
 def read_rows(console: Console, asked: AskedPrompts, format_name: str) -> tuple[list[PromptRow], list[PromptRow]]:
-    """All rows and the wanted ones, both with their repeats; raises EdgespecError."""
+    """Read all rows and choose the wanted ones, both with their repeats; raises EdgespecError."""
     if asked.source is None:
         rows = numbered_rows([text_row(asked.text or "", "-p", kind="text")])
     else:
@@ -135,7 +135,7 @@ def _say_what_is_done(console: Console, results: Results, num_wanted: int, num_l
 
 
 def _say_what_is_not_applied(console: Console, pair: ModelPair, rows: list[PromptRow], asked: AskedPrompts) -> None:
-    """A request that is not honoured is reported once."""
+    """Say once what rows, model or template ask for and this run does not do."""
     ignored = sorted({key for row in rows for key in row.ignored_keys})
     if ignored:
         console.say(f"not applied, only handed through to the records: {', '.join(ignored)} of the rows")

@@ -24,7 +24,7 @@ SCHEMA = "edgespec.result/1"
 def success_record(
     request: Request, engine: Engine, results: Sequence[GenerationResult], run: dict[str, Any], settings: RunSettings
 ) -> dict[str, Any]:
-    """The record of a row whose turns are all answered; `run` is what all records of the run share."""
+    """Return the record of a row whose turns are all answered; `run` is what all records of the run share."""
     parts = [_result_fields(engine, [result], settings) for result in results]
     per_turn = [
         {"text": result.text, **part, "seed": turn_seed(request, turn)}
@@ -45,7 +45,7 @@ def success_record(
 def error_record(
     request: Request, results: Sequence[GenerationResult], error: EdgespecError, run: dict[str, Any]
 ) -> dict[str, Any]:
-    """The record of a row that failed while it ran, with the turns that were answered before."""
+    """Return the record of a row that failed while it ran, with the turns that were answered before."""
     return {
         **_head(request),
         "text": None,
@@ -62,7 +62,7 @@ def error_record(
 
 
 def run_fields(engine: Engine, config: dict[str, Any]) -> dict[str, Any]:
-    """What all records of a run share, with every setting that shapes the texts, and its hash."""
+    """Return what all records of a run share: models, formats, every setting that shapes the texts, and their hash."""
     pair = engine.pair
     return {
         "model": str(pair.target.folder),
@@ -79,7 +79,7 @@ def run_fields(engine: Engine, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def peak_resident_bytes() -> int | None:
-    """The most memory this process has held; None where the system does not tell."""
+    """Return the most memory that this process has held; None where the system does not tell."""
     if sys.platform == "win32":
         import psutil
 
@@ -95,7 +95,7 @@ def peak_resident_bytes() -> int | None:
 
 
 def _result_fields(engine: Engine, results: Sequence[GenerationResult], settings: RunSettings) -> dict[str, Any]:
-    """Tokens, timings and trees of one text, or the sums of several."""
+    """Return tokens, timings and trees of one text, or the sums of several."""
     passes = [step for result in results for step in result.passes]
     prompt_tokens = sum(result.prompt_tokens for result in results)
     cached_tokens = sum(result.cached_tokens for result in results)
@@ -179,7 +179,7 @@ def _gpu_peak_bytes(engine: Engine) -> int | None:
 
 
 def _revision(folder: Path) -> str | None:
-    """The commit of a Hugging Face cache snapshot."""
+    """Return the commit where the folder is a snapshot of the Hugging Face cache."""
     resolved = folder.absolute()
     return resolved.name if resolved.parent.name == "snapshots" else None
 

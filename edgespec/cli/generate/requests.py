@@ -27,7 +27,7 @@ EncodeTurn = Callable[[PromptRow, tuple[Message, ...]], list[int]]  # a row, its
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """What all prompts of a run share, but for what a row sets for itself."""
+    """What all prompts of a run share, except where a row sets its own."""
 
     sampling: SamplingSettings
     max_new_tokens: int
@@ -62,7 +62,7 @@ class Room:
 
 
 def make_requests(rows: list[PromptRow], encoded: list[list[int]], run: RunSettings) -> list[Request]:
-    """Each row with its settings over the run's; a row's repeats draw with seeds one apart."""
+    """Make a request of each row, with its settings over the run's; a row's repeats have seeds one apart."""
     return [
         Request(
             row=row,
@@ -77,17 +77,17 @@ def make_requests(rows: list[PromptRow], encoded: list[list[int]], run: RunSetti
 
 
 def turn_seed(request: Request, turn: int) -> int:
-    """The seed of a turn, counted from 0."""
+    """Return the seed of a turn; turns count from 0."""
     return _wrapped(request.seed + turn)
 
 
 def turn_encoder(pair: ModelPair, run: RunSettings) -> EncodeTurn:
-    """The ids of a row up to its next answer."""
+    """Return a function that encodes a row up to its next answer."""
     return lambda row, answers: encode_turn(pair, row, answers, raw=run.raw, system=run.system)
 
 
 def needed_room(pair: ModelPair, requests: list[Request], encode: EncodeTurn, *, ctx_size: int | None) -> Room:
-    """The room for all texts; raises EdgespecError naming a row that does not fit.
+    """Return the room that all texts need; raises EdgespecError that names a row that does not fit.
 
     `ctx_size` is the context that was asked for, None for what the pair allows.
     """

@@ -24,7 +24,7 @@ MAX_NAMED = 5  # prompts or settings in one message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """What an output file holds."""
+    """The results that an output file holds."""
 
     path: Path
     entries: tuple[tuple[Entry, bytes], ...]  # with their lines
@@ -34,17 +34,17 @@ class Results:
 
     @property
     def done(self) -> set[str]:
-        """Ids that need not be run again."""
+        """Return the ids that need not be run again."""
         return {entry.id for entry, _ in self.entries if not entry.failed}
 
     @property
     def failed(self) -> set[str]:
-        """Ids that are."""
+        """Return the ids that failed and are to be run again."""
         return {entry.id for entry, _ in self.entries if entry.failed} - self.done
 
 
 def read_results(path: Path, format_name: str) -> Results:
-    """The results in a file, which may be missing; raises EdgespecError for a line that is none, but for the last."""
+    """Read the results of a file, which may be missing; raises EdgespecError for a bad line before the last."""
     try:
         data = path.read_bytes() if path.is_file() else b""
     except OSError as error:
@@ -120,14 +120,14 @@ def keep_what_is_done(results: Results, again: set[str]) -> None:
 
 
 def command_to_continue() -> str:
-    """The command line of this process, with --resume."""
+    """Return the command line of this process, with --resume."""
     words = ["edgespec", *(word for word in sys.argv[1:] if word != "--overwrite")]
     words += [] if "--resume" in words else ["--resume"]
     return subprocess.list2cmdline(words) if sys.platform == "win32" else shlex.join(words)
 
 
 def _rewrite(results: Results, again: set[str]) -> None:
-    """The file without those lines, in one move: there is always a whole one."""
+    """Replace the file by one without those lines, in one move, so that there is always a whole file."""
     path = results.path.resolve()
     temporary = path.with_name(f".{path.name}.resume")
     with temporary.open("wb") as file:
@@ -147,7 +147,7 @@ def _parse(line: bytes, format_name: str) -> Entry | None:
 
 
 def _differences(before: Any, now: dict[str, Any]) -> str:
-    """Keys with both values; the hash alone where the format keeps no more."""
+    """Return the settings that differ, with both values, where the format keeps them."""
     if not isinstance(before, dict):
         return "its format does not say which (--format jsonl does)"
     found = [
@@ -164,7 +164,7 @@ def _shown(values: dict[str, Any], name: str) -> str:
 
 
 def _change(entry: Entry, row: PromptRow) -> str | None:
-    """What of the prompt is not what the result was made of."""
+    """Say which part of the prompt is not what the result was made of."""
     if entry.prompt_hash is not None:
         return None if entry.prompt_hash == row.digest else "prompt or settings"
     before = entry.record

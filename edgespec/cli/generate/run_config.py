@@ -41,12 +41,12 @@ def run_config(setup: PairSetup, run: RunSettings) -> dict[str, Any]:
 
 
 def config_hash(config: dict[str, Any]) -> str:
-    """Eight digits that two configurations share only if they are the same."""
+    """Return eight digits that two configurations share only if they are the same."""
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def sampling_fields(sampling: SamplingSettings) -> dict[str, float | int]:
-    """The sampling settings under their usual names."""
+    """Return the sampling settings under their usual names."""
     return {
         "temperature": float(sampling.temperature),
         "top_p": float(sampling.top_p),

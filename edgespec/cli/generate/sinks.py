@@ -16,7 +16,7 @@ class OutputFile:
     """An output file, opened now so that what cannot be written is known before weights are read. Close it."""
 
     def __init__(self, path: Path, *, overwrite: bool = False) -> None:
-        """Nothing is lost yet: what is to be overwritten is, when `begin` is called. Raises EdgespecError."""
+        """Open the file; what is to be overwritten stays until `begin` is called. Raises EdgespecError."""
         self._path, self._overwrite = path, overwrite
         self._is_new = not path.exists()
         try:
@@ -32,7 +32,7 @@ class OutputFile:
             raise EdgespecError("E_OUTPUT", f"another run is writing '{path}'.", "Wait for it, or choose another file.")
 
     def begin(self) -> None:
-        """Drop what is to be overwritten, and make the file's name last."""
+        """Drop what is to be overwritten, and see that the file's name survives a crash."""
         if self._overwrite and self._is_regular:
             self._file.truncate(0)
         if self._is_new and hasattr(os, "O_DIRECTORY"):
@@ -45,7 +45,7 @@ class OutputFile:
                 os.close(folder)
 
     def write(self, text: str) -> None:
-        """All of the text, on the disk when this returns, or nothing of it and EdgespecError."""
+        """Write all of the text to the disk; where that fails, keep nothing and raise EdgespecError."""
         # A path may hold half surrogates: escaped, as JSON has them.
         data = memoryview(text.encode(errors="backslashreplace"))
         start = self._file.seek(0, os.SEEK_END) if self._is_regular else 0
@@ -66,7 +66,7 @@ class OutputFile:
             ) from error
 
     def close(self) -> None:
-        """A file that was made for nothing goes again."""
+        """Close the file, and delete one that was made and never written to."""
         is_empty = self._is_regular and os.fstat(self._file.fileno()).st_size == 0
         self._file.close()
         if self._is_new and is_empty:
@@ -74,7 +74,7 @@ class OutputFile:
 
 
 def _lock(descriptor: int) -> bool:
-    """Whether no other run writes the file; where the system cannot tell, none does. The lock ends with the process."""
+    """Lock the file for this process; return False where another run writes it. Systems without locks count as free."""
     if sys.platform == "win32":
         return True
     import fcntl
@@ -87,13 +87,13 @@ def _lock(descriptor: int) -> bool:
 
 
 class StandardOutput:
-    """stdout, line by line."""
+    """Writes results to stdout, line by line."""
 
     def begin(self) -> None:
-        """Nothing."""
+        """Do nothing: stdout has nothing to prepare."""
 
     def write(self, text: str) -> None:
-        """The text, handed to whoever reads it; raises BrokenPipeError when nobody does, else EdgespecError."""
+        """Write the text at once; raises BrokenPipeError when nobody reads any more, else EdgespecError."""
         try:
             sys.stdout.write(text)
             sys.stdout.flush()
@@ -105,7 +105,7 @@ class StandardOutput:
             ) from error
 
     def close(self) -> None:
-        """Nothing: it is the process's."""
+        """Do nothing: stdout belongs to the process."""
 
 
 Sink = OutputFile | StandardOutput

@@ -20,7 +20,7 @@ def answer_turns(
     on_prefill: OnPrefill,
     on_chunk: Callable[[TextChunk], None],
 ) -> Iterator[GenerationResult]:
-    """The answer of each turn, as it is finished; raises EdgespecError, or KeyboardInterrupt when it was cancelled.
+    """Yield each turn's answer when it is finished; raises EdgespecError, or KeyboardInterrupt when it was cancelled.
 
     A turn keeps the keys and values of the turns before it; a row keeps none of another row, so that its text does not
     depend on what was run before.
@@ -44,7 +44,10 @@ def answer_turns(
 
 
 def _answer(pair: ModelPair, result: GenerationResult) -> Message:
-    """What the next turn reads: the very tokens, but for a stop token, or for what was cut off at a stop string."""
+    """Return the answer as the next turn reads it: its very tokens, but without a stop token.
+
+    Where a stop string cut the text, the text is encoded anew.
+    """
     ids = result.token_ids
     if ids and ids[-1] in pair.stop_tokens:
         ids = ids[:-1]

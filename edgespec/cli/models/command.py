@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.console import Console, visible
+from edgespec.cli.spelling import spelled, spelled_error
 
 if TYPE_CHECKING:
     from edgespec.doctor.inventory import LocalModel
@@ -64,13 +65,13 @@ def _inspect_all(console: Console, folders: Sequence[Path]) -> list[LocalModel]:
         models = []
         for number, (name, folder) in enumerate(found):
             if bar is not None and task is not None:
-                bar.update(task, completed=number, total=len(found), note=name)
+                bar.update(task, completed=number, total=len(found), note=spelled(name))
             models.append(inspector.inspect(name, folder))
     return models
 
 
 def _table(models: Sequence[LocalModel]) -> str:
-    """A line a model, and below it its drafts or what is wrong with it."""
+    """Return a line for each model, and below it its drafts or what is wrong with it."""
     from edgespec.doctor.inventory import drafts_for
 
     rows = [_cells(model) for model in models]
@@ -79,15 +80,17 @@ def _table(models: Sequence[LocalModel]) -> str:
     for model, row in zip(models, rows, strict=True):
         lines.append(_line(row, widths))
         if model.problem is not None:
-            lines.append(f"    cannot run: {visible(model.problem.what)}")
-        lines += [f"    draft: {draft.name} ({model.draft_ratio(draft)})" for draft in drafts_for(model, models)]
+            lines.append(f"    cannot run: {visible(spelled(model.problem.what))}")
+        lines += [
+            f"    draft: {spelled(draft.name)} ({model.draft_ratio(draft)})" for draft in drafts_for(model, models)
+        ]
     return "".join(f"{line}\n" for line in [_line(HEADINGS, widths), *lines]) if models else ""
 
 
 def _cells(model: LocalModel) -> tuple[str, ...]:
     weights = SHORT_DTYPES.get(model.dtype or "", model.dtype or "-")
     return (
-        visible(model.name),
+        visible(spelled(model.name)),
         (model.model_type or "-") + (" head" if model.head_of else ""),
         _count(model.num_parameters),
         f"{model.num_bytes / GIB:.1f} GiB" if model.num_bytes >= GIB else f"{model.num_bytes / (1 << 20):.1f} MiB",
@@ -113,9 +116,9 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 def _facts(model: LocalModel, models: Sequence[LocalModel]) -> dict[str, Any]:
     from edgespec.doctor.inventory import drafts_for
 
-    problem = model.problem
+    problem = model.problem and spelled_error(model.problem)
     return {
-        "name": model.name,
+        "name": spelled(model.name),
         "folder": str(model.folder),
         "type": model.model_type,
         "parameters": model.num_parameters,
@@ -123,6 +126,6 @@ def _facts(model: LocalModel, models: Sequence[LocalModel]) -> dict[str, Any]:
         "dtype": model.dtype,
         "quant": model.quant,
         "context": model.max_context,
-        "drafts": [draft.name for draft in drafts_for(model, models)],
+        "drafts": [spelled(draft.name) for draft in drafts_for(model, models)],
         "problem": {"code": problem.code, "message": problem.what, "fix": problem.fix} if problem else None,
     }

@@ -15,7 +15,7 @@ LENGTH_SPELLINGS = ("--max-new-tokens", "--max-tokens", "--n-predict")
 
 
 def distribution_options(*, has_greedy: bool) -> Callable[[Command], Command]:
-    """Temperature and truncation: the fields of `SamplingSettings` that were given, checked, handed on as `chosen`."""
+    """Add temperature and truncation; fields of `SamplingSettings` that were given are handed on as `chosen`."""
 
     def decorate(function: Command) -> Command:
         @functools.wraps(function)
@@ -51,7 +51,7 @@ def distribution_options(*, has_greedy: bool) -> Callable[[Command], Command]:
 
 
 def parse_temperatures(text: str) -> list[float]:
-    """Temperatures of a list like 0,0.6,1; raises click.BadParameter."""
+    """Parse a list of temperatures like 0,0.6,1; raises click.BadParameter."""
     try:
         found = [float(part) for part in text.split(",")]
     except ValueError:
@@ -69,6 +69,6 @@ def check_stops(stops: tuple[str, ...]) -> None:
 
 
 def require_text(flag: str, text: str) -> None:
-    """Raise EdgespecError for bytes of the command line that are no text, which Python hands on as half surrogates."""
+    """Raise EdgespecError for bytes of the command line that are not text; Python hands them on as half surrogates."""
     require(text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text),
             f"{flag} is not UTF-8.", "Write it in UTF-8.")  # fmt: skip

@@ -14,7 +14,7 @@ Command = Callable[..., Any]
 
 
 def with_options(function: Command, options: Sequence[Callable[[Command], Command]]) -> Command:
-    """The function below its options, which stand in the help as in the list."""
+    """Decorate a function with options, which stand in the help in the order of the list."""
     for option in reversed(options):
         function = option(function)
     return function

@@ -29,7 +29,7 @@ CONTEXT_HELP = "Tokens of prompt and answer to make room for, as 8k. [auto: what
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineOptions:
-    """Where to run, in what, and within what."""
+    """Where to run, in which number formats, and within which limits."""
 
     limits: MemoryLimits
     wants_all_resident: bool
@@ -60,7 +60,7 @@ class MachineOptions:
 
 
 def machine_options(function: Command) -> Command:
-    """Memory, device and number formats: handed on as `machine`."""
+    """Add the options of memory, device and number formats, which are handed on as `machine`."""
 
     @functools.wraps(function)
     def call(
@@ -88,7 +88,7 @@ def machine_options(function: Command) -> Command:
             device=device,
             dtype=dtype,
             quant=parse_quant(quant),
-            draft_quant=parse_quant(draft_quant, flag="--draft-quant"),
+            draft_quant=parse_quant(draft_quant, setting="draft_quant"),
         )
         return function(machine=machine, **others)
 
@@ -123,7 +123,7 @@ def check_all_resident(machine: MachineOptions, weights: PlacedWeights) -> None:
 
 
 def _size(_context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    """Bytes of a size written like 10GiB."""
+    """Return the bytes of a size written like 10GiB."""
     try:
         return None if value is None else parse_size(value)
     except EdgespecError as error:
@@ -131,7 +131,7 @@ def _size(_context: click.Context, parameter: click.Parameter, value: str | None
 
 
 def _tokens(_context: click.Context, _parameter: click.Parameter, value: str) -> int | None:
-    """A number of tokens, as 8192 or 8k; None is auto."""
+    """Parse a number of tokens, as 8192 or 8k; None is auto."""
     if value == "auto":
         return None
     match = re.fullmatch(r"(\d{1,9})(k?)", value.lower())

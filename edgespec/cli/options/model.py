@@ -35,12 +35,12 @@ class AskedModels:
 
 
 def config_option(function: Command) -> Command:
-    """--config, which is read before any other option is."""
+    """Add --config, which is read before all other options."""
     return click.option("--config", type=FOLDER, expose_value=False, help=CONFIG_HELP)(function)
 
 
 def model_options(function: Command) -> Command:
-    """-m and -md, and TARGET where there is one: handed on as `models`."""
+    """Add -m and -md; these names, and TARGET where there is one, are handed on as `models`."""
 
     @functools.wraps(function)
     def call(**values: Any) -> Any:
@@ -59,7 +59,7 @@ def model_options(function: Command) -> Command:
 
 
 def target_options(function: Command) -> Command:
-    """-m alone: handed on as `models`, without a draft."""
+    """Add -m alone, which is handed on as `models` without a draft."""
 
     @functools.wraps(function)
     def call(**values: Any) -> Any:
@@ -76,7 +76,7 @@ def target_options(function: Command) -> Command:
 
 
 def complete_model(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names that the shell may offer, beside folders."""
+    """Return the names that the shell may offer, beside folders."""
     from edgespec.cli import all_commands
 
     try:
@@ -89,7 +89,7 @@ def complete_model(context: click.Context, _parameter: click.Parameter, incomple
 
 
 def find_models(context: click.Context, values: dict[str, Any]) -> dict[str, Any]:
-    """The command's values with `models` in the place of names, revisions and the leave to use the network.
+    """Replace a command's values of names, revisions and --online by `models`, their folders.
 
     Raises EdgespecError for a name that means nothing, click.UsageError for what belongs to no name.
     """

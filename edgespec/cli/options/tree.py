@@ -36,7 +36,7 @@ class AskedTrees:
 
 
 def tree_options(*, has_profile: bool) -> Callable[[Command], Command]:
-    """The trees' shape, with --profile where it may come from one: handed on as `trees`."""
+    """Add the options of the trees' shape, with --profile where that may come from one; handed on as `trees`."""
 
     def decorate(function: Command) -> Command:
         @functools.wraps(function)

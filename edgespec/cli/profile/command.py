@@ -195,7 +195,7 @@ def _list() -> int:
 
 
 def _check_plot(path: Path) -> None:
-    """Refuse now what could not be drawn after minutes of measuring."""
+    """Refuse now a plot that could not be drawn after minutes of measuring."""
     import importlib.util
 
     if path.suffix not in {".png", ".svg"}:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def draw_profile(profile: Profile, path: Path) -> None:
-    """Two panels; raises EdgespecError where the file cannot be written."""
+    """Draw the profile in two panels; raises EdgespecError where the file cannot be written."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -31,7 +31,7 @@ def draw_profile(profile: Profile, path: Path) -> None:
 
 
 def _draw_costs(axes: Any, profile: Profile) -> None:
-    """Milliseconds over nodes, with the spread of the repeats."""
+    """Draw milliseconds over nodes, with the spread of the repeats."""
     curves = {"target: a pass over the tree": profile.verify, "draft: a call of so many rows": profile.draft}
     for label, timings in curves.items():
         axes.errorbar(
@@ -50,7 +50,7 @@ def _draw_costs(axes: Any, profile: Profile) -> None:
 
 
 def _draw_speeds(axes: Any, profile: Profile) -> None:
-    """Tokens a second of the best plan of each size, a line a temperature, the chosen plan marked."""
+    """Draw the best plan of each size in tokens a second, a line for each temperature, with the chosen plan marked."""
     for plan in profile.plans:
         rows = [row for row in plan.by_size if row.size > 0]
         (line,) = axes.plot(

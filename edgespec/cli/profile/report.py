@@ -16,7 +16,7 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 def write_report(profile: Profile) -> None:
-    """All of it, to stdout."""
+    """Write the whole report to stdout."""
     # Names may hold brackets, and a sentence is broken by the terminal that shows it.
     console = Console(highlight=False, markup=False, soft_wrap=True)
     machine, pair = profile.machine, profile.pair
@@ -34,7 +34,7 @@ def write_report(profile: Profile) -> None:
 
 
 def describe(plan: Plan) -> str:
-    """A plan in a few words."""
+    """Describe a plan in a few words."""
     if plan.policy == "none":
         return "no tree"
     shape = f"{plan.policy} ({plan.draw})" if plan.draw else plan.policy
@@ -44,7 +44,7 @@ def describe(plan: Plan) -> str:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Bars from the lowest value to the highest."""
+    """Draw values as a row of bars, scaled from the lowest to the highest."""
     low, high = min(values), max(values)
     span = (high - low) or 1.0
     return "".join(BARS[round((value - low) / span * (len(BARS) - 1))] for value in values)
@@ -65,7 +65,7 @@ def _placement(profile: Profile) -> str:
 
 
 def _costs(profile: Profile) -> Table:
-    """Seconds over nodes: of the target's pass, and of a draft call of so many rows."""
+    """Return a table of the seconds that the target's pass and a draft call take, by their rows."""
     table = Table(title=None, box=None, pad_edge=False)
     for name in ("nodes or rows", "pass ms", "spread", "draft call ms"):
         table.add_column(name, justify="right")
@@ -82,7 +82,7 @@ def _costs(profile: Profile) -> Table:
 
 
 def _speeds(plan: TemperaturePlan) -> Table:
-    """The best plan of each size; the chosen one is marked, and stands last where it has a threshold."""
+    """Return a table of the best plan of each size; the chosen one is marked, and stands last if it has a threshold."""
     table = Table(title=f"temperature {plan.temperature:g}", title_justify="left", box=None, pad_edge=False)
     table.add_column("")
     for name in ("size", "policy", "depth", "tok/pass", "ms a step", "tok/s"):

@@ -33,7 +33,7 @@ KIND_NAMES = {
 
 
 def read_prompts(source: str, *, lines: bool) -> list[PromptRow]:
-    """The prompts of a file, or of stdin for '-'; raises EdgespecError with the line's number."""
+    """Read the prompts of a file, or of stdin for '-'; raises EdgespecError with the line's number."""
     suffix = "" if source == "-" else Path(source).suffix.lower()
     text = read_text(source)
     if lines and suffix in {*JSONL_SUFFIXES, ".json"}:
@@ -56,7 +56,7 @@ def read_prompts(source: str, *, lines: bool) -> list[PromptRow]:
 
 
 def numbered_rows(rows: list[PromptRow]) -> list[PromptRow]:
-    """The rows with their index, and an id of their own; raises EdgespecError where two have the same."""
+    """Give every row its index and an id of its own; raises EdgespecError where two have the same id."""
     taken = {row.id for row in rows}
     found = [
         # Rows without an id get their index, or a name with it where a row has that for its id.
@@ -81,7 +81,7 @@ def check_unique(rows: Iterable[PromptRow]) -> None:
 
 
 def describe(rows: list[PromptRow]) -> str:
-    """What was read, for people: 'prompts: 80 rows, MT-Bench turns (160 turns)'."""
+    """Describe what was read: 'prompts: 80 rows, MT-Bench turns (160 turns)'."""
     kinds = Counter(row.kind for row in rows)
     if set(kinds) == {"text"}:
         return "prompts: 1 text"
@@ -92,14 +92,14 @@ def describe(rows: list[PromptRow]) -> str:
 
 
 def encode_prompts(pair: ModelPair, rows: list[PromptRow], *, raw: bool, system: str | None = None) -> list[list[int]]:
-    """Token ids of every row up to its first answer, through the chat template where the model has one."""
+    """Encode every row up to its first answer, through the chat template where the model has one."""
     return [encode_turn(pair, row, raw=raw, system=system) for row in rows]
 
 
 def encode_turn(
     pair: ModelPair, row: PromptRow, answers: tuple[Message, ...] = (), *, raw: bool, system: str | None = None
 ) -> list[int]:
-    """Token ids of a row up to its next answer; raises EdgespecError that names the row.
+    """Encode a row up to its next answer; raises EdgespecError that names the row.
 
     Without a template the messages are one text, as in a chat without one: see `edgespec.text.chat_template`.
     """
@@ -137,7 +137,7 @@ def encode_turn(
 
 
 def read_text(source: str, *, what: str = "a text or JSONL file, or - for stdin") -> str:
-    """A file's text, or stdin's for '-'; raises EdgespecError. A byte order mark and carriage returns are dropped."""
+    """Read a file's text, or stdin's for '-', without byte order mark and carriage returns; raises EdgespecError."""
     try:
         data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
     except FileNotFoundError as error:
@@ -155,14 +155,14 @@ def read_text(source: str, *, what: str = "a text or JSONL file, or - for stdin"
 
 
 def _with_system(row: PromptRow, system: str | None) -> tuple[MessageFields, ...]:
-    """The row's own system prompt first, or the run's where it has none."""
+    """Return the messages behind the row's own system prompt, or the run's where the row has none."""
     content = row.settings.system if row.settings.system is not None else system
     has_own = any(message["role"] == "system" for message in row.messages)
     return row.messages if has_own or not content else ({"role": "system", "content": content}, *row.messages)
 
 
 def _numbered(text: str) -> list[tuple[int, str]]:
-    """Line numbers from 1, and the lines that are not blank."""
+    """Yield the lines that are not blank, with their numbers from 1."""
     return [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
 
 
@@ -184,7 +184,7 @@ def _parse(text: str, where: str, fix: str) -> Any:
 
 
 def _checked_row(value: Any, where: str) -> PromptRow:
-    """A row that can be written again: half a surrogate pair is no text, and 1e999 no number."""
+    """Return the row if it can be written as JSON again; raises EdgespecError for half a surrogate pair or 1e999."""
     try:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as error:

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from edgespec.cli.spelling import spelled
 from edgespec.config import MAX_SEED, SamplingSettings
 from edgespec.errors import EdgespecError
 
-SAMPLING_FLAGS = {"temperature": "--temp", "top_p": "--top-p", "top_k": "--top-k", "min_p": "--min-p"}
+SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p")
 LENGTH_KEYS = ("max_new_tokens", "max_tokens", "max_completion_tokens")
-SETTING_KEYS = {*LENGTH_KEYS, *SAMPLING_FLAGS, "seed", "stop", "system"}
+SETTING_KEYS = {*LENGTH_KEYS, *SAMPLING_KEYS, "seed", "stop", "system"}
 # Keys of other tools that would change the text, and do not here
 IGNORED_KEYS = {
     "best_of",
@@ -33,7 +34,7 @@ IGNORED_KEYS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSettings:
-    """None is what the run does."""
+    """The settings of a row; where one is None, the run's own holds."""
 
     max_new_tokens: int | None = None
     temperature: float | None = None
@@ -45,21 +46,21 @@ class RowSettings:
     system: str | None = None
 
     def given(self) -> dict[str, Any]:
-        """What the row sets, by name."""
+        """Return what the row sets, by name."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
     def sampling(self) -> dict[str, Any]:
-        """The part that is of `SamplingSettings`."""
-        return {name: value for name, value in self.given().items() if name in SAMPLING_FLAGS}
+        """Return those of them that `SamplingSettings` has."""
+        return {name: value for name, value in self.given().items() if name in SAMPLING_KEYS}
 
 
 def parse_settings(values: Mapping[str, Any], where: str) -> RowSettings:
-    """The settings among a row's keys; raises EdgespecError with the row and the key. null is left out."""
+    """Parse the settings among a row's keys; null is not given. Raises EdgespecError with the row and the key."""
     given = {name: value for name, value in values.items() if value is not None and name in SETTING_KEYS}
     lengths = [name for name in LENGTH_KEYS if name in given]
     if len(lengths) > 1:
         raise EdgespecError("E_SETTING", f"{where} has both {lengths[0]} and {lengths[1]}.", "Keep one of them.")
-    settings: dict[str, Any] = {name: _number(name, given[name], where) for name in SAMPLING_FLAGS if name in given}
+    settings: dict[str, Any] = {name: _number(name, given[name], where) for name in SAMPLING_KEYS if name in given}
     for name, value in settings.items():
         _check_sampling(name, value, where)
     if lengths:
@@ -100,8 +101,7 @@ def _check_sampling(name: str, value: float, where: str) -> None:
     try:
         SamplingSettings(**{name: value})  # type: ignore[arg-type]
     except EdgespecError as error:
-        what = error.what.replace(SAMPLING_FLAGS[name], name, 1)
-        raise EdgespecError(error.code, f"{where}: {what}", error.fix) from error
+        raise EdgespecError(error.code, f"{where}: {spelled(error.what, {name: name})}", error.fix) from error
 
 
 def _stop(value: object, where: str) -> tuple[str, ...]:

@@ -44,29 +44,29 @@ class PromptRow:
 
     @property
     def prompt(self) -> str:
-        """The text of all messages up to the first answer, one below the other."""
+        """Return the text of all messages up to the first answer, one below the other."""
         return "\n".join(message["content"] for message in self.messages if message["content"])
 
     @property
     def num_turns(self) -> int:
-        """Answers that the row asks for."""
+        """Count the answers that the row asks for."""
         return 1 + len(self.follow_ups)
 
     @property
     def ignored_keys(self) -> set[str]:
-        """Keys that would change the text in other tools, and do not here."""
+        """Return the row's keys that would change the text in other tools, and do not here."""
         body = self.meta.get("body")
         return IGNORED_KEYS & {*self.meta, *(body if isinstance(body, dict) else ())}
 
     @property
     def digest(self) -> str:
-        """Of all that shapes the row's text."""
+        """Return a digest of all that shapes the row's text."""
         content = json.dumps([self.given, self.settings.given()], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:8]
 
 
 def text_row(text: str, where: str, *, kind: str, given_id: str | int | None = None) -> PromptRow:
-    """A prompt that is nothing but text; raises EdgespecError when it is empty."""
+    """Make a row of a prompt that is only text; raises EdgespecError when it is empty."""
     if not text:
         raise EdgespecError("E_PROMPT_EMPTY", f"{where} has an empty prompt.", "Remove it.")
     return PromptRow(
@@ -75,7 +75,7 @@ def text_row(text: str, where: str, *, kind: str, given_id: str | int | None = N
 
 
 def parse_row(value: object, where: str) -> PromptRow:
-    """A row as JSON wrote it; raises EdgespecError that names it."""
+    """Parse a row that was read as JSON; raises EdgespecError that names the row."""
     if isinstance(value, str):
         return text_row(value, where, kind="string")
     if isinstance(value, list):
@@ -123,7 +123,7 @@ def _parse_object(row: dict[str, Any], where: str) -> PromptRow:
 
 
 def _only_one(row: dict[str, Any], names: tuple[str, ...], where: str) -> str:
-    """Which of the names the row has, null apart."""
+    """Return the one of the names that the row has a value for; raises EdgespecError unless it has one."""
     found = [name for name in names if row.get(name) is not None and (name != "body" or isinstance(row[name], dict))]
     if not found:
         listed = ", ".join(f'"{name}"' for name in names[:-1]) + f' and "{names[-1]}"'
@@ -163,7 +163,7 @@ def _parse_messages(content: object, where: str) -> tuple[tuple[MessageFields, .
 
 
 def _parse_message(message: object, where: str) -> MessageFields:
-    """One message, with its text as a string."""
+    """Parse one message, with its text as a string."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise _invalid(f'{where} has no "role".', _MESSAGE_FIX)
     content = message.get("content")

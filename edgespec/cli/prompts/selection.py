@@ -15,7 +15,7 @@ MAX_NAMED = 8  # ids or categories in one message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """The rows of some ids or categories; of those some are skipped; each of the rest is run `repeat` times."""
+    """Which rows to run: those of some ids or categories, less those skipped, each `repeat` times."""
 
     only: tuple[str, ...] = ()
     categories: tuple[str, ...] = ()
@@ -30,7 +30,7 @@ class Selection:
 
 
 def select(rows: list[PromptRow], wanted: Selection) -> list[PromptRow]:
-    """The rows that are wanted, in the file's order; raises EdgespecError for an id or category that no row has."""
+    """Return the wanted rows in the file's order; raises EdgespecError for an id or category that no row has."""
     found = rows
     if wanted.only:
         _require_known(wanted.only, [row.id for row in rows], "--only", "id")
@@ -48,7 +48,7 @@ def select(rows: list[PromptRow], wanted: Selection) -> list[PromptRow]:
 
 
 def repeated(rows: list[PromptRow], times: int) -> list[PromptRow]:
-    """Each row so often, one pass over all rows after the other; from the second on with a number behind the id."""
+    """Repeat the list of rows; from the second time on, ids end with the number of the repeat."""
     found = [
         row if repeat == 0 else replace(row, id=f"{row.id}#{repeat + 1}", repeat=repeat)
         for repeat in range(times)
@@ -59,7 +59,7 @@ def repeated(rows: list[PromptRow], times: int) -> list[PromptRow]:
 
 
 def category_of(row: PromptRow) -> str:
-    """Its name; empty where the row has none."""
+    """Return the name of the row's category; empty where the row has none."""
     return "" if row.category is None else str(row.category)
 
 

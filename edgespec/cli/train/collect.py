@@ -1,4 +1,4 @@
-"""The target read once for its features, with what a person sees of it."""
+"""Reading the target once for its features, with what a person sees meanwhile."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ FEATURES_HELP = "Folder of the target's features; collecting goes on where it st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedData:
-    """What to learn from."""
+    """The texts or features to learn from."""
 
     data: Path | None
     features: Path | None
@@ -38,7 +38,7 @@ class AskedData:
 
 
 def data_options(function: Command) -> Command:
-    """Texts and features: handed on as `asked`."""
+    """Add the options of texts and features, which are handed on as `asked`."""
 
     @functools.wraps(function)
     def call(
@@ -59,7 +59,7 @@ def data_options(function: Command) -> Command:
 
 
 def training_options(*, training_steps: int) -> Callable[[Command], Command]:
-    """The optimiser's settings: handed on as `settings`."""
+    """Add the optimiser's options, which are handed on as `settings`."""
 
     def decorate(function: Command) -> Command:
         @functools.wraps(function)
@@ -100,7 +100,7 @@ def training_options(*, training_steps: int) -> Callable[[Command], Command]:
 def features_of(
     console: Console, pair: ModelPair, asked: AskedData, folder: Path, machine: MachineOptions
 ) -> FeatureRun:
-    """What a folder's features are of, collected now where they are not all there; raises EdgespecError.
+    """Return what a folder's features are of, after collecting those that are missing; raises EdgespecError.
 
     Without texts a whole folder of this target's features is taken as it is.
     """
@@ -136,7 +136,7 @@ def features_of(
 
 
 def encode_texts(pair: ModelPair, data: Path, *, max_tokens: int | None) -> list[list[int]]:
-    """Token ids of the texts, in an order that mixes a folder's files, until there are `max_tokens`."""
+    """Encode the texts, in an order that mixes a folder's files, until there are `max_tokens`."""
     if data.suffix.lower() in {*JSONL_SUFFIXES, ".json"}:
         return encode_prompts(pair, read_prompts(str(data), lines=False), raw=False)
     paths = text_files(data)
@@ -153,7 +153,7 @@ def encode_texts(pair: ModelPair, data: Path, *, max_tokens: int | None) -> list
 
 
 def text_files(data: Path) -> list[Path]:
-    """The file, or all below a folder that hold text, sorted; raises EdgespecError where there are none."""
+    """Return the file, or all text files below a folder, sorted; raises EdgespecError where there are none."""
     if data.is_file():
         return [data]
     paths = [
@@ -184,5 +184,5 @@ def _betas(text: str) -> tuple[float, float]:
 
 
 def without_draft(pair: ModelPair) -> ModelPair:
-    """The target alone."""
+    """Return the pair without its draft."""
     return replace(pair, draft=None)

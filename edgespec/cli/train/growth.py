@@ -114,7 +114,7 @@ def _command(
 
 
 def growth_command(what: str) -> click.Command:
-    """The command that fits one of WHATS."""
+    """Make the command that fits one of WHATS."""
 
     @click.command(name=what, help=HELP.format(first=WHATS[what][0].upper() + WHATS[what][1:]))
     @model_options
@@ -191,7 +191,7 @@ def _facts(report: FitReport) -> dict[str, Any]:
 
 
 def _text(report: dict[str, Any]) -> str:
-    """Losses, and how far predictions can be relied on."""
+    """Return the report as text: losses, and how far predictions can be relied on."""
     lines = []
     for network in report["networks"]:
         lines.append(

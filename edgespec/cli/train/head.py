@@ -130,7 +130,7 @@ def command(
 
 
 def check_output(output: Path, *, overwrite: bool) -> None:
-    """Raise EdgespecError for a folder that is taken, or has no place."""
+    """Raise EdgespecError for an output folder that exists already, or whose parent does not."""
     if output.exists() and not overwrite:
         raise EdgespecError("E_OUTPUT_EXISTS", f"'{output}' exists.", "Choose another folder, or give --overwrite.")
     if not output.absolute().parent.is_dir():
@@ -138,7 +138,7 @@ def check_output(output: Path, *, overwrite: bool) -> None:
 
 
 def _text(found: dict[str, Any]) -> str:
-    """How the head does on texts that it never saw."""
+    """Return the report as text: how the head does on texts that it never saw."""
     return (
         f"{found['method']} head of {found['target']}: {found['blocks']} blocks learned from, "
         f"{found['held_out_blocks']} held out\n{in_words(found['held_out'])}\n"

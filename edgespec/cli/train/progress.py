@@ -11,7 +11,7 @@ TrainingProgress = Callable[[int, Mapping[str, float], Mapping[str, float] | Non
 
 
 def training_progress(console: Console, bar: Any, num_steps: int) -> TrainingProgress:
-    """Losses now and then, and every look at the held-out texts."""
+    """Return a progress function that says losses now and then, and every evaluation on held-out texts."""
     task = bar.add_task("training", total=num_steps, note="") if bar is not None else None
 
     def update(step: int, losses: Mapping[str, float], held_out: Mapping[str, float] | None) -> None:
@@ -26,7 +26,7 @@ def training_progress(console: Console, bar: Any, num_steps: int) -> TrainingPro
 
 
 def in_words(held_out: Mapping[str, float]) -> str:
-    """An evaluation in one line, what is said of each step together."""
+    """Return an evaluation in one line; measures of several steps stand together."""
     together: dict[str, list[str]] = {}
     for name, value in held_out.items():
         together.setdefault(name.rstrip("0123456789").rstrip("_").replace("_", " "), []).append(f"{value:.3f}")

@@ -334,7 +334,7 @@ def test_sessions_are_saved_and_loaded_with_their_settings(
     monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
     path = tmp_path / "s.json"
     chat, _, err = talk("def main(", "/set top_p=0.5 tree_size=3 seed=8", f"/save {path}", f"/save {path}", "/save")
-    assert "'" + str(path) + "' exists" in err
+    assert f"'{path}' exists.\nTry: Choose another name, or overwrite it: /save! FILE." in err
     (own,) = (tmp_path / "sessions").iterdir()
     document = json.loads(path.read_text())
     assert document["settings"]["top_p"] == 0.5

@@ -330,6 +330,16 @@ def test_whatever_fails_in_one_prompt_is_its_record_and_the_next_one_runs(
     assert "1 failed" in outcome.err
 
 
+def test_a_record_names_settings_as_the_command_line_does(
+    run_cli: RunCli, options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_on(monkeypatch, "bad", EdgespecError("E_NAN_LOGITS", "`dtype=float16` is NaN.", "Try `dtype=float32`."))
+    outcome = run_cli(["p.jsonl", *options, "-n", "2"], files=jsonl("bad", "c"))
+    failed, _ = records(outcome, code=3)
+    assert (failed["error"]["message"], failed["error"]["fix"]) == ("--dtype float16 is NaN.", "Try --dtype float32.")
+    assert "--dtype float16 is NaN.\nTry: Try --dtype float32." in outcome.err
+
+
 def test_fail_fast_ends_the_run_behind_the_failed_record(
     run_cli: RunCli, options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

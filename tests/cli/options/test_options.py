@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from edgespec.cli.generate.command import command
+from edgespec.cli.spelling import FLAGS
 from edgespec.config import MemoryLimits, SamplingSettings
 from edgespec.engine import Engine
 from edgespec.pair.pair import ModelPair
 from edgespec.tree.policies import POLICIES
-from edgespec.tree.settings import TreeSettings, flag_of
+from edgespec.tree.settings import TreeSettings
 from tests.cli.conftest import RunCli
 
 ROWS = '{"prompt": "def main("}\n{"prompt": "import os"}\n'
@@ -184,10 +185,8 @@ def test_every_policys_settings_reach_the_engine(
 def test_the_options_above_are_all_that_there_are() -> None:
     given = {word for options, _ in POLICY_OPTIONS for word in options if word.startswith("--")}
     # dyspec's threshold is tried above, and training alone asks for trees that are not reranked.
-    named = {flag_of(name) for policy in POLICIES.values() for name in policy.settings} - {
-        "--tree-threshold",
-        "--reranked",
-    }
+    settings = {name for policy in POLICIES.values() for name in policy.settings}
+    named = {FLAGS[name] for name in settings if name not in {"threshold", "reranked"}}
     assert given - {"--policy"} == named
 
 

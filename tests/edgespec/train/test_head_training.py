@@ -281,7 +281,7 @@ def test_what_a_router_learns_is_the_sum_of_the_targets_probabilities(target: Pr
 
 
 @pytest.mark.parametrize(
-    ("groups", "top", "named"), [(100, 1, "--groups 86"), (300, 1, "empty"), (8, 9, "--top-groups")]
+    ("groups", "top", "named"), [(100, 1, "`num_groups=86`"), (300, 1, "empty"), (8, 9, "`top_groups`")]
 )
 def test_groups_that_would_be_empty_are_refused(groups: int, top: int, named: str) -> None:
     with pytest.raises(EdgespecError, match=named):

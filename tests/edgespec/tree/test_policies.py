@@ -74,7 +74,7 @@ def test_a_draw_is_a_setting_where_there_are_several(policy: Policy) -> None:
 @every_policy
 def test_a_policy_refuses_every_setting_that_it_does_not_use(policy: Policy, tmp_path: Path) -> None:
     for name in GIVEN.keys() - policy.settings:
-        with pytest.raises(EdgespecError, match=f"is not used by --policy {policy.name}") as error:
+        with pytest.raises(EdgespecError, match=f"is not used by `policy={policy.name}`") as error:
             settings_of(policy, tmp_path, **{name: GIVEN[name]})
         assert error.value.fix == f"It belongs to: {', '.join(users_of(name))}."
 

@@ -1,0 +1,67 @@
+"""How the command line spells the names in the library's messages: settings as flags, acts on a chat as its commands.
+
+The library puts names into backticks as Python has them: `size`, or `size=9` with a value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from edgespec.errors import EdgespecError
+
+ALIKE = (
+    "acceptance", "branching", "classifier", "confidence", "device", "draft_quant", "draft_revision",
+    "draft_tokens", "draw", "dtype", "fork", "learning_rate", "max_new_tokens", "min_p", "policy", "profile",
+    "quant", "revision", "seed", "stop_depths", "stop_gain", "stop_model", "target_width", "top_groups", "top_k",
+    "top_p", "tree_file",
+)  # fmt: skip
+FLAGS = {name: "--" + name.replace("_", "-") for name in ALIKE} | {
+    "context_tokens": "--ctx-size",
+    "depth": "--tree-depth",
+    "draft": "-md",
+    "draft_temperature": "--draft-temp",
+    "local_files_only=False": "--online",
+    "max_children": "--tree-width",
+    "max_gpu_bytes": "--max-gpu-mem",
+    "num_groups": "--groups",
+    "raw=True": "--raw",
+    "self_check=False": "--no-self-check",
+    "size": "--tree-size",
+    "stop_log_probability": "--stop-logprob",
+    "target": "-m",
+    "temperature": "--temp",
+    "threshold": "--tree-threshold",
+}
+COMMANDS = {
+    "all_profiles": "edgespec profile --list",
+    "clear": "/clear",
+    "save": "/save",
+    "save(overwrite=True)": "/save! FILE",
+    "undo": "/undo",
+}
+SPELLINGS = {**FLAGS, **COMMANDS}
+_IN_BACKTICKS = re.compile("`([^`]+)`")
+
+
+def spelled(text: str, spellings: Mapping[str, str] = SPELLINGS) -> str:
+    """The text with the names in backticks spelled so, `size=9` as --tree-size 9; others stay as they are."""
+
+    def spell(found: re.Match[str]) -> str:
+        words = []
+        for setting in found[1].split(", "):
+            name, _, value = setting.partition("=")
+            if setting in spellings:
+                words.append(spellings[setting])
+            elif name in spellings and value:
+                words.append(f"{spellings[name]} {value}")
+            else:
+                return found[0]
+        return " ".join(words)
+
+    return _IN_BACKTICKS.sub(spell, text)
+
+
+def spelled_error(error: EdgespecError) -> EdgespecError:
+    """The error as the command line says it."""
+    return EdgespecError(error.code, spelled(error.what), spelled(error.fix))
