@@ -26,7 +26,7 @@ from edgespec.profiled import PairSetup, acceptance_of, set_up, set_up_by_profil
 from edgespec.text.cancel import Running
 from edgespec.text.chat_template import Prompt, prompt_ids
 from edgespec.text.conversation import Conversation
-from edgespec.text.request import Config, TextRequest, Wishes, text_request
+from edgespec.text.request import Config, TextOptions, TextRequest, text_request
 from edgespec.text.results import GenerationResult, Streamer, TextChunk, put_ids
 from edgespec.text.run import OnPrefill, TextModels, finished, run_text
 from edgespec.tree.settings import TreeSettings
@@ -119,14 +119,14 @@ class Engine:
         reuse: bool = False,
         on_prefill: OnPrefill | None = None,
         on_chunk: Callable[[TextChunk], None] | None = None,
-        **wishes: Unpack[Wishes],
+        **options: Unpack[TextOptions],
     ) -> GenerationResult:
         """Continue a prompt: a text, token ids, or messages.
 
-        `config` is a transformers GenerationConfig or a dict of its names; single wishes count above it. With
+        `config` is a transformers GenerationConfig or a dict of its names; single options count above it. With
         `reuse` the rows that the last text has in common with this prompt are not computed again.
         """
-        request = self.request(prompt, config, **wishes)
+        request = self.request(prompt, config, **options)
         started = time.perf_counter()
         chunks: list[TextChunk] = []
         for chunk in self.run(request, reuse=reuse, on_prefill=on_prefill):
@@ -136,21 +136,21 @@ class Engine:
         return finished(request, chunks, self.pair, total_s=time.perf_counter() - started)
 
     def stream(
-        self, prompt: Prompt, config: Config | None = None, *, reuse: bool = False, **wishes: Unpack[Wishes]
+        self, prompt: Prompt, config: Config | None = None, *, reuse: bool = False, **options: Unpack[TextOptions]
     ) -> Iterator[TextChunk]:
         """The same, step by step. Closing the iterator stops between two passes, and so does `cancel`."""
-        yield from self.run(self.request(prompt, config, **wishes), reuse=reuse)
+        yield from self.run(self.request(prompt, config, **options), reuse=reuse)
 
     def generate_ids(
         self, input_ids: Tensor, config: Config | None = None, *, streamer: Streamer | None = None,
-        **wishes: Unpack[Wishes],
+        **options: Unpack[TextOptions],
     ) -> Tensor:  # fmt: skip
         """Ids [1, n] and what follows them [1, n + new], as transformers has it; a streamer gets every burst."""
         if input_ids.dim() != 2 or input_ids.shape[0] != 1:
             raise EdgespecError("E_SETTING", f"ids of shape {tuple(input_ids.shape)} are not one text.", "Use [1, n].")
-        return put_ids(input_ids, self.stream(input_ids[0].tolist(), config, **wishes), streamer)
+        return put_ids(input_ids, self.stream(input_ids[0].tolist(), config, **options), streamer)
 
-    def request(self, prompt: Prompt, config: Config | None = None, **wishes: Unpack[Wishes]) -> TextRequest:
+    def request(self, prompt: Prompt, config: Config | None = None, **options: Unpack[TextOptions]) -> TextRequest:
         """What `generate` is asked for, checked: raises EdgespecError where the context has no room for it."""
         return text_request(
             self.encode(prompt),
@@ -158,7 +158,7 @@ class Engine:
             max_context=self.max_context,
             default_sampling=self.pair.default_sampling(),
             config=config,
-            wishes=wishes,
+            options=options,
         )
 
     def run(
@@ -175,9 +175,9 @@ class Engine:
         )
         return run_text(models, request, self.pair, self._running, reuse=reuse, on_prefill=on_prefill)
 
-    def chat(self, *, system: str | None = None, raw: bool = False, **wishes: Unpack[Wishes]) -> Conversation:
+    def chat(self, *, system: str | None = None, raw: bool = False, **options: Unpack[TextOptions]) -> Conversation:
         """A conversation, empty but for the system's message; `raw` leaves the chat template out."""
-        return Conversation(self, system=system, raw=raw, **wishes)
+        return Conversation(self, system=system, raw=raw, **options)
 
     def cancel(self, *, abandon: bool = False) -> None:
         """End the text under way after its pass, or with `abandon` between two layers. From anywhere."""

@@ -20,7 +20,7 @@ from torch import Tensor
 from edgespec import SamplingSettings, TreeSettings
 from edgespec.grow.policies import make_grow, open_policy
 from edgespec.sampling import to_probs
-from edgespec.verify.rows import Rows
+from edgespec.verify.rows import TargetRows
 from edgespec.verify.rules import verifier
 
 POLICIES = [
@@ -77,7 +77,7 @@ def main() -> None:
             started = time.perf_counter()
             tree = grow(0, 24)
             grown = time.perf_counter()
-            rows = Rows(target[: tree.num_nodes], lambda hidden: hidden, sampling, vocab=arguments.vocab)
+            rows = TargetRows(target[: tree.num_nodes], lambda hidden: hidden, sampling, vocab=arguments.vocab)
             verifier(sampling, policy.draw(sampling))(tree, rows, generator)
             verified = time.perf_counter()
             name = f"{settings.policy} {settings.draw or ''}".strip()

@@ -20,14 +20,15 @@ import torch
 from scipy import stats
 
 from edgespec import Engine, SamplingSettings, TreeSettings
-from edgespec.decode.loop import Session, decode
+from edgespec.decode.choose import start_session
+from edgespec.decode.loop import decode
+from edgespec.decode.session import TextSettings
 from edgespec.draft.open_drafter import open_drafter
-from edgespec.grow.policies import make_grow, open_policy
+from edgespec.grow.policies import open_policy
 from edgespec.model.target import Target
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from edgespec.placement.memory import cache_rows
 from edgespec.sampling import to_probs
-from edgespec.verify.rules import verifier
 
 TARGET = DEMO_FOLDER / "target"
 GREEDY_TREES = {
@@ -75,20 +76,16 @@ def p_value(head: Path, tree: TreeSettings, prompt: str, num_draws: int) -> floa
         )  # fmt: skip
         policy = open_policy(tree)
         generator = torch.Generator().manual_seed(3)
-        grow = make_grow(policy, drafter, sampling=SAMPLING, vocab=target.vocab, device=engine.device,
-                         generator=generator)  # fmt: skip
-        capacities = cache_rows(len(ids) + 8, tree)
+        rows = cache_rows(len(ids) + 8, tree)
+        settings = TextSettings(sampling=SAMPLING, max_new_tokens=NUM_TOKENS + 1, cache_rows=rows)
 
         def p_after(text: list[int]) -> torch.Tensor:
-            return to_probs(target.prefill(torch.tensor(text), capacity=capacities[0])[None], SAMPLING)[0]
+            return to_probs(target.prefill(torch.tensor(text), capacity=rows[0])[None], SAMPLING)[0]
 
         counts: Counter[tuple[int, ...]] = Counter()
         for _ in range(num_draws):
-            steps = decode(
-                Session(target=target, drafter=drafter), torch.tensor(ids), grow=grow,
-                verify=verifier(SAMPLING, policy.draw(SAMPLING)), sampling=SAMPLING, generator=generator,
-                max_new_tokens=NUM_TOKENS + 1, stop_tokens=frozenset(), capacities=capacities,
-            )  # fmt: skip
+            session = start_session(target, drafter, policy, settings, generator)
+            steps = decode(session, torch.tensor(ids))
             counts[tuple(token for step in steps for token in step.tokens)[:NUM_TOKENS]] += 1
         often: dict[tuple[int, ...], float] = {(): float(num_draws)}
         for _ in range(NUM_TOKENS):  # texts that are drawn often, and how often

@@ -35,7 +35,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from edgespec import SamplingSettings, TreeSettings
 from edgespec.decode.adapt import Follower, following
-from edgespec.decode.loop import Session, decode
+from edgespec.decode.choose import start_session
+from edgespec.decode.loop import decode
+from edgespec.decode.session import Session, TextSettings
 from edgespec.decode.target_initialized import decode_target_initialized
 from edgespec.draft.head_network import HeadFacts
 from edgespec.draft.open_drafter import open_drafter
@@ -51,7 +53,6 @@ from edgespec.sampling import to_probs
 from edgespec.train.head_model import new_head, own_tensors
 from edgespec.tree.token_tree import TokenTree
 from edgespec.verify import rejection
-from edgespec.verify.rules import verifier
 from profiles.cost import Curve
 from profiles.schema import Plan
 
@@ -274,6 +275,18 @@ class TableDrafter:
         self.text, self.rows = (*self.text, root, *path_tokens), []
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Models:
+    """What texts are decoded with."""
+
+    target: Any
+    drafter: Any
+
+    def session(self, settings: TextSettings, policy: OpenPolicy, generator: torch.Generator) -> Session:
+        """A text of its own."""
+        return start_session(self.target, self.drafter, policy, settings, generator)
+
+
 def table_session(
     situation: Situation,
     settings: TreeSettings,
@@ -282,7 +295,7 @@ def table_session(
     seed: int,
     length: int,
     starts_open: bool = False,
-) -> tuple[Session, Probs]:
+) -> tuple[Models, Probs]:
     """A target and a draft that are tables, and what the target samples from; it starts with token 0, unless open."""
     logits = table(seed, length, dtype, gap=situation.target_gap)
     if not starts_open:
@@ -291,12 +304,12 @@ def table_session(
     q = distributions(
         table(seed + 1, length, dtype, gap=situation.draft_gap), settings.draft_sampling(situation.sampling)
     )
-    return Session(target=target, drafter=TableDrafter(q)), target.probs  # type: ignore[arg-type]
+    return Models(target=target, drafter=TableDrafter(q)), target.probs
 
 
 def head_session(
     settings: TreeSettings, sampling: SamplingSettings, *, head: str, seed: int, length: int
-) -> tuple[Session, Probs]:
+) -> tuple[Models, Probs]:
     """A random target of one layer with a random head of it, and what the target samples from."""
     config = LlamaConfig(
         vocab_size=VOCAB, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=4,
@@ -318,12 +331,12 @@ def head_session(
     )  # fmt: skip
     prefixes = [path for size in range(length) for path in itertools.product(range(VOCAB), repeat=size)]
     probs = distributions({prefix: logits_after(model, prefix) for prefix in prefixes}, sampling)
-    return Session(target=Target(causal, keeps_text=True), drafter=drafter), probs
+    return Models(target=Target(causal, keeps_text=True), drafter=drafter), probs
 
 
 def open_session(
     form: Form, situation: Situation, *, dtype: torch.dtype, seed: int, num_tokens: int
-) -> tuple[Session, Probs]:
+) -> tuple[Models, Probs]:
     """A pair for texts of `num_tokens` tokens, and what its target samples from."""
     if form.head:
         return head_session(form.settings, situation.sampling, head=form.head, seed=seed, length=num_tokens)
@@ -353,7 +366,7 @@ def example_follower(settings: TreeSettings) -> Follower:
 def texts(
     form: Form,
     sampling: SamplingSettings,
-    session: Session,
+    models: Models,
     *,
     count: int,
     num_tokens: int,
@@ -363,26 +376,23 @@ def texts(
     policy = open_policy(form.settings)
     generator = torch.Generator().manual_seed(seed)
     follower = example_follower(form.settings) if form.follows else None
-
-    def make(now: OpenPolicy) -> Any:
-        return make_grow(now, session.drafter, sampling=sampling, vocab=VOCAB, device=CPU, generator=generator)
-
-    grow = make(policy) if follower is None else following(policy, follower, make)
     # One more token than is looked at: a tree that ended with the text would lack its last layer.
     length = num_tokens + 1
+    settings = TextSettings(
+        sampling=sampling, max_new_tokens=length, cache_rows=cache_rows(len(PROMPT_IDS) + length, form.settings)
+    )
     for _ in range(count):
-        steps = decode(
-            session,
-            torch.tensor(PROMPT_IDS),
-            grow=grow,
-            verify=verifier(sampling, policy.draw(sampling)),
-            sampling=sampling,
-            generator=generator,
-            max_new_tokens=length,
-            stop_tokens=frozenset(),
-            capacities=cache_rows(len(PROMPT_IDS) + length, form.settings),
-        )
-        steps = steps if follower is None else follower.follow(steps)
+        session = models.session(settings, policy, generator)
+        if follower is not None:
+            session.grow = following(
+                policy,
+                follower,
+                lambda now: make_grow(
+                    now, models.drafter, sampling=sampling, vocab=VOCAB, device=CPU, generator=generator
+                ),
+            )
+            session.learn = follower.learn
+        steps = decode(session, torch.tensor(PROMPT_IDS))
         yield tuple(token for step in steps for token in step.tokens)[:num_tokens]
 
 
@@ -420,9 +430,9 @@ def p_value(
 ) -> float:
     """Of texts against the target's own distribution."""
     form = replace(form, settings=replace(form.settings, draft_temperature=situation.draft_temperature))
-    session, probs = open_session(form, situation, dtype=dtype, seed=seed, num_tokens=form.num_tokens)
+    models, probs = open_session(form, situation, dtype=dtype, seed=seed, num_tokens=form.num_tokens)
     counts = dict.fromkeys(itertools.product(range(VOCAB), repeat=form.num_tokens), 0)
-    for text in texts(form, situation.sampling, session, count=count, num_tokens=form.num_tokens, seed=seed):
+    for text in texts(form, situation.sampling, models, count=count, num_tokens=form.num_tokens, seed=seed):
         counts[text] += 1
     return law_p_value(counts, {text: text_probability(probs, text) for text in counts})
 
@@ -431,11 +441,11 @@ def is_greedy(form: Form, *, count: int, num_tokens: int = 4) -> bool:
     """Whether texts at temperature 0 are the target's argmaxes, for `count` pairs."""
     greedy = Situation(sampling=SamplingSettings(temperature=0))
     for seed in range(0, 2 * count, 2):
-        session, probs = open_session(form, greedy, dtype=torch.float32, seed=seed, num_tokens=num_tokens)
+        models, probs = open_session(form, greedy, dtype=torch.float32, seed=seed, num_tokens=num_tokens)
         expected: Prefix = ()
         for _ in range(num_tokens):
             expected = (*expected, int(probs[expected].argmax()))
-        (text,) = texts(form, greedy.sampling, session, count=1, num_tokens=num_tokens, seed=seed)
+        (text,) = texts(form, greedy.sampling, models, count=1, num_tokens=num_tokens, seed=seed)
         if text != expected:
             return False
     return True
@@ -444,28 +454,15 @@ def is_greedy(form: Form, *, count: int, num_tokens: int = 4) -> bool:
 def total_variation(*, width: int, count: int, seed: int = 5) -> float:
     """Distance between two-token texts of target-initialised trees and the target's own, sampling error included."""
     settings, sampling = TreeSettings(policy="mcsd", branching=(2, 1), target_width=width), WARM
-    session, probs = table_session(
+    models, probs = table_session(
         Situation(sampling=sampling), settings, dtype=torch.float32, seed=seed, length=3, starts_open=True
     )
-    assert session.drafter is not None
-    generator = torch.Generator().manual_seed(seed)
-    grow = make_grow(
-        open_policy(settings), session.drafter, sampling=sampling, vocab=VOCAB, device=CPU, generator=generator
-    )
+    generator, policy = torch.Generator().manual_seed(seed), open_policy(settings)
+    text = TextSettings(sampling=sampling, max_new_tokens=3, cache_rows=(8, 8))
     counts = dict.fromkeys(itertools.product(range(VOCAB), repeat=2), 0)
     for _ in range(count):
-        steps = decode_target_initialized(
-            session,
-            torch.tensor(PROMPT_IDS),
-            grow=grow,
-            verify=verifier(sampling, "without_replacement"),
-            sampling=sampling,
-            generator=generator,
-            max_new_tokens=3,
-            stop_tokens=frozenset(),
-            capacities=(8, 8),
-            width=width,
-        )
+        session = models.session(text, policy, generator)
+        steps = decode_target_initialized(session, torch.tensor(PROMPT_IDS), width=width)
         first, second, *_ = (token for step in steps for token in step.tokens)
         counts[first, second] += 1
     return sum(abs(counts[text] / count - text_probability(probs, text)) for text in counts) / 2

@@ -54,7 +54,7 @@ from edgespec.tree.token_tree import TokenTree
 from edgespec.tune.measuring_tree import widest_tree
 from edgespec.tune.samples import Text, start_text
 from edgespec.tune.timings import run_steps
-from edgespec.verify.rows import Rows, refuse_nan
+from edgespec.verify.rows import TargetRows, refuse_nan
 from edgespec.verify.rules import verifier
 from profiles.files import read_profile
 from scripts.bench_offload import drop_behind_reader, throttle_edgespec
@@ -233,7 +233,7 @@ def alternating_seconds(
         grown = grown_tree(text, root, policy.settings, policy, engine, generator)
         hidden = text.target.look(grown)
         refuse_nan(hidden.amax(-1))
-        rows = Rows(hidden, text.target.logits, SAMPLING, vocab=text.target.vocab)
+        rows = TargetRows(hidden, text.target.logits, SAMPLING, vocab=text.target.vocab)
         root, _ = take_step(text, root, grown, rows, policy, generator)
         seconds[label] = [time.perf_counter() - started]
     return seconds
@@ -274,7 +274,7 @@ def tokens_at(
                     generator.set_state(drawn_from)  # the same luck for all
                     policy = open_policy(tree).with_acceptance(model)
                     grown = grown_tree(text, root, tree, policy, engine, generator)
-                    rows = Rows(text.target.look(grown), text.target.logits, SAMPLING, vocab=text.target.vocab)
+                    rows = TargetRows(text.target.look(grown), text.target.logits, SAMPLING, vocab=text.target.vocab)
                     tokens[label].append(expected_tokens(grown, rows.all_probs()) if grown.num_nodes > 1 else 1.0)
                 # The last setting's tree goes on with the text, as a real step would.
                 root, num_tokens = take_step(text, root, grown, rows, policy, generator)
@@ -293,7 +293,7 @@ def grown_tree(
 
 
 def take_step(
-    text: Text, root: int, grown: TokenTree, rows: Rows, policy: OpenPolicy, generator: torch.Generator
+    text: Text, root: int, grown: TokenTree, rows: TargetRows, policy: OpenPolicy, generator: torch.Generator
 ) -> tuple[int, int]:
     """Verify and commit; the next root, and how many tokens longer the text is with it."""
     accepted = verifier(SAMPLING, policy.draw(SAMPLING))(grown, rows, generator)

@@ -43,7 +43,7 @@ from edgespec.model.target import Target
 from edgespec.pair.pair import open_pair
 from edgespec.train.records import expected_tokens
 from edgespec.tree.token_tree import TokenTree, ancestors_mask
-from edgespec.verify.rows import Rows
+from edgespec.verify.rows import TargetRows
 from scripts.fit_demo_models import held_out_halves
 
 DEPTH = 24
@@ -170,7 +170,7 @@ class Bench:
         started = time.perf_counter()
         tree = grow(self.root, DEPTH)
         cell.grow_s.append(time.perf_counter() - started)
-        rows = Rows(self.target.look(tree), self.target.logits, sampling, vocab=self.target.vocab)
+        rows = TargetRows(self.target.look(tree), self.target.logits, sampling, vocab=self.target.vocab)
         cell.contexts.append(context)
         cell.tokens.append(expected_tokens(tree, rows.all_probs()))
         cell.nodes.append(tree.num_nodes - 1)

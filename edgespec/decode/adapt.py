@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
-from edgespec.decode.loop import Grow, StepResult
+from torch import Tensor
+
+from edgespec.decode.step import StepResult
+from edgespec.grow import Grow
 from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.grow.policies import OpenPolicy
 from edgespec.profiled import plan_at, verify_curve
@@ -56,14 +59,8 @@ class Follower:
         assert tree.scores is not None
         self._expected = float(tree.scores[1:].sum())
 
-    def follow(self, steps: Iterator[StepResult]) -> Iterator[StepResult]:
-        """The steps, each learned from before the next is asked for."""
-        for step in steps:
-            self.learn(step)
-            yield step
-
     def learn(self, step: StepResult) -> None:
-        """Note what verification made of it."""
+        """Note what verification made of the tree, before the next one grows."""
         if step.is_prefill:
             return
         self._accepted = _mean(self._accepted, len(step.tokens) - 1.0)
@@ -86,11 +83,11 @@ def make_follower(profile: Profile | None, tree: TreeSettings, *, temperature: f
 def following(policy: OpenPolicy, follower: Follower, make: Callable[[OpenPolicy], Grow]) -> Grow:
     """Growth of adaptive trees by what the follower knows before each step; `make` is `make_grow` for a policy."""
 
-    def grow(root: int, max_depth: int) -> TokenTree:
+    def grow(root: int, max_depth: int, branches: Tensor | None = None, /) -> TokenTree:
         assert policy.acceptance is not None
         settings = replace(policy.settings, threshold=follower.threshold)
         model = _shifted(policy.acceptance, round(follower.shift / SHIFT_GRID))
-        tree = make(replace(policy, settings=settings, acceptance=model))(root, max_depth)
+        tree = make(replace(policy, settings=settings, acceptance=model))(root, max_depth, branches)
         if tree.scores is not None:
             follower.expect(tree)
         return tree

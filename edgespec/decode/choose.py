@@ -1,4 +1,4 @@
-"""The loop that a policy asks for: plain or tree decoding, with the last steps followed, or target-initialised."""
+"""From a policy to a text under way: its growth, its rule of verification, and its loop."""
 
 from __future__ import annotations
 
@@ -8,48 +8,49 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgespec.config import SamplingSettings
 from edgespec.decode.adapt import following, make_follower
-from edgespec.decode.loop import Session, StepResult, decode
+from edgespec.decode.loop import decode
+from edgespec.decode.session import Session, TextSettings
+from edgespec.decode.step import StepResult
 from edgespec.decode.target_initialized import decode_target_initialized
+from edgespec.draft import Drafter
 from edgespec.grow.policies import OpenPolicy, make_grow
+from edgespec.model.target import Target
 from edgespec.verify.rules import verifier
 from profiles.schema import Profile
 
 
-def continue_text(
-    session: Session,
-    prompt: Tensor,
-    *,
+def start_session(
+    target: Target,
+    drafter: Drafter | None,
     policy: OpenPolicy,
-    profile: Profile | None,
-    sampling: SamplingSettings,
+    settings: TextSettings,
     generator: torch.Generator,
-    max_new_tokens: int,
-    stop_tokens: frozenset[int],
-    capacities: tuple[int, int],
-) -> Iterator[StepResult]:
-    """Continue prompt [n]: see `decode`. `profile` is the one that the settings come from, if any."""
-    tree, drafter = policy.settings, session.drafter
+    *,
+    profile: Profile | None = None,
+) -> Session:
+    """A session whose trees grow by the policy; `profile` is the one that its settings come from, if any."""
+    sampling = settings.sampling
     growth: dict[str, Any] = {
-        "sampling": sampling,
-        "vocab": session.target.vocab,
-        "device": session.target.device,
-        "generator": generator,
-    }
-    loop: dict[str, Any] = {
-        "verify": verifier(sampling, policy.draw(sampling)),
-        "sampling": sampling,
-        "generator": generator,
-        "max_new_tokens": max_new_tokens,
-        "stop_tokens": stop_tokens,
-        "capacities": capacities,
-    }
-    follower = make_follower(profile, tree, temperature=sampling.temperature)
+        "sampling": sampling, "vocab": target.vocab, "device": target.device, "generator": generator,
+    }  # fmt: skip
+    session = Session(
+        target=target,
+        drafter=drafter,
+        settings=settings,
+        generator=generator,
+        grow=make_grow(policy, drafter, **growth),
+        verify=verifier(sampling, policy.draw(sampling)),
+    )
+    follower = make_follower(profile, policy.settings, temperature=sampling.temperature)
     if follower is not None and drafter is not None:
-        moving = following(policy, follower, lambda now: make_grow(now, drafter, **growth))
-        return follower.follow(decode(session, prompt, grow=moving, **loop))
-    grow = make_grow(policy, drafter, **growth)
-    if tree.is_lossless or drafter is None:
-        return decode(session, prompt, grow=grow, **loop)
-    return decode_target_initialized(session, prompt, grow=grow, width=tree.target_width, **loop)
+        session.grow = following(policy, follower, lambda now: make_grow(now, drafter, **growth))
+        session.learn = follower.learn
+    return session
+
+
+def continue_text(session: Session, prompt: Tensor, policy: OpenPolicy) -> Iterator[StepResult]:
+    """Continue prompt [n] in the loop that the policy asks for: see `decode`."""
+    if policy.settings.is_lossless or session.drafter is None:
+        return decode(session, prompt)
+    return decode_target_initialized(session, prompt, width=policy.settings.target_width)

@@ -12,47 +12,35 @@ w tokens; so trees, masks and caches are those of every other policy, for one ro
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from edgespec.config import SamplingSettings
-from edgespec.decode.loop import Session, StepResult, Verify, finish_reason
+from edgespec.decode.loop import AcceptedPath, commit, look, tokens_at
+from edgespec.decode.session import Session
+from edgespec.decode.step import StepResult
 from edgespec.sampling import draw_without_replacement, to_probs
 from edgespec.tree.token_tree import TokenTree, ancestors_mask
-from edgespec.verify.rows import Rows, refuse_nan
-
-GrowBranches = Callable[[int, int, Tensor], TokenTree]  # root token, most layers, its children [w] -> tree
+from edgespec.verify.rows import TargetRows, refuse_nan
 
 
-def decode_target_initialized(
-    session: Session,
-    prompt: Tensor,
-    *,
-    grow: GrowBranches,
-    verify: Verify,
-    sampling: SamplingSettings,
-    generator: torch.Generator,
-    max_new_tokens: int,
-    stop_tokens: frozenset[int],
-    capacities: tuple[int, int],
-    width: int,
-) -> Iterator[StepResult]:
+def decode_target_initialized(session: Session, prompt: Tensor, *, width: int) -> Iterator[StepResult]:
     """Continue prompt [n] as `decode` does, in branches of `width` tokens of the target's.
 
     The first step yields no token: the first branches are drawn there.
     """
     assert session.drafter is not None
+    target_rows, draft_rows = session.settings.cache_rows
     started = time.perf_counter()
-    logits = session.target.prefill(prompt, capacity=capacities[0])
+    logits = session.target.prefill(prompt, capacity=target_rows)
     refuse_nan(logits.amax(-1))
     prefilled = time.perf_counter()
     session.target.uncommit_last()
-    session.drafter.prefill(prompt[:-1], capacity=capacities[1])
-    branches = _draw(to_probs(logits[None], sampling), width, generator)
-    root, remaining = int(prompt[-1]), max_new_tokens
+    session.drafter.prefill(prompt[:-1], capacity=draft_rows)
+    branches = _draw(to_probs(logits[None], session.settings.sampling), width, session.generator)
+    session.root = int(prompt[-1])
     yield StepResult(
         tokens=(),
         finish=None,
@@ -62,61 +50,43 @@ def decode_target_initialized(
         target_s=prefilled - started,
         rest_s=time.perf_counter() - prefilled,
     )
-    while True:
+    while session.finish is None:
         started = time.perf_counter()
-        tree = grow(root, remaining, branches)
+        tree = session.grow(session.root, session.num_left, branches)
         grown = time.perf_counter()
-        hidden = session.target.look(tree)
-        refuse_nan(hidden.amax(-1))
+        rows = look(session, tree)
         looked = time.perf_counter()
-        path, end_token = _longest(session, tree, hidden, sampling, verify, generator)
-        tokens = _until_stop(tree.tokens[torch.tensor(path, device=tree.tokens.device)].tolist(), stop_tokens)[
-            :remaining
-        ]
-        rows = Rows(hidden, session.target.logits, sampling, vocab=session.target.vocab)
-        branches = _branches_after(rows.probs(path[-1]), end_token, width, generator)
-        kept = path[: len(tokens) - 1]
-        session.target.commit(kept)
-        session.drafter.commit(root, [int(tree.draft_rows[node]) for node in kept], list(tokens[:-1]))
-        root = tokens[-1]
-        remaining -= len(tokens)
-        finish = finish_reason(root, stop_tokens, remaining)
+        path, end_token = _longest(session, tree, rows)
+        branches = _branches_after(rows.probs(path[-1]), end_token, width, session.generator)
+        tokens = _until_stop(tokens_at(tree, path), session.settings.stop_tokens)[: session.num_left]
+        num_proposed = len(tokens) - 1
+        commit(session, tree, AcceptedPath(path=path[:num_proposed], tokens=tokens, num_proposed=num_proposed))
         yield StepResult(
             tokens=tokens,
             num_started=1,
-            num_accepted=len(tokens) - 1,
-            finish=finish,
+            num_accepted=num_proposed,
+            finish=session.finish,
             num_drafted=tree.num_nodes - 1,
             is_prefill=False,
             grow_s=grown - started,
             target_s=looked - grown,
             rest_s=time.perf_counter() - looked,
         )
-        if finish is not None:
-            return
 
 
-def _until_stop(tokens: list[int], stop_tokens: frozenset[int]) -> tuple[int, ...]:
+def _until_stop(tokens: tuple[int, ...], stop_tokens: frozenset[int]) -> tuple[int, ...]:
     """The tokens up to the first that ends the text, that one included."""
     end = next((index + 1 for index, token in enumerate(tokens) if token in stop_tokens), len(tokens))
-    return tuple(tokens[:end])
+    return tokens[:end]
 
 
-def _longest(
-    session: Session,
-    tree: TokenTree,
-    hidden: Tensor,
-    sampling: SamplingSettings,
-    verify: Verify,
-    generator: torch.Generator,
-) -> tuple[tuple[int, ...], int]:
+def _longest(session: Session, tree: TokenTree, rows: TargetRows) -> tuple[tuple[int, ...], int]:
     """The longest accepted path, its branch's first token included, and the token drawn at its end."""
     ancestors = ancestors_mask(tree.parents)
     best: tuple[tuple[int, ...], int] = ((), -1)
     for branch in (tree.parents == 0).nonzero().flatten().tolist():  # w, two or three
         nodes = ancestors[:, branch].nonzero().flatten()
-        rows = Rows(hidden[nodes], session.target.logits, sampling, vocab=session.target.vocab)
-        acceptance = verify(_subtree(tree, nodes), rows, generator)
+        acceptance = session.verify(_subtree(tree, nodes), rows.of(nodes), session.generator)
         path = (branch, *nodes[torch.tensor(acceptance.path, dtype=torch.long, device=nodes.device)].tolist())
         if len(path) > len(best[0]):
             best = (path, acceptance.next_token)

@@ -111,7 +111,7 @@ class LanguageModelDrafter:
             -1:
         ]
         q = self._after_root(hidden)
-        self._model.text += self._known(torch.tensor(self._pending, dtype=torch.long)).tolist()
+        self._model.commit_next(self._known(torch.tensor(self._pending, dtype=torch.long)).tolist())
         self._pending = []
         self._hidden, self._num_rows = [hidden], 1
         self._visible[0, 0] = True

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from edgespec.config import SamplingSettings
 from edgespec.draft import Drafter
+from edgespec.grow import Grow
 from edgespec.grow.acceptance import AcceptanceModel, default_acceptance
 from edgespec.grow.adaptive import adaptive_rule, adaptive_slots
 from edgespec.grow.beam import BeamRule, grow_beam
@@ -31,13 +31,6 @@ from edgespec.tree.policies import DRAWS, POLICIES
 from edgespec.tree.settings import TreeSettings, preset_shape
 from edgespec.tree.shapes import TreeShape
 from edgespec.tree.token_tree import Draw, TokenTree, root_only
-
-
-class Grow(Protocol):
-    """A policy at work."""
-
-    def __call__(self, root: int, max_depth: int, branches: Tensor | None = None, /) -> TokenTree:
-        """The tree below a root token, of at most so many layers; `branches` [w] are the root's children if given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

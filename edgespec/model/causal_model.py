@@ -7,6 +7,7 @@ new rows a call; keys are the cache's rows and then the new ones.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -65,10 +66,15 @@ class CausalModel:
         assert isinstance(input_table, Tensor)
         self.num_embeddings = input_table.shape[0]
         self.cache = TreeCache(self.config.num_hidden_layers, 0)
-        self.text: list[int] = []  # ids of the cache's first rows; behind them lie a tree's, or an unfinished pass's
+        self._text: list[int] = []
         self._masks = MaskForm(self.config, dtype=model.dtype, device=device)
         self._decoder = decoder_of(model)
         self._layer_major = LayerMajor(decoder_layers(model)[1], self._masks, chunk_rows=chunk_rows)
+
+    @property
+    def text(self) -> Sequence[int]:
+        """Ids of the cache's first rows; behind them lie a tree's, or those of an unfinished pass."""
+        return self._text
 
     def close(self) -> None:
         """Leave the layers as they were found, so that nothing keeps their weights alive."""
@@ -85,26 +91,34 @@ class CausalModel:
 
     def reset(self, capacity: int) -> None:
         """An empty cache with room for `capacity` rows."""
-        self.text = []
+        self._text = []
         if self.cache.capacity < capacity:
             self.cache = TreeCache(self.config.num_hidden_layers, capacity)
         self.cache.truncate(0)
 
     def keep_prefix(self, ids: list[int], capacity: int) -> int:
         """Keep the rows of what text and `ids` begin with alike, with room for `capacity`; how many those are."""
-        pairs = enumerate(zip(self.text, ids, strict=False))
-        kept = next((row for row, (old, new) in pairs if old != new), min(len(self.text), len(ids)))
-        del self.text[kept:]
+        pairs = enumerate(zip(self._text, ids, strict=False))
+        kept = next((row for row, (old, new) in pairs if old != new), min(len(self._text), len(ids)))
+        del self._text[kept:]
         self.cache.truncate(kept)
         self.cache.reserve(capacity)
         return kept
 
     def commit(self, rows: Tensor, ids: list[int]) -> None:
         """`rows` [j], counted from the cache's start, became text of these ids; the others behind it are dropped."""
-        self.cache.keep(len(self.text), rows)
+        self.cache.keep(len(self._text), rows)
         if self._hidden is not None:
-            self._hidden.keep(len(self.text), rows)
-        self.text += ids  # last: whatever ends this before leaves the text that there was
+            self._hidden.keep(len(self._text), rows)
+        self._text += ids  # last: whatever ends this before leaves the text that there was
+
+    def commit_next(self, ids: list[int]) -> None:
+        """The first rows behind the text became text of these ids; what lies behind them stays."""
+        self._text += ids
+
+    def uncommit_last(self) -> None:
+        """Forget that the row of the text's last token is text."""
+        self._text.pop()
 
     def features_before(self, first: int, end: int) -> Tensor:
         """Last hidden states [end - first, h] of the positions before the text's rows [first, end); 0 before row 0."""
@@ -117,8 +131,8 @@ class CausalModel:
 
         `previous` [n, h] are the target's features of the positions before, which a feature head reads.
         """
-        self.cache.truncate(len(self.text))  # what an interrupted pass may have left
-        start, num_rows = len(self.text), ids.shape[0]
+        self.cache.truncate(len(self._text))  # what an interrupted pass may have left
+        start, num_rows = len(self._text), ids.shape[0]
         positions = torch.arange(start, start + num_rows, device=self.device)
         if num_rows <= self._layer_major.chunk_rows:
             # No mask: transformers builds the causal one, window included, and may use faster kernels.
@@ -126,7 +140,7 @@ class CausalModel:
         else:
             with self._layer_major.text(start, num_rows):
                 logits = self._forward(ids, positions, self._masks.stand_ins(), previous)[0]
-        self.text += ids.tolist()  # a prompt's, which came from the host
+        self._text += ids.tolist()  # a prompt's, which came from the host
         return logits
 
     @torch.no_grad()

@@ -45,7 +45,7 @@ class Target:
 
     def uncommit_last(self) -> None:
         """Forget the row of the text's last token: it becomes a root."""
-        self._model.text.pop()
+        self._model.uncommit_last()
 
     def look(self, tree: TokenTree) -> Tensor:
         """Last hidden states [n, h] of the tree's nodes; the cache holds their rows until `commit`."""

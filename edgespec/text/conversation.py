@@ -16,7 +16,7 @@ from edgespec.config import MAX_SEED
 from edgespec.errors import EdgespecError
 from edgespec.pair.pair import ModelPair
 from edgespec.text.chat_template import Message, plain_ids, template_ids
-from edgespec.text.request import TextRequest, Wishes
+from edgespec.text.request import TextOptions, TextRequest
 from edgespec.text.results import GenerationResult, TextChunk
 from edgespec.text.run import OnPrefill, finished
 from edgespec.text.session_file import SavedSession, read_session, transcript, write_session
@@ -31,7 +31,7 @@ class Decodes(Protocol):
     def max_context(self) -> int:
         """Tokens of the longest text."""
 
-    def request(self, prompt: list[int], **wishes: Unpack[Wishes]) -> TextRequest:
+    def request(self, prompt: list[int], **options: Unpack[TextOptions]) -> TextRequest:
         """A prompt with its settings; raises EdgespecError where the context has no room."""
 
     def run(
@@ -44,10 +44,10 @@ class Decodes(Protocol):
 
 
 class Conversation:
-    """What was said, and what is wished for every answer."""
+    """What was said, and the options of every answer."""
 
     def __init__(
-        self, engine: Decodes, *, system: str | None = None, raw: bool = False, **wishes: Unpack[Wishes]
+        self, engine: Decodes, *, system: str | None = None, raw: bool = False, **options: Unpack[TextOptions]
     ) -> None:
         """Without `max_new_tokens` an answer may fill the context.
 
@@ -56,7 +56,7 @@ class Conversation:
         self._engine = engine
         self.system = system
         self.is_raw = raw or not engine.pair.tokenizer.chat_template
-        self.wishes: Wishes = {"max_new_tokens": -1, **wishes}
+        self.options: TextOptions = {"max_new_tokens": -1, **options}
         self.template_values: dict[str, Any] = {}  # that the chat template reads, as enable_thinking
         self.messages: tuple[Message, ...] = ()  # without the system's
         self.last: GenerationResult | None = None
@@ -165,13 +165,13 @@ class Conversation:
         return self._chunks(request, asked, tries=tries, on_prefill=on_prefill)
 
     def _request(self, asked: tuple[Message, ...], *, tries: int) -> TextRequest:
-        wishes = self.wishes.copy()
-        seed = wishes.get("seed")
+        options = self.options.copy()
+        seed = options.get("seed")
         if seed is not None:
-            wishes["seed"] = (seed + tries) % (MAX_SEED + 1)
+            options["seed"] = (seed + tries) % (MAX_SEED + 1)
         ids = self.prompt_ids(asked)
         try:
-            return self._engine.request(ids, **wishes)
+            return self._engine.request(ids, **options)
         except EdgespecError as error:
             if error.code != "E_CONTEXT":
                 raise

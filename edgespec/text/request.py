@@ -19,14 +19,14 @@ DEFAULT_NEW_TOKENS = 512
 
 _SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p")
 # Names of a transformers GenerationConfig -> ours
-_WISHES = {**{name: name for name in (*_SAMPLING, "max_new_tokens", "seed")}, "stop_strings": "stop"}
+_OPTIONS = {**{name: name for name in (*_SAMPLING, "max_new_tokens", "seed")}, "stop_strings": "stop"}
 # Of the others: says nothing of the text, or what the model's own folder says already.
 _WITHOUT_EFFECT = {"transformers_version", "use_cache", "max_length"}
 
 Config: TypeAlias = "GenerationConfig | Mapping[str, Any]"
 
 
-class Wishes(TypedDict, total=False):
+class TextOptions(TypedDict, total=False):
     """What may be asked of a text, each with a default."""
 
     max_new_tokens: int | None  # -1: to the end of the context; None: 512
@@ -59,15 +59,15 @@ def text_request(
     max_context: int,
     default_sampling: SamplingSettings,
     config: Config | None,
-    wishes: Wishes,
+    options: TextOptions,
 ) -> TextRequest:
-    """A prompt with its settings: `wishes` count above `config`, that above `default_sampling`.
+    """A prompt with its settings: `options` count above `config`, that above `default_sampling`.
 
-    Raises EdgespecError where the context has no room, and TypeError for a wish that there is not.
+    Raises EdgespecError where the context has no room, and TypeError for an unknown option.
     """
     asked = config_values(config)
     base = named_sampling(default_sampling, {name: asked.pop(name) for name in _SAMPLING if name in asked})
-    asked |= {name: value for name, value in wishes.items() if value is not None}
+    asked |= {name: value for name, value in options.items() if value is not None}
     seed = asked.pop("seed", None)
     require(seed is None or 0 <= seed <= MAX_SEED, f"`seed={seed}` is not in [0, 2^63).", "Use another number.")
     limit, limited_by = new_token_limit(max_context, len(ids), asked.pop("max_new_tokens", DEFAULT_NEW_TOKENS))
@@ -93,12 +93,12 @@ def named_sampling(base: SamplingSettings, values: Mapping[str, Any]) -> Samplin
 
 
 def config_values(config: Config | None) -> dict[str, Any]:
-    """What a generation config asks for, as wishes; raises EdgespecError for what would not be honoured."""
+    """What a generation config asks for, as options; raises EdgespecError for what would not be honoured."""
     if config is None:
         return {}
     given = dict(config) if isinstance(config, Mapping) else config.to_diff_dict()
     given = {name: value for name, value in given.items() if value is not None}
-    values = {wish: given.pop(name) for name, wish in _WISHES.items() if name in given}
+    values = {option: given.pop(name) for name, option in _OPTIONS.items() if name in given}
     unknown = sorted(
         name for name in given if name not in _WITHOUT_EFFECT and not name.endswith("_token_id") and name[0] != "_"
     )
@@ -106,6 +106,6 @@ def config_values(config: Config | None) -> dict[str, Any]:
         raise EdgespecError(
             "E_SETTING",
             f"the generation config sets {', '.join(unknown)}, which edgespec does not do.",
-            f"It knows: {', '.join(_WISHES)}.",
+            f"It knows: {', '.join(_OPTIONS)}.",
         )
     return values

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from edgespec.config import SamplingSettings
-from edgespec.decode.loop import StepResult
+from edgespec.decode.step import StepResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 import torch
 from tokenizers.decoders import DecodeStream
 
-from edgespec.decode.choose import continue_text
-from edgespec.decode.loop import Session, StepResult
+from edgespec.decode.choose import continue_text, start_session
+from edgespec.decode.session import TextSettings
+from edgespec.decode.step import StepResult
 from edgespec.draft.language_model import LanguageModelDrafter
 from edgespec.draft.open_drafter import open_drafter
 from edgespec.errors import is_out_of_memory
@@ -135,20 +136,18 @@ def _steps_behind(
     goes_on = bool(added)
     tree = models.policy.settings
     target = Target(models.target, keeps_text=reuse or goes_on)
-    session = Session(target=target, drafter=_drafter(models, request, reuse=reuse or goes_on))
     # Caches that are kept get their final size at once: growing later would need both sizes for a moment.
     rows = models.max_context if reuse else len(request.ids) + request.max_new_tokens
-    steps = continue_text(
-        session,
-        torch.tensor([*request.ids, *added], device=models.target.device),
-        policy=models.policy,
-        profile=models.profile,
+    settings = TextSettings(
         sampling=request.sampling,
-        generator=generator,
         max_new_tokens=request.max_new_tokens - len(added),
         stop_tokens=pair.stop_tokens,
-        capacities=cache_rows(rows, tree),
+        cache_rows=cache_rows(rows, tree),
     )
+    drafter = _drafter(models, request, reuse=reuse or goes_on)
+    session = start_session(target, drafter, models.policy, settings, generator, profile=models.profile)
+    prompt = torch.tensor([*request.ids, *added], device=models.target.device)
+    steps = continue_text(session, prompt, models.policy)
     for step in steps:
         if goes_on:
             yield replace(step, is_prefill=False)

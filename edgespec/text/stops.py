@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from edgespec.config import require
-from edgespec.decode.loop import StepResult
+from edgespec.decode.step import StepResult
 from edgespec.text.results import TextChunk
 
 if TYPE_CHECKING:

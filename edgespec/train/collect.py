@@ -18,12 +18,14 @@ import torch
 from torch import Tensor
 
 from edgespec.config import SamplingSettings
-from edgespec.decode.loop import Session, decode
+from edgespec.decode.choose import start_session
+from edgespec.decode.loop import decode
+from edgespec.decode.session import TextSettings
 from edgespec.draft.language_model import LanguageModelDrafter
 from edgespec.draft.open_drafter import open_drafter
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
-from edgespec.grow.policies import make_grow, open_policy
+from edgespec.grow.policies import open_policy
 from edgespec.grow.stop_model import distribution_inputs
 from edgespec.model.target import Target
 from edgespec.placement.memory import cache_rows
@@ -32,7 +34,7 @@ from edgespec.train.records import Records, expected_tokens, slot_records, stop_
 from edgespec.tree.settings import TreeSettings
 from edgespec.tree.token_tree import TokenTree
 from edgespec.verify import Acceptance
-from edgespec.verify.rows import Rows
+from edgespec.verify.rows import TargetRows
 from edgespec.verify.rules import verifier
 
 Progress = Callable[[int, int], None]  # parts done, parts in all
@@ -161,7 +163,7 @@ class _Recorder:
         self.num_tokens = 0.0  # that verification yields on average, over all trees
         self._verify = verifier(self.sampling, self.draw)
 
-    def __call__(self, tree: TokenTree, rows: Rows, generator: torch.Generator) -> Acceptance:
+    def __call__(self, tree: TokenTree, rows: TargetRows, generator: torch.Generator) -> Acceptance:
         p = rows.all_probs()
         if tree.num_nodes > 1:
             self.trees.append(self._record(tree, p))
@@ -188,7 +190,6 @@ def _decode(
     engine: Engine, ids: list[int], setting: CollectSetting, recorder: _Recorder, *, max_new_tokens: int, seed: int
 ) -> None:
     assert engine.draft_model is not None
-    vocab = engine.target_model.vocab
     drafter = open_drafter(
         engine.draft_model,
         engine.target_model,
@@ -196,26 +197,17 @@ def _decode(
         tree_rows=setting.tree.num_drafted,
     )
     recorder.drafter = drafter
-    generator = torch.Generator(engine.device).manual_seed(seed)
-    steps = decode(
-        Session(target=Target(engine.target_model), drafter=drafter),
-        torch.tensor(ids, device=engine.device),
-        grow=make_grow(
-            recorder.policy,
-            drafter,
-            sampling=recorder.sampling,
-            vocab=vocab,
-            device=engine.device,
-            generator=generator,
-        ),
-        verify=recorder,
+    # Trees reach as deep at the text's end as elsewhere.
+    longest = max_new_tokens + setting.tree.num_layers
+    settings = TextSettings(
         sampling=recorder.sampling,
-        generator=generator,
-        # Trees reach as deep at the text's end as elsewhere.
-        max_new_tokens=max_new_tokens + setting.tree.num_layers,
-        stop_tokens=frozenset(),
-        capacities=cache_rows(len(ids) + max_new_tokens + setting.tree.num_layers, setting.tree),
+        max_new_tokens=longest,
+        cache_rows=cache_rows(len(ids) + longest, setting.tree),
     )
+    generator = torch.Generator(engine.device).manual_seed(seed)
+    session = start_session(Target(engine.target_model), drafter, recorder.policy, settings, generator)
+    session.verify = recorder
+    steps = decode(session, torch.tensor(ids, device=engine.device))
     num_tokens = 0
     for step in steps:
         num_tokens += len(step.tokens)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from edgespec.decode.loop import StepResult
+from edgespec.decode.step import StepResult
 from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.grow.policies import open_policy
 from edgespec.tree.settings import TreeSettings

@@ -28,7 +28,7 @@ from edgespec.train.records import Records, node_values, slot_records
 from edgespec.tree.settings import TreeSettings
 from edgespec.tree.token_tree import TokenTree, depths, product_on_path
 from edgespec.tune.entrants import Contender, rank_values
-from edgespec.verify.rows import Rows
+from edgespec.verify.rows import TargetRows
 from edgespec.verify.rules import verifier
 from profiles.tuner import TreeSample
 
@@ -123,7 +123,7 @@ def sample_text(
             forest, places = merged([tree for _, tree in group])
             hidden = text.target.look(forest)
             for (contender, tree), place in zip(group, places, strict=True):
-                rows = Rows(hidden[place], text.target.logits, sampling, vocab=text.target.vocab)
+                rows = TargetRows(hidden[place], text.target.logits, sampling, vocab=text.target.vocab)
                 p = rows.all_probs()
                 rates = rank_values(model, temperature=temperature, draw=contender.draw)
                 # A tree of no nodes says something too: that this policy gives up here.

@@ -16,7 +16,10 @@ from dataclasses import dataclass
 import torch
 
 from edgespec.config import SamplingSettings
-from edgespec.decode.loop import Session, StepResult, decode
+from edgespec.decode.choose import start_session
+from edgespec.decode.loop import decode
+from edgespec.decode.session import TextSettings
+from edgespec.decode.step import StepResult
 from edgespec.draft.open_drafter import open_drafter
 from edgespec.engine import Engine
 from edgespec.grow.policies import OpenPolicy, make_grow
@@ -25,7 +28,6 @@ from edgespec.placement.memory import cache_rows
 from edgespec.tree.token_tree import TokenTree, depths
 from edgespec.tune.samples import Text
 from edgespec.verify.rows import refuse_nan
-from edgespec.verify.rules import verifier
 from profiles.measure import Task
 
 CHILDREN = 2  # of the nodes of a tree that is only timed
@@ -130,18 +132,9 @@ def run_steps(
         )
     generator = torch.Generator(engine.device).manual_seed(seed)
     room = (steps + 1) * (settings.num_layers + 1)
-    grow = make_grow(policy, drafter, sampling=sampling, vocab=target.vocab, device=engine.device, generator=generator)
-    found = decode(
-        Session(target=target, drafter=drafter),
-        torch.tensor(list(ids), device=engine.device),
-        grow=grow,
-        verify=verifier(sampling, policy.draw(sampling)),
-        sampling=sampling,
-        generator=generator,
-        max_new_tokens=room,
-        stop_tokens=frozenset(),
-        capacities=cache_rows(len(ids) + room, settings),
-    )
+    text = TextSettings(sampling=sampling, max_new_tokens=room, cache_rows=cache_rows(len(ids) + room, settings))
+    session = start_session(target, drafter, policy, text, generator)
+    found = decode(session, torch.tensor(list(ids), device=engine.device))
     return list(itertools.islice(found, 1, steps + 1))
 
 

@@ -6,10 +6,10 @@ import torch
 
 from edgespec.tree.token_tree import TokenTree
 from edgespec.verify import Acceptance
-from edgespec.verify.rows import Rows
+from edgespec.verify.rows import TargetRows
 from edgespec.verify.walk import walk
 
 
-def verify_greedy(tree: TokenTree, rows: Rows, _generator: torch.Generator) -> Acceptance:
+def verify_greedy(tree: TokenTree, rows: TargetRows, _generator: torch.Generator) -> Acceptance:
     """The path of the target's first choices through the tree."""
     return walk(tree, rows.best)

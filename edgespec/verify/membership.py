@@ -12,11 +12,11 @@ import torch
 from edgespec.sampling import draw_one
 from edgespec.tree.token_tree import TokenTree
 from edgespec.verify import Acceptance
-from edgespec.verify.rows import Rows
+from edgespec.verify.rows import TargetRows
 from edgespec.verify.walk import walk
 
 
-def verify_membership(tree: TokenTree, rows: Rows, generator: torch.Generator) -> Acceptance:
+def verify_membership(tree: TokenTree, rows: TargetRows, generator: torch.Generator) -> Acceptance:
     """The path of tokens drawn from the target; raises ValueError for trees that were sampled."""
     if tree.draw != "top_k":
         raise ValueError(

@@ -16,10 +16,10 @@ from torch import Tensor
 from edgespec.sampling import draw_one
 from edgespec.tree.token_tree import TokenTree
 from edgespec.verify import Acceptance
-from edgespec.verify.rows import Rows
+from edgespec.verify.rows import TargetRows
 
 
-def verify_rejection(tree: TokenTree, rows: Rows, generator: torch.Generator) -> Acceptance:
+def verify_rejection(tree: TokenTree, rows: TargetRows, generator: torch.Generator) -> Acceptance:
     """The accepted path; raises ValueError for trees that were not sampled."""
     if tree.draw != "without_replacement":
         raise ValueError(

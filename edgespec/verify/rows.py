@@ -17,7 +17,7 @@ from edgespec.model.row_chunks import row_chunks
 from edgespec.sampling import to_probs
 
 
-class Rows:
+class TargetRows:
     """What the target says after every node of a tree, n in all; all of it raises EdgespecError for NaN."""
 
     def __init__(
@@ -28,6 +28,10 @@ class Rows:
         self._head = head
         self._sampling = sampling
         self._vocab = vocab
+
+    def of(self, nodes: Tensor) -> TargetRows:
+        """The rows of some nodes [k] alone, numbered from 0."""
+        return TargetRows(self._hidden[nodes], self._head, self._sampling, vocab=self._vocab)
 
     def probs(self, node: int) -> Tensor:
         """P after a node, [vocab], as it is sampled from; float32 at least."""

@@ -12,10 +12,10 @@ from edgespec.verify import Acceptance
 from edgespec.verify.greedy import verify_greedy
 from edgespec.verify.membership import verify_membership
 from edgespec.verify.rejection import verify_rejection
-from edgespec.verify.rows import Rows
+from edgespec.verify.rows import TargetRows
 
 
-def verifier(sampling: SamplingSettings, draw: Draw) -> Callable[[TokenTree, Rows, torch.Generator], Acceptance]:
+def verifier(sampling: SamplingSettings, draw: Draw) -> Callable[[TokenTree, TargetRows, torch.Generator], Acceptance]:
     """The rule for children that come about by `draw`."""
     if sampling.temperature == 0:
         return verify_greedy

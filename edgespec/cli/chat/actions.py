@@ -138,7 +138,7 @@ def _stats(chat: Chat, _argument: str) -> None:
 
 
 def _regenerate(chat: Chat, _argument: str) -> None:
-    sampling = chat.conversation.wishes.get("sampling")
+    sampling = chat.conversation.options.get("sampling")
     if sampling is not None and sampling.temperature == 0 and chat.conversation.num_turns:
         chat.screen.note("temperature 0: the same text again")
     answer(chat, lambda on_prefill: chat.conversation.regenerate(on_prefill=on_prefill))

@@ -143,7 +143,7 @@ def _open_chat(console: Console, engine: Engine, asked: AskedChat, *, is_single:
         stop=asked.stop,
     )
     length = asked.max_new_tokens or (RAW_NEW_TOKENS if conversation.is_raw else -1)
-    conversation.wishes["max_new_tokens"] = length
+    conversation.options["max_new_tokens"] = length
     chat = Chat(
         engine=engine,
         conversation=conversation,
@@ -152,7 +152,7 @@ def _open_chat(console: Console, engine: Engine, asked: AskedChat, *, is_single:
         own_tree=engine.tree,
         shows_stats=asked.stats,
     )
-    sampling = conversation.wishes["sampling"]
+    sampling = conversation.options["sampling"]
     assert sampling is not None
     console.say(
         f"context {engine.max_context} tokens · temperature {sampling.temperature:g} · "

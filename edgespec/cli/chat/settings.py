@@ -53,7 +53,7 @@ def change_settings(chat: Chat, argument: str) -> list[str]:
                 f"Did you mean {near}?" if near else f"Choose one of: {', '.join(SETTINGS)}.",
             )
     conversation = chat.conversation
-    before = (conversation.wishes.copy(), conversation.template_values.copy(), chat.engine.tree, chat.shows_stats)
+    before = (conversation.options.copy(), conversation.template_values.copy(), chat.engine.tree, chat.shows_stats)
     lines = []
     try:
         for name, value in pairs:
@@ -61,7 +61,7 @@ def change_settings(chat: Chat, argument: str) -> list[str]:
             SETTINGS[name].change(chat, value)
             lines.append(f"{name}: {_shown(old)} → {_shown(SETTINGS[name].get(chat))}")
     except EdgespecError:
-        conversation.wishes, conversation.template_values, tree, chat.shows_stats = before
+        conversation.options, conversation.template_values, tree, chat.shows_stats = before
         chat.engine.use_tree(tree)
         raise
     return lines
@@ -124,13 +124,13 @@ def _use_depth(chat: Chat, text: str) -> None:
 
 
 def _sampling(chat: Chat) -> SamplingSettings:
-    return chat.conversation.wishes.get("sampling") or chat.engine.pair.default_sampling()
+    return chat.conversation.options.get("sampling") or chat.engine.pair.default_sampling()
 
 
 def _sampling_setting(name: str, kind: type[int] | type[float], hint: str) -> Setting:
     def change(chat: Chat, text: str) -> None:
         changed: dict[str, Any] = {name: _number(text, kind)}
-        chat.conversation.wishes["sampling"] = replace(_sampling(chat), **changed)
+        chat.conversation.options["sampling"] = replace(_sampling(chat), **changed)
 
     return Setting(hint=hint, get=lambda chat: getattr(_sampling(chat), name), change=change)
 
@@ -139,14 +139,14 @@ def _change_length(chat: Chat, text: str) -> None:
     length = _number(text, int)
     if length == 0 or length < -1:
         raise EdgespecError("E_SETTING", f"{length} is not a length.", "Use 1 or more, or -1 for all that fits.")
-    chat.conversation.wishes["max_new_tokens"] = length
+    chat.conversation.options["max_new_tokens"] = length
 
 
 def _change_seed(chat: Chat, text: str) -> None:
     seed = None if text in {"random", "none", "-1"} else _number(text, int)
     if seed is not None and not 0 <= seed <= MAX_SEED:
         raise EdgespecError("E_SETTING", f"{seed} is no seed.", "Use a number from 0 on, or random.")
-    chat.conversation.wishes["seed"] = seed
+    chat.conversation.options["seed"] = seed
 
 
 def _change_thinking(chat: Chat, text: str) -> None:
@@ -174,12 +174,12 @@ SETTINGS = {
     "top_k": _sampling_setting("top_k", int, "keep the k likeliest tokens; 0 keeps all"),
     "min_p": _sampling_setting("min_p", float, "drop tokens below this share of the likeliest; 0 keeps all"),
     "seed": Setting(
-        hint="of the draws: a number, or random", get=lambda chat: chat.conversation.wishes.get("seed"),
+        hint="of the draws: a number, or random", get=lambda chat: chat.conversation.options.get("seed"),
         change=_change_seed,
     ),
     "max_new_tokens": Setting(
         hint="of an answer; -1 to the end of the context",
-        get=lambda chat: chat.conversation.wishes.get("max_new_tokens"), change=_change_length,
+        get=lambda chat: chat.conversation.options.get("max_new_tokens"), change=_change_length,
     ),
     "spec": Setting(hint="off, tree or chain", get=lambda chat: chat.spec, change=use_spec),
     "tree_size": Setting(

@@ -118,8 +118,8 @@ def test_an_engine_verifies_itself_and_keeps_its_trees(engine: Engine, monkeypat
     assert engine.tree == tree
     generate = Engine.generate
 
-    def spoil(self: Engine, ids: list[int], **wishes: Any) -> Any:
-        result = generate(self, ids, **wishes)
+    def spoil(self: Engine, ids: list[int], **options: Any) -> Any:
+        result = generate(self, ids, **options)
         if self.tree.policy == "none":
             return result
         return replace(result, token_ids=(*result.token_ids[:3], result.token_ids[3] ^ 1, *result.token_ids[4:]))

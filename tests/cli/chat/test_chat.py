@@ -29,7 +29,7 @@ from edgespec.cli.chat.state import Chat
 from edgespec.cli.console import Console
 from edgespec.cli.prefill_line import PrefillLine
 from edgespec.config import MemoryLimits
-from edgespec.decode.loop import StepResult
+from edgespec.decode.step import StepResult
 from edgespec.errors import EdgespecError
 from edgespec.placement.run_place import RunPlace
 from edgespec.profiled import PairSetup
@@ -219,10 +219,10 @@ def test_turns_commands_and_what_they_say(talk: Talk, tmp_path: Path) -> None:
     assert "seed: - → 4" in err
     assert "Did you mean temperature?" in err
     assert "--top-p 7.0" in err
-    sampling = chat.conversation.wishes["sampling"]
+    sampling = chat.conversation.options["sampling"]
     assert sampling == SamplingSettings(temperature=0.5, top_p=0.9)
     _, _, err = talk("/set top_k=3 top_p=9", chat=chat)
-    assert chat.conversation.wishes["sampling"] == sampling  # all or nothing
+    assert chat.conversation.options["sampling"] == sampling  # all or nothing
     _, _, err = talk("/clear", "/new", "/?", "/? keys", "/help regen", "/help nothing", chat=chat)
     assert "cleared 1 turn\n" in err
     assert "cleared 0 turns\n" in err
@@ -343,8 +343,8 @@ def test_sessions_are_saved_and_loaded_with_their_settings(
     path.write_text(json.dumps(document))
     other, _, err = talk(f"/load {path}", "/show")
     assert other.conversation.messages == chat.conversation.messages
-    assert other.conversation.wishes["sampling"] == SamplingSettings(top_p=0.5)
-    assert (other.conversation.wishes["seed"], other.engine.tree.size) == (8, 3)
+    assert other.conversation.options["sampling"] == SamplingSettings(top_p=0.5)
+    assert (other.conversation.options["seed"], other.engine.tree.size) == (8, 3)
     assert "not applied: unknown" in err
     assert "not applied: temperature -3" in err
     assert "saved with elsewhere" in err

@@ -107,10 +107,10 @@ def test_a_failed_row_is_no_spec_bench_answer(
 
     generate = Engine.generate
 
-    def fail(self: Engine, ids: list[int], **wishes: Any) -> Any:
+    def fail(self: Engine, ids: list[int], **options: Any) -> Any:
         if len(ids) == 4:
             raise ValueError("no")
-        return generate(self, ids, **wishes)
+        return generate(self, ids, **options)
 
     monkeypatch.setattr(Engine, "generate", fail)
     outcome = run_cli([*options, "--format", "specbench"], files=jsonl(QUESTIONS))

@@ -42,9 +42,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     seen: list[dict[str, Any]] = []
     generate = Engine.generate
 
-    def remember(self: Engine, prompt: list[int], **wishes: Any) -> GenerationResult:
-        seen.append({"prompt": self.pair.tokenizer.decode(prompt), **wishes})
-        return generate(self, prompt, **wishes)
+    def remember(self: Engine, prompt: list[int], **options: Any) -> GenerationResult:
+        seen.append({"prompt": self.pair.tokenizer.decode(prompt), **options})
+        return generate(self, prompt, **options)
 
     monkeypatch.setattr(Engine, "generate", remember)
     return seen
@@ -280,10 +280,10 @@ def test_a_dry_run_checks_and_plans_and_touches_nothing(
 def fail_on(monkeypatch: pytest.MonkeyPatch, prompt: str, error: Exception) -> None:
     generate = Engine.generate
 
-    def fail(self: Engine, ids: list[int], **wishes: Any) -> GenerationResult:
+    def fail(self: Engine, ids: list[int], **options: Any) -> GenerationResult:
         if self.pair.tokenizer.decode(ids).endswith(prompt):
             raise error
-        return generate(self, ids, **wishes)
+        return generate(self, ids, **options)
 
     monkeypatch.setattr(Engine, "generate", fail)
 

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from edgespec.cli.generate.command import command
 from edgespec.cli.spelling import FLAGS
 from edgespec.config import MemoryLimits, SamplingSettings
 from edgespec.engine import Engine
-from edgespec.pair.pair import ModelPair
+from edgespec.placement.run_place import RunPlace
+from edgespec.profiled import PairSetup
 from edgespec.tree.policies import POLICIES
 from edgespec.tree.settings import TreeSettings
 from tests.cli.conftest import RunCli
@@ -109,9 +111,9 @@ def test_every_setting_reaches_the_engine(
     seen: dict[str, Any] = {}
     build = Engine.__init__
 
-    def remember_engine(self: Engine, pair: ModelPair, **options: Any) -> None:
-        seen.update(options, pair=pair)
-        build(self, pair, **options)
+    def remember_engine(self: Engine, setup: PairSetup, **options: Any) -> None:
+        seen.update(options, pair=setup.pair, tree=setup.tree, place=setup.place)
+        build(self, setup, **options)
 
     def remember_generate(self: Engine, prompt: list[int], **options: Any) -> None:
         seen.update(options, engine=self)
@@ -132,11 +134,12 @@ def test_every_setting_reaches_the_engine(
     assert seen["tree"] == TreeSettings(
         policy="dyspec", size=33, depth=5, max_children=6, threshold=0.02, draft_temperature=0.7
     )
-    assert seen["limits"] == MemoryLimits(
+    place: RunPlace = seen["place"]
+    assert place.limits == MemoryLimits(
         max_cpu_bytes=3 << 30, max_gpu_bytes=2 << 30, gpu_margin_bytes=100 << 20, max_resident_layers=1
     )
-    assert (seen["quant"], seen["draft_quant"]) == ("int8", "nf4")
-    assert (seen["device"], seen["dtype"]) == ("cpu", "bfloat16")
+    assert (place.quant, place.draft_quant) == ("int8", "nf4")
+    assert (place.device, place.dtype) == (torch.device("cpu"), torch.bfloat16)
     assert seen["sampling"] == SamplingSettings(temperature=0.9, top_k=11, top_p=0.8, min_p=0.03)
     assert (seen["max_new_tokens"], seen["seed"], seen["stop"]) == (17, 99, ("END",))
     assert seen["engine"].placement.num_resident == 1
@@ -173,8 +176,8 @@ def test_every_policys_settings_reach_the_engine(
 ) -> None:
     seen: dict[str, Any] = {}
 
-    def remember(self: Engine, pair: ModelPair, **arguments: Any) -> None:
-        seen.update(arguments)
+    def remember(self: Engine, setup: PairSetup, **_: Any) -> None:
+        seen["tree"] = setup.tree
         raise _Planned
 
     monkeypatch.setattr(Engine, "__init__", remember)

@@ -16,12 +16,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from edgespec import Engine, SamplingSettings, TreeSettings
 from edgespec.decode import adapt, choose
 from edgespec.decode.adapt import MAX_FACTOR, MAX_SHIFT, Follower, following, make_follower
-from edgespec.decode.choose import continue_text
-from edgespec.decode.loop import StepResult
+from edgespec.decode.choose import continue_text, start_session
+from edgespec.decode.session import TextSettings
+from edgespec.decode.step import StepResult
 from edgespec.grow.acceptance import default_acceptance
 from edgespec.grow.policies import Grow, OpenPolicy, open_policy
 from edgespec.pair.pair import open_pair
@@ -148,16 +150,13 @@ def grown_with(outcomes: Sequence[tuple[float, int, int]]) -> list[tuple[float, 
         assert policy.acceptance is not None
         shift = float(policy.acceptance.slot.biases[-1] - ACCEPTANCE.slot.biases[-1])
         used.append((policy.settings.threshold, round(shift, 6)))
-        return lambda _root, _depth: a_tree(outcomes[len(used) - 1][0])
+        return lambda _root, _depth, _branches=None: a_tree(outcomes[len(used) - 1][0])
 
     grow = following(POLICY, found, make)
 
-    def steps() -> Iterator[StepResult]:
-        for _, tokens, drafted in outcomes:
-            grow(0, 24)
-            yield a_step(tokens, drafted)
-
-    list(found.follow(steps()))
+    for _, tokens, drafted in outcomes:
+        grow(0, 24)
+        found.learn(a_step(tokens, drafted))
     return used
 
 
@@ -239,16 +238,15 @@ def followed_p_value(plan: Plan, *, count: int = 1_000, seed: int = 7) -> float:
     """The p-value of texts, each followed by itself, against the target's distribution."""
     sampling, profile = SamplingSettings(temperature=1.0), example_profile(plan)
     policy = replace(open_policy(tree_settings(plan)), acceptance=ACCEPTANCE)
-    session, probs = table_session(
+    models, probs = table_session(
         Situation(sampling=sampling), policy.settings, dtype=torch.float32, seed=seed, length=NUM_TOKENS + 1
     )
     generator = torch.Generator().manual_seed(seed)
+    settings = TextSettings(sampling=sampling, max_new_tokens=NUM_TOKENS + 1, cache_rows=(8, 8))
     counts = dict.fromkeys(itertools.product(range(VOCAB), repeat=NUM_TOKENS), 0)
     for _ in range(count):
-        steps = continue_text(
-            session, torch.tensor(PROMPT_IDS), policy=policy, profile=profile, sampling=sampling,
-            generator=generator, max_new_tokens=NUM_TOKENS + 1, stop_tokens=frozenset(), capacities=(8, 8),
-        )  # fmt: skip
+        session = start_session(models.target, models.drafter, policy, settings, generator, profile=profile)
+        steps = continue_text(session, torch.tensor(PROMPT_IDS), policy)
         counts[tuple(token for step in steps for token in step.tokens)[:NUM_TOKENS]] += 1
     return law_p_value(counts, {text: text_probability(probs, text) for text in counts})
 
@@ -288,7 +286,7 @@ def test_a_tree_that_is_dropped_for_its_own_tokens_is_caught(
     def peeking(policy: OpenPolicy, found: Follower, make: Any) -> Grow:
         right = following(policy, found, make)
 
-        def grow(root: int, max_depth: int) -> TokenTree:
+        def grow(root: int, max_depth: int, _branches: Tensor | None = None, /) -> TokenTree:
             tree = right(root, max_depth)
             if tree.num_nodes > 1 and is_dropped(found, tree):
                 return root_only(root, draw=tree.draw, vocab=VOCAB, device=CPU)

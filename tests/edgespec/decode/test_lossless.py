@@ -19,7 +19,8 @@ from scipy import stats
 from torch import Tensor
 
 from edgespec.config import SamplingSettings
-from edgespec.decode.loop import Session, Verify, decode
+from edgespec.decode.loop import decode
+from edgespec.decode.session import Session, TextSettings, Verify
 from edgespec.grow import best_first
 from edgespec.grow.beam import grow_beam
 from edgespec.grow.best_first import grow_best_first
@@ -30,7 +31,7 @@ from edgespec.tree.token_tree import Draw, TokenTree
 from edgespec.verify import Acceptance, rejection
 from edgespec.verify.membership import verify_membership
 from edgespec.verify.rejection import verify_rejection
-from edgespec.verify.rows import Rows
+from edgespec.verify.rows import TargetRows
 
 VOCAB = 4
 NUM_TOKENS = 3
@@ -140,26 +141,24 @@ def outcome_p_value(
 ) -> float:
     """The chi-square p-value of the texts' distribution against the target's."""
     drafter = TableDrafter(draft_sampling)
-    session = Session(target=TableTarget(), drafter=drafter)  # type: ignore[arg-type]
+    # One more than is looked at: a tree that ended with the text would have no second layer.
+    settings = TextSettings(sampling=sampling, max_new_tokens=NUM_TOKENS + 1, cache_rows=(8, 8))
     generator = torch.Generator().manual_seed(11)
 
-    def grow(root: int, max_depth: int) -> TokenTree:
+    def grow(root: int, max_depth: int, _branches: Tensor | None = None, /) -> TokenTree:
         return grow_tree(drafter, root, max_depth, generator)
 
     counts = dict.fromkeys(itertools.product(range(VOCAB), repeat=NUM_TOKENS), 0)
     for _ in range(NUM_TEXTS):
-        steps = decode(
-            session,
-            torch.tensor([0]),
+        session = Session(
+            target=TableTarget(),  # type: ignore[arg-type]
+            drafter=drafter,
+            settings=settings,
+            generator=generator,
             grow=grow,
             verify=verify,
-            sampling=sampling,
-            generator=generator,
-            # One more than is looked at: a tree that ended with the text would have no second layer.
-            max_new_tokens=NUM_TOKENS + 1,
-            stop_tokens=frozenset(),
-            capacities=(8, 8),
         )
+        steps = decode(session, torch.tensor([0]))
         counts[tuple(token for step in steps for token in step.tokens)[:NUM_TOKENS]] += 1
     expected = {}
     for path in counts:
@@ -243,7 +242,7 @@ def test_membership_of_sampled_children_is_unbiased_and_accepts_less() -> None:
     lengths: dict[str, list[int]] = {"membership": [], "rejection": []}
 
     def counted(name: str, verify: Verify) -> Verify:
-        def verify_and_count(tree: TokenTree, rows: Rows, generator: torch.Generator) -> Acceptance:
+        def verify_and_count(tree: TokenTree, rows: TargetRows, generator: torch.Generator) -> Acceptance:
             acceptance = verify(tree, rows, generator)
             lengths[name].append(len(acceptance.path))
             return acceptance
@@ -258,6 +257,6 @@ def test_membership_of_sampled_children_is_unbiased_and_accepts_less() -> None:
 
 
 def test_membership_that_reads_another_nodes_row_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Rows.probs
-    monkeypatch.setattr(Rows, "probs", lambda self, _node: right(self, 0))
+    right = TargetRows.probs
+    monkeypatch.setattr(TargetRows, "probs", lambda self, _node: right(self, 0))
     assert outcome_p_value(PLAIN, PLAIN, grow_tree=grow_chosen, verify=verify_membership) < 1e-6

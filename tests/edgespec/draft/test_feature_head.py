@@ -16,12 +16,14 @@ from transformers import LlamaConfig, PreTrainedModel
 
 from edgespec import EdgespecError, Engine, TreeSettings
 from edgespec.config import SamplingSettings
-from edgespec.decode.loop import Session, decode
+from edgespec.decode.choose import start_session
+from edgespec.decode.loop import decode
+from edgespec.decode.session import TextSettings
 from edgespec.doctor.inventory import Inspector, drafts_for
 from edgespec.draft.feature_head import FeatureHeadDrafter
 from edgespec.draft.head_network import HeadFacts
 from edgespec.draft.head_router import HeadRouter, group_tokens, routed_log_probs
-from edgespec.grow.policies import make_grow, open_policy
+from edgespec.grow.policies import open_policy
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.target import Target
 from edgespec.pair.folder import fingerprint, open_model
@@ -31,7 +33,6 @@ from edgespec.placement.plan import placement_for
 from edgespec.sampling import to_probs
 from edgespec.train.head_model import lender, new_head, own_tensors, save_head
 from edgespec.tree.token_tree import TokenTree
-from edgespec.verify.rules import verifier
 from tests.conftest import FAMILIES, SMALL, VOCAB, make_model
 
 CPU = torch.device("cpu")
@@ -196,7 +197,7 @@ def tiny_vocabulary_p_value(*, policy: str) -> float:
     )  # fmt: skip
     chosen = open_policy(tree)
     generator = torch.Generator().manual_seed(5)
-    grow = make_grow(chosen, drafter, sampling=sampling, vocab=vocab, device=CPU, generator=generator)
+    settings = TextSettings(sampling=sampling, max_new_tokens=4, cache_rows=cache_rows(12, tree))
     prompt = torch.tensor([1, 5, 2, 3])
 
     def probabilities(ids: list[int]) -> Tensor:
@@ -210,11 +211,8 @@ def tiny_vocabulary_p_value(*, policy: str) -> float:
         expected[first] *= probabilities(prompt.tolist())[first]
     counts = torch.zeros_like(expected)
     for _ in range(num_texts):
-        steps = decode(
-            Session(target=Target(causal, keeps_text=True), drafter=drafter), prompt, grow=grow,
-            verify=verifier(sampling, chosen.draw(sampling)), sampling=sampling, generator=generator,
-            max_new_tokens=4, stop_tokens=frozenset(), capacities=cache_rows(12, tree),
-        )  # fmt: skip
+        session = start_session(Target(causal, keeps_text=True), drafter, chosen, settings, generator)
+        steps = decode(session, prompt)
         tokens = [token for step in steps for token in step.tokens]
         counts[tuple(tokens[:3])] += 1
     often = expected.flatten() * num_texts >= 5  # the others are counted together
@@ -277,11 +275,11 @@ def test_every_policy_gives_plain_decodings_tokens_with_a_head(
     pair_folders: tuple[Path, Path], with_head: Callable[..., Path], tree: TreeSettings, routed: bool
 ) -> None:
     head = with_head(**({"router_groups": 8, "top_groups": 2} if routed else {}))
-    wishes: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 24}
+    options: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 24}
     with Engine.from_pair(open_pair(pair_folders[0], None), context_tokens=128, self_check=False) as engine:
-        expected = engine.generate(PROMPT, **wishes).token_ids
+        expected = engine.generate(PROMPT, **options).token_ids
     with Engine.from_pair(open_pair(pair_folders[0], head), tree=tree, context_tokens=128, self_check=False) as engine:
-        assert engine.generate(PROMPT, **wishes).token_ids == expected
+        assert engine.generate(PROMPT, **options).token_ids == expected
         engine.generate(PROMPT, temperature=0.8, max_new_tokens=24, seed=3)
 
 
@@ -339,15 +337,15 @@ def test_a_conversation_with_a_head_goes_on_where_it_was(
     pair_folders: tuple[Path, Path], with_head: Callable[..., Path]
 ) -> None:
     """A second text on the first one's rows is the text that a fresh start gives, with the same trees."""
-    wishes: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 12}
+    options: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 12}
     tree = TreeSettings(policy="opt-tree", size=8)
     with Engine.from_pair(
         open_pair(pair_folders[0], with_head()), tree=tree, context_tokens=128, self_check=False
     ) as engine:
-        first = engine.generate(PROMPT, reuse=True, **wishes)
+        first = engine.generate(PROMPT, reuse=True, **options)
         ids = [*engine.encode(PROMPT), *first.token_ids, 70, 71]
-        kept = engine.generate(ids, reuse=True, **wishes)
-        fresh = engine.generate(ids, **wishes)
+        kept = engine.generate(ids, reuse=True, **options)
+        fresh = engine.generate(ids, **options)
     assert kept.token_ids == fresh.token_ids
     assert [len(step.tokens) for step in kept.steps] == [len(step.tokens) for step in fresh.steps]
 

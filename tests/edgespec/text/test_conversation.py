@@ -95,7 +95,7 @@ def some_turns(engine: Engine) -> list[GenerationResult]:
     note()
     list(chat.regenerate())
     note()
-    list(chat.edit("other wishes"))
+    list(chat.edit("other options"))
     note()
     stream = chat.stream("print")
     list(itertools.islice(stream, 2))
@@ -201,7 +201,7 @@ def test_a_kept_prefix_that_is_off_by_one_is_noticed(
         if wrong == "rows" and 0 < kept < len(ids):  # the row of another token stands for this one's
             for layer in self.cache.tree_layers:
                 layer.length += 1
-            self.text.append(ids[kept])
+            self.commit_next([ids[kept]])
             return kept + 1
         if wrong == "positions" and kept > 1:
             self.cache.keep(0, torch.arange(1, kept))
@@ -289,7 +289,7 @@ def test_cancelling_ends_after_the_pass_and_keeps_the_answer(kind: str, open_eng
     assert chat.messages[-1].is_interrupted
     assert chat.messages[-1].token_ids == tuple(received)
     assert len(received) < 30
-    chat.wishes["max_new_tokens"] = 9
+    chat.options["max_new_tokens"] = 9
     chat.send("go on")
     assert chat.last.cached_tokens > len(received)
     assert_as_fresh(chat, engine)

@@ -16,13 +16,13 @@ from tests.conftest import make_tokenizer
 OWN = SamplingSettings(temperature=0.8, top_p=0.95)
 
 
-def asked(config: Any = None, **wishes: Any) -> TextRequest:
+def asked(config: Any = None, **options: Any) -> TextRequest:
     return text_request(
-        [1, 2], tokenizer=make_tokenizer(), max_context=100, default_sampling=OWN, config=config, wishes=wishes
+        [1, 2], tokenizer=make_tokenizer(), max_context=100, default_sampling=OWN, config=config, options=options
     )  # type: ignore[arg-type]
 
 
-def test_single_wishes_count_above_the_config_and_that_above_the_models_own() -> None:
+def test_single_options_count_above_the_config_and_that_above_the_models_own() -> None:
     config = GenerationConfig(max_new_tokens=7, do_sample=True, temperature=0.5, top_k=9, stop_strings=["x"])
     assert asked().sampling == OWN
     assert asked(config).sampling == SamplingSettings(temperature=0.5, top_p=0.95, top_k=9)
@@ -49,9 +49,9 @@ def test_what_would_not_be_honoured_is_refused() -> None:
         asked({"temprature": 1})
     with pytest.raises(TypeError, match="temprature"):
         asked(temprature=1)
-    for wishes in ({"seed": -1}, {"seed": 2**63}, {"max_new_tokens": 0}, {"temperature": -1.0}):
+    for options in ({"seed": -1}, {"seed": 2**63}, {"max_new_tokens": 0}, {"temperature": -1.0}):
         with pytest.raises(EdgespecError):
-            asked(**wishes)
+            asked(**options)
     assert config_values(GenerationConfig(eos_token_id=3, pad_token_id=None)) == {}
 
 

@@ -15,7 +15,7 @@ from edgespec.pair.pair import open_pair
 from edgespec.tree.token_tree import TokenTree
 
 PROMPT = "def read(path):\n    return "
-WISHES: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 30}
+OPTIONS: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 30}
 TREE = TreeSettings(policy="adaptive", size=64)
 
 
@@ -40,13 +40,13 @@ def test_a_text_goes_on_with_smaller_trees_and_stays_the_same(
     pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, most_nodes: int, size: int, reuse: bool
 ) -> None:
     with Engine.from_pair(open_pair(*pair_folders), tree=TREE, context_tokens=128, self_check=False) as engine:
-        expected = engine.generate(PROMPT, **WISHES).token_ids
+        expected = engine.generate(PROMPT, **OPTIONS).token_ids
         fail_above(monkeypatch, most_nodes)
-        result = engine.generate(PROMPT, reuse=reuse, **WISHES)
+        result = engine.generate(PROMPT, reuse=reuse, **OPTIONS)
         assert result.token_ids == expected
         assert engine.tree.num_nodes == size
         assert [step.is_prefill for step in result.steps].count(True) == 1
-        assert engine.generate(PROMPT, reuse=reuse, **WISHES).token_ids == expected  # and the next one is whole
+        assert engine.generate(PROMPT, reuse=reuse, **OPTIONS).token_ids == expected  # and the next one is whole
 
 
 def test_memory_that_is_too_little_for_one_row_is_an_error(
@@ -55,7 +55,7 @@ def test_memory_that_is_too_little_for_one_row_is_an_error(
     with Engine.from_pair(open_pair(*pair_folders), tree=TREE, context_tokens=128, self_check=False) as engine:
         fail_above(monkeypatch, -1)
         with pytest.raises(torch.OutOfMemoryError):
-            engine.generate(PROMPT, **WISHES)
+            engine.generate(PROMPT, **OPTIONS)
 
 
 def test_another_failure_is_not_tried_again(pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,6 +67,6 @@ def test_another_failure_is_not_tried_again(pair_folders: tuple[Path, Path], mon
         Engine.from_pair(open_pair(*pair_folders), tree=TREE, context_tokens=128, self_check=False) as engine,
         pytest.raises(RuntimeError, match="broken"),
     ):
-        engine.generate(PROMPT, **WISHES)
+        engine.generate(PROMPT, **OPTIONS)
     assert not is_out_of_memory(RuntimeError("broken"))
     assert is_out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.decode.loop import StepResult
+from edgespec.decode.step import StepResult
 from edgespec.errors import EdgespecError
 from edgespec.text.results import TextChunk
 from edgespec.text.stops import StopStrings, stop_strings, text_chunks

@@ -48,7 +48,7 @@ def test_a_policy_is_known_by_its_records_name() -> None:
 
 
 def test_an_unknown_policy_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(EdgespecError, match="--policy oak is unknown") as error:
+    with pytest.raises(EdgespecError, match="`policy=oak` is unknown") as error:
         policy_named("oak")
     assert error.value.code == "E_SETTING"
     assert error.value.fix == f"Choose one of: {', '.join(POLICIES)}."

@@ -21,7 +21,7 @@ from edgespec.tree.token_tree import TokenTree, root_only
 from edgespec.tune import samples
 from edgespec.tune.entrants import Contender, contenders, rank_values
 from edgespec.tune.samples import Samples, Text, in_groups, merged, sample_text, start_text, tree_sample
-from edgespec.verify.rows import Rows
+from edgespec.verify.rows import TargetRows
 from profiles.cost import Curve, GrowthCost, StepCosts
 from profiles.tuner import Entrant, TreeSample, choose
 
@@ -63,7 +63,7 @@ def grown(
     grow = make_grow(open_policy(settings).with_acceptance(MODEL), text.drafter, sampling=sampling,
                      vocab=text.target.vocab, device=engine.device, generator=generator)  # fmt: skip
     tree = grow(text.root, settings.num_layers)
-    p = Rows(text.target.look(tree), text.target.logits, sampling, vocab=text.target.vocab).all_probs()
+    p = TargetRows(text.target.look(tree), text.target.logits, sampling, vocab=text.target.vocab).all_probs()
     rates = rank_values(MODEL, temperature=temperature, draw=contender.draw)
     return tree, p, tree_sample(tree, p, contender, rates)
 

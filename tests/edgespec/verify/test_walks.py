@@ -14,10 +14,10 @@ from edgespec.tree.token_tree import TokenTree
 from edgespec.verify.greedy import verify_greedy
 from edgespec.verify.membership import verify_membership
 from edgespec.verify.rejection import verify_rejection
-from edgespec.verify.rows import Rows
+from edgespec.verify.rows import TargetRows
 
 
-class DenseRows(Rows):
+class DenseRows(TargetRows):
     """Rows whose distributions are known: p [n, vocab]."""
 
     def __init__(self, p: Tensor) -> None:
@@ -200,7 +200,7 @@ def test_rows_are_made_in_chunks_and_equal_the_whole(chunk_rows: int, monkeypatc
 
     monkeypatch.setattr("edgespec.model.row_chunks.CHUNK_BYTES", chunk_rows * 12 * 4)
     sampling = SamplingSettings(temperature=0.7, top_p=0.9)
-    rows = Rows(hidden, head, sampling, vocab=12)
+    rows = TargetRows(hidden, head, sampling, vocab=12)
     expected = to_probs(hidden @ weight, sampling)
     torch.testing.assert_close(rows.all_probs(), expected)
     torch.testing.assert_close(rows.probs(4), expected[4])
@@ -219,18 +219,18 @@ def test_only_the_nodes_that_are_asked_about_go_through_the_head() -> None:
         return some
 
     tree = random_tree(torch.Generator().manual_seed(3), nodes=768, vocab=600)
-    rows = Rows(hidden, head, SamplingSettings(temperature=1), vocab=6)
+    rows = TargetRows(hidden, head, SamplingSettings(temperature=1), vocab=6)
     acceptance = verify_membership(chosen(tree), rows, torch.Generator().manual_seed(0))
     assert rows_made == 1 + len(acceptance.path) < 20
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize(
-    "ask", [lambda rows: rows.probs(1), lambda rows: rows.best(1), Rows.all_probs], ids=["one", "best", "all"]
+    "ask", [lambda rows: rows.probs(1), lambda rows: rows.best(1), TargetRows.all_probs], ids=["one", "best", "all"]
 )
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf], ids=["nan", "inf", "minus-inf"])
 def test_states_that_make_no_distribution_are_refused(
-    value: float, ask: Callable[[Rows], Tensor], temperature: float
+    value: float, ask: Callable[[TargetRows], Tensor], temperature: float
 ) -> None:
     """NaN and infinite states, and logits that an overflow made infinite: one number of one row is enough."""
     weight = torch.randn(3, 8)
@@ -241,12 +241,12 @@ def test_states_that_make_no_distribution_are_refused(
     sampling = SamplingSettings(temperature=temperature)
     for hidden, head in ((wrong_state, lambda some: some @ weight), (wrong_logit, lambda some: some)):
         with pytest.raises(EdgespecError, match="NaN or infinite"):
-            ask(Rows(hidden, head, sampling, vocab=8))
+            ask(TargetRows(hidden, head, sampling, vocab=8))
 
 
 def test_tokens_that_the_head_rules_out_are_no_overflow() -> None:
     """Some families mask rows of padding with minus infinity."""
     logits = torch.tensor([[0.0, -torch.inf, 1.0]])
-    rows = Rows(logits, lambda some: some, SamplingSettings(temperature=1), vocab=3)
+    rows = TargetRows(logits, lambda some: some, SamplingSettings(temperature=1), vocab=3)
     assert rows.probs(0)[1] == 0
     assert rows.best(0) == 2

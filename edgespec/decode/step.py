@@ -1,0 +1,29 @@
+"""What one step of a text came to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Finish = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one step added to the text."""
+
+    tokens: tuple[int, ...]  # at least one; none in the first step where the target starts several branches
+    num_started: int = 0  # of these, from the front: drawn by the target in the pass before, to start branches
+    num_accepted: int = 0  # of these, behind those: nodes that the draft proposed
+    num_cached: int = 0  # of the prompt's tokens, in its own step: rows that were there from the text before
+    finish: Finish | None  # why the text ends here
+    num_drafted: int  # nodes below the root that were verified
+    is_prefill: bool  # the first token comes from the pass over the prompt
+    grow_s: float
+    target_s: float
+    rest_s: float  # probabilities, verification, commit
+
+    @property
+    def total_s(self) -> float:
+        """Of the whole step."""
+        return self.grow_s + self.target_s + self.rest_s
