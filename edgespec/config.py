@@ -20,6 +20,7 @@ QUANT_NAMES = {
 
 MAX_SEED = 2**63 - 1  # of torch's generators
 MAX_TREE_SIZE = 768  # nodes below the root
+DEFAULT_NEW_TOKENS = 512  # of a text
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMGT]?)(I?B?)", re.IGNORECASE)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 

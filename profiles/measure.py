@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import statistics
@@ -153,19 +154,30 @@ def drop_page_cache(files: Sequence[Path]) -> bool:
     return True
 
 
-def sequential_read_bytes_per_s(files: Sequence[Path], *, most_bytes: int | None = None) -> float:
-    """Read the files from start to end, as fast as one thread can, and return the rate.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequentialRead:
+    """What was read of some files from start to end, by one thread."""
 
-    Ends after `most_bytes`, where given.
-    """
+    num_bytes: int
+    seconds: float
+
+    @property
+    def bytes_per_s(self) -> float:
+        """The rate."""
+        return self.num_bytes / self.seconds
+
+
+def read_sequentially(
+    files: Sequence[Path], *, most_bytes: float = math.inf, most_s: float = math.inf
+) -> SequentialRead:
+    """Read the files one after the other, until so much is read or so much time is gone; raises OSError."""
     buffer = bytearray(READ_BYTES)
-    total = 0
-    started = time.perf_counter()
+    total, started = 0, time.perf_counter()
     for path in files:
         with path.open("rb", buffering=0) as file:
-            while (most_bytes is None or total < most_bytes) and (count := file.readinto(buffer)):
+            while total < most_bytes and time.perf_counter() - started < most_s and (count := file.readinto(buffer)):
                 total += count
-    return total / (time.perf_counter() - started)
+    return SequentialRead(num_bytes=total, seconds=time.perf_counter() - started)
 
 
 def copy_bytes_per_s(device: torch.device, *, pinned: bool) -> float | None:

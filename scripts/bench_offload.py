@@ -49,7 +49,7 @@ from edgespec.cli.prompts.read import read_prompts
 from edgespec.config import parse_size
 from edgespec.model.device import DTYPES
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
-from profiles.measure import drop_page_cache, machine_facts, sequential_read_bytes_per_s
+from profiles.measure import drop_page_cache, machine_facts, read_sequentially
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -433,7 +433,7 @@ def main() -> int:
         for system in systems:
             print(f"repeat {repeat + 1} of {arguments.repeats}: {system.name}, {system.mode}", file=sys.stderr)
             drop_page_cache(arguments.files)
-            read_rates.append(sequential_read_bytes_per_s(arguments.files))  # and fills the cache
+            read_rates.append(read_sequentially(arguments.files).bytes_per_s)  # and fills the cache
             if system.mode == "cold":
                 drop_page_cache(arguments.files)  # what a process maps while it loads, no later drop can take
             reports[system].append(start_child(system))

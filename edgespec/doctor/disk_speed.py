@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from profiles.measure import drop_page_cache
+from profiles.measure import drop_page_cache, read_sequentially
 
 CHUNK_BYTES = 8 << 20
 MOST_BYTES = 1 << 30  # that are read
@@ -33,16 +33,8 @@ class DiskSpeed:
 def read_speed(files: Sequence[Path]) -> DiskSpeed:
     """Of files that are there; raises OSError."""
     is_cold = drop_page_cache(files)
-    buffer = bytearray(CHUNK_BYTES)
-    total, started = 0, time.perf_counter()
-    for path in files:
-        with path.open("rb", buffering=0) as file:
-            while total < MOST_BYTES and time.perf_counter() - started < MOST_S:
-                count = file.readinto(buffer)
-                if not count:
-                    break
-                total += count
-    return DiskSpeed(bytes_per_s=total / (time.perf_counter() - started), num_bytes=total, is_cold=is_cold)
+    read = read_sequentially(files, most_bytes=MOST_BYTES, most_s=MOST_S)
+    return DiskSpeed(bytes_per_s=read.bytes_per_s, num_bytes=read.num_bytes, is_cold=is_cold)
 
 
 def scratch_speed(folder: Path) -> DiskSpeed:

@@ -15,7 +15,7 @@ from edgespec.config import MAX_TREE_SIZE
 from edgespec.errors import EdgespecError, profile_errors
 from edgespec.estimate.pass_load import model_load
 from edgespec.grow.sequoia import sequoia_table
-from edgespec.placement.plan import MARGIN_BYTES, Memory, PairWeights, PlacedWeights, place_weights
+from edgespec.placement.plan import MARGIN_BYTES, Memory, PairWeights, PlacedWeights, memory_within, place_weights
 from edgespec.placement.run_place import RunPlace
 from edgespec.tree.settings import TreeSettings, preset_shape
 from edgespec.tree.shapes import TreeShape
@@ -88,18 +88,12 @@ def place_on(pair: PairOnHardware, tree: TreeSettings) -> PlacedWeights:
 
 
 def _memory(pair: PairOnHardware) -> Memory:
-    """Device memory and RAM: the limits, else what the hardware has, less the usual margin."""
+    """What the hardware has of memory, within the limits."""
     limits, there_bytes = pair.place.limits, pair.assumptions.usable_bytes(pair.hardware)
     if pair.hardware.device == "cpu":
-        host_bytes = limits.max_cpu_bytes if limits.max_cpu_bytes is not None else there_bytes - MARGIN_BYTES
-        return Memory(device_bytes=host_bytes, host_bytes=host_bytes)
-    host_bytes = limits.max_cpu_bytes if limits.max_cpu_bytes is not None else pair.assumptions.host_memory_bytes
-    margin_bytes = limits.gpu_margin_bytes
-    if margin_bytes is None:
-        margin_bytes = MARGIN_BYTES if limits.max_gpu_bytes is None else 0
-    usable_bytes = max(0, there_bytes - margin_bytes)
-    device_bytes = usable_bytes if limits.max_gpu_bytes is None else min(usable_bytes, limits.max_gpu_bytes)
-    return Memory(device_bytes=device_bytes, host_bytes=host_bytes)
+        return memory_within(limits, host_bytes=there_bytes - MARGIN_BYTES, free_device_bytes=None)
+    host_bytes = pair.assumptions.host_memory_bytes
+    return memory_within(limits, host_bytes=host_bytes, free_device_bytes=there_bytes)
 
 
 def estimate_plain(pair: PairOnHardware) -> SpeedEstimate:

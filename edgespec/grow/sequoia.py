@@ -8,8 +8,7 @@ the node is; a tree yields 1 + the sum over its nodes of the product of acceptan
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -93,18 +92,3 @@ def sequoia_table(acceptance: Sequence[float], *, size: int, depth: int, max_chi
 def best_shape(acceptance: tuple[float, ...], *, size: int, depth: int, max_children: int) -> TreeShape:
     """The best tree of at most `size` nodes and `depth` layers below the root."""
     return sequoia_table(acceptance, size=size, depth=depth, max_children=max_children).shape(size, depth)
-
-
-def choose_size(
-    table: SequoiaTable,
-    *,
-    sizes: Iterable[int],
-    depths: Iterable[int],
-    draft_s: float,
-    verify_s: Callable[[int], float],
-) -> tuple[int, int]:
-    """The size and depth of the fewest seconds a token: (depth * draft_s + verify_s(size)) / expected tokens."""
-    return min(
-        itertools.product(sizes, depths),
-        key=lambda pair: (pair[1] * draft_s + verify_s(pair[0])) / table.expected_tokens(*pair),
-    )

@@ -39,22 +39,32 @@ def read_memory(limits: MemoryLimits, device: torch.device) -> Memory:
 
     Raises EdgespecError for a device that is not there and has no limit to plan for.
     """
-    free_bytes = psutil.virtual_memory().available
-    host_bytes = limits.max_cpu_bytes if limits.max_cpu_bytes is not None else max(0, free_bytes - MARGIN_BYTES)
+    host_bytes = max(0, psutil.virtual_memory().available - MARGIN_BYTES)
     if device.type == "cpu":
-        return Memory(device_bytes=host_bytes, host_bytes=host_bytes)
-    limit_bytes, margin_bytes = limits.max_gpu_bytes, limits.gpu_margin_bytes
+        return memory_within(limits, host_bytes=host_bytes, free_device_bytes=None)
     if torch.cuda.is_available():
-        free_gpu_bytes, _ = torch.cuda.mem_get_info(device)
-    elif limit_bytes is not None:
-        free_gpu_bytes = limit_bytes  # a card that is only planned for
+        free_bytes, _ = torch.cuda.mem_get_info(device)
+    elif limits.max_gpu_bytes is not None:
+        free_bytes = limits.max_gpu_bytes  # a card that is only planned for
     else:
         raise EdgespecError(
             "E_DEVICE", f"there is no '{device}' whose memory could be asked for.", "Give its size: `max_gpu_bytes`."
         )
+    return memory_within(limits, host_bytes=host_bytes, free_device_bytes=free_bytes)
+
+
+def memory_within(limits: MemoryLimits, *, host_bytes: int, free_device_bytes: int | None) -> Memory:
+    """The memory that limits leave; `host_bytes` of RAM where none is given, and of a device what is free there.
+
+    Without a device of its own, the RAM is both.
+    """
+    host_bytes = limits.max_cpu_bytes if limits.max_cpu_bytes is not None else host_bytes
+    if free_device_bytes is None:
+        return Memory(device_bytes=host_bytes, host_bytes=host_bytes)
+    limit_bytes, margin_bytes = limits.max_gpu_bytes, limits.gpu_margin_bytes
     if margin_bytes is None:
         margin_bytes = MARGIN_BYTES if limit_bytes is None else 0
-    usable_bytes = max(0, free_gpu_bytes - margin_bytes)
+    usable_bytes = max(0, free_device_bytes - margin_bytes)
     # More than is free cannot be had, whatever the limit.
     device_bytes = usable_bytes if limit_bytes is None else min(usable_bytes, limit_bytes)
     return Memory(device_bytes=device_bytes, host_bytes=host_bytes)

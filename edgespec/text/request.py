@@ -7,15 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
-from edgespec.config import MAX_SEED, SamplingSettings, require
+from edgespec.config import DEFAULT_NEW_TOKENS, MAX_SEED, SamplingSettings, require
 from edgespec.errors import EdgespecError
 from edgespec.text.context import new_token_limit
 from edgespec.text.stops import StopStrings, stop_strings
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedTokenizerBase
-
-DEFAULT_NEW_TOKENS = 512
 
 _SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p")
 # Names of a transformers GenerationConfig -> ours

@@ -20,7 +20,7 @@ from profiles.measure import (
     copy_bytes_per_s,
     drop_page_cache,
     machine_facts,
-    sequential_read_bytes_per_s,
+    read_sequentially,
 )
 from profiles.schema import (
     SCHEMA,
@@ -113,7 +113,7 @@ def _bandwidths(engine: Engine, *, plain_s: float) -> Bandwidths:
     files = sorted({entry.file for entry in engine.pair.target.checkpoint.tensors.values()})
     disk_per_s = None
     if placement.num_on_disk and drop_page_cache(files):
-        disk_per_s = sequential_read_bytes_per_s(files, most_bytes=DISK_READ_BYTES)
+        disk_per_s = read_sequentially(files, most_bytes=DISK_READ_BYTES).bytes_per_s
     has_copies = engine.device.type == "cuda" and placement.num_resident < placement.num_layers
     return Bandwidths(
         disk_sequential_per_s=disk_per_s,

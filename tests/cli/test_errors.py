@@ -290,7 +290,7 @@ def test_a_missing_prompt_file_is_named(run_cli: RunCli) -> None:
         (["--max-cpu-mem", "lots"], "lots"),
         (["-ngl", "few"], "few"),
         (["--seed", "-1"], "-1"),
-        (["-md", "somewhere"], "-md needs -m"),
+        (["-md", "somewhere"], "-md needs a target"),
         (["--tre-size", "5"], "--tree-size"),
         (["--lines"], "--lines"),
     ],

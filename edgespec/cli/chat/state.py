@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -61,8 +60,3 @@ class Chat:
         """Return the user's last message, if there is one."""
         asked: list[Message] = [message for message in self.conversation.messages if message.role == "user"]
         return asked[-1].content if asked else None
-
-
-def has_terminal() -> bool:
-    """Return whether somebody can type, and see what is typed."""
-    return sys.stdin.isatty() and (sys.stdout.isatty() or sys.stderr.isatty())

@@ -14,9 +14,8 @@ from edgespec.cli.options.distribution import LENGTH_SPELLINGS, check_stops, dis
 from edgespec.cli.options.group import Command, with_options
 from edgespec.cli.prompts.read import read_text
 from edgespec.cli.prompts.selection import Selection
-from edgespec.config import MAX_SEED
+from edgespec.config import DEFAULT_NEW_TOKENS, MAX_SEED
 
-DEFAULT_NEW_TOKENS = 512
 FORMAT_HELP = "Of the results. [default: jsonl; without -o text for one prompt, or on a terminal]"
 OVERWRITE_HELP = "Replace an output file that holds results."
 RESUME_HELP = "Go on with an output file: run what it lacks, and what failed."

@@ -22,7 +22,6 @@ from edgespec.errors import EdgespecError
 from edgespec.train.training_settings import TrainingSettings
 
 METHOD_NAMES = ("eagle", "hass", "coral")
-WEIGHT_NAMES = ("regression_weight", "distribution_weight", "alignment_weight")
 WEIGHT = click.FloatRange(min=0)
 
 

@@ -32,74 +32,15 @@ from edgespec.verify import Acceptance, rejection
 from edgespec.verify.membership import verify_membership
 from edgespec.verify.rejection import verify_rejection
 from edgespec.verify.rows import TargetRows
+from scripts.check_lossless import PROMPT_IDS, VOCAB, TableDrafter, TableTarget, distributions, table
 
-VOCAB = 4
 NUM_TOKENS = 3
 NUM_TEXTS = 10_000
 Path = tuple[int, ...]
 
 
-def table(seed: int, sharpness: float) -> dict[Path, Tensor]:
-    """Logits [vocab] after every text of up to NUM_TOKENS tokens."""
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        path: torch.randn(VOCAB, generator=generator) * sharpness
-        for length in range(NUM_TOKENS + 2)
-        for path in itertools.product(range(VOCAB), repeat=length)
-    }
-
-
-TARGET_LOGITS = table(1, 1.2)
-DRAFT_LOGITS = table(2, 1.2)
-
-
-class TableTarget:
-    """A target that looks its logits up."""
-
-    vocab = VOCAB
-    device = torch.device("cpu")
-
-    def prefill(self, ids: Tensor, *, capacity: int) -> Tensor:
-        self.text: Path = ()
-        return TARGET_LOGITS[()]
-
-    def look(self, tree: TokenTree) -> Tensor:
-        self.paths: list[Path] = []
-        for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
-            self.paths.append((*(self.text if parent < 0 else self.paths[parent]), token))
-        return torch.stack([TARGET_LOGITS[path] for path in self.paths])
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return hidden
-
-    def commit(self, path: tuple[int, ...]) -> None:
-        self.text = self.paths[path[-1] if path else 0]
-
-
-class TableDrafter:
-    """A draft that looks its q up."""
-
-    def __init__(self, sampling: SamplingSettings) -> None:
-        self.q = {path: to_probs(logits[None], sampling)[0] for path, logits in DRAFT_LOGITS.items()}
-
-    def prefill(self, ids: Tensor, *, capacity: int) -> None:
-        self.text: Path = ()
-        self.rows: list[Path] = []
-
-    def expand(self, tokens: Tensor, parent_rows: Tensor) -> Tensor:
-        new = [
-            (*(self.text if parent < 0 else self.rows[parent]), token)
-            for token, parent in zip(tokens.tolist(), parent_rows.tolist(), strict=True)
-        ]
-        self.rows += new
-        return torch.stack([self.q[path] for path in new])
-
-    def rewind(self) -> None:
-        self.rows = []
-
-    def commit(self, root: int, path_rows: list[int], path_tokens: list[int]) -> None:
-        self.text, self.rows = (*self.text, root, *path_tokens), []
-
+TARGET_LOGITS = table(1, NUM_TOKENS + 1, torch.float32)
+DRAFT_LOGITS = table(2, NUM_TOKENS + 1, torch.float32)
 
 GrowTree = Callable[[TableDrafter, int, int, torch.Generator], TokenTree]
 
@@ -140,7 +81,8 @@ def outcome_p_value(
     verify: Verify = verify_rejection,
 ) -> float:
     """The chi-square p-value of the texts' distribution against the target's."""
-    drafter = TableDrafter(draft_sampling)
+    target = TableTarget(TARGET_LOGITS, sampling)
+    drafter = TableDrafter(distributions(DRAFT_LOGITS, draft_sampling))
     # One more than is looked at: a tree that ended with the text would have no second layer.
     settings = TextSettings(sampling=sampling, max_new_tokens=NUM_TOKENS + 1, cache_rows=(8, 8))
     generator = torch.Generator().manual_seed(11)
@@ -151,14 +93,14 @@ def outcome_p_value(
     counts = dict.fromkeys(itertools.product(range(VOCAB), repeat=NUM_TOKENS), 0)
     for _ in range(NUM_TEXTS):
         session = Session(
-            target=TableTarget(),  # type: ignore[arg-type]
+            target=target,  # type: ignore[arg-type]
             drafter=drafter,
             settings=settings,
             generator=generator,
             grow=grow,
             verify=verify,
         )
-        steps = decode(session, torch.tensor([0]))
+        steps = decode(session, torch.tensor(PROMPT_IDS))
         counts[tuple(token for step in steps for token in step.tokens)[:NUM_TOKENS]] += 1
     expected = {}
     for path in counts:

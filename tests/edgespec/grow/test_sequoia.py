@@ -11,7 +11,7 @@ import torch
 
 from edgespec.errors import EdgespecError
 from edgespec.grow.network import rounded
-from edgespec.grow.sequoia import best_shape, choose_size, sequoia_table
+from edgespec.grow.sequoia import best_shape, sequoia_table
 from edgespec.tree.shapes import TreeShape, from_paths
 
 Ranks = tuple[int, ...]
@@ -91,28 +91,6 @@ def test_one_table_serves_all_sizes_and_depths() -> None:
 def test_sure_drafts_make_a_chain_and_poor_ones_a_bush() -> None:
     assert best_shape((0.95, 0.01), size=8, depth=8, max_children=2).depth == 8
     assert best_shape((0.2, 0.2, 0.2, 0.2), size=4, depth=4, max_children=4).depth == 1
-
-
-def test_the_size_follows_the_machine() -> None:
-    table = sequoia_table(random_acceptance(1, 4), size=64, depth=10, max_children=4)
-    sizes, depths = [1, 4, 16, 64], [1, 2, 5, 10]
-    for draft_s, per_node_s in itertools.product([1e-4, 0.3], [1e-4, 0.2]):
-
-        def verify_s(size: int, per_node_s: float = per_node_s) -> float:
-            return 1 + per_node_s * size
-
-        best = min(
-            (depth * draft_s + verify_s(size)) / table.expected_tokens(size, depth)
-            for size in sizes
-            for depth in depths
-        )
-        size, depth = choose_size(table, sizes=sizes, depths=depths, draft_s=draft_s, verify_s=verify_s)
-        assert (depth * draft_s + verify_s(size)) / table.expected_tokens(size, depth) == best
-
-
-def test_sizes_and_depths_may_be_iterators() -> None:
-    table = sequoia_table([0.6, 0.2], size=8, depth=3, max_children=2)
-    assert choose_size(table, sizes=iter([1, 8]), depths=iter([1, 3]), draft_s=0, verify_s=lambda _: 1.0) == (8, 3)
 
 
 @pytest.mark.parametrize("acceptance", [[0.5 * 0.5**rank for rank in range(16)], [0.9, *[0.1 / 15] * 15]])

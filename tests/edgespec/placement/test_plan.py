@@ -52,7 +52,7 @@ def test_a_card_that_is_not_there_needs_a_size(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert read_memory(MemoryLimits(max_gpu_bytes=24 * GIB), CUDA).device_bytes == 24 * GIB
     assert read_memory(MemoryLimits(max_gpu_bytes=24 * GIB, gpu_margin_bytes=GIB), CUDA).device_bytes == 23 * GIB
-    with pytest.raises(EdgespecError, match="--max-gpu-mem"):
+    with pytest.raises(EdgespecError, match="`max_gpu_bytes`"):
         read_memory(MemoryLimits(), CUDA)
 
 
