@@ -19,7 +19,7 @@ from edgespec.model.causal_model import CausalModel
 from edgespec.pair.find import find_pair
 from edgespec.pair.pair import ModelPair, open_pair
 from edgespec.placement.load import LoadedModels, Progress, load_models
-from edgespec.placement.plan import check_tree_fits, placement_for
+from edgespec.placement.place import check_tree_fits, placement_for
 from edgespec.placement.run_place import PlaceOptions, resolve_place
 from edgespec.placement.weights import Announce
 from edgespec.profiled import PairSetup, acceptance_of, set_up, set_up_by_profile

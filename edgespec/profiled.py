@@ -17,7 +17,7 @@ from edgespec.files import profiles_folder
 from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.pair.folder import fingerprint
 from edgespec.pair.pair import ModelPair
-from edgespec.placement.plan import PlacedWeights, pair_weights, place_weights, read_memory
+from edgespec.placement.place import PlacedWeights, pair_weights, place_weights, read_memory
 from edgespec.placement.run_place import RunPlace
 from edgespec.tree.policies import policy_named
 from edgespec.tree.settings import TreeSettings

@@ -17,7 +17,7 @@ class CheckpointError(OffloadError):
     """The folder does not hold a usable checkpoint."""
 
 
-class MemoryPlanError(OffloadError):
+class PlacementError(OffloadError):
     """The model cannot be placed within the memory it was given; `needed_bytes` is what it needs at least."""
 
     def __init__(self, code: str, what: str, fix: str, *, needed_bytes: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from offload.errors import MemoryPlanError
+from offload.errors import PlacementError
 from offload.layer_store import LayerRecord
 
 GIB = 1 << 30
@@ -83,7 +83,7 @@ def place_layers(
 ) -> Placement:
     """Keep as many layers on the device as fit beside `device_uses`.
 
-    `host_uses` is None where the device's memory is RAM itself. Raises MemoryPlanError, with the
+    `host_uses` is None where the device's memory is RAM itself. Raises PlacementError, with the
     whole table, when not even a stream of all layers fits.
     """
     on_accelerator = host_uses is not None
@@ -171,7 +171,7 @@ def _num_that_fit(layer_bytes: Sequence[int], free_bytes: int) -> int:
 
 
 def _check_budgets(placement: Placement) -> None:
-    """Raise MemoryPlanError when a memory is planned beyond its limit."""
+    """Raise PlacementError when a memory is planned beyond its limit."""
     memories = [
         ("GPU memory" if placement.host_bytes else "RAM", placement.device_bytes, placement.device_budget_bytes)
     ]
@@ -180,7 +180,7 @@ def _check_budgets(placement: Placement) -> None:
     for memory, uses, budget_bytes in memories:
         needed_bytes = sum(uses.values())
         if needed_bytes > budget_bytes:
-            raise MemoryPlanError(
+            raise PlacementError(
                 "E_MEMORY",
                 f"{needed_bytes / GIB:.3f} GiB of {memory} are needed with every layer streamed, "
                 f"{(needed_bytes - budget_bytes) / GIB:.3f} GiB more than the limit:\n{placement.table()}\n",

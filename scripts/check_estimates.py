@@ -30,7 +30,7 @@ from edgespec.estimate.speed import (
     step_seconds,
 )
 from edgespec.pair.folder import open_architecture
-from edgespec.placement.plan import pair_weights
+from edgespec.placement.place import pair_weights
 from edgespec.placement.run_place import RunPlace
 from edgespec.tree.settings import TreeSettings
 

@@ -29,7 +29,7 @@ from edgespec.cli.prompts.read import read_prompts
 from edgespec.model.device import DTYPES
 from edgespec.pair.folder import open_model
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
-from edgespec.placement.weights import plan_weights
+from edgespec.placement.weights import weights_by_size
 from offload.formats.bitsandbytes_kernels import bitsandbytes_functional
 
 MIB = 1 << 20
@@ -39,7 +39,7 @@ TEXT_TOKENS = 40
 
 def quantise_here(model: Path, quant: str, dtype: torch.dtype) -> None:
     """In a fresh process: quantise into EDGESPEC_CACHE, and print seconds and peak memory."""
-    weights = plan_weights(open_model(model), dtype=dtype, quant=quant)
+    weights = weights_by_size(open_model(model), dtype=dtype, quant=quant)
     started = time.perf_counter()
     weights.loadable(CPU, announce=None, progress=None)
     print(json.dumps({"quantising_s": time.perf_counter() - started, "peak_bytes": peak_resident_bytes()}))
@@ -117,7 +117,7 @@ def main() -> int:
     if arguments.quantise:
         quantise_here(arguments.model, arguments.quantise, DTYPES[arguments.dtype])
         return 0
-    records = plan_weights(open_model(arguments.model), dtype=DTYPES[arguments.dtype], quant=None).planned.records
+    records = weights_by_size(open_model(arguments.model), dtype=DTYPES[arguments.dtype], quant=None).planned.records
     layer_bytes = max(record.stored_bytes for record in records)
     reference, plain = run(arguments, "none")
     idle_bytes = idle_peak_bytes()

@@ -22,7 +22,7 @@ from edgespec.model.self_check import check_tree_reading
 from edgespec.pair.folder import ModelFolder, fingerprint, is_head, open_model, quant_method, read_head_facts
 from edgespec.pair.hub_names import cached_repositories, find_cached
 from edgespec.pair.pair import open_tokenizer
-from edgespec.placement.weights import plan_weights
+from edgespec.placement.weights import weights_by_size
 
 TOKENIZER_FILES = ("tokenizer*", "added_tokens.json", "special_tokens_map.json", "vocab.*", "merges.txt")
 SEARCH_DEPTH = 2  # of folders below one that was given
@@ -95,9 +95,9 @@ class Inspector:
                 return LocalModel(**facts, num_parameters=num_parameters, head_of=head_of)
             facts["fingerprint"] = fingerprint(model)
             with offload_errors():
-                weights = plan_weights(model, dtype=torch.bfloat16, quant=None)
+                weights = weights_by_size(model, dtype=torch.bfloat16, quant=None)
             facts["num_parameters"] = weights.num_parameters
-            facts["quant"] = ", ".join(weights.planned.packed_formats) or facts["quant"]
+            facts["quant"] = ", ".join(weights.skeleton.packed_formats) or facts["quant"]
             facts["tokens"] = self._token_digest(folder)
             check_tree_reading(model.config, device=torch.device("cpu"))
         except EdgespecError as error:

@@ -19,7 +19,7 @@ EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")  # what
 
 def model_load(weights: Weights, placement: Placement | None, *, keys: int, device: torch.device) -> ModelLoad:
     """One model's load; without a placement all of it is resident. A pass is to reach every expert."""
-    skeleton, dtype = weights.planned, weights.dtype
+    skeleton, dtype = weights.skeleton, weights.dtype
     config = skeleton.model.config.get_text_config(decoder=True)
     num_resident = placement.num_resident if placement else len(skeleton.records)
     disk_bytes = placement.disk_bytes if placement else 0

@@ -15,7 +15,7 @@ from edgespec.config import MAX_TREE_SIZE
 from edgespec.errors import EdgespecError, profile_errors
 from edgespec.estimate.pass_load import model_load
 from edgespec.grow.sequoia import sequoia_table
-from edgespec.placement.plan import MARGIN_BYTES, Memory, PairWeights, PlacedWeights, memory_within, place_weights
+from edgespec.placement.place import MARGIN_BYTES, Memory, PairWeights, PlacedWeights, memory_within, place_weights
 from edgespec.placement.run_place import RunPlace
 from edgespec.tree.settings import TreeSettings, preset_shape
 from edgespec.tree.shapes import TreeShape

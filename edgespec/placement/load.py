@@ -10,7 +10,7 @@ import torch
 from edgespec.draft.head_network import lend
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.self_check import check_tree_reading
-from edgespec.placement.plan import PlacedWeights
+from edgespec.placement.place import PlacedWeights
 from edgespec.placement.weights import Announce
 from offload.placement import all_resident
 from offload.streamed_model import StreamedModel
@@ -70,7 +70,7 @@ def load_models(
     weights = {"target": placed.target} | ({"draft": placed.draft} if placed.draft else {})
     if self_check:
         for model in weights.values():
-            check_tree_reading(model.planned.model.config, device=device)
+            check_tree_reading(model.skeleton.model.config, device=device)
     # Quantising takes memory of its own: all of it comes before anything is loaded.
     skeletons = {
         role: model.loadable(device, announce=on_quantize, progress=_phase(progress, f"quantising {role}"))

@@ -1,7 +1,6 @@
-"""From a model's folder to a skeleton that can be planned for, and to one that can be loaded.
+"""From a model's folder to a skeleton that can be placed, and to one that can be loaded.
 
-They differ where weights are to be quantised: a plan needs their sizes only, and must be made
-before gigabytes are written.
+They differ where weights are to be quantised: placing needs their sizes only, and comes before gigabytes are written.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ class Weights:
     model: ModelFolder
     dtype: torch.dtype
     quant: str | None
-    planned: Skeleton
+    skeleton: Skeleton  # matched with tensors of which some may still have to be made
 
     @property
     def num_parameters(self) -> int:
         """Weights of the model, packed ones counted as what they stand for."""
-        packed = [math.prod(weight.shape) for module in self.planned.packed for _, weight in module.weights]
+        packed = [math.prod(weight.shape) for module in self.skeleton.packed for _, weight in module.weights]
         plain = [
             math.prod(tensor.shape)
-            for record in (*self.planned.records, self.planned.outside)
+            for record in (*self.skeleton.records, self.skeleton.outside)
             for name, tensor in record.tensors.items()
             if "_packed." not in name
         ]
@@ -47,7 +46,7 @@ class Weights:
     def loadable(self, device: torch.device, *, announce: Announce | None, progress: Progress | None) -> Skeleton:
         """The skeleton of files that exist: those of the folder, or quantised ones, made now if need be."""
         if self.quant is None:
-            return self.planned
+            return self.skeleton
         checkpoint = load_or_quantize(
             self.model.skeleton(self.model.checkpoint, dtype=self.dtype),
             self.model.checkpoint,
@@ -60,10 +59,10 @@ class Weights:
         return self.model.skeleton(checkpoint, dtype=self.dtype)
 
 
-def plan_weights(model: ModelFolder, *, dtype: torch.dtype, quant: str | None) -> Weights:
+def weights_by_size(model: ModelFolder, *, dtype: torch.dtype, quant: str | None) -> Weights:
     """The model's weights, known by size; raises OffloadError when they do not make up the model."""
     skeleton = model.skeleton(model.checkpoint, dtype=dtype)
     if quant is not None:
         planned = quantized_checkpoint(skeleton, model.checkpoint, quant)
         skeleton = model.skeleton(planned, dtype=dtype)
-    return Weights(model=model, dtype=dtype, quant=quant, planned=skeleton)
+    return Weights(model=model, dtype=dtype, quant=quant, skeleton=skeleton)

@@ -22,7 +22,7 @@ from edgespec.errors import EdgespecError, offload_errors
 from edgespec.model.causal_model import CausalModel
 from edgespec.pair.folder import ModelFolder, fingerprint
 from edgespec.placement.memory import texts_bytes
-from edgespec.placement.plan import read_memory
+from edgespec.placement.place import read_memory
 from edgespec.placement.run_place import RunPlace
 from edgespec.train.feature_files import Block, FeatureFiles, FeatureRun, begin_run, save_shard
 

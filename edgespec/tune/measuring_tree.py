@@ -5,7 +5,7 @@ from __future__ import annotations
 from edgespec.config import MAX_TREE_SIZE
 from edgespec.errors import EdgespecError
 from edgespec.pair.pair import ModelPair
-from edgespec.placement.plan import pair_weights, place_weights, read_memory
+from edgespec.placement.place import pair_weights, place_weights, read_memory
 from edgespec.placement.run_place import RunPlace
 from edgespec.profiled import PairSetup
 from edgespec.tree.policies import POLICIES

@@ -16,7 +16,7 @@ from edgespec.files import profiles_folder
 from edgespec.grow.acceptance import default_acceptance
 from edgespec.pair.folder import fingerprint, open_model
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
-from edgespec.placement.plan import Memory
+from edgespec.placement.place import Memory
 from edgespec.placement.run_place import RunPlace
 from edgespec.profiled import (
     PairSetup,
@@ -259,7 +259,7 @@ def memory_of(pair: ModelPair, monkeypatch: pytest.MonkeyPatch, *, layers: float
     """Leave room for so many of the target's layers beside these trees; what is read of the memory is noted."""
     place = replace(PLACE, limits=MemoryLimits(max_resident_layers=0))
     placed = set_up(pair, place, tree)
-    resident_bytes = int(layers * max(record.cpu_bytes for record in placed.weights.target.planned.records))
+    resident_bytes = int(layers * max(record.cpu_bytes for record in placed.weights.target.skeleton.records))
     free_bytes = placed.placement.planned_bytes + resident_bytes
     read: list[int] = []
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from offload.checkpoint import TensorEntry
-from offload.errors import MemoryPlanError
+from offload.errors import PlacementError
 from offload.layer_store import LayerRecord, StoredTensor
 from offload.placement import NUM_SLOTS_CONVERTED, NUM_SLOTS_MAPPED, NUM_STAGING_BUFFERS, Placement, place_layers
 
@@ -51,7 +51,7 @@ def test_where_three_slots_do_not_fit_two_do() -> None:
     assert placement.num_slots == 2
     assert placement.planned_bytes == 100 + 2 * LAYER
     assert place(100 + 3 * LAYER).num_slots == 3
-    with pytest.raises(MemoryPlanError):
+    with pytest.raises(PlacementError):
         place(100 + 2 * LAYER - 1)
 
 
@@ -77,7 +77,7 @@ def test_on_an_accelerator_the_next_layers_are_pinned_and_the_rest_is_on_disk() 
 
 
 def test_too_little_memory_is_refused_with_the_table_and_what_is_missing() -> None:
-    with pytest.raises(MemoryPlanError) as caught:
+    with pytest.raises(PlacementError) as caught:
         place(100)
     assert caught.value.code == "E_MEMORY"
     assert "cache" in caught.value.what
@@ -104,7 +104,7 @@ def test_no_staging_is_paid_for_when_every_layer_waits_in_memory() -> None:
 
 
 def test_too_little_ram_beside_an_accelerator_is_refused_by_name() -> None:
-    with pytest.raises(MemoryPlanError, match="of RAM are needed"):
+    with pytest.raises(PlacementError, match="of RAM are needed"):
         place(100 + NUM_SLOTS_CONVERTED * LAYER, accelerator=True, pinned=LAYER)
 
 

@@ -28,7 +28,7 @@ from edgespec.text.context import check_ctx_size
 
 if TYPE_CHECKING:
     from edgespec.pair.folder import ModelFolder
-    from edgespec.placement.plan import PlacedWeights
+    from edgespec.placement.place import PlacedWeights
     from edgespec.placement.weights import Weights
 
 GIB = 1 << 30
@@ -77,7 +77,7 @@ def command(
     from edgespec.estimate.speed import PairOnHardware, open_hardware
     from edgespec.pair.folder import open_architecture, open_draft_architecture
     from edgespec.pair.pair import DEMO_FOLDER
-    from edgespec.placement.plan import pair_weights, place_weights, read_memory
+    from edgespec.placement.place import pair_weights, place_weights, read_memory
     from edgespec.placement.run_place import DEFAULT_CONTEXT_TOKENS, resolve_place
 
     if temperature is not None:

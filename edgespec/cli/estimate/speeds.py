@@ -11,7 +11,7 @@ from edgespec.tree.settings import TreeSettings, preset_shape
 if TYPE_CHECKING:
     from edgespec.estimate.acceptance import AssumedAcceptance
     from edgespec.estimate.speed import PairOnHardware, SpeedEstimate
-    from edgespec.placement.plan import PlacedWeights
+    from edgespec.placement.place import PlacedWeights
 
 GIB = 1 << 30
 CASES = ("slow", "likely", "fast")

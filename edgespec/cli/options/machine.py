@@ -15,7 +15,7 @@ from edgespec.errors import EdgespecError
 
 if TYPE_CHECKING:
     from edgespec.pair.pair import ModelPair
-    from edgespec.placement.plan import PlacedWeights
+    from edgespec.placement.place import PlacedWeights
     from edgespec.placement.run_place import PlaceOptions, RunPlace
 
 CONTEXT_SPELLINGS = ("--ctx-size", "--max-model-len")

@@ -29,7 +29,7 @@ from edgespec.model.target import Target
 from edgespec.pair.folder import fingerprint, open_model
 from edgespec.pair.pair import open_pair
 from edgespec.placement.memory import cache_rows
-from edgespec.placement.plan import placement_for
+from edgespec.placement.place import placement_for
 from edgespec.sampling import to_probs
 from edgespec.train.head_model import lender, new_head, own_tensors, save_head
 from edgespec.tree.token_tree import TokenTree

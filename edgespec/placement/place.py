@@ -17,9 +17,9 @@ from edgespec.pair.folder import ModelFolder, open_architecture, open_draft_arch
 from edgespec.pair.pair import DEMO_FOLDER
 from edgespec.placement.memory import cache_rows, device_uses, host_uses
 from edgespec.placement.run_place import PlaceOptions, RunPlace, resolve_place
-from edgespec.placement.weights import Weights, plan_weights
+from edgespec.placement.weights import Weights, weights_by_size
 from edgespec.tree.settings import TreeSettings
-from offload.errors import MemoryPlanError
+from offload.errors import PlacementError
 from offload.placement import GIB, Placement, place_layers
 
 MARGIN_BYTES = GIB  # left free when no limit is given
@@ -105,8 +105,8 @@ def pair_weights(target: ModelFolder, draft: ModelFolder | None, place: RunPlace
     """A pair's weights from its headers; raises EdgespecError where they do not make up the models."""
     with offload_errors():
         return PairWeights(
-            target=plan_weights(target, dtype=place.dtype, quant=place.quant),
-            draft=plan_weights(draft, dtype=place.dtype, quant=place.draft_quant) if draft is not None else None,
+            target=weights_by_size(target, dtype=place.dtype, quant=place.quant),
+            draft=weights_by_size(draft, dtype=place.dtype, quant=place.draft_quant) if draft is not None else None,
         )
 
 
@@ -119,7 +119,7 @@ def place_weights(weights: PairWeights, tree: TreeSettings, place: RunPlace, mem
     wanted = _Wanted(weights=replace(weights, draft=draft), tree=tree, place=place)
     try:
         placement = _place(wanted, memory)
-    except MemoryPlanError as error:
+    except PlacementError as error:
         raise EdgespecError(error.code, error.what, _advice(wanted, memory)) from error
     return PlacedWeights(target=weights.target, draft=draft, placement=placement)
 
@@ -134,10 +134,10 @@ class _Wanted:
 
 
 def _place(wanted: _Wanted, memory: Memory) -> Placement:
-    target, draft, place = wanted.weights.target.planned, wanted.weights.draft, wanted.place
+    target, draft, place = wanted.weights.target.skeleton, wanted.weights.draft, wanted.place
     return place_layers(
         target.records,
-        device_uses=device_uses(target, draft.planned if draft else None, tree=wanted.tree, place=place),
+        device_uses=device_uses(target, draft.skeleton if draft else None, tree=wanted.tree, place=place),
         device_budget_bytes=memory.device_bytes,
         host_uses=host_uses(target) if place.device.type == "cuda" else None,
         host_budget_bytes=memory.host_bytes,
@@ -153,7 +153,7 @@ def _advice(wanted: _Wanted, memory: Memory) -> str:
         try:
             least = _place(replace(cheaper, place=replace(cheaper.place, limits=limits)), memory)
             fitting.append((settings, least.planned_bytes))
-        except MemoryPlanError as error:
+        except PlacementError as error:
             too_much.append((settings, error.needed_bytes))
     if fitting:
         # The first of each kind gives up least; of two, one changes the tree and one the context, where both help.

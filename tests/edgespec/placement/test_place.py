@@ -9,7 +9,7 @@ from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
 from edgespec.pair.pair import open_pair
 from edgespec.placement.memory import cache_bytes, pass_bytes
-from edgespec.placement.plan import Memory, PlacedWeights, pair_weights, place_weights, read_memory
+from edgespec.placement.place import Memory, PlacedWeights, pair_weights, place_weights, read_memory
 from edgespec.placement.run_place import RunPlace
 from edgespec.tree.settings import TreeSettings
 from tests.conftest import EAGER_ONLY, FAMILIES, SMALL, make_model
