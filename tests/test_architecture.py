@@ -107,6 +107,15 @@ def test_imports_go_down(path: Path) -> None:
             assert levels[room] < levels[other], f"{room} may not know {imported}"
 
 
+COMMAND_ROOMS = {"bench", "chat", "estimate", "generate", "models", "profile", "train"}
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if path.parent.name in COMMAND_ROOMS], ids=module_name)
+def test_commands_do_not_know_each_other(path: Path) -> None:
+    known = {imported.split(".")[2] for imported in our_imports(path) if imported.startswith("edgespec.cli.")}
+    assert known & COMMAND_ROOMS <= {path.parent.name}
+
+
 def test_only_the_program_itself_uses_the_bare_package() -> None:
     users = {module_name(path) for path in SOURCES if "edgespec" in our_imports(path)}
     assert {room_of(user) for user in users} <= {"cli"}
