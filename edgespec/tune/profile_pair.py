@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import time
 
 from edgespec import __version__
 from edgespec.engine import Engine
@@ -12,7 +13,7 @@ from edgespec.profiled import pair_facts
 from edgespec.tune.acceptance import joined, reliability
 from edgespec.tune.contest import Outcome, hold_contest
 from edgespec.tune.costs import MeasuredCosts, measure_costs
-from edgespec.tune.run import Run
+from edgespec.tune.run import TIMING_SHARE, TRIAL_SHARE, Run
 from edgespec.tune.trials import try_plans
 from profiles.files import profile_name
 from profiles.measure import (
@@ -40,8 +41,11 @@ def profile_pair(run: Run, model: AcceptanceModel) -> Profile:
     engine = run.engine
     if engine.draft_model is None:
         raise EdgespecError("E_SETTING", "there is no draft to profile the target with.", "Name one with -md.")
-    costs = measure_costs(run, model)
-    outcome = hold_contest(run, costs, model)
+    started = time.perf_counter()
+    costs = measure_costs(run, model, budget_s=TIMING_SHARE * run.effort.budget_s)
+    allowed_s = run.effort.allowed_s(costs.verify[0].median_s)
+    ends_s = started + allowed_s
+    outcome = hold_contest(run, costs, model, budget_s=ends_s - TRIAL_SHARE * allowed_s - time.perf_counter())
     plans = []
     for number, temperature in enumerate(run.temperatures):
         run.report("trying plans", number / len(run.temperatures))
@@ -52,6 +56,7 @@ def profile_pair(run: Run, model: AcceptanceModel) -> Profile:
                 outcome.model,
                 temperature=temperature,
                 num_texts=outcome.samples[temperature].num_texts,
+                budget_s=(ends_s - time.perf_counter()) / (len(run.temperatures) - number),
             )
         )
     run.report("trying plans", 1.0)
