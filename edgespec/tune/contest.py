@@ -25,7 +25,6 @@ from profiles.tuner import Choice, Entrant, choose, deepened, tabulate
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
-HEADROOM = 2  # times the nodes of the largest plan that is left: easy texts are worth more than the best fixed size
 ROUGH_PROMPTS = 4  # that there must be time for with the first trees
 TEXT_STEPS = 24  # of a text that goes on: models that talk to themselves fall into loops
 FIT_PLACES = 64  # in texts, to fit an acceptance model to: of fewer, it learns these texts by heart
@@ -52,7 +51,7 @@ def hold_contest(run: Run, costs: MeasuredCosts, model: AcceptanceModel, *, budg
 
     compared, choices = {}, {}
     for done, (temperature, seen) in enumerate(explored.items()):
-        size = HEADROOM * max(_left(guides, seen, costs, run.effort.rule).values())
+        size = max(_left(guides, seen, costs, run.effort.rule).values())
         compared[temperature], choices[temperature] = _compare(
             run,
             costs,
@@ -199,10 +198,10 @@ def _left(contending: Sequence[Contender], samples: Samples, costs: MeasuredCost
 
 
 def _among(left: Mapping[Key, int], contending: Sequence[Contender]) -> list[Contender]:
-    """Those that are left, with trees that tell about larger plans too; the guide, which comes first, stays."""
+    """Those that are left, with trees as large as what is left of each; the guide, which comes first, stays."""
     largest = max(left.values())
     return [
-        narrowed(one, size=max(FEWEST, HEADROOM * left.get(one.key, largest)))
+        narrowed(one, size=max(FEWEST, left.get(one.key, largest)))
         for index, one in enumerate(contending)
         if index == 0 or one.key in left
     ]

@@ -21,6 +21,7 @@ from profiles.schema import Plan, TemperaturePlan
 from profiles.tuner import Choice, with_tokens
 
 STEPS = (6, 24)  # of a plan behind a prompt: fewer are outweighed by the prompt's pass, for more there is no room
+ROWS = 8  # prompts that all plans should have time to go on with
 UNTIMED = 4  # steps' time behind each prompt: its own pass, and a step that finds the caches as another plan left them
 
 
@@ -101,19 +102,15 @@ def try_plans(
 
 
 def _candidates(choice: Choice, budget_s: float) -> list[Plan]:
-    """The plans that are predicted fastest, a smaller one, and plain decoding.
-
-    As many as a race has time for whose every look, when rows have doubled, leaves half of them.
-    """
+    """The plans that are predicted fastest, as many as there is time for, a smaller one, and plain decoding."""
     beside = [plan for plan in (choice.smaller, choice.plain) if plan is not None]
-    found = [choice.ranked[0], *beside]
+    found = [choice.ranked[0]]
     near = choice.ranked[0].tokens_per_s / (1 + COST_ERROR)
     for plan in (plan for plan in choice.ranked[1:] if plan.tokens_per_s >= near):
-        row_s = (UNTIMED + STEPS[0]) * sum(one.step_s for one in (*found, plan))
-        if row_s * (1 + math.log2(len(found) + 1)) > budget_s:
+        if ROWS * (UNTIMED + STEPS[0]) * sum(one.step_s for one in (*found, *beside, plan)) > budget_s:
             break
-        found.insert(-len(beside), plan)
-    return found
+        found.append(plan)
+    return [*found, *beside]
 
 
 def _row_steps(plans: Sequence[Plan], num_prompts: int, budget_s: float) -> int:
