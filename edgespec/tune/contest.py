@@ -16,8 +16,8 @@ from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.tune.acceptance import fitted, joined, shifted_to, with_measured
 from edgespec.tune.costs import FEWEST, MeasuredCosts
 from edgespec.tune.entrants import Contender, contenders, narrowed
-from edgespec.tune.race import Rule, by_prompt, log_speeds, still_racing
-from edgespec.tune.run import COST_ERROR, DEPTH, LEARNING_SHARE, Run
+from edgespec.tune.race import PROMPTS, Rule, by_prompt, log_speeds, still_racing
+from edgespec.tune.run import COST_ERROR, DEPTH, Run
 from edgespec.tune.samples import Key, Samples, cut_to, sample_text
 from profiles.cost import GrowthCost
 from profiles.schema import Plan
@@ -25,7 +25,6 @@ from profiles.tuner import Choice, Entrant, choose, deepened, tabulate
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
-ROUGH_PROMPTS = 4  # that there must be time for with the first trees
 TEXT_STEPS = 24  # of a text that goes on: models that talk to themselves fall into loops
 FIT_PLACES = 64  # in texts, to fit an acceptance model to: of fewer, it learns these texts by heart
 
@@ -39,16 +38,19 @@ class Outcome:
     choices: Mapping[float, Choice]  # by temperature
 
 
-def hold_contest(run: Run, costs: MeasuredCosts, model: AcceptanceModel, *, budget_s: float) -> Outcome:
-    """Learn the acceptance from adaptive trees, then compare everybody's, at other prompts first."""
-    ends_s = time.perf_counter() + budget_s
-    explored, guides = _explore(run, costs, model, budget_s=LEARNING_SHARE * budget_s)
+def hold_contest(run: Run, costs: MeasuredCosts, model: AcceptanceModel, *, until_s: float) -> Outcome:
+    """Learn the acceptance from adaptive trees, then compare everybody's, at other prompts first.
+
+    `until_s`, on the clock of time.perf_counter, is when the trials end, which follow.
+    """
+    explored, guides = _explore(run, costs, model, budget_s=(until_s - time.perf_counter()) / 3)
     records = joined(explored)
     num_places = sum(len(seen.prompts) for seen in explored.values())
     may_fit = run.effort.fits_acceptance and num_places >= FIT_PLACES
     own = fitted(records, seed=run.seed) if may_fit else None
     model = with_measured(own or shifted_to(model, records, num_places=num_places), explored)
 
+    ends_s = (until_s + time.perf_counter()) / 2
     compared, choices = {}, {}
     for done, (temperature, seen) in enumerate(explored.items()):
         size = max(_left(guides, seen, costs, run.effort.rule).values())
@@ -91,7 +93,7 @@ def _explore(
 ) -> tuple[dict[float, Samples], list[Contender]]:
     """Trees of the policy that the acceptance model is for, at each prompt once, while there is time."""
     texts = run.effort.steps_per_prompt * len(run.temperatures)
-    size = _affordable(costs, num_trees=2, num_places=ROUGH_PROMPTS * texts, budget_s=budget_s)
+    size = _affordable(costs, num_trees=2, num_places=PROMPTS * texts, budget_s=budget_s)
     guides = [one for one in contenders(size=size, depth=min(DEPTH, size)) if one.settings.policy == "adaptive"]
     found = {temperature: Samples() for temperature in run.temperatures}
     numbers = range(len(run.prompts))
@@ -118,7 +120,7 @@ def _compare(
     """Everybody's trees of at most `size` nodes at all prompts, from the `first` on, then further along each text."""
     samples, rule = Samples(), run.effort.rule
     contending = contenders(size=size, depth=min(DEPTH, size))
-    places = ROUGH_PROMPTS * run.effort.steps_per_prompt
+    places = PROMPTS * run.effort.steps_per_prompt
     size = min(size, costs.size, _affordable(costs, num_trees=len(contending), num_places=places, budget_s=budget_s))
     contending = contenders(size=size, depth=min(DEPTH, size))
     texts = {number: run.prompts[number] for number in _turned(len(run.prompts), first)}

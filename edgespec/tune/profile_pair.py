@@ -13,7 +13,7 @@ from edgespec.profiled import pair_facts
 from edgespec.tune.acceptance import joined, reliability
 from edgespec.tune.contest import Outcome, hold_contest
 from edgespec.tune.costs import MeasuredCosts, measure_costs
-from edgespec.tune.run import TIMING_SHARE, TRIAL_SHARE, Run
+from edgespec.tune.run import Run
 from edgespec.tune.trials import try_plans
 from profiles.files import profile_name
 from profiles.measure import (
@@ -42,10 +42,9 @@ def profile_pair(run: Run, model: AcceptanceModel) -> Profile:
     if engine.draft_model is None:
         raise EdgespecError("E_SETTING", "there is no draft to profile the target with.", "Name one with -md.")
     started = time.perf_counter()
-    costs = measure_costs(run, model, budget_s=TIMING_SHARE * run.effort.budget_s)
-    allowed_s = run.effort.allowed_s(costs.verify[0].median_s)
-    ends_s = started + allowed_s
-    outcome = hold_contest(run, costs, model, budget_s=ends_s - TRIAL_SHARE * allowed_s - time.perf_counter())
+    costs = measure_costs(run, model, budget_s=run.effort.budget_s / 4)
+    ends_s = started + run.effort.allowed_s(costs.verify[0].median_s)
+    outcome = hold_contest(run, costs, model, until_s=ends_s)
     plans = []
     for number, temperature in enumerate(run.temperatures):
         run.report("trying plans", number / len(run.temperatures))

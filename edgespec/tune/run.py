@@ -14,15 +14,15 @@ Report = Callable[[str, float], None]  # stage, the share of it that is done
 DEPTH = 24  # of the deepest trees that are tried
 COST_ERROR = 0.1  # steps that are tried take so much longer or shorter, next to others, than their parts do
 RULE = Rule(confidence=0.95, least_gain=0.02)
-PASSES = 400  # that there is time for where they are slow
-TIMING_SHARE = 0.2  # of the time
-TRIAL_SHARE = 0.35
-LEARNING_SHARE = 0.2  # of what these leave
+PASSES = 600  # that there is time for where they are slow: fewer choose by luck
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How long all measuring may take, and what decides."""
+    """How long all measuring may take, and what decides.
+
+    Timing, learning, comparing and trying each get as much of the time that is left as any stage behind them.
+    """
 
     budget_s: float
     most_s: float  # where passes are slow

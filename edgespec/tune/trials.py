@@ -13,7 +13,7 @@ import numpy as np
 from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.grow.policies import open_policy
 from edgespec.profiled import tree_settings
-from edgespec.tune.race import Rule, Speeds, by_prompt, is_decided, log_speeds, still_racing, winner
+from edgespec.tune.race import PROMPTS, Rule, Speeds, by_prompt, is_decided, log_speeds, still_racing, winner
 from edgespec.tune.run import COST_ERROR, Run
 from edgespec.tune.timings import run_steps
 from profiles.cost import Floats
@@ -21,7 +21,6 @@ from profiles.schema import Plan, TemperaturePlan
 from profiles.tuner import Choice, with_tokens
 
 STEPS = (6, 24)  # of a plan behind a prompt: fewer are outweighed by the prompt's pass, for more there is no room
-ROWS = 8  # prompts that all plans should have time to go on with
 UNTIMED = 4  # steps' time behind each prompt: its own pass, and a step that finds the caches as another plan left them
 
 
@@ -89,8 +88,9 @@ def try_plans(
             break
     best = racing[winner(speeds, [plans[place].nodes for place in racing], rule)]
     measured = trials.measured(plans, best)
-    others = sorted((plan for place, plan in enumerate(measured) if place != best), key=lambda plan: -plan.tokens_per_s)
-    ranked = [measured[best], *others]
+    others = [place for place in range(len(measured)) if place != best]
+    others.sort(key=lambda place: (place not in racing, -measured[place].tokens_per_s))
+    ranked = [measured[place] for place in (best, *others)]
     return TemperaturePlan(
         temperature=temperature,
         best=ranked[0],
@@ -107,7 +107,7 @@ def _candidates(choice: Choice, budget_s: float) -> list[Plan]:
     found = [choice.ranked[0]]
     near = choice.ranked[0].tokens_per_s / (1 + COST_ERROR)
     for plan in (plan for plan in choice.ranked[1:] if plan.tokens_per_s >= near):
-        if ROWS * (UNTIMED + STEPS[0]) * sum(one.step_s for one in (*found, *beside, plan)) > budget_s:
+        if PROMPTS * (UNTIMED + STEPS[0]) * sum(one.step_s for one in (*found, *beside, plan)) > budget_s:
             break
         found.append(plan)
     return [*found, *beside]
@@ -158,7 +158,7 @@ def _why(ranked: Sequence[Plan], plain: Plan) -> str:
             f"{second.tokens_per_s:.3g} tokens/s, plain {best.tokens_per_s:.3g}; it is switched off"
         )
     gain = best.tokens_per_s / plain.tokens_per_s
-    other = "next" if second.tokens_per_s <= best.tokens_per_s else "hardly faster"
+    other = "next" if second.tokens_per_s <= best.tokens_per_s else "not clearly faster"
     return (
         f"{best.tokens:.3g} tokens a pass in {1000 * (best.measured_step_s or best.step_s):.3g} ms, "
         f"{gain:.3g} times plain decoding; {other}: {_name(second)} with {second.tokens_per_s:.3g} tokens/s "

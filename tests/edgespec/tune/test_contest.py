@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -98,7 +99,8 @@ def hold(run: Run, monkeypatch: pytest.MonkeyPatch) -> Any:
     def held(costs: MeasuredCosts, *, budget_s: float = 600, **changes: Any) -> Held:
         stages.clear()
         names.clear()
-        outcome = hold_contest(replace(run, **changes), costs, default_acceptance(), budget_s=budget_s)
+        until_s = time.perf_counter() + budget_s
+        outcome = hold_contest(replace(run, **changes), costs, default_acceptance(), until_s=until_s)
         return Held(outcome, dict(stages))
 
     return held

@@ -39,3 +39,18 @@ def test_a_machine_that_is_slow_for_a_while_slows_no_part_alone(monkeypatch: pyt
     assert {one.median_s for one in (*found.verify.values(), *found.draft.values())} == {1.0}
     # A tree took as long as one call of the draft: nothing is left for the policy's own work.
     assert {cost.base_s + cost.layer_s + cost.node_s for cost in found.growth.values()} == {0.0}
+
+
+def test_where_the_time_is_spent_one_sitting_must_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    sittings = []
+    right = measure.time_interleaved
+
+    def timed(tasks: Mapping[Any, Task], **options: Any) -> dict[Any, Repeats]:
+        sittings.append(options["budget_s"])
+        return right(tasks, **options)
+
+    monkeypatch.setattr(measure, "time_interleaved", timed)
+    with Engine(open_pair(None, None), tree=TreeSettings(policy="opt-tree", size=4), self_check=False) as engine:
+        run = Run(engine=engine, prompts=[engine.encode("def main(")], temperatures=(0.8,), effort=QUICK)
+        measure_costs(run, default_acceptance(), budget_s=0)
+    assert sittings == [0, 0, 0], "passes, draft calls, growth"
