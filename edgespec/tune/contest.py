@@ -41,7 +41,7 @@ class Outcome:
 def hold_contest(run: Run, costs: MeasuredCosts, model: AcceptanceModel, *, until_s: float) -> Outcome:
     """Learn the acceptance from adaptive trees, then compare everybody's, at other prompts first.
 
-    `until_s`, on the clock of time.perf_counter, is when the trials end, which follow.
+    `until_s`, on the clock of time.perf_counter, is when the trials end: a third of what is left is theirs.
     """
     explored, guides = _explore(run, costs, model, budget_s=(until_s - time.perf_counter()) / 3)
     records = joined(explored)
@@ -62,7 +62,7 @@ def hold_contest(run: Run, costs: MeasuredCosts, model: AcceptanceModel, *, unti
             size=size,
             first=seen.num_texts,
             budget_s=(ends_s - time.perf_counter()) / (len(explored) - done),
-            report=lambda share, done=done: run.report("comparing trees", (done + share) / len(explored)),  # type: ignore[misc]
+            report=functools.partial(_report_part, run, done),
         )
     # Tokens are of the first trees: both draws grew theirs at the same places, and of one size.
     everything = {
@@ -119,9 +119,8 @@ def _compare(
 ) -> tuple[Samples, Choice]:
     """Everybody's trees of at most `size` nodes at all prompts, from the `first` on, then further along each text."""
     samples, rule = Samples(), run.effort.rule
-    contending = contenders(size=size, depth=min(DEPTH, size))
     places = PROMPTS * run.effort.steps_per_prompt
-    size = min(size, costs.size, _affordable(costs, num_trees=len(contending), num_places=places, budget_s=budget_s))
+    size = min(size, _affordable(costs, num_trees=len(costs.growth), num_places=places, budget_s=budget_s))
     contending = contenders(size=size, depth=min(DEPTH, size))
     texts = {number: run.prompts[number] for number in _turned(len(run.prompts), first)}
     look_at = 2
@@ -147,6 +146,11 @@ def _visits(
         report(min(1.0, max(count / most, with_next_s / max(1e-9, budget_s))))
         if with_next_s > budget_s and count >= 2:
             return
+
+
+def _report_part(run: Run, done: int, share: float) -> None:
+    """Progress within one of the temperatures."""
+    run.report("comparing trees", (done + share) / len(run.temperatures))
 
 
 def _turned(count: int, first: int) -> list[int]:

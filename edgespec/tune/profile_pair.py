@@ -42,7 +42,7 @@ def profile_pair(run: Run, model: AcceptanceModel) -> Profile:
     if engine.draft_model is None:
         raise EdgespecError("E_SETTING", "there is no draft to profile the target with.", "Name one with -md.")
     started = time.perf_counter()
-    costs = measure_costs(run, model, budget_s=run.effort.budget_s / 4)
+    costs = measure_costs(run, model, budget_s=run.effort.budget_s / 4)  # of four stages
     ends_s = started + run.effort.allowed_s(costs.verify[0].median_s)
     outcome = hold_contest(run, costs, model, until_s=ends_s)
     plans = []

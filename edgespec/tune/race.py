@@ -23,7 +23,7 @@ from scipy.stats import norm, t
 
 from profiles.cost import Floats
 
-RESAMPLES = 1000  # one in twenty of them is told to a third of itself
+RESAMPLES = 1000  # of the prompts: the share of them that decides is then known to within a percent
 PROMPTS = 8  # that a race should have time for: it is looked at behind two, four and eight
 
 
