@@ -17,7 +17,7 @@ from edgespec.tune.acceptance import fitted, joined, shifted_to, with_measured
 from edgespec.tune.costs import FEWEST, MeasuredCosts
 from edgespec.tune.entrants import Contender, contenders, narrowed
 from edgespec.tune.race import PROMPTS, Rule, by_prompt, log_speeds, still_racing
-from edgespec.tune.run import COST_ERROR, DEPTH, Run
+from edgespec.tune.run import DEPTH, Run
 from edgespec.tune.samples import Key, Samples, cut_to, sample_text
 from profiles.cost import GrowthCost
 from profiles.schema import Plan
@@ -25,6 +25,7 @@ from profiles.tuner import Choice, Entrant, choose, deepened, tabulate
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
+COST_ERROR = 0.1  # steps that are tried take so much longer or shorter, next to others, than their parts do
 TEXT_STEPS = 24  # of a text that goes on: models that talk to themselves fall into loops
 FIT_PLACES = 64  # in texts, to fit an acceptance model to: of fewer, it learns these texts by heart
 

@@ -12,7 +12,6 @@ from edgespec.tune.race import Rule
 Report = Callable[[str, float], None]  # stage, the share of it that is done
 
 DEPTH = 24  # of the deepest trees that are tried
-COST_ERROR = 0.1  # steps that are tried take so much longer or shorter, next to others, than their parts do
 RULE = Rule(confidence=0.95, least_gain=0.02)
 PASSES = 600  # that there is time for where they are slow: fewer choose by luck
 

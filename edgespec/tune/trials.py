@@ -14,7 +14,7 @@ from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.grow.policies import open_policy
 from edgespec.profiled import tree_settings
 from edgespec.tune.race import PROMPTS, Rule, Speeds, by_prompt, is_decided, log_speeds, still_racing, winner
-from edgespec.tune.run import COST_ERROR, Run
+from edgespec.tune.run import Run
 from edgespec.tune.timings import run_steps
 from profiles.cost import Floats
 from profiles.schema import Plan, TemperaturePlan
@@ -105,8 +105,7 @@ def _candidates(choice: Choice, budget_s: float) -> list[Plan]:
     """The plans that are predicted fastest, as many as there is time for, a smaller one, and plain decoding."""
     beside = [plan for plan in (choice.smaller, choice.plain) if plan is not None]
     found = [choice.ranked[0]]
-    near = choice.ranked[0].tokens_per_s / (1 + COST_ERROR)
-    for plan in (plan for plan in choice.ranked[1:] if plan.tokens_per_s >= near):
+    for plan in choice.ranked[1:]:
         if PROMPTS * (UNTIMED + STEPS[0]) * sum(one.step_s for one in (*found, *beside, plan)) > budget_s:
             break
         found.append(plan)

@@ -81,12 +81,6 @@ def test_the_fastest_in_real_steps_is_the_plan(monkeypatch: pytest.MonkeyPatch) 
     assert "4 times plain decoding" in found.why
 
 
-def test_what_is_predicted_far_behind_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench({"adaptive": 1.0, "none": 1.0})
-    bench.choose(monkeypatch, predicted("adaptive", 0.8), predicted("chain", 0.9))
-    assert bench.turns()[0] == ["adaptive", "none"]
-
-
 @pytest.mark.parametrize(
     ("budget_s", "tried"), [(10.0, ["adaptive", "none"]), (300.0, ["adaptive", "none", "sequoia"])]
 )
