@@ -14,6 +14,7 @@ pays if the tokens it is expected to add exceed lambda times the seconds that it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -63,6 +64,24 @@ class TreeSample:
         place[kept] = np.arange(len(kept))
         return TreeSample(self.scores[kept], self.values[kept], self.depths[kept], place[self.first_child[kept]])
 
+    def within(self, sizes: NDArray[np.int64], depth: int) -> tuple[Floats, Floats, Floats]:
+        """The cuts to this depth and each of these ascending sizes, without making them.
+
+        Their tokens [sizes], nodes [sizes] and nodes that have children, by layer [sizes, depth].
+        """
+        shallow = self.depths <= depth
+        place = np.cumsum(shallow) - 1
+        tokens = 1.0 + np.concatenate([[0.0], np.cumsum(self.values[shallow])])
+        nodes = np.minimum(sizes, len(tokens) - 1)
+        parents = np.flatnonzero(self.first_child < len(self.scores))
+        parents = parents[shallow[self.first_child[parents]]]
+        from_size = np.searchsorted(sizes, place[self.first_child[parents]], side="right")
+        inner = np.zeros((len(sizes) + 1, max(1, depth)))
+        np.add.at(inner, (from_size, self.depths[parents]), 1.0)
+        inner = inner.cumsum(0)[:-1]
+        inner[:, 0] = 1.0
+        return tokens[nodes], nodes.astype(np.float64), inner
+
     @property
     def tokens(self) -> float:
         """Expected tokens of a pass, the bonus token included."""
@@ -89,6 +108,16 @@ class Entrant:
     branching: tuple[int, ...] = ()  # of a preset shape
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Table:
+    """What each of an entrant's trees would have yielded within every size and depth of a grid."""
+
+    limits: tuple[tuple[int, int], ...]  # size, depth of each plan
+    tokens: Floats  # [trees, plans]
+    nodes: Floats  # [trees, plans]
+    seconds: Floats  # [trees, plans], of a step
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """The best plan, what else there was, and plain decoding."""
@@ -108,7 +137,8 @@ def plain_plan(costs: StepCosts) -> Plan:
 
 def predict(entrant: Entrant, costs: StepCosts, *, size: int, depth: int, threshold: float = 0.0) -> Plan:
     """What an entrant would yield within these limits."""
-    trees = _cut(entrant, size=size, depth=depth, threshold=threshold)
+    # Scores of a shape are by depth, below zero: without a threshold all of them count.
+    trees = [tree.cut(size=size, depth=depth, threshold=threshold or -math.inf) for tree in entrant.samples]
     inner = np.stack([tree.inner(max(1, depth)) for tree in trees])
     nodes = np.array([len(tree.scores) for tree in trees], dtype=np.float64)
     growth_s = entrant.growth.seconds(costs.draft, inner, (inner > 0).sum(1), nodes)
@@ -126,30 +156,55 @@ def predict(entrant: Entrant, costs: StepCosts, *, size: int, depth: int, thresh
     )
 
 
+def tabulate(entrant: Entrant, costs: StepCosts, *, sizes: Sequence[int], depths: Sequence[int]) -> Table:
+    """All plans of an entrant at once; a preset shape is its only plan."""
+    if not entrant.is_budgeted:
+        sizes = [max(len(tree.scores) for tree in entrant.samples)]
+        depths = [max(int(tree.depths.max(initial=0)) for tree in entrant.samples)]
+    limits: list[tuple[int, int]] = []
+    tokens: list[Floats] = []
+    nodes: list[Floats] = []
+    seconds: list[Floats] = []
+    for depth in [depth for depth in depths if depth <= max(sizes)]:
+        fitting = np.array([size for size in sizes if size >= depth])
+        found = [tree.within(fitting, depth) for tree in entrant.samples]
+        inner = np.stack([part[2] for part in found])
+        limits += [(int(size), depth) for size in fitting]
+        tokens.append(np.stack([part[0] for part in found]))
+        nodes.append(np.stack([part[1] for part in found]))
+        growth_s = entrant.growth.seconds(costs.draft, inner, (inner > 0).sum(-1), nodes[-1])
+        seconds.append(costs.step(growth_s, nodes[-1]))
+    return Table(
+        limits=tuple(limits),
+        tokens=np.concatenate(tokens, axis=1),
+        nodes=np.concatenate(nodes, axis=1),
+        seconds=np.concatenate(seconds, axis=1),
+    )
+
+
 def choose(entrants: Sequence[Entrant], costs: StepCosts, *, sizes: Sequence[int], depths: Sequence[int]) -> Choice:
     """The plan of most tokens a second over all entrants, sizes, depths and thresholds, plain decoding included.
 
-    Entrants grew their trees at the same texts, those that fell behind at the first of them. The others must be
-    better than the first entrant by more than chance: `_compared`.
+    Entrants grew their trees at the same texts.
     """
     plain = plain_plan(costs)
     ranked: list[Plan] = []
     smaller: dict[tuple[str, str | None], Plan] = {}
     by_size: dict[int, Plan] = {}
     for entrant in entrants:
-        plans = _plans(entrant, costs, sizes, depths)
-        for plan in plans:
-            is_full = plan.nodes >= FULL * plan.size
-            if is_full and (plan.size not in by_size or plan.tokens_per_s > by_size[plan.size].tokens_per_s):
-                by_size[plan.size] = plan
-        best = max(plans, key=lambda plan: plan.tokens_per_s)
+        table = tabulate(entrant, costs, sizes=sizes, depths=depths)
+        sizes_of = np.array([size for size, _ in table.limits])
+        nodes = table.nodes.mean(0)
+        for size in {table.limits[place][0] for place in np.flatnonzero(nodes >= FULL * sizes_of)}:
+            plan = _fastest(entrant, costs, table, (sizes_of == size) & (nodes >= FULL * size))
+            if size not in by_size or plan.tokens_per_s > by_size[size].tokens_per_s:
+                by_size[size] = plan
+        best = _fastest(entrant, costs, table, np.full(len(nodes), fill_value=True))
         best = _with_threshold(entrant, costs, best) if entrant.takes_threshold else best
-        few = [plan for plan in plans if 0 < plan.nodes <= SMALLER * best.nodes]
-        found = [best, *([max(few, key=lambda plan: plan.tokens_per_s)] if few else [])]
-        if ranked:
-            found = [_compared(plan, entrant, ranked[0], entrants[0]) for plan in found]
-        ranked.append(found[0])
-        smaller |= {(plan.policy, plan.draw): plan for plan in found[1:]}
+        ranked.append(best)
+        is_small = (nodes > 0) & (nodes <= SMALLER * best.nodes)
+        if is_small.any():
+            smaller[best.policy, best.draw] = _fastest(entrant, costs, table, is_small)
     ranked.sort(key=lambda plan: plan.tokens_per_s, reverse=True)  # stable: of two alike the first entrant's
     every = [*ranked, plain]
     every.sort(key=lambda plan: plan.tokens_per_s, reverse=True)
@@ -161,6 +216,13 @@ def choose(entrants: Sequence[Entrant], costs: StepCosts, *, sizes: Sequence[int
         ranked=tuple(ranked),
         smaller=smaller.get((ranked[0].policy, ranked[0].draw)),
     )
+
+
+def _fastest(entrant: Entrant, costs: StepCosts, table: Table, among: NDArray[np.bool_]) -> Plan:
+    """Of these plans of an entrant, at least one."""
+    speeds = table.tokens.mean(0) / table.seconds.mean(0)
+    size, depth = table.limits[int(np.where(among, speeds, -np.inf).argmax())]
+    return predict(entrant, costs, size=size, depth=depth)
 
 
 def deepened(plan: Plan, entrant: Entrant, costs: StepCosts, *, depths: Sequence[int]) -> Plan:
@@ -187,39 +249,12 @@ def with_tokens(plan: Plan, tokens: float) -> Plan:
     return replace(plan, tokens=min(1.0 + plan.nodes, max(1.0, tokens)))
 
 
-def _cut(entrant: Entrant, *, size: int, depth: int, threshold: float) -> list[TreeSample]:
-    return [tree.cut(size=size, depth=depth, threshold=threshold) for tree in entrant.samples]
-
-
-def _compared(plan: Plan, entrant: Entrant, first_plan: Plan, first: Entrant) -> Plan:
-    """The plan with its tokens told by the difference to the first entrant's, at the texts that both were at.
-
-    Less one standard error of that difference: the luckiest of a dozen policies is not the best of them.
-    """
-    ours, theirs = (
-        np.array([tree.tokens for tree in _cut(of, size=cut.size, depth=cut.depth, threshold=cut.threshold)])
-        for of, cut in ((entrant, plan), (first, first_plan))
-    )
-    common = min(len(ours), len(theirs))
-    gain = ours[:common] - theirs[:common]
-    error = float(gain.std(ddof=1)) / common**0.5 if common > 1 else 0.0
-    return with_tokens(plan, float(theirs.mean() + gain.mean()) - error)
-
-
 def marginal_threshold(entrant: Entrant, costs: StepCosts, plan: Plan) -> float:
     """Expected tokens that a node must add to be worth its seconds, at the speed and size of `plan`."""
     rows = plan.nodes / max(1, plan.depth) * entrant.growth.rows_per_inner
     node_s = costs.verify.slope(plan.nodes) + entrant.growth.node_s
     node_s += entrant.growth.rows_per_inner * costs.draft.slope(max(1.0, rows))
     return min(0.5, plan.tokens_per_s * node_s)
-
-
-def _plans(entrant: Entrant, costs: StepCosts, sizes: Sequence[int], depths: Sequence[int]) -> list[Plan]:
-    if not entrant.is_budgeted:
-        size = max(len(tree.scores) for tree in entrant.samples)
-        depth = max((int(tree.depths.max()) for tree in entrant.samples if len(tree.depths)), default=0)
-        return [predict(entrant, costs, size=size, depth=depth)]
-    return [predict(entrant, costs, size=size, depth=depth) for size in sizes for depth in depths if depth <= size]
 
 
 def _with_threshold(entrant: Entrant, costs: StepCosts, plan: Plan) -> Plan:

@@ -1,44 +1,33 @@
-"""The sampling stage: all contenders at the same texts, those that fall behind dropped."""
+"""The sampling stage: all policies at the same texts, those that fall behind dropped, trees as large as may pay."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.tune.acceptance import fitted, joined, shifted_to, with_measured
-from edgespec.tune.costs import MeasuredCosts
+from edgespec.tune.costs import FEWEST, MeasuredCosts
 from edgespec.tune.entrants import Contender, contenders, narrowed
+from edgespec.tune.race import PROMPTS, Rule, by_prompt, log_speeds, still_racing
 from edgespec.tune.run import DEPTH, Run
 from edgespec.tune.samples import Key, Samples, cut_to, sample_text
 from profiles.cost import GrowthCost
 from profiles.schema import Plan
-from profiles.tuner import Choice, Entrant, choose, deepened
+from profiles.tuner import Choice, Entrant, choose, deepened, tabulate
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
-DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
-COARSE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 768)
-COARSE_DEPTHS = (1, 2, 3, 4, 6, 8, 16)
-FAR_BEHIND = 0.75  # of the best, as far as the first few trees tell
-MORE = 3  # times the nodes that looked best: more trees can be compared if they are smaller
-BEHIND = 0.87  # of the best: a contender that is slower is not looked at further
-MIN_PROMPTS = 2  # before any is dropped
-LOOK_AGAIN = 1.5  # times the prompts of the last look at who is behind, which takes longer the more trees there are
-ROUGH_PLACES = 32  # at each temperature, before trees become as small as the plans that are left
-LEAST_PLACES = 96  # in all, if that takes no more than
-PATIENCE = 4.0  # times the time that there is
-MAX_ROUNDS = 6  # of going on with the same texts: models that talk to themselves fall into loops
-LEARNING_STEPS = 2  # of each prompt
-OVERLAP = 5.0  # trees of the largest size that all contenders' trees together make, as far as seen
-FEWEST = 16  # nodes
+DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
+COST_ERROR = 0.1  # steps that are tried take so much longer or shorter, next to others, than their parts do
+TEXT_STEPS = 24  # of a text that goes on: models that talk to themselves fall into loops
 FIT_PLACES = 64  # in texts, to fit an acceptance model to: of fewer, it learns these texts by heart
-FIRST_SHARE = 0.3  # of the time, to learn the pair's acceptance from
-ROUGH_SHARE = 0.2  # to tell which plans may be the best
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,84 +39,38 @@ class Outcome:
     choices: Mapping[float, Choice]  # by temperature
 
 
-def hold_contest(run: Run, costs: MeasuredCosts, model: AcceptanceModel) -> Outcome:
-    """Learn the acceptance on the first prompts, with trees of the largest size; compare trees on the others, as
-    large as may still pay; then the best of them on all prompts, no larger than their plans may become.
+def hold_contest(run: Run, costs: MeasuredCosts, model: AcceptanceModel, *, until_s: float) -> Outcome:
+    """Learn the acceptance from adaptive trees, then compare everybody's, at other prompts first.
+
+    `until_s`, on the clock of time.perf_counter, is when the trials end: a third of what is left is theirs.
     """
-    first, rest = _split(len(run.prompts))
-    explored = {temperature: Samples() for temperature in run.temperatures}
-    size = _learning_size(run, costs)
-    contending = {temperature: contenders(size=size, depth=min(DEPTH, size)) for temperature in run.temperatures}
-    _sample(
-        run,
-        first,
-        explored,
-        contending,
-        model,
-        until_s=FIRST_SHARE * run.effort.sampling_s,
-        stage="learning acceptance",
-        steps=LEARNING_STEPS,
-    )
+    explored, guides = _explore(run, costs, model, budget_s=(until_s - time.perf_counter()) / 3)
     records = joined(explored)
-    num_places = sum(len(seen.trees[contending[temperature][0].key]) for temperature, seen in explored.items())
+    num_places = sum(len(seen.prompts) for seen in explored.values())
     may_fit = run.effort.fits_acceptance and num_places >= FIT_PLACES
     own = fitted(records, seed=run.seed) if may_fit else None
     model = with_measured(own or shifted_to(model, records, num_places=num_places), explored)
 
-    compared = {temperature: Samples() for temperature in run.temperatures}
-    for temperature, seen in explored.items():
-        near = _near(contending[temperature], seen, costs, share=FAR_BEHIND)
-        size = min(costs.size, _worth_growing(near))
-        contending[temperature] = _among(near, contenders(size=size, depth=min(DEPTH, size)))
-
-    def drop_behind() -> None:
-        for temperature, seen in compared.items():
-            near = _near(contending[temperature], seen, costs, share=BEHIND)
-            contending[temperature] = _among(near, contending[temperature])
-
-    _sample(
-        run,
-        rest,
-        compared,
-        contending,
-        model,
-        until_s=ROUGH_SHARE * run.effort.sampling_s,
-        stage="comparing trees",
-        steps=run.effort.steps_per_prompt,
-        drop_behind=drop_behind,
-        least_places=ROUGH_PLACES,
-    )
-    for temperature, seen in compared.items():
-        near = _near(contending[temperature], seen, costs, share=BEHIND)
-        size = _worth_growing(near)
-        contending[temperature] = [narrowed(one, size=size) for one in _among(near, contending[temperature])]
-        compared[temperature] = cut_to(contending[temperature], seen)
-    _sample(
-        run,
-        range(len(run.prompts)),
-        compared,
-        contending,
-        model,
-        until_s=(1 - FIRST_SHARE - ROUGH_SHARE) * run.effort.sampling_s,
-        stage="comparing the best",
-        steps=run.effort.steps_per_prompt,
-        drop_behind=drop_behind,
-        least_places=LEAST_PLACES - ROUGH_PLACES,
-        seed=MAX_ROUNDS * len(run.prompts),
-    )
+    ends_s = (until_s + time.perf_counter()) / 2
+    compared, choices = {}, {}
+    for done, (temperature, seen) in enumerate(explored.items()):
+        size = max(_left(guides, seen, costs, run.effort.rule).values())
+        compared[temperature], choices[temperature] = _compare(
+            run,
+            costs,
+            model,
+            temperature,
+            size=size,
+            first=seen.num_texts,
+            budget_s=(ends_s - time.perf_counter()) / (len(explored) - done),
+            report=functools.partial(_report_part, run, done),
+        )
     # Tokens are of the first trees: both draws grew theirs at the same places, and of one size.
     everything = {
-        temperature: Samples(trees=seen.trees, records=[*seen.records, *compared[temperature].records])
+        temperature: replace(seen, records=[*seen.records, *compared[temperature].records])
         for temperature, seen in explored.items()
     }
-    return Outcome(
-        model=with_measured(model, everything),
-        samples=compared,
-        choices={
-            temperature: _choice(entrants(contending[temperature], seen, costs.growth), costs)
-            for temperature, seen in compared.items()
-        },
-    )
+    return Outcome(model=with_measured(model, everything), samples=compared, choices=choices)
 
 
 def entrants(contending: Sequence[Contender], samples: Samples, growth: Mapping[Key, GrowthCost]) -> list[Entrant]:
@@ -143,8 +86,141 @@ def entrants(contending: Sequence[Contender], samples: Samples, growth: Mapping[
             branching=contender.settings.branching,
         )
         for contender in contending
-        if samples.trees[contender.key]
     ]
+
+
+def _explore(
+    run: Run, costs: MeasuredCosts, model: AcceptanceModel, *, budget_s: float
+) -> tuple[dict[float, Samples], list[Contender]]:
+    """Trees of the policy that the acceptance model is for, at each prompt once, while there is time."""
+    texts = run.effort.steps_per_prompt * len(run.temperatures)
+    size = _affordable(costs, num_trees=2, num_places=PROMPTS * texts, budget_s=budget_s)
+    guides = [one for one in contenders(size=size, depth=min(DEPTH, size)) if one.settings.policy == "adaptive"]
+    found = {temperature: Samples() for temperature in run.temperatures}
+    numbers = range(len(run.prompts))
+    if run.effort.fits_acceptance:  # and half of the prompts are left, to compare at trees of what was fitted
+        numbers = numbers[: max(1, len(numbers) // 2)]
+    report = functools.partial(run.report, "learning acceptance")
+    for count, number in _visits(numbers, len(numbers), budget_s, report):
+        for temperature, samples in found.items():
+            _sample(run, run.prompts[number], guides, model, samples, temperature, number=number, seed=count)
+    return found, guides
+
+
+def _compare(
+    run: Run,
+    costs: MeasuredCosts,
+    model: AcceptanceModel,
+    temperature: float,
+    *,
+    size: int,
+    first: int,
+    budget_s: float,
+    report: Callable[[float], None],
+) -> tuple[Samples, Choice]:
+    """Everybody's trees of at most `size` nodes at all prompts, from the `first` on, then further along each text."""
+    samples, rule = Samples(), run.effort.rule
+    places = PROMPTS * run.effort.steps_per_prompt
+    size = min(size, _affordable(costs, num_trees=len(costs.growth), num_places=places, budget_s=budget_s))
+    contending = contenders(size=size, depth=min(DEPTH, size))
+    texts = {number: run.prompts[number] for number in _turned(len(run.prompts), first)}
+    look_at = 2
+    for count, number in _visits(list(texts), len(texts) * TEXT_STEPS // run.effort.steps_per_prompt, budget_s, report):
+        seed = len(texts) + count  # other luck than at first
+        texts[number] = _sample(run, texts[number], contending, model, samples, temperature, number=number, seed=seed)
+        if count == look_at:
+            contending = _among(_left(contending, samples, costs, rule), contending)
+            samples = cut_to(contending, samples)
+            look_at *= 2
+    left = _left(contending, samples, costs, rule)
+    return samples, _choice(entrants([one for one in contending if one.key in left], samples, costs.growth), costs)
+
+
+def _visits(
+    numbers: Sequence[int], most: int, budget_s: float, report: Callable[[float], None]
+) -> Iterator[tuple[int, int]]:
+    """Numbers of prompts in turn, and how many that were, while there is time for one more; two at least."""
+    started = time.perf_counter()
+    for count, number in enumerate(itertools.islice(itertools.cycle(numbers), most), start=1):
+        yield count, number
+        with_next_s = (time.perf_counter() - started) * (count + 1) / count
+        report(min(1.0, max(count / most, with_next_s / max(1e-9, budget_s))))
+        if with_next_s > budget_s and count >= 2:
+            return
+
+
+def _report_part(run: Run, done: int, share: float) -> None:
+    """Progress within one of the temperatures."""
+    run.report("comparing trees", (done + share) / len(run.temperatures))
+
+
+def _turned(count: int, first: int) -> list[int]:
+    """All numbers, from this one on."""
+    return [(first + place) % count for place in range(count)]
+
+
+def _sample(
+    run: Run,
+    ids: list[int],
+    contending: Sequence[Contender],
+    model: AcceptanceModel,
+    samples: Samples,
+    temperature: float,
+    *,
+    number: int,
+    seed: int,
+) -> list[int]:
+    """Everybody's trees at some steps behind a text, which is returned with what was added to it."""
+    before, steps = len(samples.records), run.effort.steps_per_prompt
+    longer = sample_text(
+        run.engine,
+        ids,
+        contending,
+        model,
+        samples,
+        sampling=run.sampling(temperature),
+        steps=steps,
+        seed=run.seed + seed,
+    )
+    samples.prompts += [number] * steps
+    for records in samples.records[before:]:
+        records["prompt"] = torch.full_like(records["rank"], number)
+    return longer
+
+
+def _left(contending: Sequence[Contender], samples: Samples, costs: MeasuredCosts, rule: Rule) -> dict[Key, int]:
+    """Contenders that have a plan which is not clearly slower than the best, with the largest such plan's nodes."""
+    found = entrants(contending, samples, costs.growth)
+    sizes = [size for size in SIZES if size <= costs.size]
+    tables = [tabulate(entrant, costs.steps, sizes=sizes, depths=DEPTHS) for entrant in found]
+    tokens = np.concatenate([table.tokens for table in tables], axis=1)
+    seconds = np.concatenate([table.seconds for table in tables], axis=1)
+    speeds = log_speeds(by_prompt(tokens, samples.prompts), by_prompt(seconds, samples.prompts), rule)
+    nodes = np.concatenate([table.nodes.mean(0) for table in tables])
+    keys = [(entrant.policy, entrant.draw) for entrant, table in zip(found, tables, strict=True) for _ in table.limits]
+    left: dict[Key, int] = {}
+    for place in still_racing(speeds, replace(rule, least_gain=max(rule.least_gain, COST_ERROR))):
+        left[keys[place]] = max(math.ceil(nodes[place]), left.get(keys[place], 0))
+    return left
+
+
+def _among(left: Mapping[Key, int], contending: Sequence[Contender]) -> list[Contender]:
+    """Those that are left, with trees as large as what is left of each; the guide, which comes first, stays."""
+    largest = max(left.values())
+    return [
+        narrowed(one, size=max(FEWEST, left.get(one.key, largest)))
+        for index, one in enumerate(contending)
+        if index == 0 or one.key in left
+    ]
+
+
+def _affordable(costs: MeasuredCosts, *, num_trees: int, num_places: int, budget_s: float) -> int:
+    """Nodes of so many trees that there is time to look at in so many places, as if they had nothing in common.
+
+    What they have in common makes up for the time that they take to grow.
+    """
+    fitting = [size for size in costs.verify if num_places * float(costs.steps.verify(num_trees * size)) <= budget_s]
+    return min(costs.size, max([FEWEST, *fitting]))
 
 
 def _choice(found: Sequence[Entrant], costs: MeasuredCosts) -> Choice:
@@ -160,92 +236,3 @@ def _choice(found: Sequence[Entrant], costs: MeasuredCosts) -> Choice:
         ranked=tuple(deep(plan) for plan in choice.ranked),
         smaller=None if choice.smaller is None else deep(choice.smaller),
     )
-
-
-def _learning_size(run: Run, costs: MeasuredCosts) -> int:
-    """Nodes of the first trees: the most that may pay, or as many as there is time for."""
-    texts = MIN_PROMPTS * LEARNING_STEPS * len(run.temperatures)
-    fitting = [
-        size
-        for size in costs.verify
-        if size >= FEWEST and OVERLAP * float(costs.steps.verify(size)) * texts <= run.effort.sampling_s
-    ]
-    return max(fitting, default=min(FEWEST, costs.size))
-
-
-def _split(num_prompts: int) -> tuple[list[int], list[int]]:
-    """Prompts to learn the acceptance from, and others to compare on; one prompt must do for both."""
-    count = max(1, num_prompts // 3)
-    numbers = list(range(num_prompts))
-    return numbers[:count], numbers[count:] or numbers
-
-
-def _sample(
-    run: Run,
-    numbers: Sequence[int],
-    samples: Mapping[float, Samples],
-    contending: Mapping[float, Sequence[Contender]],
-    model: AcceptanceModel,
-    *,
-    until_s: float,
-    stage: str,
-    steps: int,
-    drop_behind: Callable[[], None] = lambda: None,
-    least_places: int = 0,
-    seed: int = 0,
-) -> None:
-    """Values of everybody's trees at prompt after prompt, then further along each, until the time is spent.
-
-    Where a pass is slow there are `least_places` at each temperature, within PATIENCE. `numbers` are those of the
-    prompts; `contending` may change between two of them.
-    """
-    started = time.perf_counter()
-    texts = {(number, temperature): list(run.prompts[number]) for number in numbers for temperature in samples}
-    most = MAX_ROUNDS * len(numbers)
-    look_at = float(MIN_PROMPTS)
-    for count, number in enumerate(itertools.islice(itertools.cycle(numbers), most), start=1):
-        for temperature, found in samples.items():
-            before = len(found.records)
-            texts[number, temperature] = sample_text(
-                run.engine,
-                texts[number, temperature],
-                contending[temperature],
-                model,
-                found,
-                sampling=run.sampling(temperature),
-                steps=steps,
-                seed=run.seed + seed + count,
-            )
-            for records in found.records[before:]:
-                records["prompt"] = torch.full_like(records["rank"], number)
-        spent_s = time.perf_counter() - started
-        has_enough = count * steps >= least_places or spent_s > PATIENCE * until_s
-        enough_s = until_s if has_enough else PATIENCE * until_s
-        run.report(stage, min(1.0, max(count / most, spent_s / enough_s)))
-        if count >= look_at:
-            drop_behind()
-            look_at = LOOK_AGAIN * count
-        if spent_s > until_s and has_enough and count >= min(MIN_PROMPTS, len(numbers)):
-            return
-
-
-def _near(contending: Sequence[Contender], samples: Samples, costs: MeasuredCosts, *, share: float) -> list[Plan]:
-    """The best plan of each contender that is as fast as this share of the fastest, roughly."""
-    choice = choose(
-        entrants(contending, samples, costs.growth),
-        costs.steps,
-        sizes=[size for size in COARSE_SIZES if size <= costs.size],
-        depths=COARSE_DEPTHS,
-    )
-    return [plan for plan in choice.ranked if plan.tokens_per_s >= share * choice.ranked[0].tokens_per_s]
-
-
-def _worth_growing(near: Sequence[Plan]) -> int:
-    """Nodes of trees that tell about these plans, and about larger ones that may turn out better."""
-    return max(FEWEST, math.ceil(MORE * max(plan.nodes for plan in near)))
-
-
-def _among(near: Sequence[Plan], contending: Sequence[Contender]) -> list[Contender]:
-    """Those that have a plan here; the guide, which comes first, stays."""
-    keys = {(plan.policy, plan.draw) for plan in near}
-    return [contender for index, contender in enumerate(contending) if index == 0 or contender.key in keys]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -43,13 +44,18 @@ class MeasuredCosts:
     steps: StepCosts
 
 
-def measure_costs(run: Run, model: AcceptanceModel) -> MeasuredCosts:
-    """Time everything at one text, in several sittings: a machine that is slow for a while must not slow one part."""
+def measure_costs(run: Run, model: AcceptanceModel, *, budget_s: float) -> MeasuredCosts:
+    """Time everything at one text, in several sittings: a machine that is slow for a while must not slow one part.
+
+    There is one sitting at least, and each times everything once at least.
+    """
+    started = time.perf_counter()
     text = _timing_text(run)
     once_s = _worth_timing(run, text)
     size, takes_turns = max(once_s), once_s[0] < TAKES_TURNS_S
     sittings = SITTINGS if takes_turns else LONG_SITTINGS
-    sitting_s = run.effort.timing_s / sittings
+    series_s = budget_s / 3  # passes, growth, and the rest together
+    sitting_s = series_s / sittings
     contending = contenders(size=size, depth=min(DEPTH, size))
     growths = _growths(run, text, contending, model, takes_turns=takes_turns)
     passes = Series(
@@ -71,6 +77,8 @@ def measure_costs(run: Run, model: AcceptanceModel) -> MeasuredCosts:
             series.sit(_told(run, part * (sitting * len(every) + number), part))
         speculating += _steps(run, tree)
         plain += _steps(run, TreeSettings(policy="none"))
+        if time.perf_counter() - started > budget_s:
+            break
     verify, draft = passes.repeats(), calls.repeats()
     return MeasuredCosts(
         verify=verify,
@@ -82,7 +90,7 @@ def measure_costs(run: Run, model: AcceptanceModel) -> MeasuredCosts:
             draft=curve(draft),
             rest_s=statistics.median(step.rest_s for step in speculating),
             plain_step_s=statistics.median(step.total_s for step in plain),
-            prefetch_s=_time_prefetch(run, text, verify[0].median_s),
+            prefetch_s=_time_prefetch(run, text, verify[0].median_s, budget_s=series_s / 2),
         ),
     )
 
@@ -177,12 +185,12 @@ def _smaller(contender: Contender) -> list[TreeSettings]:
     return [shallow, *(replace(settings, size=count, depth=min(DEPTH, count)) for count in sizes)]
 
 
-def _time_prefetch(run: Run, text: Text, plain_s: float) -> float:
+def _time_prefetch(run: Run, text: Text, plain_s: float, *, budget_s: float) -> float:
     """Time what a pass saves when the stream had time to read ahead."""
     if run.engine.placement.num_resident == run.engine.placement.num_layers:
         return 0.0
     tasks = prefetch_tasks(run.engine, text, pause_s=min(LONGEST_PAUSE_S, plain_s), seed=run.seed)
-    timed = time_interleaved(tasks, budget_s=run.effort.timing_s / 2)
+    timed = time_interleaved(tasks, budget_s=budget_s)
     return max(0.0, timed["at once"].median_s - timed["after a pause"].median_s)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import time
 
 from edgespec import __version__
 from edgespec.engine import Engine
@@ -40,8 +41,10 @@ def profile_pair(run: Run, model: AcceptanceModel) -> Profile:
     engine = run.engine
     if engine.draft_model is None:
         raise EdgespecError("E_SETTING", "there is no draft to profile the target with.", "Name one with `draft`.")
-    costs = measure_costs(run, model)
-    outcome = hold_contest(run, costs, model)
+    started = time.perf_counter()
+    costs = measure_costs(run, model, budget_s=run.effort.budget_s / 4)  # of four stages
+    ends_s = started + run.effort.allowed_s(costs.verify[0].median_s)
+    outcome = hold_contest(run, costs, model, until_s=ends_s)
     plans = []
     for number, temperature in enumerate(run.temperatures):
         run.report("trying plans", number / len(run.temperatures))
@@ -52,6 +55,7 @@ def profile_pair(run: Run, model: AcceptanceModel) -> Profile:
                 outcome.model,
                 temperature=temperature,
                 num_texts=outcome.samples[temperature].num_texts,
+                budget_s=(ends_s - time.perf_counter()) / (len(run.temperatures) - number),
             )
         )
     run.report("trying plans", 1.0)

@@ -7,25 +7,35 @@ from dataclasses import dataclass, replace
 
 from edgespec.config import SamplingSettings
 from edgespec.engine import Engine
+from edgespec.tune.race import Rule
 
 Report = Callable[[str, float], None]  # stage, the share of it that is done
 
 DEPTH = 24  # of the deepest trees that are tried
+RULE = Rule(confidence=0.95, least_gain=0.02)
+PASSES = 600  # that there is time for where they are slow: fewer choose by luck
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How long each part may take, and how much is tried."""
+    """How long all measuring may take, and what decides.
 
-    timing_s: float  # of the verify curve; drafting and growth get about as much
-    sampling_s: float  # of the trees, all temperatures together
-    steps_per_prompt: int
-    trial_s: float  # of the candidates' real steps, all temperatures together
+    Timing, learning, comparing and trying each get as much of the time that is left as any stage behind them.
+    """
+
+    budget_s: float
+    most_s: float  # where passes are slow
+    steps_per_prompt: int  # that trees are compared at before the next prompt's turn
     fits_acceptance: bool  # a model of the pair's own; else the given one, shifted
+    rule: Rule = RULE
+
+    def allowed_s(self, pass_s: float) -> float:
+        """All time there is, for a target whose plain pass takes so long."""
+        return max(self.budget_s, min(PASSES * pass_s, self.most_s))
 
 
-QUICK = Effort(timing_s=6, sampling_s=36, steps_per_prompt=2, trial_s=15, fits_acceptance=False)
-FULL = Effort(timing_s=30, sampling_s=180, steps_per_prompt=6, trial_s=90, fits_acceptance=True)
+QUICK = Effort(budget_s=60, most_s=240, steps_per_prompt=1, fits_acceptance=False)
+FULL = Effort(budget_s=300, most_s=1200, steps_per_prompt=6, fits_acceptance=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

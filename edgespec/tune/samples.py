@@ -41,11 +41,12 @@ class Samples:
 
     trees: dict[Key, list[TreeSample]] = field(default_factory=lambda: defaultdict(list))
     records: list[Records] = field(default_factory=list)  # of a tree each
+    prompts: list[int] = field(default_factory=list)  # that each place is behind
 
     @property
     def num_texts(self) -> int:
         """Count the different prompts that were continued."""
-        return len({int(prompt) for records in self.records for prompt in records["prompt"][:1]})
+        return len(set(self.prompts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +149,7 @@ def cut_to(contenders: Sequence[Contender], samples: Samples) -> Samples:
             trees[contender.key] = [
                 tree.cut(size=size, depth=depth, threshold=-math.inf) for tree in trees[contender.key]
             ]
-    return Samples(trees=defaultdict(list, trees), records=list(samples.records))
+    return Samples(trees=defaultdict(list, trees), records=list(samples.records), prompts=list(samples.prompts))
 
 
 def in_groups(

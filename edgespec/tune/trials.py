@@ -2,170 +2,150 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.grow.policies import open_policy
 from edgespec.profiled import tree_settings
+from edgespec.tune.race import PROMPTS, Rule, Speeds, by_prompt, is_decided, log_speeds, still_racing, winner
 from edgespec.tune.run import Run
 from edgespec.tune.timings import run_steps
+from profiles.cost import Floats
 from profiles.schema import Plan, TemperaturePlan
 from profiles.tuner import Choice, with_tokens
 
-NUM_CANDIDATES = (3, 8)  # policies, more where steps are fast, beside a smaller tree of the first and plain decoding
-NUM_PROMPTS = 8  # that there should be time for
-STEPS = (6, 24)  # of one candidate at one prompt, that are timed: as many as let all prompts have their turn
-PROMPT_STEPS = 4  # about as long as the passes over a prompt
-WARM_STEPS = 1  # before them: behind another candidate's steps, caches and read-ahead are that one's
-MIN_PROMPTS = 2
-MARGIN = 0.02  # that a plan must be faster by than one with fewer nodes
-PLAIN_MARGINS = (0.01, 0.04)  # than plain decoding, as the noise asks for: more would give up gains that are real
-CERTAIN = 2.0  # standard errors
-PRECISE = 0.01  # that no more steps are timed for
-PATIENCE = 2.5  # times the time that there is: then no more prompts are taken, if it is not decided before
-CLOSE = 0.9  # of the fastest prediction: what is slower is not tried
+STEPS = (6, 24)  # of a plan behind a prompt: fewer are outweighed by the prompt's pass, for more there is no room
+UNTIMED = 4  # steps' time behind each prompt: its own pass, and a step that finds the caches as another plan left them
 
 
 @dataclass(slots=True)
-class _Trial:
-    plan: Plan
-    seconds: list[list[float]] = field(default_factory=list)  # of each step that is timed, by prompt
-    tokens: list[int] = field(default_factory=list)
+class _Trials:
+    """Steps of all plans: a row is everybody's behind one prompt."""
 
-    def step_s(self, plain: _Trial) -> float:
-        """What its steps took, next to plain decoding's, which went on for as long as anybody did."""
-        next_to = statistics.fmean(itertools.chain(*plain.seconds[: len(self.seconds)]))
-        all_plain = statistics.fmean(itertools.chain(*plain.seconds))
-        return statistics.fmean(itertools.chain(*self.seconds)) * all_plain / next_to
+    plans: Sequence[Plan]  # the last is plain decoding
+    prompts: list[int] = field(default_factory=list)  # of each row
+    seconds: list[list[float]] = field(default_factory=list)  # of a step, [rows][plans]; nan of who was dropped before
+    tokens: float = 0.0  # that trees yielded
+    predicted: float = 0.0  # that they were predicted to
 
-    def error(self, plain: _Trial) -> float:
-        """Relative standard error of these seconds."""
-        beside = plain.seconds[: len(self.seconds)]
-        ratios = [statistics.fmean(own) / statistics.fmean(its) for own, its in zip(self.seconds, beside, strict=True)]
-        if len(ratios) < 2:
-            return 0.0
-        return statistics.stdev(ratios) / statistics.fmean(ratios) / math.sqrt(len(ratios))
+    def factor(self, num_texts: int) -> float:
+        """Tokens a pass over those that were predicted, samples of `num_texts` texts and trials together.
+
+        Each counts by its texts: texts differ more than places in one.
+        """
+        num_tried = len(set(self.prompts))
+        return (num_texts + num_tried * self.tokens / self.predicted) / (num_texts + num_tried)
+
+    def speeds(self, racing: Sequence[int], plans: Sequence[Plan], rule: Rule) -> Speeds:
+        """Of those that are still in it, by their expected tokens and the seconds of their steps."""
+        seconds = np.array(self.seconds)[:, racing]
+        tokens = np.broadcast_to([plans[place].tokens for place in racing], seconds.shape)
+        return log_speeds(by_prompt(tokens, self.prompts), by_prompt(seconds, self.prompts), rule)
+
+    def measured(self, plans: Sequence[Plan], best: int) -> list[Plan]:
+        """The plans with what their steps took, next to the best one's: a machine's speed may change."""
+        seconds: Floats = np.array(self.seconds)
+        took = ~np.isnan(seconds)
+        next_to = np.where(took, seconds[:, [best]], np.nan)
+        ratios = np.nansum(seconds, 0) / np.nansum(next_to, 0)
+        return [
+            replace(plan, measured_step_s=float(ratio * seconds[:, best].mean()))
+            for plan, ratio in zip(plans, ratios, strict=True)
+        ]
 
 
 def try_plans(
-    run: Run, choice: Choice, model: AcceptanceModel, *, temperature: float, num_texts: int
+    run: Run, choice: Choice, model: AcceptanceModel, *, temperature: float, num_texts: int, budget_s: float
 ) -> TemperaturePlan:
     """The fastest of the predicted best, by the seconds that their steps really take.
 
     Which plan yields more tokens is known from trees of each at the same places of `num_texts` texts. How many
     they yield on the whole, the trials tell as well: they add texts.
     """
-    fastest = choice.ranked[0]
-    budget_s = run.effort.trial_s / len(run.temperatures)
-    count = int(budget_s / (NUM_PROMPTS * (WARM_STEPS + STEPS[0]) * fastest.step_s))
-    count = min(max(count, NUM_CANDIDATES[0]), NUM_CANDIDATES[1])
-    near = [plan for plan in choice.ranked[:count] if plan.tokens_per_s >= CLOSE * fastest.tokens_per_s]
-    smaller = [choice.smaller] if choice.smaller is not None else []
-    trials = [_Trial(plan) for plan in (*near, *smaller, choice.plain)]
-    started = time.perf_counter()
-    close, num_tried = trials, 0
+    started, rule = time.perf_counter(), run.effort.rule
+    trials = _Trials(_candidates(choice, budget_s))
+    racing = list(range(len(trials.plans)))
+    steps = _row_steps(trials.plans, len(run.prompts), budget_s)
+    look_at, count = 2, 0
     while True:
-        num_tried += _decode_in_turn(run, close, model, temperature, budget_s, first=num_tried)
-        close = _undecided(close)
-        if len(close) < 2 or time.perf_counter() - started > PATIENCE * budget_s:
+        _try_behind_next(run, trials, racing, model, temperature, steps=steps)
+        count += 1
+        is_over = (time.perf_counter() - started) * (count + 1) / count > budget_s
+        if count < 2 or (count < look_at and not is_over):
+            continue
+        look_at *= 2
+        factor = trials.factor(num_texts)
+        plans = [*(_scaled(plan, factor) for plan in trials.plans[:-1]), trials.plans[-1]]
+        racing = [racing[place] for place in still_racing(trials.speeds(racing, plans, rule), rule)]
+        speeds = trials.speeds(racing, plans, rule)
+        if is_over or is_decided(speeds, rule):
             break
-    factor = _token_factor(trials[:-1], min(num_tried, len(run.prompts)), num_texts)
-    *speculating, plain = _measured(trials)
-    errors = [trial.error(trials[-1]) for trial in trials[:-1]]
-    ranked = _ranked([_scaled(plan, factor) for plan in speculating], plain, errors)
+    best = racing[winner(speeds, [plans[place].nodes for place in racing], rule)]
+    measured = trials.measured(plans, best)
+    others = [place for place in range(len(measured)) if place != best]
+    others.sort(key=lambda place: (place not in racing, -measured[place].tokens_per_s))
+    ranked = [measured[place] for place in (best, *others)]
     return TemperaturePlan(
         temperature=temperature,
         best=ranked[0],
-        plain=plain,
+        plain=measured[-1],
         runner_up=ranked[1],
-        why=_why(ranked, plain),
+        why=_why(ranked, measured[-1]),
         by_size=tuple(_scaled(plan, factor) for plan in choice.by_size),
     )
 
 
-def _measured(trials: Sequence[_Trial]) -> list[Plan]:
-    """The plans with what their steps took; plain decoding is the last."""
-    return [replace(trial.plan, measured_step_s=trial.step_s(trials[-1])) for trial in trials]
+def _candidates(choice: Choice, budget_s: float) -> list[Plan]:
+    """The plans that are predicted fastest, as many as there is time for, a smaller one, and plain decoding."""
+    beside = [plan for plan in (choice.smaller, choice.plain) if plan is not None]
+    found = [choice.ranked[0]]
+    for plan in choice.ranked[1:]:
+        if PROMPTS * (UNTIMED + STEPS[0]) * sum(one.step_s for one in (*found, *beside, plan)) > budget_s:
+            break
+        found.append(plan)
+    return [*found, *beside]
 
 
-def _undecided(trials: Sequence[_Trial]) -> list[_Trial]:
-    """Those that may be the fastest, as far as their noise tells, with plain decoding as the last."""
-    plain = trials[-1]
-    speeds = [plan.tokens_per_s for plan in _measured(trials)]
-    errors = [trial.error(plain) for trial in trials]
-    fastest = max(range(len(trials)), key=lambda index: speeds[index])
-    return [
-        trial
-        for trial, speed, error in zip(trials, speeds, errors, strict=True)
-        if trial is plain
-        or (
-            max(error, errors[fastest]) > PRECISE
-            and speed * (1 + CERTAIN * max(error, errors[fastest])) >= speeds[fastest]
+def _row_steps(plans: Sequence[Plan], num_prompts: int, budget_s: float) -> int:
+    """Timed steps of each plan behind a prompt: as many as let all prompts have their turn."""
+    fitting = int(budget_s / (num_prompts * sum(plan.step_s for plan in plans))) - UNTIMED
+    return min(max(fitting, STEPS[0]), STEPS[1])
+
+
+def _try_behind_next(
+    run: Run, trials: _Trials, racing: Sequence[int], model: AcceptanceModel, temperature: float, *, steps: int
+) -> None:
+    """Real steps of all that race behind the next prompt, every other time in the opposite order."""
+    turn = len(trials.prompts)
+    row = [math.nan] * len(trials.plans)
+    for place in racing if turn % 2 == 0 else reversed(racing):
+        plan = trials.plans[place]
+        policy = open_policy(tree_settings(plan)).with_acceptance(model)
+        found = run_steps(
+            run.engine,
+            run.prompts[turn % len(run.prompts)],
+            policy,
+            sampling=run.sampling(temperature),
+            steps=1 + steps,
+            seed=run.seed + turn,
         )
-    ]
-
-
-def _ranked(speculating: Sequence[Plan], plain: Plan, errors: Sequence[float]) -> list[Plan]:
-    """The plan to take, and the others, fastest first.
-
-    Within the noise of the trials fewer nodes are the safer choice: where computing becomes the slower part, at
-    some number of nodes, changes with what else the machine does. A tree must be faster than none all the same,
-    by more the noisier the machine is: `errors` are relative standard errors of the trees' speeds over none's.
-    """
-    ranked = sorted([*speculating, plain], key=lambda plan: plan.tokens_per_s, reverse=True)
-    least, most = PLAIN_MARGINS
-    alike_from = ranked[0].tokens_per_s / (1 + MARGIN)
-    paying = [
-        plan
-        for plan, error in zip(speculating, errors, strict=True)
-        if plan.tokens_per_s >= plain.tokens_per_s * (1 + min(max(least, CERTAIN * error), most))
-        and plan.tokens_per_s >= alike_from
-    ]
-    safest = min(paying, key=lambda plan: plan.nodes, default=plain)
-    return [safest, *(plan for plan in ranked if plan is not safest)]
-
-
-def _token_factor(trials: Sequence[_Trial], num_tried: int, num_texts: int) -> float:
-    """Tokens a pass over those that were predicted, samples and trials together.
-
-    Each counts by its texts: texts differ more than places in one.
-    """
-    found = sum(sum(trial.tokens) for trial in trials)
-    predicted = sum(trial.plan.tokens * len(trial.tokens) for trial in trials)
-    return (num_texts + num_tried * found / predicted) / (num_texts + num_tried)
+        row[place] = statistics.fmean(step.total_s for step in found[1:])
+        if plan.policy != "none":
+            trials.tokens += sum(len(step.tokens) for step in found)
+            trials.predicted += plan.tokens * len(found)
+    trials.prompts.append(turn % len(run.prompts))
+    trials.seconds.append(row)
 
 
 def _scaled(plan: Plan, factor: float) -> Plan:
     """The plan with so many times the tokens."""
     return with_tokens(plan, factor * plan.tokens)
-
-
-def _decode_in_turn(
-    run: Run, trials: Sequence[_Trial], model: AcceptanceModel, temperature: float, budget_s: float, *, first: int
-) -> int:
-    """Real steps of all, prompt by prompt from the `first` on, until the time for them is spent, or all prompts had
-    their turn; how many that were.
-    """
-    sampling = run.sampling(temperature)
-    count = int(budget_s / (len(run.prompts) * sum(trial.plan.step_s for trial in trials))) - PROMPT_STEPS
-    count = min(max(count, WARM_STEPS + STEPS[0]), WARM_STEPS + STEPS[1])
-    started = time.perf_counter()
-    for done in range(len(run.prompts)):
-        index = first + done
-        ids = run.prompts[index % len(run.prompts)]
-        for trial in trials if index % 2 == 0 else reversed(trials):
-            policy = open_policy(tree_settings(trial.plan)).with_acceptance(model)
-            steps = run_steps(run.engine, ids, policy, sampling=sampling, steps=count, seed=run.seed + index)
-            trial.seconds.append([step.total_s for step in steps[WARM_STEPS:]])
-            trial.tokens += [len(step.tokens) for step in steps]
-        if done + 1 >= MIN_PROMPTS and time.perf_counter() - started > budget_s:
-            return done + 1
-    return len(run.prompts)
 
 
 def _why(ranked: Sequence[Plan], plain: Plan) -> str:
@@ -177,7 +157,7 @@ def _why(ranked: Sequence[Plan], plain: Plan) -> str:
             f"{second.tokens_per_s:.3g} tokens/s, plain {best.tokens_per_s:.3g}; it is switched off"
         )
     gain = best.tokens_per_s / plain.tokens_per_s
-    other = "next" if second.tokens_per_s <= best.tokens_per_s else "hardly faster"
+    other = "next" if second.tokens_per_s <= best.tokens_per_s else "not clearly faster"
     return (
         f"{best.tokens:.3g} tokens a pass in {1000 * (best.measured_step_s or best.step_s):.3g} ms, "
         f"{gain:.3g} times plain decoding; {other}: {_name(second)} with {second.tokens_per_s:.3g} tokens/s "

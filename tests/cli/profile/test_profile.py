@@ -26,7 +26,7 @@ from tests.cli.conftest import Outcome, RunCli
 from tests.conftest import FAMILIES, make_model, save_folder
 from tests.profiles.examples import PLAIN, example_plan, example_profile
 
-TINY = Effort(timing_s=0.05, sampling_s=0.3, steps_per_prompt=1, trial_s=0.1, fits_acceptance=False)
+TINY = Effort(budget_s=0.5, most_s=0.5, steps_per_prompt=1, fits_acceptance=False)
 PROMPTS = '{"prompt": "def read_lines(path):"}\n{"prompt": "import os\\n\\nclass Folder:"}\n'
 FILES = {"p.jsonl": PROMPTS}
 GENERATE = ["p.jsonl", "-n", "12", "--temp", "0.8", "--seed", "1"]
@@ -310,7 +310,7 @@ def test_prompts_leave_room_in_a_short_context(
 
 
 def test_ctrl_c_ends_it_and_leaves_no_file(run_cli: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(profile_pair, "measure_costs", interrupted)

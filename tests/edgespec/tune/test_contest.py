@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,15 +16,19 @@ from edgespec.tune import contest
 from edgespec.tune.contest import Outcome, hold_contest
 from edgespec.tune.costs import MeasuredCosts
 from edgespec.tune.entrants import Contender, contenders
-from edgespec.tune.run import Effort, Run
+from edgespec.tune.run import FULL, QUICK, Run
 from profiles import tuner
 from profiles.cost import Curve, GrowthCost, StepCosts
 from profiles.measure import Repeats
 
 SIZE = 16
 TEMPERATURE = 0.8
-PROMPTS = ("def read_lines(path):\n    ", "import os\n\n\nclass Folder:\n", "for line in lines:\n    ")
-NO_HURRY = Effort(timing_s=0, sampling_s=600, steps_per_prompt=1, trial_s=0, fits_acceptance=False)
+PROMPTS = (
+    "def read_lines(path):\n    ",
+    "import os\n\n\nclass Folder:\n",
+    "for line in lines:\n    ",
+    "try:\n    x = ",
+)
 FREE = GrowthCost(base_s=0.0, layer_s=0.0, node_s=0.0, rows_per_inner=1.0)
 
 
@@ -45,15 +50,20 @@ class Held:
     """A contest, and what was sampled in each of its stages."""
 
     outcome: Outcome
-    stages: list[list[tuple[tuple[int, ...], list[Contender], int]]]  # text, contenders, seed
+    stages: dict[str, list[tuple[tuple[int, ...], list[Contender], int]]]  # text, contenders, seed
 
-    def sizes(self, stage: int) -> set[int]:
-        return {one.settings.size for _, found, _ in self.stages[stage] for one in found if one.is_nested}
+    def policies(self, stage: str, visit: int) -> set[str]:
+        return {one.settings.policy for one in self.stages[stage][visit][1]}
 
-    def prompts(self, run: Run, stage: int) -> list[int]:
-        texts = [text for text, _, _ in self.stages[stage]]
+    def size(self, stage: str, visit: int) -> int:
+        """The largest tree."""
+        return max(one.settings.size for one in self.stages[stage][visit][1] if one.is_nested)
+
+    def prompts(self, run: Run, stage: str) -> list[int]:
+        """That were continued, in order."""
         return [
-            number for number, ids in enumerate(run.prompts) if any(text[: len(ids)] == tuple(ids) for text in texts)
+            next(number for number, ids in enumerate(run.prompts) if text[: len(ids)] == tuple(ids))
+            for text, _, _ in self.stages[stage]
         ]
 
 
@@ -62,83 +72,125 @@ def run() -> Iterator[Run]:
     tree = TreeSettings(policy="opt-tree", size=SIZE)
     with Engine.from_pair(open_pair(None, None), tree=tree, context_tokens=256, self_check=False) as engine:
         prompts = [engine.encode(prompt) for prompt in PROMPTS]
-        yield Run(engine=engine, prompts=prompts, temperatures=[TEMPERATURE], effort=NO_HURRY)
+        yield Run(engine=engine, prompts=prompts, temperatures=[TEMPERATURE], effort=QUICK)
 
 
 @pytest.fixture
 def hold(run: Run, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Hold a contest that ends when all prompts had their turn once."""
-    sampled: list[tuple[tuple[int, ...], list[Contender], int]] = []
-    right = contest.sample_text
+    """Hold a contest that ends when all prompts had their turn twice."""
+    stages: dict[str, list[tuple[tuple[int, ...], list[Contender], int]]] = {}
+    names: list[str] = []
+    right, right_visits = contest.sample_text, contest._visits
 
     def remember(engine: Engine, ids: Any, contending: Any, *arguments: Any, **options: Any) -> list[int]:
-        sampled.append((tuple(ids), list(contending), options["seed"]))
+        stages[names[-1]].append((tuple(ids), list(contending), options["seed"]))
         return right(engine, ids, contending, *arguments, **options)
 
+    def visits(*arguments: Any) -> Any:
+        names.append("learning" if not names else "comparing")
+        stages[names[-1]] = []
+        return right_visits(*arguments)
+
     monkeypatch.setattr(contest, "sample_text", remember)
-    monkeypatch.setattr(contest, "MAX_ROUNDS", 1)
+    monkeypatch.setattr(contest, "_visits", visits)
+    monkeypatch.setattr(contest, "TEXT_STEPS", 2)
     monkeypatch.setattr(contest, "FEWEST", 2)
 
-    def held(costs: MeasuredCosts, **changes: Any) -> Held:
-        starts: list[int] = []
-        names: list[str] = []
-
-        def report(stage: str, _share: float) -> None:
-            if stage not in names:
-                names.append(stage)
-                starts.append(len(sampled) - 1)
-
-        outcome = hold_contest(replace(run, report=report, **changes), costs, default_acceptance())
-        ends = [*starts[1:], len(sampled)]
-        return Held(outcome, [sampled[start:end] for start, end in zip(starts, ends, strict=True)])
+    def held(costs: MeasuredCosts, *, budget_s: float = 600, **changes: Any) -> Held:
+        stages.clear()
+        names.clear()
+        until_s = time.perf_counter() + budget_s
+        outcome = hold_contest(replace(run, **changes), costs, default_acceptance(), until_s=until_s)
+        return Held(outcome, dict(stages))
 
     return held
 
 
-def test_first_prompts_teach_acceptance_others_compare_and_all_decide(run: Run, hold: Any) -> None:
+def test_adaptive_trees_teach_acceptance_at_each_prompt_then_everybody_is_compared(run: Run, hold: Any) -> None:
     held = hold(machine(1.0, 0.0))
-    assert [held.prompts(run, stage) for stage in range(3)] == [[0], [1, 2], [0, 1, 2]]
-    assert held.outcome.samples[TEMPERATURE].num_texts == 3
+    assert held.prompts(run, "learning") == [0, 1, 2, 3]
+    assert held.policies("learning", 0) == {"adaptive"}
+    assert held.prompts(run, "comparing") == [0, 1, 2, 3] * 2
+    assert {"adaptive", "dyspec", "opt-tree", "sequoia", "chain", "mcsd"} <= held.policies("comparing", 0)
+    assert held.outcome.samples[TEMPERATURE].num_texts == 4
+
+
+def test_what_was_fitted_is_compared_at_other_prompts_first(
+    run: Run, hold: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contest, "fitted", lambda _records, seed: None)
+    held = hold(machine(1.0, 0.0), effort=replace(FULL, steps_per_prompt=1))
+    assert held.prompts(run, "learning") == [0, 1]
+    assert held.prompts(run, "comparing")[:4] == [2, 3, 0, 1]
+
+
+def test_each_text_goes_on_with_other_luck_than_it_was_learned_at(run: Run, hold: Any) -> None:
+    held = hold(machine(1.0, 0.0))
+    (first, _, learned), (again, _, seed) = held.stages["learning"][0], held.stages["comparing"][0]
+    later, _, later_seed = held.stages["comparing"][4]
+    assert first == again == later[: len(first)]
+    assert len(later) > len(again)
+    assert len({learned, seed, later_seed}) == 3
 
 
 def test_where_computing_decides_trees_become_small(hold: Any) -> None:
-    held = hold(machine(0.01, 0.01))
-    assert held.sizes(0) == {SIZE}
-    assert max(held.sizes(2)) < SIZE
+    held = hold(machine(0.01, 0.05))
+    assert held.size("learning", 0) == SIZE
+    assert held.size("comparing", -1) < SIZE
 
 
-def test_larger_trees_of_before_count_as_small_ones(hold: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = iter((8, 4))
-    monkeypatch.setattr(contest, "_worth_growing", lambda _near: next(sizes))
-    held = hold(machine(0.01, 0.01))
-    assert [held.sizes(stage) for stage in range(3)] == [{SIZE}, {8}, {4}]
-    nested = {one.key for _, found, _ in held.stages[2] for one in found if one.is_nested}
-    for key in nested:
-        trees = held.outcome.samples[TEMPERATURE].trees[key]
-        assert len(trees) == 5, "at two prompts with larger trees, then at all three"
-        assert max(len(tree.scores) for tree in trees) <= 4
-
-
-def test_where_the_link_decides_trees_stay_large_and_deep(hold: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_link_decides_small_shapes_fall_behind_and_trees_stay_large_and_deep(
+    hold: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tuner, "DEEPER", 0.2)  # of few places: which depth looks best is chance
     held = hold(machine(1.0, 0.0))
-    assert held.sizes(2) == {SIZE}
+    assert held.size("comparing", -1) == SIZE
     choice = held.outcome.choices[TEMPERATURE]
     assert choice.best.nodes > SIZE / 2
     assert choice.smaller is not None
     assert all(plan.depth == plan.size for plan in (choice.ranked[0], choice.smaller))
 
 
-def test_one_prompt_does_for_everything_and_is_continued_in_several_ways(run: Run, hold: Any) -> None:
+def test_who_has_no_plan_left_is_not_grown_further_and_larger_trees_of_before_count_as_small_ones(
+    hold: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def left(contending: list[Contender], *_: object) -> dict[tuple[str, str], int]:
+        nodes = 4 if len(contending) > 2 else SIZE  # adaptive's two draws are not all there are
+        return {one.key: nodes for one in contending if one.settings.policy in {"dyspec", "adaptive"}}
+
+    monkeypatch.setattr(contest, "_left", left)
+    held = hold(machine(1.0, 0.0))
+    assert (held.size("comparing", 0), held.size("comparing", 2)) == (SIZE, 4)
+    assert len(held.policies("comparing", 1)) > 2
+    assert held.policies("comparing", 2) == {"adaptive", "dyspec"}, "behind two prompts"
+    trees = held.outcome.samples[TEMPERATURE].trees["dyspec", "sampled"]
+    assert (len(trees), max(len(tree.scores) for tree in trees)) == (8, 4)
+
+
+def test_the_guide_goes_on_though_it_is_behind(hold: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its records are what the acceptance model is judged by; it is no choice."""
+    monkeypatch.setattr(contest, "_left", lambda *_: {("dyspec", "sampled"): 4})
+    held = hold(machine(1.0, 0.0))
+    assert held.policies("comparing", -1) == {"adaptive", "dyspec"}
+    assert {plan.policy for plan in held.outcome.choices[TEMPERATURE].ranked} == {"dyspec"}
+
+
+def test_without_time_two_prompts_are_compared(run: Run, hold: Any) -> None:
+    held = hold(machine(1.0, 0.0), budget_s=0)
+    assert held.prompts(run, "learning") == [0, 1]
+    assert held.prompts(run, "comparing") == [2, 3]
+    assert held.size("comparing", 0) == 2, "as small as there are"
+
+
+def test_one_prompt_does_for_everything(run: Run, hold: Any) -> None:
     held = hold(machine(1.0, 0.0), prompts=run.prompts[:1])
-    assert [held.prompts(run, stage) for stage in range(3)] == [[0], [0], [0]]
-    assert held.stages[1][0][2] != held.stages[2][0][2], "the seed"
+    assert (held.prompts(run, "learning"), held.prompts(run, "comparing")) == ([0], [0, 0])
     assert held.outcome.choices[TEMPERATURE].best.tokens > 1
 
 
 def test_both_draws_tokens_are_told_by_trees_of_one_size(hold: Any) -> None:
     """Which draw is better follows from them: the small trees of one would lose to the large ones of the other."""
-    held = hold(machine(0.01, 0.01))
+    held = hold(machine(0.01, 0.05))
     trees = held.outcome.samples[TEMPERATURE].trees["adaptive", "sampled"]
     tokens = held.outcome.model.expected_tokens(TEMPERATURE, "without_replacement")
     assert tokens is not None

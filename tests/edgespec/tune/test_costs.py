@@ -13,11 +13,10 @@ from edgespec.grow.acceptance import default_acceptance
 from edgespec.pair.pair import open_pair
 from edgespec.tune import costs
 from edgespec.tune.costs import measure_costs
-from edgespec.tune.run import Effort, Run
+from edgespec.tune.run import QUICK, Run
 from profiles import measure
 from profiles.measure import Repeats, Task
 
-NO_TIME = Effort(timing_s=0, sampling_s=0, steps_per_prompt=1, trial_s=0, fits_acceptance=False)
 SLOW = range(2, 4)  # growth in the first sitting, passes in the second
 
 
@@ -33,12 +32,28 @@ def test_a_machine_that_is_slow_for_a_while_slows_no_part_alone(monkeypatch: pyt
 
     monkeypatch.setattr(costs, "TAKES_TURNS_S", float("inf"))
     monkeypatch.setattr(measure, "time_interleaved", timed)
-    with Engine.from_pair(
-        open_pair(None, None), tree=TreeSettings(policy="opt-tree", size=16), self_check=False
-    ) as engine:
-        run = Run(engine=engine, prompts=[engine.encode("def main(")], temperatures=(0.8,), effort=NO_TIME)
-        found = measure_costs(run, default_acceptance())
+    tree = TreeSettings(policy="opt-tree", size=16)
+    with Engine.from_pair(open_pair(None, None), tree=tree, self_check=False) as engine:
+        run = Run(engine=engine, prompts=[engine.encode("def main(")], temperatures=(0.8,), effort=QUICK)
+        found = measure_costs(run, default_acceptance(), budget_s=600)
     assert next(calls) > max(SLOW)
     assert {one.median_s for one in (*found.verify.values(), *found.draft.values())} == {1.0}
     # A tree took as long as one call of the draft: nothing is left for the policy's own work.
     assert {cost.base_s + cost.layer_s + cost.node_s for cost in found.growth.values()} == {0.0}
+
+
+def test_where_the_time_is_spent_one_sitting_must_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    sittings = []
+    right = measure.time_interleaved
+
+    def timed(tasks: Mapping[Any, Task], **options: Any) -> dict[Any, Repeats]:
+        sittings.append(options["budget_s"])
+        return right(tasks, **options)
+
+    monkeypatch.setattr(measure, "time_interleaved", timed)
+    with Engine.from_pair(
+        open_pair(None, None), tree=TreeSettings(policy="opt-tree", size=4), self_check=False
+    ) as engine:
+        run = Run(engine=engine, prompts=[engine.encode("def main(")], temperatures=(0.8,), effort=QUICK)
+        measure_costs(run, default_acceptance(), budget_s=0)
+    assert sittings == [0, 0, 0], "passes, draft calls, growth"

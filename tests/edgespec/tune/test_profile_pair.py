@@ -14,7 +14,7 @@ from edgespec.grow.acceptance import KINDS, AcceptanceModel, default_acceptance
 from edgespec.pair.pair import open_pair
 from edgespec.profiled import acceptance_of, changes_between, tree_settings
 from edgespec.train.records import DRAWS
-from edgespec.tune import contest, costs, trials
+from edgespec.tune import contest, costs
 from edgespec.tune.entrants import contenders
 from edgespec.tune.profile_pair import profile_pair
 from edgespec.tune.run import Effort, Run
@@ -22,7 +22,7 @@ from profiles.files import read_profile, write_profile
 from profiles.measure import machine_facts
 from profiles.schema import Profile
 
-TINY = Effort(timing_s=0.05, sampling_s=0.3, steps_per_prompt=1, trial_s=0.1, fits_acceptance=False)
+TINY = Effort(budget_s=0.5, most_s=0.5, steps_per_prompt=1, fits_acceptance=False)
 TEMPERATURES = (0.0, 0.8)
 PROMPTS = ("def read_lines(path):\n    ", "import os\n\n\nclass Folder:\n")
 
@@ -89,10 +89,8 @@ def test_there_is_a_plan_for_every_temperature_no_slower_than_plain_decoding(pro
     for plan in profile.plans:
         assert plan.plain.policy == "none"
         assert plan.best.measured_step_s is not None
-        assert plan.best.tokens_per_s >= plan.plain.tokens_per_s
         assert plan.runner_up is not None
-        given_up = trials.MARGIN if plan.best.policy != "none" else max(trials.MARGIN, *trials.PLAIN_MARGINS)
-        assert plan.runner_up.tokens_per_s <= plan.best.tokens_per_s * (1 + given_up)
+        assert plan.plain.tokens_per_s <= plan.best.tokens_per_s * (1 + TINY.rule.least_gain)
         assert plan.best.size <= 16
         tree_settings(plan.best)
 
@@ -117,8 +115,7 @@ def test_the_pairs_acceptance_and_its_reliability_are_kept(profile: Profile) -> 
 
 def test_every_stage_reports_to_its_end(profile: Profile, stages: list[tuple[str, float]]) -> None:
     names = list(dict.fromkeys(stage for stage, _ in stages))
-    assert names == ["trying sizes", "timing", "learning acceptance", "comparing trees", "comparing the best",
-                     "trying plans"]  # fmt: skip
+    assert names == ["trying sizes", "timing", "learning acceptance", "comparing trees", "trying plans"]
     for name in names:
         shares = [share for stage, share in stages if stage == name]
         assert shares == sorted(shares)
