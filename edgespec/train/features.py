@@ -37,7 +37,7 @@ Progress = Callable[[int, int], None]  # tokens done, tokens in all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupRoom:
+class GroupPlace:
     """How many rows pass the target at once, and the place that is left for the target."""
 
     rows: int  # of a group, padding included
@@ -88,7 +88,7 @@ def dataset_bytes(run: FeatureRun) -> int:
     return run.num_tokens * (run.hidden_size * itemsize + ID_BYTES) + run.num_blocks * LENGTH_BYTES
 
 
-def room_for_groups(config: PretrainedConfig, place: RunPlace) -> GroupRoom:
+def place_groups(config: PretrainedConfig, place: RunPlace) -> GroupPlace:
     """A share of the memory for a group of blocks of `place.context_tokens`, and limits for the target beside it.
 
     At least one block passes at a time; whether the target then fits is for its own plan to say.
@@ -106,7 +106,7 @@ def room_for_groups(config: PretrainedConfig, place: RunPlace) -> GroupRoom:
         limits = dataclasses.replace(limits, max_cpu_bytes=left_bytes)
     else:
         limits = dataclasses.replace(limits, max_gpu_bytes=left_bytes, gpu_margin_bytes=0)
-    return GroupRoom(rows=rows, place=dataclasses.replace(place, limits=limits))
+    return GroupPlace(rows=rows, place=dataclasses.replace(place, limits=limits))
 
 
 def collect_features(

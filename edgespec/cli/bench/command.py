@@ -124,7 +124,7 @@ def command(
                 progress=console.counting(bar, "decoding", "texts"),
             )
         write_report(engine, rounds, sampling, form="json" if as_json else form)
-        _say_what_else(console, engine, rounds)
+        _report_better_choices(console, engine, rounds)
     return 0
 
 
@@ -169,7 +169,7 @@ def _set_up(
     return set_up(pair, place, tree, profile=setup.profile)
 
 
-def _say_what_else(console: Console, engine: Engine, rounds: dict[str, list[Round]]) -> None:
+def _report_better_choices(console: Console, engine: Engine, rounds: dict[str, list[Round]]) -> None:
     """What the table does not show: that plain decoding is the better choice, or would have had more memory."""
     from edgespec.profiled import set_up
 

@@ -20,8 +20,8 @@ from edgespec.cli.generate.options import (
     prompt_options,
     sampling_options,
 )
-from edgespec.cli.generate.prepare import Asked, Prepared, Prompts, prepare, read_rows
-from edgespec.cli.generate.resume import Results, keep_what_is_done, read_results
+from edgespec.cli.generate.prepare import AskedRun, Prepared, Prompts, prepare, read_rows
+from edgespec.cli.generate.resume import Results, keep_finished, read_results
 from edgespec.cli.generate.sinks import OutputFile, Sink, StandardOutput
 from edgespec.cli.open_engine import open_engine
 from edgespec.cli.options.console import console_options
@@ -84,8 +84,8 @@ def command(
     prompts, format_name = _prompts(console, asked, out)
     with leaving_at_once():  # torch and transformers are imported from here on
         import edgespec.engine  # noqa: F401
-    prepared = prepare(console, prompts, Asked(prompts=asked, out=out, wanted=wanted, models=models, trees=trees,
-                                               machine=machine))  # fmt: skip
+    run = AskedRun(prompts=asked, out=out, wanted=wanted, models=models, trees=trees, machine=machine)
+    prepared = prepare(console, prompts, run)
     if out.dry_run:
         from edgespec.cli.generate.dry_run import say_work
 
@@ -99,7 +99,7 @@ def command(
         if out.path is not None:
             if prompts.results is not None:
                 OutputFile(out.path).close()  # refused where another run is at it
-                keep_what_is_done(prompts.results, {request.row.id for request in prepared.requests})
+                keep_finished(prompts.results, {request.row.id for request in prepared.requests})
             sink = OutputFile(out.path, overwrite=out.overwrite)
             stack.callback(sink.close)
         with leaving_tidily():

@@ -27,7 +27,7 @@ def _time_note(prepared: Prepared) -> str:
     tokens = sum(request.max_new_tokens * request.row.num_turns for request in prepared.requests)
     limits = [request.max_new_tokens for request in prepared.requests]
     if -1 in limits:
-        tokens = prepared.room.new_tokens
+        tokens = prepared.needed.new_tokens
     work = f"to do: {len(prepared.requests)} prompts, {num_turns} answers, at most {tokens:,} new tokens"
     setup = prepared.setup
     if setup.profile is None:

@@ -11,11 +11,11 @@ from edgespec.cli.generate.formats import check_format
 from edgespec.cli.generate.options import AskedOutput, AskedPrompts, AskedSampling
 from edgespec.cli.generate.requests import (
     EncodeTurn,
+    NeededTokens,
     Request,
-    Room,
     RunSettings,
     make_requests,
-    needed_room,
+    needed_tokens,
     turn_encoder,
 )
 from edgespec.cli.generate.resume import Results, check_same_run
@@ -43,7 +43,7 @@ class Prompts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class AskedRun:
     """What the command line asks for."""
 
     prompts: AskedPrompts
@@ -63,7 +63,7 @@ class Prepared:
     setup: PairSetup
     requests: list[Request]  # those still to run
     encode: EncodeTurn
-    room: Room  # of all that are wanted
+    needed: NeededTokens  # of all that are wanted
     config: dict[str, Any]
 
 
@@ -82,7 +82,7 @@ def read_rows(console: Console, asked: AskedPrompts, format_name: str) -> tuple[
     return repeated(rows, times), repeated(wanted, times)
 
 
-def prepare(console: Console, prompts: Prompts, asked: Asked) -> Prepared:
+def prepare(console: Console, prompts: Prompts, asked: AskedRun) -> Prepared:
     """Open the pair, settle every prompt's settings, and place the weights; raises EdgespecError."""
     from edgespec.profiled import set_up_by_profile
 
@@ -101,16 +101,16 @@ def prepare(console: Console, prompts: Prompts, asked: Asked) -> Prepared:
     encoded = encode_prompts(pair, rows, raw=settings.raw, system=settings.system)
     requests = make_requests(rows, encoded, settings)
     encode = turn_encoder(pair, settings)
-    room = needed_room(pair, requests, encode, ctx_size=machine.ctx_size)
+    needed = needed_tokens(pair, requests, encode, ctx_size=machine.ctx_size)
     # The tree is chosen once, for the run's temperature; a row's own changes its sampling alone.
     setup = set_up_by_profile(
         pair,
-        machine.place(pair, context_tokens=room.context_tokens, prompt_tokens=room.prompt_tokens),
+        machine.place(pair, context_tokens=needed.context_tokens, prompt_tokens=needed.prompt_tokens),
         source=asked.trees.profile,
         given=asked.trees.given,
         temperature=settings.sampling.temperature,
     )
-    _say_what_is_not_applied(console, pair, rows, asked.prompts)
+    _report_ignored_settings(console, pair, rows, asked.prompts)
     settings = replace(
         settings,
         profile=setup.profile.name if setup.profile else None,
@@ -122,19 +122,19 @@ def prepare(console: Console, prompts: Prompts, asked: Asked) -> Prepared:
             check_same_run(prompts.results, prompts.all, config)
         done = prompts.results.done
         requests = [request for request in requests if request.row.id not in done]
-        _say_what_is_done(console, prompts.results, len(rows), len(requests))
+        _report_finished_rows(console, prompts.results, len(rows), len(requests))
     return Prepared(
-        pair=pair, settings=settings, setup=setup, requests=requests, encode=encode, room=room, config=config
+        pair=pair, settings=settings, setup=setup, requests=requests, encode=encode, needed=needed, config=config
     )
 
 
-def _say_what_is_done(console: Console, results: Results, num_wanted: int, num_left: int) -> None:
+def _report_finished_rows(console: Console, results: Results, num_wanted: int, num_left: int) -> None:
     torn = ", a torn last line is cut off" if results.is_torn else ""
     again = f", {len(results.failed)} failed and run again" if results.failed else ""
     console.say(f"resuming '{results.path}': {num_wanted - num_left} of {num_wanted} prompts are done{again}{torn}")
 
 
-def _say_what_is_not_applied(console: Console, pair: ModelPair, rows: list[PromptRow], asked: AskedPrompts) -> None:
+def _report_ignored_settings(console: Console, pair: ModelPair, rows: list[PromptRow], asked: AskedPrompts) -> None:
     """Say once what rows, model or template ask for and this run does not do."""
     ignored = sorted({key for row in rows for key in row.ignored_keys})
     if ignored:

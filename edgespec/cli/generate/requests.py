@@ -53,7 +53,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class NeededTokens:
     """What the longest text of a run needs."""
 
     context_tokens: int
@@ -86,7 +86,9 @@ def turn_encoder(pair: ModelPair, run: RunSettings) -> EncodeTurn:
     return lambda row, answers: encode_turn(pair, row, answers, raw=run.raw, system=run.system)
 
 
-def needed_room(pair: ModelPair, requests: list[Request], encode: EncodeTurn, *, ctx_size: int | None) -> Room:
+def needed_tokens(
+    pair: ModelPair, requests: list[Request], encode: EncodeTurn, *, ctx_size: int | None
+) -> NeededTokens:
     """Return the room that all texts need; raises EdgespecError that names a row that does not fit.
 
     `ctx_size` is the context that was asked for, None for what the pair allows.
@@ -110,7 +112,7 @@ def needed_room(pair: ModelPair, requests: list[Request], encode: EncodeTurn, *,
             longest_prompt, length = min(longest_prompt, max_context - 1), min(length, max_context)
         context, prompt = max(context, length), max(prompt, longest_prompt)
         new += limit * row.num_turns
-    return Room(context_tokens=context, prompt_tokens=prompt, new_tokens=new)
+    return NeededTokens(context_tokens=context, prompt_tokens=prompt, new_tokens=new)
 
 
 def _wrapped(seed: int) -> int:

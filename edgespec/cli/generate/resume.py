@@ -100,7 +100,7 @@ def check_same_run(results: Results, rows: list[PromptRow], config: dict[str, An
         raise EdgespecError("E_RESUME", f"prompts have changed since '{results.path}': {_named(changes)}.", fix)
 
 
-def keep_what_is_done(results: Results, again: set[str]) -> None:
+def keep_finished(results: Results, again: set[str]) -> None:
     """Cut a torn last line off the file, and take out what is run `again`; raises EdgespecError."""
     try:
         if results.failed & again:

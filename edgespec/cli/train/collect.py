@@ -26,14 +26,14 @@ def collect(
     """Collect what a folder of features lacks, if anything; raises EdgespecError."""
     from edgespec.profiled import set_up
     from edgespec.train.feature_files import FeatureFiles, begin_run
-    from edgespec.train.features import collect_features, room_for_groups
+    from edgespec.train.features import collect_features, place_groups
     from edgespec.tree.settings import TreeSettings
 
     begin_run(folder, run)
     if FeatureFiles(folder).num_blocks == run.num_blocks:
         console.say(f"features: all are in '{folder}'")
         return
-    room = room_for_groups(pair.target.config, machine.place(pair, context_tokens=run.block_tokens))
+    room = place_groups(pair.target.config, machine.place(pair, context_tokens=run.block_tokens))
     with (
         open_engine(console, set_up(pair, room.place, TreeSettings(policy="none")), machine) as engine,
         console.progress_bar() as bar,

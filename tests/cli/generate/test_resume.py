@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.cli.generate.resume import check_same_run, keep_what_is_done, read_results
+from edgespec.cli.generate.resume import check_same_run, keep_finished, read_results
 from edgespec.cli.generate.run_config import config_hash
 from edgespec.cli.generate.sinks import OutputFile
 from edgespec.cli.prompts.rows import PromptRow, parse_row
@@ -65,7 +65,7 @@ def test_a_file_cut_at_any_byte_is_gone_on_with(
     assert results.done == {prompt.id for prompt in ROWS[: len(results.done)]}
     assert len(results.done) >= WHOLE[:cut].count(b"\n")
     check_same_run(results, ROWS, CONFIG)
-    keep_what_is_done(results, {prompt.id for prompt in ROWS})
+    keep_finished(results, {prompt.id for prompt in ROWS})
     with path.open("ab") as file:
         file.write(b"".join(record(prompt) + b"\n" for prompt in ROWS if prompt.id not in results.done))
     lines = [line for line in path.read_bytes().split(b"\n") if line.strip()]
@@ -92,7 +92,7 @@ def test_failed_prompts_are_run_again_if_they_are_wanted(tmp_path: Path) -> None
     )
     results = read_results(path, "jsonl")
     assert (results.done, results.failed) == ({"r0"}, {"r1", "r2"})
-    keep_what_is_done(results, {"r1", "r3"})  # of a selection without r2
+    keep_finished(results, {"r1", "r3"})  # of a selection without r2
     assert [json.loads(line)["id"] for line in path.read_text(encoding="utf-8").split("\n") if line] == ["r0", "r2"]
     assert list(tmp_path.iterdir()) == [path]
 

@@ -16,7 +16,7 @@ from edgespec.placement.memory import texts_bytes
 from edgespec.placement.run_place import RunPlace
 from edgespec.train import features
 from edgespec.train.feature_files import FeatureFiles, FeatureRun, read_run
-from edgespec.train.features import collect_features, cut_blocks, dataset_bytes, feature_run, room_for_groups
+from edgespec.train.features import collect_features, cut_blocks, dataset_bytes, feature_run, place_groups
 from offload.stream import LayerStream
 from tests.conftest import EAGER_ONLY, FAMILIES, make_model, save_folder
 from tests.edgespec.train.heads import CPU, features_of, random_texts
@@ -76,7 +76,7 @@ def test_streamed_under_a_limit_one_pass_serves_a_group(
     pair = pair_of(target)
     limits = MemoryLimits(max_cpu_bytes=512 << 20, max_resident_layers=0)
     run = feature_run(pair.target, blocks, block_tokens=32, dtype=torch.float32, quant=None)
-    room = room_for_groups(pair.target.config, place_with(limits, block_tokens=32))
+    room = place_groups(pair.target.config, place_with(limits, block_tokens=32))
     acquired: list[int] = []
     acquire = LayerStream.acquire
     monkeypatch.setattr(LayerStream, "acquire", lambda self, layer: (acquired.append(layer), acquire(self, layer))[1])
@@ -213,9 +213,9 @@ def test_blocks_are_pieces_of_texts_and_no_more_than_asked_for() -> None:
 def test_room_for_a_group_comes_off_the_targets() -> None:
     config = FAMILIES["llama"]()
     limits = MemoryLimits(max_cpu_bytes=1 << 30)
-    room = room_for_groups(config, place_with(limits, block_tokens=64))
+    room = place_groups(config, place_with(limits, block_tokens=64))
     taken = texts_bytes(config, num_rows=room.rows, text_rows=64, dtype=torch.float32)
     assert room.place.limits.max_cpu_bytes == (1 << 30) - taken
     assert 0.9 * (1 << 28) < taken <= 1 << 28
-    least = room_for_groups(config, place_with(MemoryLimits(max_cpu_bytes=1), block_tokens=64))
+    least = place_groups(config, place_with(MemoryLimits(max_cpu_bytes=1), block_tokens=64))
     assert (least.rows, least.place.limits.max_cpu_bytes) == (64, 0)
