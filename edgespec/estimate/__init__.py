@@ -1,1 +1,1 @@
-"""What a pair would do on hardware that need not be here. Knows sizes and data sheets, and loads nothing."""
+"""Estimates of what a pair would do on hardware that need not be here, from sizes and data sheets; loads nothing."""

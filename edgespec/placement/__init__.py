@@ -1,1 +1,1 @@
-"""Where the weights of a pair live: memory counted, planned and filled. Knows nothing of profiles and texts."""
+"""Where the weights of a pair live: memory is counted, planned and filled. It knows nothing of profiles and texts."""
