@@ -28,7 +28,10 @@ class Classifier:
     network: Network
 
     def confidence(self, *, path_probability: Tensor, entropy: Tensor, depth: int) -> Tensor:
-        """Of tokens with `path_probability` [k, c], their own q included; entropy [k] in nats: [k, c]."""
+        """Return the confidence [k, c] in tokens with `path_probability` [k, c], their own q included.
+
+        `entropy` [k] is in nats.
+        """
         parts = [path_probability, entropy[:, None], path_probability.new_full((1, 1), depth)]
         return self.network(torch.stack(torch.broadcast_tensors(*parts), -1))
 
@@ -47,5 +50,5 @@ class Classifier:
 
 @functools.cache
 def default_classifier() -> Classifier:
-    """The one that was fitted on the built-in pair."""
+    """Return the classifier that was fitted on the built-in pair."""
     return Classifier.load(DEFAULT_FILE)
