@@ -30,24 +30,24 @@ class PackedWeight(nn.Module):
             self.register_parameter(part, nn.Parameter(empty, requires_grad=False))
 
     def unpack(self, out: Tensor) -> Tensor:
-        """The weight, written to `out`."""
+        """Return the weight, written to `out`."""
         parts: Any = self._parameters
         return self.packing.unpack(parts, out)
 
 
 class PackedModule:
-    """A module whose parameters `weights` are packed: (attribute, its packed form)."""
+    """A module whose parameters `weights` are packed; each is an attribute and its packed form."""
 
     def __init__(self, module: nn.Module, weights: list[tuple[str, PackedWeight]]) -> None:
         self.module = module
         self.weights = weights
 
     def num_unpacked(self) -> int:
-        """Weights that are unpacked at once."""
+        """Return how many weights are unpacked at once."""
         return sum(math.prod(packed.shape) for _, packed in self.weights)
 
     def hook(self, scratch: Tensor) -> list[RemovableHandle]:
-        """Unpack into `scratch` around every forward."""
+        """Hook the module, so that every forward unpacks its weights into `scratch`."""
         places, start = [], 0
         for attribute, packed in self.weights:
             end = start + math.prod(packed.shape)

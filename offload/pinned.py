@@ -19,7 +19,7 @@ PORTABLE = 1  # cudaHostRegisterPortable: locked for every device of the process
 
 
 class PinningError(RuntimeError):
-    """The system refuses to lock that much memory."""
+    """Raised when the system refuses to lock that much memory."""
 
 
 class PinnedBuffer:

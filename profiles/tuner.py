@@ -1,4 +1,4 @@
-"""The plan that gives the most tokens a second, from trees that were grown and costs that were measured.
+"""The tuner finds the plan of most tokens a second, from trees that were grown and costs that were measured.
 
 A budgeted policy's trees are nested: the m best nodes by score, of those no deeper than d and no worse
 than a threshold, are the tree that budget m, depth d and that threshold would have grown, as far as the
@@ -40,7 +40,10 @@ class TreeSample:
 
     @classmethod
     def from_nodes(cls, *, scores: ArrayLike, values: ArrayLike, depths: ArrayLike, parents: ArrayLike) -> TreeSample:
-        """From nodes in any order that has parents first, each [n]; parents count from the root, which is -1."""
+        """Make a sample of nodes [n] in any order that has parents first.
+
+        `parents` count from the root, which is -1.
+        """
         score = np.asarray(scores, dtype=np.float64)
         order = np.argsort(-score, kind="stable")
         place = np.empty_like(order)
@@ -57,7 +60,7 @@ class TreeSample:
         )
 
     def cut(self, *, size: int, depth: int, threshold: float) -> TreeSample:
-        """The tree that these limits would have grown."""
+        """Return the tree that these limits would have grown."""
         kept = np.flatnonzero((self.depths <= depth) & (self.scores >= threshold))[:size]
         place = np.full(len(self.scores) + 1, len(kept), dtype=np.int64)
         place[kept] = np.arange(len(kept))
@@ -65,11 +68,14 @@ class TreeSample:
 
     @property
     def tokens(self) -> float:
-        """Expected tokens of a pass, the bonus token included."""
+        """The expected tokens of a pass, the bonus token included."""
         return 1.0 + float(self.values.sum())
 
     def inner(self, num_layers: int) -> Floats:
-        """Nodes that have children, by layer from the root's on, which the draft always looks at: [num_layers]."""
+        """Return the number of nodes that have children, by layer from the root's on: [num_layers].
+
+        The draft always looks at the root.
+        """
         inner = self.depths[self.first_child < len(self.scores)]
         found = np.bincount(inner, minlength=num_layers)[:num_layers].astype(np.float64)
         found[0] = 1.0
@@ -91,7 +97,7 @@ class Entrant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The best plan, what else there was, and plain decoding."""
+    """The best plan, the plans that it was chosen from, and plain decoding."""
 
     best: Plan
     runner_up: Plan | None  # of another policy or draw
@@ -102,12 +108,12 @@ class Choice:
 
 
 def plain_plan(costs: StepCosts) -> Plan:
-    """Decoding without a tree."""
+    """Return the plan of decoding without a tree."""
     return Plan(policy="none", size=0, depth=0, tokens=1.0, nodes=0.0, step_s=costs.plain_step_s)
 
 
 def predict(entrant: Entrant, costs: StepCosts, *, size: int, depth: int, threshold: float = 0.0) -> Plan:
-    """What an entrant would yield within these limits."""
+    """Return the plan that an entrant would yield within these limits."""
     trees = _cut(entrant, size=size, depth=depth, threshold=threshold)
     inner = np.stack([tree.inner(max(1, depth)) for tree in trees])
     nodes = np.array([len(tree.scores) for tree in trees], dtype=np.float64)
@@ -127,10 +133,10 @@ def predict(entrant: Entrant, costs: StepCosts, *, size: int, depth: int, thresh
 
 
 def choose(entrants: Sequence[Entrant], costs: StepCosts, *, sizes: Sequence[int], depths: Sequence[int]) -> Choice:
-    """The plan of most tokens a second over all entrants, sizes, depths and thresholds, plain decoding included.
+    """Return the plan of most tokens a second over all entrants, sizes, depths and thresholds.
 
-    Entrants grew their trees at the same texts, those that fell behind at the first of them. The others must be
-    better than the first entrant by more than chance: `_compared`.
+    Plain decoding is among the plans. Entrants grew their trees at the same texts; those that fell behind did so at
+    the first of them only. The others must be better than the first entrant by more than chance: `_compared`.
     """
     plain = plain_plan(costs)
     ranked: list[Plan] = []
@@ -164,7 +170,7 @@ def choose(entrants: Sequence[Entrant], costs: StepCosts, *, sizes: Sequence[int
 
 
 def deepened(plan: Plan, entrant: Entrant, costs: StepCosts, *, depths: Sequence[int]) -> Plan:
-    """The plan with the most depth that hardly seems to cost speed.
+    """Return the plan with the most depth that hardly seems to cost speed.
 
     Texts that repeat themselves are accepted to any depth. Few samples hold such a place, and a run has many.
     """
@@ -183,7 +189,7 @@ def deepened(plan: Plan, entrant: Entrant, costs: StepCosts, *, depths: Sequence
 
 
 def with_tokens(plan: Plan, tokens: float) -> Plan:
-    """The plan with so many tokens a pass: never fewer than one, nor more than its nodes allow."""
+    """Return the plan with so many tokens a pass: never fewer than one, nor more than its nodes allow."""
     return replace(plan, tokens=min(1.0 + plan.nodes, max(1.0, tokens)))
 
 
@@ -192,9 +198,9 @@ def _cut(entrant: Entrant, *, size: int, depth: int, threshold: float) -> list[T
 
 
 def _compared(plan: Plan, entrant: Entrant, first_plan: Plan, first: Entrant) -> Plan:
-    """The plan with its tokens told by the difference to the first entrant's, at the texts that both were at.
+    """Return the plan with tokens that follow from the difference to the first entrant's, at their common texts.
 
-    Less one standard error of that difference: the luckiest of a dozen policies is not the best of them.
+    One standard error of that difference is taken off: the luckiest of a dozen policies is not the best of them.
     """
     ours, theirs = (
         np.array([tree.tokens for tree in _cut(of, size=cut.size, depth=cut.depth, threshold=cut.threshold)])
@@ -207,7 +213,10 @@ def _compared(plan: Plan, entrant: Entrant, first_plan: Plan, first: Entrant) ->
 
 
 def marginal_threshold(entrant: Entrant, costs: StepCosts, plan: Plan) -> float:
-    """Expected tokens that a node must add to be worth its seconds, at the speed and size of `plan`."""
+    """Return the tokens that a node must be expected to add to be worth its seconds.
+
+    Its worth is told at the speed and size of `plan`.
+    """
     rows = plan.nodes / max(1, plan.depth) * entrant.growth.rows_per_inner
     node_s = costs.verify.slope(plan.nodes) + entrant.growth.node_s
     node_s += entrant.growth.rows_per_inner * costs.draft.slope(max(1.0, rows))
@@ -223,7 +232,7 @@ def _plans(entrant: Entrant, costs: StepCosts, sizes: Sequence[int], depths: Seq
 
 
 def _with_threshold(entrant: Entrant, costs: StepCosts, plan: Plan) -> Plan:
-    """The plan with the threshold that the marginal rule gives, where that is faster."""
+    """Return the plan with the threshold that the marginal rule gives, where that is faster."""
     largest = max(len(tree.scores) for tree in entrant.samples)
     deepest = max(int(tree.depths.max(initial=1)) for tree in entrant.samples)
     best = plan
