@@ -1,4 +1,4 @@
-"""From a profile to settings: whether it is of this pair on this machine, and what it says to do.
+"""A profile becomes settings, once it is known to be of this pair on this machine.
 
 Its functions raise EdgespecError where the profiles room raises its own error.
 """

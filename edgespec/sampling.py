@@ -1,4 +1,4 @@
-"""From logits to the distribution that tokens are sampled from, and that is therefore verified.
+"""Logits become the distribution that tokens are sampled from, and that is therefore verified.
 
 Shapes: n rows of one token position each. The order of the filters is transformers' own:
 temperature, top-k, top-p, min-p.

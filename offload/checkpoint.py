@@ -41,7 +41,7 @@ DTYPES: dict[str, torch.dtype] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorEntry:
-    """Where one tensor lies."""
+    """The place of one tensor: its file, offset and form."""
 
     name: str
     dtype: torch.dtype

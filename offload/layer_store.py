@@ -49,7 +49,7 @@ class StoredTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerRecord:
-    """One decoder layer: parameter name -> where it is stored."""
+    """The record of one decoder layer: parameter name -> where it is stored."""
 
     index: int
     tensors: dict[str, StoredTensor]

@@ -1,8 +1,8 @@
-"""Packed weights as parameters of the modules that compute with them, and unpacked there.
+"""Packed weights are parameters of the modules that compute with them, and are unpacked there.
 
 A module keeps its own forward: its quantised parameters are unpacked into scratch memory just
 before it runs, and let go after. So linear layers, GPT-2's transposed ones and fused experts are
-all the same, and the packed bytes and scales are parameters like any other, which stream. Each
+all treated the same, and the packed bytes and scales are parameters like any other, which stream. Each
 row of a result depends on that row alone (activations are not quantised), as a tree needs.
 """
 

@@ -23,7 +23,7 @@ class PinningError(RuntimeError):
 
 
 class PinnedBuffer:
-    """`bytes` is a uint8 tensor that a device copies from at full speed, and asynchronously.
+    """Holds page-locked memory: `bytes` is a uint8 tensor that a device copies from at full speed, asynchronously.
 
     Raises PinningError where the driver or the system's limit on locked memory refuses.
     """

@@ -80,7 +80,7 @@ class Achieved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumptions:
-    """What estimates assume of every card and of the machine around it."""
+    """The values that estimates assume of every card and of the machine around it."""
 
     slow: Achieved
     likely: Achieved

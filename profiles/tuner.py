@@ -135,8 +135,8 @@ def predict(entrant: Entrant, costs: StepCosts, *, size: int, depth: int, thresh
 def choose(entrants: Sequence[Entrant], costs: StepCosts, *, sizes: Sequence[int], depths: Sequence[int]) -> Choice:
     """Return the plan of most tokens a second over all entrants, sizes, depths and thresholds.
 
-    Plain decoding is among the plans. Entrants grew their trees at the same texts; those that fell behind did so at
-    the first of them only. The others must be better than the first entrant by more than chance: `_compared`.
+    Plain decoding is among the plans. Entrants grew their trees at the same texts; those that fell behind grew theirs
+    at the first of these texts only. The others must be better than the first entrant by more than chance: `_compared`.
     """
     plain = plain_plan(costs)
     ranked: list[Plan] = []

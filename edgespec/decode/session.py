@@ -21,7 +21,7 @@ Verify = Callable[[TokenTree, TargetRows, torch.Generator], Acceptance]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextSettings:
-    """How a text is drawn, how long it may become, and the room that it needs."""
+    """The settings of a text: how it is drawn, how long it may become, and the room that it needs."""
 
     sampling: SamplingSettings
     max_new_tokens: int  # at least 1

@@ -1,6 +1,6 @@
-"""C2T's classifier: how sure to be of a candidate token.
+"""C2T's classifier says how sure to be of a candidate token.
 
-A two-layer feed-forward net with ReLU and a sigmoid, hidden width 48, on the joint probability along
+It is a two-layer feed-forward net with ReLU and a sigmoid, hidden width 48. It reads the joint probability along
 the path, the entropy of the distribution that the token stands in, and the token's depth. Source:
 C2T, section 4.1 and appendix B.
 """
@@ -23,7 +23,7 @@ INPUTS = ("path_probability", "entropy", "depth")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Classifier:
-    """Confidence that a token will be accepted."""
+    """Predicts the confidence that a token will be accepted."""
 
     network: Network
 

@@ -1,4 +1,4 @@
-"""Depth-first node order: long paths side by side leave fewer attention blocks that are not empty.
+"""Depth-first node order leaves fewer attention blocks that are not empty, because long paths stand side by side.
 
 Source: DySpec, appendix C. Growth numbers nodes layer by layer; a kernel that skips empty blocks of the
 mask has less to do when they are numbered depth first, earlier siblings (the ones with the larger

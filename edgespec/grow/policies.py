@@ -1,4 +1,4 @@
-"""From settings to growth: every policy by its name, with the files that it reads.
+"""Settings become growth: every policy is found by its name, with the files that it reads.
 
 Policies are opened before weights are read, so that a file that is damaged or missing is named at once.
 """

@@ -1,4 +1,4 @@
-"""How many rows the head turns into logits at once.
+"""The number of rows that the head turns into logits at once is bounded.
 
 Logits [n, vocab] of a large tree would not fit beside a large vocabulary, so whoever needs logits of many
 rows makes them chunk by chunk. Legend: n rows, vocab columns.

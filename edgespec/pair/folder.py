@@ -1,4 +1,4 @@
-"""One model as a folder: its small files and its tensors' headers, checked before any weight is read."""
+"""A model as a folder: its small files and its tensors' headers are checked before any weight is read."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ NUM_SUGGESTIONS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes that may be used; on a CPU both are the same memory."""
+    """The bytes that may be used; on a CPU both are the same memory."""
 
     device_bytes: int
     host_bytes: int

@@ -1,4 +1,4 @@
-"""From a model's folder to a skeleton that can be placed, and to one that can be loaded.
+"""A model's folder becomes a skeleton that can be placed, and then one that can be loaded.
 
 The two differ where weights are to be quantised: placing needs only their sizes, and comes before gigabytes are
 written.

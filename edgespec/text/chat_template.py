@@ -1,4 +1,4 @@
-"""From the messages of a conversation to token ids: through the model's chat template, or as one plain text.
+"""The messages of a conversation become token ids: through the model's chat template, or as one plain text.
 
 Without a template a conversation is one text that two sides write in turns: each message begins on a line of its
 own where the text before it does not end with one, and an answer continues the text right behind what was asked.

@@ -1,4 +1,4 @@
-"""How many new tokens a context leaves room for."""
+"""A context leaves room for a number of new tokens, which is found here."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from edgespec.text.session_file import SavedSession, read_session, transcript, w
 
 
 class Decodes(Protocol):
-    """What a conversation needs of an engine."""
+    """The part of an engine that a conversation needs."""
 
     pair: ModelPair
 
@@ -49,7 +49,7 @@ class Conversation:
     def __init__(
         self, engine: Decodes, *, system: str | None = None, raw: bool = False, **options: Unpack[TextOptions]
     ) -> None:
-        """Without `max_new_tokens` an answer may fill the context.
+        """Start an empty conversation; without `max_new_tokens` an answer may fill the context.
 
         Without a chat template, or `raw`, the messages are one plain text: see `edgespec.text.chat_template`.
         """

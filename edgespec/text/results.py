@@ -95,7 +95,7 @@ class GenerationResult:
 
     @property
     def time_to_first_token_s(self) -> float:
-        """Seconds until the first token was known."""
+        """The seconds until the first token was known."""
         return self.steps[0].target_s + self.steps[0].rest_s if self.steps else self.total_s
 
     @property
@@ -113,7 +113,7 @@ class Streamer(Protocol):
         """Take the prompt [1, n] first, then the tokens [k] of every step."""
 
     def end(self) -> None:
-        """Take note that nothing more comes."""
+        """Learn that nothing more comes."""
 
 
 def put_ids(input_ids: Tensor, chunks: Iterable[TextChunk], streamer: Streamer | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Policies: one record each of what is true of a policy whatever its settings. This module is free of torch.
+"""Each policy has one record of what is true of it whatever its settings. This module is free of torch.
 
 A policy is dynamic where the draft's distributions decide on its trees' shape, static where the shape stands
 beforehand, or none. What a dynamic policy values is in `grow/`.

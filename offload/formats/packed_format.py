@@ -33,7 +33,7 @@ class PackedFormat(Protocol):
 
     @property
     def can_pack(self) -> bool:
-        """Whether weights can be packed here; `pack` and `states` are called only then."""
+        """Return whether weights can be packed here; `pack` and `states` are called only then."""
 
     def detect(self, parameter: str, shape: tuple[int, ...], stored: Mapping[str, Pieces]) -> PackedFormat | None:
         """Return how the checkpoint packs a parameter of this shape; None where it is not in this format.
