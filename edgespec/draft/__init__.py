@@ -1,4 +1,4 @@
-"""Drafters propose the tokens of a tree. They know no policy, and no verification."""
+"""Drafters propose the tokens of a tree. This room knows no policy, and no verification."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Estimates of what a pair would do on hardware that need not be here, from sizes and data sheets; loads nothing."""
+"""What a pair would do on hardware that need not be here. It knows sizes and data sheets, and loads nothing."""

@@ -1,4 +1,4 @@
-"""This module finds the folder of what people call a model: a path, an alias, or a name of the Hugging Face cache.
+"""The folder of what people call a model is found here: a path, an alias, or a name of the Hugging Face cache.
 
 Only `download` reaches for the network, and it is called only where somebody asked for it.
 huggingface_hub is imported when a name is no folder.

@@ -1,7 +1,4 @@
-"""Verification finds the path of a tree that the target accepts, and the token behind it.
-
-It knows no draft and no growth.
-"""
+"""Verification finds the path that the target accepts, and the token behind it. It knows no draft and no growth."""
 
 from __future__ import annotations
 

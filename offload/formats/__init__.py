@@ -1,4 +1,4 @@
-"""Packed formats, one module each: how a weight is stored, packed and unpacked. They know no layers or streams.
+"""Packed formats, one module each. This room knows how a weight is stored and packed, nothing of layers or streams.
 
-`known.py` lists them. A new format needs its module, its line in that list and its tests.
+`known.py` lists the formats. A new format needs its module, its line in that list and its tests.
 """
