@@ -32,7 +32,7 @@ class Decodes(Protocol):
         """The number of tokens of the longest text."""
 
     def request(self, prompt: list[int], **options: Unpack[TextOptions]) -> TextRequest:
-        """Check a prompt with its settings; raises EdgespecError where the context has no room."""
+        """Make a prompt and its settings a request; raises EdgespecError where the context has no room."""
 
     def run(
         self, request: TextRequest, *, reuse: bool = False, on_prefill: OnPrefill | None = None
