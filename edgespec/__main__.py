@@ -1,4 +1,4 @@
-"""`python -m edgespec`."""
+"""Run the command line as `python -m edgespec`."""
 
 from edgespec.cli import main
 

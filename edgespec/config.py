@@ -1,4 +1,4 @@
-"""Settings: frozen, checked when made, free of torch."""
+"""Settings are frozen, checked when made, and free of torch."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ MIN_TEMPERATURE = 1e-6
 
 
 def require(condition: bool, what: str, fix: str) -> None:
-    """Raise EdgespecError for a setting that does not hold."""
+    """Raise EdgespecError where a setting's condition does not hold."""
     if not condition:
         raise EdgespecError("E_SETTING", what, fix)
 
 
 def parse_size(text: str) -> int:
-    """Bytes of '10GiB' (binary), '10GB' (decimal), '512MiB', '10G' (binary), '4096' (bytes)."""
+    """Return the bytes of '10GiB' (binary), '10GB' (decimal), '512MiB', '10G' (binary), '4096' (bytes)."""
     match = _SIZE.fullmatch(text.strip())
     require(match is not None, f"'{text}' is not a size.", "Write sizes like 10GiB, 512MiB or 10GB.")
     assert match is not None
@@ -46,7 +46,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_quant(name: str | None, *, setting: str = "quant") -> str | None:
-    """The quantisation that a name stands for; None is none."""
+    """Return the quantisation that a name stands for; None is none."""
     key = (name or "none").lower()
     require(key in QUANT_NAMES, f"`{setting}={name}` is unknown.", f"Use one of: {', '.join(QUANT_NAMES)}.")
     return QUANT_NAMES[key]
@@ -54,7 +54,7 @@ def parse_quant(name: str | None, *, setting: str = "quant") -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingSettings:
-    """How logits become the distribution that tokens are drawn from."""
+    """The settings that make logits the distribution that tokens are drawn from."""
 
     temperature: float = 0.0  # 0 is greedy
     top_k: int = 0  # 0 keeps all
@@ -74,7 +74,7 @@ class SamplingSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLimits:
-    """What edgespec may use beyond the libraries themselves; None is what is free, less a margin."""
+    """The memory that edgespec may use beyond the libraries themselves; None is what is free, less a margin."""
 
     max_cpu_bytes: int | None = None
     max_gpu_bytes: int | None = None

@@ -34,7 +34,7 @@ from profiles.schema import Profile
 
 
 class Engine:
-    """A loaded pair. One text at a time; not for several threads. Close it, or use `with`."""
+    """A loaded pair. It decodes one text at a time, and not from several threads. Close it, or use `with`."""
 
     def __init__(
         self,
@@ -46,8 +46,8 @@ class Engine:
     ) -> None:
         """Load a pair as it is set up; raises EdgespecError.
 
-        `on_quantize` sees what is about to be written to the cache. `self_check` tries whether the family reads token
-        trees rightly. `edgespec.profiled` sets pairs up.
+        `on_quantize` is told what is about to be written to the cache. `self_check` tries whether the family reads
+        token trees rightly. The functions of `edgespec.profiled` set pairs up.
         """
         # Not the setup itself: it knows the weights, and a closed engine must not keep them.
         self.pair, self.place, self.placement = setup.pair, setup.place, setup.placement
@@ -138,20 +138,23 @@ class Engine:
     def stream(
         self, prompt: Prompt, config: Config | None = None, *, reuse: bool = False, **options: Unpack[TextOptions]
     ) -> Iterator[TextChunk]:
-        """The same, step by step. Closing the iterator stops between two passes, and so does `cancel`."""
+        """Continue a prompt as `generate` does, step by step.
+
+        Closing the iterator stops between two passes, and so does `cancel`.
+        """
         yield from self.run(self.request(prompt, config, **options), reuse=reuse)
 
     def generate_ids(
         self, input_ids: Tensor, config: Config | None = None, *, streamer: Streamer | None = None,
         **options: Unpack[TextOptions],
     ) -> Tensor:  # fmt: skip
-        """Ids [1, n] and what follows them [1, n + new], as transformers has it; a streamer gets every burst."""
+        """Return ids [1, n] and what follows them [1, n + new], as transformers does; a streamer gets every burst."""
         if input_ids.dim() != 2 or input_ids.shape[0] != 1:
             raise EdgespecError("E_SETTING", f"ids of shape {tuple(input_ids.shape)} are not one text.", "Use [1, n].")
         return put_ids(input_ids, self.stream(input_ids[0].tolist(), config, **options), streamer)
 
     def request(self, prompt: Prompt, config: Config | None = None, **options: Unpack[TextOptions]) -> TextRequest:
-        """What `generate` is asked for, checked: raises EdgespecError where the context has no room for it."""
+        """Check what `generate` is asked for; raises EdgespecError where the context has no room for it."""
         return text_request(
             self.encode(prompt),
             tokenizer=self.pair.tokenizer,
@@ -176,15 +179,15 @@ class Engine:
         return run_text(models, request, self.pair, self._running, reuse=reuse, on_prefill=on_prefill)
 
     def chat(self, *, system: str | None = None, raw: bool = False, **options: Unpack[TextOptions]) -> Conversation:
-        """A conversation, empty but for the system's message; `raw` leaves the chat template out."""
+        """Return a conversation, empty but for the system's message; `raw` leaves the chat template out."""
         return Conversation(self, system=system, raw=raw, **options)
 
     def cancel(self, *, abandon: bool = False) -> None:
-        """End the text under way after its pass, or with `abandon` between two layers. From anywhere."""
+        """End the text under way after its pass, or with `abandon` between two layers; any thread may call this."""
         self._running.cancel(abandon=abandon)
 
     def use_tree(self, tree: TreeSettings) -> OpenPolicy:
-        """Other trees from the next text on, within the memory plan; raises EdgespecError for larger ones."""
+        """Use other trees from the next text on, within the memory plan; raises EdgespecError for larger ones."""
         if self.draft_model is None and tree.policy != "none":
             raise EdgespecError("E_SETTING", "there is no draft to grow trees with.", "Start with `draft=DRAFT`.")
         check_tree_fits(tree, self._placed_tree)
@@ -193,7 +196,10 @@ class Engine:
         return self.policy
 
     def verify_lossless(self, prompts: Sequence[Prompt], *, max_new_tokens: int = 64) -> list[Verdict]:
-        """Each prompt greedily, through the trees and plainly: where the texts part, and by what gap of logits."""
+        """Decode each prompt greedily, through the trees and plainly, and return how the texts differ.
+
+        A verdict says where a text parts from the target's own, and by what gap of logits.
+        """
         own = self.tree
 
         def decode(ids: list[int], tree: TreeSettings) -> tuple[int, ...]:
@@ -210,12 +216,12 @@ class Engine:
 
     @property
     def device(self) -> torch.device:
-        """Where trees grow and logits come out."""
+        """The device where trees grow and logits come out."""
         return self.place.device
 
     @property
     def max_context(self) -> int:
-        """Tokens of the longest text that memory is planned for."""
+        """The number of tokens of the longest text that memory is planned for."""
         return self.place.context_tokens
 
     @property
@@ -229,7 +235,7 @@ class Engine:
         return self._loaded.draft
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """A prompt's token ids, with the tokenizer's own special tokens; raises EdgespecError when there are none.
+        """Return a prompt's token ids, with the tokenizer's own special tokens; raises EdgespecError without ids.
 
         Messages, as {"role": ..., "content": ...}, go through the chat template.
         """
@@ -257,6 +263,6 @@ class Engine:
 
 
 def _policy(tree: TreeSettings, profile: Profile | None) -> OpenPolicy:
-    """The trees' policy, on the pair's own acceptance where that was measured and no other is named."""
+    """Return the trees' policy, on the pair's own acceptance where that was measured and no other is named."""
     policy = open_policy(tree)
     return policy if profile is None or tree.acceptance is not None else policy.with_acceptance(acceptance_of(profile))

@@ -26,7 +26,10 @@ _RUNTIME_CODES = {"E_READ_FAILED", "E_FILE_CHANGED", "E_CACHE", "E_NAN_LOGITS", 
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out: RAM, or a device's. torch is not imported for its error's name alone."""
+    """Return whether an error says that memory ran out: RAM, or a device's.
+
+    torch is not imported for its error's name alone.
+    """
     is_torch = type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
     return isinstance(error, MemoryError) or is_torch
 
@@ -45,7 +48,7 @@ class EdgespecError(Exception):
 
     @property
     def exit_code(self) -> int:
-        """The process's exit status when this ends it."""
+        """The process's exit status when this error ends it."""
         if self.code == "E_MEMORY":
             return EXIT_MEMORY
         if self.code in _NOT_FOUND_CODES:

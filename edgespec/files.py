@@ -1,4 +1,4 @@
-"""Where edgespec keeps files of its own, and files that are there whole or not at all.
+"""The places where edgespec keeps files of its own, and files that are written whole or not at all.
 
 The places are below EDGESPEC_HOME, or the system's for each kind.
 """
@@ -16,24 +16,30 @@ CONFIG_NAME = "config.toml"
 
 
 def cache_folder() -> Path:
-    """For what can be made again: EDGESPEC_CACHE, or below EDGESPEC_HOME, or the system's place for caches."""
+    """Return the folder for what can be made again.
+
+    It is EDGESPEC_CACHE, or below EDGESPEC_HOME, or the system's place for caches.
+    """
     if os.environ.get("EDGESPEC_CACHE"):
         return Path(os.environ["EDGESPEC_CACHE"])
     return _below_home("cache") or user_cache_path("edgespec", appauthor=False)
 
 
 def profiles_folder() -> Path:
-    """For measured profiles: below EDGESPEC_HOME, or the system's place for state."""
+    """Return the folder for measured profiles: below EDGESPEC_HOME, or the system's place for state."""
     return _below_home("profiles") or user_state_path("edgespec", appauthor=False) / "profiles"
 
 
 def config_file() -> Path:
-    """The user's own configuration: below EDGESPEC_HOME, or the system's place for configurations."""
+    """Return the user's own configuration: below EDGESPEC_HOME, or the system's place for configurations."""
     return _below_home(CONFIG_NAME) or user_config_path("edgespec", appauthor=False) / CONFIG_NAME
 
 
 def config_files(asked: Path | None = None) -> list[Path]:
-    """The one that was asked for, in person or by EDGESPEC_CONFIG, and below it the user's own if there is one."""
+    """Return the configuration that was asked for, and behind it the user's own, as far as there are any.
+
+    One is asked for by `asked` or by EDGESPEC_CONFIG.
+    """
     asked = asked or (Path(os.environ["EDGESPEC_CONFIG"]) if os.environ.get("EDGESPEC_CONFIG") else None)
     own = config_file()
     is_same = asked is not None and asked.exists() and own.exists() and own.samefile(asked)
@@ -41,18 +47,18 @@ def config_files(asked: Path | None = None) -> list[Path]:
 
 
 def history_file() -> Path:
-    """Of the lines typed in a chat: below EDGESPEC_HOME, or the system's place for state."""
+    """Return the file of the lines typed in a chat: below EDGESPEC_HOME, or the system's place for state."""
     return _below_home("history") or user_state_path("edgespec", appauthor=False) / "history"
 
 
 def sessions_folder() -> Path:
-    """For saved chats: below EDGESPEC_HOME, or the system's place for data."""
+    """Return the folder for saved chats: below EDGESPEC_HOME, or the system's place for data."""
     return _below_home("sessions") or user_data_path("edgespec", appauthor=False) / "sessions"
 
 
 @contextlib.contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """A place beside `path` to write to, which takes its name at the end; where writing fails, nothing is left."""
+    """Yield a path beside `path` to write to, which takes its name at the end; if writing fails, nothing is left."""
     partial = path.with_name(path.name + ".partial")
     try:
         yield partial

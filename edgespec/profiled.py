@@ -1,6 +1,6 @@
-"""From a profile to settings: whether it is of this pair on this machine, and what it says to do.
+"""A profile becomes settings, once it is known to be of this pair on this machine.
 
-Raises EdgespecError where the profiles room raises its own.
+Its functions raise EdgespecError where the profiles room raises its own error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from profiles.schema import PairFacts, Plan, Profile, TemperaturePlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairSetup:
-    """A pair with its trees chosen and its weights placed: all that loading it takes."""
+    """A pair with its trees chosen and its weights placed, which is all that loading it takes."""
 
     pair: ModelPair
     place: RunPlace
@@ -42,19 +42,19 @@ class PairSetup:
 
     @property
     def placement(self) -> Placement:
-        """Where the target's layers will live."""
+        """The placement of the target's layers."""
         return self.weights.placement
 
     @property
     def predicted_per_s(self) -> float | None:
-        """Tokens a second that the plan promises; None where it is not followed to the letter."""
+        """The tokens a second that the plan promises; None where it is not followed to the letter."""
         if self.plan is None or self.tree != tree_settings(self.plan.best):
             return None
         return self.plan.best.tokens_per_s
 
 
 def pair_facts(pair: ModelPair, place: RunPlace, placement: Placement) -> PairFacts:
-    """What a profile of this pair, so placed, is known by."""
+    """Return the facts that a profile of this pair, so placed, is known by."""
     assert pair.draft is not None
     return PairFacts(
         target=pair.target.folder.name,
@@ -73,7 +73,10 @@ def pair_facts(pair: ModelPair, place: RunPlace, placement: Placement) -> PairFa
 
 
 def set_up(pair: ModelPair, place: RunPlace, tree: TreeSettings, *, profile: Profile | None = None) -> PairSetup:
-    """The pair with these trees; raises EdgespecError where it does not fit. Plain decoding leaves the draft out."""
+    """Set the pair up with these trees; raises EdgespecError where it does not fit.
+
+    Plain decoding leaves the draft out.
+    """
     tree = tree if pair.draft is not None else tree.plain()
     weights = pair_weights(pair.target, pair.draft if tree.policy != "none" else None, place)
     placed = place_weights(weights, tree, place, read_memory(place.limits, place.device))
@@ -83,11 +86,11 @@ def set_up(pair: ModelPair, place: RunPlace, tree: TreeSettings, *, profile: Pro
 def set_up_by_profile(
     pair: ModelPair, place: RunPlace, *, source: str, given: Mapping[str, Any], temperature: float
 ) -> PairSetup:
-    """The pair with the trees that the user gave, over the profile's plan for this temperature, over the defaults.
+    """Set the pair up with the trees that the user gave, over the profile's plan, over the defaults.
 
-    `source` is auto (the profile that was measured here for this pair, if any), none, or a profile's file. The free
-    memory is read once: a profile is matched against the placement that its trees will have. Raises EdgespecError
-    for a file that cannot be used, and where the pair does not fit.
+    The plan is the profile's for this temperature. `source` is auto (the profile that was measured here for this pair,
+    if any), none, or a profile's file. The free memory is read once: a profile is matched against the placement that
+    its trees will have. Raises EdgespecError for a file that cannot be used, and where the pair does not fit.
     """
     own = TreeSettings(**given)
     if source == "none" or pair.draft is None or own.policy == "none":
@@ -119,7 +122,10 @@ def set_up_by_profile(
 def _find(
     source: str, pair: ModelPair, facts_with: Callable[[Profile], PairFacts]
 ) -> tuple[Profile | None, tuple[str, ...]]:
-    """The profile, and what is to be said about it; `facts_with` are the pair's with a profile's trees."""
+    """Return the profile, and what is to be said about it.
+
+    `facts_with` gives the pair's facts with a profile's trees.
+    """
     machine = machine_facts()
     with profile_errors():
         if source == "auto":
@@ -137,7 +143,7 @@ def _find(
 
 
 def _require_same_pair(source: str, old: PairFacts, new: PairFacts) -> None:
-    """Raise EdgespecError where acceptance was measured of other models."""
+    """Raise EdgespecError where acceptance was measured with other models."""
     for name in ("target", "draft"):
         before, now = (getattr(facts, f"{name}_fingerprint") for facts in (old, new))
         if before != now:
@@ -150,7 +156,7 @@ def _require_same_pair(source: str, old: PairFacts, new: PairFacts) -> None:
 
 
 def plan_at(profile: Profile, temperature: float) -> TemperaturePlan:
-    """The plan of the nearest measured temperature; greedy decoding has its own where there is one."""
+    """Return the plan of the nearest measured temperature; greedy decoding has its own where there is one."""
     return min(
         profile.plans,
         key=lambda plan: ((plan.temperature == 0) != (temperature == 0), abs(plan.temperature - temperature)),
@@ -158,7 +164,10 @@ def plan_at(profile: Profile, temperature: float) -> TemperaturePlan:
 
 
 def tree_settings(plan: Plan, *, given: Mapping[str, Any] | None = None) -> TreeSettings:
-    """The plan as settings, with single values `given` by the user instead; a policy of theirs drops the plan."""
+    """Return the plan as settings, with single values `given` by the user instead.
+
+    A policy of the user's drops the plan.
+    """
     given = dict(given or {})
     if given.get("policy", plan.policy) != plan.policy:
         return TreeSettings(**given)
@@ -177,12 +186,12 @@ def tree_settings(plan: Plan, *, given: Mapping[str, Any] | None = None) -> Tree
 
 
 def acceptance_of(profile: Profile) -> AcceptanceModel:
-    """The pair's acceptance model."""
+    """Return the pair's acceptance model."""
     return _acceptance(profile.name, json.dumps(profile.acceptance))
 
 
 def verify_curve(profile: Profile) -> Curve:
-    """Seconds of a pass over nodes below the root."""
+    """Return the curve of the seconds of a pass over the nodes below the root."""
     return Curve(
         tuple(float(timing.count) for timing in profile.verify), tuple(timing.median_s for timing in profile.verify)
     )

@@ -1,4 +1,4 @@
-"""From logits to the distribution that is sampled, and therefore verified.
+"""Logits become the distribution that tokens are sampled from, and that is therefore verified.
 
 Shapes: n rows of one token position each. The order of the filters is transformers' own:
 temperature, top-k, top-p, min-p.
@@ -19,7 +19,7 @@ SMALLEST_UNIFORM = 2.0**-54  # half a step of torch.rand in float64: no logarith
 
 
 def to_probs(logits: Tensor, sampling: SamplingSettings) -> Tensor:
-    """Probabilities [n, vocab] of logits [n, vocab]; float32 at least, exactly one-hot at temperature 0."""
+    """Return probabilities [n, vocab] of logits [n, vocab]; float32 at least, exactly one-hot at temperature 0."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
     if sampling.temperature == 0:
         best = logits.argmax(-1, keepdim=True)  # [n, 1]
@@ -34,7 +34,7 @@ def to_probs(logits: Tensor, sampling: SamplingSettings) -> Tensor:
 
 
 def _truncate(probs: Tensor, sampling: SamplingSettings) -> Tensor:
-    """top-k, top-p and min-p on probabilities [n, vocab]."""
+    """Apply top-k, top-p and min-p to probabilities [n, vocab]."""
     vocab = probs.shape[-1]
     if 0 < sampling.top_k < vocab:
         kth_best = probs.topk(sampling.top_k, -1).values[:, -1:]
@@ -48,7 +48,7 @@ def _truncate(probs: Tensor, sampling: SamplingSettings) -> Tensor:
 
 
 def _nucleus(probs: Tensor, top_p: float) -> Tensor:
-    """The likeliest tokens of mass `top_p` a row of probabilities [n, vocab], the others 0."""
+    """Keep the likeliest tokens of mass `top_p` a row of probabilities [n, vocab], and set the others to 0."""
     count = min(NUCLEUS_TOKENS, probs.shape[-1])
     kept = _likeliest(probs, *probs.topk(count, -1), top_p)
     if count < probs.shape[-1]:
@@ -60,7 +60,10 @@ def _nucleus(probs: Tensor, top_p: float) -> Tensor:
 
 
 def _likeliest(probs: Tensor, ordered: Tensor, order: Tensor, top_p: float) -> Tensor:
-    """`probs` [n, vocab] where fewer than `top_p` of the mass comes before, for tokens [n, k] in falling order."""
+    """Keep `probs` [n, vocab] of tokens with less than `top_p` of the mass before them; the others are 0.
+
+    The tokens `order` [n, k] and their probabilities `ordered` [n, k] are in falling order.
+    """
     mass_before = ordered.cumsum(-1) - ordered
     return torch.zeros_like(probs).scatter_(-1, order, ordered.masked_fill(mass_before >= top_p, 0.0))
 
@@ -70,21 +73,24 @@ def _renormalise(probs: Tensor) -> Tensor:
 
 
 def entropy_of_top(probs: Tensor, count: int = ENTROPY_TOKENS) -> Tensor:
-    """Entropy in nats, [n], over the `count` likeliest tokens of probabilities [n, vocab] (C2T, section 4.1)."""
+    """Return the entropy in nats, [n], over the `count` likeliest tokens of probabilities [n, vocab].
+
+    Source: C2T, section 4.1.
+    """
     top = probs if probs.shape[-1] <= count else probs.topk(count, -1, sorted=False).values
     entropy: Tensor = -torch.special.xlogy(top, top).sum(-1)
     return entropy
 
 
 def draw_one(probs: Tensor, generator: torch.Generator) -> int:
-    """One token from probabilities [vocab], not necessarily normalised."""
+    """Draw one token from probabilities [vocab], which need not be normalised."""
     # In float64, because the smallest noise wins: CUDA's has no steps below 6e-8 in float32, and would miss long tails.
     # The item() is the step's result: nothing can go on before the host knows the token.
     return int(torch.multinomial(probs.double(), 1, generator=generator).item())
 
 
 def draw_without_replacement(q: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """`count` distinct tokens a row, in the order of a sequential draw from q [k, vocab].
+    """Draw `count` distinct tokens a row, in the order of a sequential draw from q [k, vocab].
 
     The tokens with the largest q/E, E exponential noise, come in the order in which sequential
     draws with renormalisation would find them (the Gumbel top-k identity). Returns tokens

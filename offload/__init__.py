@@ -1,4 +1,5 @@
-"""Weight streaming: transformers decoders whose layers are read while they run. Knows no trees, drafts or sampling.
+"""Weight streaming: transformers decoders whose layers are read while they run. It knows no trees, drafts or sampling.
 
-It turns a Hugging Face folder into a module whose forward works although most of its weights are somewhere else.
+This room turns a Hugging Face folder into a module whose forward works although most of its weights are somewhere
+else.
 """

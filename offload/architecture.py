@@ -1,4 +1,4 @@
-"""A checkpoint that is not there: the tensors that a configuration would have, sizes and all."""
+"""A checkpoint whose files are not there: the tensors that a configuration would have, with their sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from offload.skeleton import build_on_meta, stored_buffers
 
 
 def architecture_checkpoint(config: PretrainedConfig, folder: Path) -> Checkpoint:
-    """Names, shapes and sizes from the architecture alone, in the dtype that the configuration names."""
+    """Return names, shapes and sizes from the architecture alone, in the dtype that the configuration names."""
     stored = config.get_text_config(decoder=True).dtype
     dtype = stored if isinstance(stored, torch.dtype) else torch.bfloat16
     model = build_on_meta(config, folder, dtype=dtype)

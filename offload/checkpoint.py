@@ -41,7 +41,7 @@ DTYPES: dict[str, torch.dtype] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorEntry:
-    """Where one tensor lies."""
+    """The place of one tensor: its file, offset and form."""
 
     name: str
     dtype: torch.dtype
@@ -60,12 +60,12 @@ class Checkpoint:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all tensors together."""
+        """The bytes of all tensors together."""
         return sum(entry.num_bytes for entry in self.tensors.values())
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """All tensors of the folder's safetensors files; raises CheckpointError when one is not usable."""
+    """Return all tensors of the folder's safetensors files; raises CheckpointError when one is not usable."""
     if folder.is_file():
         raise CheckpointError(
             "E_MODEL_NOT_FOUND",
@@ -96,7 +96,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def _shard_names(folder: Path) -> dict[str, set[str]]:
-    """File name -> the tensors that the index promises in it (none for a single file)."""
+    """Return file name -> the tensors that the index promises in it (none for a single file)."""
     index = folder / INDEX_NAME
     if index.exists():
         try:
@@ -115,7 +115,7 @@ def _shard_names(folder: Path) -> dict[str, set[str]]:
 
 
 def _no_safetensors(folder: Path) -> CheckpointError:
-    """What is in the folder instead, and how to come by what is needed."""
+    """Return the error that says what is in the folder instead, and how to come by what is needed."""
     names = sorted(path.name for path in folder.iterdir())
     suffixes = {Path(name).suffix.lower(): name for name in reversed(names)}
     if ".gguf" in suffixes:
@@ -141,7 +141,7 @@ def _no_safetensors(folder: Path) -> CheckpointError:
 
 
 def _check_all_there(folder: Path, paths: dict[str, Path]) -> None:
-    """Raise CheckpointError naming the shards that are not in the folder."""
+    """Raise CheckpointError that names the shards that are not in the folder."""
     missing = sorted(shard for shard, path in paths.items() if not path.is_file())
     if not missing:
         return
@@ -158,7 +158,7 @@ def _check_all_there(folder: Path, paths: dict[str, Path]) -> None:
 
 
 def _shard_path(folder: Path, shard: str) -> Path:
-    """The shard's path, refused when its name leads out of the folder."""
+    """Return the shard's path, which is refused when its name leads out of the folder."""
     path = folder / shard
     # Compared before links are followed: a Hugging Face cache snapshot consists of links into ../../blobs.
     if Path(shard).is_absolute() or ".." in Path(shard).parts or "\\" in shard or not shard:
@@ -171,7 +171,7 @@ def _shard_path(folder: Path, shard: str) -> Path:
 
 
 def read_header(path: Path) -> dict[str, TensorEntry]:
-    """The tensors of one safetensors file, after checking that the file is as long as its header says."""
+    """Return the tensors of one safetensors file, after checking that it is as long as its header says."""
     file_bytes = path.stat().st_size
     with path.open("rb") as file:
         prefix = file.read(8)

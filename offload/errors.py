@@ -1,4 +1,4 @@
-"""What can go wrong between a checkpoint and a device, worded for the person who must mend it."""
+"""These errors arise between a checkpoint and a device, and are worded for the person who must mend what is wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a decoder layer's weights lie on the host, as views of the checkpoint's own files.
+"""The place of a decoder layer's weights on the host: views of the checkpoint's own files.
 
 A `LayerRecord` names a layer's tensors; a `LayerStore` maps the files and hands out zero-copy
 views of a record. Reading ahead and letting go are done per contiguous range, because safetensors
@@ -38,18 +38,18 @@ class StoredTensor:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes in the compute dtype."""
+        """The parameter's bytes in the compute dtype."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def is_mappable(self) -> bool:
-        """Whether the file's own bytes can be computed with."""
+        """Return whether the file's own bytes can be computed with."""
         return len(self.pieces) == 1 and self.pieces[0].dtype == self.dtype
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerRecord:
-    """One decoder layer: parameter name -> where it is stored."""
+    """The record of one decoder layer: parameter name -> where it is stored."""
 
     index: int
     tensors: dict[str, StoredTensor]
@@ -73,17 +73,17 @@ class LayerRecord:
 
     @cached_property
     def stored_bytes(self) -> int:
-        """Bytes in the checkpoint: what a pass has to read."""
+        """The layer's bytes in the checkpoint, which a pass has to read."""
         return sum(entry.num_bytes for entry in self.entries)
 
     @cached_property
     def flat_bytes(self) -> int:
-        """Bytes of the flat buffer that holds the layer in its compute dtypes."""
+        """The bytes of the flat buffer that holds the layer in its compute dtypes."""
         return sum(_aligned(tensor.num_bytes) for tensor in self.tensors.values())
 
     @cached_property
     def copied(self) -> LayerRecord:
-        """The part that has to be copied even on a CPU: a dtype changes, or a parameter is made of several tensors."""
+        """The part that has to be copied even on a CPU: its dtype changes, or several tensors make a parameter."""
         return self._part(is_mappable=False)
 
     @cached_property
@@ -93,7 +93,7 @@ class LayerRecord:
 
     @property
     def cpu_bytes(self) -> int:
-        """Bytes of the layer in a CPU's memory."""
+        """The bytes of the layer in a CPU's memory."""
         return self.copied.flat_bytes + self.mapped.stored_bytes
 
     def _part(self, *, is_mappable: bool) -> LayerRecord:
@@ -101,7 +101,7 @@ class LayerRecord:
         return LayerRecord(index=self.index, tensors=tensors)
 
     def flat_views(self, flat: Tensor) -> dict[str, Tensor]:
-        """The layer's parameters as views of a flat uint8 buffer of `flat_bytes` bytes."""
+        """Return the layer's parameters as views of a flat uint8 buffer of `flat_bytes` bytes."""
         views, offset = {}, 0
         for name, tensor in self.tensors.items():
             views[name] = flat[offset : offset + tensor.num_bytes].view(tensor.dtype).view(tensor.shape)
@@ -121,14 +121,14 @@ class LayerStore:
         self._samples: dict[int, int] = {}  # layer -> checksum of a few bytes of each of its tensors
 
     def view(self, entry: TensorEntry) -> Tensor:
-        """The tensor as it lies in the file; its pages load when they are touched."""
+        """Return the tensor as it lies in the file; its pages load when they are touched."""
         data = self._files[entry.file].bytes[entry.offset : entry.offset + entry.num_bytes]
         if entry.offset % entry.dtype.itemsize:
             data = data.clone()  # torch cannot view bytes at an odd address as wider numbers
         return data.view(entry.dtype).view(entry.shape)
 
     def views(self, record: LayerRecord) -> dict[str, Tensor]:
-        """All tensors of a record that needs no copy, where they lie in the file."""
+        """Return all tensors of a record that needs no copy, where they lie in the file."""
         return {name: self.view(tensor.pieces[0]) for name, tensor in record.tensors.items()}
 
     def copy(self, record: LayerRecord, flat: Tensor) -> None:
@@ -166,7 +166,7 @@ class LayerStore:
             self._files[path].drop(start, end)
 
     def _check_unchanged(self, record: LayerRecord) -> None:
-        """Raise StreamError when a file was written over: half of each model would be neither."""
+        """Raise StreamError when a file was written over: the model would be half of one and half of another."""
         checksum = 0
         for entry in record.entries:
             middle = entry.offset + entry.num_bytes // 2

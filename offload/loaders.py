@@ -1,4 +1,4 @@
-"""The two ways into a slot: on a CPU, and onto a CUDA device. Device differences live here.
+"""The two ways into a slot: on a CPU, and onto a CUDA device. The differences between devices live here.
 
 CPU: a slot is a range of mapped pages, read ahead and let go after use; when the layer is computed
 in another dtype than it is stored in, a slot is a flat buffer that the reader converts into.
@@ -23,7 +23,7 @@ logger = logging.getLogger("edgespec.offload")
 
 
 class CpuLoader:
-    """Slots in main memory."""
+    """Loads layers into slots in main memory."""
 
     def __init__(self, store: LayerStore, records: Sequence[LayerRecord], *, num_slots: int) -> None:
         self._store = store
@@ -33,7 +33,7 @@ class CpuLoader:
         self._views: dict[tuple[int, int], dict[str, Tensor]] = {}
 
     def load(self, record: LayerRecord, slot: int) -> None:
-        """Read the layer's pages; copy into the slot what the file does not hold as it is computed with."""
+        """Read the layer's pages; copy into the slot what is computed with in another form than the file's."""
         self._store.populate(record)
         # The disk goes on with the next layer while this thread converts, or waits for a slot.
         self._store.announce(self._following[record.index])
@@ -42,7 +42,7 @@ class CpuLoader:
             self._store.drop(record.copied)
 
     def hand_out(self, record: LayerRecord, slot: int) -> dict[str, Tensor]:
-        """Views of the slot and of the file; made once."""
+        """Return views of the slot and of the file; they are made once."""
         views = self._views.get((record.index, slot))
         if views is None:
             views = self._store.views(record.mapped) | record.copied.flat_views(self._flat[slot])
@@ -54,11 +54,14 @@ class CpuLoader:
         self._store.drop(record.mapped)
 
     def close(self) -> None:
-        """Loads end with the reader's thread."""
+        """Do nothing: loads end with the reader's thread."""
 
 
 class CudaLoader:
-    """Slots on a CUDA device, fed from pinned memory or, for layers not pinned, through staging buffers."""
+    """Loads layers into slots on a CUDA device.
+
+    Pinned layers are copied from pinned memory, the others through staging buffers.
+    """
 
     def __init__(
         self,
@@ -92,7 +95,7 @@ class CudaLoader:
 
     @property
     def num_pinned(self) -> int:
-        """Layers that wait in locked memory."""
+        """The number of layers that wait in locked memory."""
         return len(self._pinned)
 
     def load(self, record: LayerRecord, slot: int) -> None:
@@ -119,7 +122,7 @@ class CudaLoader:
                 self._staged[staging].record(self._copy_stream)
 
     def hand_out(self, record: LayerRecord, slot: int) -> dict[str, Tensor]:
-        """Views of the slot, made once; compute issued from now on waits for the copy."""
+        """Return views of the slot, made once; compute issued from now on waits for the copy."""
         torch.cuda.current_stream(self._device).wait_event(self._copied[slot])
         views = self._views.get((record.index, slot))
         if views is None:
@@ -127,11 +130,11 @@ class CudaLoader:
         return views
 
     def take_back(self, record: LayerRecord, slot: int) -> None:
-        """The next copy into the slot waits for the compute issued so far."""
+        """Let the next copy into the slot wait for the compute issued so far."""
         self._released[slot].record(torch.cuda.current_stream(self._device))
 
     def close(self) -> None:
-        """Wait for the copies under way, whose memory is about to be another's; unlock it."""
+        """Wait for the copies under way, and unlock the memory, which is about to be another's."""
         self._copy_stream.synchronize()
         for buffer in self._locked:
             buffer.close()
@@ -155,7 +158,10 @@ class CudaLoader:
             self._store.drop(record)
 
     def _staging_buffers(self, num_bytes: int) -> list[Tensor]:
-        """Locked where possible; pageable ones work too, and block the reader while they are copied."""
+        """Return staging buffers, locked where possible.
+
+        Pageable ones work too, and block the reader while they are copied.
+        """
         locked: list[PinnedBuffer] = []
         try:
             for _ in range(NUM_STAGING_BUFFERS):
@@ -170,5 +176,5 @@ class CudaLoader:
 
 
 def _following(records: Sequence[LayerRecord]) -> dict[int, LayerRecord]:
-    """Layer index -> the record that the ring loads after it."""
+    """Return layer index -> the record that the ring loads after it."""
     return {record.index: records[(position + 1) % len(records)] for position, record in enumerate(records)}

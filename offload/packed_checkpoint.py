@@ -1,4 +1,4 @@
-"""Quantised tensors in a checkpoint: found by their names, and attached to the modules they are of."""
+"""Quantised tensors of a checkpoint are found by their names, and attached to the modules that they belong to."""
 
 from __future__ import annotations
 

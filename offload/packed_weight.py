@@ -1,8 +1,8 @@
-"""Packed weights as parameters of the modules that compute with them, and unpacked there.
+"""Packed weights are parameters of the modules that compute with them, and are unpacked there.
 
 A module keeps its own forward: its quantised parameters are unpacked into scratch memory just
 before it runs, and let go after. So linear layers, GPT-2's transposed ones and fused experts are
-all the same, and the packed bytes and scales are parameters like any other, which stream. Each
+all treated the same, and the packed bytes and scales are parameters like any other, which stream. Each
 row of a result depends on that row alone (activations are not quantised), as a tree needs.
 """
 
@@ -30,24 +30,24 @@ class PackedWeight(nn.Module):
             self.register_parameter(part, nn.Parameter(empty, requires_grad=False))
 
     def unpack(self, out: Tensor) -> Tensor:
-        """The weight, written to `out`."""
+        """Return the weight, written to `out`."""
         parts: Any = self._parameters
         return self.packing.unpack(parts, out)
 
 
 class PackedModule:
-    """A module whose parameters `weights` are packed: (attribute, its packed form)."""
+    """A module whose parameters `weights` are packed; each is an attribute and its packed form."""
 
     def __init__(self, module: nn.Module, weights: list[tuple[str, PackedWeight]]) -> None:
         self.module = module
         self.weights = weights
 
     def num_unpacked(self) -> int:
-        """Weights that are unpacked at once."""
+        """Return how many weights are unpacked at once."""
         return sum(math.prod(packed.shape) for _, packed in self.weights)
 
     def hook(self, scratch: Tensor) -> list[RemovableHandle]:
-        """Unpack into `scratch` around every forward."""
+        """Hook the module, so that every forward unpacks its weights into `scratch`."""
         places, start = [], 0
         for attribute, packed in self.weights:
             end = start + math.prod(packed.shape)

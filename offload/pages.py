@@ -28,7 +28,7 @@ Madvise = Callable[[int, int, int], int]
 
 
 def _load_madvise() -> Madvise | None:
-    """Libc's madvise through ctypes, which releases the interpreter lock; None where it means something else."""
+    """Return libc's madvise through ctypes, which releases the interpreter lock; None where it means another thing."""
     if not sys.platform.startswith("linux"):
         return None
     try:
@@ -82,7 +82,7 @@ class MappedFile:
 
 
 def _advise(data: Tensor, start: int, end: int, advice: int) -> bool:
-    """Give the kernel advice on a range, widened to whole pages; False when it did not take it."""
+    """Give the kernel advice on a range, widened to whole pages; return False when it did not take the advice."""
     if _madvise is None:
         return False
     address = data.data_ptr()

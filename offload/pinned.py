@@ -19,11 +19,11 @@ PORTABLE = 1  # cudaHostRegisterPortable: locked for every device of the process
 
 
 class PinningError(RuntimeError):
-    """The system refuses to lock that much memory."""
+    """Raised when the system refuses to lock that much memory."""
 
 
 class PinnedBuffer:
-    """`bytes` is a uint8 tensor that a device copies from at full speed, and asynchronously.
+    """Holds page-locked memory: `bytes` is a uint8 tensor that a device copies from at full speed, asynchronously.
 
     Raises PinningError where the driver or the system's limit on locked memory refuses.
     """

@@ -1,4 +1,4 @@
-"""Which decoder layer lives where: arithmetic over byte counts, nothing else.
+"""Placement says which decoder layer lives where. It is arithmetic over byte counts, nothing else.
 
 The first layers are resident on the compute device, so that a pass starts on them while the first
 streamed ones load. On an accelerator the next ones wait in pinned memory, the rest on disk; on a
@@ -37,12 +37,12 @@ class Placement:
 
     @property
     def num_on_disk(self) -> int:
-        """Layers that are read from disk in each pass."""
+        """The number of layers that are read from disk in each pass."""
         return self.num_layers - self.num_resident - self.num_pinned
 
     @property
     def pinned_layers(self) -> frozenset[int]:
-        """Indices of the layers in pinned host memory."""
+        """The indices of the layers in pinned host memory."""
         return frozenset(range(self.num_resident, self.num_resident + self.num_pinned))
 
     @property
@@ -54,7 +54,7 @@ class Placement:
         return self.table()
 
     def table(self) -> str:
-        """The plan for people, one line a use."""
+        """Return the plan for people, one line a use."""
         device = "GPU" if self.host_bytes else "RAM"
         lines = [_column(device, self.device_bytes, self.device_budget_bytes)]
         if self.host_bytes:
@@ -66,7 +66,7 @@ class Placement:
 
 
 def _column(title: str, uses: dict[str, int], budget_bytes: int) -> str:
-    """Uses of one memory in GiB, one a line, then their sum beside the limit."""
+    """Return the uses of one memory in GiB, one a line, then their sum beside the limit."""
     lines = [f"  {title:<6}{what:<34}{num_bytes / GIB:9.3f} GiB" for what, num_bytes in uses.items()]
     total = f"{sum(uses.values()) / GIB:9.3f} GiB of {budget_bytes / GIB:.3f} GiB"
     return "\n".join([*lines, f"  {title:<6}{'together':<34}{total}"])
@@ -134,7 +134,7 @@ def place_layers(
 
 
 def all_resident(num_layers: int) -> Placement:
-    """The placement of a model that is no part of a plan of its own, as a draft's bytes are part of its target's."""
+    """Return the placement of a model whose bytes are part of another's plan, as a draft's are of its target's."""
     return Placement(
         num_layers=num_layers,
         num_resident=num_layers,
@@ -150,7 +150,7 @@ def all_resident(num_layers: int) -> Placement:
 
 
 def _stream_shape(records: Sequence[LayerRecord], *, on_accelerator: bool) -> tuple[list[int], int, int]:
-    """Bytes of each layer where it computes, slots of the ring, and bytes it needs beside its slots."""
+    """Return each layer's bytes where it computes, the ring's slots, and the ring's bytes beside its slots."""
     if on_accelerator:
         return [record.flat_bytes for record in records], NUM_SLOTS_CONVERTED, 0
     layer_bytes = [record.cpu_bytes for record in records]
@@ -160,7 +160,7 @@ def _stream_shape(records: Sequence[LayerRecord], *, on_accelerator: bool) -> tu
 
 
 def _num_that_fit(layer_bytes: Sequence[int], free_bytes: int) -> int:
-    """How many of the layers, from the first on, fit together."""
+    """Return how many of the layers, from the first on, fit together."""
     num_layers = 0
     for num_bytes in layer_bytes:
         if num_bytes > free_bytes:

@@ -1,4 +1,4 @@
-"""Quantising a checkpoint's decoder layers, one layer at a time.
+"""Quantisation of a checkpoint's decoder layers, one layer at a time.
 
 `quantized_layout` says which tensors come out and how large they are, from headers alone;
 `quantize_layer` makes them. What comes out has the names and the form of checkpoints that are published
@@ -27,9 +27,9 @@ STATE = ((0,), torch.uint8)
 
 
 def quantized_checkpoint(skeleton: Skeleton, checkpoint: Checkpoint, quant: str) -> Checkpoint:
-    """The checkpoint as it will be once its layers are quantised: names, shapes and sizes, no files.
+    """Return the checkpoint as it will be once its layers are quantised.
 
-    Raises CheckpointError when it is quantised already.
+    It has names, shapes and sizes, and no files. Raises CheckpointError when the checkpoint is quantised already.
     """
     _check_not_quantized(skeleton, checkpoint)
     tensors = outside_tensors(skeleton)
@@ -41,12 +41,12 @@ def quantized_checkpoint(skeleton: Skeleton, checkpoint: Checkpoint, quant: str)
 
 
 def outside_tensors(skeleton: Skeleton) -> dict[str, TensorEntry]:
-    """What is not in the decoder layers, under its names in the checkpoint."""
+    """Return the tensors outside the decoder layers, under their names in the checkpoint."""
     return {entry.name: entry for entry in skeleton.outside.entries}
 
 
 def quantized_layout(skeleton: Skeleton, record: LayerRecord, quant: str) -> Layout:
-    """The tensors of one quantised layer; those as STATE may be of any length."""
+    """Return the tensors of one quantised layer; those whose entry is STATE may be of any length."""
     packing = format_to_pack(quant)
     layout: Layout = {}
     for name, tensor in record.tensors.items():
@@ -63,7 +63,7 @@ def quantized_layout(skeleton: Skeleton, record: LayerRecord, quant: str) -> Lay
 def quantize_layer(
     skeleton: Skeleton, record: LayerRecord, store: LayerStore, quant: str, device: torch.device
 ) -> dict[str, Tensor]:
-    """The tensors of one quantised layer, on the host; computed on `device`."""
+    """Return the tensors of one quantised layer, on the host; they are computed on `device`."""
     store.populate(record)
     result: dict[str, Tensor] = {}
     for name, tensor in record.tensors.items():
@@ -77,7 +77,7 @@ def quantize_layer(
 
 
 def _packed(name: str, weight: Tensor, known: PackedFormat) -> dict[str, Tensor]:
-    """The tensors that the parameter is stored as, on the host."""
+    """Return the tensors that the parameter is stored as, on the host."""
     packing, parts = known.pack(weight)
     stored = {stored: parts[part].cpu().contiguous() for part, stored in packing.stored_names(name).items()}
     states = packing.states(name, tuple(weight.shape))
@@ -85,15 +85,16 @@ def _packed(name: str, weight: Tensor, known: PackedFormat) -> dict[str, Tensor]
 
 
 def _assembled(store: LayerStore, tensor: StoredTensor) -> Tensor:
-    """The parameter in its stored dtype."""
+    """Return the parameter in its stored dtype."""
     views = [store.view(piece) for piece in tensor.pieces]
     return views[0] if len(views) == 1 else torch.cat([view.reshape(-1) for view in views]).view(tensor.shape)
 
 
 def _is_packed(skeleton: Skeleton, name: str) -> bool:
-    """Whether a decoder layer's parameter is worth packing: matrices of linear layers and of experts.
+    """Return whether a decoder layer's parameter is worth packing.
 
-    Norms, biases and routers are small, and routing decides much: they stay as they are.
+    Matrices of linear layers and of experts are. Norms, biases and routers are small, and routing decides much: they
+    stay as they are.
     """
     module_name, _, attribute = name.rpartition(".")
     module = skeleton.model.get_submodule(module_name)

@@ -1,4 +1,4 @@
-"""Quantised layers on disk: made once, found again by what they were made from.
+"""Quantised layers on disk are made once, and found again by what they were made from.
 
 A folder holds one file a layer. It is written under another name and renamed when complete, under
 a lock that the system releases when a process dies: whoever comes second waits and finds the
@@ -46,9 +46,9 @@ def load_or_quantize(
     announce: Announce | None = None,
     progress: Progress | None = None,
 ) -> Checkpoint:
-    """The checkpoint with its layers quantised, from the cache or into it; peak memory is one layer.
+    """Return the checkpoint with its layers quantised, read from the cache or written into it.
 
-    Raises CheckpointError when the disk is too small or cannot be written.
+    Peak memory is one layer. Raises CheckpointError when the disk is too small or cannot be written.
     """
     folder = cache_folder / "quantized" / f"{quant}-{_key(checkpoint, quant)}"
     try:
@@ -90,7 +90,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _read(skeleton: Skeleton, folder: Path, quant: str) -> dict[str, TensorEntry] | None:
-    """The folder's tensors; None where there are none, or not those that belong there."""
+    """Return the folder's tensors; None where there are none, or not those that belong there."""
     entries: dict[str, TensorEntry] = {}
     if not folder.exists():
         return None
@@ -113,7 +113,7 @@ def _file_name(layer: int) -> str:
 
 
 def _key(checkpoint: Checkpoint, quant: str) -> str:
-    """A digest of the setting, of every tensor's name, place and shape, and of a sample of its bytes."""
+    """Return a digest of the setting, of every tensor's name, place and shape, and of a sample of its bytes."""
     digest = hashlib.sha256(f"{LAYOUT_VERSION} {quant}".encode())
     with ExitStack() as stack:
         files = {
@@ -136,7 +136,7 @@ def _write(
     announce: Announce | None,
     progress: Progress | None,
 ) -> None:
-    """All layers into a partial folder, then the folder under its own name. The lock is held."""
+    """Write all layers into a partial folder, then give it its own name. The lock is held."""
     partial = folder.with_name(f"{folder.name}.partial")
     for left_over in (partial, folder):  # of a process that was killed, or damaged since: nobody else holds the lock
         shutil.rmtree(left_over, ignore_errors=True)

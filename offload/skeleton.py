@@ -39,7 +39,7 @@ class Skeleton:
 
     @property
     def num_scratch(self) -> int:
-        """Weights that have to be unpacked at once."""
+        """The number of weights that have to be unpacked at once."""
         return max((module.num_unpacked() for module in self.packed), default=0)
 
     @property
@@ -56,7 +56,7 @@ def build_skeleton(
     attach: Callable[[PreTrainedModel], None] | None = None,
     own_modules: tuple[str, ...] | None = None,
 ) -> Skeleton:
-    """The module graph on the meta device, matched with the checkpoint's tensors.
+    """Return the module graph on the meta device, matched with the checkpoint's tensors.
 
     `attach` may add modules to the family's own. With `own_modules` the checkpoint holds the decoder layers
     and those modules alone: all other parameters stay on the meta device until another model lends its own.
@@ -105,14 +105,14 @@ def build_skeleton(
 
 
 def lent_names(model: PreTrainedModel, own_modules: tuple[str, ...]) -> frozenset[str]:
-    """Names of parameters and stored buffers that are neither in the decoder layers nor in one of `own_modules`."""
+    """Return names of parameters and stored buffers outside the decoder layers and `own_modules`."""
     own = tuple(f"{module}." for module in (decoder_layers(model)[0], *own_modules))
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     return frozenset(name for name in (*names, *stored_buffers(model)) if not name.startswith(own))
 
 
 def build_on_meta(config: PretrainedConfig, folder: object, *, dtype: torch.dtype) -> PreTrainedModel:
-    """The family's module with parameters on the meta device; `folder` is named in errors."""
+    """Return the family's module with parameters on the meta device; `folder` is named in errors."""
     try:
         # Buffers stay real: rotary frequencies are computed, not stored, and must stay float32.
         with init_empty_weights(include_buffers=False):
@@ -133,13 +133,13 @@ def build_on_meta(config: PretrainedConfig, folder: object, *, dtype: torch.dtyp
 
 
 def stored_buffers(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The buffers that belong to a checkpoint."""
+    """Return the buffers that belong to a checkpoint."""
     names = model.state_dict()
     return {name: buffer for name, buffer in model.named_buffers() if name in names}
 
 
 def decoder_layers(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
-    """The one ModuleList that holds the decoder layers, with its name."""
+    """Return the one ModuleList that holds the decoder layers, with its name."""
     text_config = model.config.get_text_config(decoder=True)
     num_layers = text_config.num_hidden_layers
     if num_layers < 1:
@@ -162,10 +162,10 @@ def decoder_layers(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
 
 
 def _ties(model: PreTrainedModel, stored: dict[str, Pieces]) -> dict[str, str]:
-    """Parameters that are another one's: name -> that one's name.
+    """Return the parameters that are the same as another one: name -> that one's name.
 
     A tied parameter that is stored beside the other one is a weight of its own, whatever the config
-    says; where only one of the two is stored, that one is the other's.
+    says; where only one of the two is stored, that one stands for both.
     """
     first_name: dict[int, str] = {}
     ties = {}
@@ -181,7 +181,7 @@ def _ties(model: PreTrainedModel, stored: dict[str, Pieces]) -> dict[str, str]:
 
 
 def _stored_tensor(name: str, pieces: Pieces, tensor: Tensor) -> StoredTensor:
-    """The parameter and its pieces; raises CheckpointError when they do not make it up."""
+    """Return the parameter and its pieces; raises CheckpointError when they do not make it up."""
     shape = tuple(tensor.shape)
     odd = next((piece for piece in pieces if piece.dtype.is_floating_point != tensor.is_floating_point()), None)
     if odd is not None:

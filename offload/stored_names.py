@@ -26,7 +26,7 @@ Pieces = tuple[TensorEntry, ...]
 
 
 def pieces_by_parameter(checkpoint: Checkpoint, model: PreTrainedModel) -> dict[str, Pieces]:
-    """Parameter name -> the tensors that make it up, in the order in which they lie in it."""
+    """Return parameter name -> the tensors that make it up, in the order in which they lie in it."""
     mapping = get_model_conversion_mapping(model)
     renamings = [transform for transform in mapping if isinstance(transform, WeightRenaming)]
     converters = [transform for transform in mapping if isinstance(transform, WeightConverter)]
@@ -48,7 +48,7 @@ def pieces_by_parameter(checkpoint: Checkpoint, model: PreTrainedModel) -> dict[
 
 
 def _in_memory_order(converter: WeightConverter, sources: list[list[TensorEntry]]) -> Pieces | None:
-    """The order of the pieces in the converted tensor; None where it is no mere sequence of them."""
+    """Return the order of the pieces in the converted tensor; None where it is no mere sequence of them."""
     steps = [(type(operation), getattr(operation, "dim", None)) for operation in converter.operations]
     if len(sources) != len(converter.source_patterns):
         return None

@@ -1,4 +1,4 @@
-"""The ring: layers are read ahead by one thread and handed out in order.
+"""The ring reads layers ahead in one thread and hands them out in order.
 
 Ring positions count for ever: position p carries layer p % num_layers in slot p % num_slots, so
 any layer count works with any slot count, and after the last layer of a pass the first layers of
@@ -22,16 +22,16 @@ class SlotLoader(Protocol):
     """Moves layers into slots. `load` runs on the reader's thread, the others on the caller's."""
 
     def load(self, record: LayerRecord, slot: int) -> None:
-        """Bring the layer into the slot; may only be issued, not finished, when this returns."""
+        """Bring the layer into the slot; the load may only be issued, not finished, when this returns."""
 
     def hand_out(self, record: LayerRecord, slot: int) -> dict[str, Tensor]:
-        """The layer's weights, usable by work issued from now on."""
+        """Return the layer's weights, usable by work issued from now on."""
 
     def take_back(self, record: LayerRecord, slot: int) -> None:
-        """The work that reads the slot has been issued; the slot may be loaded again after it."""
+        """Take the slot back once the work that reads it is issued: it may be loaded again after that work."""
 
     def close(self) -> None:
-        """Nothing is loaded any more when this returns."""
+        """End all loading: nothing is loaded any more when this returns."""
 
 
 class LayerStream:
@@ -60,7 +60,7 @@ class LayerStream:
         atexit.register(self.close)
 
     def acquire(self, layer: int) -> dict[str, Tensor]:
-        """The layer's weights; waits until they are loaded and raises what the reader met."""
+        """Return the layer's weights; wait until they are loaded, and raise what the reader met."""
         ring_index = self._ring_index[layer]
         with self._condition:
             in_order = self._next_use % len(self._records) == ring_index and self._first_held == self._next_use
@@ -87,7 +87,7 @@ class LayerStream:
             self._condition.notify_all()
 
     def close(self) -> None:
-        """Stop the reader; returns when it is gone."""
+        """Stop the reader, and return when it is gone."""
         with self._condition:
             self._closed = True
             self._condition.notify_all()

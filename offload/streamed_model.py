@@ -23,7 +23,7 @@ Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 
 class StreamedModel:
-    """A model ready to run: resident weights loaded, streamed layers hooked.
+    """A model that is ready to run: its resident weights are loaded, its streamed layers hooked.
 
     `model` is called like any transformers model. `close` ends the reader; the weights of streamed
     layers are valid only inside a forward.
@@ -94,7 +94,7 @@ class StreamedModel:
         self._hooks = []
 
     def _load_resident(self, record: LayerRecord) -> dict[str, Tensor]:
-        """The record's weights on the device: the mapped file itself where nothing has to change."""
+        """Return the record's weights on the device: the mapped file itself where nothing has to change."""
         self._store.populate(record)
         mapped = self._store.views(record.mapped) if self.device.type == "cpu" else {}
         copied = record.copied if self.device.type == "cpu" else record
@@ -123,6 +123,6 @@ class StreamedModel:
 
 
 def _parent(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """The module that owns a parameter, and the parameter's name in it."""
+    """Return the module that owns a parameter, and the parameter's name in it."""
     path, _, attribute = name.rpartition(".")
     return model.get_submodule(path), attribute

@@ -1,1 +1,1 @@
-"""Hardware profiles: facts about a machine, timings of callables that are given to it. Knows no model code."""
+"""Hardware profiles: facts about a machine, and timings of callables that are given to it. It knows no model code."""

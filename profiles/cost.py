@@ -1,4 +1,4 @@
-"""What a step costs: measured points made into curves, and the formula over them.
+"""The cost of a step: measured points made into curves, and the formula over them.
 
     growth(tree) = sum over draft calls of draft(rows of the call) + base_s + layer_s * calls + node_s * nodes
     step(tree)   = growth + verify(nodes) - min(growth, prefetch_s) + rest_s
@@ -26,15 +26,15 @@ Floats = NDArray[np.float64]
 class Curve:
     """Seconds over a count (nodes, or rows of a draft call), from at least one measured point.
 
-    More never costs less: points are made monotone (isotonic regression), the curve between them keeps
-    that (PCHIP), beyond the last it goes on with the last slope.
+    More never costs less: the points are made monotone (isotonic regression), the curve between them keeps
+    that (PCHIP), and beyond the last point it goes on with the last slope.
     """
 
     counts: tuple[float, ...]  # ascending
     seconds: tuple[float, ...]
 
     def __call__(self, counts: ArrayLike) -> Floats:
-        """Seconds, of the shape of `counts`."""
+        """Return the seconds at `counts`, in their shape."""
         wanted = np.asarray(counts, dtype=np.float64)
         if len(self.counts) == 1:
             return np.full_like(wanted, self.seconds[0])
@@ -44,7 +44,7 @@ class Curve:
         return found
 
     def slope(self, count: float) -> float:
-        """Seconds that one more costs at `count`: of the measured points around it."""
+        """Return the seconds that one more costs at `count`, from the measured points around it."""
         if len(self.counts) == 1:
             return 0.0
         seconds = _monotone(self)
@@ -54,7 +54,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrowthCost:
-    """What a policy's growth costs beside the draft's own calls."""
+    """The cost of a policy's growth beside the draft's own calls."""
 
     base_s: float
     layer_s: float  # a draft call
@@ -62,7 +62,10 @@ class GrowthCost:
     rows_per_inner: float  # rows that the draft computes for each node that has children in the end
 
     def seconds(self, draft: Curve, inner: ArrayLike, calls: ArrayLike, nodes: ArrayLike) -> Floats:
-        """Of trees [t] with `inner` [t, layers] nodes that have children, by layer; the root is the first."""
+        """Return the seconds of trees [t] with `inner` [t, layers] nodes that have children, by layer.
+
+        The root's layer is the first.
+        """
         rows = np.asarray(inner, dtype=np.float64) * self.rows_per_inner
         rows[..., 0] = np.minimum(rows[..., 0], 1.0)  # the root alone
         drafting = np.where(rows > 0, draft(np.maximum(rows, 1)), 0.0).sum(-1)
@@ -72,7 +75,7 @@ class GrowthCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCosts:
-    """A machine's and a pair's costs that all policies share."""
+    """The costs of a machine and a pair that all policies share."""
 
     verify: Curve  # over nodes below the root
     draft: Curve  # over rows of a call
@@ -81,7 +84,7 @@ class StepCosts:
     prefetch_s: float = 0.0  # that a pass saves when the stream could read ahead
 
     def step(self, growth_s: Floats, nodes: ArrayLike) -> Floats:
-        """Seconds of steps whose trees have `nodes` and took `growth_s` to grow."""
+        """Return the seconds of steps whose trees have `nodes` and took `growth_s` to grow."""
         found: Floats = growth_s + self.verify(nodes) - np.minimum(growth_s, self.prefetch_s) + self.rest_s
         return found
 
@@ -89,7 +92,7 @@ class StepCosts:
 def fit_growth(
     draft: Curve, inner: Sequence[Sequence[float]], nodes: Sequence[float], seconds: Sequence[float], rows: float
 ) -> GrowthCost:
-    """Least squares over timed trees, no cost below 0; `rows` is `rows_per_inner`."""
+    """Fit the cost of growth to timed trees by least squares, no cost below 0; `rows` is `rows_per_inner`."""
     width = max(1, *map(len, inner))  # a policy may see nothing worth drafting in any text
     padded = np.array([[*layers, *[0.0] * (width - len(layers))] for layers in inner], dtype=np.float64)
     calls = (padded > 0).sum(1)

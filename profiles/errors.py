@@ -1,4 +1,4 @@
-"""What can go wrong with a profile, worded for the person who must mend it."""
+"""Errors of a profile, worded for the person who must mend what is wrong."""
 
 from __future__ import annotations
 

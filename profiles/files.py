@@ -1,4 +1,4 @@
-"""Profiles as TOML files: written whole, read strictly, found by what they were measured for."""
+"""Profiles are TOML files: written whole, read strictly, and found by what they were measured for."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MEASURE = "Measure it: edgespec profile."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A profile that fits, or why one that is nearly right does not."""
+    """The profile that fits, or why one that is nearly right does not."""
 
     profile: Profile | None
     path: Path | None
@@ -77,7 +77,7 @@ def read_profile(path: Path) -> Profile:
 
 
 def profile_name(machine: MachineFacts, pair: PairFacts) -> str:
-    """A name that is the same for the same machine, pair and quantisation, and nearly the same placement."""
+    """Return a name that is the same for the same machine, pair and quantisation, and nearly the same placement."""
     facts = {**_key(machine, pair), "resident": round(10 * _resident_share(pair)), "tiers": _tiers(pair)}
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
     return "-".join([*(_slug(part) for part in (machine.device_name, pair.target, pair.draft)), digest])
@@ -86,10 +86,11 @@ def profile_name(machine: MachineFacts, pair: PairFacts) -> str:
 def find_profile(
     folder: Path, machine: MachineFacts, names: tuple[str, str | None], facts_with: Callable[[Profile], PairFacts]
 ) -> Found:
-    """The profile in `folder` for the pair of these names; else what keeps the nearest one from being used.
+    """Return the profile in `folder` for the pair of these names, else why the nearest one is not used.
 
-    `facts_with` are the pair's facts, its layers placed as a profile's trees ask for. Layers may be placed a little
-    differently, as a longer prompt makes them. A file that cannot be read is skipped here: `all_profiles` names it.
+    `facts_with` gives the pair's facts with its layers placed as a profile's trees ask for. Layers may be placed a
+    little differently, as a longer prompt makes them. A file that cannot be read is skipped here: `all_profiles`
+    names it.
     """
     nearest: tuple[tuple[int, float], Path, Profile, list[str]] | None = None
     for path, profile in all_profiles(folder):
@@ -107,13 +108,13 @@ def find_profile(
 
 
 def changes_between(profile: Profile, machine: MachineFacts, pair: PairFacts) -> list[str]:
-    """Facts that times and plans depend on and that are not as they were, each with both values."""
+    """Return the facts that times and plans depend on and that have changed, each with both values."""
     changed = _changed(_key(profile.machine, profile.pair), _key(machine, pair))
     return changed + _changed_placement(profile.pair, pair) + _changed_versions(profile.machine, machine)
 
 
 def all_profiles(folder: Path) -> Iterator[tuple[Path, Profile | ProfileError]]:
-    """Every file in the folder, read, or the reason why it cannot be."""
+    """Yield every file in the folder, read, or with the reason why it cannot be read."""
     for path in sorted(folder.glob("*.toml")):
         try:
             yield path, read_profile(path)
@@ -122,7 +123,7 @@ def all_profiles(folder: Path) -> Iterator[tuple[Path, Profile | ProfileError]]:
 
 
 def _key(machine: MachineFacts, pair: PairFacts) -> dict[str, Any]:
-    """What times and plans depend on, the layers' places apart."""
+    """Return what times and plans depend on, except where the layers lie."""
     facts = {name: value for name, value in dataclasses.asdict(pair).items() if not name.endswith("_layers")}
     return {
         "device_name": machine.device_name,
@@ -137,7 +138,7 @@ def _resident_share(pair: PairFacts) -> float:
 
 
 def _tiers(pair: PairFacts) -> list[bool]:
-    """Whether layers stream from RAM, from disk."""
+    """Return whether layers stream from RAM, and whether from disk."""
     return [pair.ram_layers > 0, pair.disk_layers > 0]
 
 
@@ -153,7 +154,7 @@ def _changed(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def _changed_versions(old: MachineFacts, new: MachineFacts) -> list[str]:
-    """Versions of another minor release, and drivers of another major one."""
+    """Return versions of another minor release, and drivers of another major one."""
     found = []
     for package in TIMED_PACKAGES:
         before, now = old.versions.get(package, "none"), new.versions.get(package, "none")
@@ -165,7 +166,7 @@ def _changed_versions(old: MachineFacts, new: MachineFacts) -> list[str]:
 
 
 def _without_none(value: Any) -> Any:
-    """TOML has no null: what is None is left out."""
+    """Return the content without what is None, because TOML has no null."""
     if isinstance(value, dict):
         return {key: _without_none(item) for key, item in value.items() if item is not None}
     if isinstance(value, (list, tuple)):

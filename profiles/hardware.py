@@ -1,6 +1,6 @@
 """Known hardware: what data sheets say of a card, and what share of that a real pass is assumed to reach.
 
-One TOML file a card in `builtin/`, each value with its source; `builtin/assumptions.toml` holds everything
+`builtin/` has one TOML file a card, with a source for each value; `builtin/assumptions.toml` holds everything
 that is assumed instead, once for all cards. GB and TFLOP are decimal, GiB binary, as data sheets mean them.
 """
 
@@ -58,7 +58,10 @@ class Hardware:
 
     @property
     def link_bytes_per_s(self) -> float:
-        """From RAM to the device, one way, after the line code; infinite where RAM is the device's memory."""
+        """The rate from RAM to the device, one way, after the line code.
+
+        It is infinite where RAM is the device's memory.
+        """
         if self.pcie_generation is None or self.pcie_lanes is None:
             return math.inf
         return PCIE_GT_PER_S[self.pcie_generation] * 1e9 * PCIE_DATA_SHARE / 8 * self.pcie_lanes
@@ -66,7 +69,7 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Achieved:
-    """Shares of the data sheet's rates that a pass reaches, and the seconds to issue a decoder layer."""
+    """The shares of the data sheet's rates that a pass reaches, and the seconds to issue a decoder layer."""
 
     memory: float
     compute: float
@@ -77,7 +80,7 @@ class Achieved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumptions:
-    """What estimates assume of every card and of the machine around it."""
+    """The values that estimates assume of every card and of the machine around it."""
 
     slow: Achieved
     likely: Achieved
@@ -88,18 +91,18 @@ class Assumptions:
     reasons: Mapping[str, str]
 
     def usable_bytes(self, hardware: Hardware) -> int:
-        """Device memory that a program can have."""
+        """Return the device memory that a program can have."""
         share = self.usable_memory if hardware.device == "cuda" else 1.0
         return int(share * hardware.memory_bytes)
 
 
 def hardware_names() -> tuple[str, ...]:
-    """All that `read_hardware` knows."""
+    """Return all names that `read_hardware` knows."""
     return tuple(sorted(path.stem for path in FOLDER.glob("*.toml") if path.stem != ASSUMPTIONS))
 
 
 def read_hardware(name: str) -> Hardware:
-    """A known card or CPU; raises ProfileError, which lists the closest names, for an unknown one."""
+    """Read a known card or CPU; raises ProfileError, which lists the closest names, for an unknown one."""
     known = hardware_names()
     wanted = "-".join(name.lower().replace("_", " ").replace("-", " ").split())
     for vendor in ("nvidia-", "geforce-"):
@@ -114,7 +117,7 @@ def read_hardware(name: str) -> Hardware:
 
 
 def parse_hardware(text: str, name: str) -> Hardware:
-    """The content of one file; raises ProfileError naming the key that is wrong."""
+    """Check the content of one file; raises ProfileError naming the key that is wrong."""
     content = _content(text, name)
     device = content.get("device")
     if device not in ("cuda", "cpu"):
@@ -143,12 +146,12 @@ def parse_hardware(text: str, name: str) -> Hardware:
 
 
 def read_assumptions() -> Assumptions:
-    """What is assumed beyond data sheets."""
+    """Read what is assumed beyond data sheets."""
     return parse_assumptions((FOLDER / f"{ASSUMPTIONS}.toml").read_text(encoding="utf-8"))
 
 
 def parse_assumptions(text: str) -> Assumptions:
-    """The content of the file; raises ProfileError naming the key that is wrong."""
+    """Check the content of the file; raises ProfileError naming the key that is wrong."""
     content = _content(text, ASSUMPTIONS)
     spans = [field.name for field in fields(Achieved)]
     single = ("usable_memory", "host_memory_gib", "host_disk_gb_per_s")

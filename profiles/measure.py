@@ -1,4 +1,4 @@
-"""Reading a machine's facts and timing its disk."""
+"""Timing of tasks and of a machine's disk and copies, and the machine's facts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Something to time: `prepare` is not part of it."""
+    """A task to time; `prepare` runs before it and is not timed."""
 
     run: Callable[[], object]
     prepare: Callable[[], object] = lambda: None
@@ -38,18 +38,18 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
-    """Seconds of one task, again and again."""
+    """The seconds of each repeat of one task."""
 
     seconds: tuple[float, ...]
 
     @property
     def median_s(self) -> float:
-        """What a repeat takes, outliers aside."""
+        """The median of the seconds: what a repeat takes, outliers aside."""
         return statistics.median(self.seconds)
 
     @property
     def spread_s(self) -> float:
-        """Between the quartiles; between the extremes of fewer than four."""
+        """The seconds between the quartiles; between the extremes of fewer than four repeats."""
         if len(self.seconds) < 4:
             return max(self.seconds) - min(self.seconds)
         low, _, high = statistics.quantiles(self.seconds, n=4)
@@ -118,12 +118,12 @@ class Series(Generic[Key]):
         )
 
     def repeats(self) -> dict[Key, Repeats]:
-        """Of all sittings together."""
+        """Return the repeats of all sittings together."""
         return {key: Repeats(tuple(s for found in self._sittings for s in found[key].seconds)) for key in self.tasks}
 
 
 def machine_facts() -> MachineFacts:
-    """Facts of the machine that runs this."""
+    """Return the facts of the machine that runs this."""
     accelerator = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
     driver, link = _driver_and_link() if accelerator else (None, None)
     return MachineFacts(
@@ -156,14 +156,14 @@ def drop_page_cache(files: Sequence[Path]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequentialRead:
-    """What was read of some files from start to end, by one thread."""
+    """The bytes that one thread read of some files, from start to end."""
 
     num_bytes: int
     seconds: float
 
     @property
     def bytes_per_s(self) -> float:
-        """The rate."""
+        """The rate of the read."""
         return self.num_bytes / self.seconds
 
 
@@ -181,7 +181,10 @@ def read_sequentially(
 
 
 def copy_bytes_per_s(device: torch.device, *, pinned: bool) -> float | None:
-    """Rate of copies from RAM to the device, the median of some; None where the memory cannot be had."""
+    """Return the rate of copies from RAM to the device, the median of some.
+
+    It is None where the memory cannot be had.
+    """
     try:
         source = torch.empty(COPY_BYTES, dtype=torch.uint8, pin_memory=pinned)
         target = torch.empty(COPY_BYTES, dtype=torch.uint8, device=device)
@@ -199,7 +202,10 @@ def copy_bytes_per_s(device: torch.device, *, pinned: bool) -> float | None:
 
 
 def _driver_and_link() -> tuple[str | None, str | None]:
-    """The driver's version, and the link as "PCIe 4.0 x16", as nvidia-smi tells; None where it does not."""
+    """Return the driver's version, and the link as "PCIe 4.0 x16", as nvidia-smi tells.
+
+    Each is None where it does not tell.
+    """
     query = "driver_version,pcie.link.gen.max,pcie.link.width.max"
     try:
         answer = subprocess.run(

@@ -1,11 +1,11 @@
-"""From bytes and rates to seconds: a pass is as slow as the slowest of what it must do. Pure arithmetic.
+"""From bytes and rates to seconds: a pass is as slow as the slowest of what it must do. This is pure arithmetic.
 
     stream   ram / link + disk / min(disk rate, link)        layers come in order, one after the other
     compute  unpacked / memory + max(read / memory, rows * FLOP / rate)
     pass     max(stream, compute, layers * layer call) + heads
 
 `read` is every byte that kernels read: layers, resident or just arrived, keys and values, unpacked weights.
-Not in it: the host's work around a pass, and the two layers that load while a draft grows the tree.
+It leaves out the host's work around a pass, and the two layers that load while a draft grows the tree.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from profiles.hardware import Achieved, Hardware
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """What a machine does in a second, as achieved."""
+    """The bytes and operations that a machine achieves in a second."""
 
     memory_bytes_per_s: float
     flops_per_s: float
@@ -29,7 +29,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLoad:
-    """What one pass of a model moves and computes."""
+    """The bytes that one pass of a model moves, and what it computes."""
 
     num_layers: int
     resident_bytes: int  # decoder layers that stay on the device
@@ -44,12 +44,12 @@ class ModelLoad:
 
     @property
     def layer_bytes(self) -> int:
-        """All decoder layers as they are stored."""
+        """The bytes of all decoder layers as they are stored."""
         return self.resident_bytes + self.ram_bytes + self.disk_bytes
 
 
 def achieved_rates(hardware: Hardware, achieved: Achieved, *, half: bool, disk_bytes_per_s: float) -> Rates:
-    """The data sheet's rates times what is reached of them; `half` for bf16 and fp16."""
+    """Return the data sheet's rates times the shares of them that are reached; `half` is for bf16 and fp16."""
     flops_per_s = hardware.half_flops_per_s if half else hardware.float32_flops_per_s
     return Rates(
         memory_bytes_per_s=achieved.memory * hardware.memory_bytes_per_s,
@@ -61,13 +61,13 @@ def achieved_rates(hardware: Hardware, achieved: Achieved, *, half: bool, disk_b
 
 
 def stream_s(load: ModelLoad, rates: Rates) -> float:
-    """Until the last streamed layer is there: ram / link + disk / min(disk rate, link)."""
+    """Return the seconds until the last streamed layer is there: ram / link + disk / min(disk rate, link)."""
     from_disk_per_s = min(rates.disk_bytes_per_s, rates.link_bytes_per_s)
     return load.ram_bytes / rates.link_bytes_per_s + load.disk_bytes / from_disk_per_s
 
 
 def compute_s(load: ModelLoad, rates: Rates, *, rows: int) -> float:
-    """The layers' kernels for so many rows; the host may need longer to issue them."""
+    """Return the seconds of the layers' kernels for so many rows; the host may need longer to issue them."""
     read_bytes = load.layer_bytes + load.unpacked_bytes + load.cache_bytes
     products_s = max(read_bytes / rates.memory_bytes_per_s, rows * load.row_flops / rates.flops_per_s)
     unpack_s = load.unpacked_bytes / rates.memory_bytes_per_s
@@ -75,16 +75,22 @@ def compute_s(load: ModelLoad, rates: Rates, *, rows: int) -> float:
 
 
 def head_s(load: ModelLoad, rates: Rates, *, rows: int) -> float:
-    """Logits of so many rows at once: the head's matrix is read once for every `head_rows`."""
+    """Return the seconds of logits of so many rows at once: the head's matrix is read once for every `head_rows`."""
     read_bytes = math.ceil(rows / load.head_rows) * load.head_bytes
     return max(read_bytes / rates.memory_bytes_per_s, rows * load.head_row_flops / rates.flops_per_s)
 
 
 def verify_s(load: ModelLoad, rates: Rates, *, rows: int, head_calls: float = 1.0) -> float:
-    """A target's pass over a tree: max(stream, compute), then the head row by row along the accepted path."""
+    """Return the seconds of a target's pass over a tree: max(stream, compute), then the head.
+
+    The head computes row by row along the accepted path.
+    """
     return max(stream_s(load, rates), compute_s(load, rates, rows=rows)) + head_calls * head_s(load, rates, rows=1)
 
 
 def draft_call_s(load: ModelLoad, rates: Rates, *, width: int) -> float:
-    """One call of a resident draft on a layer of `width` nodes, all of whose logits are needed."""
+    """Return the seconds of one call of a resident draft on a layer of `width` nodes.
+
+    The logits of all nodes are needed.
+    """
     return compute_s(load, rates, rows=width) + head_s(load, rates, rows=width)

@@ -1,6 +1,6 @@
-"""What a profile records: a machine, a pair on it, what was measured, and the plans that follow.
+"""The contents of a profile: a machine, a pair on it, what was measured, and the plans that follow.
 
-Fields are checked when a file is read (`profiles.files`); the bounds say what is absurd. Counts are
+Fields are checked when a file is read (`profiles.files`); the bounds refuse what is absurd. Counts are
 nodes below the root, or rows of a draft call.
 """
 
@@ -46,13 +46,13 @@ class MachineFacts:
 
     @property
     def device_name(self) -> str:
-        """What computes: the accelerator, or the processor."""
+        """The name of what computes: the accelerator, or the processor."""
         return self.accelerator or self.processor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairFacts:
-    """The pair and where its layers lie: what times depend on, beside the machine."""
+    """The pair and where its layers lie: times depend on this, beside the machine."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -72,7 +72,7 @@ class PairFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bandwidths:
-    """Bytes a second; None for what the machine or the placement does not have."""
+    """Rates in bytes a second; None for what the machine or the placement does not have."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -84,7 +84,7 @@ class Bandwidths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Repeats of one thing."""
+    """The seconds of one task at one count, over its repeats."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -95,7 +95,7 @@ class Timing:
 
 
 def _ascending(timings: tuple[Timing, ...]) -> tuple[Timing, ...]:
-    """What a curve goes through."""
+    """Check that the counts ascend, so that a curve can go through them."""
     if any(left.count >= right.count for left, right in itertools.pairwise(timings)):
         raise ValueError("counts do not ascend")
     return timings
@@ -142,7 +142,7 @@ class Reliability:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankAcceptance:
-    """Chance that the child of a rank is the one accepted, given that its parent is."""
+    """For each rank, the chance that its child is the one accepted, given that its parent is."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -153,7 +153,7 @@ class RankAcceptance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Settings of a step and their predicted speed; measured where it was tried."""
+    """The settings of a step and their predicted speed, with the measured speed where they were tried."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -171,13 +171,13 @@ class Plan:
 
     @property
     def tokens_per_s(self) -> float:
-        """Predicted, or with the step's own seconds where those were measured."""
+        """The predicted tokens a second; where the step's seconds were measured, those are used."""
         return self.tokens / (self.measured_step_s or self.step_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemperaturePlan:
-    """What to do at one temperature, and against what it was chosen."""
+    """The plan for one temperature, and the plans that it was chosen against."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -191,7 +191,7 @@ class TemperaturePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """One machine, one pair."""
+    """All that was measured of one pair on one machine, and the plans for it."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 

@@ -1,4 +1,4 @@
-"""The plan that gives the most tokens a second, from trees that were grown and costs that were measured.
+"""The tuner finds the plan of most tokens a second, from trees that were grown and costs that were measured.
 
 A budgeted policy's trees are nested: the m best nodes by score, of those no deeper than d and no worse
 than a threshold, are the tree that budget m, depth d and that threshold would have grown, as far as the
@@ -41,7 +41,10 @@ class TreeSample:
 
     @classmethod
     def from_nodes(cls, *, scores: ArrayLike, values: ArrayLike, depths: ArrayLike, parents: ArrayLike) -> TreeSample:
-        """From nodes in any order that has parents first, each [n]; parents count from the root, which is -1."""
+        """Make a sample of nodes [n] in any order that has parents first.
+
+        `parents` count from the root, which is -1.
+        """
         score = np.asarray(scores, dtype=np.float64)
         order = np.argsort(-score, kind="stable")
         place = np.empty_like(order)
@@ -58,7 +61,7 @@ class TreeSample:
         )
 
     def cut(self, *, size: int, depth: int, threshold: float) -> TreeSample:
-        """The tree that these limits would have grown."""
+        """Return the tree that these limits would have grown."""
         kept = np.flatnonzero((self.depths <= depth) & (self.scores >= threshold))[:size]
         place = np.full(len(self.scores) + 1, len(kept), dtype=np.int64)
         place[kept] = np.arange(len(kept))
@@ -84,11 +87,14 @@ class TreeSample:
 
     @property
     def tokens(self) -> float:
-        """Expected tokens of a pass, the bonus token included."""
+        """The expected tokens of a pass, the bonus token included."""
         return 1.0 + float(self.values.sum())
 
     def inner(self, num_layers: int) -> Floats:
-        """Nodes that have children, by layer from the root's on, which the draft always looks at: [num_layers]."""
+        """Return the number of nodes that have children, by layer from the root's on: [num_layers].
+
+        The draft always looks at the root.
+        """
         inner = self.depths[self.first_child < len(self.scores)]
         found = np.bincount(inner, minlength=num_layers)[:num_layers].astype(np.float64)
         found[0] = 1.0
@@ -120,7 +126,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The best plan, what else there was, and plain decoding."""
+    """The best plan, the plans that it was chosen from, and plain decoding."""
 
     best: Plan
     runner_up: Plan | None  # of another policy or draw
@@ -131,12 +137,12 @@ class Choice:
 
 
 def plain_plan(costs: StepCosts) -> Plan:
-    """Decoding without a tree."""
+    """Return the plan of decoding without a tree."""
     return Plan(policy="none", size=0, depth=0, tokens=1.0, nodes=0.0, step_s=costs.plain_step_s)
 
 
 def predict(entrant: Entrant, costs: StepCosts, *, size: int, depth: int, threshold: float = 0.0) -> Plan:
-    """What an entrant would yield within these limits."""
+    """Return the plan that an entrant would yield within these limits."""
     # Scores of a shape are by depth, below zero: without a threshold all of them count.
     trees = [tree.cut(size=size, depth=depth, threshold=threshold or -math.inf) for tree in entrant.samples]
     inner = np.stack([tree.inner(max(1, depth)) for tree in trees])
@@ -183,7 +189,7 @@ def tabulate(entrant: Entrant, costs: StepCosts, *, sizes: Sequence[int], depths
 
 
 def choose(entrants: Sequence[Entrant], costs: StepCosts, *, sizes: Sequence[int], depths: Sequence[int]) -> Choice:
-    """The plan of most tokens a second over all entrants, sizes, depths and thresholds, plain decoding included.
+    """Return the plan of most tokens a second over all entrants, sizes, depths and thresholds.
 
     Entrants grew their trees at the same texts.
     """
@@ -226,7 +232,7 @@ def _fastest(entrant: Entrant, costs: StepCosts, table: Table, among: NDArray[np
 
 
 def deepened(plan: Plan, entrant: Entrant, costs: StepCosts, *, depths: Sequence[int]) -> Plan:
-    """The plan with the most depth that hardly seems to cost speed.
+    """Return the plan with the most depth that hardly seems to cost speed.
 
     Texts that repeat themselves are accepted to any depth. Few samples hold such a place, and a run has many.
     """
@@ -245,12 +251,15 @@ def deepened(plan: Plan, entrant: Entrant, costs: StepCosts, *, depths: Sequence
 
 
 def with_tokens(plan: Plan, tokens: float) -> Plan:
-    """The plan with so many tokens a pass: never fewer than one, nor more than its nodes allow."""
+    """Return the plan with so many tokens a pass: never fewer than one, nor more than its nodes allow."""
     return replace(plan, tokens=min(1.0 + plan.nodes, max(1.0, tokens)))
 
 
 def marginal_threshold(entrant: Entrant, costs: StepCosts, plan: Plan) -> float:
-    """Expected tokens that a node must add to be worth its seconds, at the speed and size of `plan`."""
+    """Return the tokens that a node must be expected to add to be worth its seconds.
+
+    Its worth is told at the speed and size of `plan`.
+    """
     rows = plan.nodes / max(1, plan.depth) * entrant.growth.rows_per_inner
     node_s = costs.verify.slope(plan.nodes) + entrant.growth.node_s
     node_s += entrant.growth.rows_per_inner * costs.draft.slope(max(1.0, rows))
@@ -258,7 +267,7 @@ def marginal_threshold(entrant: Entrant, costs: StepCosts, plan: Plan) -> float:
 
 
 def _with_threshold(entrant: Entrant, costs: StepCosts, plan: Plan) -> Plan:
-    """The plan with the threshold that the marginal rule gives, where that is faster."""
+    """Return the plan with the threshold that the marginal rule gives, where that is faster."""
     largest = max(len(tree.scores) for tree in entrant.samples)
     deepest = max(int(tree.depths.max(initial=1)) for tree in entrant.samples)
     best = plan

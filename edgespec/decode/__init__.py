@@ -1,1 +1,1 @@
-"""The step and its loop: propose, look, accept, commit. Knows token ids, no tokenizer."""
+"""The step and its loop: propose, look, accept, commit. It knows token ids, no tokenizer."""

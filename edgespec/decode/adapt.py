@@ -1,8 +1,8 @@
-"""What the steps so far say about the next one: whether more or less is accepted than was predicted, and what a
-second is worth. For adaptive trees of a profiled pair.
+"""Adaptive trees of a profiled pair follow what the steps so far say about the next one.
 
-Each step's tree is grown with what earlier steps showed, never with anything of its own: so the output
-stays the target's. Seconds are the profile's, not a clock's: so a seed gives the same text again.
+The steps say whether more or less is accepted than was predicted, and what a second is worth. Each step's tree is
+grown with what earlier steps showed, never with anything of its own, so the output stays the target's. Seconds are
+the profile's, not a clock's, so a seed gives the same text again.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Follower:
 
     @property
     def threshold(self) -> float:
-        """The plan's, moved as far as tokens a second are above or below the plan's."""
+        """Return the plan's threshold, moved as far as tokens a second are above or below the plan's."""
         faster = (self._tokens / self._step_s) / self._plan.tokens_per_s
         return min(MAX_THRESHOLD, self._plan.threshold * min(MAX_FACTOR, max(1 / MAX_FACTOR, faster)))
 
@@ -72,7 +72,7 @@ class Follower:
 
 
 def make_follower(profile: Profile | None, tree: TreeSettings, *, temperature: float) -> Follower | None:
-    """A follower for one text; None where the trees are not those that the profile planned."""
+    """Return a follower for one text; None where the trees are not those that the profile planned."""
     if profile is None or not POLICIES[tree.policy].is_calibrated:
         return None
     plan = plan_at(profile, temperature).best
@@ -81,7 +81,10 @@ def make_follower(profile: Profile | None, tree: TreeSettings, *, temperature: f
 
 
 def following(policy: OpenPolicy, follower: Follower, make: Callable[[OpenPolicy], Grow]) -> Grow:
-    """Growth of adaptive trees by what the follower knows before each step; `make` is `make_grow` for a policy."""
+    """Return a growth of adaptive trees by what the follower knows before each step.
+
+    `make` is `make_grow` for a policy.
+    """
 
     def grow(root: int, max_depth: int, branches: Tensor | None = None, /) -> TokenTree:
         assert policy.acceptance is not None
@@ -105,5 +108,5 @@ def _mean(mean: float, value: float) -> float:
 
 @functools.lru_cache(maxsize=64)
 def _shifted(model: AcceptanceModel, steps: int) -> AcceptanceModel:
-    """The model with its log odds moved by so many steps of the grid."""
+    """Return the model with its log odds moved by so many steps of the grid."""
     return model.shifted(steps * SHIFT_GRID) if steps else model

@@ -1,4 +1,4 @@
-"""From a policy to a text under way: its growth, its rule of verification, and its loop."""
+"""Turn a policy into a text under way: its growth, its rule of verification, and its loop."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def start_session(
     *,
     profile: Profile | None = None,
 ) -> Session:
-    """A session whose trees grow by the policy; `profile` is the one that its settings come from, if any."""
+    """Return a session whose trees grow by the policy; `profile` is the one its settings come from, if any."""
     sampling = settings.sampling
     growth: dict[str, Any] = {
         "sampling": sampling, "vocab": target.vocab, "device": target.device, "generator": generator,

@@ -57,7 +57,7 @@ def decode(session: Session, prompt: Tensor) -> Iterator[StepResult]:
 
 
 def begin(session: Session, prompt: Tensor) -> StepResult:
-    """Read the prompt [n] with both models, and draw the first token."""
+    """Read the prompt [n] with both models, draw the first token, and return the step that this makes."""
     target_rows, draft_rows = session.settings.cache_rows
     started = time.perf_counter()
     logits = session.target.prefill(prompt, capacity=target_rows)
@@ -83,7 +83,7 @@ def propose(session: Session) -> TokenTree:
 
 
 def look(session: Session, tree: TokenTree) -> TargetRows:
-    """Read the tree with the target, in one pass over its weights; waits for the pass to end."""
+    """Read the tree with the target, in one pass over its weights, and wait for the pass to end."""
     hidden = session.target.look(tree)
     # Verification would wait a moment later: so the times are honest.
     refuse_nan(hidden.amax(-1))
@@ -91,7 +91,7 @@ def look(session: Session, tree: TokenTree) -> TargetRows:
 
 
 def accept(session: Session, tree: TokenTree, rows: TargetRows) -> AcceptedPath:
-    """Verify the tree: the path that the text takes, ended at the first stop token."""
+    """Verify the tree, and return the path that the text takes, ended at the first stop token."""
     acceptance = session.verify(tree, rows, session.generator)
     proposed = tokens_at(tree, acceptance.path)
     tokens = (*proposed, acceptance.next_token)
@@ -102,7 +102,7 @@ def accept(session: Session, tree: TokenTree, rows: TargetRows) -> AcceptedPath:
 
 
 def commit(session: Session, tree: TokenTree, accepted: AcceptedPath) -> None:
-    """Make the root and the accepted path text: the only place where committed state changes."""
+    """Make the root and the accepted path part of the text; committed state changes nowhere else."""
     path = accepted.path
     session.target.commit(path)
     if session.drafter is not None:
@@ -112,5 +112,5 @@ def commit(session: Session, tree: TokenTree, accepted: AcceptedPath) -> None:
 
 
 def tokens_at(tree: TokenTree, nodes: tuple[int, ...]) -> tuple[int, ...]:
-    """The tokens of some nodes: a handful, fetched after verification has waited for the pass."""
+    """Return the tokens of some nodes: a handful, fetched after verification has waited for the pass."""
     return tuple(tree.tokens[torch.tensor(nodes, dtype=torch.long, device=tree.tokens.device)].tolist())

@@ -1,8 +1,8 @@
-"""Is a greedy text the target's own? Compared with plain decoding, and read again with teacher forcing.
+"""Check that a greedy text is the target's own.
 
-Two readings of one text round differently, and the better of two nearly equal tokens can change: such near
-ties are told apart from real differences by the gap between the two tokens' logits.
-Legend: n tokens of the text, vocab columns.
+The text is compared with plain decoding's, and read again with teacher forcing. Two readings of one text round
+differently, and the better of two nearly equal tokens can change: such near ties are told apart from real
+differences by the gap between the two tokens' logits. Legend: n tokens of the text, vocab columns.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NEAR_TIES = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A token that is not the one expected there."""
+    """A token of a text that differs from the token expected there."""
 
     index: int  # in the new text
     token: int
@@ -37,13 +37,13 @@ class Difference:
 
     @property
     def is_near_tie(self) -> bool:
-        """Whether rounding explains it."""
+        """Return whether rounding explains the difference."""
         return self.gap <= self.allowed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What was found of one text."""
+    """What the check found about one text."""
 
     num_tokens: int
     from_plain: Difference | None  # the first place where the text leaves plain decoding's
@@ -51,7 +51,7 @@ class Verdict:
 
     @property
     def is_lossless(self) -> bool:
-        """Equal to the target's own text, near ties aside."""
+        """Return whether the text is equal to the target's own, near ties aside."""
         found = [*self.from_argmax, *([self.from_plain] if self.from_plain else [])]
         return all(difference.is_near_tie for difference in found)
 
@@ -59,7 +59,7 @@ class Verdict:
 def compare(
     model: CausalModel, prompt: Sequence[int], decode: Decode, tree: TreeSettings, *, dtype: torch.dtype
 ) -> Verdict:
-    """Decode through these trees and plainly, and judge."""
+    """Decode a prompt through these trees and plainly, and judge the text."""
     text, plain = decode(tree), decode(tree.plain())
     return judge(model, prompt, text, plain, dtype=dtype)
 
@@ -98,7 +98,7 @@ def judge(
 
 @torch.no_grad()
 def logits_of(model: CausalModel, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
-    """Float32 logits [n, vocab] that each token of the text was to be chosen by, on the CPU."""
+    """Return the float32 logits [n, vocab] that each token of the text was to be chosen by, on the CPU."""
     ids = torch.tensor([*prompt, *text[:-1]], device=model.device)
     before = len(prompt)
     with offload_errors():

@@ -1,4 +1,4 @@
-"""Everything that lives as long as a text: its models, how its tokens are drawn, and how far it has come."""
+"""A session holds what lives as long as a text: its models, how its tokens are drawn, and how far it has come."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Verify = Callable[[TokenTree, TargetRows, torch.Generator], Acceptance]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextSettings:
-    """How a text is drawn, how long it may become, and the room that it needs."""
+    """The settings of a text: how it is drawn, how long it may become, and the room that it needs."""
 
     sampling: SamplingSettings
     max_new_tokens: int  # at least 1
@@ -31,7 +31,7 @@ class TextSettings:
 
 @dataclass(slots=True, kw_only=True)
 class Session:
-    """One text under way. The target's and the draft's caches hold it, but for its last token: the root."""
+    """A text under way. The target's and the draft's caches hold all of it but its last token, the root."""
 
     target: Target
     drafter: Drafter | None  # None: trees are roots only
@@ -46,11 +46,11 @@ class Session:
 
     @property
     def num_left(self) -> int:
-        """Tokens that the text may still gain."""
+        """Return how many tokens the text may still gain."""
         return self.settings.max_new_tokens - self.num_new
 
     def add(self, tokens: tuple[int, ...]) -> None:
-        """Note tokens as text: the last one is the root."""
+        """Add tokens to the text: the last one becomes the root."""
         self.root = tokens[-1]
         self.num_new += len(tokens)
         if self.root in self.settings.stop_tokens:

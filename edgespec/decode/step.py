@@ -1,4 +1,4 @@
-"""What one step of a text came to."""
+"""The result of one step of a text: its tokens, where they came from, and the seconds they took."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ class StepResult:
 
     @property
     def total_s(self) -> float:
-        """Of the whole step."""
+        """Return the seconds of the whole step."""
         return self.grow_s + self.target_s + self.rest_s

@@ -27,9 +27,9 @@ from edgespec.verify.rows import TargetRows, refuse_nan
 
 
 def decode_target_initialized(session: Session, prompt: Tensor, *, width: int) -> Iterator[StepResult]:
-    """Continue prompt [n] as `decode` does, in branches of `width` tokens of the target's.
+    """Continue prompt [n] as `decode` does, in branches that begin with `width` tokens of the target's.
 
-    The first step yields no token: the first branches are drawn there.
+    The first step yields no token, because the first branches are drawn there.
     """
     assert session.drafter is not None
     target_rows, draft_rows = session.settings.cache_rows
@@ -75,13 +75,13 @@ def decode_target_initialized(session: Session, prompt: Tensor, *, width: int) -
 
 
 def _until_stop(tokens: tuple[int, ...], stop_tokens: frozenset[int]) -> tuple[int, ...]:
-    """The tokens up to the first that ends the text, that one included."""
+    """Return the tokens up to the first that ends the text, that one included."""
     end = next((index + 1 for index, token in enumerate(tokens) if token in stop_tokens), len(tokens))
     return tokens[:end]
 
 
 def _longest(session: Session, tree: TokenTree, rows: TargetRows) -> tuple[tuple[int, ...], int]:
-    """The longest accepted path, its branch's first token included, and the token drawn at its end."""
+    """Return the longest accepted path, its branch's first token included, and the token drawn at its end."""
     ancestors = ancestors_mask(tree.parents)
     best: tuple[tuple[int, ...], int] = ((), -1)
     for branch in (tree.parents == 0).nonzero().flatten().tolist():  # w, two or three
@@ -94,7 +94,7 @@ def _longest(session: Session, tree: TokenTree, rows: TargetRows) -> tuple[tuple
 
 
 def _subtree(tree: TokenTree, nodes: Tensor) -> TokenTree:
-    """The tree of some nodes [k], ascending, of which the first is the root."""
+    """Return the tree of some nodes [k], ascending, of which the first is the root."""
     number = torch.full_like(tree.parents, -1)
     number[nodes] = torch.arange(nodes.shape[0], device=nodes.device)
     parents = number[tree.parents[nodes]]
@@ -110,13 +110,13 @@ def _subtree(tree: TokenTree, nodes: Tensor) -> TokenTree:
 
 
 def _draw(p: Tensor, width: int, generator: torch.Generator) -> Tensor:
-    """Distinct tokens of p [1, vocab]: [w], fewer where p has fewer."""
+    """Draw distinct tokens of p [1, vocab]: [w], fewer where p has fewer."""
     tokens, probs = draw_without_replacement(p, width, generator)
     return tokens[0, probs[0] > 0]
 
 
 def _branches_after(p: Tensor, first: int, width: int, generator: torch.Generator) -> Tensor:
-    """The token that verification drew, and `width` - 1 others of p [vocab]."""
+    """Return the token that verification drew, and `width` - 1 others drawn from p [vocab]."""
     others = p.clone()
     others[first] = 0
     return torch.cat([torch.tensor([first], device=p.device), _draw(others[None], width - 1, generator)])

@@ -1,1 +1,1 @@
-"""What this machine can run: its versions, memory, disk, and the models on it. Knows no running engine."""
+"""What this machine can run: its versions, memory, disk, and the models on it. It knows no running engine."""

@@ -1,6 +1,6 @@
-"""Is this machine fit to run? What can be told without torch: versions, memory, edgespec's own files.
+"""Checks of whether this machine is fit to run, as far as torch is not needed: versions, memory, edgespec's own files.
 
-Each check yields a status and a sentence. `fail` is for what a run would stumble over, `warn` for what makes
+Each check yields a status and a sentence. `fail` is for what would stop a run, `warn` for what makes
 it slow or worse than it could be.
 """
 
@@ -29,7 +29,7 @@ MAX_COUNTED_FILES = 20_000  # of a folder whose size is told
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing that was looked at."""
+    """The result of a check: a status and a sentence about one part of the machine."""
 
     name: str
     status: str  # ok | warn | fail
@@ -38,7 +38,7 @@ class Check:
 
 
 def check_versions() -> Check:
-    """Python, edgespec and the packages that it needs."""
+    """Check the versions of Python, edgespec and the packages that it needs."""
     required, missing, old = {}, [], []
     for name, least in _requirements().items():
         try:
@@ -63,7 +63,7 @@ def check_versions() -> Check:
 
 
 def _requirements() -> dict[str, str]:
-    """Packages that edgespec cannot do without, and their least versions, as its installed metadata tells."""
+    """Return the packages that edgespec needs, and their least versions, as its installed metadata tells."""
     try:
         stated = importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:  # run from a checkout
@@ -82,7 +82,7 @@ def _numbers(version: str) -> list[int]:
 
 
 def check_memory() -> Check:
-    """RAM."""
+    """Check that there is free RAM."""
     memory = psutil.virtual_memory()
     text = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB of RAM are free"
     status = OK if memory.available >= LEAST_FREE_BYTES else WARN
@@ -94,7 +94,7 @@ def check_memory() -> Check:
 
 
 def check_places() -> Iterator[Check]:
-    """Where edgespec keeps files of its own."""
+    """Check the places where edgespec keeps files of its own."""
     places: dict[str, Callable[[], Path]] = {
         "cache": cache_folder,
         "profiles folder": profiles_folder,
@@ -115,7 +115,10 @@ def check_places() -> Iterator[Check]:
 
 
 def size_of(path: Path) -> tuple[int, bool]:
-    """Bytes of a file, or of the files below a folder, links not followed; and whether all of them were counted."""
+    """Return the bytes of a file, or of the files below a folder, and whether all of them were counted.
+
+    Links are not followed.
+    """
     total = 0
     for number, below in enumerate([path] if path.is_file() else path.rglob("*")):
         if number >= MAX_COUNTED_FILES:
@@ -128,6 +131,6 @@ def size_of(path: Path) -> tuple[int, bool]:
 
 
 def describe_size(num_bytes: int, *, is_whole: bool = True) -> str:
-    """Bytes for people."""
+    """Return the bytes in words for people."""
     unit, name = (GIB, "GiB") if num_bytes >= GIB else (1 << 20, "MiB")
     return f"{'' if is_whole else 'at least '}{num_bytes / unit:.1f} {name}"

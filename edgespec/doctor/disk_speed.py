@@ -1,6 +1,6 @@
-"""How fast a disk reads from start to end, within bounds of time and bytes.
+"""The speed of a disk, read from start to end, within bounds of time and bytes.
 
-A model's own files are read where they are; else a temporary file is written, and read back once the
+A model's own files are read where they are; without them, a temporary file is written, and read back once the
 system has been told to forget it.
 """
 
@@ -23,7 +23,7 @@ MOST_S = 1.0  # of writing, and of reading
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskSpeed:
-    """A rate, and what it is of."""
+    """The rate at which a disk was read, and how much was read."""
 
     bytes_per_s: float
     num_bytes: int  # that were read
@@ -31,14 +31,14 @@ class DiskSpeed:
 
 
 def read_speed(files: Sequence[Path]) -> DiskSpeed:
-    """Of files that are there; raises OSError."""
+    """Measure the speed of reading files that are there; raises OSError."""
     is_cold = drop_page_cache(files)
     read = read_sequentially(files, most_bytes=MOST_BYTES, most_s=MOST_S)
     return DiskSpeed(bytes_per_s=read.bytes_per_s, num_bytes=read.num_bytes, is_cold=is_cold)
 
 
 def scratch_speed(folder: Path) -> DiskSpeed:
-    """Of a temporary file in a folder; raises OSError where it cannot be written."""
+    """Measure it with a temporary file in a folder; raises OSError where the file cannot be written."""
     # Not all zeros: some disks and filesystems do not store those.
     block = os.urandom(CHUNK_BYTES)
     with tempfile.TemporaryDirectory(prefix="edgespec-", dir=folder) as scratch:

@@ -1,7 +1,7 @@
-"""Models that are on this machine: what they are, whether they can run here, and which can draft for which.
+"""The models on this machine: what they are, whether they can run here, and which can draft for which.
 
-Reads configurations, headers and tokenizers; no weight. What keeps a model from running is found as a run
-would find it, by the same checks.
+This module reads configurations, headers and tokenizers, and no weight. The same checks as in a run find what
+keeps a model from running.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SEARCH_DEPTH = 2  # of folders below one that was given
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalModel:
-    """One model; what could not be read of it is None."""
+    """A model on this machine; what could not be read of it is None."""
 
     name: str  # as `target` takes it
     folder: Path
@@ -46,12 +46,15 @@ class LocalModel:
     problem: EdgespecError | None = None  # why it cannot run
 
     def draft_ratio(self, draft: LocalModel) -> str:
-        """How much smaller a draft is than this model, in words."""
+        """Return in words how much smaller a draft is than this model."""
         return f"{(self.num_parameters or 0) / max(1, draft.num_parameters or 0):.3g} times smaller"
 
 
 def places(folders: Sequence[Path], *, depth: int = SEARCH_DEPTH) -> Iterator[tuple[str, Path]]:
-    """Names and folders of the models in the local cache and in, or up to `depth` folders below, the given folders."""
+    """Yield names and folders of the models in the local cache and in the given folders.
+
+    Folders up to `depth` levels below those are searched too.
+    """
     for repository, cached in cached_repositories():
         folder = find_cached(repository)
         if folder is not None:
@@ -84,7 +87,7 @@ class Inspector:
         self._tokens: dict[str, str] = {}  # digest of the tokenizer's files -> digest of its ids
 
     def inspect(self, name: str, folder: Path) -> LocalModel:
-        """What can be known of a model without loading it; what is wrong with it is part of that."""
+        """Return what can be known of a model without loading it, including what is wrong with it."""
         facts: dict[str, Any] = {"name": name, "folder": folder, "num_bytes": _file_bytes(folder)}
         try:
             model = open_model(folder)
@@ -117,7 +120,10 @@ class Inspector:
 
 
 def drafts_for(target: LocalModel, models: Iterable[LocalModel]) -> list[LocalModel]:
-    """The models with the target's token ids and fewer parameters, and its own feature heads, the smallest first."""
+    """Return the models that can draft for the target, the smallest first.
+
+    They have the target's token ids and fewer parameters, or are its own feature heads.
+    """
     if target.problem is not None or target.head_of is not None:
         return []
     size = target.num_parameters or 0
@@ -144,7 +150,7 @@ def _describe(model: ModelFolder) -> dict[str, Any]:
 
 
 def _stated_type(folder: Path) -> str | None:
-    """What config.json says, of a model that is not known otherwise."""
+    """Return what config.json says of a model that is not known otherwise."""
     try:
         found = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
     except (OSError, ValueError, AttributeError):
@@ -153,7 +159,7 @@ def _stated_type(folder: Path) -> str | None:
 
 
 def _file_bytes(folder: Path) -> int:
-    """Bytes of the files in a folder, those that links lead to included."""
+    """Return the bytes of the files in a folder, those that links lead to included."""
     total = 0
     for path in folder.iterdir():
         try:

@@ -1,4 +1,4 @@
-"""Is this machine fit to run? What torch tells: the device, its driver, locked memory, and the profiles of both."""
+"""Checks of whether this machine is fit to run, with torch: device, driver, locked memory, and profiles."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROBE_BYTES = 256 << 20  # of locked memory: as much as a layer of a large model
 
 
 def check_machine() -> Iterator[Check]:
-    """Device, locked memory and profiles."""
+    """Check the device, locked memory and profiles."""
     facts = machine_facts()
     yield _device(facts)
     yield _pinned()
@@ -63,7 +63,10 @@ def _device(facts: MachineFacts) -> Check:
 
 
 def _pinned() -> Check:
-    """Whether layers can wait in locked memory, from which copies to a device are fast and overlap with its work."""
+    """Check whether layers can wait in locked memory.
+
+    Copies from it to a device are fast and overlap with the device's work.
+    """
     limit_bytes = _locked_limit_bytes()
     limit = "" if limit_bytes is None else f" (the system's limit is {limit_bytes / GIB:.2f} GiB, ulimit -l)"
     facts = {"limit_bytes": limit_bytes, "probe_bytes": PROBE_BYTES}
@@ -80,7 +83,7 @@ def _pinned() -> Check:
 
 
 def _locked_limit_bytes() -> int | None:
-    """The system's limit on locked memory; None where there is none, or it does not tell."""
+    """Return the system's limit on locked memory; None where there is none, or the system does not tell."""
     if sys.platform == "win32":
         return None
     import resource

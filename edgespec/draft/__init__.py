@@ -1,4 +1,4 @@
-"""Drafters: what proposes the tokens of a tree. Knows no policy, and no verification."""
+"""Drafters propose the tokens of a tree. This room knows no policy, and no verification."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from torch import Tensor
 
 
 class Drafter(Protocol):
-    """Proposes continuations. Rows count this tree's expansions, 0 the root's, until `commit`."""
+    """Proposes continuations. Until `commit`, its rows count the expansions of this tree; the root's is row 0."""
 
     def prefill(self, ids: Tensor, *, capacity: int) -> None:
         """Start a text with ids [n], and make room for `capacity` rows."""
 
     def expand(self, tokens: Tensor, parent_rows: Tensor) -> Tensor:
-        """The distributions q [k, vocab] after k nodes: tokens [k], the rows of their parents [k] (root: -1)."""
+        """Return the distributions q [k, vocab] after k nodes: tokens [k], and rows of their parents [k] (root: -1)."""
 
     def rewind(self) -> None:
         """Forget the tree that was grown since the last commit: another can be grown from the same text."""
 
     def commit(self, root: int, path_rows: list[int], path_tokens: list[int]) -> None:
-        """The root and then the path became text; rows are -1 for nodes that were not expanded."""
+        """Make the root and then the path text; rows are -1 for nodes that were not expanded."""

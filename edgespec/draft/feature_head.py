@@ -1,4 +1,4 @@
-"""A feature head as drafter: it continues the target's own hidden states.
+"""A feature head is a drafter that continues the target's own hidden states.
 
 EAGLE, HASS and CORAL heads all draft so (CORAL, section 2.2). The row of a token is made of its embedding and
 of the feature before it: the target's own for committed text, the head's own within a tree. When a path has
@@ -38,20 +38,23 @@ class FeatureHeadDrafter(LanguageModelDrafter):
         self._router: HeadRouter | None = router if isinstance(router, HeadRouter) else None
 
     def _num_lasting(self, rows: list[int]) -> int:
-        """The root's row alone: those below it were made of the head's own features."""
+        """Return 1, for the root's row: those below it were made of the head's own features."""
         del rows
         return 1
 
     def _features_before(self, first: int, end: int) -> Tensor:
-        """The target's, [end - first, h]."""
+        """Return the target's features of the positions before [first, end): [end - first, h]."""
         return self._target.features_before(first, end)
 
     def _features_of(self, rows: Tensor) -> Tensor:
-        """The head's own, [k, h]."""
+        """Return the head's own features of this tree's rows [k]: [k, h]."""
         return self.hidden(rows)
 
     def _after_root(self, hidden: Tensor) -> Tensor:
-        """Q [1, vocab] of the root's feature [1, h]; raises EdgespecError where its logits are not finite."""
+        """Return q [1, vocab] of the root's feature [1, h].
+
+        Raises EdgespecError where its logits are not finite.
+        """
         if self._router is None:
             return super()._after_root(hidden)
         log_probs, tokens = routed_log_probs(self._router, self._model, hidden)
@@ -59,14 +62,14 @@ class FeatureHeadDrafter(LanguageModelDrafter):
         return self._spread(log_probs, tokens)
 
     def _after(self, hidden: Tensor) -> Tensor:
-        """Q [k, vocab] of the head's features [k, h], over the groups that the router asks for."""
+        """Return q [k, vocab] of the head's features [k, h], over the groups that the router asks for."""
         if self._router is None:
             return super()._after(hidden)
         chunks = row_chunks(hidden.shape[0], self._model.vocab)
         return torch.cat([self._spread(*routed_log_probs(self._router, self._model, hidden[rows])) for rows in chunks])
 
     def _spread(self, log_probs: Tensor, tokens: list[slice]) -> Tensor:
-        """Q [k, vocab] of the log-probabilities [k, g] of some ranges of tokens; all others have none."""
+        """Return q [k, vocab] from the log-probabilities [k, g] of some ranges of tokens; all others have none."""
         probs = to_probs(log_probs, self.sampling)
         q = probs.new_zeros(probs.shape[0], self._vocab)
         for which, part in zip(tokens, probs.split([which.stop - which.start for which in tokens], -1), strict=True):

@@ -3,7 +3,7 @@
 Its parts lie in one transformers model of a single layer, so that masks, positions and caches are those of
 any model here. All that is outside the layer (embedding, final norm, language model head) is the target's own,
 lent and frozen; `fuse` makes the layer's input of a token's embedding and of the feature before it. A feature
-is the last hidden state, behind the final norm: what the language model head reads. (EAGLE, as CORAL's
+is the last hidden state, behind the final norm, which is what the language model head reads. (EAGLE, as CORAL's
 section 2.2 describes it.) Legend: h the target's hidden size.
 """
 
@@ -28,7 +28,7 @@ OWN_MODULES = ("fuse", "router")  # of the head, beside its layer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadFacts:
-    """What a feature head's config.json says beside the layer's own configuration."""
+    """The facts that a feature head's config.json states beside the layer's own configuration."""
 
     target: str  # the target's name, for people
     target_fingerprint: str
@@ -38,25 +38,25 @@ class HeadFacts:
     format: int = FORMAT
 
     def as_json(self) -> dict[str, Any]:
-        """The value of HEAD_KEY."""
+        """Return the value of HEAD_KEY."""
         return asdict(self)
 
 
 class Fuse(nn.Module):
-    """The layer's input [..., h] of a token's embedding and the feature of the position before it, [..., h] each."""
+    """Makes the layer's input [..., h] of a token's embedding [..., h] and the feature [..., h] before it."""
 
     def __init__(self, hidden_size: int, *, dtype: torch.dtype) -> None:
         super().__init__()
         self.linear = nn.Linear(2 * hidden_size, hidden_size, dtype=dtype)
 
     def forward(self, embedded: Tensor, previous: Tensor) -> Tensor:
-        """Of both, side by side."""
+        """Return the layer's input, from the embedding and the feature side by side."""
         inputs: Tensor = self.linear(torch.cat([embedded, previous.to(embedded.dtype)], -1))
         return inputs
 
 
 def head_config(target: PretrainedConfig) -> PretrainedConfig:
-    """The configuration of one layer like the target's, with full attention where the family has two kinds."""
+    """Return a configuration of one layer like the target's, with full attention where the family has two kinds."""
     config = copy.deepcopy(target.get_text_config(decoder=True))
     config.__dict__.pop("quantization_config", None)
     kinds = getattr(config, "layer_types", None)

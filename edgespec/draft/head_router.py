@@ -16,7 +16,7 @@ from edgespec.model.causal_model import CausalModel
 
 
 class HeadRouter(nn.Module):
-    """Log-probabilities of the groups, and how many of them each row asks for."""
+    """Gives the log-probabilities of the groups; `wanted` says which groups the rows ask for."""
 
     def __init__(self, hidden_size: int, num_groups: int, *, top_groups: int) -> None:
         super().__init__()
@@ -25,31 +25,31 @@ class HeadRouter(nn.Module):
         self.outer = nn.Linear(hidden_size, num_groups, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Log p_router [k, N] of hidden states [k, h]."""
+        """Return log p_router [k, N] of hidden states [k, h]."""
         mixed = nn.functional.silu(self.inner(hidden)) + hidden
         scores: Tensor = self.outer(mixed).float()
         return scores.log_softmax(-1)
 
     def wanted(self, log_probs: Tensor) -> list[int]:
-        """The groups that any of the rows asks for, ascending: the union of each row's best."""
+        """Return the groups that any of the rows asks for, ascending: the union of each row's best."""
         best = log_probs.topk(min(self.top_groups, self.num_groups), -1).indices
         found: list[int] = best.unique().tolist()
         return found
 
 
 def group_size(vocab: int, num_groups: int) -> int:
-    """Tokens of a group."""
+    """Return the number of tokens of a group."""
     return math.ceil(vocab / num_groups)
 
 
 def group_tokens(group: int, *, vocab: int, num_groups: int) -> slice:
-    """The token ids of a group."""
+    """Return the token ids of a group."""
     size = group_size(vocab, num_groups)
     return slice(group * size, min((group + 1) * size, vocab))
 
 
 def routed_log_probs(router: HeadRouter, model: CausalModel, hidden: Tensor) -> tuple[Tensor, list[slice]]:
-    """Log p(x) [k, g] of the tokens x that the rows' groups hold, for hidden states [k, h], and which those are.
+    """Return log p(x) [k, g] of the tokens x in the rows' groups, for hidden states [k, h], and those tokens.
 
     p(x) = p_router(n) * p_group(x) (CORAL, equation 8): over all groups it sums to 1, over some to less.
     """

@@ -19,7 +19,7 @@ from edgespec.sampling import to_probs
 
 
 class LanguageModelDrafter:
-    """Drafts with a causal language model; `sampling`, which may change between trees, is how children are drawn."""
+    """Drafts with a causal language model; `sampling` is how children are drawn, and may change between trees."""
 
     def __init__(
         self,
@@ -55,7 +55,10 @@ class LanguageModelDrafter:
             self._model.prefill(ids[kept:], previous=self._features_before(kept, ids.shape[0]))
 
     def expand(self, tokens: Tensor, parent_rows: Tensor) -> Tensor:
-        """Q [k, vocab] after nodes of tokens [k] below parent_rows [k]; the first call is the root's."""
+        """Return q [k, vocab] after nodes of tokens [k] below parent_rows [k].
+
+        The first call is the root's.
+        """
         if self._num_rows == 0:
             return self._expand_root(tokens)
         start, end = self._num_rows, self._num_rows + tokens.shape[0]
@@ -75,13 +78,13 @@ class LanguageModelDrafter:
         return self._after(hidden)
 
     def hidden(self, rows: Tensor) -> Tensor:
-        """Last hidden states [k, h] of this tree's rows [k], which were expanded since the last commit."""
+        """Return last hidden states [k, h] of this tree's rows [k], expanded since the last commit."""
         self._hidden = [torch.cat(self._hidden)]
         return self._hidden[0][rows]
 
     @property
     def num_rows(self) -> int:
-        """Rows computed for this tree."""
+        """The number of rows computed for this tree."""
         return self._num_rows
 
     def rewind(self) -> None:
@@ -90,7 +93,7 @@ class LanguageModelDrafter:
         self._hidden = []
 
     def commit(self, root: int, path_rows: list[int], path_tokens: list[int]) -> None:
-        """Keep the rows of the root and of the path; what has none is pending."""
+        """Keep the rows of the root and of the path; tokens without a row become pending."""
         rows, tokens = [0, *path_rows], [root, *path_tokens]
         num_cached = 0 if self._num_rows == 0 else self._num_lasting(rows)
         kept = torch.tensor(rows[:num_cached], dtype=torch.long, device=self._model.device) + len(self._model.text)
@@ -99,7 +102,7 @@ class LanguageModelDrafter:
         self.rewind()
 
     def _expand_root(self, root: Tensor) -> Tensor:
-        """Q [1, vocab] after the pending tokens and the root [1]."""
+        """Return q [1, vocab] after the pending tokens and the root [1]."""
         committed = len(self._model.text)
         self._model.cache.truncate(committed)
         pending = torch.tensor(self._pending, dtype=torch.long, device=root.device)
@@ -119,33 +122,37 @@ class LanguageModelDrafter:
         return q
 
     def _num_lasting(self, rows: list[int]) -> int:
-        """How many of the root's and the path's rows, from the front, hold what the text's own would."""
+        """Return how many rows of the root and the path, from the front, can stay as the text's own."""
         return rows.index(-1) if -1 in rows else len(rows)
 
     def _features_before(self, first: int, end: int) -> Tensor | None:
-        """What the model is given beside the text's tokens [first, end): nothing."""
+        """Return what the model reads beside the text's tokens [first, end): nothing."""
         del first, end
         return None
 
     def _features_of(self, rows: Tensor) -> Tensor | None:
-        """What the model is given beside the children of this tree's rows [k]: nothing."""
+        """Return what the model reads beside the children of this tree's rows [k]: nothing."""
         del rows
         return None
 
     def _known(self, ids: Tensor) -> Tensor:
-        """Ids that the draft can look up: the target's table may have more rows. What stands in for the
-        others does not matter: any q is lossless.
+        """Return ids that the draft can look up, because the target's table may have more rows.
+
+        What stands in for the others does not matter: any q is lossless.
         """
         return ids.masked_fill(ids >= self._num_embeddings, 0)
 
     def _after_root(self, hidden: Tensor) -> Tensor:
-        """Q [1, vocab] of the root's hidden state [1, h]; raises EdgespecError where its logits are not finite."""
+        """Return q [1, vocab] of the root's hidden state [1, h].
+
+        Raises EdgespecError where its logits are not finite.
+        """
         logits = self._model.logits(hidden)
         refuse_not_finite(logits)
         return self._probabilities(logits)
 
     def _after(self, hidden: Tensor) -> Tensor:
-        """Q [k, vocab] of hidden states [k, h]; beside it, only a chunk's logits exist at a time."""
+        """Return q [k, vocab] of hidden states [k, h]; beside it, only a chunk's logits exist at a time."""
         chunks = list(row_chunks(hidden.shape[0], self._model.vocab))
         first = self._probabilities(self._model.logits(hidden[chunks[0]]))
         if len(chunks) == 1:
@@ -157,12 +164,12 @@ class LanguageModelDrafter:
         return q
 
     def _probabilities(self, logits: Tensor) -> Tensor:
-        """Q over the target's vocabulary: rows of padding cut off, or tokens the draft lacks given 0."""
+        """Return q over the target's vocabulary: padding is cut off, tokens the draft lacks have 0."""
         q = to_probs(logits[:, : self._vocab], self.sampling)
         return torch.nn.functional.pad(q, (0, self._vocab - q.shape[1]))
 
     def _grow(self, rows: int) -> None:
-        """Room for more rows than planned: the tree drew far more nodes than it will keep."""
+        """Make room for more rows than planned: the tree drew far more nodes than it will keep."""
         old = self._positions.shape[0]
         size = max(rows, old * 2)
         visible, positions = self._visible, self._positions
@@ -171,7 +178,10 @@ class LanguageModelDrafter:
 
 
 def refuse_not_finite(logits: Tensor) -> None:
-    """Raise EdgespecError where a draft's logits are not finite: before they are probabilities, which may hide it."""
+    """Raise EdgespecError where a draft's logits are not finite.
+
+    This comes before they are made probabilities, which may hide it.
+    """
     if not bool(logits.amax().isfinite()):
         raise EdgespecError(
             "E_NAN_LOGITS",

@@ -16,7 +16,7 @@ def open_drafter(
     tree_rows: int,
     keeps_text: bool = False,
 ) -> LanguageModelDrafter:
-    """Drafts for `target`, whose vocabulary counts; `sampling` is how children will be drawn."""
+    """Return a drafter for `target`, whose vocabulary counts; `sampling` is how children will be drawn."""
     if hasattr(draft.model, "fuse"):
         return FeatureHeadDrafter(
             draft, target, vocab=target.vocab, sampling=sampling, tree_rows=tree_rows, keeps_text=keeps_text

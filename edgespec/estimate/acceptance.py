@@ -23,14 +23,14 @@ NUM_RANKS = 32  # beyond them a child adds less than a percent at any rate of us
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssumedAcceptance:
-    """Chances that the child of a rank is the one accepted, and where they are from."""
+    """For each rank, the chance that its child is the one accepted; and where the chances are from."""
 
     rates: tuple[float, ...]
     about: str  # for people
 
 
 def power_law(rate: float, num_ranks: int = NUM_RANKS) -> tuple[float, ...]:
-    """Acceptance by rank whose first entry is `rate`; its sum stays below 1."""
+    """Return acceptance by rank whose first entry is `rate`; its sum stays below 1."""
     require(0 < rate < 1, f"`acceptance={rate:g}` is not in (0, 1).", "Give the chance that a first child is accepted.")
     exponent = -math.log2(1 - rate)
     misses = [(rank + 1) ** -exponent for rank in range(num_ranks + 1)]
@@ -38,7 +38,7 @@ def power_law(rate: float, num_ranks: int = NUM_RANKS) -> tuple[float, ...]:
 
 
 def acceptance_rate(setting: Path | None) -> float | None:
-    """The number that `acceptance` was given, if it was one; ./0.8 is a file of that name."""
+    """Return the number that `acceptance` was given, if it was one; ./0.8 is a file of that name."""
     try:
         return None if setting is None else float(str(setting))
     except ValueError:
@@ -46,7 +46,7 @@ def acceptance_rate(setting: Path | None) -> float | None:
 
 
 def assumed_acceptance(tree: TreeSettings, temperature: float | None) -> AssumedAcceptance:
-    """By rank, as the settings say; raises EdgespecError for a rate or a file that is none."""
+    """Return acceptance by rank, as the settings say; raises EdgespecError for a bad rate or file."""
     rate = acceptance_rate(tree.acceptance)
     if rate is not None:
         require(

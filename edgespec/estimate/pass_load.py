@@ -1,4 +1,4 @@
-"""What one pass of a model moves and computes, from its skeleton and its placement alone."""
+"""The bytes that one pass of a model moves and what it computes, from its skeleton and its placement alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")  # what
 
 
 def model_load(weights: Weights, placement: Placement | None, *, keys: int, device: torch.device) -> ModelLoad:
-    """One model's load; without a placement all of it is resident. A pass is to reach every expert."""
+    """Return one model's load; without a placement all of it is resident.
+
+    A pass is assumed to reach every expert.
+    """
     skeleton, dtype = weights.skeleton, weights.dtype
     config = skeleton.model.config.get_text_config(decoder=True)
     num_resident = placement.num_resident if placement else len(skeleton.records)
@@ -46,7 +49,10 @@ def _packed_shapes(skeleton: Skeleton) -> list[tuple[int, ...]]:
 
 
 def _row_flops(skeleton: Skeleton, config: PretrainedConfig, *, keys: int) -> float:
-    """2 a weight that the row meets, and attention over `keys` rows; of experts, the row meets those chosen."""
+    """Return the FLOP of one row: 2 a weight that the row meets, and attention over `keys` rows.
+
+    Of experts, the row meets those chosen.
+    """
     plain = [
         tensor.shape
         for record in skeleton.records

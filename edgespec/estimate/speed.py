@@ -1,8 +1,8 @@
-"""What a pair would do on hardware that need not be here: placement, seconds a step, the best tree.
+"""Estimates of a pair on hardware that need not be here: its placement, seconds a step, and the best tree.
 
-The boundary to hardware profiles: what goes wrong there leaves here as EdgespecError. Trees are Sequoia's:
-the best static ones for an acceptance by rank. Grown trees yield more from the same acceptance, so they
-are no slower than this says.
+This module is the boundary to hardware profiles: what goes wrong there leaves here as EdgespecError. Trees are
+Sequoia's, the best static ones for an acceptance by rank. Grown trees yield more from the same acceptance, so
+they are no slower than this says.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class PairOnHardware:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSeconds:
-    """One step's seconds, and the tokens that it yields."""
+    """The seconds of one step, and the tokens that it yields."""
 
     tokens: float
     draft_s: float
@@ -47,18 +47,18 @@ class StepSeconds:
 
     @property
     def step_s(self) -> float:
-        """Drafting, then the pass."""
+        """The seconds of drafting and of the pass after it."""
         return self.draft_s + self.pass_s
 
     @property
     def tokens_per_s(self) -> float:
-        """Once the prompt is read."""
+        """The tokens a second once the prompt is read."""
         return self.tokens / self.step_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedEstimate:
-    """A tree on a placement, in three cases of what is reached of the data sheet."""
+    """A tree on a placement, in three cases of how much of the data sheet's rates is reached."""
 
     weights: PlacedWeights
     nodes: int  # below the root; 0 is plain decoding
@@ -77,18 +77,18 @@ class PairLoad:
 
 
 def open_hardware(name: str) -> tuple[Hardware, Assumptions]:
-    """A known card or CPU, and what is assumed beyond its data sheet; raises EdgespecError."""
+    """Return a known card or CPU, and what is assumed beyond its data sheet; raises EdgespecError."""
     with profile_errors():
         return read_hardware(name), read_assumptions()
 
 
 def place_on(pair: PairOnHardware, tree: TreeSettings) -> PlacedWeights:
-    """The placement within the hardware's memory, whatever this machine has; raises EdgespecError."""
+    """Return the placement within the hardware's memory, whatever this machine has; raises EdgespecError."""
     return place_weights(pair.weights, tree, pair.place, _memory(pair))
 
 
 def _memory(pair: PairOnHardware) -> Memory:
-    """What the hardware has of memory, within the limits."""
+    """Return what the hardware has of memory, within the limits."""
     limits, there_bytes = pair.place.limits, pair.assumptions.usable_bytes(pair.hardware)
     if pair.hardware.device == "cpu":
         return memory_within(limits, host_bytes=there_bytes - MARGIN_BYTES, free_device_bytes=None)
@@ -97,14 +97,14 @@ def _memory(pair: PairOnHardware) -> Memory:
 
 
 def estimate_plain(pair: PairOnHardware) -> SpeedEstimate:
-    """Decoding without a draft, one token a pass."""
+    """Estimate decoding without a draft, one token a pass."""
     return _estimate(pair, place_on(pair, TreeSettings(policy="none")), nodes=0, depth=0, tokens=1.0)
 
 
 def estimate_best(
     pair: PairOnHardware, tree: TreeSettings, acceptance: Sequence[float], *, size: int | None
 ) -> SpeedEstimate:
-    """The tree of most tokens a second within the settings' limits; `size` fixes its budget.
+    """Estimate the tree of most tokens a second within the settings' limits; `size` fixes its budget.
 
     Raises EdgespecError when not even the smallest tree fits.
     """
@@ -134,7 +134,7 @@ def estimate_best(
 
 
 def expected_tokens(shape: TreeShape, acceptance: Sequence[float]) -> float:
-    """Tokens a pass: 1 + the sum over nodes of the product of acceptance along the way."""
+    """Return the tokens a pass: 1 + the sum over nodes of the product of acceptance along the way."""
     chances = [1.0]
     for parent, rank in zip(shape.parents[1:], shape.ranks[1:], strict=True):
         chances.append(chances[parent] * (acceptance[rank] if rank < len(acceptance) else 0.0))
@@ -155,7 +155,10 @@ def _estimate(pair: PairOnHardware, weights: PlacedWeights, *, nodes: int, depth
 
 
 def step_seconds(load: PairLoad, rates: Rates, *, nodes: int, depth: int, tokens: float) -> StepSeconds:
-    """One step: `depth` draft calls of the tree's mean width, and a pass of the root and the nodes."""
+    """Return the seconds of one step: `depth` draft calls of the tree's mean width, and a pass.
+
+    The pass is over the root and the nodes.
+    """
     draft_s = 0.0
     if nodes and load.draft is not None:
         draft_s = depth * draft_call_s(load.draft, rates, width=math.ceil(nodes / depth))
@@ -170,7 +173,7 @@ def step_seconds(load: PairLoad, rates: Rates, *, nodes: int, depth: int, tokens
 
 
 def rates_of(pair: PairOnHardware, achieved: Achieved) -> Rates:
-    """The hardware's rates in the pair's number format."""
+    """Return the hardware's rates in the pair's number format."""
     return achieved_rates(
         pair.hardware,
         achieved,
@@ -180,7 +183,7 @@ def rates_of(pair: PairOnHardware, achieved: Achieved) -> Rates:
 
 
 def pair_load(pair: PairOnHardware, weights: PlacedWeights) -> PairLoad:
-    """What passes of both models move and compute, at the end of the context."""
+    """Return what passes of both models move and compute, at the end of the context."""
     keys, device, draft = pair.place.context_tokens, pair.place.device, weights.draft
     return PairLoad(
         target=model_load(weights.target, weights.placement, keys=keys, device=device),

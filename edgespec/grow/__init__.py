@@ -1,4 +1,4 @@
-"""Growth of token trees from a drafter's distributions. Knows no target: what the target will say comes later."""
+"""Growth of token trees from a drafter's distributions. It knows no target: what the target will say comes later."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from edgespec.tree.token_tree import TokenTree
 
 
 class Grow(Protocol):
-    """A policy at work."""
+    """A policy at work: a function that grows the tree of a step."""
 
     def __call__(self, root: int, max_depth: int, branches: Tensor | None = None, /) -> TokenTree:
-        """The tree below a root token, of at most so many layers; `branches` [w] are the root's children if given."""
+        """Return the tree below a root token, of at most so many layers.
+
+        `branches` [w] are the root's children if given.
+        """

@@ -1,8 +1,8 @@
 """Measured acceptance: what verification accepts of a pair's drafts, predicted from what growth knows.
 
-Three small networks, fitted on verification records (`edgespec.train.fit`): for slots before their
-token is drawn, for sampled tokens, for chosen tokens. And tables of what was measured: tokens a pass
-by temperature and draw, acceptance by rank.
+A model has three small networks, fitted on verification records (`edgespec.train.fit`): one for slots before their
+token is drawn, one for sampled tokens, one for chosen tokens. It also has tables of what was measured: tokens a
+pass by temperature and draw, and acceptance by rank.
 
 What the slot network reads is known before the slot's own token is drawn: selecting sampled children
 by anything else would bias the output. Legend: k nodes, c child positions each; a column's index is
@@ -62,13 +62,13 @@ def _log(probability: Tensor) -> Tensor:
 
 
 def _conditional(column: Mapping[str, Tensor]) -> Tensor:
-    """Q among what is left."""
+    """Return q over what is left of the draft's mass."""
     mass_left = column["mass_left"]
     return column["q"] / mass_left.clamp(min=torch.finfo(mass_left.dtype).tiny)
 
 
 def network_features(names: Sequence[str], columns: Mapping[str, Tensor]) -> Tensor:
-    """Inputs [..., i] of a network that reads `names`, from columns that broadcast to [...]."""
+    """Return the inputs [..., i] of a network that reads `names`, from columns that broadcast to [...]."""
     return torch.stack(torch.broadcast_tensors(*(INPUTS[name](columns) for name in names)), -1)
 
 
@@ -84,7 +84,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AcceptanceModel:
-    """Predicted acceptance, given that the slot is tried (chosen children: that the parent is accepted)."""
+    """Predicts acceptance, given that the slot is tried (of chosen children: that the parent is accepted)."""
 
     slot: Network
     sampled: Network
@@ -95,7 +95,10 @@ class AcceptanceModel:
     def slot_acceptance(
         self, *, mass_left: Tensor, entropy: Tensor, top_q: Tensor, depth: int, temperature: float
     ) -> Tensor:
-        """Of sampled children before they are drawn: [k, c], for mass_left [k, c], entropy and top_q [k]."""
+        """Return the acceptance [k, c] of sampled children before they are drawn.
+
+        `mass_left` is [k, c]; `entropy` and `top_q` are [k].
+        """
         return self.slot(network_features(self.slot.inputs, _columns(mass_left, entropy, top_q, depth, temperature)))
 
     def token_acceptance(
@@ -109,24 +112,24 @@ class AcceptanceModel:
         depth: int,
         temperature: float,
     ) -> Tensor:
-        """Of children of known q [k, c]: [k, c]; 0 where q is 0."""
+        """Return the acceptance [k, c] of children of known q [k, c]; it is 0 where q is 0."""
         network = self.chosen if draw == "top_k" else self.sampled
         columns = {**_columns(mass_left, entropy, top_q, depth, temperature), "q": q}
         return network(network_features(network.inputs, columns)).masked_fill(q <= 0, 0)
 
     def expected_tokens(self, temperature: float, draw: Draw) -> float | None:
-        """Tokens a pass, interpolated between the measured temperatures; None where none was measured."""
+        """Return tokens a pass, interpolated between the measured temperatures; None without any."""
         return _interpolate([(found.temperature, found.tokens) for found in self.measured if found.draw == draw],
                             temperature)  # fmt: skip
 
     def better_draw(self, temperature: float) -> Draw:
-        """The draw that yields more tokens a pass at this temperature; sampled where they tie."""
+        """Return the draw that yields more tokens a pass at this temperature; sampled where they tie."""
         sampled = self.expected_tokens(temperature, "without_replacement")
         chosen = self.expected_tokens(temperature, "top_k")
         return "top_k" if chosen is not None and (sampled is None or chosen > sampled) else "without_replacement"
 
     def rank_acceptance(self, temperature: float, draw: Draw) -> list[float]:
-        """Acceptance by rank, interpolated between the measured temperatures: Sequoia's vector."""
+        """Return acceptance by rank, Sequoia's vector, interpolated between the measured temperatures."""
         found = [entry for entry in self.measured if entry.draw == draw]
         width = max((len(entry.rates) for entry in found), default=0)
         by_rank = (
@@ -136,13 +139,13 @@ class AcceptanceModel:
         return [_interpolate(points, temperature) or 0.0 for points in by_rank]
 
     def shifted(self, shift: float) -> AcceptanceModel:
-        """The model whose predictions have log odds larger by `shift`."""
+        """Return the model whose predictions have log odds larger by `shift`."""
         return replace(
             self, slot=self.slot.shifted(shift), sampled=self.sampled.shifted(shift), chosen=self.chosen.shifted(shift)
         )
 
     def to_document(self) -> dict[str, Any]:
-        """What a file holds."""
+        """Return the model as the content of a file."""
         measured = [
             {"draw": e.draw, "temperature": e.temperature, "tokens": e.tokens, "rates": list(e.rates)}
             for e in self.measured
@@ -161,7 +164,7 @@ class AcceptanceModel:
 
     @classmethod
     def from_document(cls, document: object, path: Path) -> AcceptanceModel:
-        """From what a file holds, `path` being that file for errors; raises EdgespecError."""
+        """Make a model of a file's content; errors name the file `path`. Raises EdgespecError."""
         content = read_keys(document, KEYS | {"schema"}, path=path, key="")
         about = content["about"]
         if not isinstance(about, dict) or not all(isinstance(value, str) for value in about.values()):
@@ -182,12 +185,12 @@ class AcceptanceModel:
 
 @functools.cache
 def default_acceptance() -> AcceptanceModel:
-    """The one that was fitted on the built-in pair."""
+    """Return the model that was fitted on the built-in pair."""
     return AcceptanceModel.load(DEFAULT_FILE)
 
 
 def check_inputs(kind: Kind, names: Sequence[str]) -> str | None:
-    """The first of `names` that a network of this kind may not read."""
+    """Return the first of `names` that a network of this kind may not read; None where it may read all."""
     for name in names:
         if name not in INPUTS or (kind == "slot" and name in OF_THE_TOKEN):
             return name
@@ -195,7 +198,7 @@ def check_inputs(kind: Kind, names: Sequence[str]) -> str | None:
 
 
 def _columns(mass_left: Tensor, entropy: Tensor, top_q: Tensor, depth: int, temperature: float) -> dict[str, Tensor]:
-    """What is known of slots [k, c], in shapes that broadcast."""
+    """Return what is known of slots [k, c], in shapes that broadcast."""
     return {
         "rank": torch.arange(mass_left.shape[1], dtype=mass_left.dtype, device=mass_left.device),
         "mass_left": mass_left,
@@ -207,7 +210,7 @@ def _columns(mass_left: Tensor, entropy: Tensor, top_q: Tensor, depth: int, temp
 
 
 def _interpolate(points: list[tuple[float, float]], at: float) -> float | None:
-    """Linear between the points, constant beyond them; None without any."""
+    """Interpolate linearly between the points, constant beyond them; return None without points."""
     points = sorted(points)
     if not points:
         return None

@@ -17,7 +17,7 @@ from edgespec.sampling import entropy_of_top
 
 
 def adaptive_slots(model: AcceptanceModel, *, temperature: float) -> PredictSlots:
-    """The prediction for sampled children; `temperature` is the target's."""
+    """Return the prediction for sampled children; `temperature` is the target's."""
 
     def predict(layer: Layer) -> tuple[Tensor, Tensor]:
         entropy, top_q, mass_left = entropy_of_top(layer.q), layer.q.amax(-1), layer.mass_left
@@ -39,7 +39,7 @@ def adaptive_slots(model: AcceptanceModel, *, temperature: float) -> PredictSlot
 
 
 def adaptive_rule(model: AcceptanceModel, *, temperature: float, threshold: float) -> BeamRule:
-    """The rule for chosen children: V, at least `threshold`."""
+    """Return the rule for chosen children: their score is V, which must be at least `threshold`."""
 
     def score(layer: Layer) -> Tensor:
         acceptance = model.token_acceptance(

@@ -1,10 +1,10 @@
 """Growth of chosen children: the most probable tokens below each node, one draft call a layer.
 
-The shared engine of OPT-Tree, EAGLE-2, C2T and adaptive's chosen trees. A rule gives every candidate
+This engine is shared by OPT-Tree, EAGLE-2, C2T and adaptive's chosen trees. A rule gives every candidate
 a score, which never grows from a node to its child (a running minimum sees to it), so that the `size`
 candidates of largest score form a tree. A candidate that is not among the `size` best seen so far
-can lead to none that is: neither it nor what is below it is looked at. The finished tree is the
-same as if all had been, with fewer nodes drafted than the papers' own procedures need.
+can lead to none that is, so neither it nor what is below it is looked at. The finished tree is the
+same as if all had been looked at, with fewer nodes drafted than the papers' own procedures need.
 
 Chosen children are a function of the context, so any shape is lossless with membership.
 """
@@ -33,7 +33,7 @@ class LayerOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamRule:
-    """What tells the policies of chosen children apart."""
+    """The rule of a policy of chosen children, which tells it from the others."""
 
     score: Callable[[Layer], Tensor]  # [k, c]
     threshold: float = 0.0  # least score of a node
@@ -43,7 +43,7 @@ class BeamRule:
 
 
 def by_path_probability(layer: Layer) -> Tensor:
-    """The product of q along the path, the token included: [k, c]."""
+    """Return the product of q along the path, the token included: [k, c]."""
     return layer.path_probability[:, None] * layer.q_drawn
 
 
@@ -58,7 +58,7 @@ def grow_beam(
     vocab: int,
     device: torch.device,
 ) -> TokenTree:
-    """The `size` candidates of largest score, at most `depth` layers below the root.
+    """Grow the tree of the `size` candidates of largest score, at most `depth` layers below the root.
 
     `Layer.values` are the scores of the parents. Nodes are numbered layer by layer, siblings from the
     most probable down.
@@ -115,7 +115,7 @@ def grow_beam(
 
 
 def _is_among_best(scores: Tensor, count: int | None) -> Tensor:
-    """Bool of the shape of `scores`: whether each is one of the `count` largest; ties go to the first."""
+    """Return bool of the shape of `scores`: whether each is one of the `count` largest; ties go to the first."""
     if count is None or count >= scores.numel():
         return torch.ones_like(scores, dtype=torch.bool)
     flat = scores.flatten()

@@ -47,10 +47,10 @@ def grow_best_first(
     device: torch.device,
     generator: torch.Generator,
 ) -> TokenTree:
-    """The `size` slots of largest gain, none below `threshold`, at most `depth` layers below the root.
+    """Grow the tree of the `size` slots of largest gain, none below `threshold`.
 
-    Nodes are numbered layer by layer, siblings in the order of their draw. All limits must have been
-    fixed before the step began.
+    The tree has at most `depth` layers below the root. Nodes are numbered layer by layer, siblings in the order of
+    their draw. All limits must have been fixed before the step began.
     """
     if depth == 0:
         return root_only(root, draw="without_replacement", vocab=vocab, device=device)
@@ -98,7 +98,10 @@ def grow_best_first(
 
 
 def _slot_values(predict: PredictSlots, layer: Layer, node_gains: Tensor) -> tuple[Tensor, Tensor]:
-    """The gain of every slot and V of the child in it, [k, c] each, for the gains of the parents' slots [k]."""
+    """Return the gain of every slot and V of the child in it, [k, c] each.
+
+    `node_gains` [k] are the gains of the parents' slots.
+    """
     acceptance, expected = predict(layer)
     rejected = torch.cumprod(1 - acceptance, 1)
     tried = torch.cat([torch.ones_like(rejected[:, :1]), rejected[:, :-1]], 1)

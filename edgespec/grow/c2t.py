@@ -1,7 +1,7 @@
 """C2T: a classifier on path probability, entropy and depth says which candidates stay.
 
-Source: C2T, section 4.2. First pruning: confidence of at least beta, among the K most probable tokens
-below each node; second pruning: the K most confident of a layer.
+Source: C2T, section 4.2. The first pruning keeps, of the K most probable tokens below each node, those with a
+confidence of at least beta; the second keeps the K most confident of a layer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from edgespec.sampling import entropy_of_top
 
 
 def c2t_rule(classifier: Classifier, *, confidence: float, width: int) -> BeamRule:
-    """The rule for threshold `confidence` (beta) and `width` (K) nodes a layer."""
+    """Return the rule for threshold `confidence` (beta) and `width` (K) nodes a layer."""
     return BeamRule(
         score=lambda layer: _confidence(classifier, layer),
         threshold=confidence,
@@ -26,12 +26,15 @@ def c2t_rule(classifier: Classifier, *, confidence: float, width: int) -> BeamRu
 
 
 def classifier_exit(classifier: Classifier, *, confidence: float) -> Stops:
-    """Early exit of a static tree: no token of the layer reaches the confidence (C2T, section 5.5, for chains)."""
+    """Return the early exit of a static tree: it stops where no token of the layer reaches the confidence.
+
+    Source: C2T, section 5.5, for chains.
+    """
     return lambda layer: (_confidence(classifier, layer) < confidence).all()
 
 
 def _confidence(classifier: Classifier, layer: Layer) -> Tensor:
-    """Of every candidate: [k, c]."""
+    """Return the confidence of every candidate: [k, c]."""
     return classifier.confidence(
         path_probability=by_path_probability(layer), entropy=entropy_of_top(layer.q), depth=layer.depth
     )

@@ -1,6 +1,6 @@
-"""C2T's classifier: how sure to be of a candidate token.
+"""C2T's classifier says how sure to be of a candidate token.
 
-A two-layer feed-forward net with ReLU and a sigmoid, hidden width 48, on the joint probability along
+It is a two-layer feed-forward net with ReLU and a sigmoid, hidden width 48. It reads the joint probability along
 the path, the entropy of the distribution that the token stands in, and the token's depth. Source:
 C2T, section 4.1 and appendix B.
 """
@@ -23,12 +23,15 @@ INPUTS = ("path_probability", "entropy", "depth")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Classifier:
-    """Confidence that a token will be accepted."""
+    """Predicts the confidence that a token will be accepted."""
 
     network: Network
 
     def confidence(self, *, path_probability: Tensor, entropy: Tensor, depth: int) -> Tensor:
-        """Of tokens with `path_probability` [k, c], their own q included; entropy [k] in nats: [k, c]."""
+        """Return the confidence [k, c] in tokens with `path_probability` [k, c], their own q included.
+
+        `entropy` [k] is in nats.
+        """
         parts = [path_probability, entropy[:, None], path_probability.new_full((1, 1), depth)]
         return self.network(torch.stack(torch.broadcast_tensors(*parts), -1))
 
@@ -47,5 +50,5 @@ class Classifier:
 
 @functools.cache
 def default_classifier() -> Classifier:
-    """The one that was fitted on the built-in pair."""
+    """Return the classifier that was fitted on the built-in pair."""
     return Classifier.load(DEFAULT_FILE)

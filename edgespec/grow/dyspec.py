@@ -12,5 +12,5 @@ from edgespec.grow.growing import Layer
 
 
 def predict_slots(layer: Layer) -> tuple[Tensor, None]:
-    """Q of the drawn tokens over the mass left before each draw, [k, c]; slots are selected by s."""
+    """Return q of the drawn tokens over the mass left before each draw, [k, c]; slots are selected by s."""
     return layer.q_drawn / layer.mass_left, None

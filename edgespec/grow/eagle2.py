@@ -15,7 +15,7 @@ from edgespec.grow.beam import BeamRule, LayerOutcome, by_path_probability
 def eagle2_rule(
     *, width: int, stop_depths: frozenset[int] = frozenset(), stop_log_probability: float = 0.0
 ) -> BeamRule:
-    """The rule for beams of `width`; without `stop_depths` every tree has the full depth."""
+    """Return the rule for beams of `width`; without `stop_depths` every tree has the full depth."""
 
     def stops(outcome: LayerOutcome) -> Tensor:
         is_below = outcome.beam_scores.log().logsumexp(0) < stop_log_probability

@@ -30,12 +30,12 @@ class Layer:
 
     @property
     def mass_left(self) -> Tensor:
-        """Draft mass before each draw: [k, c]. A pass over q, for the policies that ask for it."""
+        """Return the draft mass before each draw: [k, c]. It takes a pass over q, for the policies that ask for it."""
         return mass_left(self.q, self.drawn, self.q_drawn)
 
 
 class GrowingTree:
-    """Nodes in the order in which they came, layer by layer; the root is expanded at once."""
+    """The nodes in the order in which they came, layer by layer; the root is expanded at once."""
 
     def __init__(self, drafter: Drafter, root: int, *, device: torch.device) -> None:
         self._drafter = drafter
@@ -53,16 +53,16 @@ class GrowingTree:
 
     @property
     def parents(self) -> Tensor:
-        """Of all nodes so far: [n], -1 for the root alone."""
+        """The parents of all nodes so far: [n], -1 for the root alone."""
         return torch.cat(self._parents)
 
     @property
     def q(self) -> Tensor:
-        """Of the nodes expanded last: [k, vocab]."""
+        """The distributions of the nodes expanded last: [k, vocab]."""
         return self._q[-1]
 
     def add(self, row: Tensor, rank: Tensor, tokens: Tensor) -> None:
-        """A layer of children [j]: the row of `q` that each comes from, its place among its siblings, its token."""
+        """Add a layer of children [j]: the row of `q` that each comes from, its place among its siblings, its token."""
         self._tokens.append(tokens)
         self._parents.append(self._expanded[row])
         self._ranks.append(rank)
@@ -88,10 +88,10 @@ class GrowingTree:
         ancestors: Tensor | None = None,
         scores: Tensor | None = None,
     ) -> TokenTree:
-        """The tree of the nodes `kept` [n] in ascending order, whose parents must be among them; None keeps all.
+        """Return the tree of the nodes `kept` [n] in ascending order; None keeps all.
 
-        `ancestors` is the mask of the finished tree where it is known beforehand, `scores` those of all
-        nodes.
+        The parents of kept nodes must be among them. `ancestors` is the mask of the finished tree where it is known
+        beforehand, `scores` are the scores of all nodes.
         """
         parents = self.parents
         if kept is None:
@@ -112,10 +112,10 @@ class GrowingTree:
 
 
 def mass_left(q: Tensor, drawn: Tensor, q_drawn: Tensor) -> Tensor:
-    """Draft mass before each draw, [k, c], for tokens `drawn` [k, c] of q [k, vocab].
+    """Return the draft mass before each draw, [k, c], for tokens `drawn` [k, c] of q [k, vocab].
 
-    `q_drawn` [k, c] is theirs, 0 where a row has no more. A sum of what is left, never one minus what is gone:
-    that difference is rounding error where q is nearly one-hot.
+    `q_drawn` [k, c] is the tokens' q, 0 where a row has no more. The mass is a sum of what is left, never one minus
+    what is gone: that difference is rounding error where q is nearly one-hot.
     """
     drawn = torch.where(q_drawn > 0, drawn, drawn[:, :1])
     rows = max(1, CHUNK_ELEMENTS // q.shape[1])
@@ -129,8 +129,8 @@ def mass_left(q: Tensor, drawn: Tensor, q_drawn: Tensor) -> Tensor:
 
 
 def best_nodes(values: Tensor, count: int) -> Tensor:
-    """Numbers of the `count` nodes of largest value [n], ascending.
+    """Return the numbers of the `count` nodes of largest value [n], ascending.
 
-    Stable: where a child's value equals its parent's, the parent, which stands first, is kept first.
+    The order is stable: where a child's value equals its parent's, the parent, which stands first, is kept first.
     """
     return values.argsort(descending=True, stable=True)[:count].sort().values

@@ -27,7 +27,7 @@ _Layers = list[tuple[Tensor, Tensor]]  # weight transposed [i, o], bias [o]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Network:
-    """Layers of a feed-forward net with one output; inputs are standardised first, a sigmoid comes last."""
+    """A feed-forward net with one output: inputs are standardised first, and a sigmoid comes last."""
 
     inputs: tuple[str, ...]  # names of the i inputs
     mean: Tensor  # [i], float64 like all numbers here
@@ -38,7 +38,7 @@ class Network:
     _placed: dict[tuple[torch.device, torch.dtype], _Layers] = field(default_factory=dict, init=False, repr=False)
 
     def __call__(self, features: Tensor) -> Tensor:
-        """Probabilities [...] of features [..., i], in their dtype and on their device."""
+        """Return probabilities [...] of features [..., i], in their dtype and on their device."""
         layers = self._on(features.device, features.dtype)
         activate = torch.relu if self.activation == "relu" else torch.tanh
         hidden = features.flatten(0, -2)
@@ -48,7 +48,7 @@ class Network:
         return torch.addmm(bias, hidden, weight).sigmoid().view(features.shape[:-1])
 
     def _on(self, device: torch.device, dtype: torch.dtype) -> _Layers:
-        """The layers where they are used, the standardisation folded into the first; placed once."""
+        """Return the layers in this dtype on this device, the standardisation folded into the first; placed once."""
         if (device, dtype) not in self._placed:
             first = self.weights[0] / self.std
             weights = (first, *self.weights[1:])
@@ -60,11 +60,11 @@ class Network:
         return self._placed[device, dtype]
 
     def shifted(self, shift: float) -> Network:
-        """The network whose log odds are larger by `shift`."""
+        """Return the network whose log odds are larger by `shift`."""
         return replace(self, biases=(*self.biases[:-1], self.biases[-1] + shift))
 
     def to_data(self) -> dict[str, Any]:
-        """What stands in a file."""
+        """Return the network as it stands in a file."""
         layers = zip(self.weights, self.biases, strict=True)
         return {
             "inputs": list(self.inputs),
@@ -76,7 +76,7 @@ class Network:
 
     @classmethod
     def from_data(cls, data: object, *, path: Path, key: str) -> Network:
-        """From a file's `key`; raises EdgespecError."""
+        """Make a network of a file's content below `key`; raises EdgespecError."""
         found = read_keys(data, {"inputs", "mean", "std", "activation", "layers"}, path=path, key=key)
         inputs = found["inputs"]
         if not isinstance(inputs, list) or not inputs or not all(isinstance(name, str) for name in inputs):
@@ -109,12 +109,12 @@ class Network:
 
 
 def bad_file(path: Path, key: str, problem: str) -> EdgespecError:
-    """The error for a file that is not what it should be."""
+    """Return the error for a file that is not what it should be."""
     return EdgespecError("E_MODEL_FILE", f"'{path}': {key} {problem}.", "Fit it again, or name another file.")
 
 
 def read_document(path: Path, schema: str, keys: set[str]) -> dict[str, Any]:
-    """A JSON file's content, `keys` and "schema" exactly; raises EdgespecError."""
+    """Read a JSON file, which must have exactly `keys` and "schema"; raises EdgespecError."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -127,7 +127,7 @@ def read_document(path: Path, schema: str, keys: set[str]) -> dict[str, Any]:
 
 
 def rounded(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The content with the digits that files keep."""
+    """Return the content with the digits that files keep."""
     found: dict[str, Any] = _rounded(content)
     return found
 
@@ -142,7 +142,7 @@ def write_document(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_keys(data: object, keys: set[str], *, path: Path, key: str) -> dict[str, Any]:
-    """A JSON object with exactly these keys; raises EdgespecError naming the first that is amiss."""
+    """Return a JSON object that has exactly these keys; raises EdgespecError naming the first that is amiss."""
     if not isinstance(data, dict):
         raise bad_file(path, key or "the file", "is no object")
     for name in sorted(keys ^ data.keys()):
@@ -151,7 +151,7 @@ def read_keys(data: object, keys: set[str], *, path: Path, key: str) -> dict[str
 
 
 def read_number(value: object, *, path: Path, key: str) -> float:
-    """A finite number; raises EdgespecError."""
+    """Return a finite number; raises EdgespecError."""
     # bool is a kind of int, and JSON as Python reads it has NaN.
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise bad_file(path, key, "is no finite number")
@@ -159,7 +159,7 @@ def read_number(value: object, *, path: Path, key: str) -> float:
 
 
 def read_tensor(value: object, shape: tuple[int, ...], *, path: Path, key: str) -> Tensor:
-    """Nested lists of finite numbers as float64 of that shape; raises EdgespecError."""
+    """Return nested lists of finite numbers as float64 of that shape; raises EdgespecError."""
 
     def flat(part: object, sizes: tuple[int, ...]) -> list[float]:
         if not sizes:
@@ -180,7 +180,7 @@ def _rounded(value: Any) -> Any:
 
 
 def _format(value: Any, indent: str = "") -> str:
-    """JSON with one line for what holds no further lists or objects."""
+    """Return the value as JSON, with one line for what holds no further lists or objects."""
     inner = indent + "  "
     if isinstance(value, dict) and any(isinstance(part, dict | list) for part in value.values()):
         lines = [f"{inner}{json.dumps(name)}: {_format(part, inner)}" for name, part in value.items()]

@@ -11,7 +11,7 @@ from edgespec.grow.beam import BeamRule, by_path_probability
 
 
 def opt_tree_rule(*, size: int, stop_gain: float) -> BeamRule:
-    """The rule for trees of `size` nodes; `stop_gain` is the paper's delta, 0 drafts to the full depth."""
+    """Return the rule for trees of `size` nodes; `stop_gain` is the paper's delta, and 0 drafts to the full depth."""
     return BeamRule(
         score=by_path_probability,
         layer_nodes=size,

@@ -1,4 +1,4 @@
-"""Depth-first node order: long paths side by side leave fewer attention blocks that are not empty.
+"""Depth-first node order leaves fewer attention blocks that are not empty, because long paths stand side by side.
 
 Source: DySpec, appendix C. Growth numbers nodes layer by layer; a kernel that skips empty blocks of the
 mask has less to do when they are numbered depth first, earlier siblings (the ones with the larger
@@ -17,7 +17,7 @@ from edgespec.tree.token_tree import TokenTree, ancestors_mask
 
 
 def depth_first_order(parents: Tensor) -> Tensor:
-    """Old numbers in the new order, [n]; siblings keep theirs, and parents come before their children."""
+    """Return the old numbers in the new order, [n]; siblings keep theirs, parents come before their children."""
     ancestors = ancestors_mask(parents)  # [n, n]
     subtree_sizes = ancestors.sum(0)
     # A node comes behind its ancestors, and behind the subtrees of all earlier siblings along its path.
@@ -28,7 +28,7 @@ def depth_first_order(parents: Tensor) -> Tensor:
 
 
 def reordered(tree: TokenTree, order: Tensor) -> TokenTree:
-    """The same tree with its nodes in another order [n], parents first."""
+    """Return the same tree with its nodes in another order [n], parents first."""
     number = torch.empty_like(order)
     number[order] = torch.arange(order.shape[0], device=order.device)
     parents = tree.parents[order]
@@ -43,7 +43,7 @@ def reordered(tree: TokenTree, order: Tensor) -> TokenTree:
 
 
 def num_blocks(mask: Tensor, *, block: int = 32, num_before: int = 0) -> int:
-    """Blocks with something visible in a mask [n, n] behind `num_before` keys that all rows see."""
+    """Return how many blocks of a mask [n, n] have something visible, behind `num_before` keys that all rows see."""
     whole = functional.pad(mask, (num_before, 0), value=True)
     rows, keys = (-(-size // block) for size in whole.shape)
     padded = functional.pad(whole, (0, keys * block - whole.shape[1], 0, rows * block - whole.shape[0]), value=False)

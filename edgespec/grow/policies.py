@@ -1,6 +1,6 @@
-"""From settings to growth: every policy by its name, with the files that it reads.
+"""Settings become growth: every policy is found by its name, with the files that it reads.
 
-Made before weights are read, so that a file that is damaged or missing is named at once.
+Policies are opened before weights are read, so that a file that is damaged or missing is named at once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class OpenPolicy:
     stop_model: StopModel | None
 
     def draw(self, sampling: SamplingSettings) -> Draw:
-        """How children come about for a target that is sampled so."""
+        """Return how children come about for a target that is sampled so."""
         if self.settings.draw is not None:
             return DRAWS[self.settings.draw]
         policy = POLICIES[self.settings.policy]
@@ -52,7 +52,7 @@ class OpenPolicy:
         return DRAWS[policy.draws[0]]
 
     def with_acceptance(self, model: AcceptanceModel) -> OpenPolicy:
-        """The same policy on another measured acceptance; nothing changes where it uses none."""
+        """Return the policy on another measured acceptance; nothing changes where it uses none."""
         return replace(self, acceptance=model) if self.acceptance is not None else self
 
 
@@ -104,7 +104,7 @@ def make_grow(
     device: torch.device,
     generator: torch.Generator,
 ) -> Grow:
-    """The policy as a function of the root and of the layers that can still be of use.
+    """Return the policy as a function of the root and of the layers that can still be of use.
 
     Only a static shape may be given the root's children: other trees are not asked to start from them.
     """

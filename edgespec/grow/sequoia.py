@@ -29,11 +29,11 @@ class SequoiaTable:
     first: Tensor  # [depth + 1, ranks, size + 1]: nodes to give to the child of that rank and what is below it
 
     def expected_tokens(self, size: int, depth: int) -> float:
-        """Tokens a pass of the best tree of at most `size` nodes and `depth` layers below the root."""
+        """Return tokens a pass of the best tree of at most `size` nodes and `depth` layers below the root."""
         return 1 + float(self.gains[depth, size])
 
     def shape(self, size: int, depth: int) -> TreeShape:
-        """The best tree; raises EdgespecError where none gains a token."""
+        """Return the best tree; raises EdgespecError where none gains a token."""
         require(
             float(self.gains[depth, size]) > 0,
             f"by the acceptance by rank, no tree of {size} nodes and {depth} layers gains a token.",
@@ -56,7 +56,7 @@ class SequoiaTable:
 
 
 def sequoia_table(acceptance: Sequence[float], *, size: int, depth: int, max_children: int) -> SequoiaTable:
-    """The dynamic programme; exact for any acceptance that is nowhere negative.
+    """Run the dynamic programme, which is exact for any acceptance that is nowhere negative.
 
     Raises EdgespecError for acceptance that is no distribution.
     """
@@ -90,5 +90,5 @@ def sequoia_table(acceptance: Sequence[float], *, size: int, depth: int, max_chi
 
 @functools.lru_cache(maxsize=16)
 def best_shape(acceptance: tuple[float, ...], *, size: int, depth: int, max_children: int) -> TreeShape:
-    """The best tree of at most `size` nodes and `depth` layers below the root."""
+    """Return the best tree of at most `size` nodes and `depth` layers below the root."""
     return sequoia_table(acceptance, size=size, depth=depth, max_children=max_children).shape(size, depth)

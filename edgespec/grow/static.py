@@ -1,7 +1,7 @@
 """Growth of a tree whose shape is known beforehand: Sequoia, SpecInfer, MCSD, chains, preset trees.
 
-The shape says where children stand; the draw fills them in. What the layers need of the shape are
-index tensors made once, and so is the mask: nodes stand in layer order, so that the mask of a tree
+The shape says where children stand; the draw fills them in. The layers need index tensors of the shape, which
+are made once, and so is the mask: nodes stand in layer order, so that the mask of a tree
 that ends early is the upper left corner of the whole one (Improving-MCSD, section 3.2).
 """
 
@@ -60,7 +60,7 @@ class StaticShape:
 
 @functools.lru_cache(maxsize=8)
 def static_shape(shape: TreeShape, device: torch.device) -> StaticShape:
-    """The shape on a device, made once: every text of a run grows it."""
+    """Put the shape on a device; this is done once, for every text of a run grows it."""
     return StaticShape(shape, device)
 
 
@@ -77,7 +77,7 @@ def grow_static(
     generator: torch.Generator,
     first_tokens: Tensor | None = None,
 ) -> TokenTree:
-    """The shape filled with tokens, at most `depth` layers of it.
+    """Fill the shape with tokens, at most `depth` layers of it.
 
     `first_tokens` [w] are the root's children where they are given, at most as many as the shape has there.
 
@@ -115,7 +115,7 @@ def grow_static(
 
 
 def _drawn(q: Tensor, count: int, draw: Draw, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Q and tokens of `count` children a row of q [k, vocab]: [k, count] each, q 0 where there are no more."""
+    """Return q and tokens of `count` children a row of q [k, vocab]: [k, count] each, q 0 where there are no more."""
     if draw == "top_k":
         q_drawn, drawn = q.topk(min(count, q.shape[1]), -1)
     else:
@@ -124,13 +124,13 @@ def _drawn(q: Tensor, count: int, draw: Draw, generator: torch.Generator) -> tup
 
 
 def _padded(q_drawn: Tensor, drawn: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """[k, count] each, q 0 where there are no more: a vocabulary may be smaller than the shape is wide."""
+    """Return both padded to [k, count], with q 0: a vocabulary may be smaller than the shape is wide."""
     missing = (0, count - drawn.shape[1])
     return torch.nn.functional.pad(q_drawn, missing), torch.nn.functional.pad(drawn, missing)
 
 
 def _without_empty(tree: GrowingTree, is_token: Tensor, draw: Draw, shape: StaticShape) -> TokenTree:
-    """The tree of the positions that hold a token [n], and whose ancestors all do."""
+    """Return the tree of the positions that hold a token [n], and whose ancestors all do."""
     count = is_token.shape[0]
     # The one wait for the device, where nothing stops early.
     if bool(is_token.all()):

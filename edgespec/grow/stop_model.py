@@ -1,9 +1,9 @@
-"""Improving-MCSD's decision models: whether drafting below a node pays.
+"""Improving-MCSD's decision models say whether drafting below a node pays.
 
 A small net on the draft's last hidden state at the node (three layers), or on the top-k probabilities
 of its distribution and their entropy (two), predicts the chance that the node's child is accepted.
 Drafting stops when it is below a threshold, 0.4 in the paper, at all nodes of a layer. Source:
-Improving-MCSD, section 3.3. Kept as safetensors with a JSON header: hidden states are wide.
+Improving-MCSD, section 3.3. A model is kept as safetensors with a JSON header, because hidden states are wide.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ class HiddenStates(Protocol):
     """A drafter that keeps its last hidden states."""
 
     def hidden(self, rows: Tensor) -> Tensor:
-        """Of its rows [k] since the last commit: [k, h]."""
+        """Return the hidden states [k, h] of its rows [k] since the last commit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StopModel:
-    """Chance that a child of a node is accepted, given that the node is."""
+    """Predicts the chance that a child of a node is accepted, given that the node is."""
 
     kind: StopKind
     network: Network
 
     def predict(self, inputs: Tensor) -> Tensor:
-        """Of nodes by their hidden states [k, h], or by `distribution_inputs` [k, top + 1]: [k]."""
+        """Return the chance [k] of nodes by hidden states [k, h], or by `distribution_inputs` [k, top + 1]."""
         return self.network(inputs)
 
     @property
     def num_inputs(self) -> int:
-        """Width of the hidden states, or probabilities and one."""
+        """The width of the hidden states, or the number of probabilities and one."""
         return len(self.network.inputs)
 
     def save(self, path: Path) -> None:
@@ -96,24 +96,24 @@ class StopModel:
 
 
 def distribution_inputs(q: Tensor, num_inputs: int = DISTRIBUTION_INPUTS) -> Tensor:
-    """The `num_inputs` - 1 largest probabilities of q [k, vocab] and their entropy: [k, num_inputs]."""
+    """Return the `num_inputs` - 1 largest probabilities of q [k, vocab], and their entropy: [k, num_inputs]."""
     top = q.topk(min(num_inputs - 1, q.shape[-1]), -1).values
     missing = num_inputs - 1 - top.shape[-1]
     return torch.cat([torch.nn.functional.pad(top, (0, missing)), entropy_of_top(q)[:, None]], -1)
 
 
 def input_names(kind: StopKind, num_inputs: int) -> tuple[str, ...]:
-    """Names of a decision model's inputs."""
+    """Return the names of a decision model's inputs."""
     if kind == "hidden":
         return tuple(f"hidden_{index}" for index in range(num_inputs))
     return (*(f"top_{index}" for index in range(num_inputs - 1)), "entropy")
 
 
 def model_exit(model: StopModel, drafter: Drafter, *, confidence: float) -> Callable[[Layer], Tensor]:
-    """Early exit: below none of the nodes expanded last does a child look likely enough (section 3.3).
+    """Return the early exit: it stops where below none of the nodes expanded last a child looks likely enough.
 
-    It reads what the children were drawn from, not the children. Raises EdgespecError for a model of
-    hidden states and a drafter that keeps none.
+    Source: Improving-MCSD, section 3.3. It reads what the children were drawn from, not the children. Raises
+    EdgespecError for a model of hidden states and a drafter that keeps none.
     """
     if model.kind == "probabilities":
         return lambda layer: (model.predict(distribution_inputs(layer.q, model.num_inputs)) < confidence).all()

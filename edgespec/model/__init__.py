@@ -1,1 +1,1 @@
-"""One transformers model with a cache that trees can be taken back from. Knows no draft, no policy, no text."""
+"""One transformers model with a cache that trees can be taken back from. It knows no draft, no policy, no text."""

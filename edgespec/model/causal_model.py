@@ -1,8 +1,8 @@
 """One transformers model with a tree cache: prefill a text, look at rows of a tree.
 
-Target and draft are both driven by this code; only where their weights lie differs. The ids of the
-committed text stand beside its rows, so that what a cache holds is never a matter of belief. Legend: n
-new rows a call; keys are the cache's rows and then the new ones.
+This code drives both target and draft; only where their weights lie differs. The ids of the committed
+text are kept beside its rows, so that what a cache holds can always be looked up. Legend: n new rows a
+call; keys are the cache's rows and then the new ones.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class CausalModel:
         chunk_rows: int = PREFILL_ROWS,
         keeps_hidden: bool = False,
     ) -> None:
-        """With `keeps_hidden` the last hidden states of the text's rows can be asked for: `features_before`."""
+        """With `keeps_hidden`, `features_before` gives the last hidden states of the text's rows."""
         self.model = model
         self._hidden = HiddenRows() if keeps_hidden else None
         self.device = device
@@ -73,7 +73,7 @@ class CausalModel:
 
     @property
     def text(self) -> Sequence[int]:
-        """Ids of the cache's first rows; behind them lie a tree's, or those of an unfinished pass."""
+        """Return the ids of the cache's first rows; behind them lie rows of a tree or of an unfinished pass."""
         return self._text
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class CausalModel:
 
     @property
     def watch(self) -> Watch | None:
-        """Called before every layer of a pass."""
+        """Return the function that is called before every layer of a pass."""
         return self._layer_major.watch
 
     @watch.setter
@@ -90,14 +90,17 @@ class CausalModel:
         self._layer_major.watch = watch
 
     def reset(self, capacity: int) -> None:
-        """An empty cache with room for `capacity` rows."""
+        """Empty the cache and make room for `capacity` rows."""
         self._text = []
         if self.cache.capacity < capacity:
             self.cache = TreeCache(self.config.num_hidden_layers, capacity)
         self.cache.truncate(0)
 
     def keep_prefix(self, ids: list[int], capacity: int) -> int:
-        """Keep the rows of what text and `ids` begin with alike, with room for `capacity`; how many those are."""
+        """Keep the rows of the beginning that the text and `ids` share, and return how many those are.
+
+        The cache then has room for `capacity` rows.
+        """
         pairs = enumerate(zip(self._text, ids, strict=False))
         kept = next((row for row, (old, new) in pairs if old != new), min(len(self._text), len(ids)))
         del self._text[kept:]
@@ -106,14 +109,14 @@ class CausalModel:
         return kept
 
     def commit(self, rows: Tensor, ids: list[int]) -> None:
-        """`rows` [j], counted from the cache's start, became text of these ids; the others behind it are dropped."""
+        """Let `rows` [j], counted from the cache's start, become text of these ids; drop the others behind the text."""
         self.cache.keep(len(self._text), rows)
         if self._hidden is not None:
             self._hidden.keep(len(self._text), rows)
         self._text += ids  # last: whatever ends this before leaves the text that there was
 
     def commit_next(self, ids: list[int]) -> None:
-        """The first rows behind the text became text of these ids; what lies behind them stays."""
+        """Let the first rows behind the text become text of these ids; what lies behind them stays."""
         self._text += ids
 
     def uncommit_last(self) -> None:
@@ -121,13 +124,16 @@ class CausalModel:
         self._text.pop()
 
     def features_before(self, first: int, end: int) -> Tensor:
-        """Last hidden states [end - first, h] of the positions before the text's rows [first, end); 0 before row 0."""
+        """Return last hidden states [end - first, h] of the positions before the text's rows [first, end).
+
+        The position before row 0 has zeros.
+        """
         assert self._hidden is not None
         return self._hidden.before(first, end)
 
     @torch.no_grad()
     def prefill(self, ids: Tensor, *, previous: Tensor | None = None) -> Tensor:
-        """Append text ids [n], in one pass over the weights; logits of the last row: [vocab].
+        """Append text ids [n] in one pass over the weights, and return the logits [vocab] of the last row.
 
         `previous` [n, h] are the target's features of the positions before, which a feature head reads.
         """
@@ -147,11 +153,11 @@ class CausalModel:
     def look(
         self, ids: Tensor, tail_positions: Tensor, tail_visible: Tensor, *, previous: Tensor | None = None
     ) -> Tensor:
-        """Append rows for ids [n]; their last hidden states [n, h], for `logits`.
+        """Append rows for ids [n], and return their last hidden states [n, h], for `logits`.
 
         `tail_visible` [n, tail] bool says which of the last `tail` keys, the new rows among them,
-        each new row sees; all keys before those are visible. `tail_positions` [tail] are theirs.
-        `previous` [n, h] are the features before them, which a feature head reads.
+        each new row sees; all keys before those are visible. `tail_positions` [tail] are the positions
+        of those keys. `previous` [n, h] are the features before the new rows, which a feature head reads.
         """
         num_rows, tail = tail_visible.shape
         mask = self._masks.tree(tail_visible, tail_positions, num_before=self.cache.length + num_rows - tail)
@@ -159,14 +165,18 @@ class CausalModel:
 
     @torch.no_grad()
     def logits(self, hidden: Tensor, tokens: list[slice] | None = None) -> Tensor:
-        """The family's own logits [k, vocab] of last hidden states [k, h]; of some ranges of tokens only, if given."""
+        """Return the family's own logits [k, vocab] of last hidden states [k, h].
+
+        Where ranges of tokens are given, only their logits are computed.
+        """
         return family_logits(self.model, self._decoder, hidden, tokens)
 
     @torch.no_grad()
     def features_of_texts(self, ids: Tensor) -> Tensor:
-        """Last hidden states [texts, rows, h] of texts [texts, rows], padded at their ends; the cache is not used.
+        """Return last hidden states [texts, rows, h] of texts [texts, rows], padded at their ends.
 
-        One pass over the weights for all of them, and the temporaries of some texts at a time.
+        It takes one pass over the weights for all texts, and the temporaries of some texts at a time. The cache is not
+        used.
         """
         num_texts, num_rows = ids.shape
         positions = torch.arange(num_rows, device=self.device)[None]
@@ -178,7 +188,7 @@ class CausalModel:
         return hidden
 
     def _decode(self, ids: Tensor, positions: Tensor, mask: Any, previous: Tensor | None) -> Tensor:
-        """Last hidden states [n, h] of new rows at positions [n]."""
+        """Return the last hidden states [n, h] of new rows at positions [n]."""
         first = self.cache.length
         inputs = {"input_ids": ids[None]}
         if previous is not None:
@@ -193,7 +203,7 @@ class CausalModel:
         return hidden
 
     def _forward(self, ids: Tensor, positions: Tensor, mask: Any, previous: Tensor | None) -> Tensor:
-        """Logits [1, vocab] of the last row."""
+        """Return the logits [1, vocab] of the last row."""
         if self._hidden is not None or previous is not None:
             return self.logits(self._decode(ids, positions, mask, previous)[-1:])
         output = self.model(

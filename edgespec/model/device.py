@@ -1,4 +1,4 @@
-"""Where to compute and in what: names from the user, checked against what is there."""
+"""The device and the number format to compute in: names from the user, checked against what is there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def resolve_device(name: str) -> torch.device:
-    """'auto' is CUDA where there is one; raises EdgespecError for a device that is not there."""
+    """Return the device of that name; raises EdgespecError for a device that is not there.
+
+    'auto' is CUDA where there is one.
+    """
     if name == "auto":
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     try:
@@ -32,20 +35,23 @@ def resolve_device(name: str) -> torch.device:
 
 
 def planning_device(name: str) -> torch.device:
-    """Like `resolve_device`, but a CUDA device need not be there to plan for it."""
+    """Return the device like `resolve_device`, but a CUDA device need not be there to plan for it."""
     if re.fullmatch(r"cuda(:\d+)?", name) and not torch.cuda.is_available():
         return torch.device(name if ":" in name else "cuda:0")
     return resolve_device(name)
 
 
 def release_memory(device: torch.device) -> None:
-    """Give what the allocator keeps for later back, so that something else of another size fits."""
+    """Give back what the allocator keeps for later, so that something else of another size fits."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def resolve_dtype(name: str, config: PretrainedConfig, device: torch.device) -> torch.dtype:
-    """'auto' is float32 on a CPU, where rounding then flips no argmax, and the checkpoint's own on a GPU."""
+    """Return the number format of that name; raises EdgespecError for an unknown one.
+
+    'auto' is float32 on a CPU, where rounding then flips no argmax, and the checkpoint's own on a GPU.
+    """
     if name in DTYPES:
         return DTYPES[name]
     if name != "auto":

@@ -1,4 +1,4 @@
-"""A family's own logits of last hidden states: some scale or cap what the language model head gives.
+"""A family's own logits of last hidden states: some families scale or cap what the language model head gives.
 
 Legend: k rows, h hidden size, g tokens of some ranges.
 """
@@ -18,16 +18,16 @@ from offload.skeleton import decoder_layers
 
 
 def decoder_of(model: PreTrainedModel) -> nn.Module:
-    """The part of the model that ends in last hidden states."""
+    """Return the part of the model that ends in last hidden states."""
     return model.get_submodule(decoder_layers(model)[0].rpartition(".")[0])
 
 
 def family_logits(
     model: PreTrainedModel, decoder: nn.Module, hidden: Tensor, tokens: list[slice] | None = None
 ) -> Tensor:
-    """Logits [k, vocab] of last hidden states [k, h], or [k, g] of some ranges of tokens; gradients pass.
+    """Return logits [k, vocab] of last hidden states [k, h], or [k, g] of some ranges of tokens; gradients pass.
 
-    By the model's forward around its `decoder`, which is made to return `hidden`.
+    The model's own forward computes them, around its `decoder`, which is made to return `hidden`.
     """
     head: Any = model.get_output_embeddings()
     with ExitStack() as forwards:
@@ -41,12 +41,12 @@ def family_logits(
 
 @functools.lru_cache
 def _no_ids(device: torch.device) -> Tensor:
-    """What a forward whose decoder is replaced is given: made once, for every step asks for logits."""
+    """Return the ids for a forward whose decoder is replaced; they are made once, for every step asks for logits."""
     return torch.zeros(1, 1, dtype=torch.long, device=device)
 
 
 class _DecoderOutput:
-    """A decoder's output of which only the hidden states are there."""
+    """A decoder's output that holds the last hidden states alone."""
 
     def __init__(self, last_hidden_state: Tensor) -> None:
         self.last_hidden_state = last_hidden_state
@@ -60,7 +60,7 @@ class _DecoderOutput:
 
 @contextmanager
 def _forward_as(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Within it the module's forward is another one."""
+    """Within this block the module's forward is another one."""
     own = vars(module).get("forward")  # where somebody wrapped it already
     module.forward = forward
     try:
@@ -72,7 +72,7 @@ def _forward_as(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None
 
 
 def _partial_head(head: Any, tokens: list[slice], hidden: Tensor) -> Tensor:
-    """What a linear head gives for some ranges of its tokens, [..., g]; views of its weight, no copies."""
+    """Return what a linear head gives for some ranges of its tokens, [..., g]; its weight is viewed, not copied."""
     bias = getattr(head, "bias", None)
     parts = [
         nn.functional.linear(hidden, head.weight[which], None if bias is None else bias[which]) for which in tokens

@@ -1,7 +1,7 @@
 """Last hidden states of the rows of a cache: what feature heads read of the target.
 
-They lie beside the cache's rows and follow them: written with a forward, kept with a path. Legend: h the
-model's hidden size.
+They lie beside the cache's rows and follow them: a forward writes them, and an accepted path keeps its own.
+Legend: h the model's hidden size.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class HiddenRows:
         self._rows: Tensor | None = None
 
     def write(self, first: int, hidden: Tensor, *, capacity: int) -> None:
-        """Those of the rows from `first` on: [n, h]; there is room for `capacity` rows at least."""
+        """Store the hidden states [n, h] of the rows from `first` on, with room for `capacity` rows at least."""
         end = first + hidden.shape[0]
         if self._rows is None or self._rows.shape[0] < end:
             old = self._rows
@@ -32,7 +32,10 @@ class HiddenRows:
             self._rows[committed : committed + rows.shape[0]] = self._rows.index_select(0, rows)
 
     def before(self, first: int, end: int) -> Tensor:
-        """Of the positions before rows [first, end), [end - first, h]: zeros before the text's first token."""
+        """Return the hidden states [end - first, h] of the positions before rows [first, end).
+
+        The position before the text's first token has zeros.
+        """
         assert self._rows is not None
         if first > 0:
             return self._rows[first - 1 : end - 1]

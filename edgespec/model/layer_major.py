@@ -1,6 +1,6 @@
-"""A long text, or many texts, through the layers in chunks: all pass a layer while its weights are there.
+"""A long text, or many texts, pass the layers in chunks: all chunks pass a layer while its weights are there.
 
-One pass over the weights for a text of any length, or for any number of texts, with the temporaries of one
+A text of any length, or any number of texts, takes one pass over the weights, with the temporaries of one
 chunk. The layers' own forward is called once a chunk, with its share of everything that has a row for each
 token, and with the mask that a plain forward over the chunk would have had.
 """
@@ -21,7 +21,7 @@ Watch = Callable[[float], None]  # the share of a pass that is done, 0 to 1; may
 
 
 class LayerMajor:
-    """Wraps the forward of decoder layers: chunks within `text`, and a look at the pass before each of them."""
+    """Wraps the forward of decoder layers, to split a text into chunks and to call `watch` before each of them."""
 
     def __init__(self, layers: nn.ModuleList, masks: MaskForm, *, chunk_rows: int) -> None:
         self.chunk_rows = chunk_rows
@@ -39,7 +39,7 @@ class LayerMajor:
 
     @contextmanager
     def text(self, start: int, num_rows: int) -> Iterator[None]:
-        """Within it, the model's forward is over `num_rows` rows of text behind `start` cached ones."""
+        """Within this block, the model's forward is over `num_rows` rows of text behind `start` cached ones."""
 
         def shares() -> Iterator[_Share]:
             for first in range(0, num_rows, self.chunk_rows):
@@ -50,7 +50,10 @@ class LayerMajor:
 
     @contextmanager
     def texts(self, num_texts: int, num_rows: int) -> Iterator[None]:
-        """Within it, the model's forward is over texts [num_texts, num_rows], padded at their ends, without a cache."""
+        """Within this block, the model's forward is over texts [num_texts, num_rows], without a cache.
+
+        The texts are padded at their ends.
+        """
         step = max(1, self.chunk_rows // num_rows)
 
         def shares() -> Iterator[_TextsShare]:
@@ -98,7 +101,7 @@ class LayerMajor:
 
 
 class _Share:
-    """One chunk's part of a layer's arguments, of a long text [1, rows]."""
+    """One chunk's part of the arguments of a layer, for a long text [1, rows]."""
 
     dim = 1  # along which chunks lie
 
@@ -109,7 +112,7 @@ class _Share:
         self.done = first / num_rows  # of the layer, when this chunk begins
 
     def of(self, value: Any) -> Any:
-        """The chunk's rows of whatever has one for each token, and the chunk's mask."""
+        """Return the chunk's rows of a value that has one for each token, and the chunk's mask for a stand-in."""
         if isinstance(value, tuple):
             return tuple(self.of(item) for item in value)
         if not isinstance(value, Tensor):
@@ -123,7 +126,7 @@ class _Share:
 
 
 class _TextsShare:
-    """Some texts' part of a layer's arguments, of texts [texts, rows]."""
+    """Some texts' part of the arguments of a layer, for texts [texts, rows]."""
 
     dim = 0
 
@@ -136,7 +139,7 @@ class _TextsShare:
         self.done = first / num_texts
 
     def of(self, value: Any) -> Any:
-        """The texts' part of whatever has one for each, and the causal mask that is the same for all."""
+        """Return the texts' part of a value that has one for each, and for a stand-in the causal mask of all texts."""
         if isinstance(value, tuple):
             return tuple(self.of(item) for item in value)
         if not isinstance(value, Tensor):

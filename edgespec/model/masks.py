@@ -1,7 +1,7 @@
 """Attention masks in the form that a family takes.
 
-Additive floats, because eager attention adds the mask to the scores: a bool mask would add 1. The
-sliding window is applied on positions: rows of a tree are not in the order of their positions.
+They are additive floats, because eager attention adds the mask to the scores: a bool mask would add 1. The
+sliding window is applied on positions, because rows of a tree are not in the order of their positions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from transformers import PretrainedConfig
 
 
 class MaskForm:
-    """Whether a family windows its attention, and whether it takes one mask or one for each kind of layer."""
+    """The form of a family's masks: windowed or not, and one mask or one for each kind of layer."""
 
     def __init__(self, config: PretrainedConfig, *, dtype: torch.dtype, device: torch.device) -> None:
         kinds = getattr(config, "layer_types", None) or []
@@ -30,10 +30,10 @@ class MaskForm:
         self._sliding_stand_in = torch.zeros(1, 1, 1, 1, dtype=dtype, device=device)
 
     def tree(self, visible: Tensor, tail_positions: Tensor, *, num_before: int) -> Any:
-        """Masks [1, 1, n, keys] for rows that all see the first `num_before` keys.
+        """Return masks [1, 1, n, keys] for rows that all see the first `num_before` keys.
 
-        Of the `tail` keys after those each row sees what `visible` [n, tail] says;
-        `tail_positions` [tail] are theirs, and the rows are the last n of them.
+        Of the `tail` keys after those each row sees what `visible` [n, tail] says. `tail_positions` [tail] are
+        the positions of those keys, and the rows are the last n of them.
         """
         num_rows, tail = visible.shape
         full = torch.zeros(num_rows, num_before + tail, dtype=self._dtype, device=self._device)
@@ -47,11 +47,14 @@ class MaskForm:
         return self._form(full[None, None], sliding)
 
     def stand_ins(self) -> Any:
-        """What a model is given in place of masks that each layer gets in chunks."""
+        """Return what a model is given in place of masks that each layer gets in chunks."""
         return self._form(self._full_stand_in, self._sliding_stand_in)
 
     def of_stand_in(self, value: object, start: int, end: int) -> Tensor | None:
-        """The mask of text rows [start, end) over keys [0, end) that a stand-in stands for; None for anything else."""
+        """Return the mask of text rows [start, end) over keys [0, end) that a stand-in stands for.
+
+        It is None where the value is no stand-in.
+        """
         if value is not self._full_stand_in and value is not self._sliding_stand_in:
             return None
         keys = torch.arange(end, device=self._device)

@@ -1,6 +1,6 @@
-"""How many rows the head turns into logits at once.
+"""The number of rows that the head turns into logits at once is bounded.
 
-[n, vocab] of a large tree would not fit beside a large vocabulary, so whoever needs logits of many
+Logits [n, vocab] of a large tree would not fit beside a large vocabulary, so whoever needs logits of many
 rows makes them chunk by chunk. Legend: n rows, vocab columns.
 """
 
@@ -13,11 +13,11 @@ FLOAT32_BYTES = 4
 
 
 def rows_at_once(vocab: int) -> int:
-    """Rows whose float32 logits fit a chunk, one at least."""
+    """Return how many rows' float32 logits fit a chunk, one at least."""
     return max(1, CHUNK_BYTES // (FLOAT32_BYTES * vocab))
 
 
 def row_chunks(num_rows: int, vocab: int) -> Iterator[slice]:
-    """The rows 0 … n - 1 in chunks."""
+    """Return the rows 0 … n - 1 in chunks."""
     step = rows_at_once(vocab)
     return (slice(start, min(start + step, num_rows)) for start in range(0, num_rows, step))

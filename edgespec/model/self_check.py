@@ -1,8 +1,8 @@
-"""Does the installed transformers read trees rightly for this family? Tried, not assumed.
+"""Check by trial that the installed transformers reads trees rightly for a family.
 
 A random model of the same configuration, with few and narrow layers and a short window, reads a
 text in chunks and then trees, twice, with a commit between; every node's logits must be those of a
-plain forward over its path. Some families count cache slots instead of positions, some ignore the
+plain forward over its path. Some families count cache slots instead of positions, and some ignore the
 mask that they are given: both give wrong tokens without any error.
 """
 
@@ -65,7 +65,7 @@ def check_tree_reading(config: PretrainedConfig, *, device: torch.device) -> Non
 
 
 def narrow_copy(config: PretrainedConfig) -> PretrainedConfig:
-    """The configuration with two layers, or one of each kind, and little width."""
+    """Return the configuration with two layers, or one of each kind, and little width."""
     small = copy.deepcopy(config)
     small.__dict__.pop("quantization_config", None)
     text: Any = small.get_text_config(decoder=True)
@@ -97,7 +97,7 @@ def narrow_copy(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def _one_layer_of_each_kind(text: Any) -> list[int]:
-    """Indices of the first layer of each kind, and of at least two where there are two."""
+    """Return indices of the first layer of each kind, and of at least two layers where there are two."""
     kinds = getattr(text, "layer_types", None) or [None] * text.num_hidden_layers
     firsts = {kind: index for index, kind in reversed(list(enumerate(kinds)))}
     return sorted({*firsts.values(), *range(min(2, len(kinds)))} if len(firsts) == 1 else firsts.values())
@@ -105,7 +105,7 @@ def _one_layer_of_each_kind(text: Any) -> list[int]:
 
 @functools.lru_cache
 def _failure(model_type: str, config_json: str, attention: str | None, device: torch.device) -> str | None:
-    """What is wrong, or None; tried once a process."""
+    """Return what is wrong, or None; it is tried once a process."""
     config = CONFIG_MAPPING[model_type].from_dict(json.loads(config_json))
     config._attn_implementation = attention
     with torch.random.fork_rng(devices=[]):
@@ -120,7 +120,7 @@ def _failure(model_type: str, config_json: str, attention: str | None, device: t
 
 
 def _difference(model: PreTrainedModel, tokens: Tensor, device: torch.device) -> str | None:
-    """Two rounds of tree, commit, tree against plain forwards over every path."""
+    """Compare two rounds of tree, commit, tree with plain forwards over every path; return what differs, if any."""
     target = Target(CausalModel(model, device=device, chunk_rows=CHUNK_ROWS))
     text = tokens[:TEXT_TOKENS]
     after_text = target.prefill(text, capacity=len(tokens))
@@ -147,7 +147,7 @@ def _difference(model: PreTrainedModel, tokens: Tensor, device: torch.device) ->
 
 
 def _path(node: int) -> list[int]:
-    """Nodes from the root to `node`."""
+    """Return the nodes from the root to `node`."""
     path = [node]
     while PARENTS[path[0]] >= 0:
         path.insert(0, PARENTS[path[0]])

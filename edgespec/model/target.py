@@ -14,7 +14,7 @@ from edgespec.tree.token_tree import TokenTree, ancestors_mask, depths
 
 
 class Target:
-    """The model whose distribution is the output's."""
+    """The model whose distribution the output has."""
 
     def __init__(self, model: CausalModel, *, keeps_text: bool = False) -> None:
         """With `keeps_text` a text starts on the rows that it has in common with the last one."""
@@ -25,16 +25,16 @@ class Target:
 
     @property
     def device(self) -> torch.device:
-        """Where logits come out."""
+        """The device that logits come out on."""
         return self._model.device
 
     @property
     def vocab(self) -> int:
-        """Columns of the logits."""
+        """The number of the logits' columns."""
         return self._model.vocab
 
     def prefill(self, ids: Tensor, *, capacity: int) -> Tensor:
-        """Start a text with ids [n]; logits [vocab] after it."""
+        """Start a text with ids [n], and return the logits [vocab] after it."""
         if self._keeps_text:
             # The last row is always computed: its logits are asked for.
             self.num_kept = self._model.keep_prefix(ids[:-1].tolist(), capacity)  # they came from the host
@@ -48,7 +48,7 @@ class Target:
         self._model.uncommit_last()
 
     def look(self, tree: TokenTree) -> Tensor:
-        """Last hidden states [n, h] of the tree's nodes; the cache holds their rows until `commit`."""
+        """Return the last hidden states [n, h] of the tree's nodes; the cache holds their rows until `commit`."""
         with offload_errors():
             committed = len(self._model.text)
             self._model.cache.truncate(committed)  # what an interrupted pass may have left
@@ -58,12 +58,12 @@ class Target:
             return self._model.look(tree.tokens, positions, ancestors)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [k, vocab] of hidden states [k, h]."""
+        """Return the logits [k, vocab] of hidden states [k, h]."""
         with offload_errors():
             return self._model.logits(hidden)
 
     def commit(self, path: tuple[int, ...]) -> None:
-        """The root and the path's nodes became text: keep their rows, drop the others."""
+        """Make the root and the path's nodes text: keep their rows, and drop the others."""
         assert self._looked_at is not None
         nodes = torch.tensor([0, *path], device=self.device)
         tokens = self._looked_at[nodes].tolist()  # a handful, after verification has waited for the pass

@@ -1,6 +1,6 @@
 """Keys and values of the committed text, with room for a tree behind them.
 
-A preallocated transformers cache: a forward appends rows, `keep` moves the rows of an accepted
+The cache is a preallocated transformers cache: a forward appends rows, `keep` moves the rows of an accepted
 path down to the committed end and forgets the others. Rows carry a batch dimension throughout.
 """
 
@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 class TreeCacheLayer(CacheLayerMixin):
     """One layer's keys and values: [batch, heads, capacity, head_dim], the first `length` rows in use.
 
-    Full length for sliding-window layers too: the window is in the mask, by position, because the
+    Sliding-window layers have their full length too: the window is in the mask, by position, because the
     rows of a tree are not in the order of their positions.
     """
 
@@ -29,14 +29,14 @@ class TreeCacheLayer(CacheLayerMixin):
         self.length = 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate once, when the first forward shows the shapes."""
+        """Allocate the rows once, when the first forward shows the shapes."""
         self.dtype, self.device = key_states.dtype, key_states.device
         self.keys = self._allocate(key_states)
         self.values = self._allocate(value_states)
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append rows; returns all rows in use."""
+        """Append rows, and return all rows in use."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         end = self.length + key_states.shape[-2]
@@ -54,13 +54,13 @@ class TreeCacheLayer(CacheLayerMixin):
         return states.new_empty(batch, heads, self.capacity, head_dim)
 
     def reserve(self, rows: int) -> None:
-        """Room for `rows` in all; what is in use stays."""
+        """Make room for `rows` in all; what is in use stays."""
         if rows > self.capacity and self.is_initialized:
             self._resize(rows)
         self.capacity = max(rows, self.capacity)
 
     def _grow(self, rows: int) -> None:
-        """Room for at least `rows`: rare, for trees that draw far more nodes than they keep."""
+        """Make room for at least `rows`: rare, for trees that draw far more nodes than they keep."""
         self._resize(max(rows, self.capacity * 3 // 2))
 
     def _resize(self, capacity: int) -> None:
@@ -82,19 +82,19 @@ class TreeCacheLayer(CacheLayerMixin):
         self.length = end
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Key length and offset for a mask over `query_length` new rows."""
+        """Return the key length and the offset for a mask over `query_length` new rows."""
         return self.length + query_length, 0
 
     def get_seq_length(self) -> int:
-        """Rows in use."""
+        """Return the number of rows in use."""
         return self.length
 
     def get_max_length(self) -> int:
-        """Rows that fit."""
+        """Return the number of rows that fit."""
         return self.capacity
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Transformers' own convention: a count of rows to remove, given as zero or a negative number."""
+        """Remove so many rows; transformers gives the count as zero or a negative number."""
         assert tokens_to_remove <= 0, "positive counts meant something else in earlier releases"
         self.length = max(0, self.length + tokens_to_remove)
 
@@ -104,7 +104,7 @@ class TreeCacheLayer(CacheLayerMixin):
 
 
 class TreeCache(Cache):
-    """All layers' keys and values."""
+    """Keys and values of all layers."""
 
     def __init__(self, num_layers: int, capacity: int) -> None:
         self.tree_layers = [TreeCacheLayer(capacity) for _ in range(num_layers)]
@@ -113,11 +113,11 @@ class TreeCache(Cache):
 
     @property
     def length(self) -> int:
-        """Rows in use, the same in every layer between forwards."""
+        """The number of rows in use, the same in every layer between forwards."""
         return self.tree_layers[0].length
 
     def reserve(self, rows: int) -> None:
-        """Room for `rows` in all; what is in use stays."""
+        """Make room for `rows` in all; what is in use stays."""
         for layer in self.tree_layers:
             layer.reserve(rows)
         self.capacity = max(rows, self.capacity)
@@ -128,6 +128,6 @@ class TreeCache(Cache):
             layer.keep(committed, rows)
 
     def truncate(self, length: int) -> None:
-        """Forget the rows from `length` on: also what an interrupted pass wrote to some of the layers."""
+        """Forget the rows from `length` on, also those that an interrupted pass wrote to some of the layers."""
         for layer in self.tree_layers:
             layer.length = min(layer.length, length)

@@ -1,1 +1,1 @@
-"""A target and its draft, found by name and checked on the disk. Knows no memory, and reads no weights."""
+"""A target and its draft, found by name and checked on the disk. It knows no memory, and reads no weights."""

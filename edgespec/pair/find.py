@@ -1,4 +1,4 @@
-"""A pair by its names, as a program gives them: folders, names of the configuration, names of the local cache.
+"""A pair is found by its names, as a program gives them: folders, names of the configuration, or of the local cache.
 
 A name of the configuration stands for target and draft, with their revisions; the other settings of its table are
 the command line's.
@@ -23,7 +23,10 @@ def find_pair(
     *,
     online: bool = False,
 ) -> tuple[Path | None, Path | None]:
-    """The folders of target and draft; None is the built-in pair's. Raises EdgespecError where a name means nothing."""
+    """Return the folders of target and draft; raises EdgespecError where a name means nothing.
+
+    None stands for the built-in pair's folder.
+    """
     names = [_as_name(name) for name in (target, draft) if name is not None]
     # The configuration is nobody's business where folders are named.
     pairs = {} if all(local_path(name).exists() for name in names) else _configured_pairs()
@@ -50,7 +53,7 @@ def _as_name(name: str | Path) -> str:
 
 
 def _configured_pairs() -> Mapping[str, Mapping[str, str]]:
-    """All names for pairs; of two files that have one, the first counts."""
+    """Return all names for pairs; where two files have the same name, the first file counts."""
     found: dict[str, Mapping[str, str]] = {}
     for path in reversed(config_files()):
         found |= read_pairs(path)

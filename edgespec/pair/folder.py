@@ -1,4 +1,4 @@
-"""One model as a folder: its small files and its tensors' headers, checked before any weight is read."""
+"""A model as a folder: its small files and its tensors' headers are checked before any weight is read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ModelFolder:
     head: HeadFacts | None = None  # of a feature head: a draft that borrows from its target
 
     def skeleton(self, checkpoint: Checkpoint, *, dtype: torch.dtype) -> Skeleton:
-        """The model without weights, matched with its own checkpoint or another form of it."""
+        """Return the model without weights, matched with its own checkpoint or another form of it."""
         if self.head is None:
             return build_skeleton(self.config, checkpoint, dtype=dtype)
         attach = functools.partial(attach_head_parts, facts=self.head)
@@ -43,19 +43,19 @@ class ModelFolder:
 
     @property
     def max_context(self) -> int | None:
-        """Tokens that fit the model's positions; None where the family sets no limit."""
+        """The number of tokens that fit the model's positions; None where the family sets no limit."""
         limit = getattr(self.config.get_text_config(decoder=True), "max_position_embeddings", None)
         return int(limit) if limit else None
 
 
 def open_model(folder: Path) -> ModelFolder:
-    """One folder's config and headers, checked."""
+    """Read and check one folder's config and headers."""
     with offload_errors():
         return _model_folder(folder, read_checkpoint(folder))
 
 
 def open_head(folder: Path, target: ModelFolder) -> ModelFolder:
-    """A feature head's folder; raises EdgespecError for a head of another target."""
+    """Read and check a feature head's folder; raises EdgespecError for a head of another target."""
     facts = read_head_facts(folder)
     head = open_model(folder)
     if facts.target_fingerprint != fingerprint(target):
@@ -69,12 +69,12 @@ def open_head(folder: Path, target: ModelFolder) -> ModelFolder:
 
 
 def is_head(folder: Path) -> bool:
-    """Whether a folder's config.json says that it is a feature head."""
+    """Return whether a folder's config.json says that it is a feature head."""
     return HEAD_KEY in read_json(folder / "config.json")
 
 
 def read_head_facts(folder: Path) -> HeadFacts:
-    """What makes a folder a feature head; raises EdgespecError where it is none of this version."""
+    """Return what makes a folder a feature head; raises EdgespecError where it is none of this version."""
     path = folder / "config.json"
     content = read_json(path).get(HEAD_KEY)
     try:
@@ -95,7 +95,7 @@ def _is_sound(facts: HeadFacts) -> bool:
 
 
 def open_architecture(folder: Path) -> ModelFolder:
-    """A folder that may hold a config.json alone: sizes then come from the architecture."""
+    """Read a folder that may hold a config.json alone: sizes then come from the architecture."""
     if folder.is_dir() and (folder / "config.json").exists() and not any(folder.glob("*.safetensors*")):
         config = _read_config(folder)
         if quant_method(config) is not None:
@@ -111,7 +111,7 @@ def open_architecture(folder: Path) -> ModelFolder:
 
 
 def open_draft_architecture(folder: Path, target: ModelFolder) -> ModelFolder:
-    """A draft's folder, which may hold a config.json alone, or be a feature head of the target."""
+    """Read a draft's folder, which may hold a config.json alone, or be a feature head of the target."""
     return open_head(folder, target) if is_head(folder) else open_architecture(folder)
 
 
@@ -135,7 +135,7 @@ def _model_folder(folder: Path, checkpoint: Checkpoint) -> ModelFolder:
 
 
 def quant_method(config: PretrainedConfig) -> str | None:
-    """What config.json says that the weights are quantised with; None where they are not."""
+    """Return what config.json says that the weights are quantised with; None where they are not."""
     quantization: Any = getattr(config, "quantization_config", None)
     if not quantization:
         return None
@@ -143,7 +143,7 @@ def quant_method(config: PretrainedConfig) -> str | None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The file's object; empty where there is no file."""
+    """Return the file's object, which is empty where there is no file."""
     if not path.exists():
         return {}
     try:
@@ -181,7 +181,7 @@ def _read_config(folder: Path) -> PretrainedConfig:
 
 
 def fingerprint(model: ModelFolder) -> str:
-    """Of the config, of the tensors' names, shapes and types, and of a piece of each weight file."""
+    """Return a digest of the config, the tensors' names, shapes and types, and a piece of each weight file."""
     facts = {name: [str(entry.dtype), list(entry.shape)] for name, entry in sorted(model.checkpoint.tensors.items())}
     # The file's own keys: a config as an object also holds the folder's place and the installed version's defaults.
     content = json.loads((model.folder / "config.json").read_text(encoding="utf-8"))
@@ -196,5 +196,5 @@ def fingerprint(model: ModelFolder) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """What a library says went wrong, in short."""
+    """Return what a library says went wrong, in short."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

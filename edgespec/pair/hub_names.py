@@ -1,6 +1,6 @@
-"""From what people call a model to its folder: a path, a name of the configuration, a name of the Hugging Face cache.
+"""The folder of what people call a model is found here: a path, an alias, or a name of the Hugging Face cache.
 
-Nothing here reaches for the network but `download`, which is only called where somebody asked for it.
+Only `download` reaches for the network, and it is called only where somebody asked for it.
 huggingface_hub is imported when a name is no folder.
 """
 
@@ -36,7 +36,7 @@ def resolve_model(
     online: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """The folder that `name` means; raises EdgespecError with the closest names where it means none.
+    """Return the folder that `name` means; raises EdgespecError with the closest names where it means none.
 
     A folder comes first, then an alias, then the local cache; with `online`, what the cache lacks of a
     published model is downloaded into it.
@@ -66,7 +66,7 @@ def resolve_model(
 
 
 def local_path(name: str) -> Path:
-    """The name as a path, with ~ for the home folder."""
+    """Return the name as a path, with ~ for the home folder."""
     path = Path(name)
     try:
         return path.expanduser()
@@ -75,7 +75,7 @@ def local_path(name: str) -> Path:
 
 
 def find_cached(repository: str, *, revision: str | None = None, cache: Path | None = None) -> Path | None:
-    """The snapshot of a model in the local cache, whole or not; None where there is none. Asks nobody else."""
+    """Return a model's snapshot in the local cache, whole or not; None where there is none. Asks no network."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -98,7 +98,7 @@ def find_cached(repository: str, *, revision: str | None = None, cache: Path | N
 
 
 def short_name(folder: Path) -> str:
-    """What people call a model's folder: a snapshot in the cache by its repository, others by their own name."""
+    """Return what people call a model's folder: a snapshot in the cache by its repository, others by their own name."""
     whole = folder.absolute()  # '.' has no name of its own
     if whole.parent.name == "snapshots" and whole.parent.parent.name.startswith(CACHED_PREFIX):
         return _repository_of(whole.parent.parent)
@@ -106,14 +106,14 @@ def short_name(folder: Path) -> str:
 
 
 def hub_cache() -> Path:
-    """The local cache of Hugging Face's libraries."""
+    """Return the folder of the local cache of Hugging Face's libraries."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)
 
 
 def cached_repositories() -> Iterator[tuple[str, Path]]:
-    """Names of the models that have been downloaded here, in whole or in part, each with its folder in the cache."""
+    """Return names of the models downloaded here, in whole or in part, each with its folder in the cache."""
     folder = hub_cache()
     if not folder.is_dir():
         return
@@ -161,7 +161,7 @@ def download(repository: str, *, revision: str | None = None, progress: Progress
 
 @contextmanager
 def _network() -> Iterator[None]:
-    """Let huggingface_hub ask the network, for as long as this lasts; raises EdgespecError for what it meets."""
+    """Within this block huggingface_hub may use the network; raises EdgespecError for what it meets."""
     from huggingface_hub import constants
 
     was_offline = constants.HF_HUB_OFFLINE
@@ -183,7 +183,7 @@ def _network() -> Iterator[None]:
 
 @contextmanager
 def _watched(blobs: Path, total_bytes: int, progress: Progress | None) -> Iterator[None]:
-    """Tell now and then how many bytes lie in a folder that is being filled."""
+    """Within this block, report now and then how many bytes lie in a folder that is being filled."""
     ended = threading.Event()
 
     def watch() -> None:
@@ -202,7 +202,7 @@ def _watched(blobs: Path, total_bytes: int, progress: Progress | None) -> Iterat
 
 
 def folder_bytes(folder: Path) -> int:
-    """Bytes of the files directly in a folder; those that vanish meanwhile count nothing."""
+    """Return the bytes of the files directly in a folder; those that vanish meanwhile count nothing."""
     total = 0
     for path in folder.glob("*"):
         try:
@@ -256,7 +256,7 @@ def _not_found(
 
 
 def closest(name: str, known: list[str]) -> list[str]:
-    """The known names that are most like this one, whatever their case and their owner's name."""
+    """Return the known names that are most like this one, whatever their case and their owner's name."""
 
     def likeness(other: str) -> float:
         whole, ours = name.lower(), other.lower()

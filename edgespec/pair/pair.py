@@ -1,4 +1,4 @@
-"""A target and its draft as folders: found, read and checked before any weight is."""
+"""A target and its draft as folders, which are found, read and checked before any weight is read."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class ModelPair:
 
     @property
     def max_context(self) -> int | None:
-        """Tokens that fit both models."""
+        """The number of tokens that fit both models."""
         limits = [model.max_context for model in (self.target, self.draft) if model is not None]
         known = [limit for limit in limits if limit is not None]
         return min(known) if known else None
 
     def default_sampling(self) -> SamplingSettings:
-        """What the target's generation config asks for; greedy where it does not ask for sampling."""
+        """Return what the target's generation config asks for: greedy where it asks for no sampling."""
         wanted = self.target.generation_config
         if not wanted.get("do_sample"):
             return SamplingSettings()
@@ -84,7 +84,10 @@ def open_pair(target: Path | None, draft: Path | None) -> ModelPair:
 
 
 def open_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The folder's tokenizer in its fast form; raises EdgespecError where there is none, or it takes code to be run."""
+    """Return the folder's tokenizer in its fast form.
+
+    Raises EdgespecError where there is none, or where it takes code to be run.
+    """
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
@@ -105,7 +108,7 @@ def open_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def _stop_tokens(model: ModelFolder, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The generation config's, else the config's, and the tokenizer's own."""
+    """Return the ids that end a text: the generation config's, else the config's, and the tokenizer's own."""
     text_config = model.config.get_text_config(decoder=True)
     stops: set[int] = set()
     for value in (
@@ -124,7 +127,7 @@ def _stop_tokens(model: ModelFolder, tokenizer: PreTrainedTokenizerBase) -> froz
 
 
 def _check_same_tokens(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> None:
-    """Raise EdgespecError naming the first ids that mean different tokens."""
+    """Raise EdgespecError that names the first ids that mean different tokens."""
     ours = {index: token for token, index in target.get_vocab().items()}
     theirs = {index: token for token, index in draft.get_vocab().items()}
     different = sorted(index for index in ours.keys() | theirs.keys() if ours.get(index) != theirs.get(index))

@@ -1,7 +1,7 @@
 """The user's configuration: TOML files with defaults, sampling settings and names for pairs.
 
-Keys are the long flags' names; which ones there are, and what their values mean, the command line
-knows and tells. Files are layers: of two that set a key, the first counts. A model and what belongs
+Keys are the long flags' names. The command line knows which ones there are and what their values mean, and
+passes that in. Files are layers: where two set the same key, the first counts. A model and what belongs
 to it (its draft, their revisions) is taken from one layer.
 """
 
@@ -28,7 +28,7 @@ Value = str | int | float | bool | list[str | int | float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownKeys:
-    """What may stand in a file."""
+    """The keys that may stand in a file."""
 
     spellings: Mapping[str, str]  # every accepted spelling -> the key's own name
     sampling: frozenset[str]  # keys that belong to [sampling]
@@ -44,7 +44,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigFile:
-    """One file, checked."""
+    """A file of the configuration, checked."""
 
     path: Path
     defaults: Mapping[str, Value]
@@ -54,19 +54,19 @@ class ConfigFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserConfig:
-    """All files together, the one that counts most first."""
+    """All files of the configuration together, the one that counts most first."""
 
     files: tuple[ConfigFile, ...] = ()
 
     @property
     def aliases(self) -> dict[str, str]:
-        """Names for models, and what they stand for."""
+        """Return the names for models, and what they stand for."""
         return {name: str(entry["model"]) for file in reversed(self.files) for name, entry in file.models.items()}
 
     def settings(self, model: str | None) -> dict[str, Setting]:
-        """Every value that is set, by key; `model` is what was asked for otherwise, None where nothing was.
+        """Return every value that is set, by key; `model` is the model that was asked for, None where none was.
 
-        Without one, the configuration's own model and draft are among the values. An alias brings the
+        Where none was, the configuration's own model and draft are among the values. An alias brings the
         settings of its table.
         """
         found: dict[str, Setting] = {}
@@ -89,7 +89,7 @@ class UserConfig:
 
 
 def read_config(path: Path, known: KnownKeys) -> ConfigFile:
-    """Read and check a file; raises EdgespecError with the key that is wrong."""
+    """Read and check a file; raises EdgespecError that names the wrong key."""
     content = _read_toml(path)
     for section, values in content.items():
         if section not in SECTIONS:
@@ -109,7 +109,7 @@ def read_config(path: Path, known: KnownKeys) -> ConfigFile:
 
 
 def read_pairs(path: Path) -> dict[str, dict[str, str]]:
-    """Of every [models.NAME] the `PAIR_KEYS`; its settings are the command line's. Raises EdgespecError."""
+    """Return the `PAIR_KEYS` of every [models.NAME]; other settings are the command line's. Raises EdgespecError."""
     tables = _read_toml(path).get("models", {})
     if not isinstance(tables, dict):
         raise _wrong(path, "models is no section", "Write [models.NAME] and a line for each key.")
@@ -154,7 +154,7 @@ def _check_model(path: Path, name: str, pair: Mapping[str, Value]) -> None:
 
 
 def _table(path: Path, section: str, entries: Mapping[str, Any], known: KnownKeys) -> dict[str, Value]:
-    """One section with its keys under their own names."""
+    """Return one section with its keys under their own names."""
     found: dict[str, Value] = {}
     for written, value in entries.items():
         spelling = str(written).replace("-", "_")

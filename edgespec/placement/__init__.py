@@ -1,1 +1,1 @@
-"""Where the weights of a pair live: memory counted, planned and filled. Knows nothing of profiles and texts."""
+"""The memory of a pair's weights is counted, planned and filled here. It knows nothing of profiles and texts."""

@@ -1,4 +1,4 @@
-"""A placed pair brought into memory: tried, quantised, loaded, and let go again."""
+"""A placed pair is brought into memory: its families are tried, its weights quantised, loaded, and let go again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ class LoadedModels:
     def __init__(
         self, streamed: Mapping[str, StreamedModel], *, device: torch.device, lent: frozenset[str] = frozenset()
     ) -> None:
-        """Where parameters of the draft are the target's, it is a feature head: it reads the target's hidden states."""
+        """A draft that borrows parameters of the target (`lent`) is a feature head.
+
+        It reads the target's hidden states, which are then kept.
+        """
         self._streamed = dict(streamed)
         if lent:
             lend(streamed["target"].model, streamed["draft"].model, lent)
@@ -47,7 +50,7 @@ class LoadedModels:
 
     @property
     def models(self) -> tuple[CausalModel, ...]:
-        """All of them."""
+        """The target, and the draft where there is one."""
         return tuple(self._causal.values())
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What a pair needs beside its decoder layers, in bytes, from shapes alone.
+"""The memory that a pair needs beside its decoder layers, in bytes, from shapes alone.
 
 Estimates lean high: peak memory must stay within the limit that a user gave.
 """
@@ -29,19 +29,19 @@ PASS_SLACK = 1.5  # an allocator keeps freed blocks that fit nothing that comes 
 
 
 def resident_bytes(record: LayerRecord, *, device: torch.device) -> int:
-    """Bytes of a record that is loaded whole: as stored where nothing is converted or moved."""
+    """Return the bytes of a record that is loaded whole: as stored where nothing is converted or moved."""
     return record.flat_bytes if device.type == "cuda" else record.cpu_bytes
 
 
 def cache_bytes(config: PretrainedConfig, *, rows: int, dtype: torch.dtype) -> int:
-    """Keys and values of `rows` rows in all layers."""
+    """Return the bytes of the keys and values of `rows` rows in all layers."""
     heads = _num_kv_heads(config)
     key_dim, value_dim = _head_dims(config)
     return int(config.num_hidden_layers * heads * (key_dim + value_dim) * rows * dtype.itemsize)
 
 
 def _num_kv_heads(config: PretrainedConfig) -> int:
-    """Heads whose keys and values are kept; latent attention keeps one row for all of them."""
+    """Return how many heads' keys and values are kept; latent attention keeps one row for all heads."""
     if getattr(config, "kv_lora_rank", None):
         return 1
     if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
@@ -54,7 +54,7 @@ def _num_kv_heads(config: PretrainedConfig) -> int:
 
 
 def _head_dims(config: PretrainedConfig) -> tuple[int, int]:
-    """Width of a head's keys and of its values."""
+    """Return the width of a head's keys and of its values."""
     if getattr(config, "kv_lora_rank", None):
         return config.qk_rope_head_dim, config.kv_lora_rank
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -62,9 +62,9 @@ def _head_dims(config: PretrainedConfig) -> tuple[int, int]:
 
 
 def cache_rows(context_tokens: int, tree: TreeSettings) -> tuple[int, int]:
-    """Rows of the target's and of the draft's cache: the text, and the rows of a tree behind it.
+    """Return the rows of the target's and of the draft's cache: the text, and the rows of a tree behind it.
 
-    The draft expands nodes that the finished tree may drop again.
+    The draft's cache is larger, because the draft expands nodes that the finished tree may drop again.
     """
     return context_tokens + tree.num_nodes + 1, context_tokens + tree.num_drafted
 
@@ -78,10 +78,10 @@ def pass_bytes(
     dtype: torch.dtype,
     probs_rows: int = 0,
 ) -> int:
-    """The largest temporaries of one forward: of the prompt's, or of a tree's and what is made of it.
+    """Return the bytes of the largest temporaries of one forward: over the prompt, or over a tree.
 
-    Logits exist for one chunk of rows at a time. `probs_rows` are those whose distributions are kept: a
-    draft's, of all nodes that it expands.
+    A tree's temporaries include what is made of its rows. Logits exist for one chunk of rows at a time. `probs_rows`
+    are rows whose distributions are kept: a draft's, of all nodes that it expands.
     """
     sizes = _pass_sizes(config, dtype)
     logits_rows = NUM_LOGITS_COPIES * min(tree_rows, rows_at_once(config.vocab_size))
@@ -95,7 +95,7 @@ def pass_bytes(
 
 
 def texts_bytes(config: PretrainedConfig, *, num_rows: int, text_rows: int, dtype: torch.dtype) -> int:
-    """The largest temporaries of one pass over texts of `text_rows` rows each, `num_rows` in all."""
+    """Return the bytes of the largest temporaries of one pass over texts of `text_rows` rows, `num_rows` in all."""
     sizes = _pass_sizes(config, dtype)
     chunk_rows = max(text_rows, PREFILL_ROWS // text_rows * text_rows)
     chunk_bytes = chunk_rows * (sizes.row_bytes + sizes.key_bytes + text_rows * sizes.score_bytes)
@@ -105,7 +105,7 @@ def texts_bytes(config: PretrainedConfig, *, num_rows: int, text_rows: int, dtyp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PassSizes:
-    """What a layer's forward takes."""
+    """The bytes that a layer's forward takes."""
 
     row_bytes: int  # of a row
     mask_bytes: int  # of a row and a key
@@ -134,7 +134,7 @@ def device_uses(
     tree: TreeSettings,
     place: RunPlace,
 ) -> dict[str, int]:
-    """Everything on the device but the target's decoder layers: what -> bytes."""
+    """Return the bytes of each use of the device, all but the target's decoder layers: use -> bytes."""
     config = target.model.config.get_text_config(decoder=True)
     device, dtype, context_tokens = place.device, place.dtype, place.context_tokens
     target_rows, draft_rows = cache_rows(context_tokens, tree)
@@ -170,6 +170,6 @@ def device_uses(
 
 
 def host_uses(target: Skeleton) -> dict[str, int]:
-    """What an accelerator's program needs of RAM, beside layers that wait there."""
+    """Return what an accelerator's program needs of RAM, beside layers that wait there: use -> bytes."""
     read_bytes = max(record.stored_bytes for record in (*target.records, target.outside))
     return {"libraries": LIBRARIES_BYTES, "pages while they are read": read_bytes}

@@ -1,4 +1,4 @@
-"""What a pair needs and where its layers will live: known from headers, before any weight is read."""
+"""The memory that a pair needs and where its layers will live, known from headers, before any weight is read."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ NUM_SUGGESTIONS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes that may be used; on a CPU both are the same memory."""
+    """The bytes that may be used; on a CPU both are the same memory."""
 
     device_bytes: int
     host_bytes: int
 
 
 def read_memory(limits: MemoryLimits, device: torch.device) -> Memory:
-    """What may be used of the memory that is free now, within the limits.
+    """Return how much of the memory that is free now may be used, within the limits.
 
     Raises EdgespecError for a device that is not there and has no limit to plan for.
     """
@@ -54,9 +54,10 @@ def read_memory(limits: MemoryLimits, device: torch.device) -> Memory:
 
 
 def memory_within(limits: MemoryLimits, *, host_bytes: int, free_device_bytes: int | None) -> Memory:
-    """The memory that limits leave; `host_bytes` of RAM where none is given, and of a device what is free there.
+    """Return the memory that the limits leave.
 
-    Without a device of its own, the RAM is both.
+    Without a limit, `host_bytes` of RAM may be used, and what is free on a device, less a margin. Where
+    `free_device_bytes` is None there is no device but the CPU, and the RAM is both.
     """
     host_bytes = limits.max_cpu_bytes if limits.max_cpu_bytes is not None else host_bytes
     if free_device_bytes is None:
@@ -72,7 +73,7 @@ def memory_within(limits: MemoryLimits, *, host_bytes: int, free_device_bytes: i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairWeights:
-    """The weights of a pair, known by size: nothing of them is read yet."""
+    """The weights of a pair, known by size: none of them is read yet."""
 
     target: Weights
     draft: Weights | None
@@ -102,7 +103,7 @@ def check_tree_fits(tree: TreeSettings, planned: TreeSettings) -> None:
 
 
 def pair_weights(target: ModelFolder, draft: ModelFolder | None, place: RunPlace) -> PairWeights:
-    """A pair's weights from its headers; raises EdgespecError where they do not make up the models."""
+    """Return a pair's weights from its headers; raises EdgespecError where they do not make up the models."""
     with offload_errors():
         return PairWeights(
             target=weights_by_size(target, dtype=place.dtype, quant=place.quant),
@@ -111,7 +112,7 @@ def pair_weights(target: ModelFolder, draft: ModelFolder | None, place: RunPlace
 
 
 def place_weights(weights: PairWeights, tree: TreeSettings, place: RunPlace, memory: Memory) -> PlacedWeights:
-    """Where each layer will live while these trees grow; without trees, the draft is left out.
+    """Return where each layer will live while these trees grow; without trees, the draft is left out.
 
     Raises EdgespecError with the table and cheaper settings when nothing fits.
     """
@@ -126,7 +127,7 @@ def place_weights(weights: PairWeights, tree: TreeSettings, place: RunPlace, mem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Wanted:
-    """What is to fit."""
+    """A pair, its trees and its place, which are to fit the memory."""
 
     weights: PairWeights
     tree: TreeSettings
@@ -146,7 +147,7 @@ def _place(wanted: _Wanted, memory: Memory) -> Placement:
 
 
 def _advice(wanted: _Wanted, memory: Memory) -> str:
-    """Cheaper settings that fit, each with what it needs at least; where none does, what the cheapest need."""
+    """Name cheaper settings that fit, each with what it needs at least; where none fits, what the cheapest need."""
     fitting, too_much = [], []
     for settings, cheaper in _cheaper(wanted):
         limits = replace(cheaper.place.limits, max_resident_layers=0)
@@ -171,7 +172,7 @@ def _named(variants: list[tuple[str, int]]) -> str:
 
 
 def _cheaper(wanted: _Wanted) -> Iterator[tuple[str, _Wanted]]:
-    """Ever cheaper variants: smaller trees, shorter contexts, no tree, all together."""
+    """Yield ever cheaper variants: smaller trees, shorter contexts, no tree, all together."""
     tree, place = wanted.tree, wanted.place
     context, prompt = place.context_tokens, place.prompt_tokens
     # A prompt as long as the context is one that is not known: it shrinks with the context.
@@ -202,10 +203,10 @@ def placement_for(
     tree: TreeSettings | None = None,
     **options: Unpack[PlaceOptions],
 ) -> Placement:
-    """Where the weights would live, and what memory would be spent on; names mean what `Engine.from_pretrained` says.
+    """Return where the weights would live, and what memory would be spent on.
 
-    A device that is not here can be planned for by `limits`. Raises EdgespecError, with cheaper settings, where
-    the pair does not fit.
+    Names mean what `Engine.from_pretrained` says. A device that is not here can be planned for by `limits`. Raises
+    EdgespecError, with cheaper settings, where the pair does not fit.
     """
     target_folder, draft_folder = find_pair(target, draft, revision, draft_revision)
     if target_folder is None:

@@ -1,4 +1,4 @@
-"""Where and in what a pair runs: settled once from what was asked for, and handed on whole."""
+"""The device and the number formats a pair runs in, settled once from what was asked for, and handed on whole."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEFAULT_CONTEXT_TOKENS = 2048
 
 
 class PlaceOptions(TypedDict, total=False):
-    """A run's place as a caller names it; each has a default."""
+    """The place of a run as a caller names it; each option has a default."""
 
     device: str  # auto, cpu, cuda or cuda:N
     dtype: str  # auto, float32, bfloat16 or float16
@@ -46,7 +46,7 @@ def resolve_place(
     is_planned_only: bool = False,
     **options: Unpack[PlaceOptions],
 ) -> RunPlace:
-    """The place for a target of this config, whose pair has `max_context` positions; raises EdgespecError.
+    """Return the place for a target of this config, whose pair has `max_context` positions; raises EdgespecError.
 
     With `is_planned_only` the device need not be there.
     """

@@ -1,6 +1,7 @@
-"""From a model's folder to a skeleton that can be placed, and to one that can be loaded.
+"""A model's folder becomes a skeleton that can be placed, and then one that can be loaded.
 
-They differ where weights are to be quantised: placing needs their sizes only, and comes before gigabytes are written.
+The two differ where weights are to be quantised: placing needs only their sizes, and comes before gigabytes are
+written.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Weights:
 
     @property
     def num_parameters(self) -> int:
-        """Weights of the model, packed ones counted as what they stand for."""
+        """The number of the model's weights; packed ones count as the weights that they stand for."""
         packed = [math.prod(weight.shape) for module in self.skeleton.packed for _, weight in module.weights]
         plain = [
             math.prod(tensor.shape)
@@ -44,7 +45,7 @@ class Weights:
         return sum(packed) + sum(plain)
 
     def loadable(self, device: torch.device, *, announce: Announce | None, progress: Progress | None) -> Skeleton:
-        """The skeleton of files that exist: those of the folder, or quantised ones, made now if need be."""
+        """Return the skeleton of files that exist: the folder's, or quantised ones, which are made now if need be."""
         if self.quant is None:
             return self.skeleton
         checkpoint = load_or_quantize(
@@ -60,7 +61,7 @@ class Weights:
 
 
 def weights_by_size(model: ModelFolder, *, dtype: torch.dtype, quant: str | None) -> Weights:
-    """The model's weights, known by size; raises OffloadError when they do not make up the model."""
+    """Return the model's weights, known by size; raises OffloadError when they do not make up the model."""
     skeleton = model.skeleton(model.checkpoint, dtype=dtype)
     if quant is not None:
         planned = quantized_checkpoint(skeleton, model.checkpoint, quant)

@@ -1,1 +1,1 @@
-"""Texts asked for and made: requests, stop strings, conversations. Knows no terminal and no file of prompts."""
+"""Texts asked for and made: requests, stop strings, conversations. It knows no terminal and no file of prompts."""

@@ -1,6 +1,6 @@
 """The one text that an engine may be decoding, and how somebody asks for its end.
 
-Asking sets a flag and nothing else: a signal handler, a callback or another thread may do it. The flags are
+Asking sets a flag and nothing else, so a signal handler, a callback or another thread may do it. The flags are
 looked at between passes and between layers, where leaving harms nothing.
 """
 
@@ -14,11 +14,11 @@ from edgespec.errors import EdgespecError
 
 
 class PassAbandonedError(Exception):
-    """A pass was left between two layers, as somebody asked."""
+    """Raised to leave a pass between two layers, as somebody asked."""
 
 
 class Running:
-    """Held while a text is decoded; knows whether it is to end, after this pass or within it."""
+    """Knows whether a text is being decoded, and whether it is to end: after this pass or within it."""
 
     def __init__(self) -> None:
         self._held = threading.Lock()
@@ -26,11 +26,11 @@ class Running:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether no further pass shall begin."""
+        """Return whether no further pass shall begin."""
         return self._stops
 
     def cancel(self, *, abandon: bool) -> None:
-        """End the text under way after its pass, or with `abandon` within it; nothing happens where there is none."""
+        """End the text under way after its pass, or with `abandon` within it; without a text, do nothing."""
         self._stops = True
         self._abandons = self._abandons or abandon
 
@@ -41,7 +41,7 @@ class Running:
 
     @contextmanager
     def text(self) -> Iterator[None]:
-        """Within it a text is decoded; raises EdgespecError where one is already."""
+        """Within this block a text is decoded; raises EdgespecError where one is already."""
         if not self._held.acquire(blocking=False):
             raise EdgespecError(
                 "E_BUSY", "the engine is decoding another text.", "Finish that one, or close its iterator."

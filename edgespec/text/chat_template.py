@@ -1,7 +1,7 @@
-"""From the messages of a conversation to token ids: through the model's chat template, or as one plain text.
+"""The messages of a conversation become token ids: through the model's chat template, or as one plain text.
 
-Without a template a conversation is a text that two write in turns: each message begins on a line of its own
-where the text before it does not end with one, and an answer continues the text right behind what was asked.
+Without a template a conversation is one text that two sides write in turns: each message begins on a line of its
+own where the text before it does not end with one, and an answer continues the text right behind what was asked.
 Answers keep the tokens that they were made of, so that they are read as they were written.
 """
 
@@ -36,7 +36,7 @@ def template_ids(
     *,
     values: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """Ids up to where the next answer begins; `values` are what the template reads beside the messages.
+    """Return the ids up to where the next answer begins; the template reads `values` beside the messages.
 
     Raises EdgespecError without a template, or where it fails.
     """
@@ -62,7 +62,7 @@ def template_ids(
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
-    """A prompt's ids, whatever its form."""
+    """Return a prompt's ids, whatever its form."""
     if isinstance(prompt, str):
         return list(tokenizer.encode(prompt))
     numbers = [item for item in prompt if isinstance(item, int)]
@@ -73,7 +73,7 @@ def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
 
 
 def plain_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> list[int]:
-    """Ids of the messages as one text; a token behind the other, never two messages encoded together."""
+    """Return the ids of the messages as one text; each message is encoded alone, never two together."""
     ids: list[int] = []
     before = ""
     for message in messages:

@@ -1,4 +1,4 @@
-"""How many new tokens a context leaves room for."""
+"""A context leaves room for a number of new tokens, which is found here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from edgespec.errors import EdgespecError
 
 
 def new_token_limit(max_context: int | None, prompt_tokens: int, max_new_tokens: int) -> tuple[int, str]:
-    """The new tokens that a context leaves, and why they end: 'length' or 'context'.
+    """Return the new tokens that a context leaves room for, and why they end: 'length' or 'context'.
 
     -1 asks for all that fit. Raises EdgespecError when none do, and for other numbers below 1.
     """

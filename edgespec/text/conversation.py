@@ -1,8 +1,8 @@
 """A conversation: messages, and an engine whose caches keep what it has read and written.
 
-Every turn's prompt is made anew of all messages; what of it the caches hold already is found by comparing token
-ids, so that a turn reads what is new, whatever was undone, edited, interrupted or said elsewhere in between.
-Nothing that fails changes the messages: a turn counts from its answer's first token on.
+Every turn's prompt is made anew from all messages. Comparing token ids shows how much of it the caches hold
+already, so that a turn reads only what is new, whatever was undone, edited, interrupted or said elsewhere in
+between. Nothing that fails changes the messages: a turn counts from its answer's first token on.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from edgespec.text.session_file import SavedSession, read_session, transcript, w
 
 
 class Decodes(Protocol):
-    """What a conversation needs of an engine."""
+    """The part of an engine that a conversation needs."""
 
     pair: ModelPair
 
     @property
     def max_context(self) -> int:
-        """Tokens of the longest text."""
+        """The number of tokens of the longest text."""
 
     def request(self, prompt: list[int], **options: Unpack[TextOptions]) -> TextRequest:
-        """A prompt with its settings; raises EdgespecError where the context has no room."""
+        """Make a prompt and its settings a request; raises EdgespecError where the context has no room."""
 
     def run(
         self, request: TextRequest, *, reuse: bool = False, on_prefill: OnPrefill | None = None
     ) -> Generator[TextChunk, None, None]:
-        """Decode it."""
+        """Decode what was asked for, and yield what each step adds."""
 
     def forget(self) -> None:
         """Keep nothing of the last text."""
 
 
 class Conversation:
-    """What was said, and the options of every answer."""
+    """The messages so far, and the options of every answer."""
 
     def __init__(
         self, engine: Decodes, *, system: str | None = None, raw: bool = False, **options: Unpack[TextOptions]
     ) -> None:
-        """Without `max_new_tokens` an answer may fill the context.
+        """Start an empty conversation; without `max_new_tokens` an answer may fill the context.
 
         Without a chat template, or `raw`, the messages are one plain text: see `edgespec.text.chat_template`.
         """
@@ -63,16 +63,17 @@ class Conversation:
         self._num_tries = 0  # of the last answer
 
     def send(self, text: str, *, on_prefill: OnPrefill | None = None) -> GenerationResult:
-        """Say something; the whole answer."""
+        """Say something, and return the whole answer."""
         for _ in self.stream(text, on_prefill=on_prefill):
             pass
         assert self.last is not None
         return self.last
 
     def stream(self, text: str, *, on_prefill: OnPrefill | None = None) -> Generator[TextChunk, None, None]:
-        """The same, step by step; closing the iterator keeps the answer so far, as one that was interrupted.
+        """Say something, and yield the answer step by step.
 
-        Raises EdgespecError at once where the context has no room; nothing has changed then.
+        Closing the iterator keeps the answer so far, as one that was interrupted. Raises EdgespecError at once
+        where the context has no room; nothing has changed then.
         """
         return self._answer(self.messages, text, tries=0, on_prefill=on_prefill)
 
@@ -82,17 +83,17 @@ class Conversation:
         return self._answer(before, asked, tries=self._num_tries + 1, on_prefill=on_prefill)
 
     def edit(self, text: str, *, on_prefill: OnPrefill | None = None) -> Generator[TextChunk, None, None]:
-        """Say this in place of the last message."""
+        """Say this in place of the last message, and yield the answer step by step."""
         before, _ = self._last_turn()
         return self._answer(before, text, tries=0, on_prefill=on_prefill)
 
     def undo(self) -> str:
-        """Take the last message and its answer back; returns the message."""
+        """Take the last message and its answer back, and return the message."""
         self.messages, asked = self._last_turn()
         return asked
 
     def clear(self) -> int:
-        """Forget all turns, and their keys and values; the system's message stays. How many turns there were."""
+        """Forget all turns, and their keys and values, and return how many there were; the system's message stays."""
         num_turns = self.num_turns
         self._engine.forget()
         self.messages = ()
@@ -100,16 +101,16 @@ class Conversation:
 
     @property
     def num_turns(self) -> int:
-        """Messages of the user."""
+        """The number of the user's messages."""
         return sum(message.role == "user" for message in self.messages)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all that was said, the template's included."""
+        """The number of tokens of all that was said, the template's included."""
         return len(self.prompt_ids(self.messages)) if self.messages else 0
 
     def prompt_ids(self, messages: tuple[Message, ...]) -> list[int]:
-        """Ids of the system's and these messages, up to where an answer begins."""
+        """Return the ids of the system's message and these messages, up to where an answer begins."""
         system = (Message(role="system", content=self.system),) if self.system else ()
         whole, tokenizer = (*system, *messages), self._engine.pair.tokenizer
         if self.is_raw:
@@ -118,7 +119,7 @@ class Conversation:
         return template_ids(tokenizer, said, values=self.template_values)
 
     def check_room(self, text: str) -> int:
-        """Tokens of the prompt with this said next; raises EdgespecError where the context has no room."""
+        """Return the number of the prompt's tokens with this said next; raises EdgespecError without room."""
         return len(self._request((*self.messages, Message(role="user", content=text)), tries=0).ids)
 
     def save(
@@ -129,7 +130,7 @@ class Conversation:
         settings: Mapping[str, Any] | None = None,
         stats: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write a session, or a transcript where the name ends in .md; raises EdgespecError where a file is there."""
+        """Write a session, or a transcript where the name ends in .md; raises EdgespecError if the file exists."""
         pair = self._engine.pair
         session = SavedSession(
             model=str(pair.target.folder),
@@ -145,13 +146,13 @@ class Conversation:
             write_session(Path(path), session.document(), overwrite=overwrite)
 
     def load(self, path: str | Path) -> SavedSession:
-        """Go on from a saved session; its messages and system's message replace these. Raises EdgespecError."""
+        """Go on from a saved session, whose messages and system's message replace these. Raises EdgespecError."""
         session = read_session(Path(path), self._engine.pair.tokenizer)
         self.system, self.messages, self._num_tries = session.system, session.messages, 0
         return session
 
     def _last_turn(self) -> tuple[tuple[Message, ...], str]:
-        """What was said before the user's last message, and that message."""
+        """Return what was said before the user's last message, and that message."""
         for index in reversed(range(len(self.messages))):
             if self.messages[index].role == "user":
                 return self.messages[:index], self.messages[index].content
@@ -200,7 +201,7 @@ class Conversation:
                 self.messages = (*asked, self._message(request, chunks))
 
     def _message(self, request: TextRequest, chunks: list[TextChunk]) -> Message:
-        """The answer as it will be read again; the token that ended it belongs to the template."""
+        """Return the answer as it will be read again; the token that ended it belongs to the template."""
         ids = [token for chunk in chunks for token in chunk.step.tokens]
         if ids and ids[-1] in self._engine.pair.stop_tokens:
             ids.pop()

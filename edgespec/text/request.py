@@ -1,4 +1,4 @@
-"""What is asked of one text, under the names that users of transformers know, made ready to run."""
+"""A request for one text, under the names that users of transformers know, made ready to run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Config: TypeAlias = "GenerationConfig | Mapping[str, Any]"
 
 
 class TextOptions(TypedDict, total=False):
-    """What may be asked of a text, each with a default."""
+    """The options that a text may be asked for with; each has a default."""
 
     max_new_tokens: int | None  # -1: to the end of the context; None: 512
     sampling: SamplingSettings | None  # None: the model's own; single values below count above it
@@ -40,7 +40,7 @@ class TextOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRequest:
-    """One text to decode."""
+    """A text to decode, with everything that was asked for it."""
 
     ids: list[int]
     max_new_tokens: int  # that the context leaves
@@ -59,7 +59,7 @@ def text_request(
     config: Config | None,
     options: TextOptions,
 ) -> TextRequest:
-    """A prompt with its settings: `options` count above `config`, that above `default_sampling`.
+    """Make a prompt and its settings a request: `options` count above `config`, and that above `default_sampling`.
 
     Raises EdgespecError where the context has no room, and TypeError for an unknown option.
     """
@@ -80,7 +80,7 @@ def text_request(
 
 
 def named_sampling(base: SamplingSettings, values: Mapping[str, Any]) -> SamplingSettings:
-    """`base` with single values instead; raises TypeError for a name that there is not."""
+    """Return `base` with single values changed; raises TypeError for an unknown name."""
     values = dict(values)
     do_sample = values.pop("do_sample", None)
     if do_sample is False:
@@ -91,7 +91,7 @@ def named_sampling(base: SamplingSettings, values: Mapping[str, Any]) -> Samplin
 
 
 def config_values(config: Config | None) -> dict[str, Any]:
-    """What a generation config asks for, as options; raises EdgespecError for what would not be honoured."""
+    """Return what a generation config asks for, as options; raises EdgespecError for what would not be honoured."""
     if config is None:
         return {}
     given = dict(config) if isinstance(config, Mapping) else config.to_diff_dict()

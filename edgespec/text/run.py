@@ -1,4 +1,4 @@
-"""One text decoded as asked: the models' caches, the loop, its text, and the ways in which it ends."""
+"""One text is decoded as asked: the models' caches, the loop, its text, and the ways in which it ends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OnPrefill = Callable[[int, int], None]  # tokens of the prompt that are read, of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextModels:
-    """What a text is decoded with."""
+    """The models and the policy that a text is decoded with."""
 
     target: CausalModel
     draft: CausalModel | None  # None: plainly
@@ -53,9 +53,9 @@ def run_text(
     reuse: bool,
     on_prefill: OnPrefill | None,
 ) -> Generator[TextChunk, None, None]:
-    """The steps of a text with what they add to it; a text that was interrupted ends with an unfinished one.
+    """Yield the steps of a text with what they add to it; an interrupted text ends with an unfinished step.
 
-    With `reuse` the rows that the caches hold of the prompt's beginning stay.
+    With `reuse`, the rows that the caches hold of the prompt's beginning stay.
     """
     decoder = DecodeStream(skip_special_tokens=True)
     backend = pair.tokenizer.backend_tokenizer
@@ -80,7 +80,7 @@ def run_text(
 
 
 def finished(request: TextRequest, chunks: Sequence[TextChunk], pair: ModelPair, *, total_s: float) -> GenerationResult:
-    """All chunks of a text as one result."""
+    """Return all chunks of a text as one result."""
     token_ids = tuple(token for chunk in chunks for token in chunk.step.tokens)
     spelled = [token for token in token_ids if token not in pair.stop_tokens]
     finish = chunks[-1].step.finish if chunks else None
@@ -103,7 +103,10 @@ def finished(request: TextRequest, chunks: Sequence[TextChunk], pair: ModelPair,
 def _steps(
     models: TextModels, request: TextRequest, pair: ModelPair, *, reuse: bool
 ) -> Generator[StepResult, None, None]:
-    """The text's steps. Where memory runs out in a pass, it is made again with smaller trees, then without any."""
+    """Yield the text's steps.
+
+    Where memory runs out in a pass, the pass is made again with smaller trees, then without any.
+    """
     generator = torch.Generator(models.target.device).manual_seed(request.seed)
     added: list[int] = []
     while True:
@@ -132,7 +135,10 @@ def _steps_behind(
     *,
     reuse: bool,
 ) -> Iterator[StepResult]:
-    """The steps behind the prompt and tokens that were `added` to it before; the caches then hold all but the last."""
+    """Yield the steps behind the prompt and the tokens that were `added` to it before.
+
+    After each step the caches hold all tokens but the last.
+    """
     goes_on = bool(added)
     tree = models.policy.settings
     target = Target(models.target, keeps_text=reuse or goes_on)
@@ -172,7 +178,7 @@ def _drafter(models: TextModels, request: TextRequest, *, reuse: bool) -> Langua
 def _watched(
     models: TextModels, request: TextRequest, running: Running, on_prefill: OnPrefill | None
 ) -> Iterator[Watch]:
-    """Within it every layer is a place to leave the pass; yields what the target's later passes are watched by."""
+    """Within this block every layer is a place to leave the pass; yields the watch of the target's later passes."""
 
     def watch(_share: float) -> None:
         running.check_pass()

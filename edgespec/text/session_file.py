@@ -1,7 +1,7 @@
 """Saved conversations: one JSON document whose messages have the form that other tools read, or a transcript.
 
-The tokens of the answers are kept beside the messages: a text can be written with other tokens than those it is
-encoded with, and a session must go on from the ones that were.
+The tokens of the answers are kept beside the messages: the same text can be written with other tokens than the
+tokenizer would choose for it, and a session must go on from those that were written.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_BYTES = 256 << 20  # of a session: far more than any context holds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedSession:
-    """What a file holds."""
+    """The content of a session's file."""
 
     model: str | None = None
     draft_model: str | None = None
@@ -37,7 +37,7 @@ class SavedSession:
     stats: Mapping[str, Any] = field(default_factory=dict)
 
     def document(self) -> str:
-        """As JSON."""
+        """Return the session as JSON."""
         content = {
             "schema": SCHEMA,
             "created": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -54,7 +54,7 @@ class SavedSession:
 
 
 def transcript(session: SavedSession) -> str:
-    """The session for reading, in Markdown."""
+    """Return the session for reading, in Markdown."""
     system = (Message(role="system", content=session.system),) if session.system else ()
     parts = [f"# {session.model}"]
     for message in (*system, *session.messages):
@@ -82,7 +82,7 @@ def write_session(path: Path, content: str, *, overwrite: bool) -> None:
 
 
 def read_session(path: Path, tokenizer: PreTrainedTokenizerBase) -> SavedSession:
-    """A saved session, checked; raises EdgespecError."""
+    """Read and check a saved session; raises EdgespecError."""
     content = _read_json(path)
     if content.get("schema") != SCHEMA:
         raise _invalid(path, f"its schema is {content.get('schema')!r}, not {SCHEMA!r}")
@@ -129,7 +129,7 @@ def _message(
 
 
 def _spell(tokenizer: PreTrainedTokenizerBase, ids: list[int], content: str) -> bool:
-    """Whether the tokens make up the text, a character cut at its end aside."""
+    """Return whether the tokens make up the text, a character cut at its end aside."""
     text = str(tokenizer.decode(ids, skip_special_tokens=True))
     return text.rstrip(CUT_CHARACTER) == content.rstrip(CUT_CHARACTER)
 

@@ -1,6 +1,6 @@
-"""Stop strings: found in a text as it is verified, across tokens and bursts, and cut off with all that follows.
+"""Stop strings are found in a text as it is verified, across tokens and bursts, and cut off with all that follows.
 
-It knows text and token ids, no tokenizer's inside: what a token adds to the text comes from a callable.
+This module knows text and token ids, no tokenizer's inside: a callable says what a token adds to the text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopStrings:
-    """What ends a text besides the model's own stop tokens."""
+    """The strings that end a text, besides the model's own stop tokens."""
 
     strings: tuple[str, ...] = ()
     special_tokens: frozenset[int] = frozenset()  # those of the strings that are tokens which leave no text
@@ -29,7 +29,7 @@ class StopStrings:
 
 
 def stop_strings(tokenizer: PreTrainedTokenizerBase, wanted: str | Sequence[str]) -> StopStrings:
-    """One string or several, made ready; raises EdgespecError for an empty one."""
+    """Make one string or several ready; raises EdgespecError for an empty one."""
     strings = (wanted,) if isinstance(wanted, str) else tuple(wanted)
     require(all(strings), "a stop string is empty.", "Leave it out.")
     if not strings:
@@ -40,7 +40,7 @@ def stop_strings(tokenizer: PreTrainedTokenizerBase, wanted: str | Sequence[str]
 
 
 def text_chunks(steps: Iterator[StepResult], *, decode: Callable[[int], str], stop: StopStrings) -> Iterator[TextChunk]:
-    """The steps with their text, up to the first stop string, which is not part of it.
+    """Yield the steps with their text, up to the first stop string, which is not part of it.
 
     Text that may turn out to begin a stop string is held back until that is known. The last step keeps its tokens
     up to the one that completed the stop string.
@@ -60,13 +60,13 @@ def text_chunks(steps: Iterator[StepResult], *, decode: Callable[[int], str], st
 
 
 def _first_match(text: str, strings: tuple[str, ...]) -> int | None:
-    """Where the first stop string begins."""
+    """Return where the first stop string begins."""
     found = [start for start in (text.find(string) for string in strings) if start >= 0]
     return min(found, default=None)
 
 
 def _num_undecided(text: str, strings: tuple[str, ...]) -> int:
-    """Characters at the end that a stop string may begin with."""
+    """Return how many characters at the end may be the beginning of a stop string."""
     longest = min(len(text), max((len(string) - 1 for string in strings), default=0))
     return next(
         (count for count in range(longest, 0, -1) if any(string.startswith(text[-count:]) for string in strings)), 0

@@ -1,1 +1,1 @@
-"""Token trees and what is settled about them beforehand: shapes, settings, policies. Knows no model."""
+"""Token trees and what is settled about them beforehand: shapes, settings, policies. It knows no model."""

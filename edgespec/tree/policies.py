@@ -1,6 +1,6 @@
-"""The policies: one record each of what is true of it whatever its settings. Free of torch.
+"""Each policy has one record of what is true of it whatever its settings. This module is free of torch.
 
-A policy is dynamic, where the draft's distributions decide on its trees' shape, static, where the shape stands
+A policy is dynamic where the draft's distributions decide on its trees' shape, static where the shape stands
 beforehand, or none. What a dynamic policy values is in `grow/`.
 """
 
@@ -26,7 +26,7 @@ _EARLY_EXIT = frozenset({"stop_model", "confidence"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What tells a policy from the others."""
+    """The record of a policy: what tells it from the others."""
 
     name: str
     kind: Literal["dynamic", "static", "none"]
@@ -45,12 +45,12 @@ class Policy:
     presets: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     def uses(self, setting: str) -> bool:
-        """Whether a tree setting means something to the policy."""
+        """Return whether a tree setting means something to the policy."""
         return setting in self.settings or setting in _EVERY_POLICYS
 
     @property
     def budget(self) -> Literal["size", "draft_tokens"] | None:
-        """The setting that limits the nodes; None where the shape is what it is."""
+        """The setting that limits the number of nodes; None where the shape alone decides it."""
         if "size" in self.settings:
             return "size"
         return "draft_tokens" if "draft_tokens" in self.settings else None
@@ -121,11 +121,11 @@ POLICIES = {policy.name: policy for policy in _ALL}  # in the order in which peo
 
 
 def policy_named(name: str) -> Policy:
-    """The record of a policy; raises EdgespecError for one that there is not."""
+    """Return the record of a policy; raises EdgespecError for an unknown name."""
     require(name in POLICIES, f"`policy={name}` is unknown.", f"Choose one of: {', '.join(POLICIES)}.")
     return POLICIES[name]
 
 
 def users_of(setting: str) -> list[str]:
-    """Names of the policies that a tree setting means something to."""
+    """Return names of the policies that a tree setting means something to."""
     return [policy.name for policy in _ALL if policy.uses(setting)]

@@ -1,4 +1,4 @@
-"""Settings of a step's token tree: frozen, checked when made, free of torch."""
+"""Settings of a step's token tree, which are frozen, checked when made, and free of torch."""
 
 from __future__ import annotations
 
@@ -125,12 +125,12 @@ class TreeSettings:
                 refuse_unused(field.name, self.policy)
 
     def uses(self, setting: str) -> bool:
-        """Whether a setting means something to the policy."""
+        """Return whether a setting means something to the policy."""
         return POLICIES[self.policy].uses(setting)
 
     @property
     def width(self) -> int:
-        """Most children of a node."""
+        """The most children of a node."""
         if self.max_children is not None:
             return self.max_children
         own = POLICIES[self.policy].default_width
@@ -148,7 +148,10 @@ class TreeSettings:
 
     @property
     def num_drafted(self) -> int:
-        """Rows that the draft may need: more than the tree keeps, where nodes are expanded that do not stay."""
+        """The number of rows that the draft may need.
+
+        It is more than the tree keeps, where nodes are expanded that do not stay.
+        """
         return POLICIES[self.policy].drafted_per_node * (self.num_nodes + 1)
 
     @property
@@ -161,20 +164,20 @@ class TreeSettings:
 
     @property
     def beta(self) -> float:
-        """The confidence to ask for."""
+        """The confidence that a policy asks of a node."""
         return self.confidence if self.confidence is not None else POLICIES[self.policy].default_confidence
 
     @property
     def is_lossless(self) -> bool:
-        """Whether the output has the target's distribution."""
+        """Return whether the output has the target's distribution."""
         return self.target_width == 1
 
     def plain(self) -> TreeSettings:
-        """No tree at all."""
+        """Return the settings of plain decoding, which grows no tree."""
         return TreeSettings(policy="none", draft_temperature=self.draft_temperature)
 
     def smaller(self) -> TreeSettings | None:
-        """What to go on with where memory ran out: a quarter of the nodes, then no tree; None where there is none."""
+        """Return what to go on with where memory ran out: a quarter of the nodes, then no tree, then None."""
         if self.policy == "none":
             return None
         if self.uses("size") and self.size > SMALLEST_SHRUNK:
@@ -182,7 +185,7 @@ class TreeSettings:
         return self.plain()
 
     def draft_sampling(self, sampling: SamplingSettings) -> SamplingSettings:
-        """What the draft draws children from: the target's own truncation, so that q stays close to p."""
+        """Return how the draft draws children: with the target's own truncation, so that q stays close to p."""
         temperature = self.draft_temperature
         if sampling.temperature == 0:
             # A greedy target ignores truncation, and still wants several different children: the draft is not greedy.
@@ -193,7 +196,7 @@ class TreeSettings:
 
 @functools.lru_cache(maxsize=8)
 def preset_shape(settings: TreeSettings) -> TreeShape | None:
-    """The shape that the settings alone decide on; None where size and depth are limits."""
+    """Return the shape that the settings alone decide on; None where size and depth are limits."""
     if settings.uses("branching"):
         layers = settings.branching or DEFAULT_BRANCHING
         if settings.fork:
@@ -207,7 +210,7 @@ def preset_shape(settings: TreeSettings) -> TreeShape | None:
 
 
 def refuse_unused(setting: str, policy: str) -> None:
-    """Raise EdgespecError: a setting that is given and not used would only seem to work."""
+    """Raise EdgespecError for a setting that is given and not used: it would only seem to work."""
     users = users_of(setting)
     raise EdgespecError(
         "E_SETTING", f"`{setting}` is not used by `policy={policy}`.", f"It belongs to: {', '.join(users)}."

@@ -1,4 +1,4 @@
-"""Static tree shapes: where children stand, before any token is known. Free of torch.
+"""Static tree shapes say where children stand before any token is known. They are free of torch.
 
 Nodes stand in layer order, siblings by rank, so that the first `layer_ends[d]` nodes are the tree that
 is cut at depth d.
@@ -47,12 +47,12 @@ class TreeShape:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes, the root included."""
+        """The number of nodes, the root included."""
         return len(self.parents)
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """Layers from the root to every node: [n]."""
+        """The number of layers from the root to every node: [n]."""
         found: list[int] = [0]
         for parent in self.parents[1:]:
             found.append(found[parent] + 1)
@@ -60,12 +60,12 @@ class TreeShape:
 
     @property
     def depth(self) -> int:
-        """Layers below the root."""
+        """The number of layers below the root."""
         return self.depths[-1]
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Position of every node among its siblings: [n]."""
+        """The position of every node among its siblings: [n]."""
         found = [0]
         for node in range(1, self.num_nodes):
             found.append(found[-1] + 1 if self.parents[node] == self.parents[node - 1] else 0)
@@ -73,13 +73,16 @@ class TreeShape:
 
     @property
     def layer_ends(self) -> tuple[int, ...]:
-        """Nodes down to each depth, the root's first: [depth + 1]."""
+        """The number of nodes down to each depth, the root's first: [depth + 1]."""
         depths = self.depths
         return tuple(sum(depth <= layer for depth in depths) for layer in range(self.depth + 1))
 
 
 def expansion(branching: Sequence[int]) -> TreeShape:
-    """Every node of layer d has branching[d] children: SpecInfer's <k1, k2, ...> and MCSD's k1 x k2 x ..."""
+    """Return the tree whose nodes of layer d have branching[d] children each.
+
+    This is SpecInfer's <k1, k2, ...> and MCSD's k1 x k2 x ...
+    """
     parents, layer = [-1], [0]
     for count in branching:
         _refuse_large(len(parents) - 1 + len(layer) * count)
@@ -90,18 +93,18 @@ def expansion(branching: Sequence[int]) -> TreeShape:
 
 
 def fork(width: int, depth: int) -> TreeShape:
-    """`width` chains of `depth` tokens: Improving-MCSD's dynamic variant (section 3.2)."""
+    """Return `width` chains of `depth` tokens: Improving-MCSD's dynamic variant (section 3.2)."""
     _refuse_large(width * depth)
     return expansion((width, *[1] * (depth - 1)))
 
 
 def chain(length: int) -> TreeShape:
-    """One token a layer: plain speculative decoding."""
+    """Return one chain, one token a layer: plain speculative decoding."""
     return fork(1, length)
 
 
 def from_paths(paths: Sequence[Ranks]) -> TreeShape:
-    """The tree of ways of ranks, in any order; raises EdgespecError for one whose beginning is missing."""
+    """Return the tree of these paths of ranks, in any order; raises EdgespecError where a beginning is missing."""
     known: dict[Ranks, int] = {(): 0}
     parents = [-1]
     for path in sorted(paths, key=lambda path: (len(path), path)):
@@ -119,7 +122,7 @@ def from_paths(paths: Sequence[Ranks]) -> TreeShape:
 
 
 def read_shape(path: Path) -> TreeShape:
-    """A preset tree from a JSON file: a list of paths of ranks (Medusa, EAGLE-1), or {"parents": [...]}.
+    """Read a preset tree from a JSON file: a list of paths of ranks (Medusa, EAGLE-1), or {"parents": [...]}.
 
     Raises EdgespecError with the file's name and what is wrong in it.
     """

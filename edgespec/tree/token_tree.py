@@ -1,4 +1,4 @@
-"""The token tree: flat tensors, node 0 the root. Everything else about it is derived.
+"""The token tree consists of flat tensors, and node 0 is the root. Everything else about it is derived.
 
 Legend: n nodes with the root, which is the last committed token; a node's children continue it.
 """
@@ -35,12 +35,12 @@ class TokenTree:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes, the root included: rows of a verify pass."""
+        """The number of nodes, the root included: these are the rows of a verify pass."""
         return self.tokens.shape[0]
 
 
 def root_only(token: int, *, draw: Draw, vocab: int, device: torch.device) -> TokenTree:
-    """The tree of plain decoding: a root and nothing below it."""
+    """Return the tree of plain decoding: a root and nothing below it."""
     return TokenTree(
         tokens=torch.tensor([token], device=device),
         parents=torch.tensor([-1], device=device),
@@ -52,12 +52,15 @@ def root_only(token: int, *, draw: Draw, vocab: int, device: torch.device) -> To
 
 
 def _num_doublings(num_nodes: int) -> int:
-    """Steps of pointer doubling that reach the root of any tree of this size; needs no look at the device."""
+    """Return how many steps of pointer doubling reach the root of any tree of this size.
+
+    This needs no look at the device.
+    """
     return max(1, (num_nodes - 1).bit_length())
 
 
 def depths(parents: Tensor) -> Tensor:
-    """Edges from the root to each node: [n]."""
+    """Return the number of edges from the root to each node: [n]."""
     distance = (parents >= 0).long()
     ancestor = parents.clamp(min=0)
     for _ in range(_num_doublings(parents.shape[0])):
@@ -67,7 +70,7 @@ def depths(parents: Tensor) -> Tensor:
 
 
 def ancestors_mask(parents: Tensor) -> Tensor:
-    """[n, n] bool: row i marks node i and all its ancestors."""
+    """Return the mask [n, n] bool whose row i marks node i and all its ancestors."""
     num_nodes = parents.shape[0]
     ancestor = parents.clamp(min=0)
     mask = torch.eye(num_nodes, dtype=torch.bool, device=parents.device)
@@ -79,7 +82,7 @@ def ancestors_mask(parents: Tensor) -> Tensor:
 
 
 def all_on_path(flags: Tensor, parents: Tensor) -> Tensor:
-    """[n] bool: whether `flags` [n] holds for a node and all its ancestors."""
+    """Return [n] bool: whether `flags` [n] holds for a node and all its ancestors."""
     ancestor = parents.clamp(min=0)
     for _ in range(_num_doublings(parents.shape[0])):
         flags = flags & flags[ancestor]
@@ -88,7 +91,7 @@ def all_on_path(flags: Tensor, parents: Tensor) -> Tensor:
 
 
 def product_on_path(factors: Tensor, parents: Tensor) -> Tensor:
-    """The product of `factors` [n] from the root, whose own must be 1, to each node: [n]."""
+    """Return the product of `factors` [n] from the root, whose own must be 1, to each node: [n]."""
     product, ancestor = factors, parents.clamp(min=0)
     for _ in range(_num_doublings(parents.shape[0])):
         product = product * product[ancestor]

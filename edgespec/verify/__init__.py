@@ -1,4 +1,4 @@
-"""Verification: which path of a tree the target accepts, and the token behind it. Knows no draft and no growth."""
+"""Verification finds the path that the target accepts, and the token behind it. It knows no draft and no growth."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acceptance:
-    """What a verify pass yields: never less than one token."""
+    """The result of a verify pass, which is never less than one token."""
 
     path: tuple[int, ...]  # accepted nodes below the root, from the top
     next_token: int  # drawn where the path ends: the next root

@@ -1,4 +1,4 @@
-"""Temperature 0: follow the child that is the target's argmax. Exact for any draw."""
+"""Verification at temperature 0 follows the child that is the target's argmax. It is exact for any draw."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from edgespec.verify.walk import walk
 
 
 def verify_greedy(tree: TokenTree, rows: TargetRows, _generator: torch.Generator) -> Acceptance:
-    """The path of the target's first choices through the tree."""
+    """Return the path of the target's first choices through the tree."""
     return walk(tree, rows.best)

@@ -1,6 +1,6 @@
 """Membership, for chosen children: draw from p, and go where the tree has the token.
 
-Exact for every tree that the draw of this pass had no part in: what comes out is drawn from p, and the
+It is exact for every tree that the draw of this pass had no part in: what comes out is drawn from p, and the
 tree only says whether the next draw's distribution is known already. Sampled children are refused
 because multi-round rejection accepts more of them, not because the output would be biased.
 """
@@ -17,7 +17,7 @@ from edgespec.verify.walk import walk
 
 
 def verify_membership(tree: TokenTree, rows: TargetRows, generator: torch.Generator) -> Acceptance:
-    """The path of tokens drawn from the target; raises ValueError for trees that were sampled."""
+    """Return the path of tokens drawn from the target; raises ValueError for trees that were sampled."""
     if tree.draw != "top_k":
         raise ValueError(
             f"membership does not go with draw '{tree.draw}': "

@@ -20,7 +20,7 @@ from edgespec.verify.rows import TargetRows
 
 
 def verify_rejection(tree: TokenTree, rows: TargetRows, generator: torch.Generator) -> Acceptance:
-    """The accepted path; raises ValueError for trees that were not sampled."""
+    """Return the accepted path; raises ValueError for trees that were not sampled."""
     if tree.draw != "without_replacement":
         raise ValueError(
             f"multi-round rejection is not lossless for draw '{tree.draw}': "
@@ -47,17 +47,20 @@ def verify_rejection(tree: TokenTree, rows: TargetRows, generator: torch.Generat
 
 
 def acceptance_of(residual: Tensor, remaining: Tensor, tokens: Tensor) -> Tensor:
-    """The chance min(1, p(y)/q(y)) that children of tokens [k] are accepted, for what is left [k, vocab]: [k]."""
+    """Return the chances [k], min(1, p(y)/q(y)), that children of tokens y [k] are accepted.
+
+    `residual` and `remaining` [k, vocab] are what is left of p and of q.
+    """
     p = residual.gather(1, tokens[:, None])[:, 0] / residual.sum(1)
     q = remaining.gather(1, tokens[:, None])[:, 0] / remaining.sum(1)
     return (p / q).clamp_(max=1)
 
 
 def reject(residual: Tensor, remaining: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """What is left of p and of q, [k, vocab] each, where the children of tokens [k] are rejected.
+    """Return what is left of p and of q, [k, vocab] each, where the children of tokens [k] are rejected.
 
-    Both in float64, not normalised. Where nothing would be left of p, it stays: p and q are then equal up to rounding,
-    and it is rounding alone that rejects.
+    Both are in float64 and not normalised. Where nothing would be left of p, it stays: p and q are then equal up to
+    rounding, and it is rounding alone that rejects.
     """
     scale = residual.sum(1, keepdim=True) / remaining.sum(1, keepdim=True)  # N / m, [k, 1]
     left = torch.addcmul(residual, remaining, scale, value=-1).clamp_(min=0)
@@ -66,7 +69,7 @@ def reject(residual: Tensor, remaining: Tensor, tokens: Tensor) -> tuple[Tensor,
 
 
 def _try_children(p: Tensor, q: Tensor | None, tokens: list[int], uniforms: list[float]) -> tuple[int | None, Tensor]:
-    """Which of a node's children is accepted, if any, and the distribution to draw from if none: [vocab].
+    """Return which of a node's children is accepted, if any, and the distribution [vocab] to draw from if none is.
 
     p and q are [vocab]; tokens are in draw order. The loop runs over the siblings tried, two or three
     as a rule; each comparison waits for the device, because whether to go on depends on it.

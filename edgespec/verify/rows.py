@@ -1,6 +1,6 @@
 """The target's rows after a pass: distributions of the nodes that verification asks about, on the device.
 
-The head turns hidden states into logits only where they are needed: [n, vocab] of a large tree would
+The head turns hidden states into logits only where they are needed: logits [n, vocab] of a large tree would
 not fit beside a large vocabulary, and most of its rows would never be looked at.
 """
 
@@ -18,35 +18,35 @@ from edgespec.sampling import to_probs
 
 
 class TargetRows:
-    """What the target says after every node of a tree, n in all; all of it raises EdgespecError for NaN."""
+    """What the target says after every node of a tree, n in all. Its methods raise EdgespecError for NaN."""
 
     def __init__(
         self, hidden: Tensor, head: Callable[[Tensor], Tensor], sampling: SamplingSettings, *, vocab: int
     ) -> None:
-        """From last hidden states [n, h]; `head` makes logits [k, vocab] of k of them."""
+        """Hold last hidden states [n, h]; `head` makes logits [k, vocab] of k of them."""
         self._hidden = hidden
         self._head = head
         self._sampling = sampling
         self._vocab = vocab
 
     def of(self, nodes: Tensor) -> TargetRows:
-        """The rows of some nodes [k] alone, numbered from 0."""
+        """Return the rows of some nodes [k] alone, numbered from 0."""
         return TargetRows(self._hidden[nodes], self._head, self._sampling, vocab=self._vocab)
 
     def probs(self, node: int) -> Tensor:
-        """P after a node, [vocab], as it is sampled from; float32 at least."""
+        """Return p [vocab] after a node, as it is sampled from; float32 at least."""
         logits = self._head(self._hidden[node : node + 1])
         refuse_nan(logits.amax(-1))
         return to_probs(logits, self._sampling)[0]
 
     def best(self, node: int) -> int:
-        """The target's first choice after a node."""
+        """Return the target's first choice after a node."""
         largest, index = self._head(self._hidden[node : node + 1]).max(-1)
         refuse_nan(largest)
         return int(index)
 
     def all_probs(self) -> Tensor:
-        """P after all nodes at once, [n, vocab]: for records and comparisons, which look at every row."""
+        """Return p [n, vocab] after all nodes at once, for records and comparisons, which look at every row."""
         probs = []
         for rows in self._chunks():
             logits = self._head(self._hidden[rows])
@@ -59,9 +59,10 @@ class TargetRows:
 
 
 def refuse_nan(largest: Tensor) -> None:
-    """Raise EdgespecError for the largest numbers [n] of rows where one is NaN or infinite; a row's NaN is its largest.
+    """Raise EdgespecError where one of rows' largest numbers [n] is NaN or infinite.
 
-    Waits for the device: its callers wait a moment later for what they make of these rows.
+    The largest number of a row that has a NaN is NaN. This waits for the device, as its callers would do a moment later
+    for what they make of these rows.
     """
     if not bool(largest.isfinite().all()):
         raise EdgespecError(

@@ -1,4 +1,4 @@
-"""Which rule is lossless for which children."""
+"""The rule that is lossless for each kind of children."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgespec.verify.rows import TargetRows
 
 
 def verifier(sampling: SamplingSettings, draw: Draw) -> Callable[[TokenTree, TargetRows, torch.Generator], Acceptance]:
-    """The rule for children that come about by `draw`."""
+    """Return the rule for children that come about by `draw`."""
     if sampling.temperature == 0:
         return verify_greedy
     return verify_membership if draw == "top_k" else verify_rejection

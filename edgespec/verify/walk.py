@@ -1,4 +1,4 @@
-"""Down a tree by tokens that the target chose: what greedy verification and membership share."""
+"""A walk down a tree by tokens that the target chose, which greedy verification and membership share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgespec.verify import Acceptance
 
 
 def walk(tree: TokenTree, choose: Callable[[int], int]) -> Acceptance:
-    """From the root to the child of the token that `choose` names for a node, as long as there is one.
+    """Go from the root to the child of the token that `choose` names for a node, as long as there is one.
 
     The head computes the rows of the path alone: a handful, where the tree may have hundreds.
     """

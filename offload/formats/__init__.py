@@ -1,4 +1,4 @@
-"""Packed formats, one module each. Knows how a weight is stored, packed and unpacked; nothing of layers or streams.
+"""Packed formats, one module each. This room knows how a weight is stored and packed, nothing of layers or streams.
 
-`known.py` lists them. A new format is its module, its line in that list and its tests.
+`known.py` lists the formats. A new format needs its module, its line in that list and its tests.
 """

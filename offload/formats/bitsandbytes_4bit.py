@@ -1,4 +1,4 @@
-"""bitsandbytes' 4-bit formats: blocks of weights that share a scale, and often scales in 8 bits (QLoRA, section 3)."""
+"""bitsandbytes' 4-bit formats: blocks of weights share a scale, which often has 8 bits itself (QLoRA, section 3)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_WEIGHTS_AT_ONCE_ON_CPU = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bitsandbytes4Bit:
-    """What is known of one weight; offset is the mean that nested scales are stored without."""
+    """The facts of one weight; `offset` is the mean that nested scales are stored without."""
 
     name: str  # bitsandbytes' own: of the 16 values that four bits stand for
     method: str = "bitsandbytes"
@@ -35,7 +35,7 @@ class Bitsandbytes4Bit:
     offset: float = 0.0
 
     def detect(self, parameter: str, shape: tuple[int, ...], stored: Mapping[str, Pieces]) -> Bitsandbytes4Bit | None:
-        """Found by its state, a few hundred bytes of JSON, which has to describe a weight of this shape."""
+        """Find the format by its state, a few hundred bytes of JSON that must describe a weight of this shape."""
         if parameter not in stored or f"{parameter}.absmax" not in stored:
             return None
         if not any(known._state_name(parameter) in stored for known in FORMATS_4BIT):
@@ -71,7 +71,10 @@ class Bitsandbytes4Bit:
         return found
 
     def part_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Two weights a byte, and a scale a block: itself in 8 bits where it is nested."""
+        """Return the parts' shapes: two weights a byte, and a scale a block.
+
+        A scale itself has 8 bits where scales are nested.
+        """
         num_weights = math.prod(shape)
         num_blocks = -(-num_weights // self.block_size)
         packed = ((-(-num_weights // 2), 1), torch.uint8)
@@ -84,12 +87,12 @@ class Bitsandbytes4Bit:
         }
 
     def stored_names(self, parameter: str) -> dict[str, str]:
-        """The names that bitsandbytes gives them."""
+        """Return the names that bitsandbytes gives the parts."""
         names = {"packed": parameter, "absmax": f"{parameter}.absmax"}
         return {**names, "nested_absmax": f"{parameter}.nested_absmax"} if self.nested else names
 
     def states(self, parameter: str, shape: tuple[int, ...]) -> dict[str, bytes]:
-        """The JSON that bitsandbytes stores beside a weight."""
+        """Return the JSON that bitsandbytes stores beside a weight."""
         state: dict[str, object] = {
             "quant_type": self.name,
             "blocksize": self.block_size,
@@ -101,7 +104,7 @@ class Bitsandbytes4Bit:
         return {self._state_name(parameter): json.dumps(state).encode()}
 
     def pack(self, weight: Tensor) -> tuple[Bitsandbytes4Bit, dict[str, Tensor]]:
-        """Blocks in 4 bits, their scales in 8."""
+        """Pack blocks in 4 bits, and their scales in 8."""
         functional = bitsandbytes_functional()
         blocks = weight.reshape(-1, self.block_size)
         packed, scales = [], []
@@ -116,9 +119,9 @@ class Bitsandbytes4Bit:
         return replace(self, nested=True, offset=float(offset)), parts
 
     def unpack(self, parts: Mapping[str, Tensor], out: Tensor) -> Tensor:
-        """The weight through bitsandbytes' kernel, as rows of one block each.
+        """Unpack the weight through bitsandbytes' kernel, as rows of one block each.
 
-        Its CPU kernel miscounts blocks that straddle rows, and takes no place to write to.
+        The kernel for CPUs miscounts blocks that straddle rows, and takes no place to write to.
         """
         functional = bitsandbytes_functional()
         block_size, scales = self.block_size, self._block_scales(parts)
@@ -143,7 +146,7 @@ class Bitsandbytes4Bit:
         return out
 
     def _block_scales(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """The float32 scale of every block."""
+        """Return the float32 scale of every block."""
         scales = parts["absmax"]
         if not self.nested:
             return scales
@@ -160,7 +163,7 @@ class Bitsandbytes4Bit:
 
 @functools.cache
 def _nested_code(device: torch.device) -> Tensor:
-    """Bitsandbytes' code for the scales of scales, the same in every checkpoint."""
+    """Return the code that bitsandbytes has for the scales of scales, the same in every checkpoint."""
     code: Tensor = bitsandbytes_functional().create_dynamic_map().to(device)
     return code
 

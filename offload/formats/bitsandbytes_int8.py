@@ -1,4 +1,4 @@
-"""bitsandbytes' int8: rows of whole numbers, and one scale a row (LLM.int8(), section 2, weights only)."""
+"""bitsandbytes' int8: rows of whole numbers, with one scale a row (LLM.int8(), section 2, weights only)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ LARGEST = 127  # of the whole numbers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BitsandbytesInt8:
-    """The same for every weight: it has no settings."""
+    """The format, which is the same for every weight: it has no settings."""
 
     name: str = "int8"
     method: str = "bitsandbytes"
     can_pack: bool = True
 
     def detect(self, parameter: str, shape: tuple[int, ...], stored: Mapping[str, Pieces]) -> BitsandbytesInt8 | None:
-        """Found by its scales; refused where the rows were reordered for a kernel."""
+        """Find the format by its scales; it is refused where the rows were reordered for a kernel."""
         if parameter not in stored or self.stored_names(parameter)["scale"] not in stored:
             return None
         order = stored.get(f"{parameter.rpartition('.')[0]}.weight_format")
@@ -33,20 +33,20 @@ class BitsandbytesInt8:
         return self
 
     def part_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """The weight's own shape, and one scale a row."""
+        """Return the weight's own shape, and that of one scale a row."""
         return {"packed": (shape, torch.int8), "scale": ((math.prod(shape[:-1]),), torch.float32)}
 
     def stored_names(self, parameter: str) -> dict[str, str]:
-        """The names that bitsandbytes gives them."""
+        """Return the names that bitsandbytes gives the parts."""
         module, _, attribute = parameter.rpartition(".")
         return {"packed": parameter, "scale": f"{module}.SCB" if attribute == "weight" else f"{parameter}.SCB"}
 
     def states(self, parameter: str, shape: tuple[int, ...]) -> dict[str, bytes]:
-        """Nothing: the parts say everything."""
+        """Return nothing: the parts say everything."""
         return {}
 
     def pack(self, weight: Tensor) -> tuple[BitsandbytesInt8, dict[str, Tensor]]:
-        """Rows scaled to [-127, 127] by their largest magnitude."""
+        """Scale each row to [-127, 127] by its largest magnitude."""
         rows = weight.reshape(-1, weight.shape[-1])
         packed, scale = torch.empty_like(rows, dtype=torch.int8), rows.new_empty(rows.shape[0], dtype=torch.float32)
         rows_at_once = max(1, WEIGHTS_AT_ONCE // rows.shape[1])
@@ -59,7 +59,10 @@ class BitsandbytesInt8:
         return self, {"packed": packed.view(weight.shape), "scale": scale}
 
     def unpack(self, parts: Mapping[str, Tensor], out: Tensor) -> Tensor:
-        """One pass over memory, which bitsandbytes' own kernel needs several for: int8 is exact in every dtype."""
+        """Unpack in one pass over memory, because int8 is exact in every dtype.
+
+        The kernel that bitsandbytes has for this needs several passes.
+        """
         out.copy_(parts["packed"])
         out.view(-1, out.shape[-1]).mul_((parts["scale"] / LARGEST)[:, None])  # in float32, rounded once
         return out

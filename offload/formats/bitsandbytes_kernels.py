@@ -14,7 +14,7 @@ from types import ModuleType
 
 @functools.cache
 def bitsandbytes_functional() -> ModuleType:
-    """The module bitsandbytes.functional."""
+    """Return the module bitsandbytes.functional."""
     logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
     level, kernels = logger.level, sys.modules.get("kernels")
     logger.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""The packed formats that are known, and which of them a weight is in."""
+"""The packed formats that are known, and how to tell which of them a weight is in."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FORMATS: tuple[PackedFormat, ...] = (INT8, NF4, FP4)
 
 
 def packing_of(parameter: str, shape: tuple[int, ...], stored: Mapping[str, Pieces]) -> PackedFormat | None:
-    """How a checkpoint packs the parameter; None where it is a plain tensor, or not stored at all.
+    """Return how a checkpoint packs the parameter; None where it is a plain tensor, or not stored at all.
 
     Raises CheckpointError for a packing that is not understood.
     """
@@ -22,15 +22,15 @@ def packing_of(parameter: str, shape: tuple[int, ...], stored: Mapping[str, Piec
 
 
 def format_to_pack(name: str) -> PackedFormat:
-    """The format that `name` asks to pack weights in."""
+    """Return the format that `name` asks to pack weights in."""
     return {known.name: known for known in FORMATS if known.can_pack}[name]
 
 
 def readable_methods() -> tuple[str, ...]:
-    """What config.json may state as `quant_method`, once each."""
+    """Return what config.json may state as `quant_method`, each once."""
     return tuple(dict.fromkeys(known.method for known in FORMATS))
 
 
 def readable_formats() -> str:
-    """The formats for a message to a user: 'bitsandbytes int8, ...'."""
+    """Return the formats for a message to a user: 'bitsandbytes int8, ...'."""
     return ", ".join(f"{known.method} {known.name}" for known in FORMATS)

@@ -1,4 +1,4 @@
-"""What a packed format is: found by its tensors, laid out, made where we can, and unpacked."""
+"""What a packed format does: it is found by its tensors, laid out, packed where we can, and unpacked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WEIGHTS_AT_ONCE = 1 << 20  # whose temporaries exist together while a weight is 
 
 
 class PackedFormat(Protocol):
-    """How a weight is packed.
+    """The way in which a weight is packed.
 
     The one that stands in `known.FORMATS` describes what we pack. `detect` and `pack` return one with the facts of
     a single weight. A weight is packed as several parts, which stream like any other parameters.
@@ -25,7 +25,7 @@ class PackedFormat(Protocol):
 
     @property
     def name(self) -> str:
-        """What a user calls it."""
+        """What a user calls the format."""
 
     @property
     def method(self) -> str:
@@ -33,32 +33,35 @@ class PackedFormat(Protocol):
 
     @property
     def can_pack(self) -> bool:
-        """Whether weights can be packed here; `pack` and `states` are called only then."""
+        """Return whether weights can be packed here; `pack` and `states` are called only then."""
 
     def detect(self, parameter: str, shape: tuple[int, ...], stored: Mapping[str, Pieces]) -> PackedFormat | None:
-        """How the checkpoint packs a parameter of this shape; None where it is not in this format.
+        """Return how the checkpoint packs a parameter of this shape; None where it is not in this format.
 
         Raises CheckpointError where it is in this format and cannot be unpacked.
         """
 
     def part_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """The parts of a weight of this shape: part -> (shape, dtype)."""
+        """Return the parts of a weight of this shape: part -> (shape, dtype)."""
 
     def stored_names(self, parameter: str) -> dict[str, str]:
-        """Part -> its name in a checkpoint."""
+        """Return part -> its name in a checkpoint."""
 
     def states(self, parameter: str, shape: tuple[int, ...]) -> dict[str, bytes]:
-        """What is stored beside the parts, read once and never streamed: name in a checkpoint -> content."""
+        """Return what is stored beside the parts: name in a checkpoint -> content.
+
+        It is read once and never streamed.
+        """
 
     def pack(self, weight: Tensor) -> tuple[PackedFormat, dict[str, Tensor]]:
-        """The weight's own format, and its parts, on the weight's device."""
+        """Return the weight's own format, and its parts, on the weight's device."""
 
     def unpack(self, parts: Mapping[str, Tensor], out: Tensor) -> Tensor:
-        """The weight, written to `out` in the dtype of `out`."""
+        """Return the weight, written to `out` in the dtype of `out`."""
 
 
 def cannot_be_used(parameter: str, reason: str) -> CheckpointError:
-    """The error for a packed weight of a checkpoint."""
+    """Return the error for a packed weight of a checkpoint."""
     return CheckpointError(
         "E_QUANTIZED",
         f"the quantised weight '{parameter}' cannot be used: {reason}.",
@@ -67,7 +70,7 @@ def cannot_be_used(parameter: str, reason: str) -> CheckpointError:
 
 
 def content_of(entry: TensorEntry) -> bytes:
-    """The bytes of a small tensor; none where it is only planned."""
+    """Return the bytes of a small tensor; none where it is only planned."""
     if not entry.file.name:
         return b""
     with entry.file.open("rb") as file:

@@ -15,6 +15,7 @@ import torch
 from edgespec.doctor import checks, disk_speed
 from edgespec.doctor import machine as machine_checks
 from offload.pinned import PinningError
+from profiles import measure
 from profiles.schema import MachineFacts
 from tests.cli.conftest import RunCli
 
@@ -149,7 +150,7 @@ def test_the_probe_locks_memory_for_real() -> None:
 
 def test_the_disks_speed_is_bounded_in_time_and_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "large").write_bytes(bytes(1 << 20))
-    monkeypatch.setattr(disk_speed, "CHUNK_BYTES", 1 << 10)
+    monkeypatch.setattr(measure, "READ_BYTES", 1 << 10)
     monkeypatch.setattr(disk_speed, "MOST_BYTES", 10 << 10)
     assert disk_speed.read_speed([tmp_path / "large"] * 2).num_bytes == 10 << 10
     monkeypatch.setattr(disk_speed, "MOST_S", 0.0)
