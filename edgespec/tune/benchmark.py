@@ -72,7 +72,7 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(median=statistics.median(values), low=min(values), high=max(values))
 
 
-def race(
+def compare_modes(
     engine: Engine,
     prompts: Sequence[list[int]],
     *,

@@ -99,7 +99,7 @@ def command(
 
     # torch and transformers are imported from here on.
     from edgespec.pair.pair import DEMO_FOLDER
-    from edgespec.tune.benchmark import race
+    from edgespec.tune.benchmark import compare_modes
 
     pair = open_pair_with_draft(models, "grow trees with")
     sampling = SamplingSettings() if check else replace(pair.default_sampling(), **chosen)
@@ -114,7 +114,7 @@ def command(
         with console.progress_bar() as bar:
             if check:
                 return _check(console, engine, encoded, max_new_tokens, as_json=as_json or form in {"json", "jsonl"})
-            rounds = race(
+            rounds = compare_modes(
                 engine,
                 encoded,
                 sampling=sampling,

@@ -19,7 +19,7 @@ from edgespec.decode.lossless import Difference, Verdict, judge
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.tree.settings import TreeSettings
-from edgespec.tune.benchmark import continue_one, race
+from edgespec.tune.benchmark import compare_modes, continue_one
 from tests.cli.conftest import Outcome, RunCli
 
 ROWS = '{"prompt": "def main("}\n{"prompt": "import os"}\n'
@@ -77,7 +77,7 @@ def test_modes_take_turns_in_beginning(engine: Engine, monkeypatch: pytest.Monke
         return continue_one(engine, ids, tree, **options)
 
     monkeypatch.setattr("edgespec.tune.benchmark.continue_one", remember)
-    rounds = race(engine, [PROMPT, PROMPT], sampling=GREEDY, max_new_tokens=3, repeats=2, seed=0)
+    rounds = compare_modes(engine, [PROMPT, PROMPT], sampling=GREEDY, max_new_tokens=3, repeats=2, seed=0)
     assert order[2:] == ["plain", "tree", "tree", "plain", "tree", "plain", "plain", "tree"]
     assert {mode: len(own) for mode, own in rounds.items()} == {"plain": 2, "tree": 2}
     assert all(found.num_tokens == 4 for own in rounds.values() for found in own)
