@@ -16,12 +16,12 @@ from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.tune.acceptance import fitted, joined, shifted_to, with_measured
 from edgespec.tune.costs import FEWEST, MeasuredCosts
 from edgespec.tune.entrants import Contender, contenders, narrowed
-from edgespec.tune.race import PROMPTS, Rule, by_prompt, log_speeds, still_racing
+from edgespec.tune.race import PROMPTS, Rule, by_prompt, log_speeds, still_racing, unseen_share
 from edgespec.tune.run import DEPTH, Run
 from edgespec.tune.samples import Key, Samples, cut_to, sample_text
-from profiles.cost import GrowthCost
+from profiles.cost import Floats, GrowthCost
 from profiles.schema import Plan
-from profiles.tuner import Choice, Entrant, choose, deepened, tabulate
+from profiles.tuner import Choice, Entrant, choose, deepened, tabulate, with_tokens
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
@@ -133,7 +133,10 @@ def _compare(
             samples = cut_to(contending, samples)
             look_at *= 2
     left = _left(contending, samples, costs, rule)
-    return samples, _choice(entrants([one for one in contending if one.key in left], samples, costs.growth), costs)
+    contending = [one for one in contending if one.key in left]
+    choice = _choice(entrants(contending, samples, costs.growth), costs)
+    plans = _tabulated(contending, samples, costs)
+    return samples, _promising(choice, unseen_share(plans.tokens, plans.seconds))
 
 
 def _visits(
@@ -190,18 +193,35 @@ def _sample(
 
 def _left(contending: Sequence[Contender], samples: Samples, costs: MeasuredCosts, rule: Rule) -> dict[Key, int]:
     """Contenders that have a plan which is not clearly slower than the best, with the largest such plan's nodes."""
+    plans = _tabulated(contending, samples, costs)
+    speeds = log_speeds(plans.tokens, plans.seconds, rule)
+    left: dict[Key, int] = {}
+    for place in still_racing(speeds, replace(rule, least_gain=max(rule.least_gain, COST_ERROR))):
+        key = plans.keys[place]
+        left[key] = max(math.ceil(plans.nodes[place]), left.get(key, 0))
+    return left
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class _Plans:
+    """Every size and depth of every contender."""
+
+    keys: Sequence[Key]  # [plans], of the contenders
+    nodes: Floats  # [plans], on average
+    tokens: Floats  # [prompts, plans]
+    seconds: Floats  # [prompts, plans]
+
+
+def _tabulated(contending: Sequence[Contender], samples: Samples, costs: MeasuredCosts) -> _Plans:
     found = entrants(contending, samples, costs.growth)
     sizes = [size for size in SIZES if size <= costs.size]
     tables = [tabulate(entrant, costs.steps, sizes=sizes, depths=DEPTHS) for entrant in found]
-    tokens = np.concatenate([table.tokens for table in tables], axis=1)
-    seconds = np.concatenate([table.seconds for table in tables], axis=1)
-    speeds = log_speeds(by_prompt(tokens, samples.prompts), by_prompt(seconds, samples.prompts), rule)
-    nodes = np.concatenate([table.nodes.mean(0) for table in tables])
-    keys = [(entrant.policy, entrant.draw) for entrant, table in zip(found, tables, strict=True) for _ in table.limits]
-    left: dict[Key, int] = {}
-    for place in still_racing(speeds, replace(rule, least_gain=max(rule.least_gain, COST_ERROR))):
-        left[keys[place]] = max(math.ceil(nodes[place]), left.get(keys[place], 0))
-    return left
+    return _Plans(
+        keys=[(one.policy, one.draw) for one, table in zip(found, tables, strict=True) for _ in table.limits],
+        nodes=np.concatenate([table.nodes.mean(0) for table in tables]),
+        tokens=by_prompt(np.concatenate([table.tokens for table in tables], axis=1), samples.prompts),
+        seconds=by_prompt(np.concatenate([table.seconds for table in tables], axis=1), samples.prompts),
+    )
 
 
 def _among(left: Mapping[Key, int], contending: Sequence[Contender]) -> list[Contender]:
@@ -221,6 +241,22 @@ def _affordable(costs: MeasuredCosts, *, num_trees: int, num_places: int, budget
     """
     fitting = [size for size in costs.verify if num_places * float(costs.steps.verify(num_trees * size)) <= budget_s]
     return min(costs.size, max([FEWEST, *fitting]))
+
+
+def _promising(choice: Choice, share: float) -> Choice:
+    """The choice with so much of the tokens that its trees yielded where they were chosen."""
+
+    def of(plan: Plan) -> Plan:
+        return with_tokens(plan, share * plan.tokens)
+
+    return replace(
+        choice,
+        best=of(choice.best),
+        runner_up=None if choice.runner_up is None else of(choice.runner_up),
+        by_size=tuple(map(of, choice.by_size)),
+        ranked=tuple(map(of, choice.ranked)),
+        smaller=None if choice.smaller is None else of(choice.smaller),
+    )
 
 
 def _choice(found: Sequence[Entrant], costs: MeasuredCosts) -> Choice:

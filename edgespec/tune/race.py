@@ -98,6 +98,20 @@ def winner(speeds: Speeds, nodes: Sequence[float], rule: Rule) -> int:
     return min(near.tolist(), key=lambda place: (nodes[place], -speeds.measured[place]))
 
 
+def unseen_share(tokens: Floats, seconds: Floats) -> float:
+    """Return the fastest one's speed at prompts that had no part in choosing it, over the speed that it was chosen by.
+
+    Each prompt is left out in turn. The fastest of many at few prompts is also the luckiest: this is at most 1.
+    """
+    if len(tokens) < 2:
+        return 1.0
+    all_tokens, all_seconds = tokens.sum(0), seconds.sum(0)
+    chosen = ((all_tokens - tokens) / (all_seconds - seconds)).argmax(1)  # [prompts], by all other prompts
+    prompts = np.arange(len(tokens))
+    unseen = tokens[prompts, chosen].sum() / seconds[prompts, chosen].sum()
+    return min(1.0, float(unseen / (all_tokens / all_seconds).max()))
+
+
 def _behind(logs: Floats, leader: int) -> Floats:
     """How far everybody is behind the leader, in the same resample."""
     found: Floats = logs[..., leader, None] - logs

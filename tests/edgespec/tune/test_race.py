@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgespec.tune.race import Rule, Speeds, by_prompt, is_decided, log_speeds, still_racing, winner
+from edgespec.tune.race import Rule, Speeds, by_prompt, is_decided, log_speeds, still_racing, unseen_share, winner
 from profiles.cost import Floats
 
 RULE = Rule(confidence=0.95, least_gain=0.02)
@@ -109,3 +109,17 @@ def test_the_winner_is_the_leader_or_has_fewer_nodes_and_gives_up_little(
     per_s: tuple[float, ...], nodes: tuple[float, ...], won: int
 ) -> None:
     assert winner(speeds(*per_s), nodes, RULE) == won
+
+
+def test_the_luckiest_of_many_is_promised_what_it_yields_where_it_was_not_chosen() -> None:
+    """Forty contenders that are all the same: their best speed at six prompts is luck, and none of it lasts."""
+    luck = np.random.default_rng(3).uniform(1, 6, size=(6, 40))
+    seemed = (luck.sum(0) / 6).max()
+    assert luck.mean() < 0.8 * seemed
+    assert unseen_share(luck, np.ones_like(luck)) * seemed == pytest.approx(luck.mean(), rel=0.15)
+
+
+def test_one_that_is_faster_everywhere_keeps_its_promise() -> None:
+    tokens, seconds = prompts_that_differ(0.1)
+    assert unseen_share(tokens, seconds) == pytest.approx(1)
+    assert unseen_share(tokens[:1], seconds[:1]) == 1
