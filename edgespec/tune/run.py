@@ -13,7 +13,7 @@ Report = Callable[[str, float], None]  # stage, the share of it that is done
 
 DEPTH = 24  # of the deepest trees that are tried
 RULE = Rule(confidence=0.95, least_gain=0.02)
-PASSES = 600  # that there is time for where they are slow: fewer choose by luck
+PASSES = 1200  # that there is time for where they are slow: fewer choose by luck
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
