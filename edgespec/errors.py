@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from offload.errors import OffloadError
 from profiles.errors import ProfileError
@@ -57,18 +57,18 @@ class EdgespecError(Exception):
 
 
 @contextmanager
-def offload_errors() -> Iterator[None]:
-    """Turn the offload room's errors into ours."""
+def _as_ours(kind: type[OffloadError | ProfileError]) -> Iterator[None]:
     try:
         yield
-    except OffloadError as error:
+    except kind as error:
         raise EdgespecError(error.code, error.what, error.fix) from error
 
 
-@contextmanager
-def profile_errors() -> Iterator[None]:
-    """Turn the profiles room's errors into ours."""
-    try:
-        yield
-    except ProfileError as error:
-        raise EdgespecError(error.code, error.what, error.fix) from error
+def offload_errors() -> AbstractContextManager[None]:
+    """Within this block the offload room's errors become ours."""
+    return _as_ours(OffloadError)
+
+
+def profile_errors() -> AbstractContextManager[None]:
+    """Within this block the errors of the profiles room become ours."""
+    return _as_ours(ProfileError)

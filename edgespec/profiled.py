@@ -98,25 +98,27 @@ def set_up_by_profile(
     weights = pair_weights(pair.target, pair.draft, place)
     memory = read_memory(place.limits, place.device)
 
+    @functools.cache
+    def placed(tree: TreeSettings) -> PlacedWeights:
+        return place_weights(weights, tree, place, memory)
+
     def facts_with(profile: Profile) -> PairFacts:
         tree = tree_settings(plan_at(profile, temperature).best, given=given)
         try:
             # A plan to grow no trees was measured with a draft beside the layers, as the user's own trees need it.
-            placed = place_weights(weights, own if tree.policy == "none" else tree, place, memory)
+            found = placed(own if tree.policy == "none" else tree)
         except EdgespecError:
-            placed = place_weights(weights, own, place, memory)
-        return pair_facts(pair, place, placed.placement)
+            found = placed(own)
+        return pair_facts(pair, place, found.placement)
 
     profile, notes = _find(source, pair, facts_with)
     if profile is None:
-        placed = place_weights(weights, own, place, memory)
-        return PairSetup(pair=pair, place=place, tree=own, weights=placed, notes=notes)
+        return PairSetup(pair=pair, place=place, tree=own, weights=placed(own), notes=notes)
     plan = plan_at(profile, temperature)
     tree = tree_settings(plan.best, given=given)
     if plan.best.policy == "none" and tree.policy == "none":
         notes += (plan.why,)
-    placed = place_weights(weights, tree, place, memory)
-    return PairSetup(pair=pair, place=place, tree=tree, weights=placed, profile=profile, plan=plan, notes=notes)
+    return PairSetup(pair=pair, place=place, tree=tree, weights=placed(tree), profile=profile, plan=plan, notes=notes)
 
 
 def _find(

@@ -20,6 +20,7 @@ from edgespec.train.training_settings import DECAYS, TrainingSettings
 
 if TYPE_CHECKING:
     from edgespec.pair.pair import ModelPair
+    from edgespec.placement.run_place import RunPlace
     from edgespec.train.feature_files import FeatureRun
 
 DEFAULTS = TrainingSettings()
@@ -98,11 +99,11 @@ def training_options(*, training_steps: int) -> Callable[[Command], Command]:
 
 
 def features_of(
-    console: Console, pair: ModelPair, asked: AskedData, folder: Path, machine: MachineOptions
+    console: Console, pair: ModelPair, asked: AskedData, folder: Path, machine: MachineOptions, place: RunPlace
 ) -> FeatureRun:
     """Return what a folder's features are of, after collecting those that are missing; raises EdgespecError.
 
-    Without texts a whole folder of this target's features is taken as it is.
+    `place` has room for a block. Without texts a whole folder of this target's features is taken as it is.
     """
     from edgespec.pair.folder import fingerprint
     from edgespec.train.feature_files import FeatureFiles, read_run
@@ -123,15 +124,14 @@ def features_of(
         if FeatureFiles(folder).num_blocks < run.num_blocks:
             raise EdgespecError("E_FEATURES", f"'{folder}' is not complete.", "Give its --data again, to go on.")
         return run
-    block_tokens = min(asked.block_tokens, pair.max_context or asked.block_tokens)
+    block_tokens = place.context_tokens
     texts = encode_texts(pair, asked.data, max_tokens=asked.data_tokens)
     blocks = cut_blocks(texts, block_tokens=block_tokens, max_tokens=asked.data_tokens)
-    place = machine.place(pair, context_tokens=block_tokens)
     run = feature_run(pair.target, blocks, block_tokens=block_tokens, dtype=place.dtype, quant=place.quant)
     console.say(f"texts: {len({block.text for block in blocks})}, {run.num_tokens} tokens in {run.num_blocks} blocks")
     from edgespec.cli.train.collect import collect
 
-    collect(console, pair, blocks, folder, run, machine)
+    collect(console, pair, blocks, folder, run, machine, place)
     return run
 
 

@@ -86,13 +86,13 @@ def command(
 
     pair = without_draft(open_pair(models.target, None))
     folder = asked.features or output.with_name(output.name + ".features")
-    run = features_of(console, pair, asked, folder, machine)
+    place = machine.place(pair, context_tokens=asked.block_tokens)
+    run = features_of(console, pair, asked, folder, machine, place)
     settings = settings.for_width(run.hidden_size)
     given = {"regression": regression_weight, "distribution": distribution_weight, "alignment": alignment_weight}
     chosen = METHODS[method]
     weights = replace(chosen.weights, **{name: value for name, value in given.items() if value is not None})
     chosen = replace(chosen, weights=weights, num_steps=multi_steps or chosen.num_steps)
-    place = machine.place(pair, context_tokens=asked.block_tokens)
     precision = Precision.on(place.device, place.dtype)
     facts = HeadFacts(target=pair.target.folder.name, target_fingerprint=run.target_fingerprint, method=method)
     training = output.with_name(output.name + ".training")

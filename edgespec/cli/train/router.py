@@ -79,14 +79,15 @@ def command(
     if pair.draft is None or pair.draft.head is None:
         raise EdgespecError("E_SETTING", f"'{models.draft}' is no feature head.", "Train one: edgespec train head.")
     facts = replace(pair.draft.head, router_groups=groups, top_groups=top_groups)
-    place = machine.place(pair, context_tokens=asked.block_tokens)
+    alone = without_draft(pair)
+    place = machine.place(alone, context_tokens=asked.block_tokens)
     precision = Precision.on(place.device, place.dtype)
     training = output.with_name(output.name + ".training")
     folder = asked.features or models.draft.with_name(models.draft.name + ".features")
     started = time.perf_counter()
     with lender(pair.target, device=place.device, dtype=precision.lent_dtype(place.dtype)) as target:
         check_groups(vocab_of(target), groups, top_groups)
-        run = features_of(console, without_draft(pair), asked, folder, machine)
+        run = features_of(console, alone, asked, folder, machine, place)
         settings = settings.for_width(run.hidden_size)
         head = load_head(target, models.draft, facts, fresh=(ROUTER_PREFIX,))
         console.say(f"training: {groups} groups, {settings.training_steps} steps; checkpoints go to '{training}'")
