@@ -71,6 +71,18 @@ class SamplingSettings:
         require(0 < self.top_p <= 1, f"`top_p={self.top_p}` is not in (0, 1].", "1 keeps all tokens.")
         require(0 <= self.min_p <= 1, f"`min_p={self.min_p}` is not in [0, 1].", "0 keeps all tokens.")
 
+    @property
+    def truncates(self) -> bool:
+        """Return whether some tokens may be cut off."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftSampling(SamplingSettings):
+    """The settings that make a draft's logits the distribution q that children come from."""
+
+    tail_share: float = 0.0  # of q that the tokens cut off by top-k, top-p or min-p have a part in
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLimits:

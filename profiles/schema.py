@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-SCHEMA = "edgespec.profile/1"
+SCHEMA = "edgespec.profile/2"
 
 Text = Annotated[str, Field(max_length=300)]
 Name = Annotated[str, Field(max_length=200, pattern=r"^[a-z0-9][a-z0-9.-]*$")]  # a file is named so: no folders in it
@@ -131,11 +131,10 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reliability:
-    """How far the acceptance model's predictions of one kind hold on this pair."""
+    """How far the acceptance model's predictions hold on this pair."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    kind: Text  # slot | sampled | chosen
     calibration_error: Share
     buckets: tuple[Bucket, ...]
 
@@ -210,7 +209,7 @@ class Profile:
     plain_step_s: Seconds  # of a step without a tree
     prefetch_s: MaybeZero
     growth: tuple[GrowthTiming, ...]
-    reliability: tuple[Reliability, ...]
+    reliability: Reliability
     ranks: tuple[RankAcceptance, ...]
     plans: Annotated[tuple[TemperaturePlan, ...], Field(min_length=1)]
     acceptance: dict[str, Any]  # the pair's acceptance model, as its own room writes it

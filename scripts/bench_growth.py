@@ -19,7 +19,7 @@ from torch import Tensor
 
 from edgespec import SamplingSettings, TreeSettings
 from edgespec.grow.policies import make_grow, open_policy
-from edgespec.sampling import to_probs
+from edgespec.sampling.distribution import to_probs
 from edgespec.verify.rows import TargetRows
 from edgespec.verify.rules import verifier
 

@@ -28,7 +28,7 @@ from edgespec.grow.policies import open_policy
 from edgespec.model.target import Target
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from edgespec.placement.memory import cache_rows
-from edgespec.sampling import to_probs
+from edgespec.sampling.distribution import to_probs
 
 TARGET = DEMO_FOLDER / "target"
 GREEDY_TREES = {

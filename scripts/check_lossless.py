@@ -49,7 +49,7 @@ from edgespec.grow.stop_model import StopKind, StopModel, distribution_inputs, i
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.target import Target
 from edgespec.placement.memory import cache_rows
-from edgespec.sampling import to_probs
+from edgespec.sampling.distribution import to_probs
 from edgespec.train.head_model import new_head, own_tensors
 from edgespec.tree.token_tree import TokenTree
 from edgespec.verify import rejection
@@ -496,7 +496,7 @@ def cells(folder: Path, only: str) -> list[CellOf]:
     found = []
     for name, form in forms(folder).items():
         found.append(CellOf(name=name, form=form, label="temperature 0", situation=None))
-        is_sampled = open_policy(form.settings).draw(WARM) == "without_replacement"
+        is_sampled = open_policy(form.settings).draw(WARM) == "sampled"
         gaps = {} if form.head else GAPS if is_sampled else {"draft gap 20": GAPS["draft gap 20"]}
         for label, situation in (SITUATIONS | gaps).items():
             cell = CellOf(name=name, form=form, label=label, situation=situation)

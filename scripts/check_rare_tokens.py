@@ -24,7 +24,7 @@ import torch
 from edgespec import Engine, SamplingSettings, TreeSettings
 from edgespec.decode.lossless import logits_of
 from edgespec.pair.pair import open_pair
-from edgespec.sampling import to_probs
+from edgespec.sampling.distribution import to_probs
 from scripts.compare_policies import contexts
 
 CONTEXT_TOKENS = 192

@@ -21,7 +21,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from edgespec.sampling import draw_without_replacement
+from edgespec.sampling.draws import draw_without_replacement
 from edgespec.tree.token_tree import TokenTree
 from edgespec.verify.rejection import verify_rejection
 
@@ -52,7 +52,7 @@ def yielded(p: Tensor, q: Tensor, *, count: int, seed: int) -> Tensor:
             tokens=torch.cat([torch.zeros(1, dtype=torch.long), children]),
             parents=torch.tensor([-1, *[0] * len(children)]),
             ranks=torch.tensor([0, *range(len(children))]),
-            draw="without_replacement",
+            draw="sampled",
             draft_rows=torch.tensor([0, *[-1] * len(children)]),
             draft_probs=q[None],
         )

@@ -16,6 +16,7 @@ from edgespec.decode.target_initialized import decode_target_initialized
 from edgespec.draft import Drafter
 from edgespec.grow.policies import OpenPolicy, make_grow
 from edgespec.model.target import Target
+from edgespec.sampling.noise import TextNoise
 from edgespec.verify.rules import verifier
 from profiles.schema import Profile
 
@@ -26,21 +27,29 @@ def start_session(
     policy: OpenPolicy,
     settings: TextSettings,
     generator: torch.Generator,
+    noise: TextNoise,
     *,
     profile: Profile | None = None,
+    keeps_q: bool = False,
 ) -> Session:
-    """Return a session whose trees grow by the policy; `profile` is the one its settings come from, if any."""
+    """Return a session whose trees grow by the policy; `profile` is the one its settings come from, if any.
+
+    `keeps_q` is for records: trees keep the draft's distributions.
+    """
     sampling = settings.sampling
     growth: dict[str, Any] = {
-        "sampling": sampling, "vocab": target.vocab, "device": target.device, "generator": generator,
+        "sampling": sampling, "device": target.device, "generator": generator, "noise": noise,
+        "keeps_q": keeps_q,
     }  # fmt: skip
     session = Session(
         target=target,
         drafter=drafter,
         settings=settings,
         generator=generator,
+        noise=noise,
+        draws_coupled=policy.draw == "coupled",
         grow=make_grow(policy, drafter, **growth),
-        verify=verifier(sampling, policy.draw(sampling)),
+        verify=verifier(sampling, policy.draw, noise),
     )
     follower = make_follower(profile, policy.settings, temperature=sampling.temperature)
     if follower is not None and drafter is not None:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from edgespec.decode.session import Session
 from edgespec.decode.step import StepResult
-from edgespec.sampling import draw_one, to_probs
+from edgespec.sampling.distribution import to_probs
+from edgespec.sampling.draws import draw_one
 from edgespec.tree.token_tree import TokenTree
 from edgespec.verify.rows import TargetRows, refuse_nan
 
@@ -63,7 +64,8 @@ def begin(session: Session, prompt: Tensor) -> StepResult:
     logits = session.target.prefill(prompt, capacity=target_rows)
     refuse_nan(logits.amax())
     prefilled = time.perf_counter()
-    session.add((draw_one(to_probs(logits[None], session.settings.sampling)[0], session.generator),))
+    session.noise.start(prompt.shape[0] - 1)
+    session.add((_first_token(session, to_probs(logits[None], session.settings.sampling)[0]),))
     if session.drafter is not None:
         session.drafter.prefill(prompt, capacity=draft_rows)
     return StepResult(
@@ -75,6 +77,10 @@ def begin(session: Session, prompt: Tensor) -> StepResult:
         target_s=prefilled - started,
         rest_s=time.perf_counter() - prefilled,
     )
+
+
+def _first_token(session: Session, p: Tensor) -> int:
+    return session.noise.draw(p, 1) if session.draws_coupled else draw_one(p, session.generator)
 
 
 def propose(session: Session) -> TokenTree:

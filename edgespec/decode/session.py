@@ -12,6 +12,7 @@ from edgespec.decode.step import Finish, StepResult
 from edgespec.draft import Drafter
 from edgespec.grow import Grow
 from edgespec.model.target import Target
+from edgespec.sampling.noise import TextNoise
 from edgespec.tree.token_tree import TokenTree
 from edgespec.verify import Acceptance
 from edgespec.verify.rows import TargetRows
@@ -36,7 +37,9 @@ class Session:
     target: Target
     drafter: Drafter | None  # None: trees are roots only
     settings: TextSettings
-    generator: torch.Generator
+    generator: torch.Generator  # of draws with fresh noise
+    noise: TextNoise  # of coupled draws; its position is the root's
+    draws_coupled: bool  # whether the tokens are decided by the noise
     grow: Grow
     verify: Verify
     learn: Callable[[StepResult], None] = field(default=lambda _step: None)  # what growth is told of every step
@@ -53,6 +56,7 @@ class Session:
         """Add tokens to the text: the last one becomes the root."""
         self.root = tokens[-1]
         self.num_new += len(tokens)
+        self.noise.advance(len(tokens))
         if self.root in self.settings.stop_tokens:
             self.finish = "stop"
         elif self.num_left <= 0:

@@ -21,7 +21,8 @@ from torch import Tensor
 from edgespec.decode.loop import AcceptedPath, commit, look, tokens_at
 from edgespec.decode.session import Session
 from edgespec.decode.step import StepResult
-from edgespec.sampling import draw_without_replacement, to_probs
+from edgespec.sampling.distribution import to_probs
+from edgespec.sampling.draws import draw_without_replacement
 from edgespec.tree.token_tree import TokenTree, ancestors_mask
 from edgespec.verify.rows import TargetRows, refuse_nan
 
@@ -37,6 +38,7 @@ def decode_target_initialized(session: Session, prompt: Tensor, *, width: int) -
     logits = session.target.prefill(prompt, capacity=target_rows)
     refuse_nan(logits.amax(-1))
     prefilled = time.perf_counter()
+    session.noise.start(prompt.shape[0] - 1)
     session.target.uncommit_last()
     session.drafter.prefill(prompt[:-1], capacity=draft_rows)
     branches = _draw(to_probs(logits[None], session.settings.sampling), width, session.generator)

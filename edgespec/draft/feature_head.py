@@ -11,12 +11,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from edgespec.config import SamplingSettings
+from edgespec.config import DraftSampling
 from edgespec.draft.head_router import HeadRouter, routed_log_probs
 from edgespec.draft.language_model import LanguageModelDrafter, refuse_not_finite
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.row_chunks import row_chunks
-from edgespec.sampling import to_probs
+from edgespec.sampling.distribution import to_draft_probs
 
 
 class FeatureHeadDrafter(LanguageModelDrafter):
@@ -28,7 +28,7 @@ class FeatureHeadDrafter(LanguageModelDrafter):
         target: CausalModel,
         *,
         vocab: int,
-        sampling: SamplingSettings,
+        sampling: DraftSampling,
         tree_rows: int,
         keeps_text: bool = False,
     ) -> None:
@@ -70,7 +70,7 @@ class FeatureHeadDrafter(LanguageModelDrafter):
 
     def _spread(self, log_probs: Tensor, tokens: list[slice]) -> Tensor:
         """Return q [k, vocab] from the log-probabilities [k, g] of some ranges of tokens; all others have none."""
-        probs = to_probs(log_probs, self.sampling)
+        probs = to_draft_probs(log_probs, self.sampling)
         q = probs.new_zeros(probs.shape[0], self._vocab)
         for which, part in zip(tokens, probs.split([which.stop - which.start for which in tokens], -1), strict=True):
             end = min(which.stop, self._vocab)  # rows of padding are cut off

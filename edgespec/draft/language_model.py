@@ -11,11 +11,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from edgespec.config import SamplingSettings
+from edgespec.config import DraftSampling
 from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.row_chunks import row_chunks
-from edgespec.sampling import to_probs
+from edgespec.sampling.distribution import to_draft_probs
 
 
 class LanguageModelDrafter:
@@ -26,7 +26,7 @@ class LanguageModelDrafter:
         model: CausalModel,
         *,
         vocab: int,
-        sampling: SamplingSettings,
+        sampling: DraftSampling,
         tree_rows: int,
         keeps_text: bool = False,
     ) -> None:
@@ -165,7 +165,7 @@ class LanguageModelDrafter:
 
     def _probabilities(self, logits: Tensor) -> Tensor:
         """Return q over the target's vocabulary: padding is cut off, tokens the draft lacks have 0."""
-        q = to_probs(logits[:, : self._vocab], self.sampling)
+        q = to_draft_probs(logits[:, : self._vocab], self.sampling)
         return torch.nn.functional.pad(q, (0, self._vocab - q.shape[1]))
 
     def _grow(self, rows: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgespec.config import SamplingSettings
+from edgespec.config import DraftSampling
 from edgespec.draft.feature_head import FeatureHeadDrafter
 from edgespec.draft.language_model import LanguageModelDrafter
 from edgespec.model.causal_model import CausalModel
@@ -12,7 +12,7 @@ def open_drafter(
     draft: CausalModel,
     target: CausalModel,
     *,
-    sampling: SamplingSettings,
+    sampling: DraftSampling,
     tree_rows: int,
     keeps_text: bool = False,
 ) -> LanguageModelDrafter:

@@ -14,9 +14,8 @@ from pathlib import Path
 
 from edgespec.config import require
 from edgespec.grow.acceptance import AcceptanceModel, default_acceptance
-from edgespec.tree.policies import DRAWS
+from edgespec.tree.policies import POLICIES
 from edgespec.tree.settings import TreeSettings
-from edgespec.tree.token_tree import Draw
 
 NUM_RANKS = 32  # beyond them a child adds less than a percent at any rate of use
 
@@ -57,13 +56,8 @@ def assumed_acceptance(tree: TreeSettings, temperature: float | None) -> Assumed
         return AssumedAcceptance(rates=power_law(rate), about=f"{rate:g} for a first child, a power law for the others")
     model = AcceptanceModel.load(tree.acceptance) if tree.acceptance else default_acceptance()
     at = temperature or 0.0
-    draw = _draw(tree, model, at)
+    draw = tree.draw or POLICIES[tree.policy].draws[0]
     owner = f"of '{tree.acceptance}'" if tree.acceptance else "of the built-in pair"
-    kind = "chosen" if draw == "top_k" else "sampled"
     return AssumedAcceptance(
-        rates=tuple(model.rank_acceptance(at, draw)), about=f"{owner} at temperature {at:g}, {kind} children"
+        rates=tuple(model.rank_acceptance(at, draw)), about=f"{owner} at temperature {at:g}, {draw} children"
     )
-
-
-def _draw(tree: TreeSettings, model: AcceptanceModel, temperature: float) -> Draw:
-    return model.better_draw(temperature) if tree.draw is None else DRAWS[tree.draw]

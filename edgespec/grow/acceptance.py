@@ -1,12 +1,10 @@
-"""Measured acceptance: what verification accepts of a pair's drafts, predicted from what growth knows.
+"""Measured acceptance: which of a node's candidates the target takes, predicted from what growth knows.
 
-A model has three small networks, fitted on verification records (`edgespec.train.fit`): one for slots before their
-token is drawn, one for sampled tokens, one for chosen tokens. It also has tables of what was measured: tokens a
-pass by temperature and draw, and acceptance by rank.
-
-What the slot network reads is known before the slot's own token is drawn: selecting sampled children
-by anything else would bias the output. Legend: k nodes, c child positions each; a column's index is
-the rank.
+A node's candidates are the best of q' = softmax(log q + g), where g is the noise that decides the target's token too
+(all 0 for a greedy target). The target takes one of them, or none: the chances are a softmax over the candidates and
+"none of them", so that siblings compete. Two small networks make its logits, one of a candidate and one of none, and
+are fitted on a pair's own verification (`edgespec.train.fit`). The model also has a table of acceptance by rank, for
+static shapes. Legend: k nodes, c candidates each, the best under the noise first; a column's index is the rank.
 """
 
 from __future__ import annotations
@@ -30,103 +28,99 @@ from edgespec.grow.network import (
     rounded,
     write_document,
 )
-from edgespec.tree.token_tree import Draw
+from edgespec.tree.policies import DRAWS, Draw
 
-SCHEMA = "edgespec.acceptance/1"
+SCHEMA = "edgespec.acceptance/2"
 DEFAULT_FILE = Path(__file__).parents[1] / "demo" / "acceptance.json"
+NUM_CANDIDATES = 32  # of a node that are looked at together: the target takes others once in a hundred times
 SMALLEST = 1e-9  # what a logarithm sees of probabilities below it
 
-Kind = Literal["slot", "sampled", "chosen"]
-KINDS: tuple[Kind, ...] = ("slot", "sampled", "chosen")
+Kind = Literal["candidate", "none"]
+KINDS: tuple[Kind, ...] = ("candidate", "none")
 KEYS = {"about", "measured", *KINDS}
 
-# What a network may read, from columns of one shape
-INPUTS: Mapping[str, Callable[[Mapping[str, Tensor]], Tensor]] = {
+Candidates = Mapping[str, Tensor]  # one of COLUMNS -> [k, c], or [k, 1] of a node; what `candidates_of` returns
+COLUMNS = ("q", "perturbed", "gumbel", "rank", "concentration", "top_q", "depth", "temperature")
+
+# What the networks may read: of a candidate [k, c], and of a node [k, 1]
+OF_A_CANDIDATE: Mapping[str, Callable[[Candidates], Tensor]] = {
+    "log_q": lambda column: _log(column["q"]),
+    "log_perturbed": lambda column: _log(column["perturbed"]),
+    "gumbel": lambda column: column["gumbel"],
+    "margin": lambda column: _log(column["perturbed"]) - _log(column["perturbed"][..., :1]),
     "log_rank": lambda column: torch.log1p(column["rank"]),
-    "is_first": lambda column: (column["rank"] == 0).to(column["rank"].dtype),
-    "log_mass_left": lambda column: _log(column["mass_left"]),
-    "entropy": lambda column: column["entropy"],
+}
+OF_A_NODE: Mapping[str, Callable[[Candidates], Tensor]] = {
+    "log_first_q": lambda column: _log(column["q"][..., :1]),
+    "log_first_perturbed": lambda column: _log(column["perturbed"][..., :1]),
+    "lead": lambda column: _log(column["perturbed"][..., :1]) - _log(column["perturbed"][..., 1:2]),
+    "log_not_covered": lambda column: _log(1 - column["perturbed"].sum(-1, keepdim=True)),
+    "concentration": lambda column: _log(column["concentration"]),
     "log_top_q": lambda column: _log(column["top_q"]),
-    "log_not_top_q": lambda column: _log(1 - column["top_q"]),
     "log_depth": lambda column: torch.log(column["depth"]),
     "temperature": lambda column: column["temperature"],
-    "log_q": lambda column: _log(column["q"]),
-    "log_conditional": lambda column: _log(_conditional(column)),
-    "log_not_conditional": lambda column: _log(1 - _conditional(column)),
 }
-OF_THE_TOKEN = {"log_q", "log_conditional", "log_not_conditional"}
 
 
 def _log(probability: Tensor) -> Tensor:
     return probability.clamp(min=SMALLEST).log()
 
 
-def _conditional(column: Mapping[str, Tensor]) -> Tensor:
-    """Return q over what is left of the draft's mass."""
-    mass_left = column["mass_left"]
-    return column["q"] / mass_left.clamp(min=torch.finfo(mass_left.dtype).tiny)
+def candidates_of(
+    draft_q: Tensor, tokens: Tensor, perturbed: Tensor, noise: Tensor | None, *, depth: Tensor, temperature: float
+) -> Candidates:
+    """Return what is known of candidates `tokens` [k, c], from the draft's q [k, vocab].
+
+    `perturbed` [k, c] is their q', and `noise` [k, c] is e^g of the tokens, None where g is 0. `depth` [k or 1, 1]
+    counts the layers down to them, `temperature` is the target's.
+    """
+    q = perturbed if noise is None else draft_q.gather(1, tokens)
+    return {
+        "q": q,
+        "perturbed": perturbed,
+        "gumbel": torch.zeros_like(q) if noise is None else noise.log().to(q.dtype),
+        "rank": torch.arange(tokens.shape[1], dtype=q.dtype, device=q.device)[None],
+        "concentration": draft_q.square().sum(-1, keepdim=True),  # e^-2 of Renyi's second entropy
+        "top_q": draft_q.amax(-1, keepdim=True),
+        "depth": depth.to(q.dtype),
+        "temperature": q.new_full((1, 1), temperature),
+    }
 
 
-def network_features(names: Sequence[str], columns: Mapping[str, Tensor]) -> Tensor:
-    """Return the inputs [..., i] of a network that reads `names`, from columns that broadcast to [...]."""
-    return torch.stack(torch.broadcast_tensors(*(INPUTS[name](columns) for name in names)), -1)
+INPUTS: Mapping[Kind, tuple[str, ...]] = {"candidate": (*OF_A_CANDIDATE, *OF_A_NODE), "none": tuple(OF_A_NODE)}
+_READ = {**OF_A_CANDIDATE, **OF_A_NODE}
+
+
+def network_features(names: Sequence[str], candidates: Candidates) -> Tensor:
+    """Return the inputs of a network that reads `names`: [k, c, i], or [k, 1, i] where all are of a node."""
+    return torch.stack(torch.broadcast_tensors(*(_READ[name](candidates) for name in names)), -1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What trees of one draw yielded at one temperature."""
+    """The acceptance by rank of children that come about by one draw, at one temperature."""
 
     draw: Draw
     temperature: float
-    tokens: float  # a pass, on average
     rates: tuple[float, ...]  # chance that the child of that rank is the one accepted, given its parent is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AcceptanceModel:
-    """Predicts acceptance, given that the slot is tried (of chosen children: that the parent is accepted)."""
+    """Predicts acceptance, given that the parent is accepted."""
 
-    slot: Network
-    sampled: Network
-    chosen: Network
+    candidate: Network  # logit of a candidate
+    none: Network  # logit of none of a node's candidates
     measured: tuple[Measured, ...]
     about: Mapping[str, str]  # the pair and what it was fitted on, for people
 
-    def slot_acceptance(
-        self, *, mass_left: Tensor, entropy: Tensor, top_q: Tensor, depth: int, temperature: float
-    ) -> Tensor:
-        """Return the acceptance [k, c] of sampled children before they are drawn.
-
-        `mass_left` is [k, c]; `entropy` and `top_q` are [k].
-        """
-        return self.slot(network_features(self.slot.inputs, _columns(mass_left, entropy, top_q, depth, temperature)))
-
-    def token_acceptance(
-        self,
-        *,
-        draw: Draw,
-        q: Tensor,
-        mass_left: Tensor,
-        entropy: Tensor,
-        top_q: Tensor,
-        depth: int,
-        temperature: float,
-    ) -> Tensor:
-        """Return the acceptance [k, c] of children of known q [k, c]; it is 0 where q is 0."""
-        network = self.chosen if draw == "top_k" else self.sampled
-        columns = {**_columns(mass_left, entropy, top_q, depth, temperature), "q": q}
-        return network(network_features(network.inputs, columns)).masked_fill(q <= 0, 0)
-
-    def expected_tokens(self, temperature: float, draw: Draw) -> float | None:
-        """Return tokens a pass, interpolated between the measured temperatures; None without any."""
-        return _interpolate([(found.temperature, found.tokens) for found in self.measured if found.draw == draw],
-                            temperature)  # fmt: skip
-
-    def better_draw(self, temperature: float) -> Draw:
-        """Return the draw that yields more tokens a pass at this temperature; sampled where they tie."""
-        sampled = self.expected_tokens(temperature, "without_replacement")
-        chosen = self.expected_tokens(temperature, "top_k")
-        return "top_k" if chosen is not None and (sampled is None or chosen > sampled) else "without_replacement"
+    def candidate_acceptance(self, candidates: Candidates) -> Tensor:
+        """Return the chance [k, c] that the target takes each candidate; it is 0 where q is 0."""
+        logits = [
+            network.logits(network_features(network.inputs, candidates)) for network in (self.candidate, self.none)
+        ]
+        chances = torch.cat(logits, -1).softmax(-1)[..., :-1]
+        return chances.masked_fill(candidates["perturbed"] <= 0, 0)
 
     def rank_acceptance(self, temperature: float, draw: Draw) -> list[float]:
         """Return acceptance by rank, Sequoia's vector, interpolated between the measured temperatures."""
@@ -139,17 +133,12 @@ class AcceptanceModel:
         return [_interpolate(points, temperature) or 0.0 for points in by_rank]
 
     def shifted(self, shift: float) -> AcceptanceModel:
-        """Return the model whose predictions have log odds larger by `shift`."""
-        return replace(
-            self, slot=self.slot.shifted(shift), sampled=self.sampled.shifted(shift), chosen=self.chosen.shifted(shift)
-        )
+        """Return the model whose log odds of any candidate against none are larger by `shift`."""
+        return replace(self, none=self.none.shifted(-shift))
 
     def to_document(self) -> dict[str, Any]:
         """Return the model as the content of a file."""
-        measured = [
-            {"draw": e.draw, "temperature": e.temperature, "tokens": e.tokens, "rates": list(e.rates)}
-            for e in self.measured
-        ]
+        measured = [{"draw": e.draw, "temperature": e.temperature, "rates": list(e.rates)} for e in self.measured]
         networks: dict[str, Any] = {kind: getattr(self, kind).to_data() for kind in KINDS}
         return rounded({"schema": SCHEMA, "about": dict(self.about), "measured": measured, **networks})
 
@@ -171,11 +160,9 @@ class AcceptanceModel:
             raise bad_file(path, "about", "is no object of texts")
         if not isinstance(content["measured"], list):
             raise bad_file(path, "measured", "is no list")
-        networks = {kind: _read_network(content[kind], kind, path) for kind in KINDS}
         return cls(
-            slot=networks["slot"],
-            sampled=networks["sampled"],
-            chosen=networks["chosen"],
+            candidate=_read_network(content["candidate"], "candidate", path),
+            none=_read_network(content["none"], "none", path),
             measured=tuple(
                 _read_measured(entry, path, f"measured.{index}") for index, entry in enumerate(content["measured"])
             ),
@@ -187,26 +174,6 @@ class AcceptanceModel:
 def default_acceptance() -> AcceptanceModel:
     """Return the model that was fitted on the built-in pair."""
     return AcceptanceModel.load(DEFAULT_FILE)
-
-
-def check_inputs(kind: Kind, names: Sequence[str]) -> str | None:
-    """Return the first of `names` that a network of this kind may not read; None where it may read all."""
-    for name in names:
-        if name not in INPUTS or (kind == "slot" and name in OF_THE_TOKEN):
-            return name
-    return None
-
-
-def _columns(mass_left: Tensor, entropy: Tensor, top_q: Tensor, depth: int, temperature: float) -> dict[str, Tensor]:
-    """Return what is known of slots [k, c], in shapes that broadcast."""
-    return {
-        "rank": torch.arange(mass_left.shape[1], dtype=mass_left.dtype, device=mass_left.device),
-        "mass_left": mass_left,
-        "entropy": entropy[:, None],
-        "top_q": top_q[:, None],
-        "depth": mass_left.new_full((1, 1), depth),
-        "temperature": mass_left.new_full((1, 1), temperature),
-    }
 
 
 def _interpolate(points: list[tuple[float, float]], at: float) -> float | None:
@@ -222,22 +189,21 @@ def _interpolate(points: list[tuple[float, float]], at: float) -> float | None:
 
 def _read_network(data: object, kind: Kind, path: Path) -> Network:
     network = Network.from_data(data, path=path, key=kind)
-    name = check_inputs(kind, network.inputs)
-    if name is not None:
-        raise bad_file(path, f"{kind}.inputs", f"names '{name}', which this network cannot read")
+    for name in network.inputs:
+        if name not in INPUTS[kind]:
+            raise bad_file(path, f"{kind}.inputs", f"names '{name}', which this network cannot read")
     return network
 
 
 def _read_measured(data: Any, path: Path, key: str) -> Measured:
-    found = read_keys(data, {"draw", "temperature", "tokens", "rates"}, path=path, key=key)
-    if found["draw"] not in ("without_replacement", "top_k"):
-        raise bad_file(path, f"{key}.draw", "is neither 'without_replacement' nor 'top_k'")
+    found = read_keys(data, {"draw", "temperature", "rates"}, path=path, key=key)
+    if found["draw"] not in DRAWS:
+        raise bad_file(path, f"{key}.draw", f"is none of {', '.join(DRAWS)}")
     if not isinstance(found["rates"], list):
         raise bad_file(path, f"{key}.rates", "is no list")
     return Measured(
         draw=found["draw"],
         temperature=read_number(found["temperature"], path=path, key=f"{key}.temperature"),
-        tokens=read_number(found["tokens"], path=path, key=f"{key}.tokens"),
         rates=tuple(
             read_number(rate, path=path, key=f"{key}.rates.{rank}") for rank, rate in enumerate(found["rates"])
         ),

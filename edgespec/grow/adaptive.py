@@ -1,56 +1,27 @@
-"""Adaptive trees (ours): best-first by measured acceptance, selected by expected gain.
+"""Adaptive trees (ours): the best nodes by measured acceptance, of coupled children.
 
-Sampled children are selected by s times the acceptance expected before the slot's token is drawn;
-chosen children by V, the product of measured acceptances along the path. The model and what it was
-fitted on are in `acceptance.py`.
+A node's score is V, the product of measured acceptances along its path: the chance that the text goes through it. The
+acceptances of a node's candidates are predicted together. The model and what it was fitted on are in `acceptance.py`.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from edgespec.grow.acceptance import AcceptanceModel
+from edgespec.grow.acceptance import NUM_CANDIDATES, AcceptanceModel, candidates_of
 from edgespec.grow.beam import BeamRule
-from edgespec.grow.best_first import PredictSlots
 from edgespec.grow.growing import Layer
-from edgespec.sampling import entropy_of_top
-
-
-def adaptive_slots(model: AcceptanceModel, *, temperature: float) -> PredictSlots:
-    """Return the prediction for sampled children; `temperature` is the target's."""
-
-    def predict(layer: Layer) -> tuple[Tensor, Tensor]:
-        entropy, top_q, mass_left = entropy_of_top(layer.q), layer.q.amax(-1), layer.mass_left
-        acceptance = model.token_acceptance(
-            draw="without_replacement",
-            q=layer.q_drawn,
-            mass_left=mass_left,
-            entropy=entropy,
-            top_q=top_q,
-            depth=layer.depth,
-            temperature=temperature,
-        )
-        expected = model.slot_acceptance(
-            mass_left=mass_left, entropy=entropy, top_q=top_q, depth=layer.depth, temperature=temperature
-        )
-        return acceptance, expected
-
-    return predict
 
 
 def adaptive_rule(model: AcceptanceModel, *, temperature: float, threshold: float) -> BeamRule:
-    """Return the rule for chosen children: their score is V, which must be at least `threshold`."""
+    """Return the rule for trees of nodes whose V is at least `threshold`; `temperature` is the target's."""
 
     def score(layer: Layer) -> Tensor:
-        acceptance = model.token_acceptance(
-            draw="top_k",
-            q=layer.q_drawn,
-            mass_left=layer.mass_left,
-            entropy=entropy_of_top(layer.q),
-            top_q=layer.q.amax(-1),
-            depth=layer.depth,
-            temperature=temperature,
+        noise = None if layer.noise is None else layer.noise[layer.drawn]  # [k, c]
+        depth = layer.values.new_full((1, 1), layer.depth)
+        candidates = candidates_of(
+            layer.draft_q, layer.drawn, layer.q_drawn, noise, depth=depth, temperature=temperature
         )
-        return layer.values[:, None] * acceptance
+        return layer.values[:, None] * model.candidate_acceptance(candidates)
 
-    return BeamRule(score=score, threshold=threshold)
+    return BeamRule(score=score, num_candidates=NUM_CANDIDATES, threshold=threshold)

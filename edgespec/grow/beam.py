@@ -6,7 +6,8 @@ candidates of largest score form a tree. A candidate that is not among the `size
 can lead to none that is, so neither it nor what is below it is looked at. The finished tree is the
 same as if all had been looked at, with fewer nodes drafted than the papers' own procedures need.
 
-Chosen children are a function of the context, so any shape is lossless with membership.
+Chosen children are a function of the context, so any shape is lossless with membership. Coupled children are one
+of the context and the text's noise: then the text is a function of both alone, and any tree is.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ import torch
 from torch import Tensor
 
 from edgespec.draft import Drafter
+from edgespec.grow.children import best_children
 from edgespec.grow.growing import GrowingTree, Layer, best_nodes
+from edgespec.sampling.noise import TextNoise
+from edgespec.tree.policies import Draw
 from edgespec.tree.token_tree import TokenTree, root_only
 
 
@@ -36,6 +40,7 @@ class BeamRule:
     """The rule of a policy of chosen children, which tells it from the others."""
 
     score: Callable[[Layer], Tensor]  # [k, c]
+    num_candidates: int = 0  # that the score looks at together, of which the first may be children
     threshold: float = 0.0  # least score of a node
     layer_nodes: int | None = None  # most candidates kept of a layer
     layer_expanded: int | None = None  # most of them expanded
@@ -52,30 +57,34 @@ def grow_beam(
     root: int,
     *,
     rule: BeamRule,
+    draw: Draw,
     size: int,
     depth: int,
     max_children: int,
-    vocab: int,
     device: torch.device,
+    noise: TextNoise | None = None,
+    keeps_q: bool = False,
 ) -> TokenTree:
     """Grow the tree of the `size` candidates of largest score, at most `depth` layers below the root.
 
     `Layer.values` are the scores of the parents. Nodes are numbered layer by layer, siblings from the
-    most probable down.
+    most probable down. `noise` is that of coupled children; at temperature 0 they have none.
     """
     if depth == 0:
-        return root_only(root, draw="top_k", vocab=vocab, device=device)
-    tree = GrowingTree(drafter, root, device=device)
+        return root_only(root, draw=draw, device=device)
+    tree = GrowingTree(drafter, root, device=device, keeps_q=keeps_q)
     values = tree.q.new_ones(1)  # scores of the nodes expanded last: [k]
     path_probability = tree.q.new_ones(1)  # [k]
     scores = [tree.q.new_full((1,), torch.inf)]  # of all nodes; the root is always kept
     best, worst_kept = tree.q.new_empty(0), tree.q.new_zeros(())
 
     for layer_depth in range(1, depth + 1):
-        q_drawn, drawn = tree.q.topk(min(max_children, vocab), -1)  # [k, c]
+        layer_noise = None if noise is None else noise.below(layer_depth)
+        drawn, q_drawn = best_children(tree.q, max(max_children, rule.num_candidates), layer_noise)  # [k, c]
         layer = Layer(
             depth=layer_depth,
-            q=tree.q,
+            draft_q=tree.q,
+            noise=layer_noise,
             drawn=drawn,
             q_drawn=q_drawn,
             values=values,
@@ -84,6 +93,7 @@ def grow_beam(
         )
         score = torch.minimum(rule.score(layer), values[:, None])
         is_candidate = (q_drawn > 0) & (score >= rule.threshold)
+        is_candidate[:, max_children:] = False
         is_candidate &= _is_among_best(score.masked_fill(~is_candidate, -1), rule.layer_nodes)
         # nonzero() tells the host the layer's width: with the next one, the two waits of a layer.
         row, rank = (is_candidate & (score > worst_kept)).nonzero(as_tuple=True)
@@ -111,7 +121,7 @@ def grow_beam(
         path_probability = (path_probability[:, None] * q_drawn)[row, rank][expanded]
 
     all_scores = torch.cat(scores)
-    return tree.finished("top_k", best_nodes(all_scores, size + 1), scores=all_scores)
+    return tree.finished(draw, best_nodes(all_scores, size + 1), scores=all_scores)
 
 
 def _is_among_best(scores: Tensor, count: int | None) -> Tensor:

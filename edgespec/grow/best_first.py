@@ -26,7 +26,7 @@ from torch import Tensor
 
 from edgespec.draft import Drafter
 from edgespec.grow.growing import GrowingTree, Layer, best_nodes
-from edgespec.sampling import draw_without_replacement
+from edgespec.sampling.draws import draw_without_replacement
 from edgespec.tree.token_tree import TokenTree, root_only
 
 # A layer -> a of its drawn tokens, [k, c], and what is expected of its slots before their tokens are
@@ -43,7 +43,6 @@ def grow_best_first(
     depth: int,
     threshold: float,
     max_children: int,
-    vocab: int,
     device: torch.device,
     generator: torch.Generator,
 ) -> TokenTree:
@@ -53,8 +52,8 @@ def grow_best_first(
     their draw. All limits must have been fixed before the step began.
     """
     if depth == 0:
-        return root_only(root, draw="without_replacement", vocab=vocab, device=device)
-    tree = GrowingTree(drafter, root, device=device)
+        return root_only(root, draw="sampled", device=device)
+    tree = GrowingTree(drafter, root, device=device, keeps_q=True)
     values = tree.q.new_ones(1)  # V of the nodes expanded last: [k]
     path_probability = tree.q.new_ones(1)  # [k]
     node_gains = tree.q.new_full((1,), torch.inf)  # and g of their slots: [k]
@@ -65,7 +64,8 @@ def grow_best_first(
         drawn, q_drawn = draw_without_replacement(tree.q, max_children, generator)  # [k, c]
         layer = Layer(
             depth=layer_depth,
-            q=tree.q,
+            draft_q=tree.q,
+            noise=None,
             drawn=drawn,
             q_drawn=q_drawn,
             values=values,
@@ -94,7 +94,7 @@ def grow_best_first(
         path_probability = (path_probability[:, None] * q_drawn)[row, rank][expanded]
 
     scores = torch.cat(gains)
-    return tree.finished("without_replacement", best_nodes(scores, size + 1), scores=scores)
+    return tree.finished("sampled", best_nodes(scores, size + 1), scores=scores)
 
 
 def _slot_values(predict: PredictSlots, layer: Layer, node_gains: Tensor) -> tuple[Tensor, Tensor]:

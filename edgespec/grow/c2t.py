@@ -12,7 +12,7 @@ from edgespec.grow.beam import BeamRule, by_path_probability
 from edgespec.grow.classifier import Classifier
 from edgespec.grow.growing import Layer
 from edgespec.grow.static import Stops
-from edgespec.sampling import entropy_of_top
+from edgespec.sampling.distribution import entropy_of_top
 
 
 def c2t_rule(classifier: Classifier, *, confidence: float, width: int) -> BeamRule:

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from edgespec.draft import Drafter
-from edgespec.sampling import CHUNK_ELEMENTS
-from edgespec.tree.token_tree import Draw, TokenTree
+from edgespec.grow.children import under_noise
+from edgespec.sampling.distribution import CHUNK_ELEMENTS
+from edgespec.tree.policies import Draw
+from edgespec.tree.token_tree import TokenTree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,31 +23,39 @@ class Layer:
     """The children that were drawn below k nodes, c each, and what is known of them."""
 
     depth: int  # of the children: 1 is below the root
-    q: Tensor  # [k, vocab], what they were drawn from
+    draft_q: Tensor  # [k, vocab], what the draft says
+    noise: Tensor | None  # [vocab], e^g of the children's position, where they are the best under it
     drawn: Tensor  # [k, c], their tokens
-    q_drawn: Tensor  # [k, c], theirs; 0 where a row had no more tokens
+    q_drawn: Tensor  # [k, c], their q, or q' under the noise; 0 where a row had no more tokens
     values: Tensor  # [k], V of their parents: the chance that verification accepts them
     path_probability: Tensor  # [k], the product of q along the way to their parents
     rows: Tensor  # [k], of the drafter, for what else it knows
 
     @property
+    def q(self) -> Tensor:
+        """Return what the children are the best of, or were drawn from: [k, vocab]."""
+        return self.draft_q if self.noise is None else under_noise(self.draft_q, self.noise)
+
+    @property
     def mass_left(self) -> Tensor:
         """Return the draft mass before each draw: [k, c]. It takes a pass over q, for the policies that ask for it."""
-        return mass_left(self.q, self.drawn, self.q_drawn)
+        return mass_left(self.draft_q, self.drawn, self.q_drawn)
 
 
 class GrowingTree:
     """The nodes in the order in which they came, layer by layer; the root is expanded at once."""
 
-    def __init__(self, drafter: Drafter, root: int, *, device: torch.device) -> None:
+    def __init__(self, drafter: Drafter, root: int, *, device: torch.device, keeps_q: bool) -> None:
+        """Begin with a root; `keeps_q` keeps the draft's distributions for the rule or for records."""
         self._drafter = drafter
         self._device = device
+        self._keeps_q = keeps_q
         # One entry a layer of the tree; node numbers count through all layers.
         self._tokens = [torch.tensor([root], device=device)]
         self._parents = [torch.tensor([-1], device=device)]
         self._ranks = [torch.zeros(1, dtype=torch.long, device=device)]
         self._draft_rows = [torch.zeros(1, dtype=torch.long, device=device)]
-        self._q = [drafter.expand(self._tokens[0], self._parents[0])]
+        self._q = [drafter.expand(self._tokens[0], self._parents[0])]  # the last one alone, unless all are kept
         self._expanded = torch.zeros(1, dtype=torch.long, device=device)  # node numbers, [k]
         self._parent_rows = self._draft_rows[0]  # rows of the last layer's parents
         self.rows = self._draft_rows[0]  # rows of the nodes expanded last, [k]
@@ -74,6 +84,8 @@ class GrowingTree:
     def expand(self, which: Tensor) -> None:
         """Ask the draft what follows nodes `which` [k] of the layer added last."""
         first_row, count = self._num_rows, which.shape[0]
+        if not self._keeps_q:
+            self._q.clear()  # before the next one is made: both at once would be the peak
         self._q.append(self._drafter.expand(self._tokens[-1][which], self._parent_rows[which]))
         self.rows = torch.arange(first_row, first_row + count, device=self._device)
         self._draft_rows[-1][which] = self.rows
@@ -105,7 +117,7 @@ class GrowingTree:
             ranks=torch.cat(self._ranks)[kept],
             draw=draw,
             draft_rows=torch.cat(self._draft_rows)[kept],
-            draft_probs=torch.cat(self._q),
+            draft_probs=torch.cat(self._q) if self._keeps_q else None,
             ancestors=ancestors,
             scores=None if scores is None else scores[kept],
         )

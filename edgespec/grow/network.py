@@ -27,7 +27,7 @@ _Layers = list[tuple[Tensor, Tensor]]  # weight transposed [i, o], bias [o]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Network:
-    """A feed-forward net with one output: inputs are standardised first, and a sigmoid comes last."""
+    """A feed-forward net with one output, a log odds: inputs are standardised first."""
 
     inputs: tuple[str, ...]  # names of the i inputs
     mean: Tensor  # [i], float64 like all numbers here
@@ -39,13 +39,17 @@ class Network:
 
     def __call__(self, features: Tensor) -> Tensor:
         """Return probabilities [...] of features [..., i], in their dtype and on their device."""
+        return self.logits(features).sigmoid()
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Return log odds [...] of features [..., i], in their dtype and on their device."""
         layers = self._on(features.device, features.dtype)
         activate = torch.relu if self.activation == "relu" else torch.tanh
         hidden = features.flatten(0, -2)
         for weight, bias in layers[:-1]:
             hidden = activate(torch.addmm(bias, hidden, weight))
         weight, bias = layers[-1]
-        return torch.addmm(bias, hidden, weight).sigmoid().view(features.shape[:-1])
+        return torch.addmm(bias, hidden, weight).view(features.shape[:-1])
 
     def _on(self, device: torch.device, dtype: torch.dtype) -> _Layers:
         """Return the layers in this dtype on this device, the standardisation folded into the first; placed once."""

@@ -16,7 +16,7 @@ from edgespec.config import SamplingSettings
 from edgespec.draft import Drafter
 from edgespec.grow import Grow
 from edgespec.grow.acceptance import AcceptanceModel, default_acceptance
-from edgespec.grow.adaptive import adaptive_rule, adaptive_slots
+from edgespec.grow.adaptive import adaptive_rule
 from edgespec.grow.beam import BeamRule, grow_beam
 from edgespec.grow.best_first import PredictSlots, grow_best_first
 from edgespec.grow.c2t import c2t_rule, classifier_exit
@@ -27,10 +27,11 @@ from edgespec.grow.opt_tree import opt_tree_rule
 from edgespec.grow.sequoia import best_shape
 from edgespec.grow.static import Stops, grow_static, static_shape
 from edgespec.grow.stop_model import StopModel, model_exit
-from edgespec.tree.policies import DRAWS, POLICIES
+from edgespec.sampling.noise import TextNoise
+from edgespec.tree.policies import POLICIES, Draw
 from edgespec.tree.settings import TreeSettings, preset_shape
 from edgespec.tree.shapes import TreeShape
-from edgespec.tree.token_tree import Draw, TokenTree, root_only
+from edgespec.tree.token_tree import TokenTree, root_only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +43,10 @@ class OpenPolicy:
     classifier: Classifier | None
     stop_model: StopModel | None
 
-    def draw(self, sampling: SamplingSettings) -> Draw:
-        """Return how children come about for a target that is sampled so."""
-        if self.settings.draw is not None:
-            return DRAWS[self.settings.draw]
-        policy = POLICIES[self.settings.policy]
-        if policy.is_calibrated:
-            return _measured(self).better_draw(sampling.temperature)
-        return DRAWS[policy.draws[0]]
+    @property
+    def draw(self) -> Draw:
+        """Return how children come about."""
+        return self.settings.draw or POLICIES[self.settings.policy].draws[0]
 
     def with_acceptance(self, model: AcceptanceModel) -> OpenPolicy:
         """Return the policy on another measured acceptance; nothing changes where it uses none."""
@@ -57,10 +54,7 @@ class OpenPolicy:
 
 
 # What tells the dynamic policies of each draw apart, at the target's temperature
-PREDICTIONS: dict[str, Callable[[OpenPolicy, float], PredictSlots]] = {
-    "adaptive": lambda policy, temperature: adaptive_slots(_measured(policy), temperature=temperature),
-    "dyspec": lambda _policy, _temperature: predict_slots,
-}
+PREDICTIONS: dict[str, PredictSlots] = {"dyspec": predict_slots}
 BEAM_RULES: dict[str, Callable[[OpenPolicy, float], BeamRule]] = {
     "adaptive": lambda policy, temperature: adaptive_rule(
         _measured(policy), temperature=temperature, threshold=policy.settings.threshold
@@ -100,18 +94,23 @@ def make_grow(
     drafter: Drafter | None,
     *,
     sampling: SamplingSettings,
-    vocab: int,
     device: torch.device,
     generator: torch.Generator,
+    noise: TextNoise,
+    keeps_q: bool = False,
 ) -> Grow:
     """Return the policy as a function of the root and of the layers that can still be of use.
 
-    Only a static shape may be given the root's children: other trees are not asked to start from them.
+    `noise` is the text's, for coupled children. `keeps_q` is for records: trees keep the draft's distributions where
+    their rule would not need them. Only a static shape may be given the root's children: other trees are not asked
+    to start from them.
     """
-    settings, draw = policy.settings, policy.draw(sampling)
+    settings, draw = policy.settings, policy.draw
     kind = POLICIES[settings.policy].kind
     if drafter is None or kind == "none":
-        return lambda root, _max_depth, _branches=None: root_only(root, draw=draw, vocab=vocab, device=device)
+        return lambda root, _max_depth, _branches=None: root_only(root, draw=draw, device=device)
+    # The target draws without noise at temperature 0, and so does the draft.
+    shared = noise if draw == "coupled" and sampling.temperature > 0 else None
     if kind == "static":
         shape = static_shape(_shape(policy, sampling), device)
         stops = _stops(policy, drafter)
@@ -122,30 +121,32 @@ def make_grow(
             depth=max_depth,
             draw=draw,
             stops=stops,
-            vocab=vocab,
             device=device,
             generator=generator,
+            noise=shared,
+            keeps_q=keeps_q,
             first_tokens=branches,
         )
     dynamic: partial[TokenTree]
-    if draw == "top_k":
-        rule = BEAM_RULES[settings.policy](policy, sampling.temperature)
-        dynamic = partial(grow_beam, drafter, rule=rule, size=settings.num_nodes)
-    else:
-        predict = PREDICTIONS[settings.policy](policy, sampling.temperature)
+    if draw == "sampled":
         dynamic = partial(
             grow_best_first,
             drafter,
-            predict=predict,
+            predict=PREDICTIONS[settings.policy],
             size=settings.size,
             threshold=settings.threshold,
             generator=generator,
+        )
+    else:
+        rule = BEAM_RULES[settings.policy](policy, sampling.temperature)
+        dynamic = partial(
+            grow_beam, drafter, rule=rule, draw=draw, size=settings.num_nodes, noise=shared, keeps_q=keeps_q
         )
 
     def grow(root: int, max_depth: int, branches: Tensor | None = None, /) -> TokenTree:
         assert branches is None
         depth = min(settings.depth, max_depth)
-        return dynamic(root, depth=depth, max_children=settings.width, vocab=vocab, device=device)
+        return dynamic(root, depth=depth, max_children=settings.width, device=device)
 
     return grow
 
@@ -166,7 +167,7 @@ def _shape(policy: OpenPolicy, sampling: SamplingSettings) -> TreeShape:
     if preset is not None:
         return preset
     return best_shape(
-        tuple(_measured(policy).rank_acceptance(sampling.temperature, policy.draw(sampling))),
+        tuple(_measured(policy).rank_acceptance(sampling.temperature, policy.draw)),
         size=settings.size,
         depth=settings.depth,
         max_children=settings.width,

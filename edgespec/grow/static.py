@@ -15,10 +15,13 @@ import torch
 from torch import Tensor
 
 from edgespec.draft import Drafter
+from edgespec.grow.children import best_children
 from edgespec.grow.growing import GrowingTree, Layer
-from edgespec.sampling import draw_without_replacement
+from edgespec.sampling.draws import draw_without_replacement
+from edgespec.sampling.noise import TextNoise
+from edgespec.tree.policies import Draw
 from edgespec.tree.shapes import TreeShape
-from edgespec.tree.token_tree import Draw, TokenTree, all_on_path, ancestors_mask, root_only
+from edgespec.tree.token_tree import TokenTree, all_on_path, ancestors_mask, root_only
 
 # The layer that was just drawn -> [] bool: draft no further one. It may read what was drawn, never
 # what comes later: then the output is unbiased.
@@ -72,27 +75,31 @@ def grow_static(
     depth: int,
     draw: Draw,
     stops: Stops | None,
-    vocab: int,
     device: torch.device,
     generator: torch.Generator,
+    noise: TextNoise | None = None,
+    keeps_q: bool = False,
     first_tokens: Tensor | None = None,
 ) -> TokenTree:
     """Fill the shape with tokens, at most `depth` layers of it.
 
+    `noise` is that of coupled children; without it they are the best of q, as they are at temperature 0.
     `first_tokens` [w] are the root's children where they are given, at most as many as the shape has there.
 
     Positions for which the draft has no token of positive probability left are empty, with all below.
     """
     if depth == 0:
-        return root_only(root, draw=draw, vocab=vocab, device=device)
-    tree = GrowingTree(drafter, root, device=device)
+        return root_only(root, draw=draw, device=device)
+    tree = GrowingTree(drafter, root, device=device, keeps_q=keeps_q or draw == "sampled")
     is_token = [torch.ones(1, dtype=torch.bool, device=device)]
     path_probability = tree.q.new_ones(1)  # of the nodes expanded last: [k]
+    layer_noise: Tensor | None = None  # [vocab]
     for layer_depth, layer in enumerate(shape.layers[:depth], start=1):
         if layer_depth == 1 and first_tokens is not None:
             q_drawn, drawn = _padded(tree.q.new_ones(1, len(first_tokens)), first_tokens[None], layer.num_drawn)
         else:
-            q_drawn, drawn = _drawn(tree.q, layer.num_drawn, draw, generator)  # [k, c]
+            layer_noise = None if noise is None else noise.below(layer_depth)
+            q_drawn, drawn = _drawn(tree.q, layer.num_drawn, draw, generator, layer_noise)  # [k, c]
         tree.add(layer.row, layer.rank, drawn[layer.row, layer.rank])
         is_token.append(q_drawn[layer.row, layer.rank] > 0)
         if layer_depth == min(depth, shape.depth):
@@ -100,7 +107,8 @@ def grow_static(
         if stops is not None:
             outcome = Layer(
                 depth=layer_depth,
-                q=tree.q,
+                draft_q=tree.q,
+                noise=layer_noise,
                 drawn=drawn,
                 q_drawn=q_drawn,
                 values=path_probability,
@@ -114,12 +122,14 @@ def grow_static(
     return _without_empty(tree, torch.cat(is_token), draw, shape)
 
 
-def _drawn(q: Tensor, count: int, draw: Draw, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _drawn(
+    q: Tensor, count: int, draw: Draw, generator: torch.Generator, noise: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Return q and tokens of `count` children a row of q [k, vocab]: [k, count] each, q 0 where there are no more."""
-    if draw == "top_k":
-        q_drawn, drawn = q.topk(min(count, q.shape[1]), -1)
-    else:
+    if draw == "sampled":
         drawn, q_drawn = draw_without_replacement(q, count, generator)
+    else:
+        drawn, q_drawn = best_children(q, count, noise)
     return _padded(q_drawn, drawn, count)
 
 

@@ -24,7 +24,7 @@ from edgespec.errors import EdgespecError
 from edgespec.files import written_whole
 from edgespec.grow.growing import Layer
 from edgespec.grow.network import Activation, Network, bad_file
-from edgespec.sampling import entropy_of_top
+from edgespec.sampling.distribution import entropy_of_top
 
 SCHEMA = "edgespec.stop_model/1"
 DISTRIBUTION_INPUTS = 11  # ten probabilities and the entropy

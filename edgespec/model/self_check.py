@@ -160,7 +160,7 @@ def _tree(tokens: Tensor) -> TokenTree:
         tokens=tokens,
         parents=torch.tensor(PARENTS, device=device),
         ranks=torch.zeros(len(PARENTS), dtype=torch.long, device=device),
-        draw="top_k",
+        draw="chosen",
         draft_rows=torch.full((len(PARENTS),), -1, device=device),
         draft_probs=torch.empty(0, VOCAB, device=device),
     )

@@ -35,6 +35,7 @@ class TextOptions(TypedDict, total=False):
     top_p: float
     min_p: float
     seed: int | None  # None: a random one
+    name: str  # tells texts of one seed apart: with another name, other noise. "" by default
     stop: str | Sequence[str]  # strings that end the text, and are no part of it
 
 
@@ -47,6 +48,7 @@ class TextRequest:
     limited_by: str  # length | context: what ends it after so many
     sampling: SamplingSettings
     seed: int
+    name: str
     stop: StopStrings
 
 
@@ -74,6 +76,7 @@ def text_request(
         max_new_tokens=limit,
         limited_by=limited_by,
         seed=secrets.randbits(32) if seed is None else seed,
+        name=asked.pop("name", ""),
         stop=stop_strings(tokenizer, asked.pop("stop", ())),
         sampling=named_sampling(asked.pop("sampling", base), asked),
     )

@@ -22,6 +22,7 @@ from edgespec.model.layer_major import Watch
 from edgespec.model.target import Target
 from edgespec.pair.pair import ModelPair
 from edgespec.placement.memory import cache_rows
+from edgespec.sampling.noise import TextNoise, generator_at, text_key
 from edgespec.text.cancel import PassAbandonedError, Running
 from edgespec.text.request import TextRequest
 from edgespec.text.results import GenerationResult, TextChunk
@@ -107,11 +108,13 @@ def _steps(
 
     Where memory runs out in a pass, the pass is made again with smaller trees, then without any.
     """
-    generator = torch.Generator(models.target.device).manual_seed(request.seed)
+    device, key = models.target.device, text_key(request.name)
+    generator = generator_at(request.seed, key, len(request.ids), device)
+    noise = TextNoise(seed=request.seed, key=key, vocab=models.target.vocab, device=device)
     added: list[int] = []
     while True:
         try:
-            for step in _steps_behind(added, models, request, pair, generator, reuse=reuse):
+            for step in _steps_behind(added, models, request, pair, generator, noise, reuse=reuse):
                 added += step.tokens
                 yield step
             return
@@ -120,7 +123,7 @@ def _steps(
             if not is_out_of_memory(error) or not added or smaller is None:
                 raise
         # Behind the handler: until then the error keeps what the pass had allocated.
-        release_memory(models.target.device)
+        release_memory(device)
         models = replace(
             models, policy=models.use_tree(smaller), draft=models.draft if smaller.policy != "none" else None
         )
@@ -132,6 +135,7 @@ def _steps_behind(
     request: TextRequest,
     pair: ModelPair,
     generator: torch.Generator,
+    noise: TextNoise,
     *,
     reuse: bool,
 ) -> Iterator[StepResult]:
@@ -151,7 +155,7 @@ def _steps_behind(
         cache_rows=cache_rows(rows, tree),
     )
     drafter = _drafter(models, request, reuse=reuse or goes_on)
-    session = start_session(target, drafter, models.policy, settings, generator, profile=models.profile)
+    session = start_session(target, drafter, models.policy, settings, generator, noise, profile=models.profile)
     prompt = torch.tensor([*request.ids, *added], device=models.target.device)
     steps = continue_text(session, prompt, models.policy)
     for step in steps:

@@ -20,7 +20,7 @@ from torch import Tensor
 from edgespec.config import SamplingSettings
 from edgespec.decode.choose import start_session
 from edgespec.decode.loop import decode
-from edgespec.decode.session import TextSettings
+from edgespec.decode.session import TextSettings, Verify
 from edgespec.draft.language_model import LanguageModelDrafter
 from edgespec.draft.open_drafter import open_drafter
 from edgespec.engine import Engine
@@ -29,13 +29,14 @@ from edgespec.grow.policies import open_policy
 from edgespec.grow.stop_model import distribution_inputs
 from edgespec.model.target import Target
 from edgespec.placement.memory import cache_rows
+from edgespec.sampling.noise import TextNoise, generator_at
+from edgespec.train.candidates import path_records
 from edgespec.train.record_files import RecordsHeader, read_headers, save_records
 from edgespec.train.records import Records, expected_tokens, slot_records, stop_records
 from edgespec.tree.settings import TreeSettings
 from edgespec.tree.token_tree import TokenTree
 from edgespec.verify import Acceptance
 from edgespec.verify.rows import TargetRows
-from edgespec.verify.rules import verifier
 
 Progress = Callable[[int, int], None]  # parts done, parts in all
 
@@ -48,41 +49,32 @@ class CollectSetting:
     temperature: float
 
 
-def exploring_settings(*, size: int, temperatures: Sequence[float]) -> list[CollectSetting]:
-    """Return settings for deep and wide trees of both draws that need no measured acceptance.
+def acceptance_settings(*, size: int, temperatures: Sequence[float]) -> list[CollectSetting]:
+    """Return settings for deep trees of coupled children that need no measured acceptance.
 
-    All are drafted at the draft temperature of adaptive trees.
+    They are drafted at the draft temperature of adaptive trees.
     """
-    trees = [
-        TreeSettings(policy="dyspec", size=size),
-        TreeSettings(policy="specinfer", branching=(6, 3, 1, 1, 1, 1, 1, 1)),
-        TreeSettings(policy="opt-tree", size=size),
+    tree = TreeSettings(policy="opt-tree", size=size, max_children=16)
+    return [
+        CollectSetting(
+            tree=replace(
+                tree, draft_temperature=TreeSettings().draft_sampling(SamplingSettings(temperature=at)).temperature
+            ),
+            temperature=at,
+        )
+        for at in temperatures
     ]
-    found = []
-    for at in temperatures:
-        drafted = TreeSettings().draft_sampling(SamplingSettings(temperature=at)).temperature
-        found += [CollectSetting(tree=replace(tree, draft_temperature=drafted), temperature=at) for tree in trees]
-    return found
-
-
-def adaptive_settings(model: Path, *, size: int, temperatures: Sequence[float]) -> list[CollectSetting]:
-    """Return settings for trees that a first model grows: where it is wrong, they hold what it should learn from."""
-    trees = [
-        TreeSettings(policy="adaptive", draw="sampled", size=size, acceptance=model),
-        TreeSettings(policy="adaptive", draw="chosen", size=size, acceptance=model),
-    ]
-    return [CollectSetting(tree=tree, temperature=at) for at in temperatures for tree in trees]
 
 
 def classifier_settings(*, temperatures: Sequence[float]) -> list[CollectSetting]:
     """Return settings for EAGLE-2's whole trees: 11 layers, 10 wide, 1010 nodes, not reranked (C2T, appendix B.1)."""
-    tree = TreeSettings(policy="eagle2", depth=11, max_children=10, reranked=False)
+    tree = TreeSettings(policy="eagle2", draw="chosen", depth=11, max_children=10, reranked=False)
     return [CollectSetting(tree=tree, temperature=at) for at in temperatures]
 
 
 def stop_settings(*, temperatures: Sequence[float]) -> list[CollectSetting]:
     """Return settings for chains and forks, the trees that decision models stop."""
-    trees = [TreeSettings(policy="chain", draft_tokens=8), TreeSettings(policy="mcsd", fork=(4, 8))]
+    trees = [TreeSettings(policy="chain", draw="sampled", draft_tokens=8), TreeSettings(policy="mcsd", fork=(4, 8))]
     return [CollectSetting(tree=tree, temperature=at) for at in temperatures for tree in trees]
 
 
@@ -112,14 +104,14 @@ def collect(
         for number, setting in enumerate(settings):
             label = f"{setting.tree.policy} {setting.tree.draw or ''} {setting.tree.num_nodes}".replace("  ", " ")
             if (index, label, setting.temperature) not in done:
-                recorder = _Recorder(kind, setting)
+                recorder = _Recorder(kind, setting, seed=seed + index)
                 _decode(engine, ids, setting, recorder, max_new_tokens=max_new_tokens, seed=seed + index)
                 header = RecordsHeader(
                     target=names[0],
                     draft=names[1],
                     prompt=index,
                     tree=label,
-                    draw=recorder.draw,
+                    draw=recorder.policy.draw,
                     temperature=setting.temperature,
                     draft_temperature=recorder.draft_temperature,
                     num_trees=len(recorder.trees),
@@ -152,26 +144,33 @@ def _check_same_run(folder: Path, settings: list[Any]) -> None:
 class _Recorder:
     """Verifies as usual, and records the tree."""
 
-    def __init__(self, kind: str, setting: CollectSetting) -> None:
+    def __init__(self, kind: str, setting: CollectSetting, *, seed: int) -> None:
         self.kind, self.setting = kind, setting
         self.sampling = SamplingSettings(temperature=setting.temperature)
         self.policy = open_policy(setting.tree)
-        self.draw = self.policy.draw(self.sampling)
         self.draft_temperature = setting.tree.draft_sampling(self.sampling).temperature
         self.drafter: LanguageModelDrafter | None = None
         self.trees: list[Records] = []
-        self.num_tokens = 0.0  # that verification yields on average, over all trees
-        self._verify = verifier(self.sampling, self.draw)
+        self.num_tokens = 0.0  # that verification yields, over all trees: on average, where that is known
+        self.verify: Verify | None = None
+        self._seed = seed
 
     def __call__(self, tree: TokenTree, rows: TargetRows, generator: torch.Generator) -> Acceptance:
-        p = rows.all_probs()
+        assert self.verify is not None
+        acceptance = self.verify(tree, rows, generator)
         if tree.num_nodes > 1:
-            self.trees.append(self._record(tree, p))
-            self.num_tokens += expected_tokens(tree, p)
-        return self._verify(tree, rows, generator)
+            p = rows.all_probs()
+            self.trees.append(self._record(tree, p, acceptance))
+            is_coupled = tree.draw == "coupled"
+            self.num_tokens += 1 + len(acceptance.path) if is_coupled else expected_tokens(tree, p)
+        return acceptance
 
-    def _record(self, tree: TokenTree, p: Tensor) -> Records:
-        if self.kind in {"acceptance", "classifier"}:
+    def _record(self, tree: TokenTree, p: Tensor, acceptance: Acceptance) -> Records:
+        assert tree.draft_probs is not None
+        if self.kind == "acceptance":
+            generator = torch.Generator(p.device).manual_seed(self._seed + len(self.trees))
+            return path_records(tree, p, acceptance, temperature=self.setting.temperature, generator=generator)
+        if self.kind == "classifier":
             return slot_records(tree, p, temperature=self.setting.temperature)
         nodes, records = stop_records(tree, p)
         rows = tree.draft_rows[nodes]
@@ -204,9 +203,11 @@ def _decode(
         max_new_tokens=longest,
         cache_rows=cache_rows(len(ids) + longest, setting.tree),
     )
-    generator = torch.Generator(engine.device).manual_seed(seed)
-    session = start_session(Target(engine.target_model), drafter, recorder.policy, settings, generator)
-    session.verify = recorder
+    target = Target(engine.target_model)
+    generator = generator_at(seed, 0, len(ids), engine.device)
+    noise = TextNoise(seed=seed, key=0, vocab=target.vocab, device=engine.device)
+    session = start_session(target, drafter, recorder.policy, settings, generator, noise, keeps_q=True)
+    recorder.verify, session.verify = session.verify, recorder
     steps = decode(session, torch.tensor(ids, device=engine.device))
     num_tokens = 0
     for step in steps:

@@ -1,49 +1,24 @@
-"""Fit the models of growth on records: measured acceptance, C2T's classifier, decision models.
+"""Fit the models that end or prune growth on records: C2T's classifier, decision models.
 
 All fits split the records by prompt, so that reports are about texts that were not fitted on. Legend: n records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from edgespec.errors import EdgespecError
-from edgespec.grow.acceptance import AcceptanceModel, Kind, Measured, network_features
 from edgespec.grow.classifier import INPUTS as CLASSIFIER_INPUTS
 from edgespec.grow.classifier import Classifier
-from edgespec.grow.network import Activation
 from edgespec.grow.stop_model import StopKind, StopModel, input_names
 from edgespec.train.networks import FitReport, fit_network, held_out_mask, report_on
-from edgespec.train.records import DRAWS, Records
+from edgespec.train.records import Records
 
 HELD_OUT_SHARE = 0.2
 VALIDATION_SHARE = 0.15  # of what is fitted on: says when a decision model has learned enough
-FIT_INPUTS: Mapping[Kind, tuple[str, ...]] = {
-    "slot": ("log_rank", "is_first", "log_mass_left", "entropy", "log_top_q", "log_not_top_q", "log_depth",
-             "temperature"),
-    "sampled": ("log_rank", "is_first", "log_mass_left", "entropy", "log_top_q", "log_not_top_q", "log_depth",
-                "temperature", "log_q", "log_conditional"),
-    "chosen": ("log_rank", "is_first", "entropy", "log_top_q", "log_not_top_q", "log_depth", "temperature", "log_q",
-               "log_mass_left"),
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FitSettings:
-    """How the acceptance networks are fitted."""
-
-    hidden: int = 16
-    activation: Activation = "tanh"
-    steps: int = 2000
-    batch: int = 4096
-    learning_rate: float = 0.02
-    weight_decay: float = 1e-4
-    weight_power: float = 0.5  # a record counts by the chance that it is tried, to this power
-    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,61 +28,6 @@ class ClassifierReport:
     fit: FitReport
     recall: float  # of what is accepted, the share at or above the threshold
     positive_rate: float  # share of all candidates at or above it
-
-
-def fit_acceptance(
-    records: Records,
-    *,
-    measured: tuple[Measured, ...] = (),
-    about: Mapping[str, str] | None = None,
-    settings: FitSettings | None = None,
-    held_out_share: float = HELD_OUT_SHARE,
-) -> tuple[AcceptanceModel, tuple[FitReport, ...]]:
-    """Fit the three acceptance networks, and report on each.
-
-    `records` are of both draws, with a column `prompt`. The baseline of tokens is DySpec's: q over the
-    mass left (sampled), q (chosen); of slots the mean acceptance by rank. Raises EdgespecError where a
-    draw has no records of at least two prompts.
-    """
-    settings = settings or FitSettings()
-    networks, reports = {}, []
-    kinds: tuple[tuple[Kind, int], ...] = (("slot", 0), ("sampled", 0), ("chosen", 1))
-    for kind, draw in kinds:
-        # What is never tried has no weight, and at temperature 0 most of a tree is: batches without it.
-        some = _where(records, (records["draw"] == draw) & (records["weight"] > 0))
-        train, held_out = _split(some, held_out_share, settings.seed, f"draw {DRAWS[draw]}")
-        networks[kind] = fit_network(
-            FIT_INPUTS[kind],
-            network_features(FIT_INPUTS[kind], _floats(train)),
-            train["acceptance"],
-            fit_weights(train["weight"], settings.weight_power),
-            hidden=(settings.hidden,),
-            activation=settings.activation,
-            steps=settings.steps,
-            batch=settings.batch,
-            learning_rate=settings.learning_rate,
-            weight_decay=settings.weight_decay,
-            seed=settings.seed,
-        )
-        predicted = networks[kind](network_features(FIT_INPUTS[kind], _floats(held_out)))
-        reports.append(
-            report_on(
-                kind,
-                predicted,
-                _baseline(kind, train, held_out),
-                held_out["acceptance"],
-                held_out["weight"],
-                num_train=train["rank"].shape[0],
-            )
-        )
-    model = AcceptanceModel(
-        slot=networks["slot"],
-        sampled=networks["sampled"],
-        chosen=networks["chosen"],
-        measured=measured,
-        about=about or {},
-    )
-    return model, tuple(reports)
 
 
 def fit_classifier(
@@ -122,15 +42,14 @@ def fit_classifier(
     seed: int = 0,
     held_out_share: float = HELD_OUT_SHARE,
 ) -> tuple[Classifier, ClassifierReport]:
-    """Fit C2T's classifier on the chosen children among `records`, which have a column `prompt`.
+    """Fit C2T's classifier on `records` of chosen children, which have a column `prompt`.
 
     A record is accepted with chance V, and for each that is, about `negatives` of the others stay, as
     in appendix B.2, which names no number. That makes the classifier surer than what it sees
     warrants: its confidence is for thresholds, not a chance. `fit` in the report says by how much.
     Raises EdgespecError where there are no records of two prompts.
     """
-    some = _where(records, records["draw"] == DRAWS.index("top_k"))
-    train, held_out = _split(some, held_out_share, seed, "draw top_k")
+    train, held_out = _split(records, held_out_share, seed, "chosen children")
     generator = torch.Generator().manual_seed(seed)
     value = _value(train)
     is_accepted = torch.rand(value.shape, generator=generator) < value
@@ -236,10 +155,6 @@ def _where(records: Records, mask: Tensor) -> Records:
     return {name: column[mask] for name, column in records.items()}
 
 
-def _floats(records: Records) -> Records:
-    return {name: column.float() for name, column in records.items()}
-
-
 def _split(records: Records, share: float, seed: int, what: str) -> tuple[Records, Records]:
     """Split the records: those to fit on, and those of held-out prompts."""
     if int(records["prompt"].unique().numel()) < 2:
@@ -248,16 +163,3 @@ def _split(records: Records, share: float, seed: int, what: str) -> tuple[Record
         )
     held_out = held_out_mask(records["prompt"], share, seed=seed)
     return _where(records, ~held_out), _where(records, held_out)
-
-
-def _baseline(kind: Kind, train: Records, held_out: Records) -> Tensor:
-    """Return what is predicted without a network: [n]."""
-    if kind == "chosen":
-        return held_out["q"]
-    if kind == "sampled":
-        return (held_out["q"] / held_out["mass_left"]).clamp(max=1)
-    num_ranks = 1 + int(torch.maximum(train["rank"].max(), held_out["rank"].max()))
-    sums = torch.zeros(2, num_ranks, dtype=torch.float64)
-    weight = train["weight"].double()
-    sums.index_add_(1, train["rank"], torch.stack([weight * train["acceptance"], weight]))
-    return (sums[0] / sums[1].clamp(min=1e-12))[held_out["rank"]]

@@ -72,20 +72,11 @@ def fit_network(
     """
     generator = torch.Generator().manual_seed(seed)
     features, labels, weights = features.float(), labels.float(), (weights / weights.mean()).float()
-    std, mean = torch.std_mean(features, 0, correction=0)
-    std = torch.where(std > 1e-6, std, 1.0)  # an input that never varied says nothing
-    inputs = (features - mean) / std
-    sizes = (features.shape[1], *hidden, 1)
-    layers = [_layer(size, next_size, generator) for size, next_size in itertools.pairwise(sizes)]
+    inputs, mean, std = standardised(features)
+    layers = new_layers((features.shape[1], *hidden, 1), generator)
     parameters = [parameter for layer in layers for parameter in layer.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=weight_decay)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-
-    def logits_of(some: Tensor) -> Tensor:
-        for layer in layers[:-1]:
-            some = torch.relu(layer(some)) if activation == "relu" else torch.tanh(layer(some))
-        logits: Tensor = layers[-1](some)
-        return logits[:, 0]
 
     batch = min(batch, inputs.shape[0])
     order, start = torch.randperm(inputs.shape[0], generator=generator), 0
@@ -96,7 +87,7 @@ def fit_network(
         some = order[start : start + batch]
         start += batch
         loss = nn.functional.binary_cross_entropy_with_logits(
-            logits_of(inputs[some]), labels[some], weight=weights[some]
+            forward(layers, inputs[some], activation), labels[some], weight=weights[some]
         )
         optimizer.zero_grad()
         loss.backward()
@@ -104,7 +95,7 @@ def fit_network(
         schedule.step()
         if validation is not None and (step % max(1, steps // NUM_CHECKS) == 0 or step == steps):
             with torch.no_grad():
-                predicted = logits_of((validation[0].float() - mean) / std).sigmoid()
+                predicted = forward(layers, (validation[0].float() - mean) / std, activation).sigmoid()
             found = log_loss(predicted, *validation[1:])
             if found < best_loss:
                 best, best_loss = [parameter.detach().clone() for parameter in parameters], found
@@ -112,6 +103,33 @@ def fit_network(
         with torch.no_grad():
             for parameter, value in zip(parameters, best, strict=True):
                 parameter.copy_(value)
+    return to_network(names, mean, std, activation, layers)
+
+
+def standardised(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return features [..., i] of mean 0 and deviation 1, with the means and deviations [i] that they had."""
+    std, mean = torch.std_mean(features.flatten(0, -2), 0, correction=0)
+    std = torch.where(std > 1e-6, std, 1.0)  # an input that never varied says nothing
+    return (features - mean) / std, mean, std
+
+
+def new_layers(sizes: tuple[int, ...], generator: torch.Generator) -> list[nn.Linear]:
+    """Return layers of these widths, from the inputs to the one output."""
+    return [_layer(size, next_size, generator) for size, next_size in itertools.pairwise(sizes)]
+
+
+def forward(layers: list[nn.Linear], features: Tensor, activation: Activation) -> Tensor:
+    """Return logits [...] of features [..., i]."""
+    for layer in layers[:-1]:
+        features = torch.relu(layer(features)) if activation == "relu" else torch.tanh(layer(features))
+    logits: Tensor = layers[-1](features)
+    return logits[..., 0]
+
+
+def to_network(
+    names: tuple[str, ...], mean: Tensor, std: Tensor, activation: Activation, layers: list[nn.Linear]
+) -> Network:
+    """Return fitted layers, on inputs that were standardised so, as a network."""
     return Network(
         inputs=names,
         mean=mean.double(),

@@ -18,7 +18,7 @@ from torch import Tensor
 from edgespec.errors import EdgespecError
 from edgespec.files import written_whole
 from edgespec.train.records import Records
-from edgespec.tree.token_tree import Draw
+from edgespec.tree.policies import Draw
 
 SCHEMA = "edgespec.records/1"
 _HEADER_KEY = "edgespec"

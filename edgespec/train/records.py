@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from edgespec.grow.growing import mass_left
-from edgespec.sampling import entropy_of_top
-from edgespec.tree.token_tree import Draw, TokenTree, depths, product_on_path
+from edgespec.sampling.distribution import entropy_of_top
+from edgespec.tree.token_tree import TokenTree, depths, product_on_path
 from edgespec.verify.rejection import acceptance_of, reject
 
 CHUNK_ELEMENTS = 1 << 22  # numbers of p that are worked on at once
-DRAWS: tuple[Draw, ...] = ("without_replacement", "top_k")  # the column `draw` counts from here
 
 Records = dict[str, Tensor]  # column -> [n - 1]
 
@@ -46,39 +45,28 @@ class _Families:
 def slot_records(tree: TokenTree, p: Tensor, *, temperature: float) -> Records:
     """Return a row for each node below the root, in columns [n - 1], for target p [n, vocab] of that temperature.
 
-    acceptance: chance that the slot's token is accepted, given that it is tried; weight: chance that
-    it is tried; parent_value: V of the parent; none_before: chance that no earlier sibling was
-    accepted, given that the parent was; rank, depth (1 below the root); q and mass_left: of the token
-    and of what the slot was drawn from; entropy (nats) and top_q of the parent's q;
-    path_probability: q along the path, the token included; temperature; draw (index in DRAWS).
-    With chosen children verification tries all at once: then weight is the parent's V. Where weight is
-    0, behind a sibling that is always accepted, a sampled slot's acceptance means nothing.
+    acceptance: chance that the token is accepted, given that its parent is; parent_value: V of the parent; rank,
+    depth (1 below the root); q of the token; entropy (nats) and top_q of the parent's q; path_probability: q along the
+    path, the token included; temperature. Raises ValueError for children that were not chosen.
     """
+    if tree.draw != "chosen":
+        raise ValueError(f"records of slots are of chosen children, not of draw '{tree.draw}'")
     families = _families(tree)
     q_drawn = _drawn(tree, families)
     acceptance, none_before = _acceptance(tree, p, families, q_drawn)
     values = _values(tree, families, acceptance, none_before)
-    parent_value = values[tree.parents[1:]]
-    none_before = families.by_node(none_before)
-    q_rows = tree.draft_rows[families.parents]
-    entropy, top_q = _of_rows(tree.draft_probs, q_rows)
-    left = _mass_left(tree.draft_probs, q_rows, _tokens(tree, families), q_drawn)
+    entropy, top_q = _of_rows(_kept(tree), tree.draft_rows[families.parents])
     q = families.by_node(q_drawn)
-    is_sampled = tree.draw == "without_replacement"
     return {
         "acceptance": families.by_node(acceptance),
-        "weight": parent_value * none_before if is_sampled else parent_value,
-        "parent_value": parent_value,
-        "none_before": none_before,
+        "parent_value": values[tree.parents[1:]],
         "rank": tree.ranks[1:],
         "depth": depths(tree.parents)[1:],
         "q": q,
-        "mass_left": families.by_node(left),
         "entropy": entropy[families.row],
         "top_q": top_q[families.row],
         "path_probability": product_on_path(torch.cat([q.new_ones(1), q]), tree.parents)[1:],
         "temperature": torch.full_like(q, temperature),
-        "draw": torch.full_like(tree.ranks[1:], DRAWS.index(tree.draw)),
     }
 
 
@@ -96,7 +84,12 @@ def stop_records(tree: TokenTree, p: Tensor) -> tuple[Tensor, Records]:
 
 
 def node_values(tree: TokenTree, p: Tensor) -> Tensor:
-    """Return V of every node, [n], for target p [n, vocab]; the root's is 1."""
+    """Return V of every node, [n], for target p [n, vocab]; the root's is 1.
+
+    Raises ValueError for coupled children: there the noise decides, and V is 1 along the path that was walked.
+    """
+    if tree.draw == "coupled":
+        raise ValueError("which coupled children are accepted is no matter of chance")
     families = _families(tree)
     acceptance, none_before = _acceptance(tree, p, families, _drawn(tree, families))
     return _values(tree, families, acceptance, none_before)
@@ -105,29 +98,6 @@ def node_values(tree: TokenTree, p: Tensor) -> Tensor:
 def expected_tokens(tree: TokenTree, p: Tensor) -> float:
     """Return the average tokens that verification yields for target p [n, vocab]: 1 + the sum of V below the root."""
     return float(node_values(tree, p).sum())
-
-
-def rank_acceptance(records: Records) -> list[float]:
-    """Return, for every rank, the chance that the child of that rank is the one accepted, given its parent is.
-
-    Sequoia's vector, for records of one draw and one temperature; raises ValueError for several.
-    Trees give few nodes all their children, and those are the uncertain ones. So the chance is put
-    together from what is seen at each rank, as survival curves are: accepted there, given not before.
-    """
-    if any(int(records[name].unique().numel()) > 1 for name in ("draw", "temperature")):
-        raise ValueError("acceptance by rank is of one draw and one temperature")
-    if records["rank"].numel() == 0:
-        return []
-    rank, before = records["rank"], records["parent_value"] * records["none_before"]
-    is_sampled = int(records["draw"][0]) == DRAWS.index("without_replacement")
-    here = (before if is_sampled else records["parent_value"]) * records["acceptance"]
-    num_ranks = int(rank.max()) + 1
-    sums = torch.zeros(2, num_ranks, dtype=torch.float64)
-    sums.index_add_(1, rank.cpu(), torch.stack([here, before]).double().cpu())
-    hazard = (sums[0] / sums[1].clamp(min=torch.finfo(torch.float64).tiny)).clamp(0, 1)
-    survival = torch.cumprod(torch.cat([hazard.new_ones(1), 1 - hazard]), 0)[:-1]
-    rates: list[float] = (survival * hazard).tolist()
-    return rates
 
 
 def _families(tree: TokenTree) -> _Families:
@@ -150,23 +120,28 @@ def _tokens(tree: TokenTree, families: _Families) -> Tensor:
     return tree.tokens[families.children.clamp(min=0)]
 
 
+def _kept(tree: TokenTree) -> Tensor:
+    assert tree.draft_probs is not None, "records need trees that keep the draft's distributions"
+    return tree.draft_probs
+
+
 def _drawn(tree: TokenTree, families: _Families) -> Tensor:
     """Return q of every child's token, [k, c]; 0 where there is no child."""
     rows = tree.draft_rows[families.parents]
-    return tree.draft_probs[rows[:, None], _tokens(tree, families)].masked_fill(~families.is_child, 0)
+    return _kept(tree)[rows[:, None], _tokens(tree, families)].masked_fill(~families.is_child, 0)
 
 
 def _acceptance(tree: TokenTree, p: Tensor, families: _Families, q_drawn: Tensor) -> tuple[Tensor, Tensor]:
     """Return a child's acceptance, given that it is tried, and the chance that no earlier sibling was: [k, c] each."""
     tokens = _tokens(tree, families)
-    if tree.draw == "top_k":
+    if tree.draw == "chosen":
         acceptance = p[families.parents[:, None], tokens].masked_fill(~families.is_child, 0)
         return acceptance, _mass_left(p, families.parents, tokens, acceptance)
     acceptance = torch.zeros_like(q_drawn, dtype=torch.float64)
     for some in _chunks(families.parents.shape[0], p.shape[-1]):
         acceptance[some] = _multi_round(
             p[families.parents[some]],
-            tree.draft_probs[tree.draft_rows[families.parents[some]]],
+            _kept(tree)[tree.draft_rows[families.parents[some]]],
             tokens[some],
             families.is_child[some],
         )
@@ -194,7 +169,7 @@ def _multi_round(p: Tensor, q: Tensor, tokens: Tensor, is_child: Tensor) -> Tens
 
 def _factors(tree: TokenTree, acceptance: Tensor, none_before: Tensor) -> Tensor:
     """Return the chance that a child is accepted, given that its parent is: [k, c]."""
-    return acceptance * none_before if tree.draw == "without_replacement" else acceptance
+    return acceptance * none_before if tree.draw == "sampled" else acceptance
 
 
 def _values(tree: TokenTree, families: _Families, acceptance: Tensor, none_before: Tensor) -> Tensor:

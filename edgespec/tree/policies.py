@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from edgespec.config import require
 
-if TYPE_CHECKING:
-    from edgespec.tree.token_tree import Draw
-
-DRAWS: dict[str, Draw] = {"sampled": "without_replacement", "chosen": "top_k"}
+# Children are the best of q under the text's own noise, or drawn from q with fresh noise, or the best of q.
+Draw = Literal["coupled", "sampled", "chosen"]
+DRAWS: tuple[Draw, ...] = ("coupled", "sampled", "chosen")
 DEFAULT_POLICY = "adaptive"
 
-_BOTH = tuple(DRAWS)
-_EVERY_POLICYS = {"policy", "draft_temperature"}
+_SAMPLED_FIRST: tuple[Draw, ...] = ("sampled", "chosen", "coupled")  # as published
+_EVERY_POLICYS = {"policy", "draw", "draft_temperature"}
 _LIMITS = frozenset({"size", "depth", "max_children"})
 _EARLY_EXIT = frozenset({"stop_model", "confidence"})
 
@@ -30,9 +29,9 @@ class Policy:
 
     name: str
     kind: Literal["dynamic", "static", "none"]
-    draws: tuple[str, ...] = _BOTH  # of DRAWS, the default first
+    draws: tuple[Draw, ...] = DRAWS  # of DRAWS, the default first
     settings: frozenset[str]  # names of the tree settings that it uses, those of every policy left out
-    is_calibrated: bool = False  # scores are expected tokens by measured acceptance, which chooses the draw too
+    is_calibrated: bool = False  # scores are expected tokens by measured acceptance
     has_classifier: bool = False  # that of the built-in pair, where none is given
     default_width: int | None = 16  # children of a node; None: as many as the tree has nodes
     default_confidence: float = 0.4  # as in Improving-MCSD
@@ -60,7 +59,9 @@ _ALL = (
     Policy(
         name="adaptive",
         kind="dynamic",
-        settings=_LIMITS | {"draw", "threshold", "acceptance"},
+        draws=("coupled",),
+        default_width=32,  # as many as are looked at together
+        settings=_LIMITS | {"threshold", "acceptance"},
         is_calibrated=True,
         drafted_per_node=4,
         greedy_draft_temperature=0.6,
@@ -76,7 +77,7 @@ _ALL = (
     Policy(
         name="opt-tree",
         kind="dynamic",
-        draws=("chosen",),
+        draws=("coupled", "chosen"),
         settings=_LIMITS | {"stop_gain"},
         default_width=None,
         drafted_per_node=7,
@@ -85,7 +86,7 @@ _ALL = (
     Policy(
         name="eagle2",
         kind="dynamic",
-        draws=("chosen",),
+        draws=("coupled", "chosen"),
         settings=_LIMITS | {"reranked", "stop_depths", "stop_log_probability"},
         default_width=10,  # the paper's own
         greedy_draft_temperature=0.8,
@@ -93,29 +94,31 @@ _ALL = (
     Policy(
         name="c2t",
         kind="dynamic",
-        draws=("chosen",),
+        draws=("coupled", "chosen"),
         settings=_LIMITS | {"classifier", "confidence"},
         has_classifier=True,
         default_width=15,  # the paper's own
         default_confidence=0.5,
         greedy_draft_temperature=0.8,
     ),
-    Policy(name="sequoia", kind="static", settings=_LIMITS | {"draw", "acceptance"}),
+    Policy(name="sequoia", kind="static", draws=_SAMPLED_FIRST, settings=_LIMITS | {"acceptance"}),
     Policy(
         name="specinfer",
         kind="static",
-        settings=_EARLY_EXIT | {"draw", "branching"},
+        draws=_SAMPLED_FIRST,
+        settings=_EARLY_EXIT | {"branching"},
         presets={15: (2, 1, 1, 1, 1, 1, 1), 52: (4, 2, 1, 1, 1, 1, 1), 200: (8, 2, 2, 1, 1, 1, 1)},
     ),
     Policy(
         name="mcsd",
         kind="static",
-        settings=_EARLY_EXIT | {"draw", "branching", "fork", "target_width"},
+        draws=_SAMPLED_FIRST,
+        settings=_EARLY_EXIT | {"branching", "fork", "target_width"},
         presets={14: (2, 2, 1, 1), 60: (4, 2, 2, 1, 1), 232: (8, 4, 2, 1, 1)},
     ),
-    Policy(name="chain", kind="static", settings=_EARLY_EXIT | {"draw", "draft_tokens", "classifier"}),
-    Policy(name="static", kind="static", settings=_EARLY_EXIT | {"draw", "tree_file"}),
-    Policy(name="none", kind="none", draws=("sampled",), settings=frozenset()),
+    Policy(name="chain", kind="static", settings=_EARLY_EXIT | {"draft_tokens", "classifier"}),
+    Policy(name="static", kind="static", settings=_EARLY_EXIT | {"tree_file"}),
+    Policy(name="none", kind="none", draws=("coupled",), settings=frozenset()),
 )
 POLICIES = {policy.name: policy for policy in _ALL}  # in the order in which people are shown them
 

@@ -6,12 +6,11 @@ Legend: n nodes with the root, which is the last committed token; a node's child
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-Draw = Literal["without_replacement", "top_k"]
+from edgespec.tree.policies import Draw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,15 +18,15 @@ class TokenTree:
     """A tree of candidate continuations.
 
     Parents come before their children, and siblings stand in the order in which they were drawn.
-    `draft_probs` may be a view of the drafter's workspace: it is valid until the next tree grows.
     """
 
     tokens: Tensor  # [n] long
     parents: Tensor  # [n] long, -1 for the root alone
     ranks: Tensor  # [n] long, position among the siblings
     draw: Draw
-    draft_rows: Tensor  # [n] long, the node's row in draft_probs; -1 where the draft did not expand it
-    draft_probs: Tensor  # [rows, vocab], the distribution that the node's children were drawn from
+    draft_rows: Tensor  # [n] long, the drafter's row of the node; -1 where the draft did not expand it
+    # [rows, vocab], the draft's distribution behind each row: where the rule or a record needs it
+    draft_probs: Tensor | None = None
     ancestors: Tensor | None = None  # [n, n], `ancestors_mask` where a static shape knows it beforehand
     # [n], what growth selected nodes by, the root's the largest: the m best are the tree of budget m. None
     # where a shape was given.
@@ -39,7 +38,7 @@ class TokenTree:
         return self.tokens.shape[0]
 
 
-def root_only(token: int, *, draw: Draw, vocab: int, device: torch.device) -> TokenTree:
+def root_only(token: int, *, draw: Draw, device: torch.device) -> TokenTree:
     """Return the tree of plain decoding: a root and nothing below it."""
     return TokenTree(
         tokens=torch.tensor([token], device=device),
@@ -47,7 +46,6 @@ def root_only(token: int, *, draw: Draw, vocab: int, device: torch.device) -> To
         ranks=torch.zeros(1, dtype=torch.long, device=device),
         draw=draw,
         draft_rows=torch.tensor([-1], device=device),
-        draft_probs=torch.empty(0, vocab, device=device),
     )
 
 

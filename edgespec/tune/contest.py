@@ -49,7 +49,7 @@ def hold_contest(run: Run, costs: MeasuredCosts, model: AcceptanceModel, *, unti
     num_places = sum(len(seen.prompts) for seen in explored.values())
     may_fit = run.effort.fits_acceptance and num_places >= FIT_PLACES
     own = fitted(records, seed=run.seed) if may_fit else None
-    model = with_measured(own or shifted_to(model, records, num_places=num_places), explored)
+    model = with_measured(own or shifted_to(model, records, num_places=num_places), records)
 
     ends_s = (until_s + time.perf_counter()) / 2
     compared, choices = {}, {}
@@ -65,12 +65,11 @@ def hold_contest(run: Run, costs: MeasuredCosts, model: AcceptanceModel, *, unti
             budget_s=(ends_s - time.perf_counter()) / (len(explored) - done),
             report=functools.partial(_report_part, run, done),
         )
-    # Tokens are of the first trees: both draws grew theirs at the same places, and of one size.
     everything = {
         temperature: replace(seen, records=[*seen.records, *compared[temperature].records])
         for temperature, seen in explored.items()
     }
-    return Outcome(model=with_measured(model, everything), samples=compared, choices=choices)
+    return Outcome(model=with_measured(model, joined(everything)), samples=compared, choices=choices)
 
 
 def entrants(contending: Sequence[Contender], samples: Samples, growth: Mapping[Key, GrowthCost]) -> list[Entrant]:
@@ -217,7 +216,7 @@ def _tabulated(contending: Sequence[Contender], samples: Samples, costs: Measure
     sizes = [size for size in SIZES if size <= costs.size]
     tables = [tabulate(entrant, costs.steps, sizes=sizes, depths=DEPTHS) for entrant in found]
     return _Plans(
-        keys=[(one.policy, one.draw) for one, table in zip(found, tables, strict=True) for _ in table.limits],
+        keys=[contender.key for contender, table in zip(contending, tables, strict=True) for _ in table.limits],
         nodes=np.concatenate([table.nodes.mean(0) for table in tables]),
         tokens=by_prompt(np.concatenate([table.tokens for table in tables], axis=1), samples.prompts),
         seconds=by_prompt(np.concatenate([table.seconds for table in tables], axis=1), samples.prompts),

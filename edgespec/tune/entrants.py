@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edgespec.grow.acceptance import AcceptanceModel
-from edgespec.tree.policies import DRAWS, POLICIES, Policy
+from edgespec.tree.policies import DRAWS, POLICIES, Draw, Policy
 from edgespec.tree.settings import TreeSettings
 
 CHAIN_TOKENS = 16  # longer ones never paid
@@ -17,7 +17,7 @@ class Contender:
     """A policy's settings at the largest budget."""
 
     settings: TreeSettings
-    draw: str  # sampled | chosen
+    draw: Draw
 
     @property
     def policy(self) -> Policy:
@@ -35,7 +35,7 @@ class Contender:
         return self.policy.budget == "size"
 
     @property
-    def key(self) -> tuple[str, str]:
+    def key(self) -> tuple[str, Draw]:
         """What tells contenders apart."""
         return self.settings.policy, self.draw
 
@@ -51,11 +51,9 @@ def contenders(*, size: int, depth: int) -> list[Contender]:
     return [Contender(settings=settings, draw=draw) for settings, draw in found if settings is not None]
 
 
-def _largest(policy: Policy, draw: str, *, size: int, depth: int) -> TreeSettings | None:
+def _largest(policy: Policy, draw: Draw, *, size: int, depth: int) -> TreeSettings | None:
     """The policy's largest tree within the limits; None where it has none."""
-    own: dict[str, Any] = {"policy": policy.name}
-    if policy.uses("draw"):
-        own["draw"] = draw
+    own: dict[str, Any] = {"policy": policy.name, "draw": draw}
     if policy.budget == "size":
         return TreeSettings(**own, size=size, depth=depth)
     if policy.budget == "draft_tokens":
@@ -73,7 +71,7 @@ def narrowed(contender: Contender, *, size: int) -> Contender:
     return replace(contender, settings=replace(settings, size=size, depth=min(size, settings.depth)))
 
 
-def rank_values(model: AcceptanceModel, *, temperature: float, draw: str) -> list[float]:
+def rank_values(model: AcceptanceModel, *, temperature: float, draw: Draw) -> list[float]:
     """Acceptance by rank of a draw, made to fall: what orders the nodes of a Sequoia tree."""
-    rates = model.rank_acceptance(temperature, DRAWS[draw])
+    rates = model.rank_acceptance(temperature, draw)
     return [min(rates[: rank + 1]) for rank in range(len(rates))]

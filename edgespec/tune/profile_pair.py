@@ -94,9 +94,7 @@ def _profile(run: Run, costs: MeasuredCosts, outcome: Outcome, plans: tuple[Temp
         ),
         reliability=reliability(model, joined(outcome.samples)),
         ranks=tuple(
-            RankAcceptance(
-                draw="chosen" if found.draw == "top_k" else "sampled", temperature=found.temperature, rates=found.rates
-            )
+            RankAcceptance(draw=found.draw, temperature=found.temperature, rates=found.rates)
             for found in model.measured
         ),
         plans=plans,

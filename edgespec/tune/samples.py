@@ -1,8 +1,9 @@
 """What every contender's tree yields at the same texts: grown, looked at by the target, valued exactly.
 
 Prompts are continued by real steps, with the tree of one contender as guide, and at each step all
-contenders grow their trees from the same text. The chance of each node to be accepted is exact for the
-target's p and the draft's q, so that few texts say much.
+contenders grow their trees from the same text. The chance of each sampled or chosen node to be accepted is exact for
+the target's p and the draft's q, so that few texts say much; coupled ones are accepted or not, by the text's noise,
+which all of them share.
 """
 
 from __future__ import annotations
@@ -23,8 +24,12 @@ from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.grow.policies import make_grow, open_policy
 from edgespec.model.target import Target
 from edgespec.placement.memory import cache_rows
-from edgespec.sampling import draw_one, to_probs
-from edgespec.train.records import Records, node_values, slot_records
+from edgespec.sampling.distribution import to_probs
+from edgespec.sampling.draws import draw_one
+from edgespec.sampling.noise import TextNoise, generator_at
+from edgespec.train.candidates import CandidateRecords, path_records
+from edgespec.train.records import node_values
+from edgespec.tree.policies import Draw
 from edgespec.tree.settings import TreeSettings
 from edgespec.tree.token_tree import TokenTree, depths, product_on_path
 from edgespec.tune.entrants import Contender, rank_values
@@ -32,7 +37,7 @@ from edgespec.verify.rows import TargetRows
 from edgespec.verify.rules import verifier
 from profiles.tuner import TreeSample
 
-Key = tuple[str, str]  # policy, draw
+Key = tuple[str, Draw]  # policy, draw
 
 
 @dataclass(slots=True)
@@ -40,7 +45,7 @@ class Samples:
     """What was seen of one temperature so far."""
 
     trees: dict[Key, list[TreeSample]] = field(default_factory=lambda: defaultdict(list))
-    records: list[Records] = field(default_factory=list)  # of a tree each
+    records: list[CandidateRecords] = field(default_factory=list)  # of a tree each
     prompts: list[int] = field(default_factory=list)  # that each place is behind
 
     @property
@@ -101,12 +106,14 @@ def sample_text(
     Returns the prompt with what was added to it.
     """
     temperature = sampling.temperature
-    generator = torch.Generator(engine.device).manual_seed(seed)
+    generator = generator_at(seed, 0, len(ids), engine.device)
     recorded = TreeSettings().draft_sampling(sampling)  # adaptive's: its acceptance is what records are for
     widest = max((contender.settings for contender in contenders), key=lambda settings: settings.num_drafted)
     text = start_text(
         engine, ids, sampling=sampling, tree=widest, new_tokens=steps * (widest.num_layers + 1), generator=generator
     )
+    noise = TextNoise(seed=seed, key=0, vocab=text.target.vocab, device=engine.device)
+    noise.start(len(ids))  # the root's position
     root, added = text.root, [text.root]
     for _ in range(steps):
         # The guide comes last: its rows are then the ones in the draft's cache, which a commit keeps.
@@ -116,8 +123,8 @@ def sample_text(
             generator.set_state(drawn_from)  # the same luck for all: differences are the policies' own
             policy = open_policy(contender.settings).with_acceptance(model)
             drafter = text.drafting(contender.settings, sampling)
-            grow = make_grow(policy, drafter, sampling=sampling, vocab=text.target.vocab, device=engine.device,
-                             generator=generator)  # fmt: skip
+            grow = make_grow(policy, drafter, sampling=sampling, device=engine.device, generator=generator,
+                             noise=noise, keeps_q=True)  # fmt: skip
             trees.append((contender, grow(root, contender.settings.num_layers)))
         guide = trees[-1][1]
         for group in in_groups(trees, most_nodes=engine.tree.num_nodes):
@@ -127,15 +134,17 @@ def sample_text(
                 rows = TargetRows(hidden[place], text.target.logits, sampling, vocab=text.target.vocab)
                 p = rows.all_probs()
                 rates = rank_values(model, temperature=temperature, draw=contender.draw)
+                acceptance = verifier(sampling, contender.draw, noise)(tree, rows, generator)
+                values = path_values(tree, acceptance.path) if tree.draw == "coupled" else node_values(tree, p)
                 # A tree of no nodes says something too: that this policy gives up here.
-                into.trees[contender.key].append(tree_sample(tree, p, contender, rates))
-                if tree.num_nodes > 1 and contender.settings.draft_sampling(sampling) == recorded:
-                    into.records.append(slot_records(tree, p, temperature=temperature))
-        acceptance = verifier(sampling, policy.draw(sampling))(guide, rows, generator)
+                into.trees[contender.key].append(tree_sample(tree, values, contender, rates))
+                if tree.draw == "coupled" and contender.settings.draft_sampling(sampling) == recorded:
+                    into.records.append(path_records(tree, p, acceptance, temperature=temperature, generator=generator))
         path = torch.tensor(acceptance.path, dtype=torch.long, device=engine.device)
         text.target.commit(tuple(place[path].tolist()))
         text.drafter.commit(root, guide.draft_rows[path].tolist(), guide.tokens[path].tolist())
         root = acceptance.next_token
+        noise.advance(1 + len(acceptance.path))
         added += [*guide.tokens[path].tolist(), root]
     return [*ids, *added]
 
@@ -192,16 +201,22 @@ def merged(trees: Sequence[TokenTree]) -> tuple[TokenTree, list[Tensor]]:
         ranks=torch.zeros(len(tokens), dtype=torch.long, device=first.tokens.device),
         draw=first.draw,
         draft_rows=torch.full((len(tokens),), -1, device=first.tokens.device),
-        draft_probs=first.draft_probs[:0],
     )
     return forest, places
 
 
-def tree_sample(tree: TokenTree, p: Tensor, contender: Contender, rates: Sequence[float]) -> TreeSample:
-    """Return a tree as the tuner sees it, for target p [n, vocab]; `rates` are the acceptance by rank of its draw."""
+def path_values(tree: TokenTree, path: tuple[int, ...]) -> Tensor:
+    """Return V [n] of coupled nodes: 1 along the path that the text takes, and 0 elsewhere."""
+    values = torch.zeros(tree.num_nodes, dtype=torch.float64, device=tree.tokens.device)
+    values[[0, *path]] = 1.0
+    return values
+
+
+def tree_sample(tree: TokenTree, values: Tensor, contender: Contender, rates: Sequence[float]) -> TreeSample:
+    """Return a tree as the tuner sees it, for V [n] of its nodes; `rates` are the acceptance by rank of its draw."""
     return TreeSample.from_nodes(
         scores=_scores(tree, contender, rates)[1:].double().cpu().numpy(),
-        values=node_values(tree, p)[1:].double().cpu().numpy(),
+        values=values[1:].double().cpu().numpy(),
         depths=depths(tree.parents)[1:].cpu().numpy(),
         parents=(tree.parents[1:] - 1).cpu().numpy(),
     )

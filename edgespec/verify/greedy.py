@@ -12,4 +12,4 @@ from edgespec.verify.walk import walk
 
 def verify_greedy(tree: TokenTree, rows: TargetRows, _generator: torch.Generator) -> Acceptance:
     """Return the path of the target's first choices through the tree."""
-    return walk(tree, rows.best)
+    return walk(tree, lambda node, _depth: rows.best(node))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from edgespec.sampling import draw_one
+from edgespec.sampling.draws import draw_one
 from edgespec.tree.token_tree import TokenTree
 from edgespec.verify import Acceptance
 from edgespec.verify.rows import TargetRows
@@ -18,9 +18,9 @@ from edgespec.verify.walk import walk
 
 def verify_membership(tree: TokenTree, rows: TargetRows, generator: torch.Generator) -> Acceptance:
     """Return the path of tokens drawn from the target; raises ValueError for trees that were sampled."""
-    if tree.draw != "top_k":
+    if tree.draw != "chosen":
         raise ValueError(
             f"membership does not go with draw '{tree.draw}': "
-            "use it with 'top_k', and multi-round rejection with 'without_replacement'"
+            "use it with 'chosen', and multi-round rejection with 'sampled'"
         )
-    return walk(tree, lambda node: draw_one(rows.probs(node), generator))
+    return walk(tree, lambda node, _depth: draw_one(rows.probs(node), generator))

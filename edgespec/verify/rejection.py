@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from edgespec.sampling import draw_one
+from edgespec.sampling.draws import draw_one
 from edgespec.tree.token_tree import TokenTree
 from edgespec.verify import Acceptance
 from edgespec.verify.rows import TargetRows
@@ -21,10 +21,10 @@ from edgespec.verify.rows import TargetRows
 
 def verify_rejection(tree: TokenTree, rows: TargetRows, generator: torch.Generator) -> Acceptance:
     """Return the accepted path; raises ValueError for trees that were not sampled."""
-    if tree.draw != "without_replacement":
+    if tree.draw != "sampled":
         raise ValueError(
             f"multi-round rejection is not lossless for draw '{tree.draw}': "
-            "use it with 'without_replacement', and membership with 'top_k'"
+            "use it with 'sampled', and membership with 'chosen'"
         )
     device = tree.tokens.device
     uniforms = torch.rand(tree.num_nodes, dtype=torch.float64, device=device, generator=generator).tolist()
@@ -36,7 +36,7 @@ def verify_rejection(tree: TokenTree, rows: TargetRows, generator: torch.Generat
         children = (parents == node).nonzero().flatten().tolist()  # in draw order
         accepted, residual = _try_children(
             rows.probs(node),
-            tree.draft_probs[int(draft_rows[node])] if children else None,
+            _kept(tree)[int(draft_rows[node])] if children else None,
             [int(tokens[child]) for child in children],
             [uniforms[child] for child in children],
         )
@@ -66,6 +66,12 @@ def reject(residual: Tensor, remaining: Tensor, tokens: Tensor) -> tuple[Tensor,
     left = torch.addcmul(residual, remaining, scale, value=-1).clamp_(min=0)
     left = torch.where(left.sum(1, keepdim=True) > 0, left, residual)
     return left, remaining.scatter(1, tokens[:, None], 0.0)
+
+
+def _kept(tree: TokenTree) -> Tensor:
+    if tree.draft_probs is None:
+        raise ValueError("multi-round rejection needs the distributions that the children were drawn from")
+    return tree.draft_probs
 
 
 def _try_children(p: Tensor, q: Tensor | None, tokens: list[int], uniforms: list[float]) -> tuple[int | None, Tensor]:

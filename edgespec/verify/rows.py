@@ -14,7 +14,7 @@ from torch import Tensor
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
 from edgespec.model.row_chunks import row_chunks
-from edgespec.sampling import to_probs
+from edgespec.sampling.distribution import to_probs
 
 
 class TargetRows:

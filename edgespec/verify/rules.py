@@ -7,16 +7,26 @@ from collections.abc import Callable
 import torch
 
 from edgespec.config import SamplingSettings
-from edgespec.tree.token_tree import Draw, TokenTree
+from edgespec.sampling.noise import TextNoise
+from edgespec.tree.policies import Draw
+from edgespec.tree.token_tree import TokenTree
 from edgespec.verify import Acceptance
+from edgespec.verify.coupled import verify_coupled
 from edgespec.verify.greedy import verify_greedy
 from edgespec.verify.membership import verify_membership
 from edgespec.verify.rejection import verify_rejection
 from edgespec.verify.rows import TargetRows
 
 
-def verifier(sampling: SamplingSettings, draw: Draw) -> Callable[[TokenTree, TargetRows, torch.Generator], Acceptance]:
-    """Return the rule for children that come about by `draw`."""
+def verifier(
+    sampling: SamplingSettings, draw: Draw, noise: TextNoise
+) -> Callable[[TokenTree, TargetRows, torch.Generator], Acceptance]:
+    """Return the rule for children that come about by `draw`.
+
+    Only coupled children go with the text's noise: a rule of rejection that shared the draft's noise would be biased.
+    """
     if sampling.temperature == 0:
         return verify_greedy
-    return verify_membership if draw == "top_k" else verify_rejection
+    if draw == "coupled":
+        return lambda tree, rows, _generator: verify_coupled(tree, rows, noise)
+    return verify_membership if draw == "chosen" else verify_rejection

@@ -1,4 +1,4 @@
-"""A walk down a tree by tokens that the target chose, which greedy verification and membership share."""
+"""A walk down a tree by tokens that the target chose, which greedy and coupled verification and membership share."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from edgespec.tree.token_tree import TokenTree
 from edgespec.verify import Acceptance
 
 
-def walk(tree: TokenTree, choose: Callable[[int], int]) -> Acceptance:
-    """Go from the root to the child of the token that `choose` names for a node, as long as there is one.
+def walk(tree: TokenTree, choose: Callable[[int, int], int]) -> Acceptance:
+    """Go from the root to the child of the token that `choose` names, as long as there is one.
+
+    It is asked for what follows a node, of so many layers below the root.
 
     The head computes the rows of the path alone: a handful, where the tree may have hundreds.
     """
@@ -23,7 +25,7 @@ def walk(tree: TokenTree, choose: Callable[[int], int]) -> Acceptance:
     path: list[int] = []
     node = 0
     while True:
-        token = choose(node)
+        token = choose(node, len(path))
         child = children.get((node, token))
         if child is None:
             return Acceptance(path=tuple(path), next_token=token)

@@ -14,7 +14,8 @@ from transformers import (
 )
 
 from edgespec.config import SamplingSettings
-from edgespec.sampling import draw_without_replacement, to_probs
+from edgespec.sampling.distribution import to_probs
+from edgespec.sampling.draws import draw_without_replacement
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,7 @@ def test_filtering_in_chunks_changes_nothing(monkeypatch: pytest.MonkeyPatch) ->
     settings = SamplingSettings(temperature=0.8, top_k=20, top_p=0.7, min_p=0.05)
     logits = torch.randn(37, 50, generator=torch.Generator().manual_seed(2)) * 3
     whole = to_probs(logits, settings)
-    monkeypatch.setattr("edgespec.sampling.CHUNK_ELEMENTS", 400)
+    monkeypatch.setattr("edgespec.sampling.distribution.CHUNK_ELEMENTS", 400)
     assert torch.equal(to_probs(logits, settings), whole)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from edgespec.config import SamplingSettings
 from edgespec.grow import best_first, policies
-from edgespec.sampling import draw_without_replacement
+from edgespec.sampling.draws import draw_without_replacement
 from edgespec.tree.policies import POLICIES
 from edgespec.tree.settings import TreeSettings
 from edgespec.tree.token_tree import TokenTree, depths

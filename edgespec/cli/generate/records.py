@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec import __version__
-from edgespec.cli.generate.requests import Request, RunSettings, turn_seed
+from edgespec.cli.generate.requests import Request, RunSettings
 from edgespec.cli.generate.run_config import config_hash, sampling_fields
 from edgespec.errors import EdgespecError
 
@@ -26,10 +26,7 @@ def success_record(
 ) -> dict[str, Any]:
     """Return the record of a row whose turns are all answered; `run` is what all records of the run share."""
     parts = [_result_fields(engine, [result], settings) for result in results]
-    per_turn = [
-        {"text": result.text, **part, "seed": turn_seed(request, turn)}
-        for turn, (result, part) in enumerate(zip(results, parts, strict=True))
-    ]
+    per_turn = [{"text": result.text, **part} for result, part in zip(results, parts, strict=True)]
     return {
         **_head(request),
         "text": results[-1].text,
@@ -125,7 +122,7 @@ def _result_fields(engine: Engine, results: Sequence[GenerationResult], settings
         "spec": {
             "mode": "off" if engine.tree.policy == "none" else "tree",
             "policy": engine.tree.policy,
-            "draw": engine.policy.draw(results[0].sampling),
+            "draw": engine.policy.draw,
             "lossless": engine.tree.is_lossless,
             "tree_size": engine.tree.num_nodes or None,
             "tree_depth": engine.tree.num_layers or None,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from edgespec.cli.prompts.read import encode_turn
 from edgespec.cli.prompts.rows import PromptRow
-from edgespec.config import MAX_SEED, SamplingSettings
+from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
 from edgespec.text.chat_template import Message
 from edgespec.text.context import check_ctx_size, new_token_limit
@@ -48,8 +48,13 @@ class Request:
     ids: list[int]  # up to the first answer
     sampling: SamplingSettings
     max_new_tokens: int  # of each turn
-    seed: int  # of the first turn
+    seed: int
     stop: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Return what tells the row's text from others of its seed: its id and repeat, not its place in a file."""
+        return f"{self.row.repeat}:{self.row.id}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,23 +67,18 @@ class NeededTokens:
 
 
 def make_requests(rows: list[PromptRow], encoded: list[list[int]], run: RunSettings) -> list[Request]:
-    """Make a request of each row, with its settings over the run's; a row's repeats have seeds one apart."""
+    """Make a request of each row, with its settings over the run's."""
     return [
         Request(
             row=row,
             ids=ids,
             sampling=replace(run.sampling, **row.settings.sampling()),
             max_new_tokens=row.settings.max_new_tokens or run.max_new_tokens,
-            seed=_wrapped((run.seed if row.settings.seed is None else row.settings.seed) + row.repeat),
+            seed=run.seed if row.settings.seed is None else row.settings.seed,
             stop=run.stop if row.settings.stop is None else row.settings.stop,
         )
         for row, ids in zip(rows, encoded, strict=True)
     ]
-
-
-def turn_seed(request: Request, turn: int) -> int:
-    """Return the seed of a turn; turns count from 0."""
-    return _wrapped(request.seed + turn)
 
 
 def turn_encoder(pair: ModelPair, run: RunSettings) -> EncodeTurn:
@@ -113,7 +113,3 @@ def needed_tokens(
         context, prompt = max(context, length), max(prompt, longest_prompt)
         new += limit * row.num_turns
     return NeededTokens(context_tokens=context, prompt_tokens=prompt, new_tokens=new)
-
-
-def _wrapped(seed: int) -> int:
-    return seed % (MAX_SEED + 1)

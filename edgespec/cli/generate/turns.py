@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from edgespec.cli.generate.requests import EncodeTurn, Request, turn_seed
+from edgespec.cli.generate.requests import EncodeTurn, Request
 from edgespec.engine import Engine
 from edgespec.pair.pair import ModelPair
 from edgespec.text.chat_template import Message
@@ -31,7 +31,8 @@ def answer_turns(
             encode(request.row, answers) if turn else request.ids,
             max_new_tokens=request.max_new_tokens,
             sampling=request.sampling,
-            seed=turn_seed(request, turn),
+            seed=request.seed,
+            name=request.name,
             stop=request.stop,
             reuse=turn > 0,
             on_prefill=on_prefill,

@@ -22,7 +22,7 @@ TREE = TreeSettings()
 TREE_FIELDS = [field.name for field in dataclasses.fields(TreeSettings) if field.name != "reranked"]
 SIZE_HELP = f"Most nodes of a tree, 1 to {MAX_TREE_SIZE}. [auto: {TREE.size}]"
 WIDTH_HELP = "Most children of a node; eagle2: also of a layer; c2t: of a layer. [16; eagle2 10, c2t 15, opt-tree all]"
-DRAW_HELP = "How children come about (adaptive and static trees). [adaptive: what pays more; else sampled]"
+DRAW_HELP = "How children come about. [coupled; dyspec, sequoia, specinfer, mcsd: sampled]"
 PROFILE_HELP = "Tree settings that `edgespec profile` measured; single flags override them."
 
 
@@ -91,7 +91,7 @@ _PROFILE_OPTION = click.option(
 )
 _SHAPE_OPTIONS: list[Callable[[Command], Command]] = [
     click.option("--policy", help=f"How trees grow: {', '.join(POLICIES)}. [default: {TREE.policy}]"),
-    click.option("--draw", metavar="sampled|chosen", help=DRAW_HELP),
+    click.option("--draw", metavar="coupled|sampled|chosen", help=DRAW_HELP),
     click.option("--tree-size", "size", callback=_tree_size, metavar="N|auto", help=SIZE_HELP),
     click.option("--tree-depth", "depth", type=int, help=f"Most layers of a tree. [default: {TREE.depth}]"),
     click.option("--tree-width", "max_children", type=int, help=WIDTH_HELP),

@@ -29,8 +29,8 @@ def write_report(profile: Profile) -> None:
         if len(plan.by_size) > 1:
             console.print(f"tokens/s over tree size: {sparkline([found.tokens_per_s for found in plan.by_size])}")
         console.print(f"T={plan.temperature:g}: {describe(plan.best)}: {plan.why}\n")
-    errors = ", ".join(f"{found.kind} {found.calibration_error:.3f}" for found in profile.reliability)
-    console.print(f"expected calibration error of the acceptance model: {errors}")
+    error = profile.reliability.calibration_error
+    console.print(f"expected calibration error of the acceptance model: {error:.3f}")
 
 
 def describe(plan: Plan) -> str:

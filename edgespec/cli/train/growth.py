@@ -22,9 +22,7 @@ from edgespec.cli.prompts.read import encode_prompts, read_prompts
 from edgespec.errors import EdgespecError
 
 if TYPE_CHECKING:
-    from edgespec.train.collect import CollectSetting
     from edgespec.train.networks import FitReport
-    from edgespec.train.record_files import RecordsHeader
     from edgespec.train.records import Records
 
 WHATS = {
@@ -73,41 +71,33 @@ def _command(
     pair = open_named_pair(models)
     encoded = encode_prompts(pair, rows, raw=True)
     folder = records or output.with_name(output.name + ".records")
-    first_model = folder / "first.json"
-    rounds: list[list[CollectSetting]] = {
-        "acceptance": [
-            collect.exploring_settings(size=tree_size, temperatures=temperatures),
-            collect.adaptive_settings(first_model, size=tree_size, temperatures=temperatures),
-        ],
-        "classifier": [collect.classifier_settings(temperatures=temperatures)],
-        "stop": [collect.stop_settings(temperatures=temperatures)],
+    settings = {
+        "acceptance": collect.acceptance_settings(size=tree_size, temperatures=temperatures),
+        "classifier": collect.classifier_settings(temperatures=temperatures),
+        "stop": collect.stop_settings(temperatures=temperatures),
     }[what]
-    trees = [setting.tree for settings in rounds for setting in settings]
+    trees = [setting.tree for setting in settings]
     room = max(map(len, encoded)) + max_new_tokens + max(tree.num_layers for tree in trees)
-    # Of the first round: what later ones grow by is fitted on it.
-    largest = max((setting.tree for setting in rounds[0]), key=lambda tree: (tree.num_nodes, tree.num_drafted))
+    largest = max(trees, key=lambda tree: (tree.num_nodes, tree.num_drafted))
     place = machine.place(pair, context_tokens=machine.ctx_size or room)
     with open_engine(console, set_up(pair, place, largest), machine) as engine:
-        for number, settings in enumerate(rounds, start=1):
-            console.say(f"round {number} of {len(rounds)}: records of {len(encoded)} prompts go to '{folder}'")
-            with console.progress_bar() as bar:
-                collect.collect(
-                    engine,
-                    encoded,
-                    folder,
-                    settings,
-                    kind=kind if what == "stop" else what,
-                    max_new_tokens=max_new_tokens,
-                    seed=seed,
-                    progress=console.counting(bar, "collecting", "parts"),
-                )
-            if number < len(rounds):
-                _fit(what, *load_records(folder), first_model, kind=kind, seed=seed, about={})
+        console.say(f"records of {len(encoded)} prompts go to '{folder}'")
+        with console.progress_bar() as bar:
+            collect.collect(
+                engine,
+                encoded,
+                folder,
+                settings,
+                kind=kind if what == "stop" else what,
+                max_new_tokens=max_new_tokens,
+                seed=seed,
+                progress=console.counting(bar, "collecting", "parts"),
+            )
     found, headers = load_records(folder)
-    console.say(f"fitting on {found['acceptance'].shape[0]} records of {len(headers)} parts")
+    console.say(f"fitting on {found['prompt'].shape[0]} records of {len(headers)} parts")
     about = {"target": pair.target.folder.name, "prompts": str(len(encoded))}
     about |= {"draft": pair.draft.folder.name} if pair.draft else {}
-    report = _fit(what, found, headers, output, kind=kind, seed=seed, about=about)
+    report = _fit(what, found, output, kind=kind, seed=seed, about=about)
     sys.stdout.write(json.dumps(report) + "\n" if as_json else _text(report))
     console.say(f"written: {output}")
     return 0
@@ -158,22 +148,19 @@ def growth_command(what: str) -> click.Command:
 def _fit(
     what: str,
     records: Records,
-    headers: list[RecordsHeader],
     output: Path,
     *,
     kind: str,
     seed: int,
     about: dict[str, str],
 ) -> dict[str, Any]:
-    from edgespec.train.fit import FitSettings, fit_acceptance, fit_classifier, fit_stop
-    from edgespec.train.measured import measure
+    from edgespec.train.acceptance import FitSettings, fit_acceptance
+    from edgespec.train.fit import fit_classifier, fit_stop
 
     if what == "acceptance":
-        model, reports = fit_acceptance(
-            records, measured=measure(records, headers), about=about, settings=FitSettings(seed=seed)
-        )
+        model, held_out = fit_acceptance(records, about=about, settings=FitSettings(seed=seed))
         model.save(output)
-        return {"model": what, "networks": [_facts(report) for report in reports]}
+        return {"model": what, "networks": [_facts(held_out)]}
     if what == "classifier":
         classifier, classified = fit_classifier(records, seed=seed)
         classifier.save(output)

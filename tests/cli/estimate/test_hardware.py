@@ -219,7 +219,7 @@ def test_a_rate_becomes_a_power_law_that_stays_a_distribution(rate: float) -> No
     assert sum(rates) < 1
 
 
-@pytest.mark.parametrize(("temperature", "draw"), [(0.0, "top_k"), (0.6, "without_replacement")])
+@pytest.mark.parametrize(("temperature", "draw"), [(0.0, "top_k"), (0.6, "sampled")])
 def test_the_power_law_is_near_what_was_measured(temperature: float, draw: Any) -> None:
     """From the built-in pair's first rate, within a fifth of the tokens that its measured vector yields."""
     measured = default_acceptance().rank_acceptance(temperature, draw)

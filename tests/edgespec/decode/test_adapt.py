@@ -57,7 +57,7 @@ def a_tree(promise: float, nodes: int = 4) -> TokenTree:
         tokens=torch.zeros(nodes + 1, dtype=torch.long),
         parents=torch.tensor([-1, *[0] * nodes]),
         ranks=torch.tensor([0, *range(nodes)]),
-        draw="without_replacement",
+        draw="sampled",
         draft_rows=torch.full((nodes + 1,), -1),
         draft_probs=torch.empty(0, VOCAB),
         scores=torch.tensor([torch.inf, *[promise / nodes] * nodes], dtype=torch.float64),

@@ -26,8 +26,9 @@ from edgespec.grow.beam import grow_beam
 from edgespec.grow.best_first import grow_best_first
 from edgespec.grow.dyspec import predict_slots
 from edgespec.grow.opt_tree import opt_tree_rule
-from edgespec.sampling import to_probs
-from edgespec.tree.token_tree import Draw, TokenTree
+from edgespec.sampling.distribution import to_probs
+from edgespec.tree.policies import Draw
+from edgespec.tree.token_tree import TokenTree
 from edgespec.verify import Acceptance, rejection
 from edgespec.verify.membership import verify_membership
 from edgespec.verify.rejection import verify_rejection
@@ -175,7 +176,7 @@ def as_if(draw: Draw, verify: Verify) -> Verify:
 
 def test_rejection_of_chosen_children_is_caught() -> None:
     """Why it is refused: q is not what chosen children were drawn from."""
-    verify = as_if("without_replacement", verify_rejection)
+    verify = as_if("sampled", verify_rejection)
     assert outcome_p_value(PLAIN, PLAIN, grow_tree=grow_chosen, verify=verify) < 1e-6
 
 

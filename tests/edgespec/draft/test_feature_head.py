@@ -30,7 +30,7 @@ from edgespec.pair.folder import fingerprint, open_model
 from edgespec.pair.pair import open_pair
 from edgespec.placement.memory import cache_rows
 from edgespec.placement.place import placement_for
-from edgespec.sampling import to_probs
+from edgespec.sampling.distribution import to_probs
 from edgespec.train.head_model import lender, new_head, own_tensors, save_head
 from edgespec.tree.token_tree import TokenTree
 from tests.conftest import FAMILIES, SMALL, VOCAB, make_model
@@ -104,7 +104,7 @@ def test_q_in_a_tree_is_that_of_the_head_on_each_path(family: str) -> None:
             tokens=torch.tensor([path[-1] for path in paths]),
             parents=torch.tensor(parents),
             ranks=torch.zeros(len(paths), dtype=torch.long),
-            draw="top_k",
+            draw="chosen",
             draft_rows=torch.arange(len(paths)),
             draft_probs=torch.empty(0, VOCAB),
         )

@@ -8,7 +8,7 @@ from edgespec.draft.language_model import LanguageModelDrafter
 from edgespec.errors import EdgespecError
 from edgespec.grow.growing import GrowingTree
 from edgespec.model.causal_model import CausalModel
-from edgespec.sampling import to_probs
+from edgespec.sampling.distribution import to_probs
 from edgespec.tree.token_tree import TokenTree
 from tests.conftest import FAMILIES, VOCAB, make_model
 

@@ -24,10 +24,10 @@ from edgespec.grow.stop_model import StopModel, distribution_inputs, input_names
 TOKEN_INPUTS = ("log_rank", "log_mass_left", "entropy", "log_top_q", "log_depth", "temperature", "log_q",
                 "log_conditional")  # fmt: skip
 MEASURED = (
-    Measured(draw="without_replacement", temperature=0.0, tokens=4.0, rates=(0.5, 0.25)),
-    Measured(draw="without_replacement", temperature=1.0, tokens=6.0, rates=(0.75,)),
-    Measured(draw="top_k", temperature=0.0, tokens=6.0, rates=(0.7, 0.1)),
-    Measured(draw="top_k", temperature=1.0, tokens=2.0, rates=(0.3, 0.2)),
+    Measured(draw="sampled", temperature=0.0, tokens=4.0, rates=(0.5, 0.25)),
+    Measured(draw="sampled", temperature=1.0, tokens=6.0, rates=(0.75,)),
+    Measured(draw="chosen", temperature=0.0, tokens=6.0, rates=(0.7, 0.1)),
+    Measured(draw="chosen", temperature=1.0, tokens=2.0, rates=(0.3, 0.2)),
 )
 
 
@@ -86,7 +86,7 @@ def test_a_network_is_its_formula() -> None:
     torch.testing.assert_close(network(x.float()).double(), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("draw", ["without_replacement", "top_k"])
+@pytest.mark.parametrize("draw", ["sampled", "top_k"])
 def test_predictions_are_those_of_one_slot_at_a_time(draw: Any) -> None:
     slots, found = some_slots(), model()
     tokens = found.token_acceptance(draw=draw, **slots)
@@ -105,7 +105,7 @@ def test_predictions_are_those_of_one_slot_at_a_time(draw: Any) -> None:
                 "q": slots["q"][row, rank],
             }
             one = {name: value.double() for name, value in one.items()}
-            network = found.chosen if draw == "top_k" else found.sampled
+            network = found.chosen if draw == "chosen" else found.sampled
             torch.testing.assert_close(tokens[row, rank], network(network_features(network.inputs, one)[None])[0])
             torch.testing.assert_close(before[row, rank], found.slot(network_features(found.slot.inputs, one)[None])[0])
 
@@ -124,7 +124,7 @@ def test_slots_are_judged_without_their_own_token() -> None:
 def test_where_no_token_is_left_nothing_is_accepted() -> None:
     slots = some_slots()
     slots["q"][1, 3] = 0
-    found = model().token_acceptance(draw="without_replacement", **slots)
+    found = model().token_acceptance(draw="sampled", **slots)
     assert found[1, 3] == 0
     assert found.isfinite().all()
 
@@ -136,20 +136,20 @@ def test_inputs_are_finite_at_the_ends_of_their_ranges() -> None:
 
 def test_the_better_draw_is_interpolated_and_ties_are_sampled() -> None:
     found = model()
-    assert found.expected_tokens(0.25, "without_replacement") == pytest.approx(4.5)
+    assert found.expected_tokens(0.25, "sampled") == pytest.approx(4.5)
     assert found.expected_tokens(9.0, "top_k") == 2.0
-    assert [found.better_draw(at) for at in (0.0, 0.2, 0.5, 2.0)] == ["top_k", "top_k"] + ["without_replacement"] * 2
+    assert [found.better_draw(at) for at in (0.0, 0.2, 0.5, 2.0)] == ["top_k", "top_k"] + ["sampled"] * 2
     tie = found.expected_tokens(1 / 3, "top_k")
-    assert tie == pytest.approx(found.expected_tokens(1 / 3, "without_replacement"))
+    assert tie == pytest.approx(found.expected_tokens(1 / 3, "sampled"))
     nothing = model(measured=())
     assert nothing.expected_tokens(0.0, "top_k") is None
-    assert nothing.better_draw(0.0) == "without_replacement"
+    assert nothing.better_draw(0.0) == "sampled"
     assert model(measured=MEASURED[2:]).better_draw(1.0) == "top_k"
 
 
 def test_rates_by_rank_are_interpolated() -> None:
     found = model()
-    assert found.rank_acceptance(0.5, "without_replacement") == pytest.approx([0.625, 0.125])
+    assert found.rank_acceptance(0.5, "sampled") == pytest.approx([0.625, 0.125])
     assert model(measured=()).rank_acceptance(0.5, "top_k") == []
 
 
@@ -159,7 +159,7 @@ def test_acceptance_survives_its_file(tmp_path: Path) -> None:
     loaded = AcceptanceModel.load(path)
     assert loaded.measured == MEASURED
     assert loaded.about == {"target": "big", "draft": "small"}
-    for draw in ("without_replacement", "top_k"):
+    for draw in ("sampled", "chosen"):
         torch.testing.assert_close(
             loaded.token_acceptance(draw=draw, **slots), found.token_acceptance(draw=draw, **slots), atol=1e-3, rtol=0
         )

@@ -73,7 +73,7 @@ def test_opt_tree_keeps_the_likeliest_paths(seed: int, size: int) -> None:
     tree = grow(q_of, opt_tree_rule(size=size, stop_gain=0), size=size, depth=4)
     expected = sorted(all_paths(4), key=lambda path: -probability(q_of, path))[:size]
     assert set(paths_of(tree)) == set(expected)
-    assert tree.draw == "top_k"
+    assert tree.draw == "chosen"
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -25,7 +25,7 @@ def random_tree(root: int, generator: torch.Generator, *, nodes: int) -> TokenTr
         tokens=tokens,
         parents=torch.tensor(parents),
         ranks=torch.zeros(nodes, dtype=torch.long),
-        draw="without_replacement",
+        draw="sampled",
         draft_rows=torch.full((nodes,), -1),
         draft_probs=torch.empty(0, VOCAB),
     )

@@ -51,7 +51,7 @@ def both_draws() -> Records:
 
 
 def test_a_known_acceptance_is_found() -> None:
-    measured = (Measured(draw="top_k", temperature=0.6, tokens=3.0, rates=(0.5,)),)
+    measured = (Measured(draw="chosen", temperature=0.6, tokens=3.0, rates=(0.5,)),)
     records = both_draws()
     model, reports = fit_acceptance(records, measured=measured, about={"target": "none"}, settings=QUICK)
     assert [report.name for report in reports] == ["slot", "sampled", "chosen"]
@@ -67,7 +67,7 @@ def test_a_known_acceptance_is_found() -> None:
     assert slot.log_loss == pytest.approx(slot.baseline_log_loss, abs=0.01)
     q = torch.tensor([[0.5, 0.1]], dtype=torch.float64)
     predicted = model.token_acceptance(
-        draw="top_k",
+        draw="chosen",
         q=q,
         mass_left=torch.tensor([[1.0, 0.5]]).double(),
         entropy=torch.tensor([2.0]).double(),

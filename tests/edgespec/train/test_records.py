@@ -13,7 +13,8 @@ from edgespec.errors import EdgespecError
 from edgespec.train import records as records_module
 from edgespec.train.record_files import RecordsHeader, load_records, read_headers, save_records
 from edgespec.train.records import DRAWS, expected_tokens, node_values, rank_acceptance, slot_records, stop_records
-from edgespec.tree.token_tree import Draw, TokenTree, depths, root_only
+from edgespec.tree.policies import Draw
+from edgespec.tree.token_tree import TokenTree, depths, root_only
 from edgespec.verify.rejection import verify_rejection
 from tests.edgespec.verify.test_walks import DenseRows, random_tree
 
@@ -22,7 +23,7 @@ HEADER = RecordsHeader(
     draft="small",
     prompt=3,
     tree="opt-tree",
-    draw="top_k",
+    draw="chosen",
     temperature=0.6,
     draft_temperature=0.6,
     num_trees=1,
@@ -37,7 +38,7 @@ def random_p(tree: TokenTree, generator: torch.Generator, *, one_hot: bool = Fal
     return logits.softmax(-1)
 
 
-def example(seed: int, draw: Draw = "without_replacement", *, nodes: int = 24, vocab: int = 6) -> TokenTree:
+def example(seed: int, draw: Draw = "sampled", *, nodes: int = 24, vocab: int = 6) -> TokenTree:
     tree = random_tree(torch.Generator().manual_seed(seed), nodes=nodes, vocab=vocab)
     return dataclasses.replace(tree, draw=draw)
 
@@ -53,7 +54,7 @@ def literal_acceptance(tree: TokenTree, p: Tensor) -> dict[int, tuple[float, flo
             if tree.parents[child] != node:
                 continue
             token = int(tree.tokens[child])
-            if tree.draw == "top_k":
+            if tree.draw == "chosen":
                 found[child] = float(p[node, token]), value[node]
                 value[child] = value[node] * found[child][0]
                 continue
@@ -128,7 +129,7 @@ def test_equal_distributions_accept_the_first_draw() -> None:
 
 
 def test_a_root_alone_has_no_records() -> None:
-    tree = root_only(3, draw="top_k", vocab=5, device=torch.device("cpu"))
+    tree = root_only(3, draw="chosen", vocab=5, device=torch.device("cpu"))
     p = torch.full((1, 5), 0.2)
     found = slot_records(tree, p, temperature=1.0)
     assert {column.shape for column in found.values()} == {(0,)}

@@ -41,7 +41,7 @@ def mean_prediction(model: AcceptanceModel, kind: str, found: Records) -> float:
 
 
 @pytest.mark.parametrize("mean", [0.3, 0.45, 0.6])
-@pytest.mark.parametrize(("draw", "kinds"), [("without_replacement", ["slot", "sampled"]), ("top_k", ["chosen"])])
+@pytest.mark.parametrize(("draw", "kinds"), [("sampled", ["slot", "sampled"]), ("top_k", ["chosen"])])
 def test_a_model_is_moved_so_that_its_mean_is_the_pairs(draw: str, kinds: list[str], mean: float) -> None:
     generator = torch.Generator().manual_seed(1)
     weight = torch.rand(300, generator=generator)
@@ -97,7 +97,7 @@ def test_what_was_measured_of_a_draw_that_fell_behind_stays() -> None:
         return found
 
     both = with_measured(model, {0.8: seen("top_k", "chosen")})
-    both = with_measured(both, {0.8: seen("without_replacement", "sampled")})
+    both = with_measured(both, {0.8: seen("sampled", "sampled")})
     assert {(found.draw, found.temperature) for found in both.measured} == {(draw, 0.8) for draw in DRAWS}
     assert both.expected_tokens(0.8, "top_k") == pytest.approx(1.6)
     newer = with_measured(both, {0.8: seen("top_k", "chosen")})

@@ -192,6 +192,6 @@ def test_both_draws_tokens_are_told_by_trees_of_one_size(hold: Any) -> None:
     """Which draw is better follows from them: the small trees of one would lose to the large ones of the other."""
     held = hold(machine(0.01, 0.05))
     trees = held.outcome.samples[TEMPERATURE].trees["adaptive", "sampled"]
-    tokens = held.outcome.model.expected_tokens(TEMPERATURE, "without_replacement")
+    tokens = held.outcome.model.expected_tokens(TEMPERATURE, "sampled")
     assert tokens is not None
     assert tokens > sum(tree.tokens for tree in trees) / len(trees) + 0.1, "of small trees"

@@ -14,7 +14,7 @@ from edgespec import Engine, SamplingSettings, TreeSettings
 from edgespec.grow.acceptance import default_acceptance
 from edgespec.grow.policies import Grow, OpenPolicy, make_grow, open_policy
 from edgespec.pair.pair import open_pair
-from edgespec.sampling import to_probs
+from edgespec.sampling.distribution import to_probs
 from edgespec.train.records import expected_tokens
 from edgespec.tree.policies import POLICIES
 from edgespec.tree.token_tree import TokenTree, root_only
@@ -165,7 +165,7 @@ def test_sampling_extends_the_text_and_both_caches_hold_it(
     assert len(into.records) == 2 * len(recorded(sampling)), "what is drafted otherwise says nothing of adaptive trees"
     (text,) = started
     root = torch.tensor(extended[-1:])
-    tree = root_only(extended[-1], draw="top_k", vocab=text.target.vocab, device=engine.device)
+    tree = root_only(extended[-1], draw="chosen", vocab=text.target.vocab, device=engine.device)
     p = text.target.logits(text.target.look(tree))
     q = text.drafter.expand(root, torch.tensor([-1]))
     fresh = torch.tensor(extended[:-1])
@@ -210,7 +210,7 @@ def test_a_tree_of_no_nodes_counts_as_one_token(
     def nothing(policy: OpenPolicy, drafter: Any, **options: Any) -> Grow:
         if policy.settings.policy != "c2t":
             return right(policy, drafter, **options)
-        return lambda root, _depth: root_only(root, draw="top_k", vocab=options["vocab"], device=options["device"])
+        return lambda root, _depth: root_only(root, draw="chosen", vocab=options["vocab"], device=options["device"])
 
     monkeypatch.setattr(samples, "make_grow", nothing)
     into = Samples()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from edgespec.grow.growing import mass_left
-from edgespec.sampling import draw_without_replacement
+from edgespec.sampling.draws import draw_without_replacement
 from edgespec.train import records
 from edgespec.verify import rejection
 from edgespec.verify.rejection import acceptance_of, reject

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
-from edgespec.sampling import to_probs
+from edgespec.sampling.distribution import to_probs
 from edgespec.tree.token_tree import TokenTree
 from edgespec.verify.greedy import verify_greedy
 from edgespec.verify.membership import verify_membership
@@ -51,7 +51,7 @@ def random_tree(generator: torch.Generator, *, nodes: int, vocab: int) -> TokenT
         tokens=torch.tensor(tokens),
         parents=torch.tensor(parents),
         ranks=torch.tensor(ranks),
-        draw="without_replacement",
+        draw="sampled",
         draft_rows=torch.arange(nodes),
         draft_probs=q,
     )
@@ -134,7 +134,7 @@ def test_equal_distributions_are_always_accepted() -> None:
             tokens=torch.tensor([0, token]),
             parents=torch.tensor([-1, 0]),
             ranks=torch.tensor([0, 0]),
-            draw="without_replacement",
+            draw="sampled",
             draft_rows=torch.tensor([0, -1]),
             draft_probs=q,
         )
@@ -144,13 +144,13 @@ def test_equal_distributions_are_always_accepted() -> None:
 
 
 def test_rejection_refuses_chosen_children_and_names_the_sound_pairs() -> None:
-    tree = dataclasses.replace(random_tree(torch.Generator().manual_seed(0), nodes=4, vocab=5), draw="top_k")
+    tree = dataclasses.replace(random_tree(torch.Generator().manual_seed(0), nodes=4, vocab=5), draw="chosen")
     with pytest.raises(ValueError, match=r"membership.*top_k"):
         verify_rejection(tree, DenseRows(torch.rand(4, 5)), torch.Generator())
 
 
 def chosen(tree: TokenTree) -> TokenTree:
-    return dataclasses.replace(tree, draw="top_k")
+    return dataclasses.replace(tree, draw="chosen")
 
 
 def literal_membership(tree: TokenTree, drawn: list[int]) -> tuple[list[int], int]:

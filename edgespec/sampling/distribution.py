@@ -9,13 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from edgespec.config import SamplingSettings
+from edgespec.config import DraftSampling, SamplingSettings
 
 # Rows are filtered in chunks of about this many numbers: sorting takes several times their memory.
 CHUNK_ELEMENTS = 1 << 23
 NUCLEUS_TOKENS = 512  # sorting a whole vocabulary takes several times longer than finding as many
 ENTROPY_TOKENS = 1000  # beyond these the tail adds nothing that matters (C2T, appendix C)
-SMALLEST_UNIFORM = 2.0**-54  # half a step of torch.rand in float64: no logarithm of 0
 
 
 def to_probs(logits: Tensor, sampling: SamplingSettings) -> Tensor:
@@ -31,6 +30,15 @@ def to_probs(logits: Tensor, sampling: SamplingSettings) -> Tensor:
     for chunk, into in zip(logits.split(rows), probs.split(rows), strict=True):
         into.copy_(_truncate(torch.softmax(chunk / sampling.temperature, -1), sampling))
     return probs
+
+
+def to_draft_probs(logits: Tensor, sampling: DraftSampling) -> Tensor:
+    """Return q [n, vocab] of a draft's logits [n, vocab]; tokens that truncation cuts off keep their share of it."""
+    probs = to_probs(logits, sampling)
+    if sampling.tail_share == 0 or not sampling.truncates:
+        return probs
+    whole = to_probs(logits, SamplingSettings(temperature=sampling.temperature))
+    return probs.lerp_(whole, sampling.tail_share)
 
 
 def _truncate(probs: Tensor, sampling: SamplingSettings) -> Tensor:
@@ -80,27 +88,3 @@ def entropy_of_top(probs: Tensor, count: int = ENTROPY_TOKENS) -> Tensor:
     top = probs if probs.shape[-1] <= count else probs.topk(count, -1, sorted=False).values
     entropy: Tensor = -torch.special.xlogy(top, top).sum(-1)
     return entropy
-
-
-def draw_one(probs: Tensor, generator: torch.Generator) -> int:
-    """Draw one token from probabilities [vocab], which need not be normalised."""
-    # In float64, because the smallest noise wins: CUDA's has no steps below 6e-8 in float32, and would miss long tails.
-    # The item() is the step's result: nothing can go on before the host knows the token.
-    return int(torch.multinomial(probs.double(), 1, generator=generator).item())
-
-
-def draw_without_replacement(q: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw `count` distinct tokens a row, in the order of a sequential draw from q [k, vocab].
-
-    The tokens with the largest q/E, E exponential noise, come in the order in which sequential
-    draws with renormalisation would find them (the Gumbel top-k identity). Returns tokens
-    [k, count] and their q [k, count]; where a row has fewer tokens of positive probability, the
-    last ones have q 0 and are no draws.
-    """
-    # In float64, because the smallest noise wins: float32 has none below 6e-8, and tokens of less
-    # probability than that would never be drawn although they are verified as if they could be. The
-    # quotient too: in float32 the smallest q would lose their digits, and equal quotients go to the first.
-    noise = torch.rand(q.shape, dtype=torch.float64, device=q.device, generator=generator)
-    noise = noise.clamp_(min=SMALLEST_UNIFORM).log_().neg_()
-    tokens = torch.div(q, noise, out=noise).topk(min(count, q.shape[-1]), -1).indices
-    return tokens, q.gather(-1, tokens)
