@@ -19,7 +19,7 @@ from pathlib import Path
 from edgespec.pair.pair import open_pair
 from scripts.train_demo import is_held_out, standard_library_sources
 
-TREE_SIZE = 384  # large trees too must be ranked well
+NEW_TOKENS = {"acceptance": 24, "classifier": 4}  # of every prompt
 
 
 def held_out_halves() -> tuple[list[str], list[str]]:
@@ -46,7 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("demo-records"), help="folder of prompts and records")
-    parser.add_argument("--prompts", type=int, default=300)
+    parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--context-tokens", type=int, default=192)
     parser.add_argument("--only", choices=["acceptance", "classifier"])
     arguments = parser.parse_args()
@@ -65,9 +65,7 @@ def main() -> None:
                 str(arguments.out / f"{what}.json"),
                 "--overwrite",
             ]
-            command += ["--records", str(arguments.work / what), "-n", "4"]
-            if what == "acceptance":
-                command += ["--tree-size", str(TREE_SIZE)]
+            command += ["--records", str(arguments.work / what), "-n", str(NEW_TOKENS[what])]
             subprocess.run([sys.executable, "-m", "edgespec", *command], check=True)
 
 

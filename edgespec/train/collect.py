@@ -43,39 +43,47 @@ Progress = Callable[[int, int], None]  # parts done, parts in all
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectSetting:
-    """The tree and the temperature that a prompt is decoded with."""
+    """The tree that a prompt is decoded with, and how its text is drawn."""
 
     tree: TreeSettings
-    temperature: float
+    sampling: SamplingSettings
+
+    @property
+    def label(self) -> str:
+        """Return what tells the setting from others of its temperature."""
+        parts = (self.tree.policy, self.tree.draw, self.tree.num_nodes, "truncated" * self.sampling.truncates)
+        return " ".join(str(part) for part in parts if part)
 
 
-def acceptance_settings(*, size: int, temperatures: Sequence[float]) -> list[CollectSetting]:
+def acceptance_settings(
+    *, size: int, temperatures: Sequence[float], truncated: SamplingSettings
+) -> list[CollectSetting]:
     """Return settings for deep trees of coupled children that need no measured acceptance.
 
-    They are drafted at the draft temperature of adaptive trees.
+    They are drafted at the draft temperature of adaptive trees. A text is drawn from all tokens, and from those that
+    `truncated` leaves.
     """
-    tree = TreeSettings(policy="opt-tree", size=size, max_children=16)
-    return [
-        CollectSetting(
-            tree=replace(
-                tree, draft_temperature=TreeSettings().draft_sampling(SamplingSettings(temperature=at)).temperature
-            ),
-            temperature=at,
-        )
-        for at in temperatures
-    ]
+    found = []
+    for at in temperatures:
+        drafted = TreeSettings().draft_sampling(SamplingSettings(temperature=at)).temperature
+        tree = TreeSettings(policy="opt-tree", size=size, max_children=16, draft_temperature=drafted)
+        found.append(CollectSetting(tree=tree, sampling=SamplingSettings(temperature=at)))
+        if at > 0 and truncated.truncates:
+            found.append(CollectSetting(tree=tree, sampling=replace(truncated, temperature=at)))
+    return found
 
 
 def classifier_settings(*, temperatures: Sequence[float]) -> list[CollectSetting]:
     """Return settings for EAGLE-2's whole trees: 11 layers, 10 wide, 1010 nodes, not reranked (C2T, appendix B.1)."""
     tree = TreeSettings(policy="eagle2", draw="chosen", depth=11, max_children=10, reranked=False)
-    return [CollectSetting(tree=tree, temperature=at) for at in temperatures]
+    return [CollectSetting(tree=tree, sampling=SamplingSettings(temperature=at)) for at in temperatures]
 
 
 def stop_settings(*, temperatures: Sequence[float]) -> list[CollectSetting]:
     """Return settings for chains and forks, the trees that decision models stop."""
     trees = [TreeSettings(policy="chain", draw="sampled", draft_tokens=8), TreeSettings(policy="mcsd", fork=(4, 8))]
-    return [CollectSetting(tree=tree, temperature=at) for at in temperatures for tree in trees]
+    sampled = [SamplingSettings(temperature=at) for at in temperatures]
+    return [CollectSetting(tree=tree, sampling=sampling) for sampling in sampled for tree in trees]
 
 
 def collect(
@@ -102,17 +110,16 @@ def collect(
     total = len(prompts) * len(settings)
     for index, ids in enumerate(prompts):
         for number, setting in enumerate(settings):
-            label = f"{setting.tree.policy} {setting.tree.draw or ''} {setting.tree.num_nodes}".replace("  ", " ")
-            if (index, label, setting.temperature) not in done:
+            if (index, setting.label, setting.sampling.temperature) not in done:
                 recorder = _Recorder(kind, setting, seed=seed + index)
                 _decode(engine, ids, setting, recorder, max_new_tokens=max_new_tokens, seed=seed + index)
                 header = RecordsHeader(
                     target=names[0],
                     draft=names[1],
                     prompt=index,
-                    tree=label,
+                    tree=setting.label,
                     draw=recorder.policy.draw,
-                    temperature=setting.temperature,
+                    temperature=setting.sampling.temperature,
                     draft_temperature=recorder.draft_temperature,
                     num_trees=len(recorder.trees),
                     tokens=recorder.num_tokens / max(1, len(recorder.trees)),
@@ -146,7 +153,7 @@ class _Recorder:
 
     def __init__(self, kind: str, setting: CollectSetting, *, seed: int) -> None:
         self.kind, self.setting = kind, setting
-        self.sampling = SamplingSettings(temperature=setting.temperature)
+        self.sampling = setting.sampling
         self.policy = open_policy(setting.tree)
         self.draft_temperature = setting.tree.draft_sampling(self.sampling).temperature
         self.drafter: LanguageModelDrafter | None = None
@@ -169,9 +176,9 @@ class _Recorder:
         assert tree.draft_probs is not None
         if self.kind == "acceptance":
             generator = torch.Generator(p.device).manual_seed(self._seed + len(self.trees))
-            return path_records(tree, p, acceptance, temperature=self.setting.temperature, generator=generator)
+            return path_records(tree, p, acceptance, temperature=self.sampling.temperature, generator=generator)
         if self.kind == "classifier":
-            return slot_records(tree, p, temperature=self.setting.temperature)
+            return slot_records(tree, p, temperature=self.sampling.temperature)
         nodes, records = stop_records(tree, p)
         rows = tree.draft_rows[nodes]
         assert self.drafter is not None

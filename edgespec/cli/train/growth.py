@@ -72,7 +72,9 @@ def _command(
     encoded = encode_prompts(pair, rows, raw=True)
     folder = records or output.with_name(output.name + ".records")
     settings = {
-        "acceptance": collect.acceptance_settings(size=tree_size, temperatures=temperatures),
+        "acceptance": collect.acceptance_settings(
+            size=tree_size, temperatures=temperatures, truncated=pair.default_sampling()
+        ),
         "classifier": collect.classifier_settings(temperatures=temperatures),
         "stop": collect.stop_settings(temperatures=temperatures),
     }[what]
