@@ -1,1 +1,1 @@
-"""How tokens are drawn: the distribution that logits stand for, draws from it, and the noise that draws share. It knows no model."""
+"""Draws of tokens: their distribution, and the noise that target and draft share. It knows no model."""
