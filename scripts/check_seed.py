@@ -81,23 +81,20 @@ def main() -> int:
     rows = read_prompts(str(DEMO_FOLDER / "prompts.jsonl"), lines=False)
     prompts = [pair.tokenizer.encode(rows[index % len(rows)].prompt) for index in range(arguments.prompts)]
     sizes = [int(size) for size in arguments.sizes.split(",")]
+    trees = [tree(policy, size) for policy in arguments.policies.split(",") for size in sizes]
     expected: dict[str, list[list[int]]] = {}
     different = compared = 0
     for resident in (None, 0):
         with Engine.from_pair(
             pair,
-            tree=TreeSettings(size=max(sizes)),
+            tree=max(trees, key=lambda one: one.num_drafted),  # the largest, which memory is planned for
             limits=MemoryLimits(max_resident_layers=resident),
             device=arguments.device,
             dtype="float32",
             context_tokens=max(map(len, prompts)) + arguments.max_new_tokens,
         ) as engine:
             streamed = engine.placement.num_layers - engine.placement.num_resident
-            settings = [
-                TreeSettings(policy="none"),
-                *(tree(name, size) for name in arguments.policies.split(",") for size in sizes),
-            ]
-            for one in settings:
+            for one in (TreeSettings(policy="none"), *trees):
                 started = time.perf_counter()
                 found = texts(engine, prompts, one, arguments.max_new_tokens)
                 expected = expected or found
