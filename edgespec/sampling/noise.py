@@ -21,8 +21,8 @@ _COUNTERS = 1 << 256  # of Philox 4x64
 
 
 def text_key(name: str) -> int:
-    """Return the key, in [0, 2^64), of the text of that name; the empty name's is 0."""
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") if name else 0
+    """Return the key, in [0, 2^64), of the text of that name."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
 def philox(seed: int, key: int, counter: tuple[int, int, int, int], count: int) -> np.ndarray:

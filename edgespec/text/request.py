@@ -35,7 +35,7 @@ class TextOptions(TypedDict, total=False):
     top_p: float
     min_p: float
     seed: int | None  # None: a random one
-    name: str  # tells texts of one seed apart: with another name, other noise. "" by default
+    name: str  # tells texts of one seed apart, as a row's id does; "0", as of a file's only row, by default
     stop: str | Sequence[str]  # strings that end the text, and are no part of it
 
 
@@ -76,7 +76,7 @@ def text_request(
         max_new_tokens=limit,
         limited_by=limited_by,
         seed=secrets.randbits(32) if seed is None else seed,
-        name=asked.pop("name", ""),
+        name=asked.pop("name", "0"),
         stop=stop_strings(tokenizer, asked.pop("stop", ())),
         sampling=named_sampling(asked.pop("sampling", base), asked),
     )

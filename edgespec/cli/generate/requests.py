@@ -51,11 +51,6 @@ class Request:
     seed: int
     stop: tuple[str, ...]
 
-    @property
-    def name(self) -> str:
-        """Return what tells the row's text from others of its seed: its id and repeat, not its place in a file."""
-        return f"{self.row.repeat}:{self.row.id}"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeededTokens:

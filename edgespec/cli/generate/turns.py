@@ -32,7 +32,7 @@ def answer_turns(
             max_new_tokens=request.max_new_tokens,
             sampling=request.sampling,
             seed=request.seed,
-            name=request.name,
+            name=request.row.id,  # and not its place in the file, so that other rows change nothing
             stop=request.stop,
             reuse=turn > 0,
             on_prefill=on_prefill,
