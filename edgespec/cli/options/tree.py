@@ -120,5 +120,6 @@ _SHAPE_OPTIONS: list[Callable[[Command], Command]] = [
                  help="LOSSY above 1: the target starts so many branches, the longest wins "
                       f"({_users('target_width')})."),
     click.option("--draft-temp", "draft_temperature", type=float,
-                 help="Of the draft. [default: the target's; 0.2 to 0.8 by policy if that is greedy]"),
+                 help="Of the draft. [default: 0.85 of the target's (coupled), the target's (sampled, chosen), "
+                 "by policy if that is greedy]"),
 ]  # fmt: skip
