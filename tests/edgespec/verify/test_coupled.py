@@ -127,12 +127,12 @@ def test_rules_with_luck_of_their_own_do_not_look_at_the_texts_noise(draw: Draw)
 
 
 def rejection_p_value(p: Tensor, q: Tensor, *, shares_noise: bool, monkeypatch: pytest.MonkeyPatch) -> float:
-    """The chi-square p-value of the first token of 2000 steps of rejection, whose child is the best of q under noise.
+    """The chi-square p-value of the first token of 3000 steps of rejection, whose child is the best of q under noise.
 
     That is a draw from q. `shares_noise` draws the residual's token with the same noise.
     """
     counts = torch.zeros(VOCAB)
-    for seed in range(2000):
+    for seed in range(3000):
         noise = text_noise(seed)
         tokens, _ = best_children(q[None], 1, noise.below(1))
         tree = TokenTree(
@@ -143,7 +143,7 @@ def rejection_p_value(p: Tensor, q: Tensor, *, shares_noise: bool, monkeypatch: 
             monkeypatch.setattr(rejection, "draw_one", lambda left, _, noise=noise: noise.draw(left, 1))
         found = verify_rejection(tree, DenseRows(p.expand(2, -1)), torch.Generator().manual_seed(seed))
         counts[int(tree.tokens[found.path[0]]) if found.path else found.next_token] += 1
-    return float(stats.chisquare(counts.double(), 2000 * p, sum_check=False).pvalue)
+    return float(stats.chisquare(counts.double(), 3000 * p, sum_check=False).pvalue)
 
 
 def test_rejection_that_shares_the_drafts_noise_is_biased(monkeypatch: pytest.MonkeyPatch) -> None:
