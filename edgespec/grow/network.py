@@ -125,8 +125,14 @@ def read_document(path: Path, schema: str, keys: set[str]) -> dict[str, Any]:
         raise EdgespecError("E_FILE_NOT_FOUND", f"'{path}' does not exist.", "Check the path.") from error
     except (OSError, ValueError) as error:
         raise bad_file(path, "the file", f"cannot be read as JSON ({error})") from error
-    if not isinstance(content, dict) or content.get("schema") != schema:
-        raise bad_file(path, "schema", f"is not '{schema}'")
+    found = content.get("schema") if isinstance(content, dict) else None
+    if found != schema:
+        what = schema.removeprefix("edgespec.").partition("/")[0]
+        raise EdgespecError(
+            "E_MODEL_FILE",
+            f"'{path}' has schema {found!r}, not '{schema}'.",
+            f"Fit it with this version: edgespec train {what}.",
+        )
     return read_keys(content, keys | {"schema"}, path=path, key="")
 
 

@@ -55,7 +55,7 @@ def fit_acceptance(
         rest["perturbed"].flatten(),
         is_taken.flatten(),
         torch.ones(is_taken.numel()),
-        num_train=int((~held_out).sum()),
+        num_train=int((~held_out).sum()) * predicted.shape[1],
     )
     return model, report
 

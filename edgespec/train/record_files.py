@@ -20,7 +20,7 @@ from edgespec.files import written_whole
 from edgespec.train.records import Records
 from edgespec.tree.policies import Draw
 
-SCHEMA = "edgespec.records/1"
+SCHEMA = "edgespec.records/2"
 _HEADER_KEY = "edgespec"
 
 

@@ -150,9 +150,10 @@ class _Planned(Exception):  # noqa: N818
 
 
 POLICY_OPTIONS: list[tuple[list[str], TreeSettings]] = [
-    (["--policy", "adaptive", "--draw", "chosen", "--acceptance", "a.json", "--tree-size", "9"],
-     TreeSettings(policy="adaptive", draw="chosen", acceptance=Path("a.json"), size=9)),
-    (["--policy", "opt-tree", "--stop-gain", "0.2"], TreeSettings(policy="opt-tree", stop_gain=0.2)),
+    (["--policy", "adaptive", "--draw", "coupled", "--acceptance", "a.json", "--tree-size", "9"],
+     TreeSettings(policy="adaptive", draw="coupled", acceptance=Path("a.json"), size=9)),
+    (["--policy", "opt-tree", "--draw", "chosen", "--stop-gain", "0.2"],
+     TreeSettings(policy="opt-tree", draw="chosen", stop_gain=0.2)),
     (["--policy", "eagle2", "--stop-depths", "4,6", "--stop-logprob", "-0.5", "--tree-width", "8"],
      TreeSettings(policy="eagle2", stop_depths=(4, 6), stop_log_probability=-0.5, max_children=8)),
     (["--policy", "c2t", "--classifier", "c.json", "--confidence", "0.3"],
@@ -190,7 +191,7 @@ def test_the_options_above_are_all_that_there_are() -> None:
     # dyspec's threshold is tried above, and training alone asks for trees that are not reranked.
     settings = {name for policy in POLICIES.values() for name in policy.settings}
     named = {FLAGS[name] for name in settings if name not in {"threshold", "reranked"}}
-    assert given - {"--policy"} == named
+    assert given - {"--policy", "--draw"} == named
 
 
 @pytest.mark.parametrize(
@@ -208,7 +209,12 @@ def test_the_options_above_are_all_that_there_are() -> None:
         (["--policy", "static", "--tree-file", "none.json"], "none.json"),
         (["--policy", "chain", "--confidence", "0.3"], "--confidence"),
         (["--policy", "c2t", "--classifier", "none.json"], "none.json"),
-        (["--policy", "adaptive", "--draw", "guessed"], "guessed"),
+        (["--policy", "adaptive", "--draw", "guessed"], "--draw guessed is unknown."),
+        (["--policy", "dyspec", "--draw", "coupled"], "--policy dyspec has no children of --draw coupled."),
+        (["--policy", "adaptive", "--draw", "sampled"], "--policy adaptive has no children of --draw sampled."),
+        (["--policy", "dyspec", "--draw", "coupled"], "Its own: sampled. Policies with coupled children: adaptive,"),
+        (["--policy", "mcsd", "--target-width", "2", "--draw", "coupled"], "which --draw coupled has not"),
+        (["--policy", "mcsd", "--target-width", "2", "--draw", "coupled"], "Use --draw sampled or --draw chosen."),
         (["--policy", "oracle"], "oracle"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel
 
 from edgespec import EdgespecError, Engine, TreeSettings
-from edgespec.config import SamplingSettings
+from edgespec.config import DraftSampling, SamplingSettings
 from edgespec.decode.choose import start_session
 from edgespec.decode.loop import decode
 from edgespec.decode.session import TextSettings
@@ -30,13 +30,14 @@ from edgespec.pair.folder import fingerprint, open_model
 from edgespec.pair.pair import open_pair
 from edgespec.placement.memory import cache_rows
 from edgespec.placement.place import placement_for
-from edgespec.sampling.distribution import to_probs
+from edgespec.sampling.distribution import to_draft_probs
+from edgespec.sampling.noise import TextNoise
 from edgespec.train.head_model import lender, new_head, own_tensors, save_head
 from edgespec.tree.token_tree import TokenTree
 from tests.conftest import FAMILIES, SMALL, VOCAB, make_model
 
 CPU = torch.device("cpu")
-SAMPLING = SamplingSettings(temperature=0.8, top_p=0.95)
+SAMPLING = DraftSampling(temperature=0.8, top_p=0.95, tail_share=0.05)
 PROMPT = "def read(path):\n    return "
 
 
@@ -99,14 +100,13 @@ def test_q_in_a_tree_is_that_of_the_head_on_each_path(family: str) -> None:
                 parents.append(parent)
         for row, path in enumerate(paths):
             logits = looked.logits(head_features(head, target, text, path)[-1:])
-            torch.testing.assert_close(torch.cat(q)[row], to_probs(logits, SAMPLING)[0], rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(torch.cat(q)[row], to_draft_probs(logits, SAMPLING)[0], rtol=1e-3, atol=1e-5)
         tree = TokenTree(
             tokens=torch.tensor([path[-1] for path in paths]),
             parents=torch.tensor(parents),
             ranks=torch.zeros(len(paths), dtype=torch.long),
             draw="chosen",
             draft_rows=torch.arange(len(paths)),
-            draft_probs=torch.empty(0, VOCAB),
         )
         looked.look(tree)
         best = max(range(len(paths)), key=lambda row: len(paths[row]))
@@ -160,7 +160,7 @@ def test_routed_probabilities_are_the_papers_and_sum_to_one(groups: int, top: in
     if top == groups:
         torch.testing.assert_close(literal.sum(-1), torch.ones(6))
 
-    drafter = FeatureHeadDrafter(model, model, vocab=VOCAB, sampling=SamplingSettings(temperature=1.0), tree_rows=4)
+    drafter = FeatureHeadDrafter(model, model, vocab=VOCAB, sampling=DraftSampling(temperature=1.0), tree_rows=4)
     q = drafter._after(hidden)
     torch.testing.assert_close(q.sum(-1), torch.ones(6))
     computed = torch.zeros(VOCAB, dtype=torch.bool)
@@ -175,7 +175,7 @@ def test_a_head_whose_logits_are_nan_says_so(router_groups: int | None) -> None:
     target = make_model(FAMILIES["llama"]())
     head = make_head(target, router_groups=router_groups)
     _, drafter = at_a_text(target, head, [1, 2, 3])
-    drafter.sampling = SamplingSettings(temperature=0.0)
+    drafter.sampling = DraftSampling(temperature=0.0)
     target.get_input_embeddings().weight.data.fill_(float("nan"))  # the head's too, and tied
     with pytest.raises(EdgespecError, match="draft's logits are NaN"):
         drafter.expand(torch.tensor([1]), torch.tensor([-1]))
@@ -210,8 +210,9 @@ def tiny_vocabulary_p_value(*, policy: str) -> float:
             expected[first, second] = probabilities([*text, second]) * probabilities(text)[second]
         expected[first] *= probabilities(prompt.tolist())[first]
     counts = torch.zeros_like(expected)
-    for _ in range(num_texts):
-        session = start_session(Target(causal, keeps_text=True), drafter, chosen, settings, generator)
+    for seed in range(num_texts):
+        noise = TextNoise(seed=seed, key=0, vocab=vocab, device=CPU)
+        session = start_session(Target(causal, keeps_text=True), drafter, chosen, settings, generator, noise)
         steps = decode(session, prompt)
         tokens = [token for step in steps for token in step.tokens]
         counts[tuple(tokens[:3])] += 1
@@ -257,8 +258,7 @@ def with_head(pair_folders: tuple[Path, Path], tmp_path_factory: pytest.TempPath
 @pytest.mark.parametrize(
     "tree",
     [
-        TreeSettings(policy="adaptive", draw="sampled", size=12),
-        TreeSettings(policy="adaptive", draw="chosen", size=12),
+        TreeSettings(policy="adaptive", size=12),
         TreeSettings(policy="dyspec", size=12),
         TreeSettings(policy="opt-tree", size=12),
         TreeSettings(policy="eagle2", size=12),
@@ -275,12 +275,14 @@ def test_every_policy_gives_plain_decodings_tokens_with_a_head(
     pair_folders: tuple[Path, Path], with_head: Callable[..., Path], tree: TreeSettings, routed: bool
 ) -> None:
     head = with_head(**({"router_groups": 8, "top_groups": 2} if routed else {}))
-    options: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 24}
+    greedy: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 24}
+    warm: dict[str, Any] = {"temperature": 0.8, "max_new_tokens": 24, "seed": 3}
     with Engine.from_pair(open_pair(pair_folders[0], None), context_tokens=128, self_check=False) as engine:
-        expected = engine.generate(PROMPT, **options).token_ids
+        expected = [engine.generate(PROMPT, **options).token_ids for options in (greedy, warm)]
     with Engine.from_pair(open_pair(pair_folders[0], head), tree=tree, context_tokens=128, self_check=False) as engine:
-        assert engine.generate(PROMPT, **options).token_ids == expected
-        engine.generate(PROMPT, temperature=0.8, max_new_tokens=24, seed=3)
+        found = [engine.generate(PROMPT, **options).token_ids for options in (greedy, warm)]
+    assert found[0] == expected[0]
+    assert (found[1] == expected[1]) == (tree.draft_sampling(SAMPLING).tail_share > 0)
 
 
 def test_a_head_borrows_the_targets_tables_and_owns_its_layer(

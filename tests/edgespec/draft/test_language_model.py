@@ -3,17 +3,17 @@
 import pytest
 import torch
 
-from edgespec.config import SamplingSettings
+from edgespec.config import DraftSampling
 from edgespec.draft.language_model import LanguageModelDrafter
 from edgespec.errors import EdgespecError
 from edgespec.grow.growing import GrowingTree
 from edgespec.model.causal_model import CausalModel
-from edgespec.sampling.distribution import to_probs
+from edgespec.sampling.distribution import to_draft_probs
 from edgespec.tree.token_tree import TokenTree
 from tests.conftest import FAMILIES, VOCAB, make_model
 
 CPU = torch.device("cpu")
-SAMPLING = SamplingSettings(temperature=0.8, top_p=0.95)
+SAMPLING = DraftSampling(temperature=0.8, top_p=0.95, tail_share=0.05)
 
 
 @pytest.mark.parametrize("vocab", [VOCAB, VOCAB + 7, VOCAB - 3], ids=["equal", "target-padded", "draft-padded"])
@@ -24,7 +24,7 @@ def test_q_is_the_models_own_after_each_path(vocab: int) -> None:
 
     def expected(ids: list[int]) -> torch.Tensor:
         logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1:, :vocab]
-        return torch.nn.functional.pad(to_probs(logits, SAMPLING), (0, vocab - logits.shape[1]))[0]
+        return torch.nn.functional.pad(to_draft_probs(logits, SAMPLING), (0, vocab - logits.shape[1]))[0]
 
     text = list(range(30, 50))
     drafter.prefill(torch.tensor(text), capacity=24)
@@ -67,7 +67,7 @@ def test_a_draft_whose_logits_are_nan_says_so(temperature: float) -> None:
     """Also where the largest logit alone counts: its place hides what it is."""
     model = make_model(FAMILIES["llama"]())
     model.lm_head.weight.data.fill_(float("nan"))
-    sampling = SamplingSettings(temperature=temperature)
+    sampling = DraftSampling(temperature=temperature)
     drafter = LanguageModelDrafter(CausalModel(model, device=CPU), vocab=VOCAB, sampling=sampling, tree_rows=4)
     drafter.prefill(torch.arange(3), capacity=16)
     with pytest.raises(EdgespecError, match="draft's logits are NaN"):
@@ -83,7 +83,7 @@ def test_a_root_that_was_never_expanded_becomes_pending() -> None:
     drafter.commit(8, [], [])
     q = drafter.expand(torch.tensor([3]), torch.tensor([-1]))
     logits = model(input_ids=torch.tensor([[0, 1, 2, 3, 4, 9, 8, 3]]), use_cache=False).logits[0, -1:]
-    torch.testing.assert_close(q, to_probs(logits, SAMPLING), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(q, to_draft_probs(logits, SAMPLING), rtol=1e-4, atol=1e-6)
 
 
 def drafter_at_a_text(*, pending: bool) -> LanguageModelDrafter:
@@ -97,13 +97,13 @@ def drafter_at_a_text(*, pending: bool) -> LanguageModelDrafter:
 
 
 def grow(drafter: LanguageModelDrafter, *, width: int) -> TokenTree:
-    tree = GrowingTree(drafter, 7, device=CPU)
+    tree = GrowingTree(drafter, 7, device=CPU, keeps_q=True)
     for _ in range(3):
         tokens = tree.q.topk(width).indices
         row = torch.arange(tokens.shape[0]).repeat_interleave(width)
         tree.add(row, torch.arange(width).repeat(tokens.shape[0]), tokens.flatten())
         tree.expand(torch.arange(0, row.shape[0], 2))
-    return tree.finished("top_k")
+    return tree.finished("chosen")
 
 
 @pytest.mark.parametrize("pending", [False, True], ids=["", "pending"])
@@ -123,7 +123,7 @@ def test_trees_grown_after_a_rewind_are_those_grown_fresh(pending: bool) -> None
     q = drafter.expand(torch.tensor([3]), torch.tensor([-1]))
     text = [*range(12), *([40] if pending else []), 7, 3]
     logits = make_model(FAMILIES["llama"]())(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1:]
-    torch.testing.assert_close(q, to_probs(logits, SAMPLING), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(q, to_draft_probs(logits, SAMPLING), rtol=1e-4, atol=1e-6)
 
 
 def test_q_comes_from_the_hidden_states_of_its_rows_and_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,5 +132,5 @@ def test_q_comes_from_the_hidden_states_of_its_rows_and_in_chunks(monkeypatch: p
     tree = grow(drafter, width=4)  # layers of 2, 4 and 8 expanded nodes
     rows = torch.randperm(tree.draft_probs.shape[0], generator=torch.Generator().manual_seed(0))
     model = CausalModel(make_model(FAMILIES["llama"]()), device=CPU)
-    q = to_probs(model.logits(drafter.hidden(rows)), SAMPLING)
+    q = to_draft_probs(model.logits(drafter.hidden(rows)), SAMPLING)
     torch.testing.assert_close(q, tree.draft_probs[rows], rtol=1e-4, atol=1e-6)

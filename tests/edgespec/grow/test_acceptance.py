@@ -14,20 +14,29 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from edgespec.errors import EdgespecError
-from edgespec.grow.acceptance import INPUTS, AcceptanceModel, Measured, network_features
+from edgespec.grow.acceptance import (
+    COLUMNS,
+    INPUTS,
+    AcceptanceModel,
+    Candidates,
+    Measured,
+    candidates_of,
+    default_acceptance,
+    network_features,
+)
+from edgespec.grow.children import best_children
 from edgespec.grow.classifier import INPUTS as CLASSIFIER_INPUTS
 from edgespec.grow.classifier import Classifier
 from edgespec.grow.growing import Layer
 from edgespec.grow.network import Network
 from edgespec.grow.stop_model import StopModel, distribution_inputs, input_names, model_exit
+from edgespec.sampling.noise import exponential_noise
 
-TOKEN_INPUTS = ("log_rank", "log_mass_left", "entropy", "log_top_q", "log_depth", "temperature", "log_q",
-                "log_conditional")  # fmt: skip
+VOCAB = 40
 MEASURED = (
-    Measured(draw="sampled", temperature=0.0, tokens=4.0, rates=(0.5, 0.25)),
-    Measured(draw="sampled", temperature=1.0, tokens=6.0, rates=(0.75,)),
-    Measured(draw="chosen", temperature=0.0, tokens=6.0, rates=(0.7, 0.1)),
-    Measured(draw="chosen", temperature=1.0, tokens=2.0, rates=(0.3, 0.2)),
+    Measured(draw="coupled", temperature=0.0, rates=(0.5, 0.25)),
+    Measured(draw="coupled", temperature=1.0, rates=(0.75,)),
+    Measured(draw="sampled", temperature=0.0, rates=(0.7, 0.1)),
 )
 
 
@@ -49,31 +58,24 @@ def random_network(names: tuple[str, ...], seed: int, *, hidden: tuple[int, ...]
 
 def model(**changes: Any) -> AcceptanceModel:
     parts: dict[str, Any] = {
-        "slot": random_network(TOKEN_INPUTS[:6], 0),
-        "sampled": random_network(TOKEN_INPUTS, 1),
-        "chosen": random_network(TOKEN_INPUTS, 2),
+        "candidate": random_network(INPUTS["candidate"], 0),
+        "none": random_network(INPUTS["none"], 1),
         "measured": MEASURED,
         "about": {"target": "big", "draft": "small"},
     }
     return AcceptanceModel(**{**parts, **changes})
 
 
-def some_slots(dtype: torch.dtype = torch.float64) -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(5)
-    dist = torch.randn(3, 9, generator=generator, dtype=dtype).softmax(-1)
-    q = dist[:, :4]
-    return {
-        "q": q,
-        "mass_left": 1 - (q.cumsum(1) - q),
-        "entropy": torch.rand(3, generator=generator, dtype=dtype),
-        "top_q": dist.amax(-1),
-        "depth": 2,
-        "temperature": 0.6,
-    }
-
-
-def without_q(slots: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in slots.items() if name != "q"}
+def some_candidates(*, count: int = 6, with_noise: bool = True, depth: int = 2) -> Candidates:
+    """Of three nodes, the last of which has two tokens alone."""
+    logits = 2 * torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    logits[2, 2:] = -torch.inf
+    q = logits.softmax(-1)
+    noise = 1 / exponential_noise(1, 2, 3, VOCAB) if with_noise else None
+    tokens, perturbed = best_children(q, count, noise)
+    return candidates_of(
+        q, tokens, perturbed, None if noise is None else noise[tokens], depth=torch.full((1, 1), depth), temperature=0.6
+    )
 
 
 def test_a_network_is_its_formula() -> None:
@@ -86,87 +88,115 @@ def test_a_network_is_its_formula() -> None:
     torch.testing.assert_close(network(x.float()).double(), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("draw", ["sampled", "top_k"])
-def test_predictions_are_those_of_one_slot_at_a_time(draw: Any) -> None:
-    slots, found = some_slots(), model()
-    tokens = found.token_acceptance(draw=draw, **slots)
-    before = found.slot_acceptance(**without_q(slots))
-    assert tokens.shape == before.shape == (3, 4)
-    assert tokens.dtype == before.dtype == torch.float64
-    for row in range(3):
-        for rank in range(4):
-            one = {
-                "rank": torch.tensor(float(rank)),
-                "depth": torch.tensor(2.0),
-                "temperature": torch.tensor(0.6),
-                "entropy": slots["entropy"][row],
-                "top_q": slots["top_q"][row],
-                "mass_left": slots["mass_left"][row, rank],
-                "q": slots["q"][row, rank],
-            }
-            one = {name: value.double() for name, value in one.items()}
-            network = found.chosen if draw == "chosen" else found.sampled
-            torch.testing.assert_close(tokens[row, rank], network(network_features(network.inputs, one)[None])[0])
-            torch.testing.assert_close(before[row, rank], found.slot(network_features(found.slot.inputs, one)[None])[0])
+@pytest.mark.parametrize("with_noise", [True, False])
+def test_what_is_known_of_candidates_is_what_their_names_say(with_noise: bool) -> None:
+    found = some_candidates(with_noise=with_noise)
+    assert found.keys() == set(COLUMNS)
+    logits = 2 * torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    q = logits[0].softmax(-1)
+    gumbel = -exponential_noise(1, 2, 3, VOCAB).log() * with_noise
+    perturbed = (q.log() + gumbel).softmax(-1)
+    for rank, token in enumerate(perturbed.argsort(descending=True)[:6].tolist()):
+        expected = {"q": q[token], "perturbed": perturbed[token], "gumbel": gumbel[token], "rank": rank}
+        for name, value in expected.items():
+            column = found[name].expand(3, -1)
+            assert float(column[0, rank]) == pytest.approx(float(value), abs=1e-12), name
+    of_the_node = {"concentration": q.square().sum(), "top_q": q.max(), "depth": 2, "temperature": 0.6}
+    for name, value in of_the_node.items():
+        assert float(found[name].expand(3, -1)[0, 0]) == pytest.approx(float(value)), name
 
 
-def test_slots_are_judged_without_their_own_token() -> None:
-    """Mass left before a slot says what was drawn earlier; nothing that is passed depends on its token."""
-    slots, found = some_slots(), model()
-    before = found.slot_acceptance(**without_q(slots))
-    q = slots["q"].clone()
-    q[:, 2] *= 0.5  # another token in the third slot
-    changed = found.slot_acceptance(**{**without_q(slots), "mass_left": 1 - (q.cumsum(1) - q)})
-    assert torch.equal(before[:, :3], changed[:, :3])
-    assert not torch.equal(before[:, 3], changed[:, 3])
+@pytest.mark.parametrize("with_noise", [True, False])
+def test_predictions_are_a_distribution_over_the_candidates_and_none_of_them(with_noise: bool) -> None:
+    """So siblings compete: what one of them gains, the others and none of them lose."""
+    candidates, found = some_candidates(with_noise=with_noise), model()
+    chances = found.candidate_acceptance(candidates)
+    assert (chances.shape, chances.dtype) == ((3, 6), torch.float64)
+    of_each = network_features(found.candidate.inputs, candidates)
+    of_none = network_features(found.none.inputs, candidates)
+    for node in range(2):
+        odds = [float(found.candidate.logits(of_each[node, rank][None]).exp()) for rank in range(6)]
+        total = sum(odds) + float(found.none.logits(of_none[node]).exp())
+        assert chances[node].tolist() == pytest.approx([part / total for part in odds])
+
+
+def test_a_candidate_is_told_by_its_distance_to_the_best_and_the_node_by_its_first_two() -> None:
+    candidates = some_candidates()
+    names = ("margin", "log_rank", "lead", "log_first_q", "log_not_covered")
+    log_q, log_perturbed = candidates["q"].log(), candidates["perturbed"].log()
+    found = network_features(names, candidates)
+    expected = (
+        log_perturbed[0, 2] - log_perturbed[0, 0],
+        math.log(3),
+        log_perturbed[0, 0] - log_perturbed[0, 1],
+        log_q[0, 0],
+        (1 - candidates["perturbed"][0].sum()).log(),
+    )
+    assert found[0, 2].tolist() == pytest.approx([float(value) for value in expected])
 
 
 def test_where_no_token_is_left_nothing_is_accepted() -> None:
-    slots = some_slots()
-    slots["q"][1, 3] = 0
-    found = model().token_acceptance(draw="sampled", **slots)
-    assert found[1, 3] == 0
-    assert found.isfinite().all()
+    chances = model().candidate_acceptance(some_candidates())
+    assert chances[2, 2:].count_nonzero() == 0
+    assert bool((chances[2, :2] > 0).all())
+    assert chances.isfinite().all()
+
+
+@pytest.mark.parametrize("shift", [-2.0, -0.3, 0.0, 0.7])
+def test_a_shift_moves_the_odds_of_any_candidate_against_none(shift: float) -> None:
+    def odds(found: AcceptanceModel) -> Tensor:
+        chances = found.candidate_acceptance(some_candidates())[:2]
+        return (chances / (1 - chances.sum(-1, keepdim=True))).log()
+
+    torch.testing.assert_close(odds(model().shifted(shift)), odds(model()) + shift)
 
 
 def test_inputs_are_finite_at_the_ends_of_their_ranges() -> None:
-    ends = {name: torch.tensor([0.0, 1.0]) for name in ("rank", "mass_left", "entropy", "top_q", "temperature", "q")}
-    assert network_features(tuple(INPUTS), {**ends, "depth": torch.tensor([1.0, 700.0])}).isfinite().all()
+    ends = {name: torch.tensor([[0.0, 1.0]]) for name in COLUMNS} | {"depth": torch.tensor([[1.0, 700.0]])}
+    for names in INPUTS.values():
+        assert network_features(names, ends).isfinite().all()
 
 
-def test_the_better_draw_is_interpolated_and_ties_are_sampled() -> None:
+def test_the_built_in_pairs_predictions_are_finite_for_a_draft_that_is_sure() -> None:
+    q = torch.nn.functional.one_hot(torch.tensor([3]), VOCAB).float()
+    tokens, perturbed = best_children(q, 32, 1 / exponential_noise(1, 2, 3, VOCAB))
+    found = candidates_of(q, tokens, perturbed, None, depth=torch.ones(1, 1), temperature=1.0)
+    chances = default_acceptance().candidate_acceptance(found)
+    assert chances.isfinite().all()
+    assert (chances[0] > 0).tolist() == [True] + [False] * 31
+
+
+def test_rates_by_rank_are_interpolated_within_their_draw() -> None:
     found = model()
-    assert found.expected_tokens(0.25, "sampled") == pytest.approx(4.5)
-    assert found.expected_tokens(9.0, "top_k") == 2.0
-    assert [found.better_draw(at) for at in (0.0, 0.2, 0.5, 2.0)] == ["top_k", "top_k"] + ["sampled"] * 2
-    tie = found.expected_tokens(1 / 3, "top_k")
-    assert tie == pytest.approx(found.expected_tokens(1 / 3, "sampled"))
-    nothing = model(measured=())
-    assert nothing.expected_tokens(0.0, "top_k") is None
-    assert nothing.better_draw(0.0) == "sampled"
-    assert model(measured=MEASURED[2:]).better_draw(1.0) == "top_k"
-
-
-def test_rates_by_rank_are_interpolated() -> None:
-    found = model()
-    assert found.rank_acceptance(0.5, "sampled") == pytest.approx([0.625, 0.125])
-    assert model(measured=()).rank_acceptance(0.5, "top_k") == []
+    assert found.rank_acceptance(0.5, "coupled") == pytest.approx([0.625, 0.125])
+    assert found.rank_acceptance(9.0, "coupled") == [0.75, 0.0]
+    assert found.rank_acceptance(0.5, "sampled") == [0.7, 0.1]
+    assert found.rank_acceptance(0.5, "chosen") == []
 
 
 def test_acceptance_survives_its_file(tmp_path: Path) -> None:
-    path, found, slots = tmp_path / "acceptance.json", model(), some_slots()
+    path, found, candidates = tmp_path / "acceptance.json", model(), some_candidates()
     found.save(path)
     loaded = AcceptanceModel.load(path)
     assert loaded.measured == MEASURED
     assert loaded.about == {"target": "big", "draft": "small"}
-    for draw in ("sampled", "chosen"):
-        torch.testing.assert_close(
-            loaded.token_acceptance(draw=draw, **slots), found.token_acceptance(draw=draw, **slots), atol=1e-3, rtol=0
-        )
+    torch.testing.assert_close(
+        loaded.candidate_acceptance(candidates), found.candidate_acceptance(candidates), atol=1e-3, rtol=0
+    )
     loaded.save(tmp_path / "again.json")
     assert (tmp_path / "again.json").read_text() == path.read_text()
-    assert json.loads(path.read_text())["schema"] == "edgespec.acceptance/1"
-    assert max(len(line) for line in path.read_text().splitlines()) < 200  # for people, too
+    assert json.loads(path.read_text())["schema"] == "edgespec.acceptance/2"
+    assert max(len(line) for line in path.read_text().splitlines()) < 400  # for people, too
+
+
+def test_a_file_of_an_older_version_says_how_to_fit_it_again(tmp_path: Path) -> None:
+    path = tmp_path / "acceptance.json"
+    path.write_text(json.dumps({"schema": "edgespec.acceptance/1", "about": {}, "slot": {}, "measured": []}))
+    with pytest.raises(EdgespecError) as caught:
+        AcceptanceModel.load(path)
+    assert caught.value.code == "E_MODEL_FILE"
+    assert caught.value.what == f"'{path}' has schema 'edgespec.acceptance/1', not 'edgespec.acceptance/2'."
+    assert caught.value.fix == "Fit it with this version: edgespec train acceptance."
 
 
 def remove(key: str) -> Callable[[dict[str, Any]], None]:
@@ -185,24 +215,25 @@ def put(value: Any, *keys: Any) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("change", "key"),
     [
-        (put("edgespec.acceptance/2", "schema"), "schema is not 'edgespec.acceptance/1'"),
-        (remove("slot"), "slot is missing"),
+        (put("edgespec.acceptance/3", "schema"), "has schema 'edgespec.acceptance/3'"),
+        (remove("schema"), "has schema None"),
+        (remove("none"), "none is missing"),
         (put(1, "extra"), "extra is unknown"),
-        (put(1, "slot", "extra"), "slot.extra is unknown"),
-        (put([], "slot"), "slot is no object"),
-        (put("gelu", "chosen", "activation"), "chosen.activation"),
-        (put([1.0], "chosen", "mean"), "chosen.mean is not of shape"),
-        (put(math.nan, "chosen", "mean", 0), "chosen.mean is no finite number"),
-        (put(True, "chosen", "mean", 0), "chosen.mean is no finite number"),
-        (put(0.0, "sampled", "std", 0), "sampled.std"),
-        (put([], "sampled", "layers"), "sampled.layers"),
-        (put([[1.0]], "sampled", "layers", 0, "weight"), "sampled.layers.0.weight is not of shape"),
-        (put(math.inf, "sampled", "layers", 1, "bias", 0), "sampled.layers.1.bias is no finite number"),
-        (put("luck", "sampled", "inputs", 0), "sampled.inputs names 'luck'"),
-        (put("log_q", "slot", "inputs", 0), "slot.inputs names 'log_q'"),
-        (put(3, "slot", "inputs"), "slot.inputs is no list of names"),
-        (put("both", "measured", 0, "draw"), "measured.0.draw"),
-        (put("many", "measured", 1, "tokens"), "measured.1.tokens is no finite number"),
+        (put(1, "none", "extra"), "none.extra is unknown"),
+        (put([], "none"), "none is no object"),
+        (put("gelu", "candidate", "activation"), "candidate.activation"),
+        (put([1.0], "candidate", "mean"), "candidate.mean is not of shape"),
+        (put(math.nan, "candidate", "mean", 0), "candidate.mean is no finite number"),
+        (put(True, "candidate", "mean", 0), "candidate.mean is no finite number"),
+        (put(0.0, "none", "std", 0), "none.std"),
+        (put([], "none", "layers"), "none.layers"),
+        (put([[1.0]], "none", "layers", 0, "weight"), "none.layers.0.weight is not of shape"),
+        (put(math.inf, "none", "layers", 1, "bias", 0), "none.layers.1.bias is no finite number"),
+        (put("luck", "candidate", "inputs", 0), "candidate.inputs names 'luck'"),
+        (put("log_q", "none", "inputs", 0), "none.inputs names 'log_q'"),
+        (put(3, "none", "inputs"), "none.inputs is no list of names"),
+        (put("top_k", "measured", 0, "draw"), "measured.0.draw is none of coupled, sampled, chosen"),
+        (put("warm", "measured", 1, "temperature"), "measured.1.temperature is no finite number"),
         (put(["x"], "measured", 1, "rates"), "measured.1.rates.0 is no finite number"),
         (put(0, "measured", 1, "rates"), "measured.1.rates is no list"),
         (put({}, "measured"), "measured is no list"),
@@ -317,7 +348,8 @@ def layer_of(q: Tensor) -> Layer:
     drawn = q[:, :1]
     return Layer(
         depth=1,
-        q=q,
+        draft_q=q,
+        noise=None,
         drawn=torch.zeros_like(drawn, dtype=torch.long),
         q_drawn=drawn,
         values=ones,

@@ -27,7 +27,7 @@ VOCAB = 4
 
 def grow(q_of: Callable[[Path], Tensor], rule: BeamRule, *, size: int, depth: int, width: int = VOCAB) -> TokenTree:
     return grow_beam(
-        FunctionDrafter(q_of), 0, rule=rule, size=size, depth=depth, max_children=width, vocab=VOCAB, device=CPU
+        FunctionDrafter(q_of), 0, rule=rule, draw="chosen", size=size, depth=depth, max_children=width, device=CPU
     )
 
 

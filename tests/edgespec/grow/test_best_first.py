@@ -95,7 +95,6 @@ def grow(
         depth=depth,
         threshold=threshold,
         max_children=max_children,
-        vocab=vocab,
         device=CPU,
         generator=torch.Generator().manual_seed(0),
     )

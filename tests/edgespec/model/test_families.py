@@ -27,7 +27,6 @@ def random_tree(root: int, generator: torch.Generator, *, nodes: int) -> TokenTr
         ranks=torch.zeros(nodes, dtype=torch.long),
         draw="sampled",
         draft_rows=torch.full((nodes,), -1),
-        draft_probs=torch.empty(0, VOCAB),
     )
 
 

@@ -7,91 +7,27 @@ import torch
 from torch import Tensor
 
 from edgespec.errors import EdgespecError
-from edgespec.grow.acceptance import Measured
-from edgespec.train.fit import FitSettings, fit_acceptance, fit_classifier, fit_stop
+from edgespec.train.fit import fit_classifier, fit_stop
 from edgespec.train.networks import held_out_mask, log_loss, report_on
 from edgespec.train.records import Records
 
-QUICK = FitSettings(steps=400)
 
-
-def made_up_records(draw: int, seed: int, count: int = 4000) -> Records:
-    """Records whose acceptance is a simple function of what a network may read."""
+def chosen_records(seed: int, count: int = 4000) -> Records:
+    """Records of chosen children of all kinds, some of which are accepted."""
     generator = torch.Generator().manual_seed(seed)
 
     def uniform(low: float, high: float) -> Tensor:
         return low + (high - low) * torch.rand(count, generator=generator)
 
-    rank = torch.randint(4, (count,), generator=generator)
-    mass_left = torch.where(rank == 0, 1.0, uniform(0.1, 0.9))
-    q = mass_left * uniform(0.01, 1)
-    conditional = q / mass_left
-    acceptance = torch.sigmoid(1.5 * conditional.log() + 3 - rank) if draw == 0 else torch.sqrt(q)
+    path_probability = uniform(0.001, 1) * uniform(0, 1)
     return {
-        "acceptance": acceptance,
-        "weight": uniform(0.05, 1),
-        "parent_value": uniform(0.05, 1),
-        "none_before": uniform(0.5, 1),
-        "rank": rank,
+        "acceptance": (path_probability > 0.3).float(),
+        "parent_value": torch.ones(count),
         "depth": torch.randint(1, 9, (count,), generator=generator),
-        "q": q,
-        "mass_left": mass_left,
         "entropy": uniform(0, 4),
-        "top_q": uniform(0.2, 1),
-        "path_probability": q * uniform(0, 1),
-        "temperature": torch.full((count,), 0.6),
-        "draw": torch.full((count,), draw),
+        "path_probability": path_probability,
         "prompt": torch.arange(count) // 100,
     }
-
-
-def both_draws() -> Records:
-    parts = [made_up_records(0, 1), made_up_records(1, 2)]
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-
-
-def test_a_known_acceptance_is_found() -> None:
-    measured = (Measured(draw="chosen", temperature=0.6, tokens=3.0, rates=(0.5,)),)
-    records = both_draws()
-    model, reports = fit_acceptance(records, measured=measured, about={"target": "none"}, settings=QUICK)
-    assert [report.name for report in reports] == ["slot", "sampled", "chosen"]
-    slot, sampled, chosen = reports
-    for report in (sampled, chosen):
-        assert report.num_held_out == 800
-        assert report.num_train == 3200
-        assert report.log_loss - report.least_log_loss < 0.005
-        assert report.baseline_log_loss > report.log_loss + 0.01
-        assert report.calibration_error < 0.03
-        assert sum(bucket.weight for bucket in report.reliability) == pytest.approx(1)
-    # A slot's acceptance is what its token's is on average: rank and nothing else tells here.
-    assert slot.log_loss == pytest.approx(slot.baseline_log_loss, abs=0.01)
-    q = torch.tensor([[0.5, 0.1]], dtype=torch.float64)
-    predicted = model.token_acceptance(
-        draw="chosen",
-        q=q,
-        mass_left=torch.tensor([[1.0, 0.5]]).double(),
-        entropy=torch.tensor([2.0]).double(),
-        top_q=torch.tensor([0.5]).double(),
-        depth=3,
-        temperature=0.6,
-    )
-    torch.testing.assert_close(predicted, q.sqrt(), atol=0.05, rtol=0)
-    assert model.measured == measured
-
-
-def test_the_same_seed_fits_the_same() -> None:
-    records = both_draws()
-    settings = FitSettings(steps=20)
-    first, again = (fit_acceptance(records, settings=settings)[0] for _ in range(2))
-    assert torch.equal(first.sampled.weights[0], again.sampled.weights[0])
-    other = fit_acceptance(records, settings=FitSettings(steps=20, seed=1))[0]
-    assert not torch.equal(first.sampled.weights[0], other.sampled.weights[0])
-
-
-def test_a_missing_draw_is_named() -> None:
-    with pytest.raises(EdgespecError, match="draw top_k") as caught:
-        fit_acceptance(made_up_records(0, 1), settings=QUICK)
-    assert caught.value.code == "E_RECORDS"
 
 
 def test_prompts_are_held_out_whole() -> None:
@@ -103,9 +39,7 @@ def test_prompts_are_held_out_whole() -> None:
 
 
 def test_the_classifier_learns_who_is_accepted() -> None:
-    records = made_up_records(1, 3)
-    records["parent_value"] = torch.ones_like(records["q"])
-    records["acceptance"] = (records["path_probability"] > 0.3).float()
+    records = chosen_records(3)
     classifier, report = fit_classifier(records, steps=800, learning_rate=5e-3)
     assert report.recall > 0.95
     rare = float(records["acceptance"].mean())
@@ -143,3 +77,10 @@ def test_a_report_is_its_definition() -> None:
     assert [round(bucket.predicted, 2) for bucket in report.reliability] == [0.15, 0.55, 0.85]
     assert log_loss(labels, labels, weights) == pytest.approx(2 * 0.6931 / 4, abs=1e-3)
     assert report.least_log_loss == pytest.approx(log_loss(labels, labels, weights))
+
+
+def test_one_prompt_is_too_few() -> None:
+    records = {**chosen_records(1), "prompt": torch.zeros(4000)}
+    with pytest.raises(EdgespecError, match="no records of two prompts") as caught:
+        fit_classifier(records)
+    assert caught.value.code == "E_RECORDS"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from edgespec.config import SamplingSettings
+from edgespec.config import DraftSampling
 from edgespec.draft.feature_head import FeatureHeadDrafter
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.masks import MaskForm
@@ -39,7 +39,7 @@ def features_of_a_chain(target: object, head: object, ids: list[int], *, root: i
     drafts = CausalModel(head, device=CPU)  # type: ignore[arg-type]
     try:
         drafter = FeatureHeadDrafter(
-            drafts, causal, vocab=causal.vocab, sampling=SamplingSettings(temperature=1.0), tree_rows=STEPS
+            drafts, causal, vocab=causal.vocab, sampling=DraftSampling(temperature=1.0), tree_rows=STEPS
         )
         # The root's row has no hidden state of the target yet: only what lies before it is prefilled.
         text = torch.tensor(ids[:root], dtype=torch.long)

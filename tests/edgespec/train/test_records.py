@@ -12,7 +12,7 @@ from torch import Tensor
 from edgespec.errors import EdgespecError
 from edgespec.train import records as records_module
 from edgespec.train.record_files import RecordsHeader, load_records, read_headers, save_records
-from edgespec.train.records import DRAWS, expected_tokens, node_values, rank_acceptance, slot_records, stop_records
+from edgespec.train.records import expected_tokens, node_values, slot_records, stop_records
 from edgespec.tree.policies import Draw
 from edgespec.tree.token_tree import TokenTree, depths, root_only
 from edgespec.verify.rejection import verify_rejection
@@ -32,6 +32,7 @@ HEADER = RecordsHeader(
 
 
 def random_p(tree: TokenTree, generator: torch.Generator, *, one_hot: bool = False) -> Tensor:
+    assert tree.draft_probs is not None
     logits = 2 * torch.randn(tree.draft_probs.shape, generator=generator, dtype=torch.float64)
     if one_hot:
         return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).double()
@@ -69,7 +70,7 @@ def literal_acceptance(tree: TokenTree, p: Tensor) -> dict[int, tuple[float, flo
     return found
 
 
-@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("draw", ["sampled", "chosen"])
 @pytest.mark.parametrize("one_hot", [False, True])
 def test_labels_and_weights_are_those_of_the_literal_loop(
     draw: Draw, one_hot: bool, monkeypatch: pytest.MonkeyPatch
@@ -78,12 +79,12 @@ def test_labels_and_weights_are_those_of_the_literal_loop(
     for seed in range(10):
         tree = example(seed, draw)
         p = random_p(tree, torch.Generator().manual_seed(seed), one_hot=one_hot)
-        found = slot_records(tree, p, temperature=0.6)
         literal = literal_acceptance(tree, p)
         expected = torch.tensor([literal[node] for node in range(1, tree.num_nodes)], dtype=torch.float64)
-        can_be_tried = expected[:, 1] > 0  # behind a sibling that is always accepted there is nothing to know
-        torch.testing.assert_close(found["acceptance"][can_be_tried], expected[can_be_tried, 0])
-        torch.testing.assert_close(found["weight"], expected[:, 1])
+        if draw == "chosen":
+            found = slot_records(tree, p, temperature=0.6)
+            torch.testing.assert_close(found["acceptance"], expected[:, 0])
+            torch.testing.assert_close(found["parent_value"], expected[:, 1])
         sum_of_values = 1 + float((expected[:, 0] * expected[:, 1]).sum())
         assert expected_tokens(tree, p) == pytest.approx(sum_of_values)
         torch.testing.assert_close(node_values(tree, p)[1:], expected.prod(1))
@@ -100,7 +101,7 @@ def test_the_mean_accepted_length_is_what_verification_comes_to() -> None:
 
 
 def test_columns_say_what_growth_knew() -> None:
-    tree = example(2)
+    tree = example(2, "chosen")
     p = random_p(tree, torch.Generator().manual_seed(0))
     found = slot_records(tree, p, temperature=0.6)
     for node in range(1, tree.num_nodes):
@@ -109,7 +110,6 @@ def test_columns_say_what_growth_knew() -> None:
         earlier = [i for i in range(1, node) if tree.parents[i] == parent]
         assert found["rank"][at] == len(earlier)
         assert found["q"][at] == q[token]
-        assert found["mass_left"][at] == pytest.approx(1 - sum(float(q[tree.tokens[i]]) for i in earlier))
         assert found["entropy"][at] == pytest.approx(-float((q * q.log()).sum()))
         assert found["top_q"][at] == q.max()
         path_probability, walk = 1.0, node
@@ -123,54 +123,38 @@ def test_columns_say_what_growth_knew() -> None:
 
 def test_equal_distributions_accept_the_first_draw() -> None:
     tree = example(4)
-    found = slot_records(tree, tree.draft_probs, temperature=1.0)
-    assert found["acceptance"][found["rank"] == 0].min() == 1
-    assert found["weight"][found["rank"] > 0].max() == 0
+    assert tree.draft_probs is not None
+    values = node_values(tree, tree.draft_probs)
+    torch.testing.assert_close(values[1:][tree.ranks[1:] == 0], values[tree.parents[1:]][tree.ranks[1:] == 0])
+    assert values[tree.ranks > 0].max() == 0
+
+
+@pytest.mark.parametrize("draw", ["coupled", "sampled"])
+def test_slots_are_those_of_chosen_children(draw: Draw) -> None:
+    tree = example(4, draw)
+    with pytest.raises(ValueError, match=f"not of draw '{draw}'"):
+        slot_records(tree, random_p(tree, torch.Generator()), temperature=1.0)
+
+
+def test_coupled_children_have_no_chance_of_their_own() -> None:
+    tree = example(4, "coupled")
+    for value in (node_values, expected_tokens):
+        with pytest.raises(ValueError, match="no matter of chance"):
+            value(tree, random_p(tree, torch.Generator()))
 
 
 def test_a_root_alone_has_no_records() -> None:
-    tree = root_only(3, draw="chosen", vocab=5, device=torch.device("cpu"))
+    tree = root_only(3, draw="chosen", device=torch.device("cpu"))
+    tree = dataclasses.replace(tree, draft_probs=torch.empty(0, 5))
     p = torch.full((1, 5), 0.2)
     found = slot_records(tree, p, temperature=1.0)
     assert {column.shape for column in found.values()} == {(0,)}
     assert expected_tokens(tree, p) == 1
-    assert rank_acceptance(found) == []
-
-
-@pytest.mark.parametrize("draw", DRAWS)
-def test_acceptance_by_rank_is_the_mean_over_reached_nodes_of_full_trees(draw: Draw) -> None:
-    vocab = 5
-    found = []
-    for seed in range(6):
-        generator = torch.Generator().manual_seed(seed)
-        q = torch.randn(3, vocab, generator=generator, dtype=torch.float64).softmax(-1)
-        tree = TokenTree(  # a root with three children, the first two of which have three each
-            tokens=torch.tensor([0, 1, 2, 3, 0, 1, 2, 4, 3, 2]),
-            parents=torch.tensor([-1, 0, 0, 0, 1, 1, 1, 2, 2, 2]),
-            ranks=torch.tensor([0, 0, 1, 2, 0, 1, 2, 0, 1, 2]),
-            draw=draw,
-            draft_rows=torch.tensor([0, 1, 2, -1, -1, -1, -1, -1, -1, -1]),
-            draft_probs=q,
-        )
-        p = torch.randn(10, vocab, generator=generator, dtype=torch.float64).softmax(-1)
-        found.append((tree, node_values(tree, p), slot_records(tree, p, temperature=1.0)))
-    joined = {name: torch.cat([columns[name] for _, _, columns in found]) for name in found[0][2]}
-    reached = sum(float(values[:3].sum()) for _, values, _ in found)
-    expected = [sum(float(values[tree.ranks == rank][rank == 0 :].sum()) for tree, values, _ in found) / reached
-                for rank in range(3)]  # fmt: skip
-    assert rank_acceptance(joined) == pytest.approx(expected)
-
-
-def test_acceptance_by_rank_refuses_a_mixture() -> None:
-    tree = example(0)
-    found = slot_records(tree, tree.draft_probs, temperature=1.0)
-    found["temperature"][0] = 0
-    with pytest.raises(ValueError, match="one draw"):
-        rank_acceptance(found)
 
 
 def test_decision_models_learn_whether_a_child_is_accepted() -> None:
-    for draw in DRAWS:
+    draws: tuple[Draw, ...] = ("sampled", "chosen")
+    for draw in draws:
         tree = example(7, draw)
         p = random_p(tree, torch.Generator().manual_seed(1))
         values = node_values(tree, p)
@@ -182,7 +166,8 @@ def test_decision_models_learn_whether_a_child_is_accepted() -> None:
 
 
 def test_parts_are_put_together_with_their_prompts(tmp_path: Path) -> None:
-    tree = example(5)
+    tree = example(5, "chosen")
+    assert tree.draft_probs is not None
     found = slot_records(tree, tree.draft_probs, temperature=1.0)
     other = dataclasses.replace(HEADER, prompt=8)
     assert read_headers(tmp_path / "none") == []

@@ -12,20 +12,22 @@ import torch
 
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
-from edgespec.grow.policies import make_grow, open_policy
+from edgespec.grow.policies import OpenPolicy, make_grow, open_policy
+from edgespec.sampling.noise import TextNoise
 from edgespec.tree.policies import DEFAULT_POLICY, DRAWS, POLICIES, Policy, policy_named, users_of
 from edgespec.tree.settings import TreeSettings
 from edgespec.tree.shapes import expansion
+from edgespec.tree.token_tree import TokenTree
 from tests.edgespec.grow.test_best_first import FunctionDrafter, random_q
 
 CPU = torch.device("cpu")
 VOCAB = 8
 WARM = SamplingSettings(temperature=0.8)
 FIELDS = {field.name for field in fields(TreeSettings)}
-OF_EVERY_POLICY = {"policy", "draft_temperature"}
+OF_EVERY_POLICY = {"policy", "draw", "draft_temperature"}
 # A value of every setting that a policy can do without, other than the default
 GIVEN: dict[str, Any] = {
-    "draw": "chosen", "size": 9, "depth": 5, "threshold": 0.1, "max_children": 3, "branching": (2, 1), "fork": (2, 3),
+    "size": 9, "depth": 5, "threshold": 0.1, "max_children": 3, "branching": (2, 1), "fork": (2, 3),
     "draft_tokens": 3, "tree_file": Path("tree.json"), "stop_gain": 0.2, "reranked": False, "stop_depths": (2,),
     "stop_log_probability": -0.5, "classifier": Path("c.json"), "stop_model": Path("s.safetensors"),
     "confidence": 0.3, "acceptance": Path("a.json"), "target_width": 2,
@@ -66,9 +68,33 @@ def test_every_tree_setting_is_some_policys_or_every_policys() -> None:
 
 
 @every_policy
-def test_a_draw_is_a_setting_where_there_are_several(policy: Policy) -> None:
+def test_a_policy_takes_the_draws_of_its_record_and_refuses_others(policy: Policy, tmp_path: Path) -> None:
     assert set(policy.draws) <= set(DRAWS)
-    assert policy.uses("draw") == (len(policy.draws) > 1)
+    for draw in DRAWS:
+        if draw in policy.draws:
+            assert settings_of(policy, tmp_path, draw=draw).draw == draw
+            continue
+        with pytest.raises(EdgespecError) as error:
+            settings_of(policy, tmp_path, draw=draw)
+        assert error.value.what == f"`policy={policy.name}` has no children of `draw={draw}`."
+        others = [other.name for other in POLICIES.values() if draw in other.draws]
+        assert error.value.fix.startswith(f"Its own: {', '.join(policy.draws)}.")
+        assert error.value.fix.endswith(f"with {draw} children: {', '.join(others)}.")
+
+
+def test_an_unknown_draw_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(EdgespecError, match="`draw=guessed` is unknown") as error:
+        TreeSettings(draw="guessed")  # type: ignore[arg-type]
+    assert error.value.fix == "Choose one of: coupled, sampled, chosen."
+
+
+def test_several_branches_of_the_target_are_no_coupled_ones() -> None:
+    """The longest of several is taken: that has no noise of its own to be decided by."""
+    with pytest.raises(EdgespecError, match="`target_width=2` takes the longest of several branches") as error:
+        TreeSettings(policy="mcsd", draw="coupled", target_width=2)
+    assert error.value.fix == "Use `draw=sampled` or `draw=chosen`."
+    for draw in (None, "sampled", "chosen"):
+        assert not TreeSettings(policy="mcsd", draw=draw, target_width=2).is_lossless  # type: ignore[arg-type]
 
 
 @every_policy
@@ -103,33 +129,49 @@ def test_a_preset_fits_the_nodes_that_it_is_known_by(policy: Policy) -> None:
     assert all(expansion(branching).num_nodes - 1 <= nodes for nodes, branching in policy.presets.items())
 
 
+def text_noise(seed: int) -> TextNoise:
+    return TextNoise(seed=seed, key=0, vocab=VOCAB, device=CPU)
+
+
+def grown(policy: OpenPolicy, *, sampling: SamplingSettings = WARM, seed: int = 0, keeps_q: bool = False) -> TokenTree:
+    """A tree of three layers at most, with the noise of that seed, and otherwise the same luck."""
+    grow = make_grow(
+        policy, FunctionDrafter(random_q(VOCAB, 1.5, 0)), sampling=sampling, device=CPU,
+        generator=torch.Generator().manual_seed(0), noise=text_noise(seed), keeps_q=keeps_q,
+    )  # fmt: skip
+    return grow(0, 3)
+
+
 GROWN = [(policy, draw) for policy in POLICIES.values() if policy.kind != "none" for draw in policy.draws]
 
 
 @pytest.mark.parametrize(("policy", "draw"), GROWN, ids=[f"{policy.name}-{draw}" for policy, draw in GROWN])
 def test_every_policy_grows_a_tree_in_each_of_its_draws(policy: Policy, draw: str, tmp_path: Path) -> None:
     limits = {} if policy.budget is None else {policy.budget: 6}
-    chosen = {"draw": draw} if policy.uses("draw") else {}
-    opened = open_policy(settings_of(policy, tmp_path, **limits, **chosen))
-    grow = make_grow(
-        opened, FunctionDrafter(random_q(VOCAB, 1.5, 0)), sampling=WARM, vocab=VOCAB, device=CPU,
-        generator=torch.Generator().manual_seed(0),
-    )  # fmt: skip
-    tree = grow(0, 3)
-    assert tree.draw == opened.draw(WARM) == DRAWS[draw]
+    opened = open_policy(settings_of(policy, tmp_path, **limits, draw=draw))
+    tree = grown(opened)
+    assert tree.draw == opened.draw == draw
     assert 1 < tree.num_nodes <= 1 + opened.settings.num_nodes
+    assert (tree.draft_probs is not None) == (draw == "sampled"), "kept where the rule needs it"
+    asked = grown(opened, keeps_q=True)
+    assert asked.draft_probs is not None
+    assert torch.equal(asked.tokens, tree.tokens), "records change nothing"
+
+
+@pytest.mark.parametrize(("policy", "draw"), GROWN, ids=[f"{policy.name}-{draw}" for policy, draw in GROWN])
+def test_the_texts_noise_decides_on_coupled_children_alone_and_not_on_a_greedy_targets(
+    policy: Policy, draw: str, tmp_path: Path
+) -> None:
+    limits = {} if policy.budget is None else {policy.budget: 6}
+    opened = open_policy(settings_of(policy, tmp_path, **limits, draw=draw))
+    for sampling, differs in ((WARM, draw == "coupled"), (SamplingSettings(), False)):
+        found = {tuple(grown(opened, sampling=sampling, seed=seed).tokens.tolist()) for seed in range(8)}
+        assert (len(found) > 1) == differs
 
 
 @every_policy
 def test_a_policy_draws_as_its_record_says_first(policy: Policy, tmp_path: Path) -> None:
-    opened = open_policy(settings_of(policy, tmp_path))
-    if not policy.is_calibrated:
-        assert opened.draw(WARM) == DRAWS[policy.draws[0]]
-        return
-    assert opened.acceptance is not None
-    assert all(
-        opened.draw(SamplingSettings(temperature=at)) == opened.acceptance.better_draw(at) for at in (0.0, 0.8, 1.5)
-    )
+    assert open_policy(settings_of(policy, tmp_path)).draw == policy.draws[0]
 
 
 @every_policy
@@ -146,8 +188,8 @@ def test_a_static_shape_takes_the_roots_children_from_the_target(tmp_path: Path)
     for policy in wide:
         grow = make_grow(
             open_policy(settings_of(policy, tmp_path, branching=(2, 1), target_width=2)),
-            FunctionDrafter(random_q(VOCAB, 1.5, 0)), sampling=WARM, vocab=VOCAB, device=CPU,
-            generator=torch.Generator().manual_seed(0),
+            FunctionDrafter(random_q(VOCAB, 1.5, 0)), sampling=WARM, device=CPU,
+            generator=torch.Generator().manual_seed(0), noise=text_noise(0),
         )  # fmt: skip
         tree = grow(0, 3, torch.tensor([6, 3]))
         assert tree.tokens[tree.parents == 0].tolist() == [6, 3]

@@ -43,6 +43,6 @@ def test_all_on_path_holds_where_every_ancestor_holds(parents: list[int], bits: 
 
 
 def test_root_only_is_one_node() -> None:
-    tree = root_only(7, draw="chosen", vocab=5, device=torch.device("cpu"))
+    tree = root_only(7, draw="chosen", device=torch.device("cpu"))
     assert tree.num_nodes == 1
     assert tree.parents.tolist() == [-1]

@@ -1,10 +1,7 @@
-"""Distributions: transformers' own filters as reference, and draws against sequential draws."""
-
-import itertools
+"""Distributions: transformers' own filters as reference, and how a draft's differs from them."""
 
 import pytest
 import torch
-from scipy import stats
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -13,9 +10,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from edgespec.config import SamplingSettings
-from edgespec.sampling.distribution import to_probs
-from edgespec.sampling.draws import draw_without_replacement
+from edgespec.config import DraftSampling, SamplingSettings
+from edgespec.sampling.distribution import to_draft_probs, to_probs
 
 
 @pytest.mark.parametrize(
@@ -54,47 +50,12 @@ def test_low_temperatures_do_not_overflow() -> None:
     assert torch.isfinite(probs).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_draws_have_the_law_of_sequential_draws_without_replacement(dtype: torch.dtype) -> None:
-    """120,000 ordered triples of 5 tokens: chi-square, 59 degrees of freedom, false alarms 1 in 1,000."""
-    q = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05], dtype=dtype)
-    tokens, q_drawn = draw_without_replacement(q.expand(120_000, 5), 3, torch.Generator().manual_seed(3))
-    assert torch.equal(q_drawn, q[tokens])
-    codes = tokens[:, 0] * 25 + tokens[:, 1] * 5 + tokens[:, 2]
-    observed, expected = [], []
-    for a, b, c in itertools.permutations(range(5), 3):
-        observed.append(int((codes == a * 25 + b * 5 + c).sum()))
-        p = float(q[a] * q[b] / (1 - q[a]) * q[c] / (1 - q[a] - q[b]))
-        expected.append(p * 120_000)
-    assert sum(observed) == 120_000
-    assert stats.chisquare(observed, expected, sum_check=False).pvalue > 1e-3
-
-
-def test_a_long_tail_is_drawn_as_often_as_its_mass_says() -> None:
-    """2,500,000 tokens of 2e-8 each, together 0.05: of 400 first draws 20 are expected from the tail.
-
-    Poisson: below 6 or above 42 once in 10,000 runs. Noise in float32 has no steps that fine and gives one or two.
-    """
-    tail, mass = 2_500_000, 0.05
-    q = torch.cat([torch.tensor([1 - mass]), torch.full((tail,), mass / tail)])
-    generator = torch.Generator().manual_seed(1)
-    hits = sum(int((draw_without_replacement(q[None], 1, generator)[0] > 0).sum()) for _ in range(400))
-    assert 6 <= hits <= 42
-
-
 def test_filtering_in_chunks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = SamplingSettings(temperature=0.8, top_k=20, top_p=0.7, min_p=0.05)
     logits = torch.randn(37, 50, generator=torch.Generator().manual_seed(2)) * 3
     whole = to_probs(logits, settings)
     monkeypatch.setattr("edgespec.sampling.distribution.CHUNK_ELEMENTS", 400)
     assert torch.equal(to_probs(logits, settings), whole)
-
-
-def test_tokens_of_no_probability_come_last_with_q_zero() -> None:
-    q = torch.tensor([[0.0, 1.0, 0.0]])
-    tokens, q_drawn = draw_without_replacement(q, 3, torch.Generator().manual_seed(0))
-    assert tokens[0, 0] == 1
-    assert q_drawn.tolist() == [[1.0, 0.0, 0.0]]
 
 
 @pytest.mark.parametrize("top_p", [0.1, 0.9, 0.999])
@@ -109,3 +70,28 @@ def test_top_p_finds_in_part_of_the_vocabulary_what_sorting_all_of_it_finds(top_
     expected = torch.zeros_like(full).scatter_(-1, order, kept / kept.sum(-1, keepdim=True))
     assert torch.allclose(probs, expected, atol=1e-7)
     assert torch.equal(probs > 0, expected > 0)
+
+
+def some_logits() -> torch.Tensor:
+    return torch.randn(40, 50, generator=torch.Generator().manual_seed(3), dtype=torch.float64) * 3
+
+
+@pytest.mark.parametrize("cut", [{"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}], ids=str)
+def test_what_truncation_cuts_off_keeps_its_share_of_a_draft(cut: dict[str, float]) -> None:
+    truncated = to_probs(some_logits(), SamplingSettings(temperature=0.7, **cut))  # type: ignore[arg-type]
+    whole = to_probs(some_logits(), SamplingSettings(temperature=0.7))
+    q = to_draft_probs(some_logits(), DraftSampling(temperature=0.7, tail_share=0.05, **cut))  # type: ignore[arg-type]
+    assert bool((truncated == 0).any())
+    torch.testing.assert_close(q, 0.95 * truncated + 0.05 * whole)
+    assert bool((q > 0).all())
+    torch.testing.assert_close(q.sum(-1), torch.ones(40, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_where_nothing_is_cut_off_or_has_no_share_q_is_what_the_settings_say(temperature: float) -> None:
+    for draft in (
+        DraftSampling(temperature=temperature, tail_share=0.05),
+        DraftSampling(temperature=temperature, top_p=0.8),
+    ):
+        same = SamplingSettings(temperature=temperature, top_p=draft.top_p)
+        assert torch.equal(to_draft_probs(some_logits(), draft), to_probs(some_logits(), same))

@@ -1,0 +1,123 @@
+"""Two models that are tables: random logits of every text, and a draft that is more or less like its target."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edgespec.config import DraftSampling, SamplingSettings
+from edgespec.decode.choose import start_session
+from edgespec.decode.session import Session, TextSettings
+from edgespec.grow.policies import open_policy
+from edgespec.sampling.distribution import to_draft_probs
+from edgespec.sampling.noise import TextNoise
+from edgespec.tree.settings import TreeSettings
+from edgespec.tree.token_tree import TokenTree
+
+CPU = torch.device("cpu")
+VOCAB = 12
+SHARPNESS = 2.0
+LogitsOf = Callable[[tuple[int, ...]], Tensor]  # a text -> [vocab]
+
+
+@functools.lru_cache(maxsize=100_000)
+def table_logits(seed: int, text: tuple[int, ...]) -> Tensor:
+    """Return the logits [vocab] of a text, in float64: so exact that there are no ties."""
+    generator = torch.Generator().manual_seed(hash((seed, *text)) % 2**31)
+    return SHARPNESS * torch.randn(VOCAB, generator=generator, dtype=torch.float64)
+
+
+def target_logits(seed: int) -> LogitsOf:
+    return lambda text: table_logits(seed, text)
+
+
+def draft_logits(seed: int, *, likeness: float = 0.8) -> LogitsOf:
+    """Logits that have so much in common with those of the target of that seed."""
+    return lambda text: likeness * table_logits(seed, text) + (1 - likeness) * table_logits(seed + 1, text)
+
+
+class TableTarget:
+    """A target that looks its logits up."""
+
+    device, vocab = CPU, VOCAB
+
+    def __init__(self, logits_of: LogitsOf) -> None:
+        self.logits_of = logits_of
+        self.text: list[int] = []  # the root excepted
+        self.looked_at: TokenTree | None = None
+
+    def prefill(self, ids: Tensor, *, capacity: int) -> Tensor:
+        self.text = ids.tolist()
+        return self.logits_of(tuple(self.text))
+
+    def look(self, tree: TokenTree) -> Tensor:
+        self.looked_at = tree
+        texts: list[tuple[int, ...]] = []
+        for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+            texts.append((*(texts[parent] if parent >= 0 else self.text), token))
+        return torch.stack([self.logits_of(text) for text in texts])
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+    def commit(self, path: tuple[int, ...]) -> None:
+        assert self.looked_at is not None
+        self.text += self.looked_at.tokens[[0, *path]].tolist()
+
+
+class TableDrafter:
+    """A draft that looks its logits up."""
+
+    def __init__(self, logits_of: LogitsOf, sampling: DraftSampling) -> None:
+        self.logits_of, self.sampling = logits_of, sampling
+        self.text: list[int] = []
+        self.paths: list[tuple[int, ...]] = []
+
+    def prefill(self, ids: Tensor, *, capacity: int) -> None:
+        self.text, self.paths = ids.tolist(), []
+
+    def expand(self, tokens: Tensor, parent_rows: Tensor) -> Tensor:
+        new = [
+            (*(self.paths[parent] if parent >= 0 else ()), token)
+            for token, parent in zip(tokens.tolist(), parent_rows.tolist(), strict=True)
+        ]
+        self.paths += new
+        logits = torch.stack([self.logits_of((*self.text, *path)) for path in new])
+        return to_draft_probs(logits, self.sampling)
+
+    def rewind(self) -> None:
+        self.paths = []
+
+    def commit(self, root: int, path_rows: list[int], path_tokens: list[int]) -> None:
+        for row, length in zip(path_rows, range(2, len(path_tokens) + 2), strict=True):
+            assert row < 0 or self.paths[row] == (root, *path_tokens)[:length], "rows are those of the path"
+        self.text += [root, *path_tokens]
+        self.paths = []
+
+
+def session_of(
+    tree: TreeSettings,
+    sampling: SamplingSettings,
+    *,
+    target: LogitsOf,
+    draft: LogitsOf,
+    max_new_tokens: int,
+    seed: int = 0,
+    key: int = 0,
+    **options: Any,
+) -> Session:
+    """Return a session of tables, whose noise is that of the seed and the key."""
+    settings = TextSettings(sampling=sampling, max_new_tokens=max_new_tokens, cache_rows=(0, 0))
+    return start_session(
+        TableTarget(target),  # type: ignore[arg-type]
+        TableDrafter(draft, tree.draft_sampling(sampling)),
+        open_policy(tree),
+        settings,
+        torch.Generator().manual_seed(seed),
+        TextNoise(seed=seed, key=key, vocab=VOCAB, device=CPU),
+        **options,
+    )
