@@ -206,8 +206,8 @@ class Engine:
         texts are compared instead.
         """
         own, is_coupled = self.tree, self.policy.draw == "coupled"
-        defaults: TextOptions = {"max_new_tokens": 64, "seed": 0}
-        requests = [self.request(prompt, **{**defaults, **options}) for prompt in prompts]
+        asked: TextOptions = {"max_new_tokens": 64, "seed": 0, **options}
+        requests = [self.request(prompt, **asked) for prompt in prompts]
         greedy = SamplingSettings()
 
         def decode(request: TextRequest, tree: TreeSettings) -> tuple[int, ...]:

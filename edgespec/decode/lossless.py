@@ -111,7 +111,7 @@ def judge(
         token = text[index]
         gap = torch.maximum(-margins[token], torch.minimum(scores[expected] - scores[token], margins[expected]))
         allowed = share * float(logits[index].abs().max())
-        return Difference(index=index, token=token, expected=expected, gap=float(gap), allowed=allowed)
+        return Difference(index=index, token=token, expected=expected, gap=max(0.0, float(gap)), allowed=allowed)
 
     own = [targets_own(index) for index in range(len(text))]
     pairs = zip(text, plain, strict=False)
