@@ -53,8 +53,8 @@ class Request:
 
     @property
     def name(self) -> str:
-        """Return what tells the row's text from others of its seed: its id and repeat, not its place in a file."""
-        return f"{self.row.repeat}:{self.row.id}"
+        """Return what tells the row's text from others of its seed: its id, which says which repeat it is."""
+        return self.row.id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
