@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +13,7 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
+from edgespec.config import SamplingSettings
 from edgespec.decode.lossless import Verdict, compare
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.grow.policies import OpenPolicy, open_policy
@@ -23,6 +25,7 @@ from edgespec.placement.place import check_tree_fits, placement_for
 from edgespec.placement.run_place import PlaceOptions, resolve_place
 from edgespec.placement.weights import Announce
 from edgespec.profiled import PairSetup, acceptance_of, set_up, set_up_by_profile
+from edgespec.sampling.noise import TextNoise, text_key
 from edgespec.text.cancel import Running
 from edgespec.text.chat_template import Prompt, prompt_ids
 from edgespec.text.conversation import Conversation
@@ -195,20 +198,40 @@ class Engine:
         self.tree = tree
         return self.policy
 
-    def verify_lossless(self, prompts: Sequence[Prompt], *, max_new_tokens: int = 64) -> list[Verdict]:
-        """Decode each prompt greedily, through the trees and plainly, and return how the texts differ.
+    def verify_lossless(self, prompts: Sequence[Prompt], **options: Unpack[TextOptions]) -> list[Verdict]:
+        """Decode each prompt with these options, through the trees and plainly, and return how the texts differ.
 
-        A verdict says where a text parts from the target's own, and by what gap of logits.
+        They have 64 tokens and seed 0, unless the options say otherwise. A verdict says where a text parts from the
+        target's own, and by what gap. Trees that are not coupled give other draws than plain decoding: of those, greedy
+        texts are compared instead.
         """
-        own = self.tree
+        own, is_coupled = self.tree, self.policy.draw == "coupled"
+        asked: TextOptions = {"max_new_tokens": 64, "seed": 0, **options}
+        requests = [self.request(prompt, **asked) for prompt in prompts]
+        greedy = SamplingSettings()
 
-        def decode(ids: list[int], tree: TreeSettings) -> tuple[int, ...]:
+        def decode(request: TextRequest, tree: TreeSettings) -> tuple[int, ...]:
             self.use_tree(tree)
-            return self.generate(ids, max_new_tokens=max_new_tokens, temperature=0.0).token_ids
+            return tuple(token for chunk in self.run(request) for token in chunk.step.tokens)
 
-        texts = [self.encode(prompt) for prompt in prompts]
+        def verdict(request: TextRequest) -> Verdict:
+            return compare(
+                self.target_model,
+                request.ids,
+                partial(decode, request),
+                own,
+                sampling=request.sampling,
+                noise=TextNoise(
+                    seed=request.seed,
+                    key=text_key(request.name),
+                    vocab=self.target_model.vocab,
+                    device=torch.device("cpu"),
+                ),
+                dtype=self.place.dtype,
+            )
+
         try:
-            return [compare(self.target_model, ids, partial(decode, ids), own, dtype=self.place.dtype) for ids in texts]
+            return [verdict(request if is_coupled else replace(request, sampling=greedy)) for request in requests]
         finally:
             self.use_tree(own)
 

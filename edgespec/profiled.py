@@ -168,13 +168,13 @@ def plan_at(profile: Profile, temperature: float) -> TemperaturePlan:
 def tree_settings(plan: Plan, *, given: Mapping[str, Any] | None = None) -> TreeSettings:
     """Return the plan as settings, with single values `given` by the user instead.
 
-    A policy of the user's drops the plan.
+    A policy of the user's drops the plan, and so does what the plan's policy has no use for.
     """
     given = dict(given or {})
     if given.get("policy", plan.policy) != plan.policy:
         return TreeSettings(**given)
     policy = policy_named(plan.policy)
-    if not all(map(policy.uses, given)):
+    if not all(map(policy.uses, given)) or given.get("draw", policy.draws[0]) not in policy.draws:
         return TreeSettings(**given)
     values: dict[str, Any] = {"policy": plan.policy}
     if policy.budget is not None:

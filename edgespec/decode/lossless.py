@@ -1,28 +1,34 @@
-"""Check that a greedy text is the target's own.
+"""Check that a text is the target's own.
 
-The text is compared with plain decoding's, and read again with teacher forcing. Two readings of one text round
-differently, and the better of two nearly equal tokens can change: such near ties are told apart from real
-differences by the gap between the two tokens' logits. Legend: n tokens of the text, vocab columns.
+The text is compared with plain decoding's, and read again with teacher forcing: at each place the target's token is
+the argmax of logits + temperature * g, where g is the text's own noise. Two readings of one text round differently,
+and the better of two nearly equal tokens can change: such near ties are told apart from real differences by the gap
+between the two tokens. Legend: n tokens of the text, vocab columns.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from edgespec.config import SamplingSettings
 from edgespec.errors import offload_errors
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.row_chunks import row_chunks
+from edgespec.sampling.distribution import to_probs
+from edgespec.sampling.noise import TextNoise
 from edgespec.tree.settings import TreeSettings
 
-Decode = Callable[[TreeSettings], Sequence[int]]  # a prompt's greedy text, with these trees
+Decode = Callable[[TreeSettings], Sequence[int]]  # a prompt's text, with these trees
 
 READ_ROWS = 256  # of a text at once
 # Of the row's largest logit: what two ways of computing it may differ by, with room to spare.
 NEAR_TIES = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+WHOLE_MASS = 1 - 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +38,7 @@ class Difference:
     index: int  # in the new text
     token: int
     expected: int
-    gap: float  # between the logits of the two, in the text's own context
+    gap: float  # how far logits must move for `token` to be the target's, in the text's own context
     allowed: float  # a smaller gap is a near tie
 
     @property
@@ -45,55 +51,101 @@ class Difference:
 class Verdict:
     """What the check found about one text."""
 
+    temperature: float  # that the text was drawn at
     num_tokens: int
     from_plain: Difference | None  # the first place where the text leaves plain decoding's
-    from_argmax: tuple[Difference, ...]  # places where another token has the largest logit
+    from_target: tuple[Difference, ...]  # places where the target, read again, has another token
 
     @property
     def is_lossless(self) -> bool:
         """Return whether the text is equal to the target's own, near ties aside."""
-        found = [*self.from_argmax, *([self.from_plain] if self.from_plain else [])]
+        found = [*self.from_target, *([self.from_plain] if self.from_plain else [])]
         return all(difference.is_near_tie for difference in found)
 
 
 def compare(
-    model: CausalModel, prompt: Sequence[int], decode: Decode, tree: TreeSettings, *, dtype: torch.dtype
+    model: CausalModel,
+    prompt: Sequence[int],
+    decode: Decode,
+    tree: TreeSettings,
+    *,
+    sampling: SamplingSettings,
+    noise: TextNoise,
+    dtype: torch.dtype,
 ) -> Verdict:
     """Decode a prompt through these trees and plainly, and judge the text."""
     text, plain = decode(tree), decode(tree.plain())
-    return judge(model, prompt, text, plain, dtype=dtype)
+    return judge(model, prompt, text, plain, sampling=sampling, noise=noise, dtype=dtype)
 
 
 def judge(
-    model: CausalModel, prompt: Sequence[int], text: Sequence[int], plain: Sequence[int], *, dtype: torch.dtype
+    model: CausalModel,
+    prompt: Sequence[int],
+    text: Sequence[int],
+    plain: Sequence[int],
+    *,
+    sampling: SamplingSettings,
+    noise: TextNoise,
+    dtype: torch.dtype,
 ) -> Verdict:
-    """Compare a greedy text with plain decoding's, and each of its tokens with the argmax in its context.
+    """Compare a text with plain decoding's, and each of its tokens with the target's own in its context.
 
-    The texts are of equal length, unless one of them ended in a stop token. Uses the model's cache.
+    The texts are of equal length, unless one of them ended in a stop token. `noise` is the text's own, on the CPU; it
+    counts above temperature 0. Uses the model's cache.
     """
     logits = logits_of(model, prompt, text)
-    best = logits.argmax(-1).tolist()  # [n]: once a text, at its end
     share = NEAR_TIES.get(dtype, NEAR_TIES[torch.float32])
 
-    def difference(index: int, expected: int) -> Difference:
-        row = logits[index]
-        return Difference(
-            index=index,
-            token=text[index],
-            expected=expected,
-            gap=float(row[expected] - row[text[index]]),
-            allowed=share * float(row.abs().max()),
-        )
+    def targets_own(index: int) -> int:
+        noise.start(len(prompt) + index - 1)
+        if sampling.temperature == 0:
+            return int(logits[index].argmax())
+        return noise.draw(to_probs(logits[index][None], sampling)[0], 1)
 
+    def difference(index: int, expected: int) -> Difference:
+        noise.start(len(prompt) + index - 1)
+        scores, margins = logits[index].double(), _truncation_margins(logits[index].double(), sampling)
+        if sampling.temperature > 0:
+            scores = scores + sampling.temperature * noise.below(1).log()
+        # The token is the target's if it is not cut off, and if what is expected falls behind it or is cut off.
+        token = text[index]
+        gap = torch.maximum(-margins[token], torch.minimum(scores[expected] - scores[token], margins[expected]))
+        allowed = share * float(logits[index].abs().max())
+        return Difference(index=index, token=token, expected=expected, gap=max(0.0, float(gap)), allowed=allowed)
+
+    own = [targets_own(index) for index in range(len(text))]
     pairs = zip(text, plain, strict=False)
     first = next((index for index, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
     if first is None and len(text) != len(plain):
         raise AssertionError(f"equal texts of {len(text)} and {len(plain)} tokens")
     return Verdict(
+        temperature=sampling.temperature,
         num_tokens=len(text),
         from_plain=None if first is None else difference(first, plain[first]),
-        from_argmax=tuple(difference(index, best[index]) for index in range(len(text)) if best[index] != text[index]),
+        from_target=tuple(difference(index, own[index]) for index in range(len(text)) if own[index] != text[index]),
     )
+
+
+def _truncation_margins(logits: Tensor, sampling: SamplingSettings) -> Tensor:
+    """Return how far logits [vocab] must move for each token to be cut off: [vocab], below 0 where it is."""
+    margins = torch.full_like(logits, torch.inf)
+    if sampling.temperature == 0 or not sampling.truncates:
+        return margins
+    vocab, temperature = logits.shape[0], sampling.temperature
+    best, order = logits.sort(descending=True)
+    kept = sampling.top_k if 0 < sampling.top_k < vocab else vocab
+    if kept < vocab:
+        margins = torch.where(logits >= best[kept - 1], logits - best[kept], logits - best[kept - 1])
+    if sampling.top_p < 1:
+        p = (best / temperature).softmax(-1)
+        mass_before = (p.cumsum(-1) - p) / p[:kept].sum()
+        mass_before = mass_before.clamp(max=min(float(mass_before[kept - 1]), WHOLE_MASS))
+        # Logits that move by so much move the log odds of a mass by as much, over the temperature.
+        odds = torch.tensor(sampling.top_p, dtype=torch.float64).logit() - mass_before.logit()
+        margins = torch.minimum(margins, torch.empty_like(odds).scatter_(0, order, temperature * odds))
+    if sampling.min_p > 0:
+        margins = torch.minimum(margins, logits - best[0] - temperature * math.log(sampling.min_p))
+    return margins
 
 
 @torch.no_grad()

@@ -42,15 +42,17 @@ def test_a_stream_can_be_left_and_the_next_text_is_not_disturbed(engine: Engine)
         assert engine.generate("import os", max_new_tokens=12).token_ids == expected
 
 
-def test_sampled_texts_through_trees_and_without_share_their_first_token(pair_folders: tuple[Path, Path]) -> None:
-    """The first token comes from the prompt's pass; what follows has the same law, not the same draws."""
-    texts = []
-    for policy in ("none", "dyspec"):
-        with Engine.from_pretrained(pair_folders[0], draft=pair_folders[1], tree=TreeSettings(policy=policy)) as engine:
-            texts.append(
-                engine.generate("x", max_new_tokens=8, sampling=SamplingSettings(temperature=1.0), seed=2).token_ids
-            )
-    assert texts[0][0] == texts[1][0]
+def test_a_text_depends_on_its_seed_and_its_name_alone(engine: Engine) -> None:
+    def text(seed: int, name: str, tree: TreeSettings | None = None) -> tuple[int, ...]:
+        engine.use_tree(tree or engine.tree)
+        return engine.generate("x", max_new_tokens=12, temperature=1.0, seed=seed, name=name).token_ids
+
+    with engine:
+        first = text(2, "a")
+        assert text(2, "b") != first
+        assert text(3, "a") != first
+        assert text(2, "a", TreeSettings(policy="opt-tree", size=5)) == first
+        assert text(2, "a", TreeSettings(policy="none")) == first
 
 
 def test_bfloat16_runs_and_says_so(pair_folders: tuple[Path, Path]) -> None:
@@ -150,13 +152,14 @@ def test_a_chunk_says_which_tokens_the_draft_proposed(tree: TreeSettings, num_st
 
 
 POLICIES = [
-    TreeSettings(policy="adaptive", draw="sampled", size=20),
-    TreeSettings(policy="adaptive", draw="chosen", size=20),
+    TreeSettings(policy="adaptive", size=20),
     TreeSettings(policy="dyspec", size=20, threshold=0.01),
     TreeSettings(policy="opt-tree", size=20, stop_gain=0.1),
+    TreeSettings(policy="opt-tree", size=20, draw="chosen"),
     TreeSettings(policy="eagle2", size=20, depth=5, stop_depths=(2, 4)),
     TreeSettings(policy="c2t", size=20, confidence=0.01),
     TreeSettings(policy="sequoia", size=20, depth=6),
+    TreeSettings(policy="sequoia", size=20, depth=6, draw="coupled"),
     TreeSettings(policy="specinfer", branching=(3, 2, 1)),
     TreeSettings(policy="mcsd", fork=(3, 4), draw="chosen"),
     TreeSettings(policy="mcsd", branching=(2, 2), target_width=3),  # at temperature 0 there is one branch
@@ -164,25 +167,24 @@ POLICIES = [
 ]
 
 
-@pytest.mark.parametrize("settings", POLICIES, ids=lambda settings: f"{settings.policy}-{settings.num_nodes}")
-def test_every_policy_decodes_greedily_to_the_last_token(
-    settings: TreeSettings, pair_folders: tuple[Path, Path]
+WARM = SamplingSettings(temperature=1.0, top_p=0.8)
+
+
+@pytest.mark.parametrize(
+    "settings", POLICIES, ids=lambda settings: f"{settings.policy}-{settings.draw}-{settings.num_nodes}"
+)
+@pytest.mark.parametrize("prompt", ["def f", "d"])
+def test_every_policy_decodes_to_the_last_token(
+    prompt: str, settings: TreeSettings, pair_folders: tuple[Path, Path]
 ) -> None:
+    """Greedy texts, and coupled ones at any temperature, are those of plain decoding."""
     target, draft = pair_folders
-    with Engine.from_pretrained(target, tree=TreeSettings(policy="none"), dtype="float32") as plain:
-        expected = plain.generate("def f", max_new_tokens=24, sampling=SamplingSettings())
     with Engine.from_pretrained(target, draft=draft, tree=settings, dtype="float32") as engine:
-        for prompt in ("def f", expected.token_ids[:1]):
-            found = engine.generate(
-                prompt if isinstance(prompt, str) else list(prompt), max_new_tokens=24, sampling=SamplingSettings()
-            )
-            if isinstance(prompt, str):
-                assert found.token_ids == expected.token_ids
+        is_coupled = engine.policy.draw == "coupled"
+        for sampling in (SamplingSettings(), WARM):
+            engine.use_tree(settings)
+            found = engine.generate(prompt, max_new_tokens=24, sampling=sampling, seed=1)
             assert len(found.token_ids) == 24 or found.finish_reason == "stop"
-            sampled = engine.generate(
-                list(found.token_ids[:3]),
-                max_new_tokens=24,
-                sampling=SamplingSettings(temperature=1.0, top_p=0.8),
-                seed=1,
-            )
-            assert len(sampled.token_ids) == 24 or sampled.finish_reason == "stop"
+            engine.use_tree(settings.plain())
+            plain = engine.generate(prompt, max_new_tokens=24, sampling=sampling, seed=1)
+            assert found.token_ids == plain.token_ids or not (is_coupled or sampling.temperature == 0)

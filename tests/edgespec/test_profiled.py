@@ -32,7 +32,7 @@ from profiles.measure import machine_facts
 from profiles.schema import Plan, Profile
 from tests.profiles.examples import PLAIN, example_plan, example_profile
 
-ADAPTIVE = example_plan(draw="sampled", threshold=0.02)
+ADAPTIVE = example_plan(draw="coupled", threshold=0.02)
 PLACE = RunPlace(
     device=torch.device("cpu"), dtype=torch.float32, limits=MemoryLimits(), context_tokens=64, prompt_tokens=16
 )
@@ -41,18 +41,14 @@ PLACE = RunPlace(
 @pytest.mark.parametrize(
     ("plan", "settings"),
     [
-        (ADAPTIVE, TreeSettings(policy="adaptive", draw="sampled", size=16, depth=4, threshold=0.02)),
-        (
-            example_plan(draw="chosen", size=768, depth=24),
-            TreeSettings(policy="adaptive", draw="chosen", size=768, depth=24),
-        ),
+        (ADAPTIVE, TreeSettings(policy="adaptive", draw="coupled", size=16, depth=4, threshold=0.02)),
         (
             example_plan("dyspec", draw="sampled", threshold=0.1),
-            TreeSettings(policy="dyspec", size=16, depth=4, threshold=0.1),
+            TreeSettings(policy="dyspec", draw="sampled", size=16, depth=4, threshold=0.1),
         ),
-        (example_plan("opt-tree", draw="chosen"), TreeSettings(policy="opt-tree", size=16, depth=4)),
-        (example_plan("eagle2", draw="chosen"), TreeSettings(policy="eagle2", size=16, depth=4)),
-        (example_plan("c2t", draw="chosen"), TreeSettings(policy="c2t", size=16, depth=4)),
+        (example_plan("opt-tree", draw="coupled"), TreeSettings(policy="opt-tree", draw="coupled", size=16, depth=4)),
+        (example_plan("eagle2", draw="chosen"), TreeSettings(policy="eagle2", draw="chosen", size=16, depth=4)),
+        (example_plan("c2t", draw="chosen"), TreeSettings(policy="c2t", draw="chosen", size=16, depth=4)),
         (
             example_plan("sequoia", draw="sampled"),
             TreeSettings(policy="sequoia", draw="sampled", size=16, depth=4),
@@ -102,7 +98,7 @@ def test_a_flag_overrides_its_value_alone(plan: Plan, given: dict[str, Any], set
         (example_plan("chain", draw="sampled", size=4), {"size": 40}),
         (example_plan("opt-tree"), {"threshold": 0.01}),
         (PLAIN, {"size": 40}),
-        (PLAIN, {"draw": "chosen"}),
+        (example_plan("dyspec", draw="sampled"), {"draw": "coupled"}),
     ],
 )
 def test_another_policy_or_a_flag_of_another_drops_the_plan(plan: Plan, given: dict[str, Any]) -> None:

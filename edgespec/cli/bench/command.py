@@ -1,4 +1,4 @@
-"""`edgespec bench`: plain decoding against trees on the same prompts, and whether their greedy texts are equal."""
+"""`edgespec bench`: plain decoding against trees on the same prompts, and whether their texts are equal."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from edgespec.cli.options.machine import MachineOptions, machine_options
 from edgespec.cli.options.model import AskedModels, model_options
 from edgespec.cli.options.tree import AskedTrees, tree_options
 from edgespec.cli.prompts.read import encode_prompts, read_prompts
-from edgespec.config import SamplingSettings
 from edgespec.errors import EXIT_RUNTIME, EdgespecError
 from edgespec.tree.settings import TreeSettings
 
 if TYPE_CHECKING:
+    from edgespec.config import SamplingSettings
     from edgespec.decode.lossless import Verdict
     from edgespec.engine import Engine
     from edgespec.pair.pair import ModelPair
     from edgespec.placement.run_place import RunPlace
     from edgespec.profiled import PairSetup
+    from edgespec.text.request import TextOptions
     from edgespec.tune.benchmark import Round
 
 PROMPTS_HELP = "Texts to continue, as for `edgespec generate`; of turns, the first. [default: six pieces of Python]"
@@ -42,7 +43,7 @@ Examples:
   edgespec bench                                    the built-in pair
   edgespec bench TARGET -md DRAFT --prompts prompts.jsonl -r 3 -n 128
   edgespec bench TARGET -md DRAFT -o jsonl >> results.jsonl
-  edgespec bench TARGET -md DRAFT --check           is greedy text through trees the target's own?
+  edgespec bench TARGET -md DRAFT --check           is the text through trees the target's own?
 
 Trees are those of the pair's profile where there is one; tree options
 override it. Speeds are medians of the repeats, with the lowest and the
@@ -59,7 +60,7 @@ highest. Both modes use the memory plan of the pair with its draft.
 @click.option("-n", "--max-new-tokens", type=click.IntRange(2), default=64, show_default=True, help="Of every text.")
 @distribution_options(has_greedy=False)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the draws.")
-@click.option("--check", is_flag=True, help="Instead of timing, compare greedy texts; exit code 1 when they differ.")
+@click.option("--check", is_flag=True, help="Instead of timing, compare texts; exit code 1 when they differ.")
 @click.option("-o", "--format", "form", type=click.Choice(FORMATS), default="md", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="The same as -o json.")
 @tree_options(has_profile=True)
@@ -86,8 +87,8 @@ def command(
     """Compare trees with plain decoding.
 
     The same prompts are decoded plainly and through trees, in turn, and tokens a second compared. With
-    --check, greedy texts through trees must equal plain decoding's, and each token the target's argmax when
-    the text is read again; near ties are told apart.
+    --check, texts through trees must equal plain decoding's of the same seed, and each token must be the
+    target's own when the text is read again; near ties are told apart.
     """
     if trees.settings.policy == "none":
         raise EdgespecError("E_SETTING", "--policy none leaves nothing to compare.", "Leave it out, or name a policy.")
@@ -102,7 +103,7 @@ def command(
     from edgespec.tune.benchmark import compare_modes
 
     pair = open_pair_with_draft(models, "grow trees with")
-    sampling = SamplingSettings() if check else replace(pair.default_sampling(), **chosen)
+    sampling = replace(pair.default_sampling(), **chosen)
     rows = rows or read_prompts(str(DEMO_FOLDER / "prompts.jsonl"), lines=False)
     rows = rows[:limit]
     ignored = sorted({name for row in rows for name in row.settings.given()})
@@ -113,7 +114,8 @@ def command(
     with open_engine(console, _set_up(console, pair, place, trees, sampling), machine) as engine:
         with console.progress_bar() as bar:
             if check:
-                return _check(console, engine, encoded, max_new_tokens, as_json=as_json or form in {"json", "jsonl"})
+                options: TextOptions = {"max_new_tokens": max_new_tokens, "sampling": sampling, "seed": seed}
+                return _check(console, engine, encoded, options, as_json=as_json or form in {"json", "jsonl"})
             rounds = compare_modes(
                 engine,
                 encoded,
@@ -132,10 +134,8 @@ def _refuse_with_check(context: click.Context, form: str) -> None:
     """Raise click.UsageError for options that mean nothing to --check."""
     for option in context.command.params:
         is_given = context.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE
-        if is_given and option.name in {"repeats", "temperature", "top_k", "top_p", "min_p", "seed"}:
-            raise click.UsageError(
-                f"{max(option.opts, key=len)} does not go with --check: it is greedy, and not timed."
-            )
+        if is_given and option.name == "repeats":
+            raise click.UsageError("--repeats does not go with --check: nothing is timed.")
     if form == "csv":
         raise click.UsageError("-o csv does not go with --check: use md or json.")
 
@@ -185,13 +185,19 @@ def _report_better_choices(console: Console, engine: Engine, rounds: dict[str, l
         )
 
 
-def _check(console: Console, engine: Engine, encoded: list[list[int]], max_new_tokens: int, *, as_json: bool) -> int:
-    """Compare the greedy texts of both modes and return the exit status."""
+def _check(console: Console, engine: Engine, encoded: list[list[int]], options: TextOptions, *, as_json: bool) -> int:
+    """Compare the texts of both modes and return the exit status."""
     from edgespec.cli.bench.report import write_verdicts
 
+    sampling = options["sampling"]
+    if engine.policy.draw != "coupled" and sampling is not None and sampling.temperature > 0:
+        console.say(
+            f"texts of {engine.policy.draw} children cannot be compared at temperature {sampling.temperature:g}: "
+            "they are other draws of the same distribution; compared at temperature 0"
+        )
     verdicts: list[Verdict] = []
     for number, ids in enumerate(encoded, start=1):
-        verdicts += engine.verify_lossless([ids], max_new_tokens=max_new_tokens)
+        verdicts += engine.verify_lossless([ids], **options)
         console.say_sometimes(f"checking: {number} of {len(encoded)} texts")
     write_verdicts(engine, verdicts, as_json=as_json)
     return 0 if all(verdict.is_lossless for verdict in verdicts) else EXIT_RUNTIME

@@ -52,17 +52,17 @@ def write_verdicts(engine: Engine, verdicts: Sequence[Verdict], *, as_json: bool
         if verdict.from_plain is not None:
             what = f"prompt {number}: the text leaves plain decoding's at"
             sys.stdout.write(f"{what} {_difference(engine, verdict.from_plain)}\n")
-        for difference in verdict.from_argmax:
+        for difference in verdict.from_target:
             num_ties += difference.is_near_tie
-            what = f"prompt {number}: read again, another token has the largest logit at"
+            what = f"prompt {number}: read again, the target has another token at"
             sys.stdout.write(f"{what} {_difference(engine, difference)}\n")
     tokens = sum(verdict.num_tokens for verdict in verdicts)
     equal = sum(verdict.from_plain is None for verdict in verdicts)
     ties = f"; {num_ties} near ties" if num_ties else ""
     lossless = "lossless" if all(verdict.is_lossless for verdict in verdicts) else "NOT LOSSLESS"
     sys.stdout.write(
-        f"{lossless}: {equal} of {len(verdicts)} greedy texts equal plain decoding's, token by token; "
-        f"{tokens} tokens were compared with the target's argmax{ties}\n"
+        f"{lossless}: {equal} of {len(verdicts)} texts at temperature {verdicts[0].temperature:g} equal plain "
+        f"decoding's, token by token; {tokens} tokens were compared with the target's own{ties}\n"
     )
 
 

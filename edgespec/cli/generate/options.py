@@ -22,7 +22,7 @@ RESUME_HELP = "Go on with an output file: run what it lacks, and what failed."
 FORCE_HELP = "With --resume: keep results of other settings or prompts."
 ONLY_HELP = "Run the rows with these ids."
 CATEGORY_HELP = "Run the rows of this category; repeatable."
-REPEAT_HELP = "Run each row R times, with seeds one apart; ids become ID#2, ID#3, ..."
+REPEAT_HELP = "Run each row R times, with other draws each time; ids become ID#2, ID#3, ..."
 STOP_HELP = "End a text before this string, which is left out; repeatable."
 
 

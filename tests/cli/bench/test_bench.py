@@ -1,10 +1,11 @@
-"""`edgespec bench`: plain decoding and trees in turn, and whether their greedy texts are the same."""
+"""`edgespec bench`: plain decoding and trees in turn, and whether their texts are the same."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,17 +16,27 @@ import pytest
 import torch
 
 from edgespec.config import SamplingSettings
-from edgespec.decode.lossless import Difference, Verdict, judge
+from edgespec.decode.lossless import Difference, Verdict, _truncation_margins, judge
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
+from edgespec.sampling.distribution import to_probs
+from edgespec.sampling.noise import TextNoise
+from edgespec.text.request import TextRequest
+from edgespec.text.results import TextChunk
 from edgespec.tree.settings import TreeSettings
+from edgespec.tree.token_tree import TokenTree
 from edgespec.tune.benchmark import compare_modes, continue_one
+from edgespec.verify import Acceptance
+from edgespec.verify.rows import TargetRows
+from edgespec.verify.walk import walk
 from tests.cli.conftest import Outcome, RunCli
 
 ROWS = '{"prompt": "def main("}\n{"prompt": "import os"}\n'
 GREEDY = SamplingSettings()
 PROMPT = list(b"def main(")
-TREE = TreeSettings(policy="dyspec", size=6, depth=4)
+WARM = SamplingSettings(temperature=0.8)
+SAMPLED = TreeSettings(policy="dyspec", size=6, depth=4)
+ADAPTIVE = TreeSettings(policy="adaptive", size=6, depth=4)
 
 
 @pytest.fixture
@@ -42,12 +53,23 @@ def bench(run_cli: RunCli, pair_folders: tuple[Path, Path]) -> Any:
 @pytest.fixture
 def engine(pair_folders: tuple[Path, Path]) -> Iterator[Engine]:
     """The small pair with small trees."""
-    with Engine.from_pretrained(pair_folders[0], draft=pair_folders[1], tree=TREE, context_tokens=64) as found:
+    with Engine.from_pretrained(pair_folders[0], draft=pair_folders[1], tree=ADAPTIVE, context_tokens=64) as found:
         yield found
 
 
-def greedy_text(engine: Engine, tree: TreeSettings) -> list[int]:
-    return list(continue_one(engine, PROMPT, tree, sampling=GREEDY, max_new_tokens=8, seed=0).token_ids)
+def text_of(engine: Engine, tree: TreeSettings, sampling: SamplingSettings = GREEDY) -> list[int]:
+    return list(continue_one(engine, PROMPT, tree, sampling=sampling, max_new_tokens=8, seed=0).token_ids)
+
+
+def judged(
+    engine: Engine,
+    text: list[int],
+    plain: list[int],
+    sampling: SamplingSettings = GREEDY,
+    dtype: torch.dtype = torch.float32,
+) -> Verdict:
+    noise = TextNoise(seed=0, key=0, vocab=engine.target_model.vocab, device=torch.device("cpu"))
+    return judge(engine.target_model, PROMPT, text, plain, sampling=sampling, noise=noise, dtype=dtype)
 
 
 def test_every_form_has_a_row_a_mode(bench: Any) -> None:
@@ -83,18 +105,27 @@ def test_modes_take_turns_in_beginning(engine: Engine, monkeypatch: pytest.Monke
     assert all(found.num_tokens == 4 for own in rounds.values() for found in own)
 
 
-def test_check_passes_where_texts_are_the_targets_own(bench: Any) -> None:
-    outcome = bench("--check")
+@pytest.mark.parametrize("drawn", [[], ["--temp", "0"], ["--temp", "0.8", "--top-p", "0.95", "--seed", "7"]])
+def test_check_passes_where_texts_are_the_targets_own(drawn: list[str], bench: Any) -> None:
+    outcome = bench("--check", *drawn)
     assert outcome.code == 0, outcome.err
-    assert outcome.out.startswith("lossless: 2 of 2 greedy texts equal plain decoding's")
-    found = json.loads(bench("--check", "--json").out)["check"]
+    temperature = drawn[1] if drawn else "0"  # the pair's own
+    assert outcome.out.startswith(f"lossless: 2 of 2 texts at temperature {temperature} equal plain decoding's")
+    found = json.loads(bench("--check", "--json", *drawn).out)["check"]
     assert found["lossless"] is True
     assert [text["num_tokens"] for text in found["texts"]] == [6, 6]
 
 
+@pytest.mark.parametrize(("draw", "policy"), [("sampled", "dyspec"), ("chosen", "opt-tree")])
+def test_check_compares_greedy_texts_of_trees_whose_draws_are_their_own(draw: str, policy: str, bench: Any) -> None:
+    outcome = bench("--check", "--temp", "0.8", "--policy", policy, *(["--draw", draw] if draw == "chosen" else []))
+    assert outcome.code == 0, outcome.err
+    assert f"texts of {draw} children cannot be compared at temperature 0.8" in outcome.err
+    assert outcome.out.startswith("lossless: 2 of 2 texts at temperature 0 equal plain decoding's")
+
+
 def test_check_fails_where_a_verifier_accepts_what_it_must_not(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first child of every node is taken, whatever the target says."""
-    from edgespec.verify import Acceptance
 
     def accept_first(tree: Any, rows: Any, generator: torch.Generator) -> Acceptance:
         path: list[int] = []
@@ -104,11 +135,38 @@ def test_check_fails_where_a_verifier_accepts_what_it_must_not(bench: Any, monke
             path.append(node)
         return Acceptance(path=tuple(path), next_token=rows.best(node))
 
-    monkeypatch.setattr("edgespec.decode.choose.verifier", lambda _sampling, _draw: accept_first)
-    outcome = bench("--check")
+    monkeypatch.setattr("edgespec.decode.choose.verifier", lambda _sampling, _draw, _noise: accept_first)
+    outcome = bench("--check", "--temp", "0")
     assert outcome.code == 1
     assert "NOT LOSSLESS" in outcome.out
     assert re.search(r"a DIFFERENCE \(logits [\d.e+-]+ apart", outcome.out)
+
+
+def test_check_fails_where_a_tree_is_verified_with_the_noise_of_another_position(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below the root the noise is that of one position further on; plain decoding has roots alone, and stays right."""
+
+    def one_too_far(tree: TokenTree, rows: TargetRows, noise: TextNoise) -> Acceptance:
+        return walk(tree, lambda node, depth: noise.draw(rows.probs(node), depth + 1 + (depth > 0)))
+
+    monkeypatch.setattr("edgespec.verify.rules.verify_coupled", one_too_far)
+    outcome = bench("--check", "--temp", "0.8", "--tree-depth", "4")
+    assert outcome.code == 1
+    assert re.search(r"leaves plain decoding's at .* a DIFFERENCE \(logits [\d.e+-]+ apart", outcome.out)
+
+
+def test_a_text_that_equals_a_wrong_plain_text_is_found_by_reading_it_again(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both ways of decoding draw with the noise of the position before."""
+    right = TextNoise.draw
+    monkeypatch.setattr(TextNoise, "draw", lambda self, p, depth: right(self, p, depth - 1))
+    wrong = text_of(engine, ADAPTIVE, WARM)
+    monkeypatch.setattr(TextNoise, "draw", right)
+    found = judged(engine, wrong, wrong, WARM)
+    assert found.from_plain is None
+    assert not found.is_lossless
 
 
 def test_an_engine_verifies_itself_and_keeps_its_trees(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,15 +174,18 @@ def test_an_engine_verifies_itself_and_keeps_its_trees(engine: Engine, monkeypat
     verdicts = engine.verify_lossless(["def main(", PROMPT], max_new_tokens=6)
     assert [(verdict.is_lossless, verdict.from_plain) for verdict in verdicts] == [(True, None)] * 2
     assert engine.tree == tree
-    generate = Engine.generate
+    run = Engine.run
 
-    def spoil(self: Engine, ids: list[int], **options: Any) -> Any:
-        result = generate(self, ids, **options)
-        if self.tree.policy == "none":
-            return result
-        return replace(result, token_ids=(*result.token_ids[:3], result.token_ids[3] ^ 1, *result.token_ids[4:]))
+    def spoil(self: Engine, request: TextRequest) -> Iterator[TextChunk]:
+        count = 0
+        for chunk in run(self, request):
+            tokens = chunk.step.tokens
+            if self.tree.policy != "none" and count <= 3 < count + len(tokens):
+                tokens = (*tokens[: 3 - count], tokens[3 - count] ^ 1, *tokens[4 - count :])
+            count += len(tokens)
+            yield replace(chunk, step=replace(chunk.step, tokens=tokens))
 
-    monkeypatch.setattr(Engine, "generate", spoil)
+    monkeypatch.setattr(Engine, "run", spoil)
     (verdict,) = engine.verify_lossless([PROMPT], max_new_tokens=6)
     assert verdict.from_plain is not None
     assert (verdict.from_plain.index, verdict.is_lossless) == (3, False)
@@ -133,42 +194,77 @@ def test_an_engine_verifies_itself_and_keeps_its_trees(engine: Engine, monkeypat
     assert engine.tree == tree
 
 
-def test_a_text_is_judged_by_its_tokens_and_near_ties_are_told_apart(engine: Engine) -> None:
-    ours, plain = greedy_text(engine, TREE), greedy_text(engine, TREE.plain())
-    model = engine.target_model
-    same = judge(model, PROMPT, ours, plain, dtype=torch.float32)
-    assert (same.from_plain, same.from_argmax, same.is_lossless) == (None, (), True)
+def test_coupled_trees_are_verified_as_they_draw_and_sampled_ones_greedily(engine: Engine) -> None:
+    (coupled,) = engine.verify_lossless([PROMPT], max_new_tokens=6, temperature=0.8, name="row 3")
+    engine.use_tree(SAMPLED)
+    (sampled,) = engine.verify_lossless([PROMPT], max_new_tokens=6, temperature=0.8)
+    assert (coupled.temperature, coupled.is_lossless, coupled.from_plain) == (0.8, True, None)
+    assert (sampled.temperature, sampled.is_lossless) == (0, True)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM, SamplingSettings(temperature=0.8, top_k=40, top_p=0.9, min_p=0.01)])
+def test_a_text_is_judged_by_its_tokens_and_near_ties_are_told_apart(
+    sampling: SamplingSettings, engine: Engine
+) -> None:
+    ours, plain = text_of(engine, ADAPTIVE, sampling), text_of(engine, ADAPTIVE.plain(), sampling)
+    same = judged(engine, ours, plain, sampling)
+    assert (same.from_plain, same.from_target, same.is_lossless) == (None, (), True)
     wrong = [*plain[:5], (plain[5] + 1) % 257, *plain[6:]]
-    found = judge(model, PROMPT, wrong, plain, dtype=torch.float32)
+    found = judged(engine, wrong, plain, sampling)
     assert found.from_plain is not None
     assert (found.from_plain.index, found.from_plain.expected) == (5, plain[5])
-    assert found.from_argmax[0] == found.from_plain
+    assert found.from_target[0] == found.from_plain
     assert not found.is_lossless
-    rounded = judge(model, PROMPT, wrong, plain, dtype=torch.bfloat16).from_plain
+    rounded = judged(engine, wrong, plain, sampling, torch.bfloat16).from_plain
     assert rounded is not None
     assert rounded.allowed == pytest.approx(300 * found.from_plain.allowed)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "margin"),
+    [
+        (SamplingSettings(temperature=0.5, top_k=2), 0.01),
+        (SamplingSettings(temperature=0.5, min_p=math.exp(-1.01 / 0.5)), 0.01),
+        (SamplingSettings(temperature=0.5), math.inf),
+    ],
+)
+def test_a_token_at_the_edge_of_what_is_cut_off_is_a_near_tie(sampling: SamplingSettings, margin: float) -> None:
+    """Logits 1, 0.01, 0 and -1: the second is kept by 0.01, and the third is as far from being kept, or is kept."""
+    logits = torch.tensor([1.0, 0.01, 0.0, -1.0], dtype=torch.float64)
+    margins = _truncation_margins(logits, sampling)
+    kept = to_probs(logits[None], sampling)[0] > 0
+    assert torch.equal(margins > 0, kept)
+    assert float(margins.abs()[2]) == pytest.approx(margin)
+
+
+def test_a_token_at_the_edge_of_the_nucleus_is_as_near_as_the_mass_before_it() -> None:
+    logits = torch.tensor([0.6, 0.35, 0.05], dtype=torch.float64).log()
+    for top_p, is_kept in ((0.9501, True), (0.9499, False)):
+        sampling = SamplingSettings(temperature=1.0, top_p=top_p)
+        margin = float(_truncation_margins(logits, sampling)[2])
+        assert (margin > 0) == is_kept
+        assert abs(margin) == pytest.approx(0.0001 / (0.95 * 0.05), rel=0.01)
 
 
 def test_near_ties_lose_nothing() -> None:
     def verdict(gap: float) -> Verdict:
         difference = Difference(index=3, token=1, expected=2, gap=gap, allowed=0.01)
-        return Verdict(num_tokens=9, from_plain=difference, from_argmax=(difference,))
+        return Verdict(temperature=0, num_tokens=9, from_plain=difference, from_target=(difference,))
 
     assert verdict(0.009).is_lossless
     assert not verdict(0.011).is_lossless
 
 
 def test_long_texts_are_read_again_in_pieces(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = greedy_text(engine, TREE)
+    text = text_of(engine, ADAPTIVE)
     monkeypatch.setattr("edgespec.decode.lossless.READ_ROWS", 3)
-    assert judge(engine.target_model, PROMPT, text, text, dtype=torch.float32).from_argmax == ()
+    assert judged(engine, text, text).from_target == ()
 
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
         (["--policy", "none"], "nothing to compare"),
-        (["--check", "--temp", "0.5"], "--temperature does not go with --check"),
         (["--check", "-r", "2"], "--repeats does not go with --check"),
         (["--check", "-o", "csv"], "-o csv"),
         (["-n", "500"], "lower -n"),

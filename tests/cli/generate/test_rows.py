@@ -118,7 +118,7 @@ def test_turns_are_answered_with_the_answers_before_them(
     first, second, third = record["turns"]
     contexts = [DEF, f"{DEF}{first}\n{IMPORT}", f"{DEF}{first}\n{IMPORT}{second}\nx = "]
     assert [text["prompt"] for text in asked] == contexts
-    assert [text["seed"] for text in asked] == [3, 4, 5]
+    assert [(text["seed"], text["name"]) for text in asked] == [(3, "81")] * 3  # turns stand at other positions
     assert [text["reuse"] for text in asked] == [False, True, True]  # nothing of another row
     assert (record["text"], record["prompt"]) == (third, [DEF, IMPORT, "x = "])
     per_turn = record["per_turn"]
@@ -240,11 +240,28 @@ def test_rows_are_selected_and_repeated(run_cli: RunCli, options: list[str], ask
     assert ids("--category", "b", "--start", "1") == ["r3", "r5"]
     asked.clear()
     assert ids("--limit", "2", "--repeat", "2") == ["r0", "r1", "r0#2", "r1#2"]
-    assert [text["seed"] for text in asked] == [4, 4, 5, 5]
+    assert [(text["seed"], text["name"]) for text in asked] == [(4, "r0"), (4, "r1"), (4, "r0#2"), (4, "r1#2")]
     outcome = run_cli([*common, "--only", "r7"], files=files)
     assert outcome.code == 2
     assert "'r7'" in outcome.err
     assert "selected: 2 of 6 rows" in run_cli([*common, "--limit", "2"], files=files).err
+
+
+def test_a_rows_text_depends_on_its_id_and_not_on_its_place_or_its_trees(run_cli: RunCli, options: list[str]) -> None:
+    rows = [{"id": f"r{index}", "prompt": DEF} for index in range(3)]
+    common = ["p.jsonl", *options, "-n", "8", "--seed", "4", "--temp", "0.9", "--format", "jsonl"]
+
+    def texts(files: dict[str, str], *flags: str) -> dict[str, list[int]]:
+        return {record["id"]: record["token_ids"] for record in records(run_cli([*common, *flags], files=files))}
+
+    all_rows = texts(jsonl(*rows))
+    assert len({tuple(text) for text in all_rows.values()}) == 3
+    assert texts(jsonl(*rows[::-1])) == all_rows
+    assert texts(jsonl(*rows), "--only", "r1") == {"r1": all_rows["r1"]}
+    assert texts(jsonl(*rows), "--policy", "none") == all_rows
+    repeated = texts(jsonl(*rows), "--repeat", "2")
+    assert len({tuple(text) for text in repeated.values()}) == 6
+    assert all_rows.items() <= repeated.items()
 
 
 @pytest.mark.usefixtures("no_weights_read")

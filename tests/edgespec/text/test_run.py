@@ -15,7 +15,7 @@ from edgespec.pair.pair import open_pair
 from edgespec.tree.token_tree import TokenTree
 
 PROMPT = "def read(path):\n    return "
-OPTIONS: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 30}
+OPTIONS: dict[str, Any] = {"temperature": 0.8, "seed": 3, "max_new_tokens": 30}
 TREE = TreeSettings(policy="adaptive", size=64)
 
 
