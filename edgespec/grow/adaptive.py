@@ -38,8 +38,11 @@ def adaptive_slots(model: AcceptanceModel, *, temperature: float) -> PredictSlot
     return predict
 
 
-def adaptive_rule(model: AcceptanceModel, *, temperature: float, threshold: float) -> BeamRule:
-    """Return the rule for chosen children: their score is V, which must be at least `threshold`."""
+def adaptive_rule(model: AcceptanceModel, *, temperature: float, threshold: float, stop_gain: float = 0.0) -> BeamRule:
+    """Return the rule for chosen children: their score is V, which must be at least `threshold`.
+
+    No layer follows one that adds less than `stop_gain` to the sum of V.
+    """
 
     def score(layer: Layer) -> Tensor:
         acceptance = model.token_acceptance(
@@ -53,4 +56,5 @@ def adaptive_rule(model: AcceptanceModel, *, temperature: float, threshold: floa
         )
         return layer.values[:, None] * acceptance
 
-    return BeamRule(score=score, threshold=threshold)
+    stops = (lambda outcome: outcome.gain < stop_gain) if stop_gain > 0 else None
+    return BeamRule(score=score, threshold=threshold, stops=stops)

@@ -63,7 +63,10 @@ PREDICTIONS: dict[str, Callable[[OpenPolicy, float], PredictSlots]] = {
 }
 BEAM_RULES: dict[str, Callable[[OpenPolicy, float], BeamRule]] = {
     "adaptive": lambda policy, temperature: adaptive_rule(
-        _measured(policy), temperature=temperature, threshold=policy.settings.threshold
+        _measured(policy),
+        temperature=temperature,
+        threshold=policy.settings.threshold,
+        stop_gain=policy.settings.stop_gain,
     ),
     "opt-tree": lambda policy, _temperature: opt_tree_rule(
         size=policy.settings.size, stop_gain=policy.settings.stop_gain
@@ -139,6 +142,7 @@ def make_grow(
             predict=predict,
             size=settings.size,
             threshold=settings.threshold,
+            stop_gain=settings.stop_gain,
             generator=generator,
         )
 

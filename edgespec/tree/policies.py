@@ -60,7 +60,7 @@ _ALL = (
     Policy(
         name="adaptive",
         kind="dynamic",
-        settings=_LIMITS | {"draw", "threshold", "acceptance"},
+        settings=_LIMITS | {"draw", "threshold", "stop_gain", "acceptance"},
         is_calibrated=True,
         drafted_per_node=4,
         greedy_draft_temperature=0.6,

@@ -172,6 +172,11 @@ class TreeSettings:
         """Return whether the output has the target's distribution."""
         return self.target_width == 1
 
+    def within(self, room: TreeSettings) -> TreeSettings:
+        """Return the settings with no more nodes than `room` of the same policy has."""
+        budget = POLICIES[self.policy].budget
+        return room if budget is not None and self.num_nodes > room.num_nodes else self
+
     def plain(self) -> TreeSettings:
         """Return the settings of plain decoding, which grows no tree."""
         return TreeSettings(policy="none", draft_temperature=self.draft_temperature)
