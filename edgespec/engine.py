@@ -16,22 +16,23 @@ from torch import Tensor
 from edgespec.config import SamplingSettings
 from edgespec.decode.lossless import Verdict, compare
 from edgespec.errors import EdgespecError, offload_errors
-from edgespec.grow.policies import OpenPolicy, open_policy
+from edgespec.grow.policies import OpenPolicy
 from edgespec.model.causal_model import CausalModel
 from edgespec.pair.find import find_pair
 from edgespec.pair.pair import ModelPair, open_pair
 from edgespec.placement.load import LoadedModels, Progress, load_models
-from edgespec.placement.place import check_tree_fits, placement_for
+from edgespec.placement.place import placement_for
 from edgespec.placement.run_place import PlaceOptions, resolve_place
 from edgespec.placement.weights import Announce
-from edgespec.profiled import PairSetup, acceptance_of, set_up, set_up_by_profile
+from edgespec.profiled import PairSetup, set_up, set_up_by_profile
 from edgespec.sampling.noise import TextNoise, text_key
 from edgespec.text.cancel import Running
 from edgespec.text.chat_template import Prompt, prompt_ids
 from edgespec.text.conversation import Conversation
 from edgespec.text.request import Config, TextOptions, TextRequest, text_request
 from edgespec.text.results import GenerationResult, Streamer, TextChunk, put_ids
-from edgespec.text.run import OnPrefill, TextModels, finished, run_text
+from edgespec.text.run import OnPrefill, finished, run_text
+from edgespec.text.trees import Trees
 from edgespec.tree.settings import TreeSettings
 from profiles.schema import Profile
 
@@ -54,9 +55,8 @@ class Engine:
         """
         # Not the setup itself: it knows the weights, and a closed engine must not keep them.
         self.pair, self.place, self.placement = setup.pair, setup.place, setup.placement
-        self.tree = self._placed_tree = setup.tree
         self.profile = setup.profile
-        self.policy = _policy(self.tree, self.profile)
+        self._trees = Trees(setup)
         self._running = Running()
         self._loaded = LoadedModels({}, device=self.device)
         with offload_errors():
@@ -75,13 +75,12 @@ class Engine:
         progress: Progress | None = None,
         **options: Unpack[PlaceOptions],
     ) -> Engine:
-        """Load an open pair with these trees, or the default ones.
+        """Load an open pair with these trees, or with trees that tune themselves.
 
-        `profile` is what was measured of this pair: its acceptance is used, and adaptive trees by its plan follow the
-        last steps. Raises EdgespecError.
+        `profile` is what was measured of this pair: its acceptance is used. Raises EdgespecError.
         """
         place = resolve_place(pair.target.config, pair.max_context, **options)
-        setup = set_up(pair, place, tree or TreeSettings(), profile=profile)
+        setup = set_up(pair, place, tree, profile=profile)
         return cls(setup, self_check=self_check, progress=progress)
 
     @classmethod
@@ -102,8 +101,9 @@ class Engine:
         """Load a target and a draft; without a target, the built-in pair.
 
         Both are folders, or names of the user's configuration or of the local Hugging Face cache; what the cache
-        lacks is downloaded only with `local_files_only=False`. Without `tree` the settings are those of the
-        pair's profile, where `edgespec profile` made one ("auto"), of a profile's file, or the defaults ("none").
+        lacks is downloaded only with `local_files_only=False`. Without `tree` the trees tune themselves; they begin
+        with the plan of the pair's profile, where `edgespec profile` made one ("auto"), or small ("none"). A
+        profile's file holds them to its plan.
         `options` are those of `PlaceOptions`: device, dtype, quant, draft_quant, limits, context_tokens, prompt_tokens.
         """
         pair = open_pair(*find_pair(target, draft, revision, draft_revision, online=not local_files_only))
@@ -171,13 +171,8 @@ class Engine:
         self, request: TextRequest, *, reuse: bool = False, on_prefill: OnPrefill | None = None
     ) -> Generator[TextChunk, None, None]:
         """Decode what was asked for; `on_prefill` is told how many of the prompt's tokens are read, and of how many."""
-        models = TextModels(
-            target=self.target_model,
-            draft=self.draft_model if self.tree.policy != "none" else None,
-            policy=self.policy,
-            profile=self.profile,
-            max_context=self.max_context,
-            use_tree=self.use_tree,
+        models = self._trees.text_models(
+            self.target_model, self.draft_model, request.sampling, max_context=self.max_context
         )
         return run_text(models, request, self.pair, self._running, reuse=reuse, on_prefill=on_prefill)
 
@@ -189,14 +184,48 @@ class Engine:
         """End the text under way after its pass, or with `abandon` between two layers; any thread may call this."""
         self._running.cancel(abandon=abandon)
 
-    def use_tree(self, tree: TreeSettings) -> OpenPolicy:
-        """Use other trees from the next text on, within the memory plan; raises EdgespecError for larger ones."""
-        if self.draft_model is None and tree.policy != "none":
+    def use_tree(self, tree: TreeSettings | None) -> None:
+        """Use other trees from the next text on, and hold to them; None is for the engine's own again.
+
+        Raises EdgespecError for trees that are larger than memory was planned for.
+        """
+        if tree is not None and tree.policy != "none" and self.draft_model is None:
             raise EdgespecError("E_SETTING", "there is no draft to grow trees with.", "Start with `draft=DRAFT`.")
-        check_tree_fits(tree, self._placed_tree)
-        self.policy = _policy(tree, self.profile)
-        self.tree = tree
-        return self.policy
+        self._trees.use(tree)
+
+    @property
+    def tree(self) -> TreeSettings:
+        """The trees that grow; where they tune themselves, those of a text that depends on its trees."""
+        return self._trees.settings
+
+    @property
+    def pinned_tree(self) -> TreeSettings | None:
+        """What `use_tree` was given: None where the engine's own trees grow."""
+        return self._trees.pinned
+
+    @property
+    def room(self) -> TreeSettings:
+        """The largest trees that may grow."""
+        return self._trees.room
+
+    @property
+    def policy(self) -> OpenPolicy:
+        """The trees' policy, with what was read for it."""
+        return self._trees.policy
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether trees change as they pay, in texts that do not depend on them (`tunes`)."""
+        return self._trees.tuner is not None
+
+    def tunes(self, sampling: SamplingSettings) -> bool:
+        """Return whether the trees of texts that are sampled so change as they pay."""
+        return self._trees.tuner_for(sampling) is not None
+
+    def trees_in_use(self, sampling: SamplingSettings) -> str | None:
+        """Say what trees such texts have now, and why; None where they are not tuned, or nothing is known."""
+        tuner = self._trees.tuner_for(sampling)
+        return None if tuner is None else tuner.choice(sampling).in_words()
 
     def verify_lossless(self, prompts: Sequence[Prompt], **options: Unpack[TextOptions]) -> list[Verdict]:
         """Decode each prompt with these options, through the trees and plainly, and return how the texts differ.
@@ -205,13 +234,13 @@ class Engine:
         target's own, and by what gap. Trees that are not coupled give other draws than plain decoding: of those, greedy
         texts are compared instead.
         """
-        own, is_coupled = self.tree, self.policy.draw == "coupled"
+        own, pinned, is_coupled = self.tree, self.pinned_tree, self.policy.draw == "coupled"
         asked: TextOptions = {"max_new_tokens": 64, "seed": 0, **options}
         requests = [self.request(prompt, **asked) for prompt in prompts]
         greedy = SamplingSettings()
 
         def decode(request: TextRequest, tree: TreeSettings) -> tuple[int, ...]:
-            self.use_tree(tree)
+            self.use_tree(pinned if tree == own else tree)
             return tuple(token for chunk in self.run(request) for token in chunk.step.tokens)
 
         def verdict(request: TextRequest) -> Verdict:
@@ -233,7 +262,7 @@ class Engine:
         try:
             return [verdict(request if is_coupled else replace(request, sampling=greedy)) for request in requests]
         finally:
-            self.use_tree(own)
+            self.use_tree(pinned)
 
     placement_for = staticmethod(placement_for)
 
@@ -283,9 +312,3 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _policy(tree: TreeSettings, profile: Profile | None) -> OpenPolicy:
-    """Return the trees' policy, on the pair's own acceptance where that was measured and no other is named."""
-    policy = open_policy(tree)
-    return policy if profile is None or tree.acceptance is not None else policy.with_acceptance(acceptance_of(profile))

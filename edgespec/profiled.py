@@ -18,6 +18,7 @@ from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.pair.folder import fingerprint
 from edgespec.pair.pair import ModelPair
 from edgespec.placement.place import PlacedWeights, pair_weights, place_weights, read_memory
+from edgespec.placement.room import room_for_trees
 from edgespec.placement.run_place import RunPlace
 from edgespec.tree.policies import policy_named
 from edgespec.tree.settings import TreeSettings
@@ -27,6 +28,10 @@ from profiles.files import changes_between, find_profile, read_profile
 from profiles.measure import machine_facts
 from profiles.schema import PairFacts, Plan, Profile, TemperaturePlan
 
+# Tree settings that leave the size to be tuned
+SAY_NO_SIZE = {"policy", "draw", "max_children", "acceptance", "classifier", "draft_temperature"}
+STREAMED_SLACK = 0.03  # more bytes a pass for room for larger trees
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairSetup:
@@ -35,7 +40,9 @@ class PairSetup:
     pair: ModelPair
     place: RunPlace
     tree: TreeSettings
+    room: TreeSettings  # the largest trees that memory is planned for
     weights: PlacedWeights
+    is_tuned: bool = False  # whether trees change as they pay, up to `room`
     profile: Profile | None = None
     plan: TemperaturePlan | None = None  # of the profile, that the trees follow
     notes: tuple[str, ...] = ()  # for people: why a profile is not used, or what to know of the one that is
@@ -72,15 +79,33 @@ def pair_facts(pair: ModelPair, place: RunPlace, placement: Placement) -> PairFa
     )
 
 
-def set_up(pair: ModelPair, place: RunPlace, tree: TreeSettings, *, profile: Profile | None = None) -> PairSetup:
-    """Set the pair up with these trees; raises EdgespecError where it does not fit.
+def set_up(
+    pair: ModelPair,
+    place: RunPlace,
+    tree: TreeSettings | None = None,
+    *,
+    is_tuned: bool | None = None,
+    profile: Profile | None = None,
+) -> PairSetup:
+    """Set the pair up with these trees, or with trees that tune themselves.
 
-    Plain decoding leaves the draft out.
+    Plain decoding leaves the draft out. `is_tuned` lets given trees be the first of those that tune themselves.
+    Raises EdgespecError where the pair does not fit.
     """
-    tree = tree if pair.draft is not None else tree.plain()
+    is_tuned = tree is None if is_tuned is None else is_tuned
+    tree = tree or TreeSettings()
+    if pair.draft is None or tree.policy == "none":
+        tree, is_tuned = tree.plain(), False
     weights = pair_weights(pair.target, pair.draft if tree.policy != "none" else None, place)
-    placed = place_weights(weights, tree, place, read_memory(place.limits, place.device))
-    return PairSetup(pair=pair, place=place, tree=tree, weights=placed, profile=profile)
+    memory = read_memory(place.limits, place.device)
+    if not is_tuned:
+        placed = place_weights(weights, tree, place, memory)
+        return PairSetup(pair=pair, place=place, tree=tree, room=tree, weights=placed, profile=profile)
+    room = room_for_trees(tree, lambda tree: place_weights(weights, tree, place, memory), slack=STREAMED_SLACK)
+    return PairSetup(
+        pair=pair, place=place, tree=tree.within(room.tree), room=room.tree, weights=room.weights, is_tuned=True,
+        profile=profile,
+    )  # fmt: skip
 
 
 def set_up_by_profile(
@@ -93,8 +118,9 @@ def set_up_by_profile(
     its trees will have. Raises EdgespecError for a file that cannot be used, and where the pair does not fit.
     """
     own = TreeSettings(**given)
+    is_tuned = source in ("auto", "none") and own.policy != "none" and given.keys() <= SAY_NO_SIZE
     if source == "none" or pair.draft is None or own.policy == "none":
-        return set_up(pair, place, own)
+        return set_up(pair, place, own, is_tuned=is_tuned)
     weights = pair_weights(pair.target, pair.draft, place)
     memory = read_memory(place.limits, place.device)
 
@@ -113,12 +139,19 @@ def set_up_by_profile(
 
     profile, notes = _find(source, pair, facts_with)
     if profile is None:
-        return PairSetup(pair=pair, place=place, tree=own, weights=placed(own), notes=notes)
+        return replace(set_up(pair, place, own, is_tuned=is_tuned), notes=notes)
     plan = plan_at(profile, temperature)
     tree = tree_settings(plan.best, given=given)
     if plan.best.policy == "none" and tree.policy == "none":
         notes += (plan.why,)
-    return PairSetup(pair=pair, place=place, tree=tree, weights=placed(tree), profile=profile, plan=plan, notes=notes)
+    found = PairSetup(
+        pair=pair, place=place, tree=tree, room=tree, weights=placed(tree), profile=profile, plan=plan, notes=notes
+    )
+    if not is_tuned or tree.policy == "none":
+        return found
+    # The profile is of the layers where its plan leaves them: larger trees must leave them there too.
+    room = room_for_trees(tree, placed, slack=0.0)
+    return replace(found, room=room.tree, weights=room.weights, is_tuned=True)
 
 
 def _find(

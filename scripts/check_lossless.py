@@ -34,7 +34,6 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from edgespec import SamplingSettings, TreeSettings
-from edgespec.decode.adapt import Follower, following
 from edgespec.decode.choose import start_session
 from edgespec.decode.loop import decode
 from edgespec.decode.session import Session, TextSettings
@@ -44,7 +43,7 @@ from edgespec.draft.open_drafter import open_drafter
 from edgespec.grow.classifier import INPUTS as CLASSIFIER_INPUTS
 from edgespec.grow.classifier import Classifier
 from edgespec.grow.network import Network
-from edgespec.grow.policies import OpenPolicy, make_grow, open_policy
+from edgespec.grow.policies import OpenPolicy, open_policy
 from edgespec.grow.stop_model import StopKind, StopModel, distribution_inputs, input_names
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.target import Target
@@ -53,8 +52,6 @@ from edgespec.sampling.distribution import to_probs
 from edgespec.train.head_model import new_head, own_tensors
 from edgespec.tree.token_tree import TokenTree
 from edgespec.verify import rejection
-from profiles.cost import Curve
-from profiles.schema import Plan
 
 VOCAB = 4
 CPU = torch.device("cpu")
@@ -73,7 +70,6 @@ class Form:
 
     settings: TreeSettings
     head: str = ""  # a feature head drafts: whole or routed
-    follows: bool = False  # threshold and acceptance follow the last steps
 
     @property
     def num_tokens(self) -> int:
@@ -122,6 +118,8 @@ def forms(folder: Path) -> dict[str, Form]:
     trees = {
         "adaptive sampled": TreeSettings(policy="adaptive", draw="sampled", **six),
         "adaptive chosen": TreeSettings(policy="adaptive", draw="chosen", **six),
+        "adaptive stop sampled": TreeSettings(policy="adaptive", draw="sampled", **six, threshold=0.1, stop_gain=0.6),
+        "adaptive stop chosen": TreeSettings(policy="adaptive", draw="chosen", **six, threshold=0.1, stop_gain=0.6),
         "dyspec": TreeSettings(policy="dyspec", **six),
         "dyspec threshold": TreeSettings(policy="dyspec", size=40, depth=3, threshold=0.15),
         "opt-tree": TreeSettings(policy="opt-tree", **six, stop_gain=0.2),
@@ -148,9 +146,6 @@ def forms(folder: Path) -> dict[str, Form]:
             f"static {draw}": TreeSettings(policy="static", draw=draw, tree_file=preset),
         }
     found = {name: Form(settings=tree) for name, tree in trees.items()}
-    for draw in ("sampled", "chosen"):
-        tree = TreeSettings(policy="adaptive", draw=draw, **six, threshold=0.1)
-        found[f"adaptive follower {draw}"] = Form(settings=tree, follows=True)
     for head in ("whole", "routed"):
         for name in ("adaptive sampled", "dyspec", "opt-tree", "specinfer sampled"):
             found[f"{head} head, {name}"] = Form(settings=trees[name], head=head)
@@ -356,13 +351,6 @@ def logits_after(model: PreTrainedModel, text: Prefix) -> Tensor:
     return logits
 
 
-def example_follower(settings: TreeSettings) -> Follower:
-    """One whose plan promises more than these tables keep, so that threshold and acceptance move."""
-    plan = Plan(policy="adaptive", size=settings.size, depth=settings.depth, threshold=settings.threshold,
-                tokens=2.5, promised=2.8, nodes=5.0, step_s=0.1)  # fmt: skip
-    return Follower(plan, verify=Curve((0.0, 4.0, 8.0), (0.05, 0.06, 0.09)))
-
-
 def texts(
     form: Form,
     sampling: SamplingSettings,
@@ -375,7 +363,6 @@ def texts(
     """Texts of `num_tokens` tokens: the first from the prompt's pass, the others through trees."""
     policy = open_policy(form.settings)
     generator = torch.Generator().manual_seed(seed)
-    follower = example_follower(form.settings) if form.follows else None
     # One more token than is looked at: a tree that ended with the text would lack its last layer.
     length = num_tokens + 1
     settings = TextSettings(
@@ -383,15 +370,6 @@ def texts(
     )
     for _ in range(count):
         session = models.session(settings, policy, generator)
-        if follower is not None:
-            session.grow = following(
-                policy,
-                follower,
-                lambda now: make_grow(
-                    now, models.drafter, sampling=sampling, vocab=VOCAB, device=CPU, generator=generator
-                ),
-            )
-            session.learn = follower.learn
         steps = decode(session, torch.tensor(PROMPT_IDS))
         yield tuple(token for step in steps for token in step.tokens)[:num_tokens]
 

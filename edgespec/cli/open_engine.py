@@ -52,7 +52,8 @@ def say_setup(console: Console, setup: PairSetup, machine: MachineOptions) -> No
         layers += f", {streamed} streamed{where}, {placement.streamed_bytes / GIB:.3f} GiB a pass"
     numbers = str(place.dtype).removeprefix("torch.") + (f" from {place.quant}" if place.quant else "")
     folder = setup.pair.target.folder
-    console.say(f"{short_name(folder)}: {layers}; {numbers} on {place.device}; {trees_in_words(tree)}")
+    trees = trees_in_words(setup.room, is_tuned=setup.is_tuned)
+    console.say(f"{short_name(folder)}: {layers}; {numbers} on {place.device}; {trees}")
     console.detail(f"target: {folder}")
     if not tree.is_lossless:
         console.say(
@@ -71,10 +72,12 @@ def say_setup(console: Console, setup: PairSetup, machine: MachineOptions) -> No
     check_all_resident(machine, setup.weights)
 
 
-def trees_in_words(tree: TreeSettings) -> str:
-    """Say policy, nodes and depth of the trees, or that there are none."""
+def trees_in_words(tree: TreeSettings, *, is_tuned: bool = False) -> str:
+    """Say policy, nodes and depth of the trees, or that there are none; tuned ones are of `tree` at most."""
     if tree.policy == "none":
         return "no tree"
+    if is_tuned:
+        return f"{tree.policy} trees of up to {tree.num_nodes} nodes, as many as pay"
     return f"{tree.policy} trees of {tree.num_nodes} nodes, depth {tree.num_layers}"
 
 

@@ -1,112 +1,104 @@
-"""Adaptive trees of a profiled pair follow what the steps so far say about the next one.
+"""Self-tuning: an engine learns from its own steps what passes cost and trees yield, and grows the trees that pay.
 
-The steps say whether more or less is accepted than was predicted, and what a second is worth. Each step's tree is
-grown with what earlier steps showed, never with anything of its own, so the output stays the target's. Seconds are
-the profile's, not a clock's, so a seed gives the same text again.
+Only texts that do not depend on their trees are tuned: there a clock may decide. What was learned lives as long as
+the engine: costs for all texts, acceptance for each way of sampling.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
-from edgespec.decode.step import StepResult
+from edgespec.config import SamplingSettings
+from edgespec.decode.costs import PassCosts
+from edgespec.decode.tree_choice import SIZES, StepCosts, TreeChoice, Wanted
 from edgespec.grow import Grow
-from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.grow.policies import OpenPolicy
-from edgespec.profiled import plan_at, verify_curve
+from edgespec.profiled import verify_curve
 from edgespec.tree.policies import POLICIES
 from edgespec.tree.settings import TreeSettings
 from edgespec.tree.token_tree import TokenTree
-from profiles.cost import Curve
-from profiles.schema import Plan, Profile
+from profiles.schema import Profile
 
-MEMORY = 0.9  # of the running means: about ten steps
-PRIOR_TOKENS = 0.5  # on both sides of a ratio, so that a few bad steps are no verdict
-RATE = 0.1  # of a step's surprise that goes into the log odds
-MAX_SHIFT = 1.0
-SHIFT_GRID = 0.05  # few different models, so that each is made once
-MAX_FACTOR = 3.0  # between the plan's threshold and the one in use
-MAX_THRESHOLD = 0.9  # a larger one would leave no tree, and 1 is none
+FIRST_SIZE = 8
+LEAST_LIMIT = 4
+MAX_SETTINGS = 256  # that are kept: making them checks them
+MAX_SAMPLINGS = 16  # ways of sampling that are remembered
 
 
-class Follower:
-    """The running means of one text, and the settings that follow from them."""
-
-    def __init__(self, plan: Plan, *, verify: Curve) -> None:
-        self._plan, self._verify = plan, verify
-        self._rest_s = max(0.0, (plan.measured_step_s or plan.step_s) - float(verify(plan.nodes)))
-        self._tokens, self._step_s = plan.tokens, plan.measured_step_s or plan.step_s
-        # Growth bounds a node's gain by its ancestors', so that its promises are low on the whole: no surprise.
-        promised = plan.promised if plan.promised is not None else plan.tokens
-        self._usual = _surprise(plan.tokens - 1.0, promised - 1.0)
-        self._accepted, self._predicted = plan.tokens - 1.0, promised - 1.0
-        self._expected = 0.0  # accepted tokens that the tree of this step promises
-        self.shift = 0.0  # of the acceptance model's log odds
-
-    @property
-    def threshold(self) -> float:
-        """Return the plan's threshold, moved as far as tokens a second are above or below the plan's."""
-        faster = (self._tokens / self._step_s) / self._plan.tokens_per_s
-        return min(MAX_THRESHOLD, self._plan.threshold * min(MAX_FACTOR, max(1 / MAX_FACTOR, faster)))
-
-    def expect(self, tree: TokenTree) -> None:
-        """Note what the tree promises, before it is verified."""
-        assert tree.scores is not None
-        self._expected = float(tree.scores[1:].sum())
-
-    def learn(self, step: StepResult) -> None:
-        """Note what verification made of the tree, before the next one grows."""
-        if step.is_prefill:
-            return
-        self._accepted = _mean(self._accepted, len(step.tokens) - 1.0)
-        self._predicted = _mean(self._predicted, self._expected)
-        self._tokens = _mean(self._tokens, float(len(step.tokens)))
-        self._step_s = _mean(self._step_s, self._rest_s + float(self._verify(step.num_drafted)))
-        surprise = _surprise(self._accepted, self._predicted) - self._usual
-        self.shift = min(MAX_SHIFT, max(-MAX_SHIFT, self.shift + RATE * surprise))
+def may_follow_clock(tree: TreeSettings, sampling: SamplingSettings) -> bool:
+    """Return whether the text is the same whatever the trees, so that seconds may decide on them."""
+    return tree.is_lossless and (sampling.temperature == 0 or tree.children == "coupled")
 
 
-def make_follower(profile: Profile | None, tree: TreeSettings, *, temperature: float) -> Follower | None:
-    """Return a follower for one text; None where the trees are not those that the profile planned."""
-    if profile is None or not POLICIES[tree.policy].is_calibrated:
-        return None
-    plan = plan_at(profile, temperature).best
-    is_planned = (plan.policy, plan.threshold) == (tree.policy, tree.threshold)
-    return Follower(plan, verify=verify_curve(profile)) if is_planned else None
+class Tuner:
+    """What an engine has learned of its trees."""
+
+    def __init__(
+        self,
+        tree: TreeSettings,
+        room: TreeSettings,
+        *,
+        first_size: int | None = None,
+        profile: Profile | None = None,
+    ) -> None:
+        """Begin with these trees, of `first_size` nodes; `room` are the largest that memory is planned for."""
+        self.room = room
+        self._budget = POLICIES[room.policy].budget
+        most = room.num_nodes
+        first = min(most, first_size or FIRST_SIZE)
+        # Where nodes must be worth their cost, that makes trees small; a limit of one would hide what more are worth.
+        least = LEAST_LIMIT if room.uses("threshold") else 1
+        self._sizes = (
+            sorted({size for size in SIZES if least <= size < most} | {first, most}) if self._budget else [most]
+        )
+        self._start = Wanted(first if self._budget else most, tree.threshold, tree.stop_gain)
+        self._costs = StepCosts()
+        if profile is not None:
+            curve = verify_curve(profile)
+            self._costs.passes = PassCosts((1 + count, float(curve(count))) for count in curve.counts)
+        self._choices: dict[SamplingSettings, TreeChoice] = {}
+
+    def choice(self, sampling: SamplingSettings) -> TreeChoice:
+        """Return what is known of texts that are sampled so; the first of them begin where others are now."""
+        found = self._choices.pop(sampling, None)
+        if found is None:
+            while len(self._choices) >= MAX_SAMPLINGS:
+                del self._choices[next(iter(self._choices))]
+            start = next(reversed(self._choices.values())).wanted if self._choices else self._start
+            found = TreeChoice(self._costs, self._sizes, start=start)
+        self._choices[sampling] = found  # the one used last stands last
+        return found
+
+    def settings(self, wanted: Wanted) -> TreeSettings:
+        """Return the settings of a step's tree."""
+        return _settings(self.room, wanted)
 
 
-def following(policy: OpenPolicy, follower: Follower, make: Callable[[OpenPolicy], Grow]) -> Grow:
-    """Return a growth of adaptive trees by what the follower knows before each step.
-
-    `make` is `make_grow` for a policy.
-    """
+def tuned(
+    policy: OpenPolicy, tuner: Tuner, choice: TreeChoice, make: Callable[[OpenPolicy], Grow], plain: Grow
+) -> Grow:
+    """Return a growth of the choice's trees; `make` is `make_grow` for a policy, `plain` grows roots only."""
 
     def grow(root: int, max_depth: int, branches: Tensor | None = None, /) -> TokenTree:
-        assert policy.acceptance is not None
-        settings = replace(policy.settings, threshold=follower.threshold)
-        model = _shifted(policy.acceptance, round(follower.shift / SHIFT_GRID))
-        tree = make(replace(policy, settings=settings, acceptance=model))(root, max_depth, branches)
-        if tree.scores is not None:
-            follower.expect(tree)
+        wanted = choice.next()
+        if wanted is None:
+            return plain(root, max_depth, branches)
+        tree = make(replace(policy, settings=tuner.settings(wanted)))(root, max_depth, branches)
+        choice.expect(tree, wanted, max_depth)
         return tree
 
     return grow
 
 
-def _surprise(accepted: float, predicted: float) -> float:
-    return math.log((accepted + PRIOR_TOKENS) / (predicted + PRIOR_TOKENS))
-
-
-def _mean(mean: float, value: float) -> float:
-    return MEMORY * mean + (1 - MEMORY) * value
-
-
-@functools.lru_cache(maxsize=64)
-def _shifted(model: AcceptanceModel, steps: int) -> AcceptanceModel:
-    """Return the model with its log odds moved by so many steps of the grid."""
-    return model.shifted(steps * SHIFT_GRID) if steps else model
+@functools.lru_cache(maxsize=MAX_SETTINGS)
+def _settings(room: TreeSettings, wanted: Wanted) -> TreeSettings:
+    limits: dict[str, Any] = {"threshold": wanted.threshold, "stop_gain": wanted.stop_gain}
+    budget = POLICIES[room.policy].budget
+    if budget is not None:
+        limits[budget] = wanted.size
+    return replace(room, **{name: value for name, value in limits.items() if room.uses(name)})

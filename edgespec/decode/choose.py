@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgespec.decode.adapt import following, make_follower
+from edgespec.decode.adapt import Tuner, may_follow_clock, tuned
 from edgespec.decode.loop import decode
 from edgespec.decode.session import Session, TextSettings
 from edgespec.decode.step import StepResult
@@ -18,7 +18,6 @@ from edgespec.grow.policies import OpenPolicy, make_grow
 from edgespec.model.target import Target
 from edgespec.sampling.noise import TextNoise
 from edgespec.verify.rules import verifier
-from profiles.schema import Profile
 
 
 def start_session(
@@ -29,12 +28,13 @@ def start_session(
     generator: torch.Generator,
     noise: TextNoise,
     *,
-    profile: Profile | None = None,
+    tuner: Tuner | None = None,
     keeps_q: bool = False,
 ) -> Session:
-    """Return a session whose trees grow by the policy; `profile` is the one its settings come from, if any.
+    """Return a session whose trees grow by the policy.
 
-    `keeps_q` is for records: trees keep the draft's distributions.
+    With a `tuner` they are those that pay, where the text does not depend on them. `keeps_q` is for records: trees keep
+    the draft's distributions.
     """
     sampling = settings.sampling
     growth: dict[str, Any] = {
@@ -51,10 +51,13 @@ def start_session(
         grow=make_grow(policy, drafter, **growth),
         verify=verifier(sampling, policy.draw, noise),
     )
-    follower = make_follower(profile, policy.settings, temperature=sampling.temperature)
-    if follower is not None and drafter is not None:
-        session.grow = following(policy, follower, lambda now: make_grow(now, drafter, **growth))
-        session.learn = follower.learn
+    if tuner is not None and drafter is not None:
+        assert may_follow_clock(policy.settings, sampling)
+        choice = tuner.choice(sampling)
+        choice.begin_text()
+        plain = make_grow(policy, None, **growth)
+        session.grow = tuned(policy, tuner, choice, lambda now: make_grow(now, drafter, **growth), plain)
+        session.learn = choice.learn
     return session
 
 

@@ -48,6 +48,7 @@ def decode(session: Session, prompt: Tensor) -> Iterator[StepResult]:
             finish=session.finish,
             num_accepted=accepted.num_proposed,
             num_drafted=tree.num_nodes - 1,
+            path=accepted.path,
             is_prefill=False,
             grow_s=grown - started,
             target_s=looked - grown,

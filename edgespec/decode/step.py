@@ -18,6 +18,7 @@ class StepResult:
     num_cached: int = 0  # of the prompt's tokens, in its own step: rows that were there from the text before
     finish: Finish | None  # why the text ends here
     num_drafted: int  # nodes below the root that were verified
+    path: tuple[int, ...] = ()  # of these nodes, by number, the accepted ones from the top
     is_prefill: bool  # the first token comes from the pass over the prompt
     grow_s: float
     target_s: float

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from edgespec.config import require
 from edgespec.grow.acceptance import AcceptanceModel, default_acceptance
-from edgespec.tree.policies import POLICIES
 from edgespec.tree.settings import TreeSettings
 
 NUM_RANKS = 32  # beyond them a child adds less than a percent at any rate of use
@@ -56,7 +55,7 @@ def assumed_acceptance(tree: TreeSettings, temperature: float | None) -> Assumed
         return AssumedAcceptance(rates=power_law(rate), about=f"{rate:g} for a first child, a power law for the others")
     model = AcceptanceModel.load(tree.acceptance) if tree.acceptance else default_acceptance()
     at = temperature or 0.0
-    draw = tree.draw or POLICIES[tree.policy].draws[0]
+    draw = tree.children
     owner = f"of '{tree.acceptance}'" if tree.acceptance else "of the built-in pair"
     return AssumedAcceptance(
         rates=tuple(model.rank_acceptance(at, draw)), about=f"{owner} at temperature {at:g}, {draw} children"

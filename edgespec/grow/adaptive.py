@@ -13,8 +13,11 @@ from edgespec.grow.beam import BeamRule
 from edgespec.grow.growing import Layer
 
 
-def adaptive_rule(model: AcceptanceModel, *, temperature: float, threshold: float) -> BeamRule:
-    """Return the rule for trees of nodes whose V is at least `threshold`; `temperature` is the target's."""
+def adaptive_rule(model: AcceptanceModel, *, temperature: float, threshold: float, stop_gain: float = 0.0) -> BeamRule:
+    """Return the rule for trees of nodes whose V is at least `threshold`; `temperature` is the target's.
+
+    No layer follows one that adds less than `stop_gain` to the sum of V.
+    """
 
     def score(layer: Layer) -> Tensor:
         noise = None if layer.noise is None else layer.noise[layer.drawn]  # [k, c]
@@ -24,4 +27,5 @@ def adaptive_rule(model: AcceptanceModel, *, temperature: float, threshold: floa
         )
         return layer.values[:, None] * model.candidate_acceptance(candidates)
 
-    return BeamRule(score=score, num_candidates=NUM_CANDIDATES, threshold=threshold)
+    stops = (lambda outcome: outcome.gain < stop_gain) if stop_gain > 0 else None
+    return BeamRule(score=score, num_candidates=NUM_CANDIDATES, threshold=threshold, stops=stops)

@@ -45,9 +45,11 @@ def grow_best_first(
     max_children: int,
     device: torch.device,
     generator: torch.Generator,
+    stop_gain: float = 0.0,
 ) -> TokenTree:
     """Grow the tree of the `size` slots of largest gain, none below `threshold`.
 
+    No layer follows one that adds less than `stop_gain` to the sum of the best gains.
     The tree has at most `depth` layers below the root. Nodes are numbered layer by layer, siblings in the order of
     their draw. All limits must have been fixed before the step began.
     """
@@ -80,6 +82,7 @@ def grow_best_first(
             break
         tree.add(row, rank, drawn[row, rank])
         gains.append(slot_gains[row, rank])
+        sum_before = best.sum()
         best = torch.cat([best, gains[-1]])
         if best.shape[0] >= size:
             best = best.topk(size).values
@@ -88,6 +91,8 @@ def grow_best_first(
         most = torch.minimum(layer_values, gains[-1])  # that a slot below can gain
         (expanded,) = ((most > worst_kept) & (most >= threshold)).nonzero(as_tuple=True)
         if layer_depth == depth or expanded.shape[0] == 0:
+            break
+        if stop_gain > 0 and bool(best.sum() - sum_before < stop_gain):
             break
         tree.expand(expanded)
         values, node_gains = layer_values[expanded], gains[-1][expanded]

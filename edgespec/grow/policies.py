@@ -46,7 +46,7 @@ class OpenPolicy:
     @property
     def draw(self) -> Draw:
         """Return how children come about."""
-        return self.settings.draw or POLICIES[self.settings.policy].draws[0]
+        return self.settings.children
 
     def with_acceptance(self, model: AcceptanceModel) -> OpenPolicy:
         """Return the policy on another measured acceptance; nothing changes where it uses none."""
@@ -57,7 +57,10 @@ class OpenPolicy:
 PREDICTIONS: dict[str, PredictSlots] = {"dyspec": predict_slots}
 BEAM_RULES: dict[str, Callable[[OpenPolicy, float], BeamRule]] = {
     "adaptive": lambda policy, temperature: adaptive_rule(
-        _measured(policy), temperature=temperature, threshold=policy.settings.threshold
+        _measured(policy),
+        temperature=temperature,
+        threshold=policy.settings.threshold,
+        stop_gain=policy.settings.stop_gain,
     ),
     "opt-tree": lambda policy, _temperature: opt_tree_rule(
         size=policy.settings.size, stop_gain=policy.settings.stop_gain
@@ -135,6 +138,7 @@ def make_grow(
             predict=PREDICTIONS[settings.policy],
             size=settings.size,
             threshold=settings.threshold,
+            stop_gain=settings.stop_gain,
             generator=generator,
         )
     else:

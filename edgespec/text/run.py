@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from tokenizers.decoders import DecodeStream
 
+from edgespec.decode.adapt import Tuner
 from edgespec.decode.choose import continue_text, start_session
 from edgespec.decode.session import TextSettings
 from edgespec.decode.step import StepResult
@@ -28,7 +29,6 @@ from edgespec.text.request import TextRequest
 from edgespec.text.results import GenerationResult, TextChunk
 from edgespec.text.stops import text_chunks
 from edgespec.tree.settings import TreeSettings
-from profiles.schema import Profile
 
 OnPrefill = Callable[[int, int], None]  # tokens of the prompt that are read, of how many that were not cached
 
@@ -40,9 +40,14 @@ class TextModels:
     target: CausalModel
     draft: CausalModel | None  # None: plainly
     policy: OpenPolicy
-    profile: Profile | None
+    tuner: Tuner | None  # None: the policy's settings as they are
     max_context: int
-    use_tree: Callable[[TreeSettings], OpenPolicy]  # asked for smaller trees where memory runs out
+    with_smaller_trees: Callable[[], TextModels]  # asked where memory runs out
+
+    @property
+    def room(self) -> TreeSettings:
+        """The largest trees that may grow."""
+        return self.policy.settings if self.tuner is None else self.tuner.room
 
 
 def run_text(
@@ -119,14 +124,11 @@ def _steps(
                 yield step
             return
         except Exception as error:
-            smaller = models.policy.settings.smaller()
-            if not is_out_of_memory(error) or not added or smaller is None:
+            if not is_out_of_memory(error) or not added or models.room.policy == "none":
                 raise
         # Behind the handler: until then the error keeps what the pass had allocated.
         release_memory(device)
-        models = replace(
-            models, policy=models.use_tree(smaller), draft=models.draft if smaller.policy != "none" else None
-        )
+        models = models.with_smaller_trees()
 
 
 def _steps_behind(
@@ -144,7 +146,6 @@ def _steps_behind(
     After each step the caches hold all tokens but the last.
     """
     goes_on = bool(added)
-    tree = models.policy.settings
     target = Target(models.target, keeps_text=reuse or goes_on)
     # Caches that are kept get their final size at once: growing later would need both sizes for a moment.
     rows = models.max_context if reuse else len(request.ids) + request.max_new_tokens
@@ -152,10 +153,10 @@ def _steps_behind(
         sampling=request.sampling,
         max_new_tokens=request.max_new_tokens - len(added),
         stop_tokens=pair.stop_tokens,
-        cache_rows=cache_rows(rows, tree),
+        cache_rows=cache_rows(rows, models.room),
     )
     drafter = _drafter(models, request, reuse=reuse or goes_on)
-    session = start_session(target, drafter, models.policy, settings, generator, noise, profile=models.profile)
+    session = start_session(target, drafter, models.policy, settings, generator, noise, tuner=models.tuner)
     prompt = torch.tensor([*request.ids, *added], device=models.target.device)
     steps = continue_text(session, prompt, models.policy)
     for step in steps:
@@ -173,7 +174,7 @@ def _drafter(models: TextModels, request: TextRequest, *, reuse: bool) -> Langua
         models.draft,
         models.target,
         sampling=tree.draft_sampling(request.sampling),
-        tree_rows=tree.num_drafted,
+        tree_rows=models.room.num_drafted,
         keeps_text=reuse,
     )
 

@@ -149,6 +149,11 @@ class TreeSettings:
         return POLICIES[self.policy].uses(setting)
 
     @property
+    def children(self) -> Draw:
+        """How children come about: as asked for, or as the policy has them."""
+        return self.draw or POLICIES[self.policy].draws[0]
+
+    @property
     def width(self) -> int:
         """The most children of a node."""
         if self.max_children is not None:
@@ -192,6 +197,11 @@ class TreeSettings:
         """Return whether the output has the target's distribution."""
         return self.target_width == 1
 
+    def within(self, room: TreeSettings) -> TreeSettings:
+        """Return the settings with no more nodes than `room` of the same policy has."""
+        budget = POLICIES[self.policy].budget
+        return room if budget is not None and self.num_nodes > room.num_nodes else self
+
     def plain(self) -> TreeSettings:
         """Return the settings of plain decoding, which grows no tree."""
         return TreeSettings(policy="none", draft_temperature=self.draft_temperature)
@@ -211,7 +221,7 @@ class TreeSettings:
             # A greedy target ignores truncation, and still wants several different children: the draft is not greedy.
             own = POLICIES[self.policy].greedy_draft_temperature
             return DraftSampling(temperature=own if temperature is None else temperature)
-        is_coupled = (self.draw or POLICIES[self.policy].draws[0]) == "coupled"
+        is_coupled = self.children == "coupled"
         if temperature is None:
             temperature = sampling.temperature * (COUPLED_DRAFT_TEMPERATURE if is_coupled else 1.0)
         return DraftSampling(

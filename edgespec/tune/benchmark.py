@@ -83,7 +83,7 @@ def compare_modes(
     progress: Progress | None = None,
 ) -> dict[str, list[Round]]:
     """`repeats` rounds of each mode, after a short text of each that is not counted; the trees are the engine's."""
-    trees = modes(engine.tree)
+    trees = modes(engine)
     for tree in trees.values():
         continue_one(engine, prompts[0], tree, sampling=sampling, max_new_tokens=WARM_UP_TOKENS, seed=seed)
     rounds: dict[str, list[Round]] = {mode: [] for mode in MODES}
@@ -106,13 +106,19 @@ def compare_modes(
     return rounds
 
 
-def modes(tree: TreeSettings) -> dict[str, TreeSettings]:
-    """Both ways of decoding."""
-    return {"plain": tree.plain(), "tree": tree}
+def modes(engine: Engine) -> dict[str, TreeSettings | None]:
+    """Both ways of decoding; None is for the engine's own trees, which may tune themselves."""
+    return {"plain": engine.tree.plain(), "tree": engine.pinned_tree}
 
 
 def continue_one(
-    engine: Engine, ids: list[int], tree: TreeSettings, *, sampling: SamplingSettings, max_new_tokens: int, seed: int
+    engine: Engine,
+    ids: list[int],
+    tree: TreeSettings | None,
+    *,
+    sampling: SamplingSettings,
+    max_new_tokens: int,
+    seed: int,
 ) -> Text:
     """Continue a prompt with these trees, from its first token on."""
     engine.use_tree(tree)

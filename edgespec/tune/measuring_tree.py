@@ -26,7 +26,8 @@ def set_up_to_measure(pair: ModelPair, place: RunPlace) -> PairSetup:
 
     def set_up(size: int) -> PairSetup:
         tree = widest_tree(size)
-        return PairSetup(pair=pair, place=place, tree=tree, weights=place_weights(weights, tree, place, memory))
+        return PairSetup(pair=pair, place=place, tree=tree, room=tree,
+                         weights=place_weights(weights, tree, place, memory))  # fmt: skip
 
     smallest = set_up(SMALLEST)
     for size in (MAX_TREE_SIZE // part for part in (1, 2, 3, 6, 12, 24)):

@@ -87,7 +87,8 @@ def _row(engine: Engine, mode: str, rounds: dict[str, list[Round]], sampling: Sa
     return {
         "mode": mode,
         "policy": engine.tree.policy if is_tree else "none",
-        "nodes": engine.tree.num_nodes if is_tree else 0,
+        "nodes": engine.room.num_nodes if is_tree else 0,
+        "tuned": is_tree and engine.tunes(sampling),
         "depth": engine.tree.num_layers if is_tree else 0,
         "lossless": engine.tree.is_lossless or not is_tree,
         "prompts": len(own[0].texts),

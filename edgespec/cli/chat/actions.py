@@ -20,6 +20,7 @@ from edgespec.cli.chat.settings import (
 )
 from edgespec.cli.chat.spoken import closest
 from edgespec.cli.chat.state import Attachment, Chat
+from edgespec.cli.open_engine import trees_in_words
 from edgespec.errors import EdgespecError
 from edgespec.files import sessions_folder
 
@@ -111,7 +112,7 @@ def _show(chat: Chat, argument: str) -> None:
             f"target  {engine.pair.target.folder} ({engine.place.quant or 'not quantised'})",
             f"draft   {draft.folder} ({engine.place.draft_quant or 'not quantised'})" if draft else "draft   none",
             f"context {conversation.num_tokens} of {engine.max_context} tokens, {count} turn{'s' * (count != 1)}",
-            f"trees   {engine.tree.policy}, {engine.tree.num_nodes} nodes, {engine.tree.num_layers} layers",
+            f"trees   {trees_in_words(engine.room, is_tuned=engine.is_tuned)}",
         ]
     elif subject == "memory":
         lines = [str(engine.placement)]
@@ -232,8 +233,8 @@ def _load(chat: Chat, argument: str) -> None:
 def _spec(chat: Chat, argument: str) -> None:
     if argument:
         use_spec(chat, argument.lower())
-    tree = chat.engine.tree
-    chat.screen.say(f"spec {chat.spec}" + (f": {tree.policy}, {tree.num_nodes} nodes" if tree.num_nodes else ""))
+    engine = chat.engine
+    chat.screen.say(f"spec {chat.spec}: {trees_in_words(engine.room, is_tuned=engine.is_tuned)}")
 
 
 def _tree(chat: Chat, argument: str) -> None:

@@ -32,7 +32,7 @@ Ask = Callable[["OnPrefill"], Generator["TextChunk", None, None]]
 def answer(chat: Chat, ask: Ask) -> bool:
     """Show what `ask` yields, and return whether there was an answer, whole or not. Raises EdgespecError."""
     screen, conversation = chat.screen, chat.conversation
-    before, tree = conversation.last, chat.engine.tree
+    before, room = conversation.last, chat.engine.room
     failure: EdgespecError | None = None
     screen.begin_answer()
     try:
@@ -58,8 +58,9 @@ def answer(chat: Chat, ask: Ask) -> bool:
     if result is not None and result.steps:
         chat.turns.append(Turn(result=result, spec=chat.spec))
         _say_footer(chat)
-        if chat.engine.tree != tree:
-            screen.say(f"memory ran out in a pass: {trees_in_words(chat.engine.tree)} from here on")
+        if chat.engine.room != room:
+            now = trees_in_words(chat.engine.room, is_tuned=chat.engine.is_tuned)
+            screen.say(f"memory ran out in a pass: {now} from here on")
     elif result is not None:
         screen.note("nothing was answered; the message is not kept (Up brings it back)")
     if failure is not None:
@@ -79,6 +80,7 @@ def _say_footer(chat: Chat) -> None:
         result,
         used=result.usage.total_tokens,
         max_context=engine.max_context,
+        trees=engine.trees_in_use(result.sampling),
         gpu=_gpu_use(engine),
         width=chat.screen.console.width - (len(stopped) + 4 if stopped else 1),
     )

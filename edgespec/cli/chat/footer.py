@@ -23,7 +23,9 @@ class Turn:
     spec: str  # off | tree | chain
 
 
-def footer(result: GenerationResult, *, used: int, max_context: int, gpu: str | None, width: int) -> str:
+def footer(
+    result: GenerationResult, *, used: int, max_context: int, trees: str | None, gpu: str | None, width: int
+) -> str:
     """Return tokens, rates and room in one line; parts that do not fit the width are left out, the last first."""
     usage, rate = result.usage, result.decode_tokens_per_s
     new = usage.prompt_tokens - usage.cached_tokens
@@ -37,6 +39,7 @@ def footer(result: GenerationResult, *, used: int, max_context: int, gpu: str | 
         f"prefill {new} tok{kept}{read_rate}",
         f"first {result.time_to_first_token_s:.1f}s",
         gpu,
+        trees,
     ]
     line = ""
     for part in parts:

@@ -53,7 +53,12 @@ def change_settings(chat: Chat, argument: str) -> list[str]:
                 f"Did you mean {near}?" if near else f"Choose one of: {', '.join(SETTINGS)}.",
             )
     conversation = chat.conversation
-    before = (conversation.options.copy(), conversation.template_values.copy(), chat.engine.tree, chat.shows_stats)
+    before = (
+        conversation.options.copy(),
+        conversation.template_values.copy(),
+        chat.engine.pinned_tree,
+        chat.shows_stats,
+    )
     lines = []
     try:
         for name, value in pairs:
@@ -93,16 +98,16 @@ def use_spec(chat: Chat, spec: str) -> None:
     if spec == "off":
         chat.engine.use_tree(own.plain())
     elif spec == "tree":
-        chat.engine.use_tree(TreeSettings() if own.policy in {"chain", "none"} else own)
+        chat.engine.use_tree(TreeSettings() if own.policy in {"chain", "none"} else None)
     else:
-        chat.engine.use_tree(own if own.policy == "chain" else TreeSettings(policy="chain"))
+        chat.engine.use_tree(None if own.policy == "chain" else TreeSettings(policy="chain"))
 
 
 def use_tree_size(chat: Chat, text: str) -> None:
     """Use trees, or a chain, of so many nodes; `auto` is what the chat began with. Raises EdgespecError."""
     tree = chat.engine.tree if chat.spec != "off" else chat.own_tree
     if text == "auto":
-        chat.engine.use_tree(chat.own_tree)
+        chat.engine.use_tree(None)
         return
     size, budget = _number(text, int), POLICIES[tree.policy].budget
     if budget is None:
@@ -183,8 +188,8 @@ SETTINGS = {
     ),
     "spec": Setting(hint="off, tree or chain", get=lambda chat: chat.spec, change=use_spec),
     "tree_size": Setting(
-        hint="nodes of a tree, tokens of a chain, or auto", get=lambda chat: chat.engine.tree.num_nodes or None,
-        change=use_tree_size,
+        hint="nodes of a tree, tokens of a chain, or auto",
+        get=lambda chat: "auto" if chat.engine.is_tuned else chat.engine.tree.num_nodes or None, change=use_tree_size,
     ),
     "tree_depth": Setting(
         hint="layers of a tree, or auto", get=lambda chat: chat.engine.tree.num_layers or None, change=_use_depth

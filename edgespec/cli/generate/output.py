@@ -147,13 +147,16 @@ def _answer(
 ) -> list[GenerationResult]:
     """Answer all turns; `results` has the finished ones even when a later one fails."""
     results = [] if results is None else results
-    tree = run.engine.tree
+    engine, room = run.engine, run.engine.room
     for result in answer_turns(run.engine, request, run.encode, on_prefill=shown.prefill, on_chunk=shown):
         results.append(result)
+        trees = engine.trees_in_use(result.sampling)
+        if trees is not None:
+            run.console.detail(trees)
         if len(results) < request.row.num_turns:
             shown.between_turns()
-    if run.engine.tree != tree:
-        now, before = trees_in_words(run.engine.tree), trees_in_words(tree)
+    if engine.room != room:
+        now, before = (trees_in_words(tree, is_tuned=engine.is_tuned) for tree in (engine.room, room))
         run.console.say(f"memory ran out in a pass: {now} from here on, no longer {before}")
     return results
 

@@ -124,7 +124,9 @@ def _result_fields(engine: Engine, results: Sequence[GenerationResult], settings
             "policy": engine.tree.policy,
             "draw": engine.policy.draw,
             "lossless": engine.tree.is_lossless,
-            "tree_size": engine.tree.num_nodes or None,
+            "tree_size": engine.room.num_nodes or None,
+            "tuned": engine.tunes(results[0].sampling),
+            "mean_tree_size": _rounded(sum(step.num_drafted for step in passes) / len(passes) if passes else None),
             "tree_depth": engine.tree.num_layers or None,
             "plan": {
                 "profile": settings.profile,

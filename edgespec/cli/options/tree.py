@@ -20,10 +20,10 @@ from edgespec.tree.settings import DEFAULT_DRAFT_TOKENS, TreeSettings, refuse_un
 TREE = TreeSettings()
 # All but what training alone asks for.
 TREE_FIELDS = [field.name for field in dataclasses.fields(TreeSettings) if field.name != "reranked"]
-SIZE_HELP = f"Most nodes of a tree, 1 to {MAX_TREE_SIZE}. [auto: {TREE.size}]"
+SIZE_HELP = f"Most nodes of a tree, 1 to {MAX_TREE_SIZE}. [auto: as many as pay]"
 WIDTH_HELP = "Most children of a node; eagle2: also of a layer; c2t: of a layer. [16; eagle2 10, c2t 15, opt-tree all]"
 DRAW_HELP = "How children come about. [coupled; dyspec, sequoia, specinfer, mcsd: sampled]"
-PROFILE_HELP = "Tree settings that `edgespec profile` measured; single flags override them."
+PROFILE_HELP = "Where trees begin: what `edgespec profile` measured. A FILE holds them to its plan, as single flags do."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

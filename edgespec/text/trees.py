@@ -1,0 +1,88 @@
+"""The trees that an engine's texts are decoded with: its own, which may tune themselves, or others that are held to."""
+
+from __future__ import annotations
+
+from edgespec.config import SamplingSettings
+from edgespec.decode.adapt import Tuner, may_follow_clock
+from edgespec.grow.policies import OpenPolicy, open_policy
+from edgespec.model.causal_model import CausalModel
+from edgespec.placement.place import check_tree_fits
+from edgespec.profiled import PairSetup, acceptance_of
+from edgespec.text.run import TextModels
+from edgespec.tree.settings import TreeSettings
+
+
+class Trees:
+    """The trees of the next text."""
+
+    def __init__(self, setup: PairSetup) -> None:
+        self.own, self.profile = setup.tree, setup.profile
+        self.pinned: TreeSettings | None = None  # that are held to in place of the engine's own
+        self._placed = setup.room
+        self._own_tuner: Tuner | None = None
+        if setup.is_tuned:
+            first = setup.tree.num_nodes if setup.plan is not None else None
+            self._own_tuner = Tuner(setup.tree, setup.room, first_size=first, profile=setup.profile)
+        self.policy = self._open()
+
+    @property
+    def settings(self) -> TreeSettings:
+        """The trees that grow; where they tune themselves, those of a text that depends on its trees."""
+        return self.own if self.pinned is None else self.pinned
+
+    @property
+    def tuner(self) -> Tuner | None:
+        """What tunes the trees; None where they are held to."""
+        return self._own_tuner if self.pinned is None else None
+
+    @property
+    def room(self) -> TreeSettings:
+        """The largest trees that may grow."""
+        return self.settings if self.tuner is None else self.tuner.room
+
+    def tuner_for(self, sampling: SamplingSettings) -> Tuner | None:
+        """Return what tunes the trees of texts that are sampled so, if anything does."""
+        return self.tuner if may_follow_clock(self.settings, sampling) else None
+
+    def use(self, tree: TreeSettings | None) -> None:
+        """Hold to these trees, or with None to the engine's own; raises EdgespecError where they are too large."""
+        if tree is not None:
+            check_tree_fits(tree, self._placed)
+        self.pinned = tree
+        self.policy = self._open()
+
+    def use_smaller(self) -> None:
+        """Use smaller trees, or none, because memory ran out."""
+        smaller = self.room.smaller()
+        assert smaller is not None
+        if self.tuner is None or smaller.policy == "none":
+            self.use(smaller)
+        else:
+            self.own = self.own.within(smaller)
+            self._own_tuner = Tuner(self.own, smaller, profile=self.profile)
+            self.policy = self._open()
+
+    def text_models(
+        self, target: CausalModel, draft: CausalModel | None, sampling: SamplingSettings, *, max_context: int
+    ) -> TextModels:
+        """Return the models with the trees of a text that is sampled so."""
+
+        def with_smaller_trees() -> TextModels:
+            self.use_smaller()
+            return self.text_models(target, draft, sampling, max_context=max_context)
+
+        return TextModels(
+            target=target,
+            draft=draft if self.settings.policy != "none" else None,
+            policy=self.policy,
+            tuner=self.tuner_for(sampling),
+            max_context=max_context,
+            with_smaller_trees=with_smaller_trees,
+        )
+
+    def _open(self) -> OpenPolicy:
+        """Return the policy, on the pair's own acceptance where that was measured and no other is named."""
+        policy = open_policy(self.settings)
+        if self.profile is None or self.settings.acceptance is not None:
+            return policy
+        return policy.with_acceptance(acceptance_of(self.profile))
