@@ -76,7 +76,7 @@ class Pair:
             scores.append(score)
         tree = TokenTree(
             tokens=torch.zeros(len(parents), dtype=torch.long), parents=torch.tensor(parents),
-            ranks=torch.tensor(ranks), draw="top_k", draft_rows=torch.full((len(parents),), -1),
+            ranks=torch.tensor(ranks), draw="chosen", draft_rows=torch.full((len(parents),), -1),
             draft_probs=torch.empty(0, 1), scores=torch.tensor(scores, dtype=torch.float64),
         )  # fmt: skip
         return tree, parents, layers, scores, confidence

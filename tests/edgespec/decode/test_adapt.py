@@ -126,8 +126,9 @@ def test_sizes_move_by_a_factor_of_two_at_most() -> None:
     ("tree", "temperature", "may"),
     [
         (TreeSettings(), 0.0, True),
-        (TreeSettings(draw="chosen"), 0.8, False),
-        (TreeSettings(draw="sampled"), 0.8, False),
+        (TreeSettings(), 0.8, True),
+        (TreeSettings(policy="opt-tree", draw="chosen"), 0.8, False),
+        (TreeSettings(policy="dyspec"), 0.8, False),
         (TreeSettings(policy="mcsd", target_width=2), 0.0, False),
     ],
 )
@@ -153,7 +154,7 @@ def test_a_choice_is_spelled_in_the_settings_of_its_policy(
 
 
 def test_it_begins_with_the_profiles_plan() -> None:
-    plan = example_plan(draw="chosen", threshold=0.03, size=32)
+    plan = example_plan(policy="adaptive", draw="coupled", threshold=0.03, size=32)
     tuner = Tuner(tree_settings(plan), TreeSettings(size=256), first_size=32, profile=example_profile(plan))
     choice = tuner.choice(SamplingSettings())
     assert choice.next() == Wanted(32, 0.03)
@@ -190,30 +191,40 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
         yield made
 
 
-def test_texts_are_those_of_plain_decoding(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def sampling_of(engine: Engine, temperature: float) -> SamplingSettings:
+    """Texts of sampled trees depend on them above temperature 0."""
+    return SamplingSettings(temperature=temperature if engine.tree.children == "coupled" else 0.0)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_texts_are_those_of_plain_decoding(engine: Engine, monkeypatch: pytest.MonkeyPatch, temperature: float) -> None:
     # Trees go on, so that there is something to see.
     monkeypatch.setattr("edgespec.decode.tree_choice.CLEARLY", 1e9)
-    sizes = set()
+    sampling, sizes = sampling_of(engine, temperature), set()
     for prompt in PROMPTS:
         engine.use_tree(None)
-        tuned = engine.generate(prompt, max_new_tokens=40, sampling=GREEDY)
+        tuned = engine.generate(prompt, max_new_tokens=40, sampling=sampling, seed=3)
         sizes |= {step.num_drafted for step in tuned.passes}
         engine.use_tree(TreeSettings(policy="none"))
-        assert tuned.token_ids == engine.generate(prompt, max_new_tokens=40, sampling=GREEDY).token_ids
+        assert tuned.token_ids == engine.generate(prompt, max_new_tokens=40, sampling=sampling, seed=3).token_ids
     assert len(sizes) > 1, "nothing was tuned"
 
 
-def test_texts_are_those_of_plain_decoding_where_it_switches(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_texts_are_those_of_plain_decoding_where_it_switches(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
     """Plain steps leave tokens pending in the draft, which the next look reads."""
+    sampling = sampling_of(engine, temperature)
     monkeypatch.setattr("edgespec.decode.tree_choice.CLEARLY", 0.0)
     monkeypatch.setattr("edgespec.decode.tree_choice.LONGEST_WAIT", 3)
     for prompt in PROMPTS:
         engine.use_tree(None)
-        tuned = engine.generate(prompt, max_new_tokens=40, sampling=GREEDY)
+        tuned = engine.generate(prompt, max_new_tokens=40, sampling=sampling, seed=3)
         nodes = [step.num_drafted for step in tuned.passes]
         assert {0} < set(nodes)
         engine.use_tree(TreeSettings(policy="none"))
-        assert tuned.token_ids == engine.generate(prompt, max_new_tokens=40, sampling=GREEDY).token_ids
+        assert tuned.token_ids == engine.generate(prompt, max_new_tokens=40, sampling=sampling, seed=3).token_ids
 
 
 def test_the_next_text_goes_on_where_the_last_one_ended() -> None:
@@ -229,7 +240,7 @@ def test_the_next_text_goes_on_where_the_last_one_ended() -> None:
 
 
 def test_texts_that_depend_on_their_trees_are_held_to_the_settings() -> None:
-    with tuned_engine(TreeSettings(draw="chosen", size=5)) as engine:
+    with tuned_engine(TreeSettings(policy="opt-tree", draw="chosen", size=5)) as engine:
         sampling = SamplingSettings(temperature=0.8)
         found = engine.generate(PROMPTS[0], max_new_tokens=30, sampling=sampling, seed=1)
         assert (engine.is_tuned, engine.tunes(sampling), engine.trees_in_use(sampling)) == (True, False, None)
@@ -237,7 +248,7 @@ def test_texts_that_depend_on_their_trees_are_held_to_the_settings() -> None:
 
 
 def test_trees_that_the_user_gives_are_held_to() -> None:
-    with Engine.from_pair(open_pair(None, None), tree=TreeSettings(draw="chosen", size=5), self_check=False) as engine:
+    with Engine.from_pair(open_pair(None, None), tree=TreeSettings(size=5), self_check=False) as engine:
         found = engine.generate(PROMPTS[0], max_new_tokens=30, sampling=GREEDY)
         assert not engine.is_tuned
         assert {step.num_drafted for step in found.passes[:-3]} == {5}
