@@ -200,6 +200,7 @@ def sampling_of(engine: Engine, temperature: float) -> SamplingSettings:
 def test_texts_are_those_of_plain_decoding(engine: Engine, monkeypatch: pytest.MonkeyPatch, temperature: float) -> None:
     # Trees go on, so that there is something to see.
     monkeypatch.setattr("edgespec.decode.tree_choice.CLEARLY", 1e9)
+    engine.use_tree(None)
     sampling, sizes = sampling_of(engine, temperature), set()
     for prompt in PROMPTS:
         engine.use_tree(None)
@@ -215,6 +216,7 @@ def test_texts_are_those_of_plain_decoding_where_it_switches(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, temperature: float
 ) -> None:
     """Plain steps leave tokens pending in the draft, which the next look reads."""
+    engine.use_tree(None)
     sampling = sampling_of(engine, temperature)
     monkeypatch.setattr("edgespec.decode.tree_choice.CLEARLY", 0.0)
     monkeypatch.setattr("edgespec.decode.tree_choice.LONGEST_WAIT", 3)
