@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from edgespec.decode.lossless import Verdict, compare
+from edgespec.decode.threads import make_tuner
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.grow.policies import OpenPolicy, open_policy
 from edgespec.model.causal_model import CausalModel
@@ -55,6 +56,7 @@ class Engine:
         self.profile = setup.profile
         self.policy = _policy(self.tree, self.profile)
         self._running = Running()
+        self._threads = make_tuner(self.place.threads, self.device)
         self._loaded = LoadedModels({}, device=self.device)
         with offload_errors():
             self._loaded = load_models(
@@ -101,7 +103,8 @@ class Engine:
         Both are folders, or names of the user's configuration or of the local Hugging Face cache; what the cache
         lacks is downloaded only with `local_files_only=False`. Without `tree` the settings are those of the
         pair's profile, where `edgespec profile` made one ("auto"), of a profile's file, or the defaults ("none").
-        `options` are those of `PlaceOptions`: device, dtype, quant, draft_quant, limits, context_tokens, prompt_tokens.
+        `options` are those of `PlaceOptions`: device, dtype, quant, draft_quant, limits, context_tokens, prompt_tokens,
+        threads.
         """
         pair = open_pair(*find_pair(target, draft, revision, draft_revision, online=not local_files_only))
         if tree is not None:
@@ -175,6 +178,7 @@ class Engine:
             profile=self.profile,
             max_context=self.max_context,
             use_tree=self.use_tree,
+            threads=self._threads,
         )
         return run_text(models, request, self.pair, self._running, reuse=reuse, on_prefill=on_prefill)
 

@@ -12,6 +12,7 @@ from tokenizers.decoders import DecodeStream
 from edgespec.decode.choose import continue_text, start_session
 from edgespec.decode.session import TextSettings
 from edgespec.decode.step import StepResult
+from edgespec.decode.threads import ThreadTuner, with_threads
 from edgespec.draft.language_model import LanguageModelDrafter
 from edgespec.draft.open_drafter import open_drafter
 from edgespec.errors import is_out_of_memory
@@ -42,6 +43,7 @@ class TextModels:
     profile: Profile | None
     max_context: int
     use_tree: Callable[[TreeSettings], OpenPolicy]  # asked for smaller trees where memory runs out
+    threads: ThreadTuner | None = None  # None: their number is settled
 
 
 def run_text(
@@ -153,7 +155,7 @@ def _steps_behind(
     drafter = _drafter(models, request, reuse=reuse or goes_on)
     session = start_session(target, drafter, models.policy, settings, generator, profile=models.profile)
     prompt = torch.tensor([*request.ids, *added], device=models.target.device)
-    steps = continue_text(session, prompt, models.policy)
+    steps = with_threads(continue_text(session, prompt, models.policy), models.threads)
     for step in steps:
         if goes_on:
             yield replace(step, is_prefill=False)
