@@ -52,6 +52,19 @@ def read_cores(root: Path = Path("/")) -> Cores:
     )
 
 
+def threads_in_words(cores: Cores, environment: Mapping[str, str]) -> str:
+    """Say how many threads are used where that is left to edgespec, and why."""
+    name = chosen_by(environment)
+    if name is not None:
+        return f"as {name}={environment[name]} says"
+    why = "1 core" if cores.physical == 1 else f"{cores.physical} cores"
+    if len(cores.allowed) < cores.machine:
+        why += f", the affinity allows {len(cores.allowed)} of {cores.machine} processors"
+    if cores.quota is not None:
+        why += f", the cgroup's quota is {cores.quota:g}"
+    return f"{'' if cores.usable == 1 else 'as many as pay, at most '}{cores.usable} ({why})"
+
+
 def check_threads(threads: int | None) -> int | None:
     """Return the number of threads that was asked for; raises EdgespecError where the machine has no such number."""
     most = os.cpu_count() or 1
