@@ -22,13 +22,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from edgespec.model.cores import CHOSEN_BY
+
 ROOT = Path(__file__).parent.parent
 LOADS = ("idle", "neighbour")
 MODES = ("plain", "tree")
 WAYS = ("all", "auto", "one")
 PROMPT = "def main(arguments):\n"
 WARM_UP_TOKENS = 32
-CHOICES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # of the user's, which this script replaces
 
 
 def main() -> int:
@@ -85,7 +86,7 @@ def measure(mode: str, way: str, *, tokens: int) -> dict[str, float]:
 
 def cell(mode: str, way: str, tokens: int) -> dict[str, float]:
     """Measure in a process of its own, whose environment chooses no number of threads."""
-    environment = {name: value for name, value in os.environ.items() if name not in CHOICES}
+    environment = {name: value for name, value in os.environ.items() if name not in CHOSEN_BY}
     command = [sys.executable, str(Path(__file__)), "--cell", mode, way, "--tokens", str(tokens)]
     found = subprocess.run(
         command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True,
