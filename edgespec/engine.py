@@ -15,6 +15,7 @@ from torch import Tensor
 
 from edgespec.config import SamplingSettings
 from edgespec.decode.lossless import Verdict, compare
+from edgespec.decode.threads import make_tuner
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.grow.policies import OpenPolicy
 from edgespec.model.causal_model import CausalModel
@@ -58,6 +59,7 @@ class Engine:
         self.profile = setup.profile
         self._trees = Trees(setup)
         self._running = Running()
+        self._threads = make_tuner(self.place.threads, self.device)
         self._loaded = LoadedModels({}, device=self.device)
         with offload_errors():
             self._loaded = load_models(
@@ -104,7 +106,8 @@ class Engine:
         lacks is downloaded only with `local_files_only=False`. Without `tree` the trees tune themselves; they begin
         with the plan of the pair's profile, where `edgespec profile` made one ("auto"), or small ("none"). A
         profile's file holds them to its plan.
-        `options` are those of `PlaceOptions`: device, dtype, quant, draft_quant, limits, context_tokens, prompt_tokens.
+        `options` are those of `PlaceOptions`: device, dtype, quant, draft_quant, limits, context_tokens, prompt_tokens,
+        threads.
         """
         pair = open_pair(*find_pair(target, draft, revision, draft_revision, online=not local_files_only))
         if tree is not None:
@@ -172,7 +175,11 @@ class Engine:
     ) -> Generator[TextChunk, None, None]:
         """Decode what was asked for; `on_prefill` is told how many of the prompt's tokens are read, and of how many."""
         models = self._trees.text_models(
-            self.target_model, self.draft_model, request.sampling, max_context=self.max_context
+            self.target_model,
+            self.draft_model,
+            request.sampling,
+            max_context=self.max_context,
+            threads=self._threads,
         )
         return run_text(models, request, self.pair, self._running, reuse=reuse, on_prefill=on_prefill)
 

@@ -21,6 +21,7 @@ from edgespec.doctor.checks import (
     Check,
     check_memory,
     check_places,
+    check_threads,
     check_versions,
     describe_size,
     size_of,
@@ -52,7 +53,7 @@ Exit code 0, or 1 where something that is needed is broken.
 def command(context: click.Context, *, model: str | None, as_json: bool) -> int:
     """Check whether this machine is fit to run.
 
-    Looks at versions, devices, memory, disk, caches, profiles and configuration, in a few seconds.
+    Looks at versions, devices, memory, threads, disk, caches, profiles and configuration, in a few seconds.
     """
     checks = []
     for found in _checks(context, model):
@@ -70,6 +71,7 @@ def command(context: click.Context, *, model: str | None, as_json: bool) -> int:
 def _checks(context: click.Context, model: str | None) -> Iterator[Check]:
     yield check_versions()
     yield check_memory()
+    yield check_threads()
     try:
         from edgespec.doctor.machine import check_machine
     except (ImportError, OSError) as error:  # a library of torch's own that is not there is an OSError

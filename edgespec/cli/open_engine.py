@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -55,6 +56,7 @@ def say_setup(console: Console, setup: PairSetup, machine: MachineOptions) -> No
     trees = trees_in_words(setup.room, is_tuned=setup.is_tuned)
     console.say(f"{short_name(folder)}: {layers}; {numbers} on {place.device}; {trees}")
     console.detail(f"target: {folder}")
+    _say_threads(console, place.threads)
     if not tree.is_lossless:
         console.say(
             f"LOSSY: --target-width {tree.target_width} takes the longest of so many branches that the target "
@@ -97,6 +99,17 @@ def loading_progress(console: Console, bar: Any) -> Callable[[str, int, int], No
         phases[phase](done, total, f"{done} of {total} layers" if is_layers else f"{done >> 20} of {total >> 20} MiB")
 
     return update
+
+
+def _say_threads(console: Console, threads: int | None) -> None:
+    """Say how many threads there will be; more than have cores of their own are a remark, and taken as given."""
+    from edgespec.model.cores import read_cores, threads_in_words
+
+    cores = read_cores()
+    if threads is None:
+        console.detail(f"threads: {threads_in_words(cores, os.environ)}")
+    elif threads > cores.usable:
+        console.say(f"--threads {threads}: {cores.usable} have a core of their own here; more may be slower")
 
 
 def _profile_note(setup: PairSetup) -> str:

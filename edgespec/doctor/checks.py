@@ -1,4 +1,4 @@
-"""Checks of whether this machine is fit to run, as far as torch is not needed: versions, memory, edgespec's own files.
+"""Checks of whether this machine is fit to run, as far as torch is not needed: versions, memory, threads, own files.
 
 Each check yields a status and a sentence. `fail` is for what would stop a run, `warn` for what makes
 it slow or worse than it could be.
@@ -19,6 +19,7 @@ import psutil
 
 from edgespec import __version__
 from edgespec.files import cache_folder, history_file, profiles_folder, sessions_folder
+from edgespec.model.cores import WAITING, chosen_by, read_cores, threads_in_words
 
 GIB = 1 << 30
 OK, WARN, FAIL = "ok", "warn", "fail"
@@ -91,6 +92,19 @@ def check_memory() -> Check:
     return Check(
         name="memory", status=status, text=text, facts={"free_bytes": memory.available, "total_bytes": memory.total}
     )
+
+
+def check_threads() -> Check:
+    """Say how many threads runs on the CPU take, and how those wait for each other."""
+    cores = read_cores()
+    waiting = {name: os.environ[name] for name in WAITING if os.environ.get(name)}
+    told = ", ".join(f"{name}={value}" for name, value in waiting.items())
+    text = f"{threads_in_words(cores, os.environ)}; they wait as {told or 'OpenMP has it: spinning'}"
+    facts = {
+        "usable": cores.usable, "physical": cores.physical, "allowed": len(cores.allowed), "machine": cores.machine,
+        "quota": cores.quota, "chosen_by": chosen_by(os.environ), "waiting": waiting,
+    }  # fmt: skip
+    return Check(name="threads", status=OK, text=text, facts=facts)
 
 
 def check_places() -> Iterator[Check]:

@@ -9,6 +9,7 @@ import torch
 from transformers import PretrainedConfig
 
 from edgespec.config import MemoryLimits, parse_quant
+from edgespec.model.cores import check_threads
 from edgespec.model.device import planning_device, resolve_device, resolve_dtype
 
 DEFAULT_CONTEXT_TOKENS = 2048
@@ -24,6 +25,7 @@ class PlaceOptions(TypedDict, total=False):
     limits: MemoryLimits | None  # None: what is free, less a margin
     context_tokens: int  # of the longest text, 2048
     prompt_tokens: int | None  # of the longest prompt; None: as long as the context
+    threads: int | None  # of the processor; None: as many as pay, step by step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,7 @@ class RunPlace:
     limits: MemoryLimits
     context_tokens: int
     prompt_tokens: int
+    threads: int | None = None  # of the processor; None: as many as pay, step by step
 
 
 def resolve_place(
@@ -62,4 +65,5 @@ def resolve_place(
         limits=options.get("limits") or MemoryLimits(),
         context_tokens=context_tokens,
         prompt_tokens=options.get("prompt_tokens") or context_tokens,
+        threads=check_threads(options.get("threads")),
     )

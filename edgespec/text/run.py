@@ -13,6 +13,7 @@ from edgespec.decode.adapt import Tuner
 from edgespec.decode.choose import continue_text, start_session
 from edgespec.decode.session import TextSettings
 from edgespec.decode.step import StepResult
+from edgespec.decode.threads import ThreadTuner, with_threads
 from edgespec.draft.language_model import LanguageModelDrafter
 from edgespec.draft.open_drafter import open_drafter
 from edgespec.errors import is_out_of_memory
@@ -43,6 +44,7 @@ class TextModels:
     tuner: Tuner | None  # None: the policy's settings as they are
     max_context: int
     with_smaller_trees: Callable[[], TextModels]  # asked where memory runs out
+    threads: ThreadTuner | None = None  # None: their number is settled
 
     @property
     def room(self) -> TreeSettings:
@@ -158,7 +160,7 @@ def _steps_behind(
     drafter = _drafter(models, request, reuse=reuse or goes_on)
     session = start_session(target, drafter, models.policy, settings, generator, noise, tuner=models.tuner)
     prompt = torch.tensor([*request.ids, *added], device=models.target.device)
-    steps = continue_text(session, prompt, models.policy)
+    steps = with_threads(continue_text(session, prompt, models.policy), models.threads)
     for step in steps:
         if goes_on:
             yield replace(step, is_prefill=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from edgespec.config import SamplingSettings
 from edgespec.decode.adapt import Tuner, may_follow_clock
+from edgespec.decode.threads import ThreadTuner
 from edgespec.grow.policies import OpenPolicy, open_policy
 from edgespec.model.causal_model import CausalModel
 from edgespec.placement.place import check_tree_fits
@@ -63,13 +64,19 @@ class Trees:
             self.policy = self._open()
 
     def text_models(
-        self, target: CausalModel, draft: CausalModel | None, sampling: SamplingSettings, *, max_context: int
+        self,
+        target: CausalModel,
+        draft: CausalModel | None,
+        sampling: SamplingSettings,
+        *,
+        max_context: int,
+        threads: ThreadTuner | None,
     ) -> TextModels:
         """Return the models with the trees of a text that is sampled so."""
 
         def with_smaller_trees() -> TextModels:
             self.use_smaller()
-            return self.text_models(target, draft, sampling, max_context=max_context)
+            return self.text_models(target, draft, sampling, max_context=max_context, threads=threads)
 
         return TextModels(
             target=target,
@@ -78,6 +85,7 @@ class Trees:
             tuner=self.tuner_for(sampling),
             max_context=max_context,
             with_smaller_trees=with_smaller_trees,
+            threads=threads,
         )
 
     def _open(self) -> OpenPolicy:

@@ -20,7 +20,7 @@ from edgespec.cli.estimate.speeds import (
     speed_facts,
     speed_lines,
 )
-from edgespec.cli.options.machine import MachineOptions, check_all_resident, machine_options
+from edgespec.cli.options.machine import MachineOptions, check_all_resident, planning_options
 from edgespec.cli.options.model import AskedModels, model_options
 from edgespec.cli.options.tree import AskedTrees, tree_options
 from edgespec.config import SamplingSettings
@@ -52,7 +52,7 @@ after the prompt is read, with the context full.
 @click.argument("target", required=False, type=click.Path(path_type=Path))
 @model_options
 @tree_options(has_profile=False)
-@machine_options
+@planning_options
 @click.option("--prompt-tokens", type=click.IntRange(1), help="Longest prompt. [default: the whole context]")
 @click.option("--hardware", metavar="NAME", help="Estimate the speed there too: rtx-4090, a100-40gb, cpu, ...")
 @click.option(

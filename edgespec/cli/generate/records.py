@@ -60,6 +60,8 @@ def error_record(
 
 def run_fields(engine: Engine, config: dict[str, Any]) -> dict[str, Any]:
     """Return what all records of a run share: models, formats, every setting that shapes the texts, and their hash."""
+    import torch
+
     pair = engine.pair
     return {
         "model": str(pair.target.folder),
@@ -69,6 +71,7 @@ def run_fields(engine: Engine, config: dict[str, Any]) -> dict[str, Any]:
         "draft_quant": engine.place.draft_quant or "none",
         "dtype": str(engine.place.dtype).removeprefix("torch."),
         "device": str(engine.device),
+        "threads": torch.get_num_threads(),  # the most that are used
         "config": config,
         "config_hash": config_hash(config),
         "edgespec": __version__,

@@ -24,6 +24,7 @@ GPU_MEMORY_HELP = "Most GPU memory to use. [default: what is free, less the marg
 MARGIN_HELP = "GPU memory to leave free. [default: 1GiB without --max-gpu-mem]"
 DTYPE_HELP = "To compute in: float32, bfloat16 or float16. [auto: float32 on a CPU, the model's own on a GPU]"
 QUANT_HELP = "Quantise the target's layers: none, nf4 or int8. Made once, then kept in the cache."
+THREADS_HELP = "Threads of the processor. [auto: as many as pay, fewer while other programs run]"
 CONTEXT_HELP = "Tokens of prompt and answer to make room for, as 8k. [auto: what is needed]"
 
 
@@ -38,6 +39,7 @@ class MachineOptions:
     dtype: str
     quant: str | None
     draft_quant: str | None
+    threads: int | None
 
     def options(self, *, context_tokens: int, prompt_tokens: int | None = None) -> PlaceOptions:
         """What a run's place is resolved from, for texts of so many tokens."""
@@ -46,6 +48,7 @@ class MachineOptions:
             "dtype": self.dtype,
             "quant": self.quant,
             "draft_quant": self.draft_quant,
+            "threads": self.threads,
             "limits": self.limits,
             "context_tokens": context_tokens,
             "prompt_tokens": prompt_tokens,
@@ -60,7 +63,14 @@ class MachineOptions:
 
 
 def machine_options(function: Command) -> Command:
-    """Add the options of memory, device and number formats, which are handed on as `machine`."""
+    """Add the options of memory, device, number formats and threads, which are handed on as `machine`."""
+    threads = click.option("-t", "--threads", callback=_threads, default="auto", show_default=True, metavar="auto|N",
+                           help=THREADS_HELP)  # fmt: skip
+    return threads(planning_options(function))
+
+
+def planning_options(function: Command) -> Command:
+    """Add the same without threads, for a command that runs nothing."""
 
     @functools.wraps(function)
     def call(
@@ -74,6 +84,7 @@ def machine_options(function: Command) -> Command:
         dtype: str,
         quant: str,
         draft_quant: str,
+        threads: int | None = None,
         **others: Any,
     ) -> Any:
         machine = MachineOptions(
@@ -89,6 +100,7 @@ def machine_options(function: Command) -> Command:
             dtype=dtype,
             quant=parse_quant(quant),
             draft_quant=parse_quant(draft_quant, setting="draft_quant"),
+            threads=threads,
         )
         return function(machine=machine, **others)
 
@@ -139,6 +151,17 @@ def _tokens(_context: click.Context, _parameter: click.Parameter, value: str) ->
     if tokens < 1:
         raise click.BadParameter(f"'{value}' is not auto or a number of tokens, such as 8192 or 8k.")
     return tokens
+
+
+def _threads(_context: click.Context, _parameter: click.Parameter, value: str) -> int | None:
+    """Parse a number of threads; None is auto."""
+    if value == "auto":
+        return None
+    if not re.fullmatch(r"-?\d{1,9}", value):
+        raise click.BadParameter(f"'{value}' is not auto or a number of threads.")
+    from edgespec.model.cores import check_threads
+
+    return check_threads(int(value))
 
 
 def _resident_layers(_context: click.Context, _parameter: click.Parameter, value: str) -> int | str:

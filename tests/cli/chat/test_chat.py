@@ -186,7 +186,7 @@ def test_every_setting_reaches_the_engine(run_cli: RunCli, monkeypatch: pytest.M
     monkeypatch.setattr(Engine, "__init__", remember)
     monkeypatch.setattr(Engine, "chat", stop)
     given = (
-        "--system be --raw --temp 0.9 --top-k 11 --top-p 0.8 --min-p 0.03 --seed 99 --stop END --policy dyspec "
+        "--system be --raw --temp 0.9 --top-k 11 --top-p 0.8 --min-p 0.03 --seed 99 --stop END --policy dyspec -t 1 "
         "--tree-size 33 --tree-depth 5 --max-cpu-mem 3GiB -ngl 1 -c 200 --device cpu --dtype bfloat16 --profile none"
     )
     run_cli([*given.split(), "--no-self-check"], stdin="x", command="chat")
@@ -197,6 +197,7 @@ def test_every_setting_reaches_the_engine(run_cli: RunCli, monkeypatch: pytest.M
         limits=MemoryLimits(max_cpu_bytes=3 << 30, max_resident_layers=1),
         context_tokens=200,
         prompt_tokens=200,
+        threads=1,
     )
     assert seen["self_check"] is False
     assert seen["sampling"] == SamplingSettings(temperature=0.9, top_k=11, top_p=0.8, min_p=0.03)

@@ -66,6 +66,7 @@ GIVEN = {
     "resident_layers": "1",
     "device": "cpu",
     "dtype": "bfloat16",
+    "threads": "1",
     "prompts": None,
     "prompts_file": None,
     "lines": None,
@@ -139,7 +140,7 @@ def test_every_setting_reaches_the_engine(
         max_cpu_bytes=3 << 30, max_gpu_bytes=2 << 30, gpu_margin_bytes=100 << 20, max_resident_layers=1
     )
     assert (place.quant, place.draft_quant) == ("int8", "nf4")
-    assert (place.device, place.dtype) == (torch.device("cpu"), torch.bfloat16)
+    assert (place.device, place.dtype, place.threads) == (torch.device("cpu"), torch.bfloat16, 1)
     assert seen["sampling"] == SamplingSettings(temperature=0.9, top_k=11, top_p=0.8, min_p=0.03)
     assert (seen["max_new_tokens"], seen["seed"], seen["stop"]) == (17, 99, ("END",))
     assert seen["engine"].placement.num_resident == 1
