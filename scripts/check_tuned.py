@@ -95,6 +95,7 @@ def run_child(name: str, arguments: argparse.Namespace) -> None:
                 text = continue_one(own, ids, tree, sampling=sampling, max_new_tokens=arguments.new_tokens,
                                     seed=SEED + number)  # fmt: skip
                 done[way].append(text)
+            engine.use_tree(None)
             print(f"{name}: {number + 1} of {len(texts)}, {engine.trees_in_use(sampling)}", file=sys.stderr)
         best = max((way for way in ways if way.startswith("fixed")), key=lambda way: per_s(done[way][1:]))
         print(json.dumps({"situation": name, "best": best, "words": engine.trees_in_use(sampling), "per_s": {

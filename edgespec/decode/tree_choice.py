@@ -79,6 +79,7 @@ class TreeChoice:
     def __init__(self, costs: StepCosts, sizes: Sequence[int], *, start: Wanted) -> None:
         self.costs, self.yields, self.promises = costs, Yields(sizes), Promises()
         self.wanted = start  # in use, or last in use
+        self.last = start  # of the last tree, which may have been a trial
         self.is_plain = False
         self._continuation = 0.7  # a layer's expected tokens over those of the one before
         self._grown: _Grown | None = None
@@ -124,6 +125,7 @@ class TreeChoice:
         parents = tree.parents.tolist()
         scores = scores_by_rank(parents, tree.ranks.tolist()) if tree.scores is None else tree.scores.tolist()
         layers = depths(parents)
+        self.last = wanted
         self._grown = _Grown(scores[1:], layers[1:], wanted.size, is_typical=layers[-1] < max_depth)
 
     def learn(self, step: StepResult) -> None:
