@@ -74,6 +74,11 @@ class Tuner:
         self._choices[sampling] = found  # the one used last stands last
         return found
 
+    def smaller_room(self) -> TreeSettings | None:
+        """Return what to go on with where memory ran out: less than the last tree, which did not fit."""
+        last = next(reversed(self._choices.values())).last if self._choices else self._start
+        return _settings(self.room, Wanted(last.size, self.room.threshold, self.room.stop_gain)).smaller()
+
     def settings(self, wanted: Wanted) -> TreeSettings:
         """Return the settings of a step's tree."""
         return _settings(self.room, wanted)

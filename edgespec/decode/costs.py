@@ -15,6 +15,7 @@ from itertools import pairwise
 
 REMEMBERED = 9  # times of a size: the median of an odd number
 SPEED_STEPS = 5
+OLD_PASSES = 48  # after so many others, what is known of a size counts as one time
 MEMORY = 0.97  # of the sums that growth is fitted to, a tree
 PRIOR = 0.5  # of a tree: how much is made of the first guess
 NODES_A_LAYER = 16  # that cost about as much as a layer, until it is known
@@ -31,6 +32,7 @@ class _Size:
     rows: float = 0.0
     logs: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # of seconds at the speed of then
     median: float = 0.0
+    last_pass: int = 0
 
     def add(self, rows: float, log_s: float) -> None:
         """Note one time; of two, the shorter one counts, because hiccups are long."""
@@ -58,6 +60,7 @@ class PassCosts:
     def __init__(self, known: Iterable[tuple[float, float]] = ()) -> None:
         self._sizes: dict[int, _Size] = {}
         self._speed = Speed()
+        self._num_passes = 0
         self._points: list[tuple[float, float]] = []  # rows ascending, seconds at speed 1; none: to be made
         for rows, seconds in known:
             for _ in range(SURE):
@@ -66,10 +69,14 @@ class PassCosts:
     def observe(self, rows: float, seconds: float) -> None:
         """Learn from one pass."""
         log_s = math.log(max(seconds, 1e-9))
+        self._num_passes += 1
         size = self._sizes.get(_size_of(rows))
         if size is None:
             size = self._sizes[_size_of(rows)] = _Size()
-        elif len(size.logs) >= SURE:
+        if self._num_passes - size.last_pass > OLD_PASSES:
+            size.logs = deque([size.median] if size.logs else [], REMEMBERED)
+        size.last_pass = self._num_passes
+        if len(size.logs) >= SURE:
             self._speed.add(log_s - size.median)
         size.add(rows, log_s - self._speed.log)
         self._points = []
@@ -121,6 +128,7 @@ class GrowthCosts:
         self._speed = Speed()
         self._seconds = [0.0, 0.0, 0.0]  # of a tree, a layer, a node, at speed 1
         self._guess = [0.0, 0.0, 0.0]
+        self._num_trees = 0
         self._products = [[0.0] * 3 for _ in range(3)]  # of the relative errors' least squares
         self._sums = [0.0] * 3
 
@@ -128,9 +136,13 @@ class GrowthCosts:
         """Learn from one tree."""
         seconds = max(seconds, 1e-9)
         counts = (1.0, layers, nodes)
-        if not any(self._guess):
-            layer_s = seconds / (layers + nodes / NODES_A_LAYER)
+        layer_s = seconds / (layers + nodes / NODES_A_LAYER)
+        self._num_trees += 1
+        if self._num_trees == 1 or (self._num_trees <= SURE and layer_s < self._guess[1] / 2):
+            # The first tree, or one that shows that those before it were hiccups
             self._guess = self._seconds = [0.0, layer_s, layer_s / NODES_A_LAYER]
+            self._speed = Speed()
+            self._products, self._sums = [[0.0] * 3 for _ in range(3)], [0.0] * 3
         log_ratio = math.log(seconds / _dot(self._seconds, counts))
         self._speed.add(log_ratio)
         surprise = min(MOST_SURPRISE, max(-MOST_SURPRISE, log_ratio - self._speed.log))

@@ -26,15 +26,15 @@ FIRST_TREES = 3  # before trees are given up, unless they are hopeless
 HOPELESS = 0.5  # of plain decoding's speed
 LEAST_RANGE = 8.0  # nodes over which the slope of passes is taken
 LIMITS_AN_OCTAVE = 4
-LEAST_SCORE, MOST_SCORE = 1e-3, 0.5  # that is asked of a node; below the first, of none
+LEAST_SCORE, MOST_SCORE = 1e-3, 0.25  # that is asked of a node; below the first, of none
 LEAST_GAIN, MOST_GAIN = 1 / 16, 2.0  # of a layer
 LOOK_TREES = 3  # of a look at trees while decoding plainly
 LOOK_SHARE = 50  # passes for each pass that a look takes: 2 %
 FIRST_LOOKS, FIRST_SHARE = 3, 5  # which come sooner, because what they may correct was decided by few steps
 LOOK_AFTER = 4  # passes before the first look; each later one comes after twice as many
-LONGEST_WAIT = 1024
+FIRST_WAIT, LONGEST_WAIT = 12, 1024
 PROBE_AFTER, PROBE_WAIT = 16, 256  # steps before a plain pass or a larger tree is tried, at first and at most
-PROBE_LESS = 4.0  # is asked of a node and of a layer in a larger tree that is tried
+PROBE_LESS = 4.0  # is asked of a node in a larger tree that is tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +79,13 @@ class TreeChoice:
     def __init__(self, costs: StepCosts, sizes: Sequence[int], *, start: Wanted) -> None:
         self.costs, self.yields, self.promises = costs, Yields(sizes), Promises()
         self.wanted = start  # in use, or last in use
+        self.last = start  # of the last tree, which may have been a trial
         self.is_plain = False
         self._continuation = 0.7  # a layer's expected tokens over those of the one before
         self._grown: _Grown | None = None
         self._least_score, self._least_gain = start.threshold, start.stop_gain  # in the last tree
         self._was_plain = False  # the step before this one
-        self._trees_left = 0  # of a look
+        self._trees_left, self._look_trees = 0, LOOK_TREES  # of a look
         self._num_looks, self._until_look = 0, 0
         self._plain_wait = self._more_wait = PROBE_AFTER
         self._until_plain, self._until_more = PROBE_AFTER, PROBE_AFTER
@@ -102,7 +103,7 @@ class TreeChoice:
                 self._until_look -= 1
                 if self._until_look > 0:
                     return None
-                self._trees_left = LOOK_TREES
+                self._trees_left = self._look_trees
                 self.yields.forget(0.8)  # of trees with other limits
             self._trees_left -= 1
             return self.wanted
@@ -115,8 +116,8 @@ class TreeChoice:
             return None
         if self._until_more <= 0:
             self._more_wait = self._until_more = min(PROBE_WAIT, 2 * self._more_wait)
-            threshold, stop_gain = self.wanted.threshold / PROBE_LESS, self.wanted.stop_gain / PROBE_LESS
-            return Wanted(self._near(self.wanted.size)[-1], threshold, stop_gain)
+            threshold = self.wanted.threshold / PROBE_LESS
+            return Wanted(self._near(self.wanted.size)[-1], threshold, self.wanted.stop_gain)
         return self.wanted
 
     def expect(self, tree: TokenTree, wanted: Wanted, max_depth: int) -> None:
@@ -124,6 +125,7 @@ class TreeChoice:
         parents = tree.parents.tolist()
         scores = scores_by_rank(parents, tree.ranks.tolist()) if tree.scores is None else tree.scores.tolist()
         layers = depths(parents)
+        self.last = wanted
         self._grown = _Grown(scores[1:], layers[1:], wanted.size, is_typical=layers[-1] < max_depth)
 
     def learn(self, step: StepResult) -> None:
@@ -159,8 +161,10 @@ class TreeChoice:
             accepted[node - 1] = True
         self.promises.learn(grown.scores, accepted)
         num_layers = max(grown.layers, default=1)  # a call finds out that no node is worth it
-        if not self._was_plain:  # else the draft read the text of all plain steps as well
-            self.costs.growth.observe(num_layers, len(grown.scores), step.grow_s)
+        growth, num_nodes = self.costs.growth, len(grown.scores)
+        # Behind a plain step the draft reads the text of all of them as well: only less than expected says something.
+        if not self._was_plain or step.grow_s < growth.seconds(num_layers, num_nodes):
+            growth.observe(num_layers, num_nodes, step.grow_s)
         if not grown.is_typical:
             return
         expected = self.promises.expected(grown.scores)
@@ -192,19 +196,22 @@ class TreeChoice:
             self.is_plain = not is_early and plain_per_s > CLEARLY * per_s[best]
         if self.is_plain:
             self._num_looks = self._num_looks + 1 if was_plain else 0
+            self._look_trees = LOOK_TREES if per_s[best] > HOPELESS * plain_per_s else 1
             self._until_look = self._wait_for_look(yields[best])
         elif was_plain:
             self._num_looks = 0
         self.wanted = replace(self.wanted, size=best)
         if not is_early:
+            if self.wanted.stop_gain == self.wanted.threshold == 0:
+                self.yields.forget(0.8)  # which had no limits
             self._use(yields[best], max(per_s[best], plain_per_s))
 
     def _wait_for_look(self, tree: Yield) -> int:
         """Return the passes until the next look at trees: so many that looking costs little."""
         wait = LOOK_AFTER << min(self._num_looks, 8)
         lost_s = self.costs.of(tree) - tree.tokens * self.costs.plain_s + self.costs.growth.seconds(1, 0)
-        share = LOOK_SHARE if self._num_looks >= FIRST_LOOKS else FIRST_SHARE
-        return min(LONGEST_WAIT, max(wait, int(share * LOOK_TREES * lost_s / self.costs.plain_s)))
+        share, most = (FIRST_SHARE, FIRST_WAIT) if self._num_looks < FIRST_LOOKS else (LOOK_SHARE, LONGEST_WAIT)
+        return min(most, max(wait, int(share * self._look_trees * lost_s / self.costs.plain_s)))
 
     def _use(self, tree: Yield, per_s: float) -> None:
         """Ask of a node and of a layer what the seconds that they add would bring elsewhere."""

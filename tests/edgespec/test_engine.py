@@ -63,7 +63,8 @@ def test_bfloat16_runs_and_says_so(pair_folders: tuple[Path, Path]) -> None:
 
 def test_a_memory_limit_makes_layers_stream_and_changes_no_token(pair_folders: tuple[Path, Path]) -> None:
     target, draft = pair_folders
-    with Engine.from_pretrained(target, draft=draft, context_tokens=64) as free:
+    tree = TreeSettings()
+    with Engine.from_pretrained(target, draft=draft, tree=tree, context_tokens=64) as free:
         expected = free.generate("def main(", max_new_tokens=20).token_ids
         assert free.placement.num_resident == free.placement.num_layers
         fixed = free.placement.planned_bytes - sum(
@@ -71,7 +72,7 @@ def test_a_memory_limit_makes_layers_stream_and_changes_no_token(pair_folders: t
         )
     # Three layers of 37,376 bytes do not fit; two stream buffers and one layer as stored do.
     limits = MemoryLimits(max_cpu_bytes=fixed + 100_000)
-    with Engine.from_pretrained(target, draft=draft, context_tokens=64, limits=limits) as tight:
+    with Engine.from_pretrained(target, draft=draft, tree=tree, context_tokens=64, limits=limits) as tight:
         assert tight.placement.num_resident < tight.placement.num_layers
         assert tight.placement.planned_bytes <= limits.max_cpu_bytes  # type: ignore[operator]
         assert tight.generate("def main(", max_new_tokens=20).token_ids == expected

@@ -84,11 +84,12 @@ def _row(engine: Engine, mode: str, rounds: dict[str, list[Round]], sampling: Sa
         [found.tokens_per_s / max(1e-9, plain.tokens_per_s) for found, plain in zip(own, rounds["plain"], strict=True)]
     )
     is_tree = mode == "tree"
+    is_tuned = is_tree and engine.tunes(sampling)
     return {
         "mode": mode,
         "policy": engine.tree.policy if is_tree else "none",
-        "nodes": engine.room.num_nodes if is_tree else 0,
-        "tuned": is_tree and engine.tunes(sampling),
+        "nodes": (engine.room if is_tuned else engine.tree).num_nodes if is_tree else 0,
+        "tuned": is_tuned,
         "depth": engine.tree.num_layers if is_tree else 0,
         "lossless": engine.tree.is_lossless or not is_tree,
         "prompts": len(own[0].texts),

@@ -104,6 +104,7 @@ def _result_fields(engine: Engine, results: Sequence[GenerationResult], settings
     total_s = sum(result.total_s for result in results)
     decode_s = total_s - sum(result.time_to_first_token_s for result in results)
     num_decoded = completion_tokens - len(results)  # the first token of each comes from the prompt's pass
+    is_tuned = engine.tunes(results[0].sampling)
     decode_tps = num_decoded / decode_s if num_decoded > 0 and decode_s > 0 else None
     return {
         "token_ids": [token for result in results for token in result.token_ids],
@@ -127,8 +128,8 @@ def _result_fields(engine: Engine, results: Sequence[GenerationResult], settings
             "policy": engine.tree.policy,
             "draw": engine.policy.draw,
             "lossless": engine.tree.is_lossless,
-            "tree_size": engine.room.num_nodes or None,
-            "tuned": engine.tunes(results[0].sampling),
+            "tree_size": (engine.room if is_tuned else engine.tree).num_nodes or None,  # at most
+            "tuned": is_tuned,
             "mean_tree_size": _rounded(sum(step.num_drafted for step in passes) / len(passes) if passes else None),
             "tree_depth": engine.tree.num_layers or None,
             "plan": {

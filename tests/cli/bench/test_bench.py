@@ -94,8 +94,8 @@ def test_every_form_has_a_row_a_mode(bench: Any) -> None:
 def test_modes_take_turns_in_beginning(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
 
-    def remember(engine: Engine, ids: list[int], tree: TreeSettings, **options: Any) -> Any:
-        order.append("plain" if tree.policy == "none" else "tree")
+    def remember(engine: Engine, ids: list[int], tree: TreeSettings | None, **options: Any) -> Any:
+        order.append("plain" if tree is not None and tree.policy == "none" else "tree")
         return continue_one(engine, ids, tree, **options)
 
     monkeypatch.setattr("edgespec.tune.benchmark.continue_one", remember)

@@ -19,7 +19,8 @@ from edgespec.cli.console import Console
 class StubEngine:
     """Remembers how it was cancelled."""
 
-    tree = SimpleNamespace(policy="none")
+    tree = room = SimpleNamespace(policy="none")
+    is_tuned = False
     is_stopping = is_abandoning = False
 
     def cancel(self, *, abandon: bool = False) -> None:

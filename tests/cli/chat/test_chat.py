@@ -432,7 +432,7 @@ def result(**changes: Any) -> GenerationResult:
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
 def test_the_footer_fits_its_line(width: int) -> None:
-    line = footer(result(), used=1452, max_context=8192, gpu="gpu 1.0/2.0 GiB", width=width)
+    line = footer(result(), used=1452, max_context=8192, gpu="gpu 1.0/2.0 GiB", trees=None, width=width)
     assert len(line) <= width
     assert line.startswith("212 tok")
     whole = "212 tok · 7.2 tok/s · ctx 1452/8192 · prefill 12 tok (1228 kept) · first 0.5s · gpu 1.0/2.0 GiB"

@@ -133,9 +133,9 @@ def best_fixed(machine: Machine, **pair: float) -> tuple[float, Wanted | None]:
     tries: list[Wanted | None] = [None]
     tries += [
         Wanted(size, threshold, stop_gain)
-        for size in (1, 2, 4, 8, 16, 32, 64, 128, 256)
-        for threshold in (0.0, 0.03, 0.1, 0.3)
-        for stop_gain in (0.0, 0.3, 0.6)
+        for size in (4, 16, 64, 128)
+        for threshold in (0.0, 0.1)
+        for stop_gain in (0.0, 0.6)
     ]
     speeds = [(tokens_per_s(simulate(limits, machine, Pair(**pair), steps=150)), limits) for limits in tries]
     return max(speeds, key=lambda found: found[0])

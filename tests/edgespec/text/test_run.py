@@ -49,6 +49,21 @@ def test_a_text_goes_on_with_smaller_trees_and_stays_the_same(
         assert engine.generate(PROMPT, reuse=reuse, **OPTIONS).token_ids == expected  # and the next one is whole
 
 
+@pytest.mark.parametrize(("most_nodes", "most"), [(9, 8), (0, 0)])
+def test_trees_that_tune_themselves_stay_below_what_did_not_fit(
+    pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, most_nodes: int, most: int
+) -> None:
+    for name, value in {"CLEARLY": 1e9, "HOPELESS": 0.0, "FIRST_TREES": 10**6}.items():  # trees go on, unlimited
+        monkeypatch.setattr(f"edgespec.decode.tree_choice.{name}", value)
+    with Engine.from_pair(open_pair(*pair_folders), context_tokens=128, self_check=False) as engine:
+        expected = engine.generate(PROMPT, **OPTIONS).token_ids
+        assert (engine.is_tuned, engine.room.num_nodes) == (True, 256)
+        fail_above(monkeypatch, most_nodes)
+        for _ in range(2):
+            assert engine.generate(PROMPT, **OPTIONS).token_ids == expected
+        assert engine.room.num_nodes == most
+
+
 def test_memory_that_is_too_little_for_one_row_is_an_error(
     pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
