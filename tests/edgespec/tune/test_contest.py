@@ -155,7 +155,7 @@ def test_who_has_no_plan_left_is_not_grown_further_and_larger_trees_of_before_co
     hold: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def left(contending: list[Contender], *_: object) -> dict[tuple[str, str], int]:
-        nodes = 4 if len(contending) > 2 else SIZE  # adaptive's two draws are not all there are
+        nodes = 4 if len(contending) > 1 else SIZE  # adaptive trees are not all there are
         return {one.key: nodes for one in contending if one.settings.policy in {"dyspec", "adaptive"}}
 
     monkeypatch.setattr(contest, "_left", left)
