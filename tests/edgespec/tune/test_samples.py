@@ -12,6 +12,7 @@ from torch import Tensor
 
 from edgespec import Engine, SamplingSettings, TreeSettings
 from edgespec.grow.acceptance import default_acceptance
+from edgespec.grow.growing import GrowingTree
 from edgespec.grow.policies import Grow, OpenPolicy, make_grow, open_policy
 from edgespec.pair.pair import open_pair
 from edgespec.sampling.distribution import to_probs
@@ -231,7 +232,11 @@ def test_a_tree_of_no_nodes_counts_as_one_token(
     def nothing(policy: OpenPolicy, drafter: Any, **options: Any) -> Grow:
         if policy.settings.policy != "c2t":
             return right(policy, drafter, **options)
-        return lambda root, _depth: root_only(root, draw=policy.draw, device=options["device"])
+
+        def gives_up(root: int, _max_depth: int, _branches: Tensor | None = None, /) -> TokenTree:
+            return GrowingTree(drafter, root, device=options["device"], keeps_q=True).finished(policy.draw)
+
+        return gives_up
 
     monkeypatch.setattr(samples, "make_grow", nothing)
     into = Samples()
@@ -240,6 +245,7 @@ def test_a_tree_of_no_nodes_counts_as_one_token(
     assert [tree.tokens for tree in into.trees["c2t", "chosen"]] == [1.0, 1.0]
     trees = into.trees["c2t", "coupled"]
     assert [tree.tokens for tree in trees] == [1.0, 1.0]
+    assert len(into.records) == 2 * len(recorded(sampling)), "what the target took at the root is known"
     free = GrowthCost(base_s=0.1, layer_s=0.0, node_s=0.0, rows_per_inner=1.0)
     contender = Entrant(policy="c2t", draw="coupled", samples=trees, growth=free)
     curve = Curve((0.0, 24.0), (1.0, 2.0))
