@@ -300,6 +300,37 @@ def test_an_unreadable_file_does_not_disturb_the_others(home: Path) -> None:
     assert [path.name for path, found in read.items() if isinstance(found, ProfileError)] == ["a.toml", "b.toml"]
 
 
+OLDER = "another version of edgespec made it, with schema 'edgespec.profile/1', not 'edgespec.profile/2'"
+
+
+def test_a_profile_of_this_pair_that_an_older_version_made_is_not_used_and_that_is_said(home: Path) -> None:
+    path = home / "example.toml"
+    text = changed(path.read_text(), "schema", "edgespec.profile/1")
+    path.write_text(changed(text, "reliability", [{"kind": "slot"}]))
+    found = find(home, MACHINE, PAIR)
+    assert (found.profile, found.path, found.stale) == (None, path, (OLDER,))
+    write_profile(example_profile(), home / "new.toml")
+    assert find(home, MACHINE, PAIR).profile == example_profile(), "it does not disturb the others"
+
+
+def test_older_profiles_of_other_pairs_and_of_none_are_not_mentioned(home: Path) -> None:
+    path = home / "example.toml"
+    older = changed(path.read_text(), "schema", "edgespec.profile/1")
+    assert find(home, MACHINE, replace(PAIR, target="huge")).stale == ()
+    others = (
+        changed(older, "pair.target", "huge"),
+        changed(older, "pair", 7),
+        changed(older, "pair", None),
+        changed(older, "schema", "something/1"),
+        changed(older, "schema", None),
+        changed(path.read_text(), "rest_s", "damaged"),
+    )
+    for content in others:
+        path.write_text(content)
+        found = find(home, MACHINE, PAIR)
+        assert (found.profile, found.stale) == (None, ())
+
+
 def test_there_need_be_no_folder(tmp_path: Path) -> None:
     assert find(tmp_path / "none", MACHINE, PAIR).profile is None
 
