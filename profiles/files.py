@@ -54,12 +54,7 @@ def write_profile(profile: Profile, path: Path) -> None:
 
 def read_profile(path: Path) -> Profile:
     """Read and check a file; raises ProfileError with the keys that are wrong."""
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ProfileError("E_PROFILE_NOT_FOUND", f"there is no profile '{path}'.", MEASURE) from error
-    except (OSError, ValueError, RecursionError) as error:  # of a number of 5,000 digits, not only of TOML
-        raise ProfileError("E_PROFILE", f"'{path}' cannot be read as TOML ({error}).", MEASURE) from error
+    content = _read_content(path)
     found = content.get("schema")
     if found != SCHEMA:
         raise ProfileError("E_PROFILE", f"'{path}' has schema {found!r}, not '{SCHEMA}'.", MEASURE)
@@ -90,11 +85,16 @@ def find_profile(
 
     `facts_with` gives the pair's facts with its layers placed as a profile's trees ask for. Layers may be placed a
     little differently, as a longer prompt makes them. A file that cannot be read is skipped here: `all_profiles`
-    names it.
+    names it. One that another version made of this pair is a reason to measure again.
     """
+    outdated: tuple[Path, str] | None = None
     nearest: tuple[tuple[int, float], Path, Profile, list[str]] | None = None
     for path, profile in all_profiles(folder):
-        if isinstance(profile, ProfileError) or (profile.pair.target, profile.pair.draft) != names:
+        if isinstance(profile, ProfileError):
+            schema = _other_schema(path, names)
+            outdated = outdated if schema is None else (path, schema)
+            continue
+        if (profile.pair.target, profile.pair.draft) != names:
             continue
         pair = facts_with(profile)
         changed = changes_between(profile, machine, pair)
@@ -102,7 +102,11 @@ def find_profile(
         if nearest is None or distance < nearest[0]:
             nearest = distance, path, profile, changed
     if nearest is None:
-        return Found(profile=None, path=None, stale=())
+        if outdated is None:
+            return Found(profile=None, path=None, stale=())
+        path, schema = outdated
+        made = f"another version of edgespec made it, with schema '{schema}', not '{SCHEMA}'"
+        return Found(profile=None, path=path, stale=(made,))
     _, path, profile, changed = nearest
     return Found(profile=None if changed else profile, path=path, stale=tuple(changed))
 
@@ -120,6 +124,26 @@ def all_profiles(folder: Path) -> Iterator[tuple[Path, Profile | ProfileError]]:
             yield path, read_profile(path)
         except ProfileError as error:
             yield path, error
+
+
+def _read_content(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ProfileError("E_PROFILE_NOT_FOUND", f"there is no profile '{path}'.", MEASURE) from error
+    except (OSError, ValueError, RecursionError) as error:  # of a number of 5,000 digits, not only of TOML
+        raise ProfileError("E_PROFILE", f"'{path}' cannot be read as TOML ({error}).", MEASURE) from error
+
+
+def _other_schema(path: Path, names: tuple[str, str | None]) -> str | None:
+    """Return the schema of a profile of the pair of these names that another version made; None for other files."""
+    with contextlib.suppress(ProfileError):
+        content = _read_content(path)
+        schema, pair = content.get("schema"), content.get("pair")
+        is_ours = isinstance(schema, str) and schema.startswith(SCHEMA.partition("/")[0] + "/") and schema != SCHEMA
+        if is_ours and isinstance(pair, dict) and (pair.get("target"), pair.get("draft")) == names:
+            return schema
+    return None
 
 
 def _key(machine: MachineFacts, pair: PairFacts) -> dict[str, Any]:

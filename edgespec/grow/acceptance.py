@@ -34,6 +34,7 @@ SCHEMA = "edgespec.acceptance/2"
 DEFAULT_FILE = Path(__file__).parents[1] / "demo" / "acceptance.json"
 NUM_CANDIDATES = 32  # of a node that are looked at together: the target takes others once in a hundred times
 SMALLEST = 1e-9  # what a logarithm sees of probabilities below it
+LEAST_LEFT = 1e-4  # and of what candidates leave of 1: in float32 less of it is mostly rounding
 
 Kind = Literal["candidate", "none"]
 KINDS: tuple[Kind, ...] = ("candidate", "none")
@@ -54,7 +55,7 @@ OF_A_NODE: Mapping[str, Callable[[Candidates], Tensor]] = {
     "log_first_q": lambda column: _log(column["q"][..., :1]),
     "log_first_perturbed": lambda column: _log(column["perturbed"][..., :1]),
     "lead": lambda column: _log(column["perturbed"][..., :1]) - _log(column["perturbed"][..., 1:2]),
-    "log_not_covered": lambda column: _log(1 - column["perturbed"].sum(-1, keepdim=True)),
+    "log_not_covered": lambda column: (1 - column["perturbed"].sum(-1, keepdim=True)).clamp(min=LEAST_LEFT).log(),
     "concentration": lambda column: _log(column["concentration"]),
     "log_top_q": lambda column: _log(column["top_q"]),
     "log_depth": lambda column: torch.log(column["depth"]),

@@ -186,7 +186,7 @@ def _sample(
     )
     samples.prompts += [number] * steps
     for records in samples.records[before:]:
-        records["prompt"] = torch.full_like(records["rank"], number)
+        records["prompt"] = torch.full_like(records["taken"], number)
     return longer
 
 

@@ -57,7 +57,7 @@ def example_plan(policy: str = "adaptive", **changes: Any) -> Plan:
 
 def example_profile(*plans: Plan, temperatures: tuple[float, ...] = (0.0, 0.8), **changes: Any) -> Profile:
     """A profile of these best plans, one a temperature; the last one serves all that are left."""
-    best = plans or (example_plan(draw="chosen", threshold=0.01), example_plan(draw="sampled", threshold=0.02))
+    best = plans or (example_plan(draw="coupled", threshold=0.01), example_plan(draw="coupled", threshold=0.02))
     profile = Profile(
         schema=SCHEMA,
         created="2026-01-31T12:00:00Z",
@@ -74,13 +74,9 @@ def example_profile(*plans: Plan, temperatures: tuple[float, ...] = (0.0, 0.8), 
         plain_step_s=0.203,
         prefetch_s=0.0,
         growth=(
-            GrowthTiming(policy="adaptive", draw="sampled", base_s=0, layer_s=1e-3, node_s=1e-6, rows_per_inner=1.5),
+            GrowthTiming(policy="adaptive", draw="coupled", base_s=0, layer_s=1e-3, node_s=1e-6, rows_per_inner=1.5),
         ),
-        reliability=(
-            Reliability(
-                kind="slot", calibration_error=0.02, buckets=(Bucket(predicted=0.3, observed=0.32, weight=1.0),)
-            ),
-        ),
+        reliability=Reliability(calibration_error=0.02, buckets=(Bucket(predicted=0.3, observed=0.32, weight=1.0),)),
         ranks=(RankAcceptance(draw="sampled", temperature=0.8, rates=(0.7, 0.1)),),
         plans=tuple(
             TemperaturePlan(
@@ -89,7 +85,7 @@ def example_profile(*plans: Plan, temperatures: tuple[float, ...] = (0.0, 0.8), 
                 plain=PLAIN,
                 runner_up=PLAIN,
                 why="4 tokens a second against 2",
-                by_size=(example_plan(size=8, measured_step_s=None), example_plan(draw="sampled")),
+                by_size=(example_plan(size=8, measured_step_s=None), example_plan(draw="coupled")),
             )
             for index, temperature in enumerate(temperatures)
         ),

@@ -135,9 +135,10 @@ def test_the_acceptance_is_the_built_in_pairs_unless_given(capsys: pytest.Captur
     for options, temperature in (([], 0.0), (["--temp", "0.6"], 0.6), (["--acceptance", str(DEFAULT_FILE)], 0.0)):
         speed = estimate(capsys, *card, *options)["speed"]
         assert ("built-in pair" in speed["acceptance"]) == ("--acceptance" not in options)
-        draw = model.better_draw(temperature)
-        assert speed["acceptance_by_rank"] == pytest.approx(model.rank_acceptance(temperature, draw), abs=1e-5)
-    sampled = estimate(capsys, *card, "--draw", "sampled")["speed"]
+        expected = model.rank_acceptance(temperature, "coupled")
+        assert speed["acceptance_by_rank"] == pytest.approx(expected, abs=1e-5)
+        assert f"temperature {temperature:g}, coupled children" in speed["acceptance"]
+    sampled = estimate(capsys, *card, "--policy", "sequoia")["speed"]
     assert "sampled children" in sampled["acceptance"]
 
 
@@ -145,7 +146,7 @@ def test_preset_trees_and_plain_decoding(capsys: pytest.CaptureFixture[str], pai
     card = ["--hardware", "rtx-4090"]
     tree = estimate(capsys, *pair, *card, "--policy", "chain", "--draft-tokens", "5")["speed"]["tree"]
     assert (tree["nodes"], tree["depth"]) == (5, 5)
-    rates = default_acceptance().rank_acceptance(0.0, "top_k")
+    rates = default_acceptance().rank_acceptance(0.0, "coupled")
     assert tree["tokens_per_pass"] == pytest.approx(expected_tokens(chain(5), rates), abs=1e-3)
     for options in ([*pair, "--policy", "none"], pair[:2]):
         facts = estimate(capsys, *options, *card)
@@ -219,7 +220,7 @@ def test_a_rate_becomes_a_power_law_that_stays_a_distribution(rate: float) -> No
     assert sum(rates) < 1
 
 
-@pytest.mark.parametrize(("temperature", "draw"), [(0.0, "top_k"), (0.6, "sampled")])
+@pytest.mark.parametrize(("temperature", "draw"), [(0.0, "coupled"), (0.6, "coupled"), (0.6, "sampled")])
 def test_the_power_law_is_near_what_was_measured(temperature: float, draw: Any) -> None:
     """From the built-in pair's first rate, within a fifth of the tokens that its measured vector yields."""
     measured = default_acceptance().rank_acceptance(temperature, draw)

@@ -21,7 +21,7 @@ from edgespec.tune import costs, profile_pair
 from edgespec.tune import run as tune_run
 from edgespec.tune.run import Effort
 from profiles.files import read_profile, write_profile
-from profiles.schema import Profile
+from profiles.schema import SCHEMA, Profile
 from tests.cli.conftest import Outcome, RunCli
 from tests.conftest import FAMILIES, make_model, save_folder
 from tests.profiles.examples import PLAIN, example_plan, example_profile
@@ -113,7 +113,7 @@ def test_profile_none_leaves_it_aside(run_cli: RunCli) -> None:
 @pytest.fixture
 def followed(profile: Profile, tmp_path: Path) -> Path:
     """The same profile, with a plan that is known."""
-    best = example_plan(draw="sampled", threshold=0.01)
+    best = example_plan(draw="coupled", threshold=0.01)
     path = tmp_path / "followed.toml"
     write_profile(replace(profile, plans=tuple(replace(plan, best=best) for plan in profile.plans)), path)
     return path
@@ -139,6 +139,21 @@ def test_a_stale_profile_is_named_and_left(run_cli: RunCli, profile: Profile, mo
     write_profile(replace(profile, machine=replace(profile.machine, num_cores=999)), profiles_folder() / "old.toml")
     found = run_cli(GENERATE, files=FILES)
     assert "not used: cores was 999, is " in found.err
+    assert records(found)[0]["spec"]["plan"]["profile"] is None
+
+
+def test_a_profile_of_an_older_version_is_named_and_left(
+    run_cli: RunCli, profile: Profile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
+    path = profiles_folder() / f"{profile.name}.toml"
+    write_profile(profile, path)
+    path.write_text(path.read_text().replace(SCHEMA, "edgespec.profile/1"))
+    found = run_cli(GENERATE, files=FILES)
+    assert (
+        "the profile of this pair is not used: another version of edgespec made it, with schema 'edgespec.profile/1', "
+        f"not '{SCHEMA}' (measure again: edgespec profile)"
+    ) in " ".join(found.err.split())
     assert records(found)[0]["spec"]["plan"]["profile"] is None
 
 
@@ -294,6 +309,13 @@ def test_a_profile_that_a_run_names_must_be_one(content: str | None, code: int, 
     assert found.code == code
     assert "'given.toml'" in found.err
     assert "Traceback" not in found.err
+
+
+def test_a_profile_of_an_older_version_that_a_run_names_says_what_to_do(run_cli: RunCli) -> None:
+    found = run_cli([*GENERATE, "--profile", "g.toml"], files={**FILES, "g.toml": 'schema = "edgespec.profile/1"'})
+    said = " ".join(found.err.split())
+    assert f"'g.toml' has schema 'edgespec.profile/1', not '{SCHEMA}'." in said
+    assert "Measure it: edgespec profile." in said
 
 
 def test_prompts_leave_room_in_a_short_context(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.train import collect, fit
+from edgespec.train import acceptance, collect, fit
 from edgespec.train.record_files import read_headers
 from tests.cli.conftest import RunCli
 
@@ -19,9 +19,8 @@ FILES = {"p.jsonl": PROMPTS}
 def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     for function in (fit.fit_classifier, fit.fit_stop):
         monkeypatch.setitem(function.__kwdefaults__, "steps", 60)
-    monkeypatch.setattr(
-        fit.FitSettings.__init__, "__kwdefaults__", {**fit.FitSettings.__init__.__kwdefaults__, "steps": 60}
-    )
+    settings = acceptance.FitSettings.__init__
+    monkeypatch.setattr(settings, "__kwdefaults__", {**settings.__kwdefaults__, "steps": 60})
 
 
 @pytest.fixture

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+import torch
 
 from edgespec import Engine, TreeSettings
 from edgespec.grow.acceptance import default_acceptance
 from edgespec.pair.pair import open_pair
-from edgespec.tune import contest
+from edgespec.tune import acceptance, contest
 from edgespec.tune.contest import Outcome, hold_contest
 from edgespec.tune.costs import MeasuredCosts
 from edgespec.tune.entrants import Contender, contenders
@@ -155,7 +156,7 @@ def test_who_has_no_plan_left_is_not_grown_further_and_larger_trees_of_before_co
     hold: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def left(contending: list[Contender], *_: object) -> dict[tuple[str, str], int]:
-        nodes = 4 if len(contending) > 2 else SIZE  # adaptive's two draws are not all there are
+        nodes = 4 if len(contending) > 1 else SIZE  # adaptive trees are not all there are
         return {one.key: nodes for one in contending if one.settings.policy in {"dyspec", "adaptive"}}
 
     monkeypatch.setattr(contest, "_left", left)
@@ -188,10 +189,15 @@ def test_one_prompt_does_for_everything(run: Run, hold: Any) -> None:
     assert held.outcome.choices[TEMPERATURE].best.tokens > 1
 
 
-def test_both_draws_tokens_are_told_by_trees_of_one_size(hold: Any) -> None:
-    """Which draw is better follows from them: the small trees of one would lose to the large ones of the other."""
-    held = hold(machine(0.01, 0.05))
-    trees = held.outcome.samples[TEMPERATURE].trees["adaptive", "sampled"]
-    tokens = held.outcome.model.expected_tokens(TEMPERATURE, "sampled")
-    assert tokens is not None
-    assert tokens > sum(tree.tokens for tree in trees) / len(trees) + 0.1, "of small trees"
+def test_a_model_of_the_pairs_own_is_fitted_to_what_was_seen_behind_whole_prompts(
+    run: Run, hold: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contest, "FIT_PLACES", 1)
+    monkeypatch.setattr(acceptance, "FIT_STEPS", 3)
+    held = hold(machine(1.0, 0.0), effort=replace(FULL, steps_per_prompt=1))
+    model, default = held.outcome.model, default_acceptance()
+    assert not torch.equal(model.candidate.mean, default.candidate.mean), "of these records"
+    assert {found.temperature for found in model.measured} == {TEMPERATURE}
+    for records in held.outcome.samples[TEMPERATURE].records:
+        assert records["prompt"].shape == records["taken"].shape
+        assert records["prompt"].unique().numel() == 1

@@ -12,16 +12,20 @@ from torch import Tensor
 
 from edgespec import Engine, SamplingSettings, TreeSettings
 from edgespec.grow.acceptance import default_acceptance
+from edgespec.grow.growing import GrowingTree
 from edgespec.grow.policies import Grow, OpenPolicy, make_grow, open_policy
 from edgespec.pair.pair import open_pair
 from edgespec.sampling.distribution import to_probs
-from edgespec.train.records import expected_tokens
-from edgespec.tree.policies import POLICIES
+from edgespec.sampling.noise import TextNoise
+from edgespec.train.records import expected_tokens, node_values
+from edgespec.tree.policies import DRAWS, POLICIES
+from edgespec.tree.settings import COUPLED_DRAFT_TEMPERATURE
 from edgespec.tree.token_tree import TokenTree, root_only
 from edgespec.tune import samples
 from edgespec.tune.entrants import Contender, contenders, rank_values
-from edgespec.tune.samples import Samples, Text, in_groups, merged, sample_text, start_text, tree_sample
+from edgespec.tune.samples import Samples, Text, in_groups, merged, path_values, sample_text, start_text, tree_sample
 from edgespec.verify.rows import TargetRows
+from edgespec.verify.rules import verifier
 from profiles.cost import Curve, GrowthCost, StepCosts
 from profiles.tuner import Entrant, TreeSample, choose
 
@@ -29,14 +33,18 @@ MODEL = default_acceptance()
 SIZE, DEPTH = 24, 8
 ALL = contenders(size=SIZE, depth=DEPTH)
 NAMES = {"-".join(contender.key): contender for contender in ALL}
-# Trees that are a function of the text alone
-DETERMINISTIC = ["adaptive-chosen", "opt-tree-chosen", "eagle2-chosen", "sequoia-chosen", "chain-chosen"]
+COUPLED = [contender for contender in ALL if contender.draw == "coupled"]
+# Trees that are a function of the text, and of its noise, alone
+DETERMINISTIC = [
+    "adaptive-coupled", "opt-tree-coupled", "opt-tree-chosen", "eagle2-coupled", "eagle2-chosen", "sequoia-coupled",
+    "sequoia-chosen", "chain-coupled", "chain-chosen",
+]  # fmt: skip
 
 
 def recorded(sampling: SamplingSettings) -> list[Contender]:
-    """Contenders whose draft draws as that of adaptive trees does."""
+    """Contenders whose draft is sampled as that of adaptive trees is."""
     adaptive = TreeSettings().draft_sampling(sampling)
-    return [contender for contender in ALL if contender.settings.draft_sampling(sampling) == adaptive]
+    return [contender for contender in COUPLED if contender.settings.draft_sampling(sampling) == adaptive]
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +68,18 @@ def grown(
     settings = TreeSettings(**small) if limits else contender.settings
     generator = torch.Generator().manual_seed(1)
     text = start_text(engine, ids, sampling=sampling, tree=contender.settings, new_tokens=1, generator=generator)
-    grow = make_grow(open_policy(settings).with_acceptance(MODEL), text.drafter, sampling=sampling,
-                     vocab=text.target.vocab, device=engine.device, generator=generator)  # fmt: skip
+    noise = TextNoise(seed=1, key=0, vocab=text.target.vocab, device=engine.device)
+    noise.start(len(ids))
+    drafter = text.drafting(settings, sampling)
+    grow = make_grow(open_policy(settings).with_acceptance(MODEL), drafter, sampling=sampling, device=engine.device,
+                     generator=generator, noise=noise, keeps_q=True)  # fmt: skip
     tree = grow(text.root, settings.num_layers)
-    p = TargetRows(text.target.look(tree), text.target.logits, sampling, vocab=text.target.vocab).all_probs()
+    rows = TargetRows(text.target.look(tree), text.target.logits, sampling, vocab=text.target.vocab)
+    p = rows.all_probs()
+    path = verifier(sampling, tree.draw, noise)(tree, rows, generator).path
+    values = path_values(tree, path) if tree.draw == "coupled" else node_values(tree, p)
     rates = rank_values(MODEL, temperature=temperature, draw=contender.draw)
-    return tree, p, tree_sample(tree, p, contender, rates)
+    return tree, p, tree_sample(tree, values, contender, rates)
 
 
 @pytest.mark.parametrize("name", DETERMINISTIC)
@@ -75,14 +89,14 @@ def test_the_best_nodes_of_a_large_tree_are_the_tree_of_a_small_budget(
 ) -> None:
     large = grown(engine, ids, NAMES[name], temperature)[2]
     for size, depth in ((1, 1), (5, 4), (9, 3), (16, 8)):
-        limits = {"draft_tokens": depth} if name == "chain-chosen" else {"size": size, "depth": depth}
+        limits = {"draft_tokens": depth} if name.startswith("chain") else {"size": size, "depth": depth}
         small = grown(engine, ids, NAMES[name], temperature, **limits)[2]
         cut = large.cut(size=size, depth=depth, threshold=-np.inf)
         # The large tree may have fewer nodes of so little depth than the small one had room for: it says no more.
         count = len(cut.scores)
         assert count in {len(small.scores), int((large.depths <= depth).sum())}
         np.testing.assert_allclose(small.scores[:count], cut.scores, rtol=1e-5)
-        if name != "sequoia-chosen":  # whose nodes tie: the child 0, 1 is worth what 1, 0 is
+        if not name.startswith("sequoia"):  # whose nodes tie: the child 0, 1 is worth what 1, 0 is
             np.testing.assert_allclose(small.values[:count], cut.values, rtol=1e-4, atol=1e-7)
             np.testing.assert_array_equal(small.depths[:count], cut.depths)
             if count == len(small.scores):
@@ -90,7 +104,7 @@ def test_the_best_nodes_of_a_large_tree_are_the_tree_of_a_small_budget(
 
 
 def test_a_threshold_cuts_a_large_tree_as_growth_would(engine: Engine, ids: list[int]) -> None:
-    adaptive = NAMES["adaptive-chosen"]
+    adaptive = NAMES["adaptive-coupled"]
     large = grown(engine, ids, adaptive, 0.0)[2]
     threshold = float(large.scores[9] + large.scores[10]) / 2
     small = grown(engine, ids, adaptive, 0.0, size=SIZE, depth=DEPTH, threshold=threshold)[2]
@@ -105,7 +119,10 @@ def test_a_sample_is_of_its_whole_tree_and_falls_from_parent_to_child(
     name: str, engine: Engine, ids: list[int]
 ) -> None:
     tree, p, sample = grown(engine, ids, NAMES[name], 0.8)
-    assert sample.tokens == pytest.approx(expected_tokens(tree, p), rel=1e-5)
+    if tree.draw == "coupled":
+        assert set(sample.values.tolist()) <= {0.0, 1.0}, "which nodes are accepted is known"
+    else:
+        assert sample.tokens == pytest.approx(expected_tokens(tree, p), rel=1e-5)
     scores = samples._scores(tree, NAMES[name], rank_values(MODEL, temperature=0.8, draw=NAMES[name].draw))
     assert bool((scores[1:] <= scores[tree.parents[1:]]).all())
     # So the m best are connected: a node comes before the first of its children.
@@ -124,8 +141,8 @@ def test_every_lossless_policy_contends_with_every_draw_it_has() -> None:
 
 
 def test_the_guide_comes_first_and_presets_last() -> None:
-    assert ALL[0].key == ("adaptive", "sampled")  # whose acceptance is learned
-    for draw in ("sampled", "chosen"):
+    assert ALL[0].key == ("adaptive", "coupled")  # whose acceptance is learned
+    for draw in DRAWS:
         is_budgeted = [contender.is_budgeted for contender in ALL if contender.draw == draw]
         assert is_budgeted == sorted(is_budgeted, reverse=True)
 
@@ -152,7 +169,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Text]:
     return found
 
 
-@pytest.mark.parametrize(("guide", "temperature"), [("adaptive-sampled", 0.8), ("adaptive-chosen", 0.0)])
+@pytest.mark.parametrize(
+    ("guide", "temperature"), [("adaptive-coupled", 0.8), ("adaptive-coupled", 0.0), ("dyspec-sampled", 0.8)]
+)
 def test_sampling_extends_the_text_and_both_caches_hold_it(
     guide: str, temperature: float, engine: Engine, ids: list[int], started: list[Text]
 ) -> None:
@@ -162,10 +181,12 @@ def test_sampling_extends_the_text_and_both_caches_hold_it(
     assert extended[: len(ids)] == ids
     assert len(extended) >= len(ids) + 1 + 2
     assert {key: len(trees) for key, trees in into.trees.items()} == {contender.key: 2 for contender in ALL}
-    assert len(into.records) == 2 * len(recorded(sampling)), "what is drafted otherwise says nothing of adaptive trees"
+    assert len(into.records) == 2 * len(recorded(sampling)) > 0, (
+        "what is drafted otherwise says nothing of adaptive trees"
+    )
     (text,) = started
     root = torch.tensor(extended[-1:])
-    tree = root_only(extended[-1], draw="chosen", vocab=text.target.vocab, device=engine.device)
+    tree = root_only(extended[-1], draw="chosen", device=engine.device)
     p = text.target.logits(text.target.look(tree))
     q = text.drafter.expand(root, torch.tensor([-1]))
     fresh = torch.tensor(extended[:-1])
@@ -179,19 +200,20 @@ def test_contenders_draw_as_their_own_policy_does(
     engine: Engine, ids: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At temperature 0 drafts differ in temperature: one drafter serves all, each with its own."""
-    seen: dict[str, SamplingSettings] = {}
+    seen: dict[tuple[str, str], SamplingSettings] = {}
     right = samples.make_grow
 
     def remember(policy: OpenPolicy, drafter: Any, **options: Any) -> Grow:
-        seen[policy.settings.policy] = drafter.sampling
+        seen[policy.settings.policy, policy.draw] = drafter.sampling
         return right(policy, drafter, **options)
 
     monkeypatch.setattr(samples, "make_grow", remember)
-    sampling = SamplingSettings(top_p=0.8)
-    sample_text(engine, ids, ALL, MODEL, Samples(), sampling=sampling, steps=1, seed=1)
-    expected = {contender.settings.policy: contender.settings.draft_sampling(sampling) for contender in ALL}
-    assert seen == expected
-    assert {draws.temperature for draws in expected.values()} == {0.2, 0.6, 0.8}
+    for temperature, temperatures in ((0.0, {0.2, 0.6, 0.8}), (1.0, {1.0, COUPLED_DRAFT_TEMPERATURE})):
+        sampling = SamplingSettings(temperature=temperature, top_p=0.8)
+        sample_text(engine, ids, ALL, MODEL, Samples(), sampling=sampling, steps=1, seed=1)
+        expected = {contender.key: contender.settings.draft_sampling(sampling) for contender in ALL}
+        assert seen == expected
+        assert {draws.temperature for draws in expected.values()} == temperatures
 
 
 def test_greedy_sampling_adds_what_plain_decoding_adds(engine: Engine, ids: list[int]) -> None:
@@ -210,17 +232,22 @@ def test_a_tree_of_no_nodes_counts_as_one_token(
     def nothing(policy: OpenPolicy, drafter: Any, **options: Any) -> Grow:
         if policy.settings.policy != "c2t":
             return right(policy, drafter, **options)
-        return lambda root, _depth: root_only(root, draw="chosen", vocab=options["vocab"], device=options["device"])
+
+        def gives_up(root: int, _max_depth: int, _branches: Tensor | None = None, /) -> TokenTree:
+            return GrowingTree(drafter, root, device=options["device"], keeps_q=True).finished(policy.draw)
+
+        return gives_up
 
     monkeypatch.setattr(samples, "make_grow", nothing)
     into = Samples()
     sampling = SamplingSettings(temperature=0.7)
     sample_text(engine, ids, ALL, MODEL, into, sampling=sampling, steps=2, seed=1)
-    trees = into.trees["c2t", "chosen"]
+    assert [tree.tokens for tree in into.trees["c2t", "chosen"]] == [1.0, 1.0]
+    trees = into.trees["c2t", "coupled"]
     assert [tree.tokens for tree in trees] == [1.0, 1.0]
-    assert len(into.records) == 2 * (len(recorded(sampling)) - 1)
+    assert len(into.records) == 2 * len(recorded(sampling)), "what the target took at the root is known"
     free = GrowthCost(base_s=0.1, layer_s=0.0, node_s=0.0, rows_per_inner=1.0)
-    contender = Entrant(policy="c2t", draw="chosen", samples=trees, growth=free)
+    contender = Entrant(policy="c2t", draw="coupled", samples=trees, growth=free)
     curve = Curve((0.0, 24.0), (1.0, 2.0))
     costs = StepCosts(verify=curve, draft=Curve((1.0,), (0.1,)), rest_s=0.1, plain_step_s=1.1)
     best = choose([contender], costs, sizes=[1, 4], depths=[1, 4]).ranked[0]
@@ -231,12 +258,34 @@ def test_the_guide_alone_decides_how_a_text_goes_on(engine: Engine, ids: list[in
     """Contenders that drop out change nothing about greedy texts, nor about what is seen of the others."""
     sampling = SamplingSettings()
     alone, all_of_them = Samples(), Samples()
-    guide = NAMES["adaptive-chosen"]
+    guide = NAMES["adaptive-coupled"]
     others = [contender for contender in ALL if contender is not guide]
     one = sample_text(engine, ids, [guide], MODEL, alone, sampling=sampling, steps=2, seed=1)
     assert one == sample_text(engine, ids, [guide, *others], MODEL, all_of_them, sampling=sampling, steps=2, seed=1)
     for found, expected in zip(alone.trees[guide.key], all_of_them.trees[guide.key], strict=True):
         assert found.tokens == pytest.approx(expected.tokens, rel=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_coupled_trees_are_valued_by_the_way_that_the_texts_noise_takes(
+    temperature: float, engine: Engine, ids: list[int]
+) -> None:
+    """A tree beside the guide is worth what it yields as the guide: then its text is the same, whoever guides."""
+    sampling = SamplingSettings(temperature=temperature)
+
+    def sampled(guide: Contender) -> tuple[list[int], Samples]:
+        into = Samples()
+        others = [contender for contender in COUPLED if contender is not guide]
+        text = sample_text(engine, ids, [guide, *others], MODEL, into, sampling=sampling, steps=3, seed=2)
+        return text[len(ids) :], into
+
+    texts = {contender.key: sampled(contender) for contender in COUPLED}
+    longest = max((text for text, _ in texts.values()), key=len)
+    for key, (text, into) in texts.items():
+        assert text == longest[: len(text)]
+        assert len(text) == 1 + sum(tree.tokens for tree in into.trees[key])
+        for other in COUPLED:
+            assert texts[other.key][1].trees[key][0].tokens == into.trees[key][0].tokens
 
 
 # Looking at several trees in one pass
