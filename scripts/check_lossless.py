@@ -1,17 +1,19 @@
 """Is every policy, with every rule it may use, lossless in the formats that people run?
 
-    python -m scripts.check_lossless                    every cell, about half an hour on two cores
+    python -m scripts.check_lossless                    every cell, about three quarters of an hour on two cores
     python -m scripts.check_lossless --only dyspec -n 20000
-    python -m scripts.check_lossless --only gap --by-difference     a wrong version: cells with sure drafts must fail
+    python -m scripts.check_lossless --only gap --fault difference     a wrong rejection: sure drafts must fail
+    python -m scripts.check_lossless --only coupled --fault noise      a wrong walk: coupled texts must differ
 
 A vocabulary of four tokens; target and draft are tables of random logits that disagree, or for feature heads a
 random model of one layer and a random head of it. Each cell draws texts of three tokens, the second and third
 through trees (with decision models a fourth), and compares their distribution with the target's own by chi-square
 (tables have one first token, and so 16 or 64 outcomes); outcomes that are expected less than five times are counted
-together, by their exact binomial tail. A right policy falls below --bound with that probability. Tables are float32,
-as models' logits are, and float64; drafts and targets are flat and sharp, with one token up to 40 nats above the
-others. At temperature 0 texts of four tokens from many tables must equal the target's, token by token. Prints a line
-a cell and one JSON line; exits 1 when a cell fails.
+together, by their exact binomial tail. A right policy falls below --bound with that probability. Coupled texts must
+besides equal plain decoding's of the same noise, every one, token by token. Tables are float32, as models' logits are,
+and float64; drafts and targets are flat and sharp, with one token up to 40 nats above the others. At temperature 0
+texts of four tokens from many tables must equal the target's, token by token. Prints a line a cell and one JSON line;
+exits 1 when a cell fails.
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ import math
 import multiprocessing
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +53,13 @@ from edgespec.model.causal_model import CausalModel
 from edgespec.model.target import Target
 from edgespec.placement.memory import cache_rows
 from edgespec.sampling.distribution import to_probs
+from edgespec.sampling.noise import TextNoise
 from edgespec.train.head_model import new_head, own_tensors
+from edgespec.tree.policies import DRAWS
 from edgespec.tree.token_tree import TokenTree
-from edgespec.verify import rejection
+from edgespec.verify import Acceptance, rejection, rules
+from edgespec.verify.rows import TargetRows
+from edgespec.verify.walk import walk
 
 VOCAB = 4
 CPU = torch.device("cpu")
@@ -105,6 +113,7 @@ SITUATIONS = PLAIN | {
 GAPS = {f"draft gap {gap}": Situation(sampling=WARM, draft_gap=float(gap)) for gap in (8, 14, 17, 20, 40)} | {
     "both gap 17": Situation(sampling=WARM, draft_gap=17.0, target_gap=17.0)
 }
+GAPS_OF = {"sampled": tuple(GAPS), "chosen": ("draft gap 20",), "coupled": ("draft gap 20", "both gap 17")}
 
 
 def forms(folder: Path) -> dict[str, Form]:
@@ -116,18 +125,21 @@ def forms(folder: Path) -> dict[str, Form]:
     classifier = save_classifier(folder / "classifier.json")
     six: dict[str, Any] = {"size": 6, "depth": 3}
     trees = {
-        "adaptive sampled": TreeSettings(policy="adaptive", draw="sampled", **six),
-        "adaptive chosen": TreeSettings(policy="adaptive", draw="chosen", **six),
-        "adaptive stop sampled": TreeSettings(policy="adaptive", draw="sampled", **six, threshold=0.1, stop_gain=0.6),
-        "adaptive stop chosen": TreeSettings(policy="adaptive", draw="chosen", **six, threshold=0.1, stop_gain=0.6),
+        "adaptive coupled": TreeSettings(policy="adaptive", **six),
+        "adaptive coupled stop": TreeSettings(policy="adaptive", size=40, depth=3, threshold=0.15, stop_gain=0.6),
         "dyspec": TreeSettings(policy="dyspec", **six),
         "dyspec threshold": TreeSettings(policy="dyspec", size=40, depth=3, threshold=0.15),
-        "opt-tree": TreeSettings(policy="opt-tree", **six, stop_gain=0.2),
-        "eagle2": TreeSettings(policy="eagle2", **six, max_children=3),
-        "eagle2 ddd": TreeSettings(policy="eagle2", **six, stop_depths=(1, 2), stop_log_probability=-0.5),
-        "c2t": TreeSettings(policy="c2t", size=12, depth=3, confidence=0.3, max_children=3),
     }
-    for draw in ("sampled", "chosen"):
+    for draw in ("coupled", "chosen"):
+        trees |= {
+            f"opt-tree {draw}": TreeSettings(policy="opt-tree", draw=draw, **six, stop_gain=0.2),
+            f"eagle2 {draw}": TreeSettings(policy="eagle2", draw=draw, **six, max_children=3),
+            f"eagle2 ddd {draw}": TreeSettings(
+                policy="eagle2", draw=draw, **six, stop_depths=(1, 2), stop_log_probability=-0.5
+            ),
+            f"c2t {draw}": TreeSettings(policy="c2t", draw=draw, size=12, depth=3, confidence=0.3, max_children=3),
+        }
+    for draw in DRAWS:
         trees |= {
             f"sequoia {draw}": TreeSettings(policy="sequoia", draw=draw, **six, max_children=3),
             f"specinfer {draw}": TreeSettings(policy="specinfer", draw=draw, branching=(2, 2, 1)),
@@ -147,7 +159,7 @@ def forms(folder: Path) -> dict[str, Form]:
         }
     found = {name: Form(settings=tree) for name, tree in trees.items()}
     for head in ("whole", "routed"):
-        for name in ("adaptive sampled", "dyspec", "opt-tree", "specinfer sampled"):
+        for name in ("adaptive coupled", "dyspec", "opt-tree chosen", "specinfer sampled"):
             found[f"{head} head, {name}"] = Form(settings=trees[name], head=head)
     return found
 
@@ -277,9 +289,11 @@ class Models:
     target: Any
     drafter: Any
 
-    def session(self, settings: TextSettings, policy: OpenPolicy, generator: torch.Generator) -> Session:
+    def session(
+        self, settings: TextSettings, policy: OpenPolicy, generator: torch.Generator, noise: TextNoise
+    ) -> Session:
         """A text of its own."""
-        return start_session(self.target, self.drafter, policy, settings, generator)
+        return start_session(self.target, self.drafter, policy, settings, generator, noise)
 
 
 def table_session(
@@ -359,17 +373,20 @@ def texts(
     count: int,
     num_tokens: int,
     seed: int,
+    plain: bool = False,
 ) -> Iterator[Prefix]:
-    """Texts of `num_tokens` tokens: the first from the prompt's pass, the others through trees."""
-    policy = open_policy(form.settings)
+    """Texts of `num_tokens` tokens: the first from the prompt's pass, the others through trees, unless `plain`."""
+    policy = open_policy(form.settings.plain() if plain else form.settings)
     generator = torch.Generator().manual_seed(seed)
     # One more token than is looked at: a tree that ended with the text would lack its last layer.
     length = num_tokens + 1
     settings = TextSettings(
         sampling=sampling, max_new_tokens=length, cache_rows=cache_rows(len(PROMPT_IDS) + length, form.settings)
     )
-    for _ in range(count):
-        session = models.session(settings, policy, generator)
+    noise_seed = zlib.crc32(f"{seed} {form}".encode())
+    for index in range(count):
+        noise = TextNoise(seed=noise_seed, key=index, vocab=VOCAB, device=CPU)
+        session = models.session(settings, policy, generator, noise)
         steps = decode(session, torch.tensor(PROMPT_IDS))
         yield tuple(token for step in steps for token in step.tokens)[:num_tokens]
 
@@ -398,21 +415,34 @@ def law_p_value(counts: Mapping[Any, int], probs: Mapping[Any, float]) -> float:
     return float(min(1.0, 2 * min(tail, chi)))
 
 
-def p_value(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What was seen of some texts."""
+
+    p_value: float  # against the target's own distribution
+    num_different: int  # coupled texts that plain decoding of the same noise has otherwise
+
+
+def compare(
     form: Form,
     situation: Situation,
     *,
     count: int,
     dtype: torch.dtype = torch.float32,
     seed: int = 5,
-) -> float:
-    """Of texts against the target's own distribution."""
+) -> Found:
+    """Decode texts through trees, and coupled ones plainly too."""
     form = replace(form, settings=replace(form.settings, draft_temperature=situation.draft_temperature))
     models, probs = open_session(form, situation, dtype=dtype, seed=seed, num_tokens=form.num_tokens)
     counts = dict.fromkeys(itertools.product(range(VOCAB), repeat=form.num_tokens), 0)
-    for text in texts(form, situation.sampling, models, count=count, num_tokens=form.num_tokens, seed=seed):
+    decoded = partial(texts, form, situation.sampling, models, count=count, num_tokens=form.num_tokens, seed=seed)
+    plain = decoded(plain=True) if open_policy(form.settings).draw == "coupled" else itertools.repeat(None)
+    num_different = 0
+    for text, expected in zip(decoded(), plain, strict=False):
         counts[text] += 1
-    return law_p_value(counts, {text: text_probability(probs, text) for text in counts})
+        num_different += expected is not None and text != expected
+    p = law_p_value(counts, {text: text_probability(probs, text) for text in counts})
+    return Found(p_value=p, num_different=num_different)
 
 
 def is_greedy(form: Form, *, count: int, num_tokens: int = 4) -> bool:
@@ -436,10 +466,11 @@ def total_variation(*, width: int, count: int, seed: int = 5) -> float:
         Situation(sampling=sampling), settings, dtype=torch.float32, seed=seed, length=3, starts_open=True
     )
     generator, policy = torch.Generator().manual_seed(seed), open_policy(settings)
+    noise = TextNoise(seed=seed, key=0, vocab=VOCAB, device=CPU)  # these children do not share it
     text = TextSettings(sampling=sampling, max_new_tokens=3, cache_rows=(8, 8))
     counts = dict.fromkeys(itertools.product(range(VOCAB), repeat=2), 0)
     for _ in range(count):
-        session = models.session(text, policy, generator)
+        session = models.session(text, policy, generator, noise)
         steps = decode_target_initialized(session, torch.tensor(PROMPT_IDS), width=width)
         first, second, *_ = (token for step in steps for token in step.tokens)
         counts[first, second] += 1
@@ -462,21 +493,21 @@ class CellOf:
         row: dict[str, Any] = {"policy": self.name, "sampling": self.label, "dtype": str(self.dtype).split(".")[1]}
         if self.situation is None:
             return {**row, "passed": is_greedy(self.form, count=10 if self.form.head else 100)}
-        p = p_value(self.form, self.situation, count=num_texts, dtype=self.dtype)
-        return {**row, "p_value": p, "passed": p > bound}
+        found = compare(self.form, self.situation, count=num_texts, dtype=self.dtype)
+        passed = found.p_value > bound and found.num_different == 0
+        return {**row, "p_value": found.p_value, "different": found.num_different, "passed": passed}
 
 
 def cells(folder: Path, only: str) -> list[CellOf]:
     """Every form in every situation in float32; tables in the plain ones in float64 too, and with sure drafts.
 
-    Chosen children meet one sure draft: their rule does not read q.
+    Chosen and coupled children meet one sure draft, for their rules do not read q; coupled ones a sure target too.
     """
     found = []
     for name, form in forms(folder).items():
         found.append(CellOf(name=name, form=form, label="temperature 0", situation=None))
-        is_sampled = open_policy(form.settings).draw(WARM) == "sampled"
-        gaps = {} if form.head else GAPS if is_sampled else {"draft gap 20": GAPS["draft gap 20"]}
-        for label, situation in (SITUATIONS | gaps).items():
+        gaps = () if form.head else GAPS_OF[open_policy(form.settings).draw]
+        for label, situation in (SITUATIONS | {gap: GAPS[gap] for gap in gaps}).items():
             cell = CellOf(name=name, form=form, label=label, situation=situation)
             found.append(cell)
             if not form.head and label in PLAIN:
@@ -508,10 +539,25 @@ def try_children_by_difference(
     return None, residual
 
 
-def _row(job: tuple[CellOf, int, float, bool]) -> dict[str, Any]:
-    cell, num_texts, bound, by_difference = job
-    if by_difference:
+def verify_by_noise_of_another_position(tree: TokenTree, rows: TargetRows, noise: TextNoise) -> Acceptance:
+    """A wrong version of `coupled.verify_coupled`: below the root it takes the noise of one position further on.
+
+    Each token is drawn from p all the same; only plain decoding, whose trees are roots, has others.
+    """
+    return walk(tree, lambda node, depth: noise.draw(rows.probs(node), depth + 1 + (depth > 0)))
+
+
+def plant(fault: str | None) -> None:
+    """Put a wrong version in the place of a right one, in this process."""
+    if fault == "difference":
         rejection._try_children = try_children_by_difference
+    elif fault == "noise":
+        rules.verify_coupled = verify_by_noise_of_another_position  # type: ignore[attr-defined]
+
+
+def _row(job: tuple[CellOf, int, float, str | None]) -> dict[str, Any]:
+    cell, num_texts, bound, fault = job
+    plant(fault)
     return cell.row(num_texts, bound)
 
 
@@ -520,7 +566,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-n", "--texts", type=int, default=2_000)
     parser.add_argument("--only", default="", help="cells whose policy and situation contain this")
-    parser.add_argument("--by-difference", action="store_true", help="with a wrong rejection, to see it caught")
+    parser.add_argument("--fault", choices=("difference", "noise"), help="plant a wrong version, to see it caught")
     parser.add_argument("--bound", type=float, default=1e-5)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--lossy", action="store_true", help="only measure target-initialised trees' distance")
@@ -537,13 +583,13 @@ def main() -> int:
         multiprocessing.get_context("spawn").Pool(arguments.processes) as pool,
     ):
         jobs = [
-            (cell, arguments.texts, arguments.bound, arguments.by_difference)
-            for cell in cells(Path(folder), arguments.only)
+            (cell, arguments.texts, arguments.bound, arguments.fault) for cell in cells(Path(folder), arguments.only)
         ]
         for row in pool.imap(_row, jobs):
             rows.append(row)
             result = f"p = {row['p_value']:.3g}" if "p_value" in row else "equal" if row["passed"] else "different"
-            print(f"{row['policy']:30} {row['dtype']:8} {row['sampling']:26} {result}"
+            different = f", {row['different']} unlike plain decoding's" if row.get("different") else ""
+            print(f"{row['policy']:30} {row['dtype']:8} {row['sampling']:26} {result}{different}"
                   f"{'' if row['passed'] else '  FAILED'}", flush=True)  # fmt: skip
     num_passed = sum(bool(row["passed"]) for row in rows)
     print(f"{num_passed} of {len(rows)} cells passed: {arguments.texts} texts each, bound {arguments.bound:g}")

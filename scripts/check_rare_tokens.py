@@ -36,13 +36,12 @@ def sampled_trees(folder: Path) -> dict[str, TreeSettings]:
     preset = folder / "preset.json"
     preset.write_text(json.dumps(PRESET), encoding="utf-8")
     return {
-        "adaptive sampled": TreeSettings(policy="adaptive", draw="sampled", size=32),
         "dyspec": TreeSettings(policy="dyspec", size=32),
         "sequoia": TreeSettings(policy="sequoia", draw="sampled", size=32),
         "specinfer": TreeSettings(policy="specinfer", branching=(4, 2, 2, 1)),
         "mcsd": TreeSettings(policy="mcsd", fork=(6, 4)),
-        "chain": TreeSettings(policy="chain", draft_tokens=4),
-        "static": TreeSettings(policy="static", tree_file=preset),
+        "chain": TreeSettings(policy="chain", draw="sampled", draft_tokens=4),
+        "static": TreeSettings(policy="static", draw="sampled", tree_file=preset),
     }
 
 

@@ -81,7 +81,8 @@ def candidates_of(
         "perturbed": perturbed,
         "gumbel": torch.zeros_like(q) if noise is None else noise.log().to(q.dtype),
         "rank": torch.arange(tokens.shape[1], dtype=q.dtype, device=q.device)[None],
-        "concentration": draft_q.square().sum(-1, keepdim=True),  # e^-2 of Renyi's second entropy
+        # e^-2 of Renyi's second entropy; the norm makes no second array as large as q
+        "concentration": torch.linalg.vector_norm(draft_q, dim=-1, keepdim=True).square(),
         "top_q": draft_q.amax(-1, keepdim=True),
         "depth": depth.to(q.dtype),
         "temperature": q.new_full((1, 1), temperature),

@@ -1,6 +1,7 @@
 """Every policy with every rule it may use is lossless; what is not, is caught.
 
-One situation a form here, 2,000 texts, of feature heads 500; scripts/check_lossless.py runs all of them with more.
+One situation a form here, 2,000 texts, 1,000 of coupled children, which are decoded plainly too, 500 of feature heads;
+scripts/check_lossless.py runs all of them with more.
 A right policy fails with probability 1e-4 (the seeds are fixed); the planted faults fall below 1e-6 with 4,000.
 """
 
@@ -16,23 +17,26 @@ from torch import Tensor
 
 from edgespec.config import SamplingSettings
 from edgespec.grow import best_first, policies
+from edgespec.grow.policies import open_policy
+from edgespec.sampling import noise
 from edgespec.sampling.draws import draw_without_replacement
 from edgespec.tree.policies import POLICIES
 from edgespec.tree.settings import TreeSettings
 from edgespec.tree.token_tree import TokenTree, depths
-from edgespec.verify import rejection
+from edgespec.verify import rejection, rules
 from scripts.check_lossless import (
     GAPS,
     SITUATIONS,
     Form,
     Situation,
     TableDrafter,
+    compare,
     forms,
     is_greedy,
     law_p_value,
-    p_value,
     total_variation,
     try_children_by_difference,
+    verify_by_noise_of_another_position,
 )
 
 TEXTS = 2_000
@@ -41,7 +45,8 @@ with tempfile.TemporaryDirectory() as _folder:
     FORMS = list(forms(Path(_folder)))
 PLAIN = Situation(sampling=SamplingSettings(temperature=1.0))
 DYSPEC = Form(settings=TreeSettings(policy="dyspec", size=6, depth=3))
-ADAPTIVE = Form(settings=TreeSettings(policy="adaptive", draw="sampled", size=6, depth=3))
+ADAPTIVE = Form(settings=TreeSettings(policy="adaptive", size=6, depth=3))
+SEQUOIA = Form(settings=TreeSettings(policy="sequoia", draw="sampled", size=6, depth=3, max_children=3))
 SPECINFER = Form(settings=TreeSettings(policy="specinfer", branching=(2, 2, 1)))
 
 
@@ -54,10 +59,18 @@ def test_texts_have_the_targets_distribution(index: int, form: str, tmp_path: Pa
     found = forms(tmp_path)[form]
     # Eleven is prime to the number of situations: neighbours differ in kind, and all have their turn.
     situations = list((SITUATIONS if found.head else SITUATIONS | GAPS).values())
-    assert p_value(found, situations[11 * index % len(situations)], count=TEXTS // 4 if found.head else TEXTS) > 1e-4
+    is_coupled = open_policy(found.settings).draw == "coupled"
+    count = TEXTS // 4 if found.head else TEXTS // 2 if is_coupled else TEXTS
+    seen = compare(found, situations[11 * index % len(situations)], count=count)
+    assert seen.p_value > 1e-4
+    assert seen.num_different == 0
 
 
-@pytest.mark.parametrize("name", ["specinfer stop sampled", "chain stop sampled", "chain classifier sampled"])
+def p_value(form: Form, situation: Situation, *, count: int) -> float:
+    return compare(form, situation, count=count).p_value
+
+
+@pytest.mark.parametrize("name", ["specinfer stop sampled", "chain stop coupled", "chain classifier sampled"])
 def test_what_ends_growth_does_so_at_some_nodes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else its cell would say nothing."""
     right, is_whole = policies.grow_static, set()
@@ -80,7 +93,7 @@ def test_greedy_texts_are_the_targets_token_by_token(form: str, tmp_path: Path) 
     assert is_greedy(found, count=5 if found.head else 20)
 
 
-@pytest.mark.parametrize("form", [SPECINFER, ADAPTIVE])
+@pytest.mark.parametrize("form", [SPECINFER, SEQUOIA])
 def test_a_remaining_mass_that_is_a_difference_is_caught(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float32, behind a draft that is sure by 20 nats, such a difference is rounding error."""
     situation = GAPS["draft gap 20"]
@@ -89,8 +102,7 @@ def test_a_remaining_mass_that_is_a_difference_is_caught(form: Form, monkeypatch
     assert p_value(form, situation, count=FAULTY_TEXTS) < 1e-6
 
 
-@pytest.mark.parametrize("form", [DYSPEC, ADAPTIVE])
-def test_pruning_by_a_nodes_own_token_is_caught(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pruning_sampled_children_by_a_nodes_own_token_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     right = best_first._slot_values
 
     def by_value(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -98,7 +110,7 @@ def test_pruning_by_a_nodes_own_token_is_caught(form: Form, monkeypatch: pytest.
         return child_values, child_values
 
     monkeypatch.setattr(best_first, "_slot_values", by_value)
-    assert p_value(form, PLAIN, count=FAULTY_TEXTS) < 1e-6
+    assert p_value(DYSPEC, PLAIN, count=FAULTY_TEXTS) < 1e-6
 
 
 def test_verifying_with_q_before_its_truncation_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,6 +136,22 @@ def test_noise_that_is_used_again_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(TableDrafter, "prefill", count_texts)
     monkeypatch.setattr(best_first, "draw_without_replacement", same_noise)
     assert p_value(DYSPEC, PLAIN, count=FAULTY_TEXTS) < 1e-6
+
+
+def test_trees_that_are_walked_by_the_noise_of_another_position_give_other_texts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rules, "verify_coupled", verify_by_noise_of_another_position)
+    assert compare(ADAPTIVE, PLAIN, count=100).num_different > 0
+
+
+def test_noise_that_does_not_know_its_position_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trees and plain decoding agree, and both are wrong."""
+    right = noise.exponential_noise
+    monkeypatch.setattr(noise, "exponential_noise", lambda seed, key, _position, vocab: right(seed, key, 0, vocab))
+    seen = compare(ADAPTIVE, PLAIN, count=FAULTY_TEXTS)
+    assert seen.num_different == 0
+    assert seen.p_value < 1e-6
 
 
 def test_several_branches_of_the_target_are_lossy_and_one_is_not() -> None:

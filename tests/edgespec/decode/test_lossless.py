@@ -3,7 +3,7 @@
 10,000 texts of three tokens from a vocabulary of four, both models tables of random logits in float32
 that disagree; the first token comes from the prompt's pass, the others through trees. Chi-square
 over the 64 outcomes, 63 degrees of freedom. A right version fails with probability 1 in 1,000 (the
-seed is fixed); the wrong versions planted below fall under 1e-6.
+seed is fixed); the wrong versions planted below fall under 1e-6. Coupled texts equal plain decoding's besides.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ from edgespec.grow.best_first import grow_best_first
 from edgespec.grow.dyspec import predict_slots
 from edgespec.grow.opt_tree import opt_tree_rule
 from edgespec.sampling.distribution import to_probs
+from edgespec.sampling.noise import TextNoise
 from edgespec.tree.policies import Draw
-from edgespec.tree.token_tree import TokenTree
+from edgespec.tree.token_tree import TokenTree, root_only
 from edgespec.verify import Acceptance, rejection
+from edgespec.verify.coupled import verify_coupled
 from edgespec.verify.membership import verify_membership
 from edgespec.verify.rejection import verify_rejection
 from edgespec.verify.rows import TargetRows
@@ -43,10 +45,13 @@ Path = tuple[int, ...]
 TARGET_LOGITS = table(1, NUM_TOKENS + 1, torch.float32)
 DRAFT_LOGITS = table(2, NUM_TOKENS + 1, torch.float32)
 
-GrowTree = Callable[[TableDrafter, int, int, torch.Generator], TokenTree]
+CPU = torch.device("cpu")
+GrowTree = Callable[[TableDrafter, int, int, torch.Generator, TextNoise], TokenTree]
 
 
-def grow_sampled(drafter: TableDrafter, root: int, max_depth: int, generator: torch.Generator) -> TokenTree:
+def grow_sampled(
+    drafter: TableDrafter, root: int, max_depth: int, generator: torch.Generator, _noise: TextNoise
+) -> TokenTree:
     return grow_best_first(
         drafter,
         root,
@@ -55,13 +60,19 @@ def grow_sampled(drafter: TableDrafter, root: int, max_depth: int, generator: to
         depth=min(3, max_depth),
         threshold=0.0,
         max_children=3,
-        vocab=VOCAB,
-        device=torch.device("cpu"),
+        device=CPU,
         generator=generator,
     )
 
 
-def grow_chosen(drafter: TableDrafter, root: int, max_depth: int, _generator: torch.Generator) -> TokenTree:
+def grow_chosen(
+    drafter: TableDrafter,
+    root: int,
+    max_depth: int,
+    _generator: torch.Generator,
+    _noise: TextNoise,
+    **others: Any,
+) -> TokenTree:
     return grow_beam(
         drafter,
         root,
@@ -69,40 +80,67 @@ def grow_chosen(drafter: TableDrafter, root: int, max_depth: int, _generator: to
         size=5,
         depth=min(3, max_depth),
         max_children=3,
-        vocab=VOCAB,
-        device=torch.device("cpu"),
+        device=CPU,
+        keeps_q=True,
+        **{"draw": "chosen", **others},
     )
 
 
-def outcome_p_value(
-    sampling: SamplingSettings,
-    draft_sampling: SamplingSettings,
-    *,
-    grow_tree: GrowTree = grow_sampled,
-    verify: Verify = verify_rejection,
-) -> float:
-    """The chi-square p-value of the texts' distribution against the target's."""
+def grow_coupled(
+    drafter: TableDrafter, root: int, max_depth: int, generator: torch.Generator, noise: TextNoise
+) -> TokenTree:
+    return grow_chosen(drafter, root, max_depth, generator, noise, draw="coupled", noise=noise)
+
+
+def grow_nothing(_drafter: Any, root: int, _depth: int, _generator: Any, _noise: TextNoise) -> TokenTree:
+    return root_only(root, draw="coupled", device=CPU)
+
+
+VerifyTree = Callable[[TokenTree, TargetRows, torch.Generator, TextNoise], Acceptance]
+
+
+def texts(
+    sampling: SamplingSettings, draft_sampling: SamplingSettings, *, grow_tree: GrowTree, verify: VerifyTree
+) -> list[Path]:
+    """Texts through these trees, or plainly."""
     target = TableTarget(TARGET_LOGITS, sampling)
     drafter = TableDrafter(distributions(DRAFT_LOGITS, draft_sampling))
     # One more than is looked at: a tree that ended with the text would have no second layer.
     settings = TextSettings(sampling=sampling, max_new_tokens=NUM_TOKENS + 1, cache_rows=(8, 8))
     generator = torch.Generator().manual_seed(11)
 
-    def grow(root: int, max_depth: int, _branches: Tensor | None = None, /) -> TokenTree:
-        return grow_tree(drafter, root, max_depth, generator)
+    found = []
+    for key in range(NUM_TEXTS):
+        noise = TextNoise(seed=11, key=key, vocab=VOCAB, device=CPU)
 
-    counts = dict.fromkeys(itertools.product(range(VOCAB), repeat=NUM_TOKENS), 0)
-    for _ in range(NUM_TEXTS):
+        def grow(root: int, max_depth: int, _branches: Tensor | None = None, /, noise: TextNoise = noise) -> TokenTree:
+            return grow_tree(drafter, root, max_depth, generator, noise)
+
+        def verify_tree(
+            tree: TokenTree, rows: TargetRows, generator: torch.Generator, noise: TextNoise = noise
+        ) -> Acceptance:
+            return verify(tree, rows, generator, noise)
+
         session = Session(
             target=target,  # type: ignore[arg-type]
             drafter=drafter,
             settings=settings,
             generator=generator,
+            noise=noise,
+            draws_coupled=grow_tree in (grow_coupled, grow_nothing),
             grow=grow,
-            verify=verify,
+            verify=verify_tree,
         )
         steps = decode(session, torch.tensor(PROMPT_IDS))
-        counts[tuple(token for step in steps for token in step.tokens)[:NUM_TOKENS]] += 1
+        found.append(tuple(token for step in steps for token in step.tokens)[:NUM_TOKENS])
+    return found
+
+
+def law_p_value(sampling: SamplingSettings, found: list[Path]) -> float:
+    """The chi-square p-value of the texts' distribution against the target's."""
+    counts = dict.fromkeys(itertools.product(range(VOCAB), repeat=NUM_TOKENS), 0)
+    for text in found:
+        counts[text] += 1
     expected = {}
     for path in counts:
         p = [to_probs(TARGET_LOGITS[path[:index]][None], sampling)[0] for index in range(NUM_TOKENS)]
@@ -114,6 +152,29 @@ def outcome_p_value(
 
 
 PLAIN = SamplingSettings(temperature=1.0)
+OTHER_DRAFT = (
+    (PLAIN, PLAIN),
+    (SamplingSettings(temperature=0.7, top_p=0.9), SamplingSettings(temperature=0.6, top_k=2)),
+)
+
+
+def without_noise(verify: Verify) -> VerifyTree:
+    return lambda tree, rows, generator, _noise: verify(tree, rows, generator)
+
+
+def with_noise(tree: TokenTree, rows: TargetRows, _generator: torch.Generator, noise: TextNoise) -> Acceptance:
+    return verify_coupled(tree, rows, noise)
+
+
+def outcome_p_value(
+    sampling: SamplingSettings,
+    draft_sampling: SamplingSettings,
+    *,
+    grow_tree: GrowTree = grow_sampled,
+    verify: Verify = verify_rejection,
+) -> float:
+    found = texts(sampling, draft_sampling, grow_tree=grow_tree, verify=without_noise(verify))
+    return law_p_value(sampling, found)
 
 
 RULES: dict[str, tuple[GrowTree, Verify]] = {
@@ -122,20 +183,22 @@ RULES: dict[str, tuple[GrowTree, Verify]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("sampling", "draft_sampling"),
-    [
-        (PLAIN, PLAIN),
-        (SamplingSettings(temperature=0.7, top_p=0.9), SamplingSettings(temperature=0.6, top_k=2)),
-    ],
-    ids=["plain", "truncated"],
-)
+@pytest.mark.parametrize(("sampling", "draft_sampling"), OTHER_DRAFT, ids=["plain", "truncated"])
 @pytest.mark.parametrize("rule", RULES)
 def test_texts_through_trees_have_the_targets_distribution(
     rule: str, sampling: SamplingSettings, draft_sampling: SamplingSettings
 ) -> None:
     grow_tree, verify = RULES[rule]
     assert outcome_p_value(sampling, draft_sampling, grow_tree=grow_tree, verify=verify) > 1e-3
+
+
+@pytest.mark.parametrize(("sampling", "draft_sampling"), OTHER_DRAFT, ids=["plain", "truncated"])
+def test_coupled_texts_are_plain_decodings_and_have_the_targets_distribution(
+    sampling: SamplingSettings, draft_sampling: SamplingSettings
+) -> None:
+    found = texts(sampling, draft_sampling, grow_tree=grow_coupled, verify=with_noise)
+    assert found == texts(sampling, draft_sampling, grow_tree=grow_nothing, verify=with_noise)
+    assert law_p_value(sampling, found) > 1e-3
 
 
 def test_selecting_nodes_by_their_own_token_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +255,7 @@ def test_membership_of_sampled_children_is_unbiased_and_accepts_less() -> None:
 
         return verify_and_count
 
-    verify = counted("membership", as_if("top_k", verify_membership))
+    verify = counted("membership", as_if("chosen", verify_membership))
     assert outcome_p_value(PLAIN, PLAIN, verify=verify) > 1e-3
     assert outcome_p_value(PLAIN, PLAIN, verify=counted("rejection", verify_rejection)) > 1e-3
     mean = {name: sum(found) / len(found) for name, found in lengths.items()}
