@@ -18,19 +18,19 @@ import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
+from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.config import parse_size
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from edgespec.placement.run_place import resolve_place
 from edgespec.profiled import set_up_by_profile
 from edgespec.tune.benchmark import Text, continue_one
 from scripts.bench_offload import drop_behind_reader, throttle_edgespec
-from scripts.check_plan import GIB, PROMPT_TOKENS, SEED, SITUATIONS, captured, read_texts
+from scripts.check_plan import GIB, PROMPT_TOKENS, SAMPLING, SEED, SITUATIONS, captured, read_texts
 from scripts.fit_demo_models import cut_texts, held_out_halves
 
 FIXED = (2, 4, 8, 16, 32, 64, 256)
@@ -50,7 +50,7 @@ def run_child(name: str, arguments: argparse.Namespace) -> None:
     options = [arguments.limit if part == "LIMIT" else part for part in SITUATIONS[name]]
     if not is_built_in:
         options = ["-m", str(arguments.model), "-md", str(DEMO_FOLDER / "draft"), *options]
-    sampling = SamplingSettings(temperature=arguments.temperature)
+    sampling = replace(SAMPLING, temperature=arguments.temperature)
     texts = [pair.tokenizer.encode(text) for text in read_texts(arguments.prompts)]
     place = resolve_place(
         pair.target.config,
@@ -66,11 +66,10 @@ def run_child(name: str, arguments: argparse.Namespace) -> None:
     if arguments.profile:
         sys.stderr.write(captured(["profile", *options, "--prompts", str(arguments.prompts),
                                    "--temps", str(arguments.temperature)]))  # fmt: skip
-    given: dict[str, Any] = {} if arguments.draw is None else {"draw": arguments.draw}
 
     def loaded(source: str) -> Engine:
         return stack.enter_context(
-            Engine(set_up_by_profile(pair, place, source=source, given=given, temperature=arguments.temperature))
+            Engine(set_up_by_profile(pair, place, source=source, given={}, temperature=arguments.temperature))
         )
 
     with ExitStack() as stack:
@@ -81,7 +80,7 @@ def run_child(name: str, arguments: argparse.Namespace) -> None:
         }
         if arguments.profile:
             ways["profile"] = (loaded("auto"), None)
-        ways |= {f"fixed {size}": (engine, TreeSettings(size=size, **given)) for size in FIXED
+        ways |= {f"fixed {size}": (engine, TreeSettings(size=size)) for size in FIXED
                  if size <= engine.room.num_nodes}  # fmt: skip
         done: dict[str, list[Text]] = {way: [] for way in ways}
         for number, ids in enumerate(texts):
@@ -115,8 +114,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, help="JSONL texts [held-out modules of the standard library]")
     parser.add_argument("--num-prompts", type=int, default=24)
     parser.add_argument("--new-tokens", type=int, default=96)
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--draw", help="of all trees; above temperature 0 only coupled ones are tuned")
+    parser.add_argument("--temperature", type=float, default=SAMPLING.temperature)
     parser.add_argument("--no-profile", dest="profile", action="store_false", help="do not measure one")
     parser.add_argument("--limit", default="1GiB", help="of the memory-limited situation")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -137,7 +135,6 @@ def main() -> None:
             options = [str(arguments.model), "--prompts", str(arguments.prompts), "--limit", arguments.limit,
                        "--new-tokens", str(arguments.new_tokens), "--temperature", str(arguments.temperature),
                        "--threads", str(arguments.threads), "--child", name]  # fmt: skip
-            options += ["--draw", arguments.draw] if arguments.draw else []
             options += [] if arguments.profile else ["--no-profile"]
             run = subprocess.run([sys.executable, "-m", "scripts.check_tuned", *options], stdout=subprocess.PIPE,
                                  text=True, check=True, env={**os.environ, "EDGESPEC_HOME": str(home)})  # fmt: skip
