@@ -48,12 +48,14 @@ from edgespec.grow.acceptance import AcceptanceModel, default_acceptance
 from edgespec.grow.policies import OpenPolicy, make_grow, open_policy
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from edgespec.profiled import acceptance_of, tree_settings
+from edgespec.sampling.noise import TextNoise
 from edgespec.train.records import expected_tokens
 from edgespec.tree.policies import POLICIES
 from edgespec.tree.token_tree import TokenTree
 from edgespec.tune.measuring_tree import widest_tree
 from edgespec.tune.samples import Text, start_text
 from edgespec.tune.timings import run_steps
+from edgespec.verify.coupled import verify_coupled
 from edgespec.verify.rows import TargetRows, refuse_nan
 from edgespec.verify.rules import verifier
 from profiles.files import read_profile
@@ -227,14 +229,16 @@ def alternating_seconds(
 ) -> dict[str, list[float]]:
     """Seconds of a step of each along one text."""
     text = start_text(engine, ids, sampling=SAMPLING, tree=widest, new_tokens=NEW_TOKENS, generator=generator)
+    noise = TextNoise(seed=0, key=0, vocab=text.target.vocab, device=engine.device)
+    noise.start(len(ids))  # the root's position
     root, seconds = text.root, {}
     for label, policy in policies.items():
         started = time.perf_counter()
-        grown = grown_tree(text, root, policy.settings, policy, engine, generator)
+        grown = grown_tree(text, root, policy, engine, generator, noise)
         hidden = text.target.look(grown)
         refuse_nan(hidden.amax(-1))
         rows = TargetRows(hidden, text.target.logits, SAMPLING, vocab=text.target.vocab)
-        root, _ = take_step(text, root, grown, rows, policy, generator)
+        root, _ = take_step(text, root, grown, rows, policy, generator, noise)
         seconds[label] = [time.perf_counter() - started]
     return seconds
 
@@ -263,40 +267,53 @@ def tokens_at(
     with Engine.from_pair(pair, tree=widest, self_check=False) as engine:
         for seed, number in places:
             generator = torch.Generator().manual_seed(seed + number)
+            ids = pair.tokenizer.encode(texts[number])
             text = start_text(
-                engine, pair.tokenizer.encode(texts[number]), sampling=SAMPLING, tree=widest,
+                engine, ids, sampling=SAMPLING, tree=widest,
                 new_tokens=new_tokens + widest.num_layers, generator=generator,
             )  # fmt: skip
+            noise = TextNoise(seed=seed, key=number, vocab=text.target.vocab, device=engine.device)
+            noise.start(len(ids))  # the root's position
             root, count = text.root, 0
             while count < new_tokens:
                 drawn_from = generator.get_state()
                 for label, (tree, model) in entries.items():
                     generator.set_state(drawn_from)  # the same luck for all
                     policy = open_policy(tree).with_acceptance(model)
-                    grown = grown_tree(text, root, tree, policy, engine, generator)
+                    grown = grown_tree(text, root, policy, engine, generator, noise)
                     rows = TargetRows(text.target.look(grown), text.target.logits, SAMPLING, vocab=text.target.vocab)
-                    tokens[label].append(expected_tokens(grown, rows.all_probs()) if grown.num_nodes > 1 else 1.0)
+                    if policy.draw == "coupled":  # the noise decides, the same for all
+                        tokens[label].append(1.0 + len(verify_coupled(grown, rows, noise).path))
+                    else:
+                        tokens[label].append(expected_tokens(grown, rows.all_probs()) if grown.num_nodes > 1 else 1.0)
                 # The last setting's tree goes on with the text, as a real step would.
-                root, num_tokens = take_step(text, root, grown, rows, policy, generator)
+                root, num_tokens = take_step(text, root, grown, rows, policy, generator, noise)
                 count += num_tokens
     return tokens
 
 
 def grown_tree(
-    text: Text, root: int, tree: TreeSettings, policy: OpenPolicy, engine: Engine, generator: torch.Generator
+    text: Text, root: int, policy: OpenPolicy, engine: Engine, generator: torch.Generator, noise: TextNoise
 ) -> TokenTree:
     """The policy's tree behind the text."""
+    tree = policy.settings
     drafter = None if tree.policy == "none" else text.drafting(tree, SAMPLING)
-    grow = make_grow(policy, drafter, sampling=SAMPLING, vocab=text.target.vocab, device=engine.device,
-                     generator=generator)  # fmt: skip
+    grow = make_grow(policy, drafter, sampling=SAMPLING, device=engine.device, generator=generator, noise=noise)
     return grow(root, tree.num_layers)
 
 
 def take_step(
-    text: Text, root: int, grown: TokenTree, rows: TargetRows, policy: OpenPolicy, generator: torch.Generator
+    text: Text,
+    root: int,
+    grown: TokenTree,
+    rows: TargetRows,
+    policy: OpenPolicy,
+    generator: torch.Generator,
+    noise: TextNoise,
 ) -> tuple[int, int]:
     """Verify and commit; the next root, and how many tokens longer the text is with it."""
-    accepted = verifier(SAMPLING, policy.draw(SAMPLING))(grown, rows, generator)
+    accepted = verifier(SAMPLING, policy.draw, noise)(grown, rows, generator)
+    noise.advance(len(accepted.path) + 1)
     path = torch.tensor(accepted.path, dtype=torch.long)
     text.target.commit(accepted.path)
     text.drafter.commit(root, grown.draft_rows[path].tolist(), grown.tokens[path].tolist())

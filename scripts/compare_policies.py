@@ -1,16 +1,21 @@
-"""Every policy on the same contexts: tokens per pass, and what growing the trees costs.
+"""Every policy on the same contexts: tokens per pass, and how far the others are behind adaptive trees.
 
-    python -m scripts.compare_policies --contexts 200 --figure docs/policies.png
+    python -m scripts.compare_policies --contexts 200 --json contexts.json --figure docs/policies.png
+    python -m scripts.compare_policies --top-p 0.95 --temps 0.8
     python -m scripts.compare_policies --follow 12 --sizes 64          whole generations instead
 
 Contexts are held-out modules of the standard library (those that the built-in pair was not fitted on;
 --text FOLDER for another pair), cut at random points: no text that the model made itself, whose loops
-flatter every method. At each context every policy grows a tree for every budget and temperature, in
-alternation. Tokens per pass are the expectation over the verifier's own draws, computed exactly from p
-and q of the tree's nodes; what varies is contexts, and the noise of sampled children. Intervals are 95 %
-bootstraps over contexts. Policies that have no budget of their own get shapes or thresholds of about
-the size: `dyspec threshold` and `c2t` are given the threshold that makes trees of the budget on average
-(at most 768 nodes), found on contexts of its own.
+flatter every method. At each context every policy grows a tree for every budget and temperature.
+
+Which coupled children are accepted is decided by the noise: the target continues the context with --noises
+noises, the same for all policies, and a tree's tokens per pass are as many as it has of that text; greedy
+trees are valued so too. Of sampled and chosen children the tokens are the expectation over the verifier's own
+draws, computed exactly from p and q of one tree's nodes. Trees of most policies are nested, so that one of the
+largest budget is all of them; `c2t` is given its most confident nodes, and fixed shapes are of about the size.
+
+Contexts vary far more than policies do, so that a second column has the difference to adaptive trees at the same
+contexts. Intervals are 95 % bootstraps over contexts. --json writes the mean of every context, in their order.
 
 --follow N decodes N prompts with the engine instead, and counts tokens per pass as they come.
 Prints a table and one JSON line, the same for the same seed.
@@ -27,6 +32,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,57 +41,62 @@ import torch
 from torch import Tensor
 
 from edgespec import Engine, SamplingSettings, TreeSettings
+from edgespec.decode.choose import start_session
+from edgespec.decode.loop import decode
+from edgespec.decode.session import TextSettings
 from edgespec.draft.language_model import LanguageModelDrafter
 from edgespec.draft.open_drafter import open_drafter
-from edgespec.grow.order import depth_first_order, num_blocks
-from edgespec.grow.policies import make_grow, open_policy
+from edgespec.grow.growing import best_nodes
+from edgespec.grow.policies import OpenPolicy, make_grow, open_policy
 from edgespec.model.target import Target
 from edgespec.pair.pair import open_pair
-from edgespec.train.records import expected_tokens
-from edgespec.tree.token_tree import TokenTree, ancestors_mask
+from edgespec.sampling.noise import TextNoise
+from edgespec.train.records import node_values
+from edgespec.tree.token_tree import TokenTree, depths
 from edgespec.verify.rows import TargetRows
 from scripts.fit_demo_models import held_out_halves
 
+CPU = torch.device("cpu")
 DEPTH = 24
 SPECINFER = {16: (2, 1, 1, 1, 1, 1, 1, 1), 64: (4, 2, 1, 1, 1, 1, 1, 1), 256: (8, 2, 2, 1, 1, 1, 1, 1),
              768: (8, 4, 2, 1, 1, 1, 1, 1, 1, 1, 1)}  # fmt: skip
 MCSD = {16: (2, 2, 1, 1), 64: (4, 2, 2, 1, 1), 256: (8, 4, 2, 1, 1), 768: (16, 4, 2, 1, 1, 1)}
-FORKS = {16: (3, 5), 64: (12, 5), 256: (32, 8), 768: (64, 12)}
-CALIBRATED = {"dyspec threshold": (1e-6, 0.9), "c2t": (1e-6, 0.9)}
-ANY_THRESHOLDS = dict.fromkeys(CALIBRATED, 0.02)
+REFERENCE = "adaptive"
+IN_FIGURE = ("adaptive", "sequoia", "opt-tree", "eagle2", "dyspec", "chain")
 NUM_BOOTSTRAPS = 2000
-LARGE_SIZE = 512
+NOISES_PER_CONTEXT = 10  # keys that a context has to itself
 
 
-def entrants(size: int, thresholds: dict[str, float]) -> dict[str, TreeSettings]:
-    """Every policy at a budget: name -> settings."""
-    nearest = min(SPECINFER, key=lambda known: abs(known - size))
+def nested_entrants(size: int) -> dict[str, TreeSettings]:
+    """Policies whose trees of a smaller budget are part of those of `size` nodes: name -> settings."""
     limits: dict[str, Any] = {"size": size, "depth": DEPTH}
-    return {
-        "adaptive sampled": TreeSettings(policy="adaptive", draw="sampled", **limits),
-        "adaptive chosen": TreeSettings(policy="adaptive", draw="chosen", **limits),
+    found = {
+        "adaptive": TreeSettings(policy="adaptive", **limits),
         "dyspec": TreeSettings(policy="dyspec", **limits),
-        "dyspec threshold": TreeSettings(
-            policy="dyspec", size=768, depth=DEPTH, threshold=thresholds["dyspec threshold"]
-        ),
-        "opt-tree": TreeSettings(policy="opt-tree", **limits),
-        "eagle2": TreeSettings(policy="eagle2", **limits, max_children=10),
-        "c2t": TreeSettings(
-            policy="c2t", size=768, depth=DEPTH, confidence=thresholds["c2t"], max_children=max(15, size // 4)
-        ),
-        "sequoia": TreeSettings(policy="sequoia", draw="sampled", **limits),
-        "sequoia chosen": TreeSettings(policy="sequoia", draw="chosen", **limits),
+        "chain": TreeSettings(policy="chain", draft_tokens=DEPTH),
+    }
+    for name, others in {"opt-tree": {}, "eagle2": {"max_children": 10},
+                         "c2t": {"max_children": max(15, size // 4), "confidence": 1e-6}}.items():  # fmt: skip
+        found[name] = TreeSettings(policy=name, **limits, **others)  # type: ignore[arg-type]
+        found[f"{name} chosen"] = replace(found[name], draw="chosen")
+    return found
+
+
+def shaped_entrants(size: int) -> dict[str, TreeSettings]:
+    """Policies whose shapes are other ones at every budget: name -> settings."""
+    nearest = min(SPECINFER, key=lambda known: abs(known - size))
+    return {
+        "sequoia": TreeSettings(policy="sequoia", size=size, depth=DEPTH),
+        "sequoia coupled": TreeSettings(policy="sequoia", draw="coupled", size=size, depth=DEPTH),
         "specinfer": TreeSettings(policy="specinfer", branching=SPECINFER[nearest]),
         "mcsd": TreeSettings(policy="mcsd", branching=MCSD[nearest]),
-        "mcsd fork": TreeSettings(policy="mcsd", fork=FORKS[nearest]),
-        "chain": TreeSettings(policy="chain", draft_tokens=min(size, DEPTH)),
-    }  # fmt: skip
+    }
 
 
-def chosen_entrants(size: int, thresholds: dict[str, float], arguments: argparse.Namespace) -> dict[str, TreeSettings]:
+def asked_for(entrants: dict[str, TreeSettings], arguments: argparse.Namespace) -> dict[str, TreeSettings]:
     """Those that were asked for, with every draft temperature that was."""
     found = {}
-    for name, settings in entrants(size, thresholds).items():
+    for name, settings in entrants.items():
         if not arguments.only or any(part in name for part in arguments.only):
             for at in arguments.draft_temps or [None]:
                 label = name if at is None else f"{name} @{at:g}"
@@ -94,51 +105,43 @@ def chosen_entrants(size: int, thresholds: dict[str, float], arguments: argparse
 
 
 @dataclass
-class CountingDrafter:
-    """Passes everything on to a drafter, and counts."""
-
-    drafter: LanguageModelDrafter
-    calls: int = 0
-    nodes: int = 0
-
-    def expand(self, tokens: Tensor, parent_rows: Tensor) -> Tensor:
-        """Q after nodes."""
-        self.calls += 1
-        self.nodes += tokens.shape[0]
-        return self.drafter.expand(tokens, parent_rows)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.drafter, name)
-
-
-@dataclass
 class Cell:
     """What one policy did at one budget and temperature, an entry a context."""
 
     contexts: list[int] = field(default_factory=list)
     tokens: list[float] = field(default_factory=list)
-    nodes: list[int] = field(default_factory=list)
-    draft_calls: list[int] = field(default_factory=list)
-    drafted: list[int] = field(default_factory=list)
-    grow_s: list[float] = field(default_factory=list)
-    blocks: list[int] = field(default_factory=list)
-    blocks_depth_first: list[int] = field(default_factory=list)
+    nodes: list[float] = field(default_factory=list)
+
+    def add(self, context: int, tokens: float, nodes: float) -> None:
+        """Add what was found at a context."""
+        self.contexts.append(context)
+        self.tokens.append(tokens)
+        self.nodes.append(nodes)
+
+
+@functools.cache
+def _policy(settings: TreeSettings) -> OpenPolicy:
+    return open_policy(settings)
 
 
 class Bench:
     """A pair, and the text that it is at."""
 
-    def __init__(self, model: Path | None, draft: Path | None, seed: int) -> None:
+    def __init__(self, model: Path | None, draft: Path | None, seed: int, *, num_noises: int = 4) -> None:
         pair = open_pair(model, draft)
         self.engine = Engine.from_pair(pair, tree=TreeSettings(policy="dyspec", size=768), self_check=False)
         assert self.engine.draft_model is not None
-        self.target = Target(self.engine.target_model)
-        self.seed = seed
+        self.target = Target(self.engine.target_model, keeps_text=True)
+        self.seed, self.num_noises = seed, num_noises
 
     def start(self, ids: list[int]) -> None:
         """Take a text whose last token is the root."""
         self.ids, self.root = ids, ids[-1]
-        self.target.prefill(torch.tensor(ids[:-1]), capacity=len(ids) + 800)
+        self._texts: dict[tuple[SamplingSettings, int], list[int]] = {}  # that the target goes on with
+        self._rewind()
+
+    def _rewind(self) -> None:
+        self.target.prefill(torch.tensor(self.ids[:-1]), capacity=len(self.ids) + 800)
 
     def drafter(self, settings: TreeSettings, sampling: SamplingSettings) -> LanguageModelDrafter:
         """A drafter at the same text."""
@@ -161,43 +164,72 @@ class Bench:
         context: int,
     ) -> None:
         """Grow one tree and see what the target makes of it."""
+        ((tokens, nodes),) = self.values(settings, sampling, drafter, context, [settings.num_nodes])
+        cell.add(context, tokens, nodes)
+
+    def values(
+        self,
+        settings: TreeSettings,
+        sampling: SamplingSettings,
+        drafter: LanguageModelDrafter,
+        context: int,
+        sizes: Sequence[int],
+    ) -> list[tuple[float, float]]:
+        """The tokens a pass and the nodes of the trees' best nodes, so many as in `sizes`."""
         # Of text, because the hash of a string is another in every process.
         of_step = f"{self.seed} {context} {settings.policy} {settings.size}"
         generator = torch.Generator().manual_seed(random.Random(of_step).getrandbits(31))
         drafter.sampling = settings.draft_sampling(sampling)  # one drafter serves all policies at a text
-        counting = CountingDrafter(drafter)
-        grow = _grower(settings, sampling)(counting, self.target.vocab, generator)
-        started = time.perf_counter()
-        tree = grow(self.root, DEPTH)
-        cell.grow_s.append(time.perf_counter() - started)
-        rows = TargetRows(self.target.look(tree), self.target.logits, sampling, vocab=self.target.vocab)
-        cell.contexts.append(context)
-        cell.tokens.append(expected_tokens(tree, rows.all_probs()))
-        cell.nodes.append(tree.num_nodes - 1)
-        cell.draft_calls.append(counting.calls)
-        cell.drafted.append(counting.nodes)
-        before, after = _blocks(tree)
-        cell.blocks.append(before)
-        cell.blocks_depth_first.append(after)
-        drafter.rewind()
+        is_followed = sampling.temperature == 0 or _policy(settings).draw == "coupled"
+        sums = torch.zeros(len(sizes), 2, dtype=torch.float64)
+        keys = range(self.num_noises if is_followed and sampling.temperature > 0 else 1)
+        for key in keys:
+            grow = make_grow(
+                _policy(settings), drafter, sampling=sampling, device=CPU, generator=generator,
+                noise=self._noise(context, key), keeps_q=not is_followed,
+            )  # fmt: skip
+            tree = grow(self.root, DEPTH)
+            drafter.rewind()
+            if is_followed:
+                values = torch.zeros(tree.num_nodes, dtype=torch.float64)
+                values[_path(tree, self._text(sampling, context, key))] = 1.0
+            else:
+                rows = TargetRows(self.target.look(tree), self.target.logits, sampling, vocab=self.target.vocab)
+                values = node_values(tree, rows.all_probs()).double()
+            scores = -depths(tree.parents).double() if tree.scores is None else tree.scores
+            for index, size in enumerate(sizes):
+                kept = best_nodes(scores, size + 1)
+                sums[index] += torch.tensor([float(values[kept].sum()), kept.shape[0] - 1.0], dtype=torch.float64)
+        return [(tokens, nodes) for tokens, nodes in (sums / len(keys)).tolist()]
+
+    def _noise(self, context: int, key: int) -> TextNoise:
+        noise = TextNoise(seed=self.seed, key=context * NOISES_PER_CONTEXT + key, vocab=self.target.vocab, device=CPU)
+        noise.start(len(self.ids) - 1)
+        return noise
+
+    def _text(self, sampling: SamplingSettings, context: int, key: int) -> list[int]:
+        """What the target continues the context with, under that noise: as many tokens as a tree is deep, and one."""
+        if (sampling, key) not in self._texts:
+            settings = TextSettings(sampling=sampling, max_new_tokens=DEPTH + 1, cache_rows=(len(self.ids) + 800, 0))
+            plain, generator = _policy(TreeSettings(policy="none")), torch.Generator()
+            session = start_session(self.target, None, plain, settings, generator, self._noise(context, key))
+            steps = decode(session, torch.tensor(self.ids))
+            self._texts[sampling, key] = [token for step in steps for token in step.tokens]
+            self._rewind()
+        return self._texts[sampling, key]
 
 
-@functools.cache
-def _policy(settings: TreeSettings) -> Any:
-    return open_policy(settings)
-
-
-def _grower(settings: TreeSettings, sampling: SamplingSettings) -> Any:
-    return lambda drafter, vocab, generator: make_grow(
-        _policy(settings), drafter, sampling=sampling, vocab=vocab, device=torch.device("cpu"), generator=generator
-    )
-
-
-def _blocks(tree: TokenTree) -> tuple[int, int]:
-    """Non-empty attention blocks of the tree's own mask, as grown and depth first."""
-    mask = ancestors_mask(tree.parents)
-    order = depth_first_order(tree.parents)
-    return num_blocks(mask), num_blocks(mask[order][:, order])
+def _path(tree: TokenTree, text: list[int]) -> list[int]:
+    """The nodes of the tree along the text, the root first."""
+    pairs = zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)
+    children = {pair: node for node, pair in enumerate(pairs)}
+    path = [0]
+    for token in text:
+        child = children.get((path[-1], token))
+        if child is None:
+            break
+        path.append(child)
+    return path
 
 
 def contexts(tokenizer: Any, folder: Path | None, *, count: int, tokens: int, seed: int) -> list[list[int]]:
@@ -218,58 +250,32 @@ def contexts(tokenizer: Any, folder: Path | None, *, count: int, tokens: int, se
     return found
 
 
-def calibrate(bench: Bench, texts: list[list[int]], size: int, sampling: SamplingSettings, name: str) -> float:
-    """The threshold that makes trees of `size` nodes on average."""
-    low, high = CALIBRATED[name]
-    for _ in range(7):
-        middle = (low * high) ** 0.5
-        cell = Cell()
-        settings = entrants(size, dict.fromkeys(CALIBRATED, middle))[name]
-        for index, ids in enumerate(texts):
-            bench.start(ids)
-            bench.step(settings, sampling, bench.drafter(settings, sampling), cell, index)
-        low, high = (middle, high) if statistics.mean(cell.nodes) > size else (low, middle)
-    return high
-
-
-def run_part(part: int, arguments: argparse.Namespace, thresholds: dict[str, dict[str, float]]) -> dict[str, Cell]:
+def run_part(part: int, arguments: argparse.Namespace) -> dict[str, Cell]:
     """The contexts of one process."""
     torch.set_num_threads(1)
-    bench = Bench(arguments.model, arguments.draft_model, arguments.seed)
+    bench = Bench(arguments.model, arguments.draft_model, arguments.seed, num_noises=arguments.noises)
     texts = contexts(bench.engine.pair.tokenizer, arguments.text, count=arguments.contexts,
                      tokens=arguments.context_tokens, seed=arguments.seed)  # fmt: skip
     cells: dict[str, Cell] = defaultdict(Cell)
+    sizes: list[int] = arguments.sizes
     started = time.perf_counter()
     for context in range(part, len(texts), arguments.processes):
         bench.start(texts[context])
         for temperature in arguments.temps:
             sampling = SamplingSettings(temperature=temperature, top_p=arguments.top_p, top_k=arguments.top_k)
+            groups = [(sizes, nested_entrants(max(sizes))), *(([size], shaped_entrants(size)) for size in sizes)]
             drafter = None
-            for size in arguments.sizes:
-                if size >= LARGE_SIZE and context >= (arguments.large_contexts or arguments.contexts):
-                    continue
-                for name, settings in chosen_entrants(size, thresholds[f"{temperature} {size}"], arguments).items():
+            for of_group, entrants in groups:
+                for name, settings in asked_for(entrants, arguments).items():
+                    if temperature == 0 and settings.draw == "chosen":
+                        continue  # there coupled children are chosen ones
                     drafter = drafter or bench.drafter(settings, sampling)
-                    bench.step(settings, sampling, drafter, cells[f"{temperature}|{size}|{name}"], context)
+                    values = bench.values(settings, sampling, drafter, context, of_group)
+                    for size, (tokens, nodes) in zip(of_group, values, strict=True):
+                        cells[f"{temperature}|{size}|{name}"].add(context, tokens, nodes)
         if part == 0:
             print(f"{context + 1} of {len(texts)} contexts, {time.perf_counter() - started:.0f} s", file=sys.stderr)
     return dict(cells)
-
-
-def find_thresholds(arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """For every temperature and size: name -> threshold."""
-    bench = Bench(arguments.model, arguments.draft_model, arguments.seed)
-    texts = contexts(bench.engine.pair.tokenizer, arguments.text, count=arguments.calibration,
-                     tokens=arguments.context_tokens, seed=arguments.seed + 1)  # fmt: skip
-    found: dict[str, dict[str, float]] = {}
-    for temperature in arguments.temps:
-        sampling = SamplingSettings(temperature=temperature, top_p=arguments.top_p, top_k=arguments.top_k)
-        for size in arguments.sizes:
-            asked = {name.rsplit(" @", 1)[0] for name in chosen_entrants(size, ANY_THRESHOLDS, arguments)}
-            found[f"{temperature} {size}"] = ANY_THRESHOLDS | {
-                name: calibrate(bench, texts, size, sampling, name) for name in CALIBRATED if name in asked
-            }
-    return found
 
 
 def interval(values: Tensor, generator: torch.Generator) -> tuple[float, float, float]:
@@ -279,87 +285,73 @@ def interval(values: Tensor, generator: torch.Generator) -> tuple[float, float, 
     return float(values.mean()), float(means.quantile(0.025)), float(means.quantile(0.975))
 
 
-def summarise(cells: dict[str, Cell], *, with_times: bool) -> list[dict[str, Any]]:
-    """A row a cell, with the paired difference to the best cell of the same budget and temperature."""
+def summarise(cells: dict[str, Cell]) -> list[dict[str, Any]]:
+    """A row a cell, with the difference to adaptive trees of the same budget and temperature at the same contexts."""
     generator = torch.Generator().manual_seed(0)
-    tokens = {}
-    for key, cell in cells.items():
-        order = torch.tensor(cell.contexts).argsort()
-        tokens[key] = torch.tensor(cell.tokens, dtype=torch.float64)[order]
-    best: dict[str, str] = {}
-    for key in cells:
-        group = key.rsplit("|", 1)[0]
-        if group not in best or tokens[key].mean() > tokens[best[group]].mean():
-            best[group] = key
     rows = []
     for key, cell in cells.items():
         temperature, size, name = key.split("|")
-        mean, low, high = interval(tokens[key], generator)
-        behind = interval(tokens[best[f"{temperature}|{size}"]] - tokens[key], generator)
-        times = {"grow_s": statistics.median(cell.grow_s)} if with_times else {}
-        rows.append(
-            {
-                **times,
-                "temperature": float(temperature),
-                "size": int(size),
-                "policy": name,
-                "contexts": len(cell.tokens),
-                "tokens_per_pass": mean,
-                "interval": [low, high],
-                "behind_best": behind[0],
-                "behind_best_interval": [behind[1], behind[2]],
-                "nodes": statistics.mean(cell.nodes),
-                "draft_calls": statistics.mean(cell.draft_calls),
-                "drafted": statistics.mean(cell.drafted),
-                "blocks": statistics.mean(cell.blocks),
-                "blocks_depth_first": statistics.mean(cell.blocks_depth_first),
-            }
-        )
-    return rows
+        tokens = torch.tensor(cell.tokens, dtype=torch.float64)
+        mean, low, high = interval(tokens, generator)
+        row = {
+            "temperature": float(temperature),
+            "size": int(size),
+            "policy": name,
+            "contexts": len(cell.tokens),
+            "tokens_per_pass": mean,
+            "interval": [low, high],
+            "nodes": statistics.mean(cell.nodes),
+        }
+        reference = cells.get(f"{temperature}|{size}|{REFERENCE}")
+        if reference is not None and reference is not cell:
+            behind = torch.tensor(reference.tokens, dtype=torch.float64) - tokens
+            row["behind"], *row["behind_interval"] = interval(behind, generator)
+        rows.append(row)
+    return sorted(rows, key=lambda row: (row["temperature"], row["size"], row["policy"] != REFERENCE))
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
-    """Tokens per pass with intervals; * marks what the best one's paired interval does not exclude."""
-    print(f"{'T':>4}{'size':>5} {'policy':18}{'tok/pass':>9}{'95 %':>14}  {'behind best':>11}{'nodes':>7}{'calls':>6}"
-          f"{'drafted':>8}{'blocks':>7}{'depth-first':>12}{'grow ms' if 'grow_s' in rows[0] else '':>8}")  # fmt: skip
+    """Tokens per pass and how far behind adaptive trees they are; * marks what the interval does not tell apart."""
+    heading = f"{'T':>4}{'size':>5} {'policy':18}{'tok/pass':>9}{'95 %':>14}"
+    print(f"{heading}  {'adaptive less it':>16}{'95 %':>15}{'nodes':>8}")
     for row in rows:
         low, high = row["interval"]
-        tie = "*" if row["behind_best_interval"][0] <= 0 else " "
-        print(
-            f"{row['temperature']:>4g}{row['size']:>5} {row['policy']:18}{row['tokens_per_pass']:>8.2f}{tie}"
-            f"{low:>7.2f}-{high:<6.2f}  {row['behind_best']:>11.2f}{row['nodes']:>7.0f}{row['draft_calls']:>6.1f}"
-            f"{row['drafted']:>8.0f}{row['blocks']:>7.0f}{row['blocks_depth_first']:>12.0f}"
-            + (f"{1000 * row['grow_s']:>8.1f}" if "grow_s" in row else "")
-        )
+        behind = " " * 32
+        if "behind" in row:
+            least, most = row["behind_interval"]
+            tie = "*" if least <= 0 <= most else " "
+            behind = f"{row['behind']:>+16.3f}{tie}{least:>+7.2f} to {most:<+.2f}".ljust(32)
+        print(f"{row['temperature']:>4g}{row['size']:>5} {row['policy']:18}{row['tokens_per_pass']:>9.2f}"
+              f"{low:>7.2f}-{high:<6.2f}  {behind}{row['nodes']:>7.0f}")  # fmt: skip
 
 
 def draw_figure(rows: list[dict[str, Any]], path: Path) -> None:
-    """Tokens per pass against budget, a panel a temperature."""
+    """Tokens per pass against budget, a panel a temperature, of the policies that people choose from."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     temperatures = sorted({row["temperature"] for row in rows})
-    figure, panels = pyplot.subplots(1, len(temperatures), figsize=(4.2 * len(temperatures), 4.2), squeeze=False)
-    names = sorted({row["policy"] for row in rows})
-    colours = dict(zip(names, pyplot.get_cmap("tab20").colors, strict=False))
+    figure, panels = pyplot.subplots(
+        1, len(temperatures), figsize=(4.2 * len(temperatures), 4.2), squeeze=False, sharey=True
+    )
+    names = [name for name in IN_FIGURE if any(row["policy"] == name for row in rows)]
+    colours = pyplot.get_cmap("tab10").colors  # type: ignore[attr-defined]
     for panel, temperature in zip(panels[0], temperatures, strict=True):
-        for name in names:
+        for index, name in enumerate(names):
             line = [row for row in rows if row["policy"] == name and row["temperature"] == temperature]
-            sizes = [row["size"] for row in line]
-            means = [row["tokens_per_pass"] for row in line]
-            bounds = list(zip(*(row["interval"] for row in line), strict=True))
-            width = 2.4 if name.startswith("adaptive") else 1.2
-            panel.plot(sizes, means, marker="o", markersize=3, linewidth=width, color=colours[name], label=name)
-            panel.fill_between(sizes, *bounds, color=colours[name], alpha=0.1, linewidth=0)
+            sizes, means = [row["size"] for row in line], [row["tokens_per_pass"] for row in line]
+            width = 2.4 if name == REFERENCE else 1.4
+            panel.plot(sizes, means, marker="osD^vx"[index], markersize=4, linewidth=width, color=colours[index],
+                       label=name, zorder=3 if name == REFERENCE else 2)  # fmt: skip
         panel.set(xscale="log", xlabel="nodes", title=f"temperature {temperature:g}")
         panel.set_xticks(sorted({row["size"] for row in rows}), labels=sorted({row["size"] for row in rows}))
         panel.minorticks_off()
         panel.grid(alpha=0.3)
     panels[0][0].set_ylabel("tokens per pass")
-    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="lower center", ncols=7, fontsize=8, frameon=False)
-    figure.tight_layout(rect=(0, 0.1, 1, 1))
+    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="lower center", ncols=len(names), frameon=False)
+    figure.tight_layout(rect=(0, 0.08, 1, 1))
     figure.savefig(path, dpi=130)
 
 
@@ -368,19 +360,16 @@ def follow(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     generator = torch.Generator().manual_seed(0)
     for size in arguments.sizes:
-        for name, settings in chosen_entrants(size, ANY_THRESHOLDS, arguments).items():
-            if name in CALIBRATED:
-                continue
+        for name, settings in asked_for(nested_entrants(size) | shaped_entrants(size), arguments).items():
             with Engine.from_pair(
                 open_pair(arguments.model, arguments.draft_model), tree=settings, self_check=False
             ) as engine:
                 texts = contexts(engine.pair.tokenizer, arguments.text, count=arguments.follow,
                                  tokens=arguments.context_tokens, seed=arguments.seed)  # fmt: skip
                 for temperature in arguments.temps:
+                    sampling = SamplingSettings(temperature=temperature, top_p=arguments.top_p, top_k=arguments.top_k)
                     results = [
-                        engine.generate(
-                            ids, max_new_tokens=96, sampling=SamplingSettings(temperature=temperature), seed=index
-                        )
+                        engine.generate(ids, max_new_tokens=96, sampling=sampling, seed=index)
                         for index, ids in enumerate(texts)
                     ]
                     values = torch.tensor([result.tokens_per_pass or 1.0 for result in results], dtype=torch.float64)
@@ -401,9 +390,8 @@ def main() -> None:
     parser.add_argument("-md", "--draft-model", type=Path)
     parser.add_argument("--text", type=Path, help="folder of text files to cut contexts from")
     parser.add_argument("--contexts", type=int, default=200)
-    parser.add_argument("--large-contexts", type=int, help=f"fewer of them for {LARGE_SIZE} nodes and more [all]")
     parser.add_argument("--context-tokens", type=int, default=192)
-    parser.add_argument("--calibration", type=int, default=8, help="contexts that thresholds are found on")
+    parser.add_argument("--noises", type=int, default=4, help="of a context, for coupled children")
     parser.add_argument("--sizes", type=int, nargs="+", default=[16, 64, 256, 768])
     parser.add_argument("--temps", type=float, nargs="+", default=[0.0, 0.6, 1.0])
     parser.add_argument("--top-p", type=float, default=1.0)
@@ -413,26 +401,27 @@ def main() -> None:
     parser.add_argument("--follow", type=int, default=0, help="texts to decode instead")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--times", action="store_true", help="milliseconds of growth too, which no two runs share")
+    parser.add_argument("--json", type=Path, help="file for the tokens a pass at every context")
     parser.add_argument("--figure", type=Path)
     arguments = parser.parse_args()
     if arguments.follow:
         print(json.dumps({"rows": follow(arguments)}))
         return
-    thresholds = find_thresholds(arguments)
     with multiprocessing.get_context("spawn").Pool(arguments.processes) as pool:
-        parts = pool.starmap(run_part, [(part, arguments, thresholds) for part in range(arguments.processes)])
-    cells: dict[str, Cell] = {}
+        parts = pool.starmap(run_part, [(part, arguments) for part in range(arguments.processes)])
+    found: dict[str, list[tuple[int, float, float]]] = defaultdict(list)
     for part in parts:
         for key, cell in part.items():
-            whole = cells.setdefault(key, Cell())
-            for name, values in vars(cell).items():
-                getattr(whole, name).extend(values)
-    rows = summarise(cells, with_times=arguments.times)
+            found[key] += zip(cell.contexts, cell.tokens, cell.nodes, strict=True)
+    cells = {key: Cell(*map(list, zip(*sorted(entries), strict=True))) for key, entries in found.items()}  # type: ignore[arg-type]
+    rows = summarise(cells)
     print_table(rows)
+    if arguments.json:
+        contents = {"seed": arguments.seed, "tokens": {key: cell.tokens for key, cell in cells.items()}}
+        arguments.json.write_text(json.dumps(contents) + "\n", encoding="utf-8")
     if arguments.figure:
         draw_figure(rows, arguments.figure)
-    print(json.dumps({"rows": rows, "thresholds": thresholds, "seed": arguments.seed}))
+    print(json.dumps({"rows": rows, "seed": arguments.seed}))
 
 
 if __name__ == "__main__":

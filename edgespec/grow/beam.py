@@ -128,6 +128,8 @@ def _is_among_best(scores: Tensor, count: int | None) -> Tensor:
     """Return bool of the shape of `scores`: whether each is one of the `count` largest; ties go to the first."""
     if count is None or count >= scores.numel():
         return torch.ones_like(scores, dtype=torch.bool)
+    # Without a sort: a layer may have hundreds of thousands of candidates.
     flat = scores.flatten()
-    order = flat.argsort(descending=True, stable=True)[:count]
-    return torch.zeros_like(flat, dtype=torch.bool).index_fill_(0, order, value=True).view_as(scores)
+    least = flat.topk(count).values[-1]
+    above, is_tied = flat > least, flat == least
+    return (above | (is_tied & (is_tied.cumsum(0) <= count - above.sum()))).view_as(scores)
