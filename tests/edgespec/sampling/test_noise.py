@@ -92,7 +92,7 @@ def test_noise_reaches_as_far_as_52_bits_and_half_a_step_do(monkeypatch: pytest.
     monkeypatch.setattr(noise_module, "philox", lambda *_: np.array([0, MOST], np.uint64))
     largest, smallest = exponential_noise(0, 0, 0, 2).tolist()
     assert largest == pytest.approx(53 * np.log(2))
-    assert smallest == pytest.approx(2**-53)
+    assert smallest == pytest.approx(2**-53, rel=1e-6, abs=0.0)
 
 
 def test_nothing_else_decides_on_the_noise() -> None:
@@ -194,6 +194,13 @@ def test_a_draw_is_the_argmax_of_log_p_and_gumbel_noise() -> None:
         gumbel = -exponential_noise(1, 2, position + 1, VOCAB).log()
         expected = int((logits.double() + gumbel).argmax())
         assert text_noise(at=position).draw(logits.double().softmax(-1), 1) == expected
+
+
+@pytest.mark.parametrize("token", [0, 17, VOCAB - 1])
+def test_a_billionth_more_decides_between_tokens_that_tie(token: int) -> None:
+    p = 1 / text_noise().below(1)
+    p[token] *= 1 + 1e-9
+    assert text_noise().draw(p, 1) == token
 
 
 def test_a_certain_token_is_drawn_whatever_the_noise() -> None:

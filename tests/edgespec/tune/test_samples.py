@@ -279,12 +279,13 @@ def test_coupled_trees_are_valued_by_the_way_that_the_texts_noise_takes(
         text = sample_text(engine, ids, [guide, *others], MODEL, into, sampling=sampling, steps=3, seed=2)
         return text[len(ids) :], into
 
-    texts = {contender.key: sampled(contender) for contender in COUPLED}
+    guides = [contender for contender in COUPLED if contender.settings.policy in {"adaptive", "c2t", "chain"}]
+    texts = {contender.key: sampled(contender) for contender in guides}
     longest = max((text for text, _ in texts.values()), key=len)
     for key, (text, into) in texts.items():
         assert text == longest[: len(text)]
         assert len(text) == 1 + sum(tree.tokens for tree in into.trees[key])
-        for other in COUPLED:
+        for other in guides:
             assert texts[other.key][1].trees[key][0].tokens == into.trees[key][0].tokens
 
 
