@@ -9,10 +9,11 @@ Contexts are held-out modules of the standard library (those that the built-in p
 flatter every method. At each context every policy grows a tree for every budget and temperature.
 
 Which coupled children are accepted is decided by the noise: the target continues the context with --noises
-noises, the same for all policies, and a tree's tokens per pass are as many as it has of that text; greedy
-trees are valued so too. Of sampled and chosen children the tokens are the expectation over the verifier's own
-draws, computed exactly from p and q of one tree's nodes. Trees of most policies are nested, so that one of the
-largest budget is all of them; `c2t` is given its most confident nodes, and fixed shapes are of about the size.
+noises, the same for all policies, and a tree's tokens per pass are as many as it has of that text; chosen
+and greedy trees are valued by the same texts. Of sampled children the tokens are the expectation over the
+verifier's own draws, computed exactly from p and q of one tree's nodes. Trees of most policies are nested, so that
+one of the largest budget is all of them; `c2t` is given its most confident nodes, and fixed shapes are of about
+the size.
 
 Contexts vary far more than policies do, so that a second column has the difference to adaptive trees at the same
 contexts. Intervals are 95 % bootstraps over contexts. --json writes the mean of every context, in their order.
@@ -64,6 +65,7 @@ MCSD = {16: (2, 2, 1, 1), 64: (4, 2, 2, 1, 1), 256: (8, 4, 2, 1, 1), 768: (16, 4
 REFERENCE = "adaptive"
 IN_FIGURE = ("adaptive", "sequoia", "opt-tree", "eagle2", "dyspec", "chain")
 NUM_BOOTSTRAPS = 2000
+READ_ON = 5  # tokens that the target continues a context with at once
 NOISES_PER_CONTEXT = 10  # keys that a context has to itself
 
 
@@ -180,19 +182,19 @@ class Bench:
         of_step = f"{self.seed} {context} {settings.policy} {settings.size}"
         generator = torch.Generator().manual_seed(random.Random(of_step).getrandbits(31))
         drafter.sampling = settings.draft_sampling(sampling)  # one drafter serves all policies at a text
-        is_followed = sampling.temperature == 0 or _policy(settings).draw == "coupled"
+        draw = _policy(settings).draw
+        is_followed = sampling.temperature == 0 or draw != "sampled"
         sums = torch.zeros(len(sizes), 2, dtype=torch.float64)
         keys = range(self.num_noises if is_followed and sampling.temperature > 0 else 1)
         for key in keys:
-            grow = make_grow(
-                _policy(settings), drafter, sampling=sampling, device=CPU, generator=generator,
-                noise=self._noise(context, key), keeps_q=not is_followed,
-            )  # fmt: skip
-            tree = grow(self.root, DEPTH)
-            drafter.rewind()
+            if key == 0 or draw == "coupled":
+                grow = make_grow(_policy(settings), drafter, sampling=sampling, device=CPU, generator=generator,
+                                 noise=self._noise(context, key))  # fmt: skip
+                tree = grow(self.root, DEPTH)
+                drafter.rewind()
             if is_followed:
                 values = torch.zeros(tree.num_nodes, dtype=torch.float64)
-                values[_path(tree, self._text(sampling, context, key))] = 1.0
+                values[self._path(tree, sampling, context, key)] = 1.0
             else:
                 rows = TargetRows(self.target.look(tree), self.target.logits, sampling, vocab=self.target.vocab)
                 values = node_values(tree, rows.all_probs()).double()
@@ -207,29 +209,25 @@ class Bench:
         noise.start(len(self.ids) - 1)
         return noise
 
-    def _text(self, sampling: SamplingSettings, context: int, key: int) -> list[int]:
-        """What the target continues the context with, under that noise: as many tokens as a tree is deep, and one."""
-        if (sampling, key) not in self._texts:
-            settings = TextSettings(sampling=sampling, max_new_tokens=DEPTH + 1, cache_rows=(len(self.ids) + 800, 0))
-            plain, generator = _policy(TreeSettings(policy="none")), torch.Generator()
-            session = start_session(self.target, None, plain, settings, generator, self._noise(context, key))
-            steps = decode(session, torch.tensor(self.ids))
-            self._texts[sampling, key] = [token for step in steps for token in step.tokens]
-            self._rewind()
-        return self._texts[sampling, key]
+    def _path(self, tree: TokenTree, sampling: SamplingSettings, context: int, key: int) -> list[int]:
+        """The nodes of the tree along the text that the target goes on with under that noise, the root first."""
+        text = self._texts.setdefault((sampling, key), [])
+        pairs = zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)
+        children = {pair: node for node, pair in enumerate(pairs)}
+        path: list[int | None] = [0]
+        while path[-1] is not None:
+            if len(path) > len(text):
+                self._extend(text, sampling, self._noise(context, key))
+            path.append(children.get((path[-1], text[len(path) - 1])))
+        return [node for node in path if node is not None]
 
-
-def _path(tree: TokenTree, text: list[int]) -> list[int]:
-    """The nodes of the tree along the text, the root first."""
-    pairs = zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)
-    children = {pair: node for node, pair in enumerate(pairs)}
-    path = [0]
-    for token in text:
-        child = children.get((path[-1], token))
-        if child is None:
-            break
-        path.append(child)
-    return path
+    def _extend(self, text: list[int], sampling: SamplingSettings, noise: TextNoise) -> None:
+        """Let the target go on with a text behind the context, by as many tokens as trees usually have of it."""
+        settings = TextSettings(sampling=sampling, max_new_tokens=READ_ON, cache_rows=(len(self.ids) + 800, 0))
+        plain, generator = _policy(TreeSettings(policy="none")), torch.Generator()
+        session = start_session(self.target, None, plain, settings, generator, noise)
+        text += [token for step in decode(session, torch.tensor([*self.ids, *text])) for token in step.tokens]
+        self._rewind()
 
 
 def contexts(tokenizer: Any, folder: Path | None, *, count: int, tokens: int, seed: int) -> list[list[int]]:
