@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Unpack
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from edgespec.config import SamplingSettings
-from edgespec.decode.lossless import Verdict, compare
+from edgespec.decode.lossless import Verdict, judge
 from edgespec.decode.threads import make_tuner
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.grow.policies import OpenPolicy
@@ -26,7 +25,6 @@ from edgespec.placement.place import placement_for
 from edgespec.placement.run_place import PlaceOptions, resolve_place
 from edgespec.placement.weights import Announce
 from edgespec.profiled import PairSetup, set_up, set_up_by_profile
-from edgespec.sampling.noise import TextNoise, text_key
 from edgespec.text.cancel import Running
 from edgespec.text.chat_template import Prompt, prompt_ids
 from edgespec.text.conversation import Conversation
@@ -52,11 +50,10 @@ class Engine:
         """Load a pair as it is set up; raises EdgespecError.
 
         `on_quantize` is told what is about to be written to the cache. `self_check` tries whether the family reads
-        token trees rightly. The functions of `edgespec.profiled` set pairs up.
+        token trees rightly.
         """
         # Not the setup itself: it knows the weights, and a closed engine must not keep them.
-        self.pair, self.place, self.placement = setup.pair, setup.place, setup.placement
-        self.profile = setup.profile
+        self.pair, self.place, self.placement, self.profile = setup.pair, setup.place, setup.placement, setup.profile
         self._trees = Trees(setup)
         self._running = Running()
         self._threads = make_tuner(self.place.threads, self.device)
@@ -102,12 +99,9 @@ class Engine:
     ) -> Engine:
         """Load a target and a draft; without a target, the built-in pair.
 
-        Both are folders, or names of the user's configuration or of the local Hugging Face cache; what the cache
-        lacks is downloaded only with `local_files_only=False`. Without `tree` the trees tune themselves; they begin
-        with the plan of the pair's profile, where `edgespec profile` made one ("auto"), or small ("none"). A
-        profile's file holds them to its plan.
-        `options` are those of `PlaceOptions`: device, dtype, quant, draft_quant, limits, context_tokens, prompt_tokens,
-        threads.
+        Both are folders, or names of the user's configuration or of the local Hugging Face cache; what that lacks is
+        downloaded only with `local_files_only=False`. Without `tree` the trees tune themselves, from the plan of the
+        pair's profile ("auto"), or from small ones ("none"); a profile's file holds them to its plan.
         """
         pair = open_pair(*find_pair(target, draft, revision, draft_revision, online=not local_files_only))
         if tree is not None:
@@ -175,11 +169,7 @@ class Engine:
     ) -> Generator[TextChunk, None, None]:
         """Decode what was asked for; `on_prefill` is told how many of the prompt's tokens are read, and of how many."""
         models = self._trees.text_models(
-            self.target_model,
-            self.draft_model,
-            request.sampling,
-            max_context=self.max_context,
-            threads=self._threads,
+            self._loaded, request.sampling, max_context=self.max_context, threads=self._threads
         )
         return run_text(models, request, self.pair, self._running, reuse=reuse, on_prefill=on_prefill)
 
@@ -237,37 +227,26 @@ class Engine:
     def verify_lossless(self, prompts: Sequence[Prompt], **options: Unpack[TextOptions]) -> list[Verdict]:
         """Decode each prompt with these options, through the trees and plainly, and return how the texts differ.
 
-        They have 64 tokens and seed 0, unless the options say otherwise. A verdict says where a text parts from the
-        target's own, and by what gap. Trees that are not coupled give other draws than plain decoding: of those, greedy
-        texts are compared instead.
+        They have 64 tokens and seed 0, unless the options say otherwise. Trees that are not coupled give other draws
+        than plain decoding: of those, greedy texts are compared instead.
         """
-        own, pinned, is_coupled = self.tree, self.pinned_tree, self.policy.draw == "coupled"
+        own, pinned = self.tree, self.pinned_tree
         asked: TextOptions = {"max_new_tokens": 64, "seed": 0, **options}
         requests = [self.request(prompt, **asked) for prompt in prompts]
-        greedy = SamplingSettings()
+        if own.children != "coupled":
+            requests = [replace(request, sampling=SamplingSettings()) for request in requests]
 
-        def decode(request: TextRequest, tree: TreeSettings) -> tuple[int, ...]:
-            self.use_tree(pinned if tree == own else tree)
-            return tuple(token for chunk in self.run(request) for token in chunk.step.tokens)
+        def tokens(request: TextRequest, tree: TreeSettings | None) -> list[int]:
+            self.use_tree(tree)
+            return [token for chunk in self.run(request) for token in chunk.step.tokens]
 
         def verdict(request: TextRequest) -> Verdict:
-            return compare(
-                self.target_model,
-                request.ids,
-                partial(decode, request),
-                own,
-                sampling=request.sampling,
-                noise=TextNoise(
-                    seed=request.seed,
-                    key=text_key(request.name),
-                    vocab=self.target_model.vocab,
-                    device=torch.device("cpu"),
-                ),
-                dtype=self.place.dtype,
-            )
+            text, plain = tokens(request, pinned), tokens(request, own.plain())
+            noise = request.noise(self.target_model.vocab, torch.device("cpu"))
+            return judge(self.target_model, request.ids, text, plain, request.sampling, noise, dtype=self.place.dtype)
 
         try:
-            return [verdict(request if is_coupled else replace(request, sampling=greedy)) for request in requests]
+            return [verdict(request) for request in requests]
         finally:
             self.use_tree(pinned)
 

@@ -9,7 +9,7 @@ between the two tokens. Legend: n tokens of the text, vocab columns.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,9 +21,6 @@ from edgespec.model.causal_model import CausalModel
 from edgespec.model.row_chunks import row_chunks
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.noise import TextNoise
-from edgespec.tree.settings import TreeSettings
-
-Decode = Callable[[TreeSettings], Sequence[int]]  # a prompt's text, with these trees
 
 READ_ROWS = 256  # of a text at once
 # Of the row's largest logit: what two ways of computing it may differ by, with room to spare.
@@ -63,29 +60,14 @@ class Verdict:
         return all(difference.is_near_tie for difference in found)
 
 
-def compare(
-    model: CausalModel,
-    prompt: Sequence[int],
-    decode: Decode,
-    tree: TreeSettings,
-    *,
-    sampling: SamplingSettings,
-    noise: TextNoise,
-    dtype: torch.dtype,
-) -> Verdict:
-    """Decode a prompt through these trees and plainly, and judge the text."""
-    text, plain = decode(tree), decode(tree.plain())
-    return judge(model, prompt, text, plain, sampling=sampling, noise=noise, dtype=dtype)
-
-
 def judge(
     model: CausalModel,
     prompt: Sequence[int],
     text: Sequence[int],
     plain: Sequence[int],
-    *,
     sampling: SamplingSettings,
     noise: TextNoise,
+    *,
     dtype: torch.dtype,
 ) -> Verdict:
     """Compare a text with plain decoding's, and each of its tokens with the target's own in its context.

@@ -113,7 +113,7 @@ def make_grow(
     if drafter is None or kind == "none":
         return lambda root, _max_depth, _branches=None: root_only(root, draw=draw, device=device)
     # The target draws without noise at temperature 0, and so does the draft.
-    shared = noise if draw != "sampled" and sampling.temperature > 0 else None
+    shared = noise if draw == "coupled" and sampling.temperature > 0 else None
     if kind == "static":
         shape = static_shape(_shape(policy, sampling), device)
         stops = _stops(policy, drafter)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+DEFAULT_NAME = "0"  # of a text, as of the only row of a file
 # Of a text's positions: two kinds of numbers are drawn there, and have nothing in common.
 _TOKENS, _GENERATORS = 0, 1
 _COUNTERS = 1 << 256  # of Philox 4x64

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from edgespec.config import DEFAULT_NEW_TOKENS, MAX_SEED, SamplingSettings, require
 from edgespec.errors import EdgespecError
+from edgespec.sampling.noise import DEFAULT_NAME, TextNoise, text_key
 from edgespec.text.context import new_token_limit
 from edgespec.text.stops import StopStrings, stop_strings
 
 if TYPE_CHECKING:
+    import torch
     from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 _SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p")
@@ -51,6 +53,10 @@ class TextRequest:
     name: str
     stop: StopStrings
 
+    def noise(self, vocab: int, device: torch.device) -> TextNoise:
+        """Return the noise that decides the text's tokens."""
+        return TextNoise(seed=self.seed, key=text_key(self.name), vocab=vocab, device=device)
+
 
 def text_request(
     ids: list[int],
@@ -76,7 +82,7 @@ def text_request(
         max_new_tokens=limit,
         limited_by=limited_by,
         seed=secrets.randbits(32) if seed is None else seed,
-        name=asked.pop("name", "0"),
+        name=asked.pop("name", DEFAULT_NAME),
         stop=stop_strings(tokenizer, asked.pop("stop", ())),
         sampling=named_sampling(asked.pop("sampling", base), asked),
     )

@@ -115,9 +115,9 @@ def _steps(
 
     Where memory runs out in a pass, the pass is made again with smaller trees, then without any.
     """
-    device, key = models.target.device, text_key(request.name)
-    generator = generator_at(request.seed, key, len(request.ids), device)
-    noise = TextNoise(seed=request.seed, key=key, vocab=models.target.vocab, device=device)
+    device = models.target.device
+    generator = generator_at(request.seed, text_key(request.name), len(request.ids), device)
+    noise = request.noise(models.target.vocab, device)
     added: list[int] = []
     while True:
         try:

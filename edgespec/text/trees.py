@@ -6,7 +6,7 @@ from edgespec.config import SamplingSettings
 from edgespec.decode.adapt import Tuner, may_follow_clock
 from edgespec.decode.threads import ThreadTuner
 from edgespec.grow.policies import OpenPolicy, open_policy
-from edgespec.model.causal_model import CausalModel
+from edgespec.placement.load import LoadedModels
 from edgespec.placement.place import check_tree_fits
 from edgespec.profiled import PairSetup, acceptance_of
 from edgespec.text.run import TextModels
@@ -65,8 +65,7 @@ class Trees:
 
     def text_models(
         self,
-        target: CausalModel,
-        draft: CausalModel | None,
+        loaded: LoadedModels,
         sampling: SamplingSettings,
         *,
         max_context: int,
@@ -76,11 +75,11 @@ class Trees:
 
         def with_smaller_trees() -> TextModels:
             self.use_smaller()
-            return self.text_models(target, draft, sampling, max_context=max_context, threads=threads)
+            return self.text_models(loaded, sampling, max_context=max_context, threads=threads)
 
         return TextModels(
-            target=target,
-            draft=draft if self.settings.policy != "none" else None,
+            target=loaded.target,
+            draft=loaded.draft if self.settings.policy != "none" else None,
             policy=self.policy,
             tuner=self.tuner_for(sampling),
             max_context=max_context,

@@ -29,7 +29,7 @@ from edgespec.grow.policies import open_policy
 from edgespec.grow.stop_model import distribution_inputs
 from edgespec.model.target import Target
 from edgespec.placement.memory import cache_rows
-from edgespec.sampling.noise import TextNoise, generator_at
+from edgespec.sampling.noise import DEFAULT_NAME, TextNoise, generator_at, text_key
 from edgespec.train.candidates import path_records
 from edgespec.train.record_files import RecordsHeader, read_headers, save_records
 from edgespec.train.records import Records, expected_tokens, slot_records, stop_records
@@ -211,8 +211,9 @@ def _decode(
         cache_rows=cache_rows(len(ids) + longest, setting.tree),
     )
     target = Target(engine.target_model)
-    generator = generator_at(seed, 0, len(ids), engine.device)
-    noise = TextNoise(seed=seed, key=0, vocab=target.vocab, device=engine.device)
+    key = text_key(DEFAULT_NAME)
+    generator = generator_at(seed, key, len(ids), engine.device)
+    noise = TextNoise(seed=seed, key=key, vocab=target.vocab, device=engine.device)
     session = start_session(target, drafter, recorder.policy, settings, generator, noise, keeps_q=True)
     recorder.verify, session.verify = session.verify, recorder
     steps = decode(session, torch.tensor(ids, device=engine.device))

@@ -20,7 +20,7 @@ from edgespec.decode.lossless import Difference, Verdict, _truncation_margins, j
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.sampling.distribution import to_probs
-from edgespec.sampling.noise import TextNoise
+from edgespec.sampling.noise import DEFAULT_NAME, TextNoise, text_key
 from edgespec.text.request import TextRequest
 from edgespec.text.results import TextChunk
 from edgespec.tree.settings import TreeSettings
@@ -68,7 +68,7 @@ def judged(
     sampling: SamplingSettings = GREEDY,
     dtype: torch.dtype = torch.float32,
 ) -> Verdict:
-    noise = TextNoise(seed=0, key=0, vocab=engine.target_model.vocab, device=torch.device("cpu"))
+    noise = TextNoise(seed=0, key=text_key(DEFAULT_NAME), vocab=engine.target_model.vocab, device=torch.device("cpu"))
     return judge(engine.target_model, PROMPT, text, plain, sampling=sampling, noise=noise, dtype=dtype)
 
 

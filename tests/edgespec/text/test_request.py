@@ -32,7 +32,7 @@ def test_single_options_count_above_the_config_and_that_above_the_models_own() -
     assert (asked(config).max_new_tokens, asked(config, max_new_tokens=3).max_new_tokens) == (7, 3)
     assert (asked(config).stop.strings, asked(config, stop="y").stop.strings) == (("x",), ("y",))
     assert asked({"seed": 4}).seed == 4
-    assert (asked().name, asked(name="row 3").name) == ("", "row 3")
+    assert (asked().name, asked(name="row 3").name) == ("0", "row 3")
     assert (asked().max_new_tokens, asked().limited_by) == (98, "context")
     assert asked(max_new_tokens=None, seed=None, sampling=None).sampling == OWN
 

@@ -95,7 +95,7 @@ def test_the_best_nodes_of_a_large_tree_are_the_tree_of_a_small_budget(
         # The large tree may have fewer nodes of so little depth than the small one had room for: it says no more.
         count = len(cut.scores)
         assert count in {len(small.scores), int((large.depths <= depth).sum())}
-        np.testing.assert_allclose(small.scores[:count], cut.scores, rtol=1e-5)
+        np.testing.assert_allclose(small.scores[:count], cut.scores, rtol=1e-4)
         if not name.startswith("sequoia"):  # whose nodes tie: the child 0, 1 is worth what 1, 0 is
             np.testing.assert_allclose(small.values[:count], cut.values, rtol=1e-4, atol=1e-7)
             np.testing.assert_array_equal(small.depths[:count], cut.depths)
@@ -110,7 +110,7 @@ def test_a_threshold_cuts_a_large_tree_as_growth_would(engine: Engine, ids: list
     small = grown(engine, ids, adaptive, 0.0, size=SIZE, depth=DEPTH, threshold=threshold)[2]
     cut = large.cut(size=SIZE, depth=DEPTH, threshold=threshold)
     assert len(cut.scores) == 10
-    np.testing.assert_allclose(small.scores, cut.scores, rtol=1e-5)
+    np.testing.assert_allclose(small.scores, cut.scores, rtol=1e-4)
     np.testing.assert_allclose(small.values, cut.values, rtol=1e-4, atol=1e-7)
 
 
