@@ -74,7 +74,8 @@ def test_a_record_has_the_fields_that_are_promised(run_cli: RunCli, pair_options
     }
     assert len(record["token_ids"]) == 9
     spec = record["spec"]
-    assert (spec["mode"], spec["policy"], spec["tree_size"]) == ("tree", "adaptive", 64)
+    assert (spec["mode"], spec["policy"], spec["draw"], spec["tuned"]) == ("tree", "adaptive", "coupled", True)
+    assert spec["mean_tree_size"] <= spec["tree_size"] == 256
     assert sum(spec["accept_lengths"]) == 8  # the first token comes from the prompt's pass
     assert spec["passes"] == len(spec["accept_lengths"])
     assert spec["draft_n_accepted"] == 8 - spec["passes"]
