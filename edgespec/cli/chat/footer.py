@@ -37,6 +37,7 @@ def footer(
         f"{result.tokens_per_pass:.1f} tok/pass" if result.tokens_per_pass else None,
         f"ctx {used}/{max_context}",
         f"prefill {new} tok{kept}{read_rate}",
+        _mean_size(result) if trees else None,
         f"first {result.time_to_first_token_s:.1f}s",
         gpu,
         trees,
@@ -48,6 +49,12 @@ def footer(
             break
         line = longer
     return line
+
+
+def _mean_size(result: GenerationResult) -> str | None:
+    """Return the size of tuned trees; why they have it stands at the line's end, where that has room."""
+    sizes = [step.num_drafted for step in result.passes]
+    return f"{sum(sizes) / len(sizes):.1f} nodes (tuned)" if sizes else None
 
 
 def session_report(turns: Sequence[Turn], *, streamed_bytes: int) -> Iterable[str]:
