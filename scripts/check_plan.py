@@ -350,6 +350,14 @@ def print_situation(report: dict[str, Any], tokens: dict[str, float]) -> dict[st
     }
 
 
+def write_prompts(folder: Path, count: int) -> Path:
+    """A file of passages from held-out modules that nothing was fitted on."""
+    path = folder / "prompts.jsonl"
+    texts = cut_texts(held_out_halves()[1], count=count, tokens=PROMPT_TOKENS, seed=SEED)
+    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8")
+    return path
+
+
 def main() -> None:
     """The tokens of every setting, then all situations, then the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -373,11 +381,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         if arguments.prompts is None:
-            arguments.prompts = Path(folder) / "prompts.jsonl"
-            texts = cut_texts(held_out_halves()[1], count=arguments.num_prompts, tokens=PROMPT_TOKENS, seed=SEED)
-            arguments.prompts.write_text(
-                "".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8"
-            )
+            arguments.prompts = write_prompts(Path(folder), arguments.num_prompts)
         arguments.tokens = arguments.tokens or Path(folder) / "tokens.json"
         if not arguments.tokens.exists():
             entries = {label: (tree, default_acceptance()) for label, tree in grid().items()}

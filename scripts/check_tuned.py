@@ -30,8 +30,7 @@ from edgespec.placement.run_place import resolve_place
 from edgespec.profiled import set_up_by_profile
 from edgespec.tune.benchmark import Text, continue_one
 from scripts.bench_offload import drop_behind_reader, throttle_edgespec
-from scripts.check_plan import GIB, PROMPT_TOKENS, SAMPLING, SEED, SITUATIONS, captured, read_texts
-from scripts.fit_demo_models import cut_texts, held_out_halves
+from scripts.check_plan import GIB, SAMPLING, SEED, SITUATIONS, captured, read_texts, write_prompts
 
 FIXED = (2, 4, 8, 16, 32, 64, 256)
 ALL_FIXED_PROMPTS = 3  # after which the two best are kept
@@ -125,10 +124,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         if arguments.prompts is None:
-            arguments.prompts = Path(folder) / "prompts.jsonl"
-            texts = cut_texts(held_out_halves()[1], count=arguments.num_prompts, tokens=PROMPT_TOKENS, seed=SEED)
-            lines = (json.dumps({"prompt": text}) + "\n" for text in texts)
-            arguments.prompts.write_text("".join(lines), encoding="utf-8")
+            arguments.prompts = write_prompts(Path(folder), arguments.num_prompts)
         for name in arguments.only:
             home = Path(folder) / name.replace(" ", "-").replace("/", "-")
             home.mkdir()

@@ -8,18 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate
 
 CLASSES = 10  # of scores: octaves down from 1
 MEMORY = 0.98  # of the sums, a tree: about fifty trees
 PRIOR_TOKENS = 2.0  # on both sides of a ratio, so that a few bad trees are no verdict
-BY_RANK = (
-    0.6,
-    0.15,
-    0.08,
-    0.05,
-    0.03,
-)  # chances of a shape's children that nobody has measured; the last of all others
+BY_RANK = (0.6, 0.15, 0.08, 0.05, 0.03)  # chances of a shape's children, where not measured; the last of all others
 CERTAIN = 0.999  # no chance is larger
 
 
@@ -70,11 +63,6 @@ def depths(parents: Sequence[int]) -> list[int]:
     for parent in parents[1:]:
         found.append(found[parent] + 1)
     return found
-
-
-def prefix_sums(values: Sequence[float]) -> list[float]:
-    """Return the sums of the first 0, 1, 2, ... values."""
-    return list(accumulate(values, initial=0.0))
 
 
 def _class_of(score: float) -> int:

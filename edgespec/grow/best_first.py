@@ -5,13 +5,12 @@ token drawn there, and with it
 
     V(root) = 1      s(u, k) = V(u) * prod_{j<k} (1 - a(u, j))      V(child) = s(u, k) * a(u, k)
 
-s is the chance that verification gets as far as trying the slot. Slots are selected by a gain g: s
-itself, or s times the acceptance that is expected before the slot's token is drawn, made to never
-grow from a node to its child or to its next sibling by a running minimum. So the m slots of largest
-g form a tree, and they can be found layer by layer: draw a slot only while its g beats the m-th
-largest seen so far, expand a node only if its first slot's could, stop when nothing qualifies, keep
-the m largest. With g = s this is, for the same noise, the tree of DySpec's Algorithm 1 (a heap, one
-token at a time) with at most `max_children` a node, for which the paper has no bound.
+s is the chance that verification gets as far as trying the slot. Slots are selected by a gain g: s,
+made to never grow from a node to its child or to its next sibling by a running minimum. So the m
+slots of largest g form a tree, and they can be found layer by layer: draw a slot only while its g
+beats the m-th largest seen so far, expand a node only if its first slot's could, stop when nothing
+qualifies, keep the m largest. This is, for the same noise, the tree of DySpec's Algorithm 1 (a heap,
+one token at a time) with at most `max_children` a node, for which the paper has no bound.
 
 What decides on a slot is g, known before its token is drawn. Selecting by anything that knows the
 token would bias the output.
@@ -29,9 +28,7 @@ from edgespec.grow.growing import GrowingTree, Layer, best_nodes
 from edgespec.sampling.draws import draw_without_replacement
 from edgespec.tree.token_tree import TokenTree, root_only
 
-# A layer -> a of its drawn tokens, [k, c], and what is expected of its slots before their tokens are
-# drawn, [k, c]; None selects by s alone
-PredictSlots = Callable[[Layer], tuple[Tensor, Tensor | None]]
+PredictSlots = Callable[[Layer], Tensor]  # a layer -> a of its drawn tokens, [k, c]
 
 
 def grow_best_first(
@@ -45,11 +42,9 @@ def grow_best_first(
     max_children: int,
     device: torch.device,
     generator: torch.Generator,
-    stop_gain: float = 0.0,
 ) -> TokenTree:
     """Grow the tree of the `size` slots of largest gain, none below `threshold`.
 
-    No layer follows one that adds less than `stop_gain` to the sum of the best gains.
     The tree has at most `depth` layers below the root. Nodes are numbered layer by layer, siblings in the order of
     their draw. All limits must have been fixed before the step began.
     """
@@ -82,7 +77,6 @@ def grow_best_first(
             break
         tree.add(row, rank, drawn[row, rank])
         gains.append(slot_gains[row, rank])
-        sum_before = best.sum()
         best = torch.cat([best, gains[-1]])
         if best.shape[0] >= size:
             best = best.topk(size).values
@@ -91,8 +85,6 @@ def grow_best_first(
         most = torch.minimum(layer_values, gains[-1])  # that a slot below can gain
         (expanded,) = ((most > worst_kept) & (most >= threshold)).nonzero(as_tuple=True)
         if layer_depth == depth or expanded.shape[0] == 0:
-            break
-        if stop_gain > 0 and bool(best.sum() - sum_before < stop_gain):
             break
         tree.expand(expanded)
         values, node_gains = layer_values[expanded], gains[-1][expanded]
@@ -107,10 +99,9 @@ def _slot_values(predict: PredictSlots, layer: Layer, node_gains: Tensor) -> tup
 
     `node_gains` [k] are the gains of the parents' slots.
     """
-    acceptance, expected = predict(layer)
+    acceptance = predict(layer)
     rejected = torch.cumprod(1 - acceptance, 1)
     tried = torch.cat([torch.ones_like(rejected[:, :1]), rejected[:, :-1]], 1)
     s = layer.values[:, None] * tried
-    gains = s if expected is None else s * expected
-    gains = torch.minimum(gains, node_gains[:, None]).cummin(1).values
+    gains = torch.minimum(s, node_gains[:, None]).cummin(1).values
     return gains, s * acceptance

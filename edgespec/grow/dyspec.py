@@ -11,6 +11,6 @@ from torch import Tensor
 from edgespec.grow.growing import Layer
 
 
-def predict_slots(layer: Layer) -> tuple[Tensor, None]:
+def predict_slots(layer: Layer) -> Tensor:
     """Return q of the drawn tokens over the mass left before each draw, [k, c]; slots are selected by s."""
-    return layer.q_drawn / layer.mass_left, None
+    return layer.q_drawn / layer.mass_left

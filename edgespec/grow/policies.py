@@ -138,7 +138,6 @@ def make_grow(
             predict=PREDICTIONS[settings.policy],
             size=settings.size,
             threshold=settings.threshold,
-            stop_gain=settings.stop_gain,
             generator=generator,
         )
     else:
