@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -25,19 +24,19 @@ from edgespec.placement.place import placement_for
 from edgespec.placement.run_place import PlaceOptions, resolve_place
 from edgespec.placement.weights import Announce
 from edgespec.profiled import PairSetup, set_up, set_up_by_profile
-from edgespec.text.cancel import Running
 from edgespec.text.chat_template import Prompt, prompt_ids
 from edgespec.text.conversation import Conversation
+from edgespec.text.handle import OnPrefill, TextHandle
 from edgespec.text.request import Config, TextOptions, TextRequest, text_request
 from edgespec.text.results import GenerationResult, Streamer, TextChunk, put_ids
-from edgespec.text.run import OnPrefill, finished, run_text
+from edgespec.text.run import TextModels, Texts
 from edgespec.text.trees import Trees
 from edgespec.tree.settings import TreeSettings
 from profiles.schema import Profile
 
 
 class Engine:
-    """A loaded pair. It decodes one text at a time, and not from several threads. Close it, or use `with`."""
+    """A loaded pair, whose texts share each pass; any thread may ask for them. Close it, or use `with`."""
 
     def __init__(
         self,
@@ -55,8 +54,13 @@ class Engine:
         # Not the setup itself: it knows the weights, and a closed engine must not keep them.
         self.pair, self.place, self.placement, self.profile = setup.pair, setup.place, setup.placement, setup.profile
         self._trees = Trees(setup)
-        self._running = Running()
-        self._threads = make_tuner(self.place.threads, self.device)
+        self._texts = Texts(
+            self.pair,
+            most=self.place.num_texts,
+            models=self._text_models,
+            use_smaller=self._trees.use_smaller,
+            threads=make_tuner(self.place.threads, self.device),
+        )
         self._loaded = LoadedModels({}, device=self.device)
         with offload_errors():
             self._loaded = load_models(
@@ -126,14 +130,11 @@ class Engine:
         `config` is a transformers GenerationConfig or a dict of its names; single options count above it. With
         `reuse` the rows that the last text has in common with this prompt are not computed again.
         """
-        request = self.request(prompt, config, **options)
-        started = time.perf_counter()
-        chunks: list[TextChunk] = []
-        for chunk in self.run(request, reuse=reuse, on_prefill=on_prefill):
-            chunks.append(chunk)
+        handle = self.submit(self.request(prompt, config, **options), reuse=reuse, on_prefill=on_prefill)
+        for chunk in handle:
             if on_chunk:
                 on_chunk(chunk)
-        return finished(request, chunks, self.pair, total_s=time.perf_counter() - started)
+        return handle.whole()
 
     def stream(
         self, prompt: Prompt, config: Config | None = None, *, reuse: bool = False, **options: Unpack[TextOptions]
@@ -164,22 +165,38 @@ class Engine:
             options=options,
         )
 
+    def submit(self, request: TextRequest, *, reuse: bool = False, on_prefill: OnPrefill | None = None) -> TextHandle:
+        """Ask for a text, and return its handle: it begins when somebody waits for any of the engine's texts.
+
+        `on_prefill` is told how many of the prompt's tokens are read, and of how many. With `reuse`, rows that are kept
+        of the prompt's beginning are not computed again, and the text's own are kept.
+        """
+        return self._texts.submit(request, reuse=reuse, on_prefill=on_prefill)
+
     def run(
         self, request: TextRequest, *, reuse: bool = False, on_prefill: OnPrefill | None = None
     ) -> Generator[TextChunk, None, None]:
-        """Decode what was asked for; `on_prefill` is told how many of the prompt's tokens are read, and of how many."""
-        models = self._trees.text_models(
-            self._loaded, request.sampling, max_context=self.max_context, threads=self._threads
-        )
-        return run_text(models, request, self.pair, self._running, reuse=reuse, on_prefill=on_prefill)
+        """Decode what was asked for, step by step; closing the iterator ends the text."""
+        return self.submit(request, reuse=reuse, on_prefill=on_prefill).chunks()
+
+    def generate_many(self, requests: Iterable[TextRequest]) -> Iterator[tuple[int, GenerationResult]]:
+        """Decode many texts together, and yield each one's number and result in the order in which they end.
+
+        As many are under way as `parallel` says. Closing the iterator ends the others. A text that fails raises its
+        error when its turn comes.
+        """
+        return self._texts.finish_many(requests)
+
+    def _text_models(self, request: TextRequest) -> TextModels:
+        return self._trees.text_models(self._loaded, request.sampling)
 
     def chat(self, *, system: str | None = None, raw: bool = False, **options: Unpack[TextOptions]) -> Conversation:
         """Return a conversation, empty but for the system's message; `raw` leaves the chat template out."""
         return Conversation(self, system=system, raw=raw, **options)
 
     def cancel(self, *, abandon: bool = False) -> None:
-        """End the text under way after its pass, or with `abandon` between two layers; any thread may call this."""
-        self._running.cancel(abandon=abandon)
+        """End all texts after their pass, or with `abandon` between two layers; any thread may call this."""
+        self._texts.cancel(abandon=abandon)
 
     def use_tree(self, tree: TreeSettings | None) -> None:
         """Use other trees from the next text on, and hold to them; None is for the engine's own again.
@@ -283,12 +300,12 @@ class Engine:
         return ids
 
     def forget(self) -> None:
-        """Keep nothing of the last text: the next one that reuses its rows finds none."""
-        for model in self._loaded.models:
-            model.reset(0)
+        """Keep nothing of the texts so far: the next one that reuses their rows finds none."""
+        self._texts.kept.forget()
 
     def close(self) -> None:
         """End the readers and let the models go."""
+        self.forget()
         self._loaded.close()
 
     def __enter__(self) -> Engine:

@@ -68,10 +68,8 @@ def drafters_of(target: CausalModel, settings: list[Setting]) -> dict[Setting, F
         if groups is not None:
             router = HeadRouter(target.config.hidden_size, groups, top_groups=top).to(target.device)
             model.router = router.requires_grad_(False)
-        drafters[groups, top] = FeatureHeadDrafter(
-            head, target, vocab=target.vocab, sampling=SAMPLING, tree_rows=64, keeps_text=True
-        )
-        drafters[groups, top].prefill(torch.arange(PROMPT_TOKENS, device=target.device), capacity=PROMPT_TOKENS + 64)
+        drafters[groups, top] = FeatureHeadDrafter(head, target, vocab=target.vocab, sampling=SAMPLING)
+        drafters[groups, top].prefill(torch.arange(PROMPT_TOKENS, device=target.device))
     return drafters
 
 
@@ -119,7 +117,7 @@ def main() -> None:
     for vocab in map(int, arguments.vocabs.split(",")):
         target = CausalModel(random_target(vocab, arguments), device=arguments.device, keeps_hidden=True)
         looked = Target(target)
-        looked.prefill(torch.arange(PROMPT_TOKENS, device=arguments.device), capacity=PROMPT_TOKENS + 8)
+        looked.prefill(torch.arange(PROMPT_TOKENS, device=arguments.device))
         settings: list[Setting] = [(None, 1), *((groups, top) for groups in GROUPS for top in TOP_GROUPS)]
         drafters = drafters_of(target, settings)
         for width in WIDTHS:

@@ -69,7 +69,7 @@ def p_value(head: Path, tree: TreeSettings, prompt: str, num_draws: int) -> floa
         assert engine.draft_model is not None
         ids = [*engine.encode(prompt)]
         causal = engine.target_model
-        target = Target(causal, keeps_text=True)
+        target = Target(causal)
         drafter = open_drafter(
             engine.draft_model, causal, sampling=tree.draft_sampling(SAMPLING), tree_rows=tree.num_drafted,
             keeps_text=True,
@@ -80,7 +80,7 @@ def p_value(head: Path, tree: TreeSettings, prompt: str, num_draws: int) -> floa
         settings = TextSettings(sampling=SAMPLING, max_new_tokens=NUM_TOKENS + 1, cache_rows=rows)
 
         def p_after(text: list[int]) -> torch.Tensor:
-            return to_probs(target.prefill(torch.tensor(text), capacity=rows[0])[None], SAMPLING)[0]
+            return to_probs(target.prefill(torch.tensor(text))[None], SAMPLING)[0]
 
         counts: Counter[tuple[int, ...]] = Counter()
         for _ in range(num_draws):

@@ -336,11 +336,11 @@ def head_session(
     causal = CausalModel(model, device=CPU, keeps_hidden=True)
     drafter = open_drafter(
         CausalModel(drafts, device=CPU), causal, sampling=settings.draft_sampling(sampling),
-        tree_rows=settings.num_drafted, keeps_text=True,
+        tree_rows=settings.num_drafted,
     )  # fmt: skip
     prefixes = [path for size in range(length) for path in itertools.product(range(VOCAB), repeat=size)]
     probs = distributions({prefix: logits_after(model, prefix) for prefix in prefixes}, sampling)
-    return Models(target=Target(causal, keeps_text=True), drafter=drafter), probs
+    return Models(target=Target(causal), drafter=drafter), probs
 
 
 def open_session(
@@ -467,7 +467,7 @@ def total_variation(*, width: int, count: int, seed: int = 5) -> float:
     )
     generator, policy = torch.Generator().manual_seed(seed), open_policy(settings)
     noise = TextNoise(seed=seed, key=0, vocab=VOCAB, device=CPU)  # these children do not share it
-    text = TextSettings(sampling=sampling, max_new_tokens=3, cache_rows=(8, 8))
+    text = TextSettings(sampling=sampling, max_new_tokens=3)
     counts = dict.fromkeys(itertools.product(range(VOCAB), repeat=2), 0)
     for _ in range(count):
         session = models.session(text, policy, generator, noise)

@@ -133,7 +133,7 @@ class Bench:
         pair = open_pair(model, draft)
         self.engine = Engine.from_pair(pair, tree=TreeSettings(policy="dyspec", size=768), self_check=False)
         assert self.engine.draft_model is not None
-        self.target = Target(self.engine.target_model, keeps_text=True)
+        self.target = Target(self.engine.target_model)
         self.seed, self.num_noises = seed, num_noises
 
     def start(self, ids: list[int]) -> None:
@@ -143,7 +143,7 @@ class Bench:
         self._rewind()
 
     def _rewind(self) -> None:
-        self.target.prefill(torch.tensor(self.ids[:-1]), capacity=len(self.ids) + 800)
+        self.target.prefill(torch.tensor(self.ids[:-1]))
 
     def drafter(self, settings: TreeSettings, sampling: SamplingSettings) -> LanguageModelDrafter:
         """A drafter at the same text."""
@@ -154,7 +154,7 @@ class Bench:
             sampling=settings.draft_sampling(sampling),
             tree_rows=1600,
         )
-        drafter.prefill(torch.tensor(self.ids[:-1]), capacity=len(self.ids) + 1600)
+        drafter.prefill(torch.tensor(self.ids[:-1]))
         return drafter
 
     def step(

@@ -15,13 +15,14 @@ from torch import Tensor
 
 from edgespec.config import SamplingSettings
 from edgespec.decode.costs import PassCosts
-from edgespec.decode.tree_choice import SIZES, StepCosts, TreeChoice, Wanted
-from edgespec.grow import Grow
+from edgespec.decode.step import PassCost, StepResult
+from edgespec.decode.tree_choice import SIZES, GrownTree, StepCosts, TreeChoice, Wanted
+from edgespec.grow import Growth
 from edgespec.grow.policies import OpenPolicy
+from edgespec.grow.together import Grow
 from edgespec.profiled import verify_curve
 from edgespec.tree.policies import POLICIES
 from edgespec.tree.settings import TreeSettings
-from edgespec.tree.token_tree import TokenTree
 from profiles.schema import Profile
 
 FIRST_SIZE = 8
@@ -84,20 +85,40 @@ class Tuner:
         return _settings(self.room, wanted)
 
 
-def tuned(
-    policy: OpenPolicy, tuner: Tuner, choice: TreeChoice, make: Callable[[OpenPolicy], Grow], plain: Grow
-) -> Grow:
-    """Return a growth of the choice's trees; `make` is `make_grow` for a policy, `plain` grows roots only."""
+class TextTuning:
+    """The trees of one text, which share what the tuner knows with others of the same sampling."""
 
-    def grow(root: int, max_depth: int, branches: Tensor | None = None, /) -> TokenTree:
-        wanted = choice.next()
-        if wanted is None:
-            return plain(root, max_depth, branches)
-        tree = make(replace(policy, settings=tuner.settings(wanted)))(root, max_depth, branches)
-        choice.expect(tree, wanted, max_depth)
-        return tree
+    def __init__(self, tuner: Tuner, sampling: SamplingSettings) -> None:
+        self._tuner, self._choice = tuner, tuner.choice(sampling)
+        self._grown: GrownTree | None = None  # of the step under way
+        self._choice.begin_text()
 
-    return grow
+    def grow(self, policy: OpenPolicy, make: Callable[[OpenPolicy], Grow], plain: Grow) -> Grow:
+        """Return a growth of the trees that pay; `make` is `make_grow` for a policy, `plain` grows roots only."""
+
+        def steps(root: int, max_depth: int, branches: Tensor | None) -> Growth:
+            self._grown = None
+            wanted = self._choice.in_step
+            if wanted is None:
+                return (yield from plain.growth(root, max_depth, branches))
+            grow = make(replace(policy, settings=self._tuner.settings(wanted)))
+            tree = yield from grow.growth(root, max_depth, branches)
+            self._grown = self._choice.expect(tree, wanted, max_depth)
+            return tree
+
+        return Grow(steps, make(policy).drafter)
+
+    def begin_step(self, number: int, num_texts: int) -> None:
+        """Let the step's trees be chosen, once for all texts."""
+        self._choice.begin_step(number, num_texts)
+
+    def learn(self, step: StepResult) -> None:
+        """Learn what the text's own tree yielded."""
+        self._choice.learn(step, self._grown)
+
+    def observe(self, cost: PassCost) -> None:
+        """Learn what a step of all texts took."""
+        self._choice.observe(cost)
 
 
 @functools.lru_cache(maxsize=MAX_SETTINGS)

@@ -1,18 +1,15 @@
-"""Turn a policy into a text under way: its growth, its rule of verification, and its loop."""
+"""Turn a policy into a text under way: its growth, its rule of verification, and how it goes on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from edgespec.decode.adapt import Tuner, may_follow_clock, tuned
-from edgespec.decode.loop import decode
-from edgespec.decode.session import Session, TextSettings
-from edgespec.decode.step import StepResult
-from edgespec.decode.target_initialized import decode_target_initialized
+from edgespec.decode.adapt import TextTuning, Tuner, may_follow_clock
+from edgespec.decode.loop import Lossless
+from edgespec.decode.session import Rules, Session, TextSettings
+from edgespec.decode.target_initialized import TargetInitialized
 from edgespec.draft import Drafter
 from edgespec.grow.policies import OpenPolicy, make_grow
 from edgespec.model.target import Target
@@ -41,6 +38,9 @@ def start_session(
         "sampling": sampling, "device": target.device, "generator": generator, "noise": noise,
         "keeps_q": keeps_q,
     }  # fmt: skip
+    rules: Rules = Lossless()
+    if not policy.settings.is_lossless and drafter is not None:
+        rules = TargetInitialized(policy.settings.target_width)
     session = Session(
         target=target,
         drafter=drafter,
@@ -50,19 +50,12 @@ def start_session(
         draws_coupled=policy.draw == "coupled",
         grow=make_grow(policy, drafter, **growth),
         verify=verifier(sampling, policy.draw, noise),
+        rules=rules,
     )
     if tuner is not None and drafter is not None:
         assert may_follow_clock(policy.settings, sampling)
-        choice = tuner.choice(sampling)
-        choice.begin_text()
         plain = make_grow(policy, None, **growth)
-        session.grow = tuned(policy, tuner, choice, lambda now: make_grow(now, drafter, **growth), plain)
-        session.learn = choice.learn
+        tuning = TextTuning(tuner, sampling)
+        session.grow = tuning.grow(policy, lambda now: make_grow(now, drafter, **growth), plain)
+        session.tuning = tuning
     return session
-
-
-def continue_text(session: Session, prompt: Tensor, policy: OpenPolicy) -> Iterator[StepResult]:
-    """Continue prompt [n] in the loop that the policy asks for: see `decode`."""
-    if policy.settings.is_lossless or session.drafter is None:
-        return decode(session, prompt)
-    return decode_target_initialized(session, prompt, width=policy.settings.target_width)

@@ -18,6 +18,7 @@ from torch import Tensor
 from edgespec.config import SamplingSettings
 from edgespec.errors import offload_errors
 from edgespec.model.causal_model import CausalModel
+from edgespec.model.new_rows import next_rows
 from edgespec.model.row_chunks import row_chunks
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.noise import TextNoise
@@ -73,7 +74,7 @@ def judge(
     """Compare a text with plain decoding's, and each of its tokens with the target's own in its context.
 
     The texts are of equal length, unless one of them ended in a stop token. `noise` is the text's own, on the CPU; it
-    counts above temperature 0. Uses the model's cache.
+    counts above temperature 0.
     """
     logits = logits_of(model, prompt, text)
     share = NEAR_TIES.get(dtype, NEAR_TIES[torch.float32])
@@ -134,14 +135,10 @@ def _truncation_margins(logits: Tensor, sampling: SamplingSettings) -> Tensor:
 def logits_of(model: CausalModel, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
     """Return the float32 logits [n, vocab] that each token of the text was to be chosen by, on the CPU."""
     ids = torch.tensor([*prompt, *text[:-1]], device=model.device)
-    before = len(prompt)
+    cache = model.new_text()
     with offload_errors():
-        model.reset(len(ids))
-        rows = [model.prefill(ids[:before])[None]]
-        for start in range(before, len(ids), READ_ROWS):
-            piece = ids[start : start + READ_ROWS]
-            positions = torch.arange(start, start + len(piece), device=model.device)
-            visible = torch.ones(len(piece), len(piece), dtype=torch.bool, device=model.device).tril()
-            hidden = model.look(piece, positions, visible)
+        rows = [model.read_text(cache, ids[: len(prompt)])[None]]
+        for piece in ids[len(prompt) :].split(READ_ROWS):
+            (hidden,) = model.read([next_rows(cache, piece)])
             rows += [model.logits(hidden[chunk]) for chunk in row_chunks(len(piece), model.vocab)]
     return torch.cat([row.float().cpu() for row in rows])

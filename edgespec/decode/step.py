@@ -9,8 +9,22 @@ Finish = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PassCost:
+    """What all texts of a step took together."""
+
+    num_texts: int  # whose trees were verified
+    num_rows: int  # of their trees, the roots included
+    num_prompt_rows: int  # of texts that were read in the same pass
+    num_layers: int  # of the trees: draft calls
+    num_pending: int  # tokens of the texts that the draft read on the way
+    grow_s: float
+    target_s: float
+    rest_s: float  # probabilities, verification, commit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What one step added to the text."""
+    """What one step added to the text. Its seconds are those of all texts that shared the pass."""
 
     tokens: tuple[int, ...]  # at least one; none in the first step where the target starts several branches
     num_started: int = 0  # of these, from the front: drawn by the target in the pass before, to start branches
@@ -20,6 +34,7 @@ class StepResult:
     num_drafted: int  # nodes below the root that were verified
     path: tuple[int, ...] = ()  # of these nodes, by number, the accepted ones from the top
     is_prefill: bool  # the first token comes from the pass over the prompt
+    num_texts: int = 1  # that shared the pass
     grow_s: float
     target_s: float
     rest_s: float  # probabilities, verification, commit

@@ -11,69 +11,47 @@ w tokens; so trees, masks and caches are those of every other policy, for one ro
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from edgespec.decode.loop import AcceptedPath, commit, look, tokens_at
-from edgespec.decode.session import Session
-from edgespec.decode.step import StepResult
+from edgespec.decode.loop import tokens_at
+from edgespec.decode.session import AcceptedPath, Session
+from edgespec.grow import Growth
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.draws import draw_without_replacement
 from edgespec.tree.token_tree import TokenTree, ancestors_mask
-from edgespec.verify.rows import TargetRows, refuse_nan
+from edgespec.verify.rows import TargetRows
 
 
-def decode_target_initialized(session: Session, prompt: Tensor, *, width: int) -> Iterator[StepResult]:
-    """Continue prompt [n] as `decode` does, in branches that begin with `width` tokens of the target's.
+class TargetInitialized:
+    """Branches begin with `width` tokens of the target's; the first step yields no token, for they are drawn there."""
 
-    The first step yields no token, because the first branches are drawn there.
-    """
-    assert session.drafter is not None
-    target_rows, draft_rows = session.settings.cache_rows
-    started = time.perf_counter()
-    logits = session.target.prefill(prompt, capacity=target_rows)
-    refuse_nan(logits.amax(-1))
-    prefilled = time.perf_counter()
-    session.noise.start(prompt.shape[0] - 1)
-    session.target.uncommit_last()
-    session.drafter.prefill(prompt[:-1], capacity=draft_rows)
-    branches = _draw(to_probs(logits[None], session.settings.sampling), width, session.generator)
-    session.root = int(prompt[-1])
-    yield StepResult(
-        tokens=(),
-        finish=None,
-        num_drafted=0,
-        is_prefill=True,
-        grow_s=0.0,
-        target_s=prefilled - started,
-        rest_s=time.perf_counter() - prefilled,
-    )
-    while session.finish is None:
-        started = time.perf_counter()
-        tree = session.grow(session.root, session.num_left, branches)
-        grown = time.perf_counter()
-        rows = look(session, tree)
-        looked = time.perf_counter()
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._branches = torch.empty(0)  # [w], the root's children
+
+    def begin(self, session: Session, logits: Tensor) -> tuple[int, ...]:
+        """Draw the first branches from logits [vocab]; the prompt's last token is the root."""
+        session.noise.start(len(session.prompt) - 1)
+        session.target.uncommit_last()
+        assert session.drafter is not None
+        session.drafter.begin(session.prompt[:-1])
+        self._branches = _draw(to_probs(logits[None], session.settings.sampling), self._width, session.generator)
+        session.root = session.prompt[-1]
+        return ()
+
+    def growth(self, session: Session) -> Growth:
+        """Grow below the branches."""
+        return session.grow.growth(session.root, session.num_left, self._branches)
+
+    def accept(self, session: Session, tree: TokenTree, rows: TargetRows) -> AcceptedPath:
+        """Return the longest branch, ended at the first stop token, and draw the next ones at its end."""
         path, end_token = _longest(session, tree, rows)
-        branches = _branches_after(rows.probs(path[-1]), end_token, width, session.generator)
+        self._branches = _branches_after(rows.probs(path[-1]), end_token, self._width, session.generator)
         tokens = _until_stop(tokens_at(tree, path), session.settings.stop_tokens)[: session.num_left]
-        num_proposed = len(tokens) - 1
-        commit(session, tree, AcceptedPath(path=path[:num_proposed], tokens=tokens, num_proposed=num_proposed))
-        yield StepResult(
-            tokens=tokens,
-            num_started=1,
-            num_accepted=num_proposed,
-            finish=session.finish,
-            num_drafted=tree.num_nodes - 1,
-            is_prefill=False,
-            grow_s=grown - started,
-            target_s=looked - grown,
-            rest_s=time.perf_counter() - looked,
-        )
+        return AcceptedPath(path=path[: len(tokens) - 1], tokens=tokens, num_started=1, num_proposed=len(tokens) - 1)
 
 
 def _until_stop(tokens: tuple[int, ...], stop_tokens: frozenset[int]) -> tuple[int, ...]:

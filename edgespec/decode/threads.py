@@ -14,13 +14,13 @@ import os
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import psutil
 import torch
 
-from edgespec.decode.step import StepResult
+from edgespec.decode.batch import Outcome
 from edgespec.model.cores import chosen_by, read_cores
 
 WINDOW_S = 0.3  # that others' load is read over: the system counts it in hundredths
@@ -198,27 +198,27 @@ def make_tuner(threads: int | None, device: torch.device) -> ThreadTuner | None:
     return ThreadTuner(most, processors=len(cores.allowed), others=OthersLoad(cores.allowed)) if most > 1 else None
 
 
-def with_threads(steps: Iterator[StepResult], tuner: ThreadTuner | None) -> Iterator[StepResult]:
-    """Yield the steps of a text, each made with the tuner's number of threads; between them torch has its own."""
+def with_threads(step: Callable[[], list[Outcome]], tuner: ThreadTuner | None, *, reads: bool) -> list[Outcome]:
+    """Make a step with the tuner's number of threads, and leave torch's as it was.
+
+    `reads` says that prompts are read in it.
+    """
     if tuner is None:
-        yield from steps
-        return
-    step: StepResult | None = None
-    while True:
-        own = torch.get_num_threads()
-        # A prompt has many rows: every free core pays.
-        torch.set_num_threads(tuner.free if step is None else tuner.count)
-        try:
-            step = next(steps, None)
-        finally:
-            torch.set_num_threads(own)
-        if step is None:
-            return
-        if step.is_prefill:
-            tuner.look()
-        else:
-            tuner.learn(step.total_s, 1 + step.num_drafted)
-        yield step
+        return step()
+    own = torch.get_num_threads()
+    # A prompt has many rows: every free core pays.
+    torch.set_num_threads(tuner.free if reads else tuner.count)
+    started = time.perf_counter()
+    try:
+        outcomes = step()
+    finally:
+        torch.set_num_threads(own)
+    if reads:
+        tuner.look()
+    else:
+        num_rows = sum(1 + outcome.step.num_drafted for outcome in outcomes if outcome.step is not None)
+        tuner.learn(time.perf_counter() - started, max(1, num_rows))
+    return outcomes
 
 
 def _busy_s(times: object) -> float:

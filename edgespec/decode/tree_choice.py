@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from edgespec.decode.costs import GrowthCosts, PassCosts
 from edgespec.decode.promises import Promises, depths, scores_by_rank
-from edgespec.decode.step import StepResult
+from edgespec.decode.step import PassCost, StepResult
 from edgespec.decode.yields import Yield, Yields
 from edgespec.tree.token_tree import TokenTree
 
@@ -53,19 +53,19 @@ class StepCosts:
     passes: PassCosts = field(default_factory=PassCosts)
     growth: GrowthCosts = field(default_factory=GrowthCosts)
 
-    def of(self, tree: Yield) -> float:
-        """Return the seconds of a step with such trees."""
-        return self.passes.seconds(1 + tree.nodes) + self.growth.seconds(tree.layers, tree.nodes)
+    def of(self, tree: Yield, num_texts: int) -> float:
+        """Return the seconds of a step with such trees, one a text."""
+        nodes = num_texts * tree.nodes
+        return self.passes.seconds(num_texts + nodes) + self.growth.seconds(tree.layers, nodes)
 
-    @property
-    def plain_s(self) -> float:
-        """Return the seconds of a step without a tree."""
-        return self.passes.seconds(1)
+    def plain_s(self, num_texts: int) -> float:
+        """Return the seconds of a step without trees."""
+        return self.passes.seconds(num_texts)
 
 
 @dataclass(frozen=True, slots=True)
-class _Grown:
-    """The tree of the step under way."""
+class GrownTree:
+    """What a text's tree promised."""
 
     scores: list[float]  # of the nodes below the root
     layers: list[int]
@@ -82,9 +82,10 @@ class TreeChoice:
         self.last = start  # of the last tree, which may have been a trial
         self.is_plain = False
         self._continuation = 0.7  # a layer's expected tokens over those of the one before
-        self._grown: _Grown | None = None
         self._least_score, self._least_gain = start.threshold, start.stop_gain  # in the last tree
-        self._was_plain = False  # the step before this one
+        self.in_step: Wanted | None = start  # the trees of the step under way; None: no trees
+        self._step, self._num_texts = -1, 1
+        self._has_learned = False
         self._trees_left, self._look_trees = 0, LOOK_TREES  # of a look
         self._num_looks, self._until_look = 0, 0
         self._plain_wait = self._more_wait = PROBE_AFTER
@@ -92,12 +93,21 @@ class TreeChoice:
 
     def begin_text(self) -> None:
         """Let what the last text yielded count for less: the next one may be of another kind."""
-        self.yields.forget(0.5)
-        self._was_plain = False
+        self.yields.forget(0.5 / self._num_texts)
 
-    def next(self) -> Wanted | None:
-        """Return the limits of the next tree; None is for a step without one."""
-        self._grown = None
+    def begin_step(self, number: int, num_texts: int) -> None:
+        """Choose the trees of the step of that number, of so many texts under way."""
+        if number == self._step:
+            return
+        self._step, self._num_texts = number, num_texts
+        if self._has_learned:
+            self._has_learned = False
+            if not self.is_plain or self._trees_left == 0:
+                self._choose()
+        self.in_step = self._next()
+
+    def _next(self) -> Wanted | None:
+        """Return the limits of the next trees; None is for a step without them."""
         if self.is_plain:
             if self._trees_left == 0:
                 self._until_look -= 1
@@ -107,7 +117,7 @@ class TreeChoice:
                 self.yields.forget(0.8)  # of trees with other limits
             self._trees_left -= 1
             return self.wanted
-        if self.yields.num_trees and not self.costs.passes.times_seen(1):
+        if self.yields.num_trees and not self.costs.passes.times_seen(self._num_texts):
             return None
         self._until_plain -= 1
         self._until_more -= 1
@@ -120,27 +130,31 @@ class TreeChoice:
             return Wanted(self._near(self.wanted.size)[-1], threshold, self.wanted.stop_gain)
         return self.wanted
 
-    def expect(self, tree: TokenTree, wanted: Wanted, max_depth: int) -> None:
-        """Note what a tree promises before it is verified; the text had room for `max_depth` layers."""
+    def expect(self, tree: TokenTree, wanted: Wanted, max_depth: int) -> GrownTree:
+        """Return what a tree promises before it is verified; the text had room for `max_depth` layers."""
         parents = tree.parents.tolist()
         scores = scores_by_rank(parents, tree.ranks.tolist()) if tree.scores is None else tree.scores.tolist()
         layers = depths(parents)
         self.last = wanted
-        self._grown = _Grown(scores[1:], layers[1:], wanted.size, is_typical=layers[-1] < max_depth)
+        return GrownTree(scores[1:], layers[1:], wanted.size, is_typical=layers[-1] < max_depth)
 
-    def learn(self, step: StepResult) -> None:
-        """Learn from a step, and choose the tree of the next one."""
-        self.costs.passes.observe(1 + step.num_drafted, step.target_s + step.rest_s)
-        grown = self._grown
-        if grown is None:
-            self._was_plain = True
-            if self.is_plain:
-                return
-        else:
+    def observe(self, cost: PassCost) -> None:
+        """Learn what a step of all texts took."""
+        if not cost.num_prompt_rows:
+            self.costs.passes.observe(cost.num_rows, cost.target_s + cost.rest_s)
+        if self.in_step is None:
+            return
+        growth, num_nodes = self.costs.growth, cost.num_rows - cost.num_texts
+        num_layers = max(1, cost.num_layers)  # a call finds out that no node is worth it
+        # Where the draft had to read text as well, only less than expected says something.
+        if cost.num_pending <= cost.num_texts or cost.grow_s < growth.seconds(num_layers, num_nodes):
+            growth.observe(num_layers, num_nodes, cost.grow_s)
+
+    def learn(self, step: StepResult, grown: GrownTree | None) -> None:
+        """Learn what a text's tree yielded, if it had one; the next step chooses by it."""
+        if grown is not None:
             self._learn_tree(grown, step)
-            self._was_plain = False
-        if not self.is_plain or self._trees_left == 0:
-            self._choose()
+        self._has_learned = self._has_learned or grown is not None or not self.is_plain
 
     def in_words(self) -> str | None:
         """Say what trees are in use, and why; None before anything is known."""
@@ -148,23 +162,20 @@ class TreeChoice:
             return None
         tree, costs = self._now(), self.costs
         if self.is_plain:
-            times = costs.of(tree) / costs.plain_s
+            times = costs.of(tree, self._num_texts) / costs.plain_s(self._num_texts)
             return f"no trees (tuned): {tree.tokens:.1f} tokens of {tree.nodes:.0f} nodes take {times:.1f} plain passes"
-        return f"trees of {tree.nodes:.0f} nodes (tuned): {tree.tokens:.1f} tokens a pass in {_time(costs.of(tree))}"
+        seconds = costs.of(tree, self._num_texts)
+        return f"trees of {tree.nodes:.0f} nodes (tuned): {tree.tokens:.1f} tokens a pass in {_time(seconds)}"
 
     def _now(self) -> Yield:
         return self.yields.all()[self.yields.sizes.index(self.wanted.size)]
 
-    def _learn_tree(self, grown: _Grown, step: StepResult) -> None:
+    def _learn_tree(self, grown: GrownTree, step: StepResult) -> None:
         accepted = [False] * len(grown.scores)
         for node in step.path:
             accepted[node - 1] = True
         self.promises.learn(grown.scores, accepted)
         num_layers = max(grown.layers, default=1)  # a call finds out that no node is worth it
-        growth, num_nodes = self.costs.growth, len(grown.scores)
-        # Behind a plain step the draft reads the text of all of them as well: only less than expected says something.
-        if not self._was_plain or step.grow_s < growth.seconds(num_layers, num_nodes):
-            growth.observe(num_layers, num_nodes, step.grow_s)
         if not grown.is_typical:
             return
         expected = self.promises.expected(grown.scores)
@@ -180,8 +191,9 @@ class TreeChoice:
 
     def _choose(self) -> None:
         yields = dict(zip(self.yields.sizes, self.yields.all(), strict=True))
-        per_s = {size: found.tokens / self.costs.of(found) for size, found in yields.items()}
-        plain_per_s = 1 / self.costs.plain_s
+        num_texts = self._num_texts
+        per_s = {size: num_texts * found.tokens / self.costs.of(found, num_texts) for size, found in yields.items()}
+        plain_per_s = num_texts / self.costs.plain_s(num_texts)
         near = self._near(self.wanted.size)
         is_early = self.yields.num_trees < FIRST_TREES and per_s[self.wanted.size] > HOPELESS * plain_per_s
         if is_early:
@@ -192,7 +204,7 @@ class TreeChoice:
         was_plain = self.is_plain
         if was_plain:
             self.is_plain = per_s[best] < CLEARLY * plain_per_s
-        elif self.costs.passes.times_seen(1):
+        elif self.costs.passes.times_seen(num_texts):
             self.is_plain = not is_early and plain_per_s > CLEARLY * per_s[best]
         if self.is_plain:
             self._num_looks = self._num_looks + 1 if was_plain else 0
@@ -209,17 +221,22 @@ class TreeChoice:
     def _wait_for_look(self, tree: Yield) -> int:
         """Return the passes until the next look at trees: so many that looking costs little."""
         wait = LOOK_AFTER << min(self._num_looks, 8)
-        lost_s = self.costs.of(tree) - tree.tokens * self.costs.plain_s + self.costs.growth.seconds(1, 0)
+        plain_s = self.costs.plain_s(self._num_texts)
+        lost_s = self.costs.of(tree, self._num_texts) - tree.tokens * plain_s + self.costs.growth.seconds(1, 0)
         share, most = (FIRST_SHARE, FIRST_WAIT) if self._num_looks < FIRST_LOOKS else (LOOK_SHARE, LONGEST_WAIT)
-        return min(most, max(wait, int(share * self._look_trees * lost_s / self.costs.plain_s)))
+        return min(most, max(wait, int(share * self._look_trees * lost_s / plain_s)))
 
     def _use(self, tree: Yield, per_s: float) -> None:
         """Ask of a node and of a layer what the seconds that they add would bring elsewhere."""
         # Passes are looked at over a wide range: between two neighbours, noise would be the slope.
-        few, many = 0.5 * tree.nodes, max(LEAST_RANGE, 1.5 * tree.nodes)
-        node_s = (self.costs.passes.seconds(1 + many) - self.costs.passes.seconds(1 + few)) / (many - few)
+        num_texts = self._num_texts
+        nodes = num_texts * tree.nodes
+        few, many = 0.5 * nodes, max(LEAST_RANGE, 1.5 * nodes)
+        passes = self.costs.passes
+        node_s = (passes.seconds(num_texts + many) - passes.seconds(num_texts + few)) / (many - few)
         node_tokens = per_s * (max(0.0, node_s) + self.costs.growth.seconds(0, 1))
-        layer_tokens = per_s * self.costs.growth.seconds(1, 0) / self._continuation
+        # A layer is one draft call for all texts.
+        layer_tokens = per_s * self.costs.growth.seconds(1, 0) / num_texts / self._continuation
         self.wanted = Wanted(
             self.wanted.size,
             _moved(

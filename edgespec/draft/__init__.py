@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -10,8 +11,8 @@ from torch import Tensor
 class Drafter(Protocol):
     """Proposes continuations. Until `commit`, its rows count the expansions of this tree; the root's is row 0."""
 
-    def prefill(self, ids: Tensor, *, capacity: int) -> None:
-        """Start a text with ids [n], and make room for `capacity` rows."""
+    def begin(self, ids: Sequence[int]) -> None:
+        """Start a text."""
 
     def expand(self, tokens: Tensor, parent_rows: Tensor) -> Tensor:
         """Return the distributions q [k, vocab] after k nodes: tokens [k], and rows of their parents [k] (root: -1)."""

@@ -16,26 +16,28 @@ from edgespec.draft.head_router import HeadRouter, routed_log_probs
 from edgespec.draft.language_model import LanguageModelDrafter, refuse_not_finite
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.row_chunks import row_chunks
+from edgespec.model.text_cache import TextCache
 from edgespec.sampling.distribution import to_draft_probs
 
 
 class FeatureHeadDrafter(LanguageModelDrafter):
-    """Drafts with a head of the `target`, which must keep its hidden states and be at the same text."""
+    """Drafts with a head of the target, whose text `target` is."""
 
     def __init__(
         self,
         head: CausalModel,
-        target: CausalModel,
+        target: TextCache,
         *,
         vocab: int,
         sampling: DraftSampling,
-        tree_rows: int,
-        keeps_text: bool = False,
+        cache: TextCache | None = None,
     ) -> None:
-        super().__init__(head, vocab=vocab, sampling=sampling, tree_rows=tree_rows, keeps_text=keeps_text)
+        """Read the features of `target`, which must keep its hidden states and be at the same text."""
+        super().__init__(head, vocab=vocab, sampling=sampling, cache=cache)
         self._target = target
         router = getattr(head.model, "router", None)
         self._router: HeadRouter | None = router if isinstance(router, HeadRouter) else None
+        self.heads_join = self._router is None  # which groups are computed depends on the text's own rows
 
     def _num_lasting(self, rows: list[int]) -> int:
         """Return 1, for the root's row: those below it were made of the head's own features."""
@@ -50,23 +52,20 @@ class FeatureHeadDrafter(LanguageModelDrafter):
         """Return the head's own features of this tree's rows [k]: [k, h]."""
         return self.hidden(rows)
 
-    def _after_root(self, hidden: Tensor) -> Tensor:
-        """Return q [1, vocab] of the root's feature [1, h].
+    def q_of(self, hidden: Tensor, *, is_checked: bool) -> Tensor:
+        """Return q [k, vocab] of the head's features [k, h], over the groups that the router asks for.
 
-        Raises EdgespecError where its logits are not finite.
+        Raises EdgespecError where logits are to be checked and are not finite.
         """
         if self._router is None:
-            return super()._after_root(hidden)
-        log_probs, tokens = routed_log_probs(self._router, self._model, hidden)
-        refuse_not_finite(log_probs)
-        return self._spread(log_probs, tokens)
-
-    def _after(self, hidden: Tensor) -> Tensor:
-        """Return q [k, vocab] of the head's features [k, h], over the groups that the router asks for."""
-        if self._router is None:
-            return super()._after(hidden)
-        chunks = row_chunks(hidden.shape[0], self._model.vocab)
-        return torch.cat([self._spread(*routed_log_probs(self._router, self._model, hidden[rows])) for rows in chunks])
+            return super().q_of(hidden, is_checked=is_checked)
+        q = []
+        for rows in row_chunks(hidden.shape[0], self.model.vocab):
+            log_probs, tokens = routed_log_probs(self._router, self.model, hidden[rows])
+            if is_checked:
+                refuse_not_finite(log_probs)
+            q.append(self._spread(log_probs, tokens))
+        return torch.cat(q)
 
     def _spread(self, log_probs: Tensor, tokens: list[slice]) -> Tensor:
         """Return q [k, vocab] from the log-probabilities [k, g] of some ranges of tokens; all others have none."""

@@ -8,18 +8,29 @@ front of the next root.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from edgespec.config import DraftSampling
 from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
+from edgespec.model.new_rows import NewRows, next_rows
 from edgespec.model.row_chunks import row_chunks
+from edgespec.model.text_cache import TextCache
 from edgespec.sampling.distribution import to_draft_probs
+
+FIRST_ROWS = 64  # of a tree that there is room for at first
 
 
 class LanguageModelDrafter:
-    """Drafts with a causal language model; `sampling` is how children are drawn, and may change between trees."""
+    """Drafts a text with a causal language model.
+
+    `sampling` is how children are drawn, and may change between trees.
+    """
+
+    heads_join = True  # whether the head may turn several texts' rows into logits at once
 
     def __init__(
         self,
@@ -27,55 +38,65 @@ class LanguageModelDrafter:
         *,
         vocab: int,
         sampling: DraftSampling,
-        tree_rows: int,
-        keeps_text: bool = False,
+        cache: TextCache | None = None,
     ) -> None:
-        """With `keeps_text` a text starts on the rows that it has in common with the last one."""
-        self._model = model
-        self._keeps_text = keeps_text
-        self._vocab = vocab  # the target's: padded embedding tables may differ in length
+        """Begin on the rows that a `cache` has in common with the text."""
+        self.model = model
+        self.cache = model.new_text() if cache is None else cache
         self.sampling = sampling
+        self._vocab = vocab  # the target's: padded embedding tables may differ in length
         self._num_embeddings = model.num_embeddings
-        self._pending: list[int] = []  # committed, without rows yet
+        self._pending: list[int] = []  # of the text: tokens without rows yet
         self._num_rows = 0
         self._hidden: list[Tensor] = []  # [k, h], one entry an expansion of this tree
-        self._visible = torch.zeros(tree_rows, tree_rows, dtype=torch.bool, device=model.device)  # [row, row]
-        self._positions = torch.zeros(tree_rows, dtype=torch.long, device=model.device)  # [row]
+        self._visible = torch.zeros(FIRST_ROWS, FIRST_ROWS, dtype=torch.bool, device=model.device)  # [row, row]
+        self._positions = torch.zeros(FIRST_ROWS, dtype=torch.long, device=model.device)  # [row]
 
-    def prefill(self, ids: Tensor, *, capacity: int) -> None:
-        """Start a text with ids [n]."""
-        self._pending = []
+    def begin(self, ids: Sequence[int]) -> None:
+        """Start a text; it is read when its first root is expanded."""
         self.rewind()
-        ids, kept = self._known(ids), 0
-        if self._keeps_text:
-            kept = self._model.keep_prefix(ids.tolist(), capacity)  # they came from the host
-        else:
-            self._model.reset(capacity)
-        if ids.shape[0] > kept:  # else all is there; or the text is one token, which is the root
-            self._model.prefill(ids[kept:], previous=self._features_before(kept, ids.shape[0]))
+        kept = self.cache.keep_prefix(self._known_ids(ids))
+        self._pending = list(ids[kept:])
 
     def expand(self, tokens: Tensor, parent_rows: Tensor) -> Tensor:
         """Return q [k, vocab] after nodes of tokens [k] below parent_rows [k].
 
         The first call is the root's.
         """
+        (q,) = expand_together([(self, tokens, parent_rows)])
+        if isinstance(q, EdgespecError):
+            raise q
+        return q
+
+    def rows_of(self, tokens: Tensor, parent_rows: Tensor) -> NewRows:
+        """Return the rows of an expansion for a pass; `took_in` tells that it was made."""
         if self._num_rows == 0:
-            return self._expand_root(tokens)
+            return self._root_rows(tokens)
         start, end = self._num_rows, self._num_rows + tokens.shape[0]
         if end > self._positions.shape[0]:
             self._grow(end)
         self._visible[start:end, :start] = self._visible[parent_rows, :start]
         self._visible[start:end, start:end] = torch.eye(end - start, dtype=torch.bool, device=tokens.device)
         self._positions[start:end] = self._positions[parent_rows] + 1
-        self._num_rows = end
-        hidden = self._model.look(
-            self._known(tokens),
-            self._positions[:end],
-            self._visible[start:end, :end],
+        return NewRows(
+            cache=self.cache,
+            ids=self._known(tokens),
+            positions=self._positions[:end],
+            visible=self._visible[start:end, :end],
             previous=self._features_of(parent_rows),
         )
+
+    def took_in(self, hidden: Tensor) -> Tensor:
+        """Take the last hidden states of an expansion's rows, and return those of its nodes: [k, h]."""
+        if self._num_rows == 0:
+            hidden = hidden[-1:]
+            self.cache.commit_next(self._known_ids(self._pending))
+            self._pending = []
+            self._visible[0, 0] = True
+            self._positions[0] = len(self.cache.ids)
+        self._num_rows += hidden.shape[0]
         self._hidden.append(hidden)
-        return self._after(hidden)
+        return hidden
 
     def hidden(self, rows: Tensor) -> Tensor:
         """Return last hidden states [k, h] of this tree's rows [k], expanded since the last commit."""
@@ -87,6 +108,11 @@ class LanguageModelDrafter:
         """The number of rows computed for this tree."""
         return self._num_rows
 
+    @property
+    def num_pending(self) -> int:
+        """The number of the text's tokens that the next expansion of a root reads before it."""
+        return len(self._pending)
+
     def rewind(self) -> None:
         """Forget the tree that was grown since the last commit: another can be grown from the same text."""
         self._num_rows = 0
@@ -96,30 +122,18 @@ class LanguageModelDrafter:
         """Keep the rows of the root and of the path; tokens without a row become pending."""
         rows, tokens = [0, *path_rows], [root, *path_tokens]
         num_cached = 0 if self._num_rows == 0 else self._num_lasting(rows)
-        kept = torch.tensor(rows[:num_cached], dtype=torch.long, device=self._model.device) + len(self._model.text)
-        self._model.commit(kept, self._known(torch.tensor(tokens[:num_cached], dtype=torch.long)).tolist())
+        kept = torch.tensor(rows[:num_cached], dtype=torch.long, device=self.model.device) + len(self.cache.ids)
+        self.cache.commit(kept, self._known_ids(tokens[:num_cached]))
         self._pending += tokens[num_cached:]
         self.rewind()
 
-    def _expand_root(self, root: Tensor) -> Tensor:
-        """Return q [1, vocab] after the pending tokens and the root [1]."""
-        committed = len(self._model.text)
-        self._model.cache.truncate(committed)
-        pending = torch.tensor(self._pending, dtype=torch.long, device=root.device)
-        ids = torch.cat([pending, root])
-        positions = torch.arange(committed, committed + ids.shape[0], device=root.device)
-        causal = torch.ones(ids.shape[0], ids.shape[0], dtype=torch.bool, device=root.device).tril_()
-        end = committed + ids.shape[0]
-        hidden = self._model.look(self._known(ids), positions, causal, previous=self._features_before(committed, end))[
-            -1:
-        ]
-        q = self._after_root(hidden)
-        self._model.commit_next(self._known(torch.tensor(self._pending, dtype=torch.long)).tolist())
-        self._pending = []
-        self._hidden, self._num_rows = [hidden], 1
-        self._visible[0, 0] = True
-        self._positions[0] = len(self._model.text)
-        return q
+    def _root_rows(self, root: Tensor) -> NewRows:
+        """Return the rows of the pending tokens and of the root [1]."""
+        self.cache.truncate()
+        ids = torch.cat([torch.tensor(self._pending, dtype=torch.long, device=root.device), root])
+        committed = len(self.cache.ids)
+        previous = self._features_before(committed, committed + ids.shape[0])
+        return next_rows(self.cache, self._known(ids), previous=previous)
 
     def _num_lasting(self, rows: list[int]) -> int:
         """Return how many rows of the root and the path, from the front, can stay as the text's own."""
@@ -142,25 +156,25 @@ class LanguageModelDrafter:
         """
         return ids.masked_fill(ids >= self._num_embeddings, 0)
 
-    def _after_root(self, hidden: Tensor) -> Tensor:
-        """Return q [1, vocab] of the root's hidden state [1, h].
+    def _known_ids(self, ids: Sequence[int]) -> list[int]:
+        return [token if token < self._num_embeddings else 0 for token in ids]
 
-        Raises EdgespecError where its logits are not finite.
+    def q_of(self, hidden: Tensor, *, is_checked: bool) -> Tensor:
+        """Return q [k, vocab] of hidden states [k, h]; beside it, only a chunk's logits exist at a time.
+
+        Raises EdgespecError where they are to be checked and are not finite.
         """
-        logits = self._model.logits(hidden)
-        refuse_not_finite(logits)
-        return self._probabilities(logits)
-
-    def _after(self, hidden: Tensor) -> Tensor:
-        """Return q [k, vocab] of hidden states [k, h]; beside it, only a chunk's logits exist at a time."""
-        chunks = list(row_chunks(hidden.shape[0], self._model.vocab))
-        first = self._probabilities(self._model.logits(hidden[chunks[0]]))
+        chunks = list(row_chunks(hidden.shape[0], self.model.vocab))
+        logits = self.model.logits(hidden[chunks[0]])
+        if is_checked:
+            refuse_not_finite(logits)
+        first = self._probabilities(logits)
         if len(chunks) == 1:
             return first
         q = first.new_empty(hidden.shape[0], self._vocab)
         q[chunks[0]] = first
         for rows in chunks[1:]:
-            q[rows] = self._probabilities(self._model.logits(hidden[rows]))
+            q[rows] = self._probabilities(self.model.logits(hidden[rows]))
         return q
 
     def _probabilities(self, logits: Tensor) -> Tensor:
@@ -177,14 +191,41 @@ class LanguageModelDrafter:
         self._visible[:old, :old], self._positions[:old] = visible, positions
 
 
+def expand_together(
+    expansions: Sequence[tuple[LanguageModelDrafter, Tensor, Tensor]],
+) -> list[Tensor | EdgespecError]:
+    """Return what `expand` gives for each drafter's tokens [k] and parent rows [k], after one pass for all of them.
+
+    The drafters, of a text each, are of one model. In place of q is an error where hidden states are not finite.
+    """
+    drafters = [drafter for drafter, _, _ in expansions]
+    read = drafters[0].model.read([drafter.rows_of(tokens, parents) for drafter, tokens, parents in expansions])
+    hidden = [drafter.took_in(states) for drafter, states in zip(drafters, read, strict=True)]
+    found: list[Tensor | EdgespecError] = [NOT_FINITE] * len(drafters)
+    together: dict[object, list[int]] = {}
+    is_root = any(drafter.num_rows == 1 for drafter in drafters)  # where the check is made, once a tree
+    is_finite = torch.stack([states.isfinite().all() for states in hidden]).tolist() if is_root else None
+    for index, drafter in enumerate(drafters):
+        if is_finite is None or is_finite[index]:
+            together.setdefault(drafter.sampling if drafter.heads_join else index, []).append(index)
+    for group in together.values():
+        q = drafters[group[0]].q_of(torch.cat([hidden[index] for index in group]), is_checked=is_root)
+        for index, part in zip(group, q.split([hidden[index].shape[0] for index in group]), strict=True):
+            found[index] = part
+    return found
+
+
+NOT_FINITE = EdgespecError(
+    "E_NAN_LOGITS",
+    "the draft's logits are NaN or infinite.",
+    "Use another draft, `dtype=float32`, or `policy=none`.",
+)
+
+
 def refuse_not_finite(logits: Tensor) -> None:
     """Raise EdgespecError where a draft's logits are not finite.
 
     This comes before they are made probabilities, which may hide it.
     """
     if not bool(logits.amax().isfinite()):
-        raise EdgespecError(
-            "E_NAN_LOGITS",
-            "the draft's logits are NaN or infinite.",
-            "Use another draft, `dtype=float32`, or `policy=none`.",
-        )
+        raise NOT_FINITE

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Generator
+from typing import TypeAlias
 
 from torch import Tensor
 
 from edgespec.tree.token_tree import TokenTree
 
-
-class Grow(Protocol):
-    """A policy at work: a function that grows the tree of a step."""
-
-    def __call__(self, root: int, max_depth: int, branches: Tensor | None = None, /) -> TokenTree:
-        """Return the tree below a root token, of at most so many layers.
-
-        `branches` [w] are the root's children if given.
-        """
+# A tree that grows: it asks what follows tokens [k] below parent rows [k] of the drafter, and is sent q [k, vocab]
+Growth: TypeAlias = Generator[tuple[Tensor, Tensor], Tensor, TokenTree]

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edgespec.draft import Drafter
+from edgespec.grow import Growth
 from edgespec.grow.children import best_children
 from edgespec.grow.growing import GrowingTree, Layer, best_nodes
 from edgespec.sampling.noise import TextNoise
 from edgespec.tree.policies import Draw
-from edgespec.tree.token_tree import TokenTree, root_only
+from edgespec.tree.token_tree import root_only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,6 @@ def by_path_probability(layer: Layer) -> Tensor:
 
 
 def grow_beam(
-    drafter: Drafter,
     root: int,
     *,
     rule: BeamRule,
@@ -64,7 +63,7 @@ def grow_beam(
     device: torch.device,
     noise: TextNoise | None = None,
     keeps_q: bool = False,
-) -> TokenTree:
+) -> Growth:
     """Grow the tree of the `size` candidates of largest score, at most `depth` layers below the root.
 
     `Layer.values` are the scores of the parents. Nodes are numbered layer by layer, siblings from the
@@ -72,7 +71,8 @@ def grow_beam(
     """
     if depth == 0:
         return root_only(root, draw=draw, device=device)
-    tree = GrowingTree(drafter, root, device=device, keeps_q=keeps_q)
+    tree = GrowingTree(root, device=device, keeps_q=keeps_q)
+    yield from tree.expand_root()
     values = tree.q.new_ones(1)  # scores of the nodes expanded last: [k]
     path_probability = tree.q.new_ones(1)  # [k]
     scores = [tree.q.new_full((1,), torch.inf)]  # of all nodes; the root is always kept
@@ -116,7 +116,7 @@ def grow_beam(
             beam = score[is_candidate].sort(descending=True).values[: rule.layer_expanded]
             if bool(rule.stops(LayerOutcome(depth=layer_depth, beam_scores=beam, gain=best.sum() - sum_before))):
                 break
-        tree.expand(expanded)
+        yield from tree.expand(expanded)
         values = scores[-1][expanded]
         path_probability = (path_probability[:, None] * q_drawn)[row, rank][expanded]
 

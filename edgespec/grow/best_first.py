@@ -23,16 +23,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from edgespec.draft import Drafter
+from edgespec.grow import Growth
 from edgespec.grow.growing import GrowingTree, Layer, best_nodes
 from edgespec.sampling.draws import draw_without_replacement
-from edgespec.tree.token_tree import TokenTree, root_only
+from edgespec.tree.token_tree import root_only
 
 PredictSlots = Callable[[Layer], Tensor]  # a layer -> a of its drawn tokens, [k, c]
 
 
 def grow_best_first(
-    drafter: Drafter,
     root: int,
     *,
     predict: PredictSlots,
@@ -42,7 +41,7 @@ def grow_best_first(
     max_children: int,
     device: torch.device,
     generator: torch.Generator,
-) -> TokenTree:
+) -> Growth:
     """Grow the tree of the `size` slots of largest gain, none below `threshold`.
 
     The tree has at most `depth` layers below the root. Nodes are numbered layer by layer, siblings in the order of
@@ -50,7 +49,8 @@ def grow_best_first(
     """
     if depth == 0:
         return root_only(root, draw="sampled", device=device)
-    tree = GrowingTree(drafter, root, device=device, keeps_q=True)
+    tree = GrowingTree(root, device=device, keeps_q=True)
+    yield from tree.expand_root()
     values = tree.q.new_ones(1)  # V of the nodes expanded last: [k]
     path_probability = tree.q.new_ones(1)  # [k]
     node_gains = tree.q.new_full((1,), torch.inf)  # and g of their slots: [k]
@@ -86,7 +86,7 @@ def grow_best_first(
         (expanded,) = ((most > worst_kept) & (most >= threshold)).nonzero(as_tuple=True)
         if layer_depth == depth or expanded.shape[0] == 0:
             break
-        tree.expand(expanded)
+        yield from tree.expand(expanded)
         values, node_gains = layer_values[expanded], gains[-1][expanded]
         path_probability = (path_probability[:, None] * q_drawn)[row, rank][expanded]
 

@@ -1,21 +1,24 @@
 """A tree while it grows: layers of nodes, and the distributions of the nodes that were expanded.
 
-The engines of growth decide what is added and what is expanded; this keeps the books. Legend: k nodes
+The engines of growth decide what is added and what is expanded; this keeps the books. They are generators, which ask
+for q and are sent it, so that the trees of many texts can grow with one draft call a layer. Legend: k nodes
 expanded together, which gave q [k, vocab]; j nodes added below them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from edgespec.draft import Drafter
 from edgespec.grow.children import under_noise
 from edgespec.sampling.distribution import CHUNK_ELEMENTS
 from edgespec.tree.policies import Draw
 from edgespec.tree.token_tree import TokenTree
+
+Expanding = Generator[tuple[Tensor, Tensor], Tensor, None]  # asks as `Growth` does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +48,8 @@ class Layer:
 class GrowingTree:
     """The nodes in the order in which they came, layer by layer; the root is expanded at once."""
 
-    def __init__(self, drafter: Drafter, root: int, *, device: torch.device, keeps_q: bool) -> None:
+    def __init__(self, root: int, *, device: torch.device, keeps_q: bool) -> None:
         """Begin with a root; `keeps_q` keeps the draft's distributions for the rule or for records."""
-        self._drafter = drafter
         self._device = device
         self._keeps_q = keeps_q
         # One entry a layer of the tree; node numbers count through all layers.
@@ -55,7 +57,7 @@ class GrowingTree:
         self._parents = [torch.tensor([-1], device=device)]
         self._ranks = [torch.zeros(1, dtype=torch.long, device=device)]
         self._draft_rows = [torch.zeros(1, dtype=torch.long, device=device)]
-        self._q = [drafter.expand(self._tokens[0], self._parents[0])]  # the last one alone, unless all are kept
+        self._q: list[Tensor] = []  # the last one alone, unless all are kept
         self._expanded = torch.zeros(1, dtype=torch.long, device=device)  # node numbers, [k]
         self._parent_rows = self._draft_rows[0]  # rows of the last layer's parents
         self.rows = self._draft_rows[0]  # rows of the nodes expanded last, [k]
@@ -81,12 +83,16 @@ class GrowingTree:
         self._num_before_last = self._num_nodes
         self._num_nodes += row.shape[0]
 
-    def expand(self, which: Tensor) -> None:
+    def expand_root(self) -> Expanding:
+        """Ask the draft what follows the root."""
+        self._q.append((yield self._tokens[0], self._parents[0]))
+
+    def expand(self, which: Tensor) -> Expanding:
         """Ask the draft what follows nodes `which` [k] of the layer added last."""
         first_row, count = self._num_rows, which.shape[0]
         if not self._keeps_q:
             self._q.clear()  # before the next one is made: both at once would be the peak
-        self._q.append(self._drafter.expand(self._tokens[-1][which], self._parent_rows[which]))
+        self._q.append((yield self._tokens[-1][which], self._parent_rows[which]))
         self.rows = torch.arange(first_row, first_row + count, device=self._device)
         self._draft_rows[-1][which] = self.rows
         self._expanded = self._num_before_last + which

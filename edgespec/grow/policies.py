@@ -14,7 +14,7 @@ from torch import Tensor
 
 from edgespec.config import SamplingSettings
 from edgespec.draft import Drafter
-from edgespec.grow import Grow
+from edgespec.grow import Growth
 from edgespec.grow.acceptance import AcceptanceModel, default_acceptance
 from edgespec.grow.adaptive import adaptive_rule
 from edgespec.grow.beam import BeamRule, grow_beam
@@ -27,11 +27,12 @@ from edgespec.grow.opt_tree import opt_tree_rule
 from edgespec.grow.sequoia import best_shape
 from edgespec.grow.static import Stops, grow_static, static_shape
 from edgespec.grow.stop_model import StopModel, model_exit
+from edgespec.grow.together import Grow
 from edgespec.sampling.noise import TextNoise
 from edgespec.tree.policies import POLICIES, Draw
 from edgespec.tree.settings import TreeSettings, preset_shape
 from edgespec.tree.shapes import TreeShape
-from edgespec.tree.token_tree import TokenTree, root_only
+from edgespec.tree.token_tree import root_only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,30 +112,27 @@ def make_grow(
     settings, draw = policy.settings, policy.draw
     kind = POLICIES[settings.policy].kind
     if drafter is None or kind == "none":
-        return lambda root, _max_depth, _branches=None: root_only(root, draw=draw, device=device)
+        return Grow(lambda root, _max_depth, _branches: _root_alone(root, draw, device), None)
     # The target draws without noise at temperature 0, and so does the draft.
     shared = noise if draw == "coupled" and sampling.temperature > 0 else None
     if kind == "static":
         shape = static_shape(_shape(policy, sampling), device)
         stops = _stops(policy, drafter)
-        return lambda root, max_depth, branches=None: grow_static(
-            drafter,
-            root,
+        static = partial(
+            grow_static,
             shape=shape,
-            depth=max_depth,
             draw=draw,
             stops=stops,
             device=device,
             generator=generator,
             noise=shared,
             keeps_q=keeps_q,
-            first_tokens=branches,
         )
-    dynamic: partial[TokenTree]
+        return Grow(lambda root, max_depth, branches: static(root, depth=max_depth, first_tokens=branches), drafter)
+    dynamic: partial[Growth]
     if draw == "sampled":
         dynamic = partial(
             grow_best_first,
-            drafter,
             predict=PREDICTIONS[settings.policy],
             size=settings.size,
             threshold=settings.threshold,
@@ -142,16 +140,19 @@ def make_grow(
         )
     else:
         rule = BEAM_RULES[settings.policy](policy, sampling.temperature)
-        dynamic = partial(
-            grow_beam, drafter, rule=rule, draw=draw, size=settings.num_nodes, noise=shared, keeps_q=keeps_q
-        )
+        dynamic = partial(grow_beam, rule=rule, draw=draw, size=settings.num_nodes, noise=shared, keeps_q=keeps_q)
 
-    def grow(root: int, max_depth: int, branches: Tensor | None = None, /) -> TokenTree:
+    def grow(root: int, max_depth: int, branches: Tensor | None) -> Growth:
         assert branches is None
         depth = min(settings.depth, max_depth)
         return dynamic(root, depth=depth, max_children=settings.width, device=device)
 
-    return grow
+    return Grow(grow, drafter)
+
+
+def _root_alone(root: int, draw: Draw, device: torch.device) -> Growth:
+    yield from ()
+    return root_only(root, draw=draw, device=device)
 
 
 def _measured(policy: OpenPolicy) -> AcceptanceModel:

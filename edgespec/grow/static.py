@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edgespec.draft import Drafter
+from edgespec.grow import Growth
 from edgespec.grow.children import best_children
 from edgespec.grow.growing import GrowingTree, Layer
 from edgespec.sampling.draws import draw_without_replacement
@@ -68,7 +68,6 @@ def static_shape(shape: TreeShape, device: torch.device) -> StaticShape:
 
 
 def grow_static(
-    drafter: Drafter,
     root: int,
     *,
     shape: StaticShape,
@@ -80,7 +79,7 @@ def grow_static(
     noise: TextNoise | None = None,
     keeps_q: bool = False,
     first_tokens: Tensor | None = None,
-) -> TokenTree:
+) -> Growth:
     """Fill the shape with tokens, at most `depth` layers of it.
 
     `noise` is that of coupled children; without it they are the best of q, as they are at temperature 0.
@@ -90,7 +89,8 @@ def grow_static(
     """
     if depth == 0:
         return root_only(root, draw=draw, device=device)
-    tree = GrowingTree(drafter, root, device=device, keeps_q=keeps_q or draw == "sampled")
+    tree = GrowingTree(root, device=device, keeps_q=keeps_q or draw == "sampled")
+    yield from tree.expand_root()
     is_token = [torch.ones(1, dtype=torch.bool, device=device)]
     path_probability = tree.q.new_ones(1)  # of the nodes expanded last: [k]
     layer_noise: Tensor | None = None  # [vocab]
@@ -118,7 +118,7 @@ def grow_static(
             path_probability = (path_probability[:, None] * q_drawn)[layer.row, layer.rank][layer.expanded]
             if bool(stops(outcome)):  # whether to go on depends on it: a wait, where a stop is asked for
                 break
-        tree.expand(layer.expanded)
+        yield from tree.expand(layer.expanded)
     return _without_empty(tree, torch.cat(is_token), draw, shape)
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+LEAST_ROWS = 128
+
 
 class HiddenRows:
     """Hidden states [capacity, h], allocated when the first ones come."""
@@ -16,12 +18,12 @@ class HiddenRows:
     def __init__(self) -> None:
         self._rows: Tensor | None = None
 
-    def write(self, first: int, hidden: Tensor, *, capacity: int) -> None:
-        """Store the hidden states [n, h] of the rows from `first` on, with room for `capacity` rows at least."""
+    def write(self, first: int, hidden: Tensor) -> None:
+        """Store the hidden states [n, h] of the rows from `first` on."""
         end = first + hidden.shape[0]
         if self._rows is None or self._rows.shape[0] < end:
             old = self._rows
-            self._rows = hidden.new_zeros(max(end, capacity), hidden.shape[1])
+            self._rows = hidden.new_zeros(max(end, 2 * first, LEAST_ROWS), hidden.shape[1])
             if old is not None:
                 self._rows[:first] = old[:first]
         self._rows[first:end] = hidden
@@ -30,6 +32,13 @@ class HiddenRows:
         """Move `rows` [j], counted from the start, behind the first `committed` ones."""
         if self._rows is not None and rows.shape[0]:
             self._rows[committed : committed + rows.shape[0]] = self._rows.index_select(0, rows)
+
+    def copy(self, rows: int) -> HiddenRows:
+        """Return the first `rows` rows on their own."""
+        other = HiddenRows()
+        if self._rows is not None:
+            other._rows = self._rows[:rows].clone()
+        return other
 
     def before(self, first: int, end: int) -> Tensor:
         """Return the hidden states [end - first, h] of the positions before rows [first, end).

@@ -1,13 +1,12 @@
-"""A long text, or many texts, pass the layers in chunks: all chunks pass a layer while its weights are there.
+"""A pass of many rows passes each layer in chunks, while the layer's weights are there.
 
-A text of any length, or any number of texts, takes one pass over the weights, with the temporaries of one
-chunk. The layers' own forward is called once a chunk, with its share of everything that has a row for each
-token, and with the mask that a plain forward over the chunk would have had.
+Rows of any number take one pass over the weights, with the temporaries of one chunk. The layers' own forward is
+called once a chunk, with its share of everything that has a row for each token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,19 +14,21 @@ import torch
 from torch import Tensor, nn
 
 from edgespec.errors import EdgespecError
-from edgespec.model.masks import MaskForm
+from edgespec.model.attention import attending
+from edgespec.model.new_rows import Span, additive
+from edgespec.model.text_cache import causal_mask
 
 Watch = Callable[[float], None]  # the share of a pass that is done, 0 to 1; may raise, which ends the pass
 
 
 class LayerMajor:
-    """Wraps the forward of decoder layers, to split a text into chunks and to call `watch` before each of them."""
+    """Wraps the forward of decoder layers, to split a pass into chunks and to call `watch` before each of them."""
 
-    def __init__(self, layers: nn.ModuleList, masks: MaskForm, *, chunk_rows: int) -> None:
-        self.chunk_rows = chunk_rows
-        self._masks = masks
-        self._shares: Callable[[], Iterator[_Share | _TextsShare]] | None = None  # of the pass under way
+    def __init__(self, layers: nn.ModuleList, *, text_by_text: bool, mask: Tensor) -> None:
+        """`mask` is what the model is given in place of one; with `text_by_text` layers get each text's own instead."""
         self.watch: Watch | None = None
+        self._chunks: Sequence[Sequence[Span]] = ()  # of the pass under way
+        self._text_by_text, self._mask = text_by_text, mask
         self._layers = layers
         for index, layer in enumerate(layers):
             layer.forward = self._wrap(index, layer.forward)
@@ -38,117 +39,72 @@ class LayerMajor:
             layer.__dict__.pop("forward", None)
 
     @contextmanager
-    def text(self, start: int, num_rows: int) -> Iterator[None]:
-        """Within this block, the model's forward is over `num_rows` rows of text behind `start` cached ones."""
-
-        def shares() -> Iterator[_Share]:
-            for first in range(0, num_rows, self.chunk_rows):
-                yield _Share(self._masks, start, num_rows, first, min(first + self.chunk_rows, num_rows))
-
-        with self._within(shares):
-            yield
-
-    @contextmanager
-    def texts(self, num_texts: int, num_rows: int) -> Iterator[None]:
-        """Within this block, the model's forward is over texts [num_texts, num_rows], without a cache.
-
-        The texts are padded at their ends.
-        """
-        step = max(1, self.chunk_rows // num_rows)
-
-        def shares() -> Iterator[_TextsShare]:
-            masks: dict[int, Tensor] = {}  # one for all chunks of a layer: they differ in nothing
-            for first in range(0, num_texts, step):
-                yield _TextsShare(self._masks, masks, num_texts, num_rows, first, min(first + step, num_texts))
-
-        with self._within(shares):
-            yield
-
-    @contextmanager
-    def _within(self, shares: Callable[[], Iterator[_Share | _TextsShare]]) -> Iterator[None]:
-        self._shares = shares
+    def rows(self, chunks: Sequence[Sequence[Span]]) -> Iterator[None]:
+        """Within this block, the model's forward is over the rows of these chunks, one after the other."""
+        self._chunks = chunks
         try:
             yield
         finally:
-            self._shares = None
+            self._chunks = ()
 
     def _wrap(self, index: int, forward: Callable[..., Any]) -> Callable[..., Any]:
-        def watched(share: float) -> None:
-            if self.watch is not None:
-                self.watch((index + share) / len(self._layers))
-
         def chunked(*arguments: Any, **named: Any) -> Any:
-            if self._shares is None:
-                watched(0.0)
-                return forward(*arguments, **named)
-            hidden_states = []
-            for share in self._shares():
-                watched(share.done)
-                output = forward(
-                    *(share.of(value) for value in arguments), **{key: share.of(value) for key, value in named.items()}
-                )
-                if not share.is_masked:
+            if not self._chunks:
+                return forward(*arguments, **named)  # somebody else's, who brings a mask
+            num_rows = sum(span.count for chunk in self._chunks for span in chunk)
+            outputs, first = [], 0
+            for chunk in self._chunks:
+                if self.watch is not None:
+                    self.watch((index + first / num_rows) / len(self._layers))
+                end = first + sum(span.count for span in chunk)
+                share = _Share(num_rows, first, end, self._mask)
+                if self._text_by_text:
+                    share.own_mask = self._mask_of(index, chunk[0])
+                with attending(chunk):
+                    outputs.append(
+                        forward(*map(share.of, arguments), **{name: share.of(value) for name, value in named.items()})
+                    )
+                if self._text_by_text and not share.is_masked:
                     raise EdgespecError(
                         "E_UNSUPPORTED_ARCHITECTURE",
                         "this family's layers do not take the mask that the model is given.",
                         "Use a model of another family.",
                     )
-                hidden_states.append(output[0] if isinstance(output, tuple) else output)
-            whole = torch.cat(hidden_states, dim=share.dim)
-            return (whole, *output[1:]) if isinstance(output, tuple) else whole
+                first = end
+            if len(outputs) == 1:
+                return outputs[0]
+            if not isinstance(outputs[0], tuple):
+                return torch.cat(outputs, 1)
+            return (torch.cat([output[0] for output in outputs], 1), *outputs[-1][1:])
 
         return chunked
 
+    def _mask_of(self, index: int, span: Span) -> Tensor:
+        num_keys = span.rows.cache.layers[index].length + span.count
+        if span.rows.visible is None:
+            visible = causal_mask(span.count, num_keys, device=self._mask.device)
+            return additive(visible, self._mask.dtype)[None, None]
+        return span.mask(num_keys, None, self._mask.dtype)[None, None]
+
 
 class _Share:
-    """One chunk's part of the arguments of a layer, for a long text [1, rows]."""
+    """One chunk's part of the arguments of a layer."""
 
-    dim = 1  # along which chunks lie
-
-    def __init__(self, masks: MaskForm, start: int, num_rows: int, first: int, end: int) -> None:
+    def __init__(self, num_rows: int, first: int, end: int, mask: Tensor) -> None:
+        self.own_mask: Tensor | None = None
         self.is_masked = False
-        self._masks, self._start, self._num_rows = masks, start, num_rows
-        self._first, self._end = first, end
-        self.done = first / num_rows  # of the layer, when this chunk begins
+        self._num_rows, self._first, self._end, self._mask = num_rows, first, end, mask
 
     def of(self, value: Any) -> Any:
-        """Return the chunk's rows of a value that has one for each token, and the chunk's mask for a stand-in."""
+        """Return the chunk's rows of a value that has one for each token, and its mask in the place of the model's."""
         if isinstance(value, tuple):
             return tuple(self.of(item) for item in value)
         if not isinstance(value, Tensor):
             return value
-        mask = self._masks.of_stand_in(value, self._start + self._first, self._start + self._end)
-        if mask is not None:
+        if value is self._mask and self.own_mask is not None:
             self.is_masked = True
-            return mask
+            return self.own_mask
+        if self._end - self._first == self._num_rows:
+            return value
         has_rows = value.dim() >= 2 and value.shape[1] == self._num_rows
         return value[:, self._first : self._end] if has_rows else value
-
-
-class _TextsShare:
-    """Some texts' part of the arguments of a layer, for texts [texts, rows]."""
-
-    dim = 0
-
-    def __init__(
-        self, masks: MaskForm, made: dict[int, Tensor], num_texts: int, num_rows: int, first: int, end: int
-    ) -> None:
-        self.is_masked = False
-        self._masks, self._made = masks, made
-        self._shape, self._first, self._end = (num_texts, num_rows), first, end
-        self.done = first / num_texts
-
-    def of(self, value: Any) -> Any:
-        """Return the texts' part of a value that has one for each, and for a stand-in the causal mask of all texts."""
-        if isinstance(value, tuple):
-            return tuple(self.of(item) for item in value)
-        if not isinstance(value, Tensor):
-            return value
-        mask = self._made.get(id(value))
-        if mask is None:
-            mask = self._masks.of_stand_in(value, 0, self._shape[1])
-        if mask is not None:
-            self.is_masked = True
-            self._made[id(value)] = mask
-            return mask
-        return value[self._first : self._end] if tuple(value.shape[:2]) == self._shape else value

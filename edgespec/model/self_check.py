@@ -26,6 +26,7 @@ from edgespec.tree.token_tree import TokenTree
 VOCAB = 96
 WINDOW = 8  # shorter than the text, so that a missing one shows
 TEXT_TOKENS = 21
+OTHER_TOKENS = 14
 CHUNK_ROWS = 9  # so that the text takes three
 PARENTS = (-1, 0, 0, 1, 1, 2, 4, 4)
 COMMITTED_PATH = (1, 4)
@@ -120,30 +121,49 @@ def _failure(model_type: str, config_json: str, attention: str | None, device: t
 
 
 def _difference(model: PreTrainedModel, tokens: Tensor, device: torch.device) -> str | None:
-    """Compare two rounds of tree, commit, tree with plain forwards over every path; return what differs, if any."""
-    target = Target(CausalModel(model, device=device, chunk_rows=CHUNK_ROWS))
-    text = tokens[:TEXT_TOKENS]
-    after_text = target.prefill(text, capacity=len(tokens))
-    expected_after_text = model(input_ids=text[None], use_cache=False).logits[0, -1:]
-    in_one_piece = CausalModel(model, device=device)
-    in_one_piece.reset(len(text))
+    """Compare two rounds of tree, commit, tree with plain forwards over every path; return what differs, if any.
+
+    Another text is in every pass, so that one that leaks shows.
+    """
+    plain = copy.deepcopy(model)
+    causal = CausalModel(model, device=device, chunk_rows=CHUNK_ROWS)
+    target, other = Target(causal), Target(causal)
+    text, company = tokens[:TEXT_TOKENS], tokens.flip(0)[:OTHER_TOKENS]
+    other.begin(company.tolist())
+    target.begin(text.tolist())
+    after_company, after_text = target.read([other.text_rows(OTHER_TOKENS), target.text_rows(TEXT_TOKENS)])
+    other.took_in(OTHER_TOKENS)
+    target.took_in(TEXT_TOKENS)
+    in_one_piece = CausalModel(copy.deepcopy(plain), device=device)
+    expected_after_text = _plain_logits(plain, text)[-1:]
     rounds = [
-        ("the text's", after_text[None], expected_after_text),
-        ("a short text's", in_one_piece.prefill(text)[None], expected_after_text),
+        ("the text's", target.logits(after_text[-1:]), expected_after_text),
+        ("another text's", target.logits(after_company[-1:]), _plain_logits(plain, company)[-1:]),
+        ("a short text's", in_one_piece.read_text(in_one_piece.new_text(), text)[None], expected_after_text),
     ]
     for nodes in tokens[TEXT_TOKENS:].split(len(PARENTS)):
-        logits = target.logits(target.look(_tree(nodes)))
-        for leaf in set(range(len(PARENTS))) - set(PARENTS):
-            path = _path(leaf)
-            expected = model(input_ids=torch.cat([text, nodes[path]])[None], use_cache=False).logits[0, -len(path) :]
-            rounds.append((f"node {leaf}'s", logits[path], expected))
-        target.commit(COMMITTED_PATH)
+        trees = [target.tree_rows(_tree(nodes)), other.tree_rows(_tree(nodes.flip(0)))]
+        hidden = target.read(trees)
+        for of, start, these, seen in ((target, text, nodes, hidden[0]), (other, company, nodes.flip(0), hidden[1])):
+            logits = of.logits(seen)
+            for leaf in set(range(len(PARENTS))) - set(PARENTS):
+                path = _path(leaf)
+                expected = _plain_logits(plain, torch.cat([start, these[path]]))[-len(path) :]
+                rounds.append((f"node {leaf}'s", logits[path], expected))
+            of.commit(COMMITTED_PATH)
         text = torch.cat([text, nodes[[0, *COMMITTED_PATH]]])
+        company = torch.cat([company, nodes.flip(0)[[0, *COMMITTED_PATH]]])
     for what, found, expected in rounds:
         error = float((found - expected).abs().max() / expected.abs().max())
         if not error < TOLERANCE:
             return f"{what} logits are off by {error:.2g} of the largest"
     return None
+
+
+def _plain_logits(model: PreTrainedModel, text: Tensor) -> Tensor:
+    """Return transformers' own logits [n, vocab] of a text [n]."""
+    logits: Tensor = model(input_ids=text[None], use_cache=False).logits[0]
+    return logits
 
 
 def _path(node: int) -> list[int]:

@@ -1,27 +1,32 @@
-"""The target: its streamed forward over a text or a tree, and its committed cache.
+"""The target of one text: what it reads of trees and of the text, on the text's own cache.
 
 What goes wrong in the offload room leaves here as EdgespecError.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from edgespec.errors import offload_errors
 from edgespec.model.causal_model import CausalModel
+from edgespec.model.new_rows import NewRows, next_rows
+from edgespec.model.text_cache import TextCache
 from edgespec.tree.token_tree import TokenTree, ancestors_mask, depths
 
 
 class Target:
-    """The model whose distribution the output has."""
+    """The model whose distribution the output has, at one text."""
 
-    def __init__(self, model: CausalModel, *, keeps_text: bool = False) -> None:
-        """With `keeps_text` a text starts on the rows that it has in common with the last one."""
+    def __init__(self, model: CausalModel, cache: TextCache | None = None) -> None:
+        """Begin on the rows that a `cache` has in common with the text."""
         self._model = model
-        self._keeps_text = keeps_text
+        self.cache = model.new_text() if cache is None else cache
+        self._unread: list[int] = []  # of the text, from the front
         self._looked_at: Tensor | None = None  # tokens [n] of the tree whose rows the cache holds
-        self.num_kept = 0  # rows that the last prefill found there
+        self.num_kept = 0  # rows that the text found there
 
     @property
     def device(self) -> torch.device:
@@ -33,38 +38,69 @@ class Target:
         """The number of the logits' columns."""
         return self._model.vocab
 
-    def prefill(self, ids: Tensor, *, capacity: int) -> Tensor:
-        """Start a text with ids [n], and return the logits [vocab] after it."""
-        if self._keeps_text:
-            # The last row is always computed: its logits are asked for.
-            self.num_kept = self._model.keep_prefix(ids[:-1].tolist(), capacity)  # they came from the host
-        else:
-            self._model.reset(capacity)
-        with offload_errors():
-            return self._model.prefill(ids[self.num_kept :])
+    @property
+    def num_unread(self) -> int:
+        """The number of the text's tokens that have no rows yet."""
+        return len(self._unread)
 
-    def uncommit_last(self) -> None:
-        """Forget the row of the text's last token: it becomes a root."""
-        self._model.uncommit_last()
+    def begin(self, ids: Sequence[int]) -> None:
+        """Start a text; rows of its beginning that are cached stay."""
+        # The last row is always computed: its logits are asked for.
+        self.num_kept = self.cache.keep_prefix(ids[:-1])
+        self._unread = list(ids[self.num_kept :])
+
+    def text_rows(self, count: int) -> NewRows:
+        """Return the next rows of the text, at most so many, for a pass; `took_in` tells that it was made."""
+        self.cache.truncate()  # what an interrupted pass may have left
+        return next_rows(self.cache, torch.tensor(self._unread[:count], device=self.device))
+
+    def took_in(self, count: int) -> None:
+        """Make so many rows of the text committed: a pass has read them."""
+        self.cache.commit_next(self._unread[:count])
+        del self._unread[:count]
+
+    def tree_rows(self, tree: TokenTree) -> NewRows:
+        """Return the rows of a tree for a pass; the cache holds them until `commit`."""
+        self.cache.truncate()  # what an interrupted pass may have left
+        self._looked_at = tree.tokens
+        if tree.num_nodes == 1:
+            return next_rows(self.cache, tree.tokens)
+        return NewRows(
+            cache=self.cache,
+            ids=tree.tokens,
+            positions=len(self.cache.ids) + depths(tree.parents),
+            visible=ancestors_mask(tree.parents) if tree.ancestors is None else tree.ancestors,
+        )
+
+    def prefill(self, ids: Tensor) -> Tensor:
+        """Read a text [n] alone, in one pass, and return the logits [vocab] after it."""
+        self.begin(ids.tolist())
+        (hidden,) = self.read([self.text_rows(self.num_unread)])
+        self.took_in(self.num_unread)
+        return self.logits(hidden[-1:])[0]
 
     def look(self, tree: TokenTree) -> Tensor:
-        """Return the last hidden states [n, h] of the tree's nodes; the cache holds their rows until `commit`."""
+        """Read a tree alone, and return the last hidden states [n, h] of its nodes."""
+        (hidden,) = self.read([self.tree_rows(tree)])
+        return hidden
+
+    def read(self, parts: Sequence[NewRows]) -> list[Tensor]:
+        """Return the last hidden states [n, h] of rows of this text and of others, after one pass over the weights."""
         with offload_errors():
-            committed = len(self._model.text)
-            self._model.cache.truncate(committed)  # what an interrupted pass may have left
-            self._looked_at = tree.tokens
-            positions = committed + depths(tree.parents)
-            ancestors = ancestors_mask(tree.parents) if tree.ancestors is None else tree.ancestors
-            return self._model.look(tree.tokens, positions, ancestors)
+            return self._model.read(parts)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [k, vocab] of hidden states [k, h]."""
         with offload_errors():
             return self._model.logits(hidden)
 
+    def uncommit_last(self) -> None:
+        """Forget the row of the text's last token: it becomes a root."""
+        self.cache.uncommit_last()
+
     def commit(self, path: tuple[int, ...]) -> None:
         """Make the root and the path's nodes text: keep their rows, and drop the others."""
         assert self._looked_at is not None
         nodes = torch.tensor([0, *path], device=self.device)
         tokens = self._looked_at[nodes].tolist()  # a handful, after verification has waited for the pass
-        self._model.commit(nodes + len(self._model.text), tokens)
+        self.cache.commit(nodes + len(self.cache.ids), tokens)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PretrainedConfig
 
-from edgespec.model.causal_model import PREFILL_ROWS
+from edgespec.model.causal_model import CHUNK_ROWS
 from edgespec.model.row_chunks import rows_at_once
 from edgespec.placement.run_place import RunPlace
 from edgespec.tree.settings import TreeSettings
@@ -86,7 +86,7 @@ def pass_bytes(
     sizes = _pass_sizes(config, dtype)
     logits_rows = NUM_LOGITS_COPIES * min(tree_rows, rows_at_once(config.vocab_size))
     logits_bytes = config.vocab_size * FLOAT32_BYTES * (logits_rows + NUM_DRAFT_PROBS_COPIES * probs_rows)
-    chunk_rows = min(prompt_rows, PREFILL_ROWS)
+    chunk_rows = min(prompt_rows, CHUNK_ROWS)
     pair_bytes = sizes.mask_bytes + sizes.score_bytes
     prompt_bytes = chunk_rows * (sizes.row_bytes + prompt_rows * pair_bytes) + prompt_rows * sizes.key_bytes
     prompt_bytes += NUM_HIDDEN_COPIES * prompt_rows * config.hidden_size * dtype.itemsize
@@ -97,7 +97,7 @@ def pass_bytes(
 def texts_bytes(config: PretrainedConfig, *, num_rows: int, text_rows: int, dtype: torch.dtype) -> int:
     """Return the bytes of the largest temporaries of one pass over texts of `text_rows` rows, `num_rows` in all."""
     sizes = _pass_sizes(config, dtype)
-    chunk_rows = max(text_rows, PREFILL_ROWS // text_rows * text_rows)
+    chunk_rows = max(text_rows, CHUNK_ROWS // text_rows * text_rows)
     chunk_bytes = chunk_rows * (sizes.row_bytes + sizes.key_bytes + text_rows * sizes.score_bytes)
     chunk_bytes += text_rows * text_rows * sizes.mask_bytes
     return int(PASS_SLACK * (chunk_bytes + NUM_TEXTS_COPIES * num_rows * config.hidden_size * dtype.itemsize))

@@ -8,7 +8,7 @@ from typing import TypedDict, Unpack
 import torch
 from transformers import PretrainedConfig
 
-from edgespec.config import MemoryLimits, parse_quant
+from edgespec.config import MemoryLimits, parse_quant, require
 from edgespec.model.cores import check_threads
 from edgespec.model.device import planning_device, resolve_device, resolve_dtype
 
@@ -26,6 +26,7 @@ class PlaceOptions(TypedDict, total=False):
     context_tokens: int  # of the longest text, 2048
     prompt_tokens: int | None  # of the longest prompt; None: as long as the context
     threads: int | None  # of the processor; None: as many as pay, step by step
+    parallel: int  # texts under way at once, 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,7 @@ class RunPlace:
     context_tokens: int
     prompt_tokens: int
     threads: int | None = None  # of the processor; None: as many as pay, step by step
+    num_texts: int = 1  # under way at once
 
 
 def resolve_place(
@@ -66,4 +68,11 @@ def resolve_place(
         context_tokens=context_tokens,
         prompt_tokens=options.get("prompt_tokens") or context_tokens,
         threads=check_threads(options.get("threads")),
+        num_texts=check_parallel(options.get("parallel", 1)),
     )
+
+
+def check_parallel(count: int) -> int:
+    """Return a number of texts under way; raises EdgespecError for none."""
+    require(count >= 1, f"`parallel={count}` is no number of texts.", "Use 1 or more.")
+    return count

@@ -16,9 +16,9 @@ from edgespec.config import MAX_SEED
 from edgespec.errors import EdgespecError
 from edgespec.pair.pair import ModelPair
 from edgespec.text.chat_template import Message, plain_ids, template_ids
+from edgespec.text.handle import OnPrefill, finished
 from edgespec.text.request import TextOptions, TextRequest
 from edgespec.text.results import GenerationResult, TextChunk
-from edgespec.text.run import OnPrefill, finished
 from edgespec.text.session_file import SavedSession, read_session, transcript, write_session
 
 

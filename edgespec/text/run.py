@@ -1,37 +1,41 @@
-"""One text is decoded as asked: the models' caches, the loop, its text, and the ways in which it ends."""
+"""The texts of an engine: those that wait, those under way, which share each pass, and the ways in which they end.
+
+Nobody works in the background. Whoever waits for a text works on all of them, step by step, and the others who wait
+are told; so threads may ask for texts at any time, and a text alone is a batch of one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from tokenizers.decoders import DecodeStream
 
 from edgespec.decode.adapt import Tuner
-from edgespec.decode.choose import continue_text, start_session
-from edgespec.decode.session import TextSettings
-from edgespec.decode.step import StepResult
+from edgespec.decode.batch import Batch, Outcome
+from edgespec.decode.choose import start_session
+from edgespec.decode.session import Session, TextSettings
 from edgespec.decode.threads import ThreadTuner, with_threads
-from edgespec.draft.language_model import LanguageModelDrafter
 from edgespec.draft.open_drafter import open_drafter
 from edgespec.errors import is_out_of_memory
 from edgespec.grow.policies import OpenPolicy
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.device import release_memory
-from edgespec.model.layer_major import Watch
 from edgespec.model.target import Target
 from edgespec.pair.pair import ModelPair
-from edgespec.placement.memory import cache_rows
 from edgespec.sampling.noise import TextNoise, generator_at, text_key
-from edgespec.text.cancel import PassAbandonedError, Running
+from edgespec.text.caches import KeptCaches, TextCaches, new_caches
+from edgespec.text.handle import OnPrefill, TextHandle
 from edgespec.text.request import TextRequest
-from edgespec.text.results import GenerationResult, TextChunk
-from edgespec.text.stops import text_chunks
+from edgespec.text.results import GenerationResult
 from edgespec.tree.settings import TreeSettings
 
-OnPrefill = Callable[[int, int], None]  # tokens of the prompt that are read, of how many that were not cached
+SHARED_TOKENS = 16  # of a prompt that it pays to wait for, where another text reads the same one
+
+
+class PassAbandonedError(Exception):
+    """Raised to leave a pass between two layers, as somebody asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +46,6 @@ class TextModels:
     draft: CausalModel | None  # None: plainly
     policy: OpenPolicy
     tuner: Tuner | None  # None: the policy's settings as they are
-    max_context: int
-    with_smaller_trees: Callable[[], TextModels]  # asked where memory runs out
-    threads: ThreadTuner | None = None  # None: their number is settled
 
     @property
     def room(self) -> TreeSettings:
@@ -52,156 +53,252 @@ class TextModels:
         return self.policy.settings if self.tuner is None else self.tuner.room
 
 
-def run_text(
-    models: TextModels,
-    request: TextRequest,
-    pair: ModelPair,
-    running: Running,
-    *,
-    reuse: bool,
-    on_prefill: OnPrefill | None,
-) -> Generator[TextChunk, None, None]:
-    """Yield the steps of a text with what they add to it; an interrupted text ends with an unfinished step.
+class Texts:
+    """All texts that an engine was asked for and has not finished."""
 
-    With `reuse`, the rows that the caches hold of the prompt's beginning stay.
-    """
-    decoder = DecodeStream(skip_special_tokens=True)
-    backend = pair.tokenizer.backend_tokenizer
+    def __init__(
+        self,
+        pair: ModelPair,
+        *,
+        most: int,
+        models: Callable[[TextRequest], TextModels],
+        use_smaller: Callable[[], None],
+        threads: ThreadTuner | None,
+    ) -> None:
+        """Have at most `most` texts under way.
 
-    def spell(token: int) -> str:
-        # What ends a text is no part of it, also where it is not special to the tokenizer.
-        return "" if token in pair.stop_tokens else decoder.step(backend, token) or ""
+        `models` says what a text is decoded with; `use_smaller` makes that smaller trees, because memory ran out.
+        """
+        self.most = most
+        self.kept = KeptCaches()
+        self._pair, self._models, self._use_smaller, self._threads = pair, models, use_smaller, threads
+        self._condition = threading.Condition()
+        self._is_driven = False
+        self._abandons = False
+        self._waiting: list[TextHandle] = []
+        self._under_way: dict[Session, TextHandle] = {}
+        self._draws: dict[TextHandle, tuple[torch.Generator, TextNoise]] = {}
+        self._batch = Batch()
 
-    steps = _steps(models, request, pair, reuse=reuse)
-    chunks = text_chunks(steps, decode=spell, stop=request.stop)
-    with running.text(), _watched(models, request, running, on_prefill) as watch:
+    @property
+    def under_way(self) -> int:
+        """The number of texts under way."""
+        return len(self._under_way)
+
+    def submit(self, request: TextRequest, *, reuse: bool = False, on_prefill: OnPrefill | None = None) -> TextHandle:
+        """Ask for a text; it begins when there is room.
+
+        With `reuse`, rows that are kept of the prompt's beginning stay, and the text's own are kept for what follows.
+        """
+        handle = TextHandle(request, self._pair, reuse=reuse, on_prefill=on_prefill, advance=self.advance)
+        with self._condition:
+            self._waiting.append(handle)
+        return handle
+
+    def finish_many(self, requests: Iterable[TextRequest]) -> Iterator[tuple[int, GenerationResult]]:
+        """Yield the numbers and results of texts as they end; closing the iterator ends the others."""
+        numbers = {self.submit(request): number for number, request in enumerate(requests)}
         try:
-            for chunk in chunks:
-                models.target.watch = watch  # the prompt is read
-                yield chunk
-                if running.is_stopping:
-                    return
-        except PassAbandonedError:
-            return
+            while numbers:
+                for handle in [handle for handle in numbers if handle.is_done]:
+                    yield numbers.pop(handle), handle.result()
+                if numbers:
+                    self.advance_any(list(numbers))
         finally:
-            steps.close()  # now, and not when somebody collects it: the next text uses the same caches
+            for handle in numbers:
+                handle.cancel()
 
+    def cancel(self, *, abandon: bool) -> None:
+        """End all texts after their pass, or with `abandon` within it. A signal handler may call this."""
+        for handle in [*self._waiting, *self._under_way.values()]:
+            handle.is_cancelled = True
+        self._abandons = abandon and self._is_driven
 
-def finished(request: TextRequest, chunks: Sequence[TextChunk], pair: ModelPair, *, total_s: float) -> GenerationResult:
-    """Return all chunks of a text as one result."""
-    token_ids = tuple(token for chunk in chunks for token in chunk.step.tokens)
-    spelled = [token for token in token_ids if token not in pair.stop_tokens]
-    finish = chunks[-1].step.finish if chunks else None
-    return GenerationResult(
-        text=(
-            "".join(chunk.text for chunk in chunks)
-            if request.stop
-            else str(pair.tokenizer.decode(spelled, skip_special_tokens=True))
-        ),
-        token_ids=token_ids,
-        finish_reason={"length": request.limited_by, "stop": "stop"}[finish] if finish else "interrupted",
-        prompt_tokens=len(request.ids),
-        seed=request.seed,
-        sampling=request.sampling,
-        steps=tuple(chunk.step for chunk in chunks),
-        total_s=total_s,
-    )
+    def advance(self, wanted: TextHandle) -> None:
+        """Work on all texts, or let another thread do it, until `wanted` has a new piece or has ended."""
+        self._work_until(lambda: wanted.has_unseen or wanted.is_done)
 
+    def advance_any(self, wanted: Sequence[TextHandle]) -> None:
+        """Work on all texts until one of these has ended."""
+        self._work_until(lambda: any(handle.is_done for handle in wanted))
 
-def _steps(
-    models: TextModels, request: TextRequest, pair: ModelPair, *, reuse: bool
-) -> Generator[StepResult, None, None]:
-    """Yield the text's steps.
+    def _work_until(self, is_enough: Callable[[], bool]) -> None:
+        while True:
+            with self._condition:
+                if is_enough():
+                    return
+                if self._is_driven:
+                    self._condition.wait()
+                    continue
+                self._is_driven = True
+            try:
+                self._step()
+            finally:
+                with self._condition:
+                    self._is_driven = self._abandons = False
+                    self._condition.notify_all()
 
-    Where memory runs out in a pass, the pass is made again with smaller trees, then without any.
-    """
-    device = models.target.device
-    generator = generator_at(request.seed, text_key(request.name), len(request.ids), device)
-    noise = request.noise(models.target.vocab, device)
-    added: list[int] = []
-    while True:
+    def _step(self) -> None:
+        self._let_go()
+        self._admit()
+        if not self._under_way:
+            return
         try:
-            for step in _steps_behind(added, models, request, pair, generator, noise, reuse=reuse):
-                added += step.tokens
-                yield step
+            outcomes = self._make_pass()
+        except PassAbandonedError:
+            for handle in list(self._under_way.values()):
+                self._end(handle)
             return
         except Exception as error:
-            if not is_out_of_memory(error) or not added or models.room.policy == "none":
-                raise
-        # Behind the handler: until then the error keeps what the pass had allocated.
+            self._recover(error)
+            return
+        for outcome in outcomes:
+            handle = self._under_way[outcome.session]
+            if outcome.step is not None:
+                step = outcome.step
+                goes_on = bool(handle.added)
+                handle.take(replace(step, is_prefill=False) if goes_on and step.is_prefill else step)
+                if handle.is_done:
+                    self._end(handle)
+            elif outcome.error is not None and is_out_of_memory(outcome.error):
+                self._recover(outcome.error)
+                return
+            else:
+                self._end(handle, outcome.error)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """End what was cancelled."""
+        with self._condition:
+            cancelled = [handle for handle in self._waiting if handle.is_cancelled]
+            self._waiting = [handle for handle in self._waiting if not handle.is_cancelled]
+        for handle in [*cancelled, *(text for text in list(self._under_way.values()) if text.is_cancelled)]:
+            self._end(handle)
+
+    def _admit(self) -> None:
+        """Let waiting texts begin, as long as there is room: first those that go on from rows that are kept."""
+        with self._condition:
+            order = sorted(self._waiting, key=lambda handle: not (handle.reuse and self.kept.has(handle.request.ids)))
+            for handle in order:
+                if len(self._under_way) >= self.most:
+                    break
+                caches = self._caches_for(handle)
+                if caches is not None:
+                    self._waiting.remove(handle)
+                    self._enter(handle, caches)
+            self.kept.forget(max(0, len(self._under_way) + len(self.kept) - self.most))
+
+    def _caches_for(self, handle: TextHandle) -> TextCaches | None:
+        """Return what a text begins on; None where it is better to wait until another has read the same prompt."""
+        ids = handle.request.ids
+        kept = self.kept.take(ids) if handle.reuse else None
+        if kept is not None:
+            return kept
+        models = self._models(handle.request)
+        if len(ids) > SHARED_TOKENS:
+            for other in self._under_way.values():
+                if other.request.ids == ids and other.caches is not None:
+                    is_read = other.caches.shared(ids[:-1]) == len(ids) - 1
+                    return other.caches.copy_of(ids[:-1]) if is_read else None
+        return new_caches(models.target, models.draft)
+
+    def _enter(self, handle: TextHandle, caches: TextCaches) -> None:
+        """Begin a text, or go on with one behind the tokens that it has."""
+        request, models = handle.request, self._models(handle.request)
+        device = models.target.device
+        if handle not in self._draws:
+            generator = generator_at(request.seed, text_key(request.name), len(request.ids), device)
+            self._draws[handle] = generator, request.noise(models.target.vocab, device)
+        generator, noise = self._draws[handle]
+        settings = TextSettings(
+            sampling=request.sampling,
+            max_new_tokens=request.max_new_tokens - len(handle.added),
+            stop_tokens=self._pair.stop_tokens,
+        )
+        target = Target(models.target, caches.target)
+        drafter = None
+        if models.draft is not None:
+            tree = models.policy.settings
+            drafter = open_drafter(
+                models.draft, target, sampling=tree.draft_sampling(request.sampling), cache=caches.draft
+            )
+        session = start_session(target, drafter, models.policy, settings, generator, noise, tuner=models.tuner)
+        handle.session, handle.caches = session, caches
+        handle.start()
+        self._under_way[session] = handle
+        self._batch.enter(session, [*request.ids, *handle.added])
+
+    def _end(self, handle: TextHandle, error: Exception | None = None) -> None:
+        for session in [session for session, text in self._under_way.items() if text is handle]:
+            del self._under_way[session]
+            self._batch.leave(session)
+        self._draws.pop(handle, None)
+        if handle.caches is not None and handle.reuse and error is None:
+            handle.caches.target.truncate()
+            self.kept.keep(handle.caches, most=self.most)
+        handle.caches = None
+        if not handle.is_done:
+            handle.end(error)
+
+    def _make_pass(self) -> Sequence[Outcome]:
+        models = self._models(next(iter(self._under_way.values())).request)
+        watched = [model for model in (models.target, models.draft) if model is not None]
+        reading = [handle for handle in self._under_way.values() if not handle.added and handle.on_prefill]
+        before = {handle: handle.session.target.num_unread for handle in reading if handle.session}
+
+        def watch(_share: float) -> None:
+            if self._abandons:
+                raise PassAbandonedError
+
+        def watch_target(share: float) -> None:
+            watch(share)
+            for handle, unread in before.items():
+                if unread and handle.on_prefill and handle.session:
+                    new = len(handle.request.ids) - handle.session.target.num_kept
+                    done = new - unread
+                    handle.on_prefill(done + round(share * unread), new)
+
+        try:
+            for model in watched:
+                model.watch = watch
+            models.target.watch = watch_target
+            return with_threads(self._batch.step, self._threads, reads=self._batch.num_reading > 0)
+        finally:
+            for model in watched:
+                model.watch = None
+
+    def _recover(self, error: Exception) -> None:
+        """Go on with smaller trees or fewer texts where memory ran out; else the error ends all texts under way."""
+        texts = list(self._under_way.values())
+        if is_out_of_memory(error):
+            models = self._models(texts[0].request)
+            if models.room.policy != "none":
+                self._use_smaller()
+                self._begin_again(texts, models.target.device)
+                return
+            if len(texts) > 1:
+                self.most = len(texts) - 1
+                youngest = texts.pop()
+                self._withdraw(youngest)
+                youngest.caches, youngest.state = None, "waiting"
+                with self._condition:
+                    self._waiting.insert(0, youngest)
+                self._begin_again(texts, models.target.device)
+                return
+        for handle in texts:
+            self._end(handle, error)
+
+    def _begin_again(self, texts: Sequence[TextHandle], device: torch.device) -> None:
+        """Let texts go on from the rows that they have, with what trees are now."""
         release_memory(device)
-        models = models.with_smaller_trees()
+        for handle in texts:
+            self._withdraw(handle)
+        for handle in texts:
+            assert handle.caches is not None
+            self._enter(handle, handle.caches)
 
-
-def _steps_behind(
-    added: list[int],
-    models: TextModels,
-    request: TextRequest,
-    pair: ModelPair,
-    generator: torch.Generator,
-    noise: TextNoise,
-    *,
-    reuse: bool,
-) -> Iterator[StepResult]:
-    """Yield the steps behind the prompt and the tokens that were `added` to it before.
-
-    After each step the caches hold all tokens but the last.
-    """
-    goes_on = bool(added)
-    target = Target(models.target, keeps_text=reuse or goes_on)
-    # Caches that are kept get their final size at once: growing later would need both sizes for a moment.
-    rows = models.max_context if reuse else len(request.ids) + request.max_new_tokens
-    settings = TextSettings(
-        sampling=request.sampling,
-        max_new_tokens=request.max_new_tokens - len(added),
-        stop_tokens=pair.stop_tokens,
-        cache_rows=cache_rows(rows, models.room),
-    )
-    drafter = _drafter(models, request, reuse=reuse or goes_on)
-    session = start_session(target, drafter, models.policy, settings, generator, noise, tuner=models.tuner)
-    prompt = torch.tensor([*request.ids, *added], device=models.target.device)
-    steps = with_threads(continue_text(session, prompt, models.policy), models.threads)
-    for step in steps:
-        if goes_on:
-            yield replace(step, is_prefill=False)
-        else:
-            yield replace(step, num_cached=target.num_kept) if step.is_prefill else step
-
-
-def _drafter(models: TextModels, request: TextRequest, *, reuse: bool) -> LanguageModelDrafter | None:
-    if models.draft is None:
-        return None
-    tree = models.policy.settings
-    return open_drafter(
-        models.draft,
-        models.target,
-        sampling=tree.draft_sampling(request.sampling),
-        tree_rows=models.room.num_drafted,
-        keeps_text=reuse,
-    )
-
-
-@contextmanager
-def _watched(
-    models: TextModels, request: TextRequest, running: Running, on_prefill: OnPrefill | None
-) -> Iterator[Watch]:
-    """Within this block every layer is a place to leave the pass; yields the watch of the target's later passes."""
-
-    def watch(_share: float) -> None:
-        running.check_pass()
-
-    def watch_prefill(share: float) -> None:
-        running.check_pass()
-        if on_prefill:
-            new = len(request.ids) - len(models.target.text)  # the kept rows; the others follow when all are read
-            on_prefill(round(share * new), new)
-
-    watched = [model for model in (models.target, models.draft) if model is not None]
-    try:
-        for model in watched:
-            model.watch = watch
-        models.target.watch = watch_prefill
-        yield watch
-    finally:
-        for model in watched:
-            model.watch = None
+    def _withdraw(self, handle: TextHandle) -> None:
+        assert handle.session is not None
+        del self._under_way[handle.session]
+        self._batch.leave(handle.session)
+        handle.session = None

@@ -5,7 +5,7 @@ This module knows text and token ids, no tokenizer's inside: a callable says wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -39,24 +39,29 @@ def stop_strings(tokenizer: PreTrainedTokenizerBase, wanted: str | Sequence[str]
     return StopStrings(strings=strings, special_tokens=special)
 
 
-def text_chunks(steps: Iterator[StepResult], *, decode: Callable[[int], str], stop: StopStrings) -> Iterator[TextChunk]:
-    """Yield the steps with their text, up to the first stop string, which is not part of it.
+class TextPieces:
+    """Makes text of a text's steps, up to the first stop string, which is not part of it.
 
-    Text that may turn out to begin a stop string is held back until that is known. The last step keeps its tokens
-    up to the one that completed the stop string.
+    Text that may turn out to begin a stop string is held back until that is known.
     """
-    held = ""
-    for step in steps:
-        text = held
+
+    def __init__(self, *, decode: Callable[[int], str], stop: StopStrings) -> None:
+        """Begin; `decode` says what a token adds to the text."""
+        self._decode, self._stop = decode, stop
+        self._held = ""
+
+    def chunk(self, step: StepResult) -> TextChunk:
+        """Return a step with its text; its tokens end with the one that completed a stop string."""
+        text = self._held
         for count, token in enumerate(step.tokens, 1):
-            text += decode(token)
-            end = len(text) if token in stop.special_tokens else _first_match(text, stop.strings)
+            text += self._decode(token)
+            is_special = token in self._stop.special_tokens
+            end = len(text) if is_special else _first_match(text, self._stop.strings)
             if end is not None:
-                yield TextChunk(text=text[:end], step=replace(step, tokens=step.tokens[:count], finish="stop"))
-                return
-        num_held = 0 if step.finish else _num_undecided(text, stop.strings)
-        held = text[len(text) - num_held :]
-        yield TextChunk(text=text[: len(text) - num_held], step=step)
+                return TextChunk(text=text[:end], step=replace(step, tokens=step.tokens[:count], finish="stop"))
+        num_held = 0 if step.finish else _num_undecided(text, self._stop.strings)
+        self._held = text[len(text) - num_held :]
+        return TextChunk(text=text[: len(text) - num_held], step=step)
 
 
 def _first_match(text: str, strings: tuple[str, ...]) -> int | None:

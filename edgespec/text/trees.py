@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from edgespec.config import SamplingSettings
 from edgespec.decode.adapt import Tuner, may_follow_clock
-from edgespec.decode.threads import ThreadTuner
 from edgespec.grow.policies import OpenPolicy, open_policy
 from edgespec.placement.load import LoadedModels
 from edgespec.placement.place import check_tree_fits
@@ -63,28 +62,13 @@ class Trees:
             self._own_tuner = Tuner(self.own, smaller, profile=self.profile)
             self.policy = self._open()
 
-    def text_models(
-        self,
-        loaded: LoadedModels,
-        sampling: SamplingSettings,
-        *,
-        max_context: int,
-        threads: ThreadTuner | None,
-    ) -> TextModels:
+    def text_models(self, loaded: LoadedModels, sampling: SamplingSettings) -> TextModels:
         """Return the models with the trees of a text that is sampled so."""
-
-        def with_smaller_trees() -> TextModels:
-            self.use_smaller()
-            return self.text_models(loaded, sampling, max_context=max_context, threads=threads)
-
         return TextModels(
             target=loaded.target,
             draft=loaded.draft if self.settings.policy != "none" else None,
             policy=self.policy,
             tuner=self.tuner_for(sampling),
-            max_context=max_context,
-            with_smaller_trees=with_smaller_trees,
-            threads=threads,
         )
 
     def _open(self) -> OpenPolicy:

@@ -28,7 +28,6 @@ from edgespec.errors import EdgespecError
 from edgespec.grow.policies import open_policy
 from edgespec.grow.stop_model import distribution_inputs
 from edgespec.model.target import Target
-from edgespec.placement.memory import cache_rows
 from edgespec.sampling.noise import DEFAULT_NAME, TextNoise, generator_at, text_key
 from edgespec.train.candidates import path_records
 from edgespec.train.record_files import RecordsHeader, read_headers, save_records
@@ -196,27 +195,18 @@ def _decode(
     engine: Engine, ids: list[int], setting: CollectSetting, recorder: _Recorder, *, max_new_tokens: int, seed: int
 ) -> None:
     assert engine.draft_model is not None
-    drafter = open_drafter(
-        engine.draft_model,
-        engine.target_model,
-        sampling=setting.tree.draft_sampling(recorder.sampling),
-        tree_rows=setting.tree.num_drafted,
-    )
+    target = Target(engine.target_model)
+    drafter = open_drafter(engine.draft_model, target, sampling=setting.tree.draft_sampling(recorder.sampling))
     recorder.drafter = drafter
     # Trees reach as deep at the text's end as elsewhere.
     longest = max_new_tokens + setting.tree.num_layers
-    settings = TextSettings(
-        sampling=recorder.sampling,
-        max_new_tokens=longest,
-        cache_rows=cache_rows(len(ids) + longest, setting.tree),
-    )
-    target = Target(engine.target_model)
+    settings = TextSettings(sampling=recorder.sampling, max_new_tokens=longest)
     key = text_key(DEFAULT_NAME)
     generator = generator_at(seed, key, len(ids), engine.device)
     noise = TextNoise(seed=seed, key=key, vocab=target.vocab, device=engine.device)
     session = start_session(target, drafter, recorder.policy, settings, generator, noise, keeps_q=True)
     recorder.verify, session.verify = session.verify, recorder
-    steps = decode(session, torch.tensor(ids, device=engine.device))
+    steps = decode(session, ids)
     num_tokens = 0
     for step in steps:
         num_tokens += len(step.tokens)

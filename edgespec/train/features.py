@@ -138,13 +138,10 @@ def collect_features(
             "Name a folder on another disk, or learn from fewer tokens.",
         )
     for group in _groups(blocks[num_done:], group_rows):
-        rows = max(len(block.ids) for block in group)
-        ids = torch.zeros(len(group), rows, dtype=torch.long)
-        for row, block in enumerate(group):
-            ids[row, : len(block.ids)] = torch.tensor(block.ids)
         with offload_errors():
-            hidden = model.features_of_texts(ids.to(model.device))
-        features = torch.cat([row[: len(block.ids)] for row, block in zip(hidden, group, strict=True)])
+            features = torch.cat(
+                model.features_of_texts([torch.tensor(block.ids, device=model.device) for block in group])
+            )
         if not bool(features.isfinite().all()):  # a wait for the pass, which the file needs anyway
             raise EdgespecError(
                 "E_NAN_LOGITS", "the target's features are NaN or infinite.", "Use `dtype=float32` or bfloat16."

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
 from edgespec.model.family_logits import decoder_of
-from edgespec.model.masks import MaskForm
+from edgespec.model.new_rows import additive
 from edgespec.train.feature_files import FeatureBatch
 
 
@@ -28,7 +28,7 @@ def head_steps(
     """
     num_rows = batch.ids.shape[1]
     device = batch.ids.device
-    masks = MaskForm(model.config.get_text_config(decoder=True), dtype=mask_dtype, device=device)
+    window = _window(model.config.get_text_config(decoder=True))
     decoder = decoder_of(model)
     embedded = model.get_input_embeddings()(batch.ids)  # [B, S, h]
     positions = torch.arange(num_rows, device=device)
@@ -37,7 +37,10 @@ def head_steps(
     before = batch.features
     for step in range(1, num_steps + 1):
         previous = torch.nn.functional.pad(before[:, :-1], (0, 0, 1, 0))  # zeros before the first row
-        mask = masks.tree(visible_rows(step, num_rows, device=device), positions.repeat(step), num_before=0)
+        visible = visible_rows(step, num_rows, device=device)
+        if window is not None:
+            visible &= positions[:, None] - positions.repeat(step) < window
+        mask = additive(visible, mask_dtype)[None, None]
         output = decoder(
             inputs_embeds=model.fuse(embedded, previous),  # type: ignore[operator]
             attention_mask=mask,
@@ -48,6 +51,13 @@ def head_steps(
         features.append(output.last_hidden_state)
         before = features[-1].detach()
     return features
+
+
+def _window(config: PretrainedConfig) -> int | None:
+    """Return the window of a head's only layer."""
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
+    window: int | None = getattr(config, "sliding_window", None)
+    return window if kinds[0] == "sliding_attention" else None
 
 
 def visible_rows(step: int, num_rows: int, *, device: torch.device) -> Tensor:

@@ -101,13 +101,12 @@ def curve(timed: dict[int, Repeats]) -> Curve:
 
 
 def _timing_text(run: Run) -> Text:
-    """Read the longest prompt into both caches, with room for the largest tree of the policy that drafts most."""
+    """Read the longest prompt."""
     return start_text(
         run.engine,
         max(run.prompts, key=len),
         sampling=run.sampling(run.temperatures[-1]),
         tree=widest_tree(run.max_nodes),
-        new_tokens=1,
         generator=torch.Generator(run.engine.device).manual_seed(run.seed),
     )
 

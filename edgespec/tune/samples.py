@@ -23,7 +23,6 @@ from edgespec.engine import Engine
 from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.grow.policies import make_grow, open_policy
 from edgespec.model.target import Target
-from edgespec.placement.memory import cache_rows
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.draws import draw_one
 from edgespec.sampling.noise import TextNoise, generator_at
@@ -70,22 +69,14 @@ class Text:
 
 
 def start_text(
-    engine: Engine, ids: Sequence[int], *, sampling: SamplingSettings, tree: TreeSettings, new_tokens: int,
-    generator: torch.Generator,
-) -> Text:  # fmt: skip
-    """Prefill a prompt and draw the first token; there is room for `new_tokens` and for a tree like `tree`."""
+    engine: Engine, ids: Sequence[int], *, sampling: SamplingSettings, tree: TreeSettings, generator: torch.Generator
+) -> Text:
+    """Read a prompt and draw the first token; the draft is set to draw for trees like `tree`."""
     assert engine.draft_model is not None
     target = Target(engine.target_model)
-    drafter = open_drafter(
-        engine.draft_model,
-        engine.target_model,
-        sampling=tree.draft_sampling(sampling),
-        tree_rows=tree.num_drafted,
-    )
-    prompt = torch.tensor(list(ids), device=engine.device)
-    target_rows, draft_rows = cache_rows(len(ids) + new_tokens + tree.num_layers, tree)
-    logits = target.prefill(prompt, capacity=target_rows)
-    drafter.prefill(prompt, capacity=draft_rows)
+    drafter = open_drafter(engine.draft_model, target, sampling=tree.draft_sampling(sampling))
+    logits = target.prefill(torch.tensor(list(ids), device=engine.device))
+    drafter.begin(ids)
     root = draw_one(to_probs(logits[None], sampling)[0], generator)
     return Text(target=target, drafter=drafter, root=root)
 
@@ -109,9 +100,7 @@ def sample_text(
     generator = generator_at(seed, 0, len(ids), engine.device)
     recorded = TreeSettings().draft_sampling(sampling)  # adaptive's: its acceptance is what records are for
     widest = max((contender.settings for contender in contenders), key=lambda settings: settings.num_drafted)
-    text = start_text(
-        engine, ids, sampling=sampling, tree=widest, new_tokens=steps * (widest.num_layers + 1), generator=generator
-    )
+    text = start_text(engine, ids, sampling=sampling, tree=widest, generator=generator)
     noise = TextNoise(seed=seed, key=0, vocab=text.target.vocab, device=engine.device)
     noise.start(len(ids))  # the root's position
     root, added = text.root, [text.root]

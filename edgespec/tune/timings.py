@@ -24,7 +24,6 @@ from edgespec.draft.open_drafter import open_drafter
 from edgespec.engine import Engine
 from edgespec.grow.policies import OpenPolicy, make_grow
 from edgespec.model.target import Target
-from edgespec.placement.memory import cache_rows
 from edgespec.sampling.noise import TextNoise, generator_at
 from edgespec.tree.token_tree import TokenTree, depths
 from edgespec.tune.samples import Text
@@ -123,18 +122,13 @@ def run_steps(
     drafter = None
     if settings.policy != "none":
         assert engine.draft_model is not None
-        drafter = open_drafter(
-            engine.draft_model,
-            engine.target_model,
-            sampling=settings.draft_sampling(sampling),
-            tree_rows=settings.num_drafted,
-        )
+        drafter = open_drafter(engine.draft_model, target, sampling=settings.draft_sampling(sampling))
     generator = generator_at(seed, 0, len(ids), engine.device)
     noise = TextNoise(seed=seed, key=0, vocab=target.vocab, device=engine.device)
     room = (steps + 1) * (settings.num_layers + 1)
-    text = TextSettings(sampling=sampling, max_new_tokens=room, cache_rows=cache_rows(len(ids) + room, settings))
+    text = TextSettings(sampling=sampling, max_new_tokens=room)
     session = start_session(target, drafter, policy, text, generator, noise)
-    found = decode(session, torch.tensor(list(ids), device=engine.device))
+    found = decode(session, ids)
     return list(itertools.islice(found, 1, steps + 1))
 
 

@@ -65,8 +65,13 @@ def refuse_nan(largest: Tensor) -> None:
     for what they make of these rows.
     """
     if not bool(largest.isfinite().all()):
-        raise EdgespecError(
-            "E_NAN_LOGITS",
-            "the target's logits are NaN or infinite.",
-            "Try `dtype=float32` or bfloat16; if it stays, the checkpoint's weights are damaged.",
-        )
+        raise not_finite()
+
+
+def not_finite() -> EdgespecError:
+    """Return the error of a text whose logits are no numbers."""
+    return EdgespecError(
+        "E_NAN_LOGITS",
+        "the target's logits are NaN or infinite.",
+        "Try `dtype=float32` or bfloat16; if it stays, the checkpoint's weights are damaged.",
+    )

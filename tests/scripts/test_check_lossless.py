@@ -128,7 +128,7 @@ def test_noise_that_is_used_again_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
 
     def count_texts(self: TableDrafter, ids: Tensor, *, capacity: int) -> None:
         texts[0] += 1
-        prefill(self, ids, capacity=capacity)
+        prefill(self, ids)
 
     def same_noise(q: Tensor, count: int, _generator: torch.Generator) -> tuple[Tensor, Tensor]:
         return draw_without_replacement(q, count, torch.Generator().manual_seed(texts[0]))

@@ -22,8 +22,8 @@ from edgespec.errors import EdgespecError, is_out_of_memory
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
+    from edgespec.text.handle import OnPrefill
     from edgespec.text.results import TextChunk
-    from edgespec.text.run import OnPrefill
 
 NOTICES = (STOPPING, b"\nabandoning the pass (Ctrl-C again: leave the program)\n")
 Ask = Callable[["OnPrefill"], Generator["TextChunk", None, None]]

@@ -8,8 +8,8 @@ from edgespec.cli.generate.requests import EncodeTurn, Request
 from edgespec.engine import Engine
 from edgespec.pair.pair import ModelPair
 from edgespec.text.chat_template import Message
+from edgespec.text.handle import OnPrefill
 from edgespec.text.results import GenerationResult, TextChunk
-from edgespec.text.run import OnPrefill
 
 
 def answer_turns(

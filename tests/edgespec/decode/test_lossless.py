@@ -106,7 +106,7 @@ def texts(
     target = TableTarget(TARGET_LOGITS, sampling)
     drafter = TableDrafter(distributions(DRAFT_LOGITS, draft_sampling))
     # One more than is looked at: a tree that ended with the text would have no second layer.
-    settings = TextSettings(sampling=sampling, max_new_tokens=NUM_TOKENS + 1, cache_rows=(8, 8))
+    settings = TextSettings(sampling=sampling, max_new_tokens=NUM_TOKENS + 1)
     generator = torch.Generator().manual_seed(11)
 
     found = []

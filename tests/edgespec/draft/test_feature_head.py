@@ -72,12 +72,10 @@ def head_features(head: PreTrainedModel, target: PreTrainedModel, text: list[int
 def at_a_text(target: PreTrainedModel, head: PreTrainedModel, text: list[int]) -> tuple[Target, FeatureHeadDrafter]:
     causal = CausalModel(target, device=CPU, keeps_hidden=True, chunk_rows=7)
     vocab = causal.vocab
-    drafter = FeatureHeadDrafter(
-        CausalModel(head, device=CPU, chunk_rows=7), causal, vocab=vocab, sampling=SAMPLING, tree_rows=4
-    )
+    drafter = FeatureHeadDrafter(CausalModel(head, device=CPU, chunk_rows=7), causal, vocab=vocab, sampling=SAMPLING)
     looked = Target(causal)
-    looked.prefill(torch.tensor(text), capacity=len(text) + 8)
-    drafter.prefill(torch.tensor(text), capacity=len(text) + 8)
+    looked.prefill(torch.tensor(text))
+    drafter.prefill(torch.tensor(text))
     return looked, drafter
 
 
@@ -126,10 +124,10 @@ def test_a_text_that_goes_on_uses_the_rows_it_has_in_common() -> None:
     causal, drafted = CausalModel(target, device=CPU, keeps_hidden=True), CausalModel(head, device=CPU)
 
     def q_after(text: list[int], root: int) -> Tensor:
-        looked = Target(causal, keeps_text=True)
-        drafter = FeatureHeadDrafter(drafted, causal, vocab=VOCAB, sampling=SAMPLING, tree_rows=4, keeps_text=True)
-        looked.prefill(torch.tensor(text), capacity=64)
-        drafter.prefill(torch.tensor(text), capacity=64)
+        looked = Target(causal)
+        drafter = FeatureHeadDrafter(drafted, causal, vocab=VOCAB, sampling=SAMPLING)
+        looked.prefill(torch.tensor(text))
+        drafter.prefill(torch.tensor(text))
         return drafter.expand(torch.tensor([root]), torch.tensor([-1]))
 
     first = list(range(20))
@@ -160,7 +158,7 @@ def test_routed_probabilities_are_the_papers_and_sum_to_one(groups: int, top: in
     if top == groups:
         torch.testing.assert_close(literal.sum(-1), torch.ones(6))
 
-    drafter = FeatureHeadDrafter(model, model, vocab=VOCAB, sampling=DraftSampling(temperature=1.0), tree_rows=4)
+    drafter = FeatureHeadDrafter(model, model, vocab=VOCAB, sampling=DraftSampling(temperature=1.0))
     q = drafter._after(hidden)
     torch.testing.assert_close(q.sum(-1), torch.ones(6))
     computed = torch.zeros(VOCAB, dtype=torch.bool)
@@ -193,7 +191,7 @@ def tiny_vocabulary_p_value(*, policy: str) -> float:
     causal = CausalModel(target, device=CPU, keeps_hidden=True)
     drafter = FeatureHeadDrafter(
         CausalModel(head, device=CPU), causal, vocab=vocab, sampling=tree.draft_sampling(sampling),
-        tree_rows=tree.num_drafted, keeps_text=True,
+        tree_rows=tree.num_drafted,
     )  # fmt: skip
     chosen = open_policy(tree)
     generator = torch.Generator().manual_seed(5)
@@ -212,7 +210,7 @@ def tiny_vocabulary_p_value(*, policy: str) -> float:
     counts = torch.zeros_like(expected)
     for seed in range(num_texts):
         noise = TextNoise(seed=seed, key=0, vocab=vocab, device=CPU)
-        session = start_session(Target(causal, keeps_text=True), drafter, chosen, settings, generator, noise)
+        session = start_session(Target(causal), drafter, chosen, settings, generator, noise)
         steps = decode(session, prompt)
         tokens = [token for step in steps for token in step.tokens]
         counts[tuple(tokens[:3])] += 1

@@ -19,7 +19,7 @@ SAMPLING = DraftSampling(temperature=0.8, top_p=0.95, tail_share=0.05)
 @pytest.mark.parametrize("vocab", [VOCAB, VOCAB + 7, VOCAB - 3], ids=["equal", "target-padded", "draft-padded"])
 def test_q_is_the_models_own_after_each_path(vocab: int) -> None:
     model = make_model(FAMILIES["llama"]())
-    drafter = LanguageModelDrafter(CausalModel(model, device=CPU), vocab=vocab, sampling=SAMPLING, tree_rows=4)
+    drafter = LanguageModelDrafter(CausalModel(model, device=CPU), vocab=vocab, sampling=SAMPLING)
     generator = torch.Generator().manual_seed(0)
 
     def expected(ids: list[int]) -> torch.Tensor:
@@ -27,7 +27,7 @@ def test_q_is_the_models_own_after_each_path(vocab: int) -> None:
         return torch.nn.functional.pad(to_draft_probs(logits, SAMPLING), (0, vocab - logits.shape[1]))[0]
 
     text = list(range(30, 50))
-    drafter.prefill(torch.tensor(text), capacity=24)
+    drafter.prefill(torch.tensor(text))
     root = 7
     for round_number in range(5):
         paths: list[list[int]] = [[root]]
@@ -54,8 +54,8 @@ def test_q_is_the_models_own_after_each_path(vocab: int) -> None:
 def test_ids_beyond_the_drafts_table_do_not_stop_it() -> None:
     """A target's padded table has more rows; whatever the draft makes of such an id, it must go on."""
     model = make_model(FAMILIES["llama"]())
-    drafter = LanguageModelDrafter(CausalModel(model, device=CPU), vocab=VOCAB + 7, sampling=SAMPLING, tree_rows=4)
-    drafter.prefill(torch.tensor([1, VOCAB + 2]), capacity=16)
+    drafter = LanguageModelDrafter(CausalModel(model, device=CPU), vocab=VOCAB + 7, sampling=SAMPLING)
+    drafter.prefill(torch.tensor([1, VOCAB + 2]))
     drafter.commit(VOCAB + 3, [], [])
     q = drafter.expand(torch.tensor([VOCAB + 4]), torch.tensor([-1]))
     assert q.shape == (1, VOCAB + 7)
@@ -68,8 +68,8 @@ def test_a_draft_whose_logits_are_nan_says_so(temperature: float) -> None:
     model = make_model(FAMILIES["llama"]())
     model.lm_head.weight.data.fill_(float("nan"))
     sampling = DraftSampling(temperature=temperature)
-    drafter = LanguageModelDrafter(CausalModel(model, device=CPU), vocab=VOCAB, sampling=sampling, tree_rows=4)
-    drafter.prefill(torch.arange(3), capacity=16)
+    drafter = LanguageModelDrafter(CausalModel(model, device=CPU), vocab=VOCAB, sampling=sampling)
+    drafter.prefill(torch.arange(3))
     with pytest.raises(EdgespecError, match="draft's logits are NaN"):
         drafter.expand(torch.tensor([1]), torch.tensor([-1]))
 
@@ -77,8 +77,8 @@ def test_a_draft_whose_logits_are_nan_says_so(temperature: float) -> None:
 def test_a_root_that_was_never_expanded_becomes_pending() -> None:
     """Near a text's end no tree grows; the next one must still see what was committed."""
     model = make_model(FAMILIES["llama"]())
-    drafter = LanguageModelDrafter(CausalModel(model, device=CPU), vocab=VOCAB, sampling=SAMPLING, tree_rows=4)
-    drafter.prefill(torch.arange(5), capacity=16)
+    drafter = LanguageModelDrafter(CausalModel(model, device=CPU), vocab=VOCAB, sampling=SAMPLING)
+    drafter.prefill(torch.arange(5))
     drafter.commit(9, [], [])
     drafter.commit(8, [], [])
     q = drafter.expand(torch.tensor([3]), torch.tensor([-1]))
@@ -89,8 +89,8 @@ def test_a_root_that_was_never_expanded_becomes_pending() -> None:
 def drafter_at_a_text(*, pending: bool) -> LanguageModelDrafter:
     """A drafter behind a text whose last token, where `pending`, has no row yet."""
     model = CausalModel(make_model(FAMILIES["llama"]()), device=CPU)
-    drafter = LanguageModelDrafter(model, vocab=VOCAB, sampling=SAMPLING, tree_rows=4)
-    drafter.prefill(torch.arange(12), capacity=40)
+    drafter = LanguageModelDrafter(model, vocab=VOCAB, sampling=SAMPLING)
+    drafter.prefill(torch.arange(12))
     if pending:
         drafter.commit(40, [], [])
     return drafter

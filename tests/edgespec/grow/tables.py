@@ -111,7 +111,7 @@ def session_of(
     **options: Any,
 ) -> Session:
     """Return a session of tables, whose noise is that of the seed and the key."""
-    settings = TextSettings(sampling=sampling, max_new_tokens=max_new_tokens, cache_rows=(0, 0))
+    settings = TextSettings(sampling=sampling, max_new_tokens=max_new_tokens)
     return start_session(
         TableTarget(target),  # type: ignore[arg-type]
         TableDrafter(draft, tree.draft_sampling(sampling)),

@@ -58,7 +58,7 @@ def test_tree_logits_are_path_logits_over_rounds_of_commits(family: str, attenti
     target = Target(CausalModel(model, device=CPU, chunk_rows=chunk_rows))
     generator = torch.Generator().manual_seed(4)
     text = torch.randint(VOCAB - 1, (WINDOW + 9,), generator=generator).tolist()
-    prefilled = target.prefill(torch.tensor(text), capacity=32)  # too small on purpose: the cache grows
+    prefilled = target.prefill(torch.tensor(text))  # too small on purpose: the cache grows
     torch.testing.assert_close(prefilled, model(input_ids=torch.tensor([text])).logits[0, -1], rtol=1e-4, atol=2e-5)
     root = 5
     for _ in range(4):
@@ -79,7 +79,7 @@ def test_an_abandoned_pass_leaves_no_trace() -> None:
     target = Target(causal)
     generator = torch.Generator().manual_seed(1)
     text = list(range(20))
-    target.prefill(torch.tensor(text), capacity=64)
+    target.prefill(torch.tensor(text))
     tree = random_tree(3, generator, nodes=9)
     target.look(tree)
     causal.cache.tree_layers[1].length += 5

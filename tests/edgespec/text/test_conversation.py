@@ -224,12 +224,12 @@ def test_every_family_goes_on_from_kept_rows(family: str) -> None:
     config = FAMILIES[family]()
     config._attn_implementation = "eager" if family in EAGER_ONLY else "sdpa"
     model = make_model(config)
-    target = Target(CausalModel(model, device=torch.device("cpu"), chunk_rows=16), keeps_text=True)
+    target = Target(CausalModel(model, device=torch.device("cpu"), chunk_rows=16))
     text = torch.randint(VOCAB - 1, (60,), generator=torch.Generator().manual_seed(2))
     other = text.clone()
     other[30:] = (other[30:] + 1) % (VOCAB - 1)
     for ids, kept in ((text[:40], 0), (text[:41], 40), (text, 41), (text[:30], 29), (other, 30), (text[:5], 4)):
-        found = target.prefill(ids, capacity=64)
+        found = target.prefill(ids)
         assert target.num_kept == kept
         expected = model(input_ids=ids[None], use_cache=False).logits[0, -1]
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from edgespec.model.masks import MaskForm
 
 from edgespec.config import DraftSampling
 from edgespec.draft.feature_head import FeatureHeadDrafter
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.masks import MaskForm
 from edgespec.model.target import Target
 from edgespec.train.head_model import own_tensors
 from edgespec.train.head_steps import head_steps, step_rows, visible_rows
@@ -45,10 +45,10 @@ def features_of_a_chain(target: object, head: object, ids: list[int], *, root: i
         text = torch.tensor(ids[:root], dtype=torch.long)
         causal.reset(len(ids))
         if root:
-            Target(causal).prefill(text, capacity=len(ids))
+            Target(causal).prefill(text)
         else:
-            causal._hidden.write(0, torch.zeros(1, causal.config.hidden_size), capacity=len(ids))  # type: ignore[union-attr]
-        drafter.prefill(text, capacity=len(ids))
+            causal._hidden.write(0, torch.zeros(1, causal.config.hidden_size))  # type: ignore[union-attr]
+        drafter.prefill(text)
         for depth in range(STEPS):
             drafter.expand(torch.tensor(ids[root + depth : root + depth + 1]), torch.tensor([max(0, depth - 1)]))
         return drafter.hidden(torch.arange(STEPS))

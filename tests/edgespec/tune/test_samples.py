@@ -190,8 +190,8 @@ def test_sampling_extends_the_text_and_both_caches_hold_it(
     p = text.target.logits(text.target.look(tree))
     q = text.drafter.expand(root, torch.tensor([-1]))
     fresh = torch.tensor(extended[:-1])
-    text.target.prefill(fresh, capacity=512)
-    text.drafter.prefill(fresh, capacity=512)
+    text.target.prefill(fresh)
+    text.drafter.prefill(fresh)
     torch.testing.assert_close(p, text.target.logits(text.target.look(tree)), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(q, text.drafter.expand(root, torch.tensor([-1])), rtol=1e-4, atol=1e-6)
 

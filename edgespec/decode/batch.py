@@ -1,0 +1,230 @@
+"""The texts that are under way share every pass: each has its own tree, and prompts are read beside them.
+
+A step grows all trees together, reads them in one pass over the target's weights, and lets each text take its path.
+What a text yields does not depend on its company. An error in one text ends that text alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from edgespec.decode.session import AcceptedPath, Session
+from edgespec.decode.step import PassCost, StepResult
+from edgespec.draft.language_model import LanguageModelDrafter, expand_together
+from edgespec.errors import EdgespecError
+from edgespec.grow.together import Expansion, grow_together, one_by_one
+from edgespec.tree.token_tree import TokenTree, depths
+from edgespec.verify.rows import TargetRows, not_finite, refuse_nan
+
+PROMPT_ROWS = 2048  # that are read beside trees in a pass
+ALL_PROMPT_ROWS = 8192  # where there are no trees; a prompt alone is read whole
+
+_step_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a step brought to one text; an error has ended it."""
+
+    session: Session
+    step: StepResult | None = None
+    error: Exception | None = None
+
+
+@dataclass(slots=True)
+class _Reading:
+    """A text whose prompt is being read."""
+
+    session: Session
+    started: float | None = None
+    rows: int = 0  # in the pass under way
+
+
+class Batch:
+    """Texts under way. Whatever ends a step from outside leaves all of them as they were before it."""
+
+    def __init__(self) -> None:
+        self._reading: list[_Reading] = []
+        self._running: list[Session] = []
+
+    @property
+    def sessions(self) -> list[Session]:
+        """The texts under way."""
+        return [*self._running, *(reading.session for reading in self._reading)]
+
+    @property
+    def num_reading(self) -> int:
+        """The number of texts whose prompt is not read yet."""
+        return len(self._reading)
+
+    def enter(self, session: Session, prompt: Sequence[int]) -> None:
+        """Begin a text; rows of its beginning that its caches hold are not read again."""
+        session.prompt = list(prompt)
+        session.target.begin(session.prompt)
+        self._reading.append(_Reading(session))
+
+    def leave(self, session: Session) -> None:
+        """End a text between two steps; its caches hold all of it but its last token."""
+        self._running = [other for other in self._running if other is not session]
+        self._reading = [reading for reading in self._reading if reading.session is not session]
+
+    def step(self) -> list[Outcome]:
+        """Make one pass for all texts, and return what each of them gained; those that ended have left."""
+        number = next(_step_numbers)
+        for session in self._running:
+            if session.tuning is not None:
+                session.tuning.begin_step(number, len(self._running))
+        started = time.perf_counter()
+        num_pending = sum(_num_pending(session) for session in self._running)
+        trees, outcomes = self._grow()
+        grown = time.perf_counter()
+        self._share_out_prompt_rows(has_trees=bool(trees))
+        reading = [reading for reading in self._reading if reading.rows]
+        for waiting in reading:
+            waiting.started = grown if waiting.started is None else waiting.started
+        parts = [session.target.tree_rows(tree) for session, tree in trees]
+        parts += [waiting.session.target.text_rows(waiting.rows) for waiting in reading]
+        if not parts:
+            return outcomes
+        hidden = (trees[0][0] if trees else reading[0].session).target.read(parts)
+        # One wait for the device: verification would wait a moment later, and so the times are honest.
+        is_finite = torch.stack([states.amax().isfinite() for states in hidden]).tolist()
+        looked = time.perf_counter()
+        gained: list[tuple[Session, TokenTree, AcceptedPath]] = []
+        for (session, tree), states, is_number in zip(trees, hidden, is_finite, strict=False):
+            if not is_number:
+                outcomes.append(self._failed(session, not_finite()))
+                continue
+            rows = TargetRows(states, session.target.logits, session.settings.sampling, vocab=session.target.vocab)
+            try:
+                accepted = session.rules.accept(session, tree, rows)
+                commit(session, tree, accepted)
+            except Exception as error:  # of this text alone: the others go on
+                outcomes.append(self._failed(session, error))
+            else:
+                gained.append((session, tree, accepted))
+        verified = time.perf_counter()
+        cost = PassCost(
+            num_texts=len(trees),
+            num_rows=sum(tree.num_nodes for _, tree in trees),
+            num_prompt_rows=sum(waiting.rows for waiting in reading),
+            num_layers=max((int(depths(tree.parents)[-1]) for _, tree in trees), default=0),
+            num_pending=num_pending,
+            grow_s=grown - started,
+            target_s=looked - grown,
+            rest_s=verified - looked,
+        )
+        tuned = next((session.tuning for session, _, _ in gained if session.tuning is not None), None)
+        if tuned is not None:
+            tuned.observe(cost)
+        outcomes += [self._stepped(session, tree, accepted, cost) for session, tree, accepted in gained]
+        for waiting, states in zip(reading, hidden[len(trees) :], strict=True):
+            found = self._read(waiting, states)
+            outcomes += [] if found is None else [found]
+        return outcomes
+
+    def _grow(self) -> tuple[list[tuple[Session, TokenTree]], list[Outcome]]:
+        growths = [(session.rules.growth(session), session.drafter) for session in self._running]
+        found = grow_together(growths, _expand)
+        trees: list[tuple[Session, TokenTree]] = []
+        outcomes: list[Outcome] = []
+        for session, tree in zip(list(self._running), found, strict=True):
+            if isinstance(tree, TokenTree):
+                trees.append((session, tree))
+            else:
+                outcomes.append(self._failed(session, tree))
+        return trees, outcomes
+
+    def _share_out_prompt_rows(self, *, has_trees: bool) -> None:
+        """Let prompts have rows in the pass, the first to come first."""
+        room = PROMPT_ROWS if has_trees else ALL_PROMPT_ROWS
+        for index, reading in enumerate(self._reading):
+            unread = reading.session.target.num_unread
+            reading.rows = unread if index == 0 and not has_trees else min(unread, max(0, room))
+            room -= reading.rows
+
+    def _stepped(self, session: Session, tree: TokenTree, accepted: AcceptedPath, cost: PassCost) -> Outcome:
+        step = StepResult(
+            tokens=accepted.tokens,
+            finish=session.finish,
+            num_started=accepted.num_started,
+            num_accepted=accepted.num_proposed,
+            num_drafted=tree.num_nodes - 1,
+            path=accepted.path,
+            is_prefill=False,
+            num_texts=cost.num_texts,
+            grow_s=cost.grow_s,
+            target_s=cost.target_s,
+            rest_s=cost.rest_s,
+        )
+        if session.tuning is not None:
+            session.tuning.learn(step)
+        if session.finish is not None:
+            self.leave(session)
+        return Outcome(session=session, step=step)
+
+    def _read(self, reading: _Reading, hidden: Tensor) -> Outcome | None:
+        """Take in rows of a prompt; the last ones bring the first token."""
+        session = reading.session
+        session.target.took_in(reading.rows)
+        if session.target.num_unread:
+            return None
+        looked = time.perf_counter()
+        try:
+            logits = session.target.logits(hidden[-1:])[0]
+            refuse_nan(logits.amax())
+            tokens = session.rules.begin(session, logits)
+        except Exception as error:
+            return self._failed(session, error)
+        self._reading.remove(reading)
+        if session.finish is None:
+            self._running.append(session)
+        assert reading.started is not None
+        return Outcome(
+            session=session,
+            step=StepResult(
+                tokens=tokens,
+                finish=session.finish,
+                num_cached=session.target.num_kept,
+                num_drafted=0,
+                is_prefill=True,
+                grow_s=0.0,
+                target_s=looked - reading.started,
+                rest_s=time.perf_counter() - looked,
+            ),
+        )
+
+    def _failed(self, session: Session, error: Exception) -> Outcome:
+        self.leave(session)
+        return Outcome(session=session, error=error)
+
+
+def commit(session: Session, tree: TokenTree, accepted: AcceptedPath) -> None:
+    """Make the root and the accepted path part of the text; committed state changes nowhere else."""
+    path = accepted.path
+    session.target.commit(path)
+    if session.drafter is not None:
+        rows = tree.draft_rows[torch.tensor(path, dtype=torch.long, device=tree.tokens.device)].tolist()
+        session.drafter.commit(session.root, rows, list(accepted.tokens[: len(path)]))
+    session.add(accepted.tokens)
+
+
+def _num_pending(session: Session) -> int:
+    """Return how many of the text's tokens the draft has not read."""
+    return session.drafter.num_pending if isinstance(session.drafter, LanguageModelDrafter) else 0
+
+
+def _expand(expansions: Sequence[Expansion]) -> Sequence[Tensor | EdgespecError]:
+    """Ask the drafts of all texts at once where they are one model."""
+    models = [drafter for drafter, _, _ in expansions if isinstance(drafter, LanguageModelDrafter)]
+    if len(models) == len(expansions):
+        return expand_together(
+            [(drafter, tokens, rows) for drafter, (_, tokens, rows) in zip(models, expansions, strict=True)]
+        )
+    return one_by_one(expansions)

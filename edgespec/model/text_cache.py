@@ -1,0 +1,190 @@
+"""One text in one model: the ids of its committed rows, and their keys and values, with room for a tree behind them.
+
+A pass appends rows; `commit` moves the rows of an accepted path down to the committed end and forgets the others.
+Memory grows in steps as the text does. Legend: h the model's hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from edgespec.model.hidden_rows import HiddenRows
+
+STEP_ROWS = 128  # that memory grows by at least
+STEP_SHARE = 8  # and by this part of what there is, so that long texts are copied seldom
+
+
+class LayerCache:
+    """One layer's keys and values: [1, heads, capacity, head_dim], the first `length` rows in use.
+
+    Sliding-window layers have their full length too: the window is in the mask, by position, because the
+    rows of a tree are not in the order of their positions.
+    """
+
+    def __init__(self) -> None:
+        self.length = 0
+        self._keys: Tensor | None = None
+        self._values: Tensor | None = None
+
+    @property
+    def capacity(self) -> int:
+        """The number of rows that fit."""
+        return 0 if self._keys is None else self._keys.shape[2]
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Append rows [1, heads, n, head_dim], and return all rows in use."""
+        end = self.length + keys.shape[2]
+        if end > self.capacity:
+            rows = max(end, self.capacity + max(STEP_ROWS, self.capacity // STEP_SHARE))
+            rows = -(-rows // STEP_ROWS) * STEP_ROWS
+            self._keys = self._resized(self._keys, keys, rows)
+            self._values = self._resized(self._values, values, rows)
+        assert self._keys is not None
+        assert self._values is not None
+        self._keys[:, :, self.length : end] = keys
+        self._values[:, :, self.length : end] = values
+        self.length = end
+        return self._keys[:, :, :end], self._values[:, :, :end]
+
+    def keep(self, committed: int, rows: Tensor) -> None:
+        """Move `rows` [j], counted from the cache's start, behind the first `committed` ones; drop the rest."""
+        end = committed + rows.shape[0]
+        if self._keys is not None and self._values is not None and rows.shape[0]:
+            # index_select copies first, so that source and destination may overlap.
+            self._keys[:, :, committed:end] = self._keys.index_select(2, rows)
+            self._values[:, :, committed:end] = self._values.index_select(2, rows)
+        self.length = end
+
+    def copy(self, rows: int) -> LayerCache:
+        """Return a cache of its own with the first `rows` rows."""
+        other = LayerCache()
+        if self._keys is not None and self._values is not None and rows:
+            other.append(self._keys[:, :, :rows], self._values[:, :, :rows])
+        return other
+
+    def _resized(self, old: Tensor | None, like: Tensor, rows: int) -> Tensor:
+        _, heads, _, head_dim = like.shape
+        new = like.new_empty(1, heads, rows, head_dim)
+        if old is not None:
+            new[:, :, : self.length] = old[:, :, : self.length]
+        return new
+
+
+class TextCache:
+    """The rows of one text in all layers of a model, and the ids of those that are committed."""
+
+    def __init__(self, num_layers: int, *, keeps_hidden: bool = False) -> None:
+        """With `keeps_hidden`, `features_before` gives the last hidden states of the text's rows."""
+        self.layers = [LayerCache() for _ in range(num_layers)]
+        self._hidden = HiddenRows() if keeps_hidden else None
+        self._ids: list[int] = []
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """Return the ids of the first rows; behind them lie rows of a tree or of an unfinished pass."""
+        return self._ids
+
+    @property
+    def length(self) -> int:
+        """The number of rows in use, the same in every layer between passes."""
+        return self.layers[0].length
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory of the keys and values, those that are free included."""
+        return sum(part.nbytes for layer in self.layers for part in (layer._keys, layer._values) if part is not None)
+
+    def truncate(self, rows: int | None = None) -> None:
+        """Forget what lies behind the first `rows`, or behind the text, also what an interrupted pass left."""
+        rows = len(self._ids) if rows is None else rows
+        del self._ids[rows:]
+        for layer in self.layers:
+            layer.length = min(layer.length, rows)
+
+    def keep_prefix(self, ids: Sequence[int]) -> int:
+        """Keep the rows of the beginning that the text and `ids` share, and return how many those are."""
+        kept = shared_length(self._ids, ids)
+        self.truncate(kept)
+        return kept
+
+    def copy(self, rows: int) -> TextCache:
+        """Return a cache of its own with the first `rows` rows of the text."""
+        other = TextCache(0)
+        other.layers = [layer.copy(rows) for layer in self.layers]
+        other._hidden = None if self._hidden is None else self._hidden.copy(rows)
+        other._ids = self._ids[:rows]
+        return other
+
+    def commit(self, rows: Tensor, ids: list[int]) -> None:
+        """Let `rows` [j], counted from the cache's start, become text of these ids; drop the others behind the text."""
+        for layer in self.layers:
+            layer.keep(len(self._ids), rows)
+        if self._hidden is not None:
+            self._hidden.keep(len(self._ids), rows)
+        self._ids += ids  # last: whatever ends this before leaves the text that there was
+
+    def commit_next(self, ids: list[int]) -> None:
+        """Let the first rows behind the text become text of these ids; what lies behind them stays."""
+        self._ids += ids
+
+    def uncommit_last(self) -> None:
+        """Forget that the row of the text's last token is text."""
+        self._ids.pop()
+
+    def write_hidden(self, first: int, hidden: Tensor) -> None:
+        """Note the last hidden states [n, h] of the rows from `first` on, where they are kept."""
+        if self._hidden is not None:
+            self._hidden.write(first, hidden)
+
+    def features_before(self, first: int, end: int) -> Tensor:
+        """Return last hidden states [end - first, h] of the positions before the text's rows [first, end).
+
+        The position before row 0 has zeros.
+        """
+        assert self._hidden is not None
+        return self._hidden.before(first, end)
+
+
+class _PassingLayer(LayerCache):
+    """Keeps nothing."""
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rows alone."""
+        return keys, values
+
+
+class _PassingLayers(list[LayerCache]):
+    """Any layer's: all are alike."""
+
+    def __getitem__(self, _layer: object) -> LayerCache:  # type: ignore[override]
+        return _PassingLayer()
+
+
+class UncachedText(TextCache):
+    """A text that is read once, whole, and leaves no rows behind."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.layers = _PassingLayers()
+
+    @property
+    def length(self) -> int:
+        """Return 0."""
+        return 0
+
+
+def shared_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many ids two texts have in common from their beginning on."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((row for row, (ours, theirs) in pairs if ours != theirs), min(len(one), len(other)))
+
+
+def causal_mask(num_rows: int, num_keys: int, *, device: torch.device, window: int | None = None) -> Tensor:
+    """Return which of the keys each of the last rows sees: [rows, keys] bool."""
+    keys = torch.arange(num_keys, device=device)
+    rows = keys[num_keys - num_rows :, None]
+    visible = keys <= rows
+    return visible if window is None else visible & (rows - keys < window)
