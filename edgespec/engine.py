@@ -57,6 +57,7 @@ class Engine:
         self._texts = Texts(
             self.pair,
             most=self.place.num_texts,
+            most_tokens=self.place.all_tokens,
             models=self._text_models,
             use_smaller=self._trees.use_smaller,
             threads=make_tuner(self.place.threads, self.device),
@@ -179,13 +180,22 @@ class Engine:
         """Decode what was asked for, step by step; closing the iterator ends the text."""
         return self.submit(request, reuse=reuse, on_prefill=on_prefill).chunks()
 
-    def generate_many(self, requests: Iterable[TextRequest]) -> Iterator[tuple[int, GenerationResult]]:
+    def generate_many(self, requests: Iterable[TextRequest]) -> Iterator[tuple[int, GenerationResult | Exception]]:
         """Decode many texts together, and yield each one's number and result in the order in which they end.
 
-        As many are under way as `parallel` says. Closing the iterator ends the others. A text that fails raises its
-        error when its turn comes.
+        As many are under way as `parallel` says. A text that fails has its error for a result. Closing the iterator
+        ends the others.
         """
         return self._texts.finish_many(requests)
+
+    def advance(self) -> None:
+        """Make one step of all texts that were submitted; where another thread is making one, wait for it."""
+        self._texts.advance()
+
+    @property
+    def num_texts(self) -> int:
+        """The number of texts under way."""
+        return self._texts.under_way
 
     def _text_models(self, request: TextRequest) -> TextModels:
         return self._trees.text_models(self._loaded, request.sampling)

@@ -101,7 +101,12 @@ def set_up(
     if not is_tuned:
         placed = place_weights(weights, tree, place, memory)
         return PairSetup(pair=pair, place=place, tree=tree, room=tree, weights=placed, profile=profile)
-    room = room_for_trees(tree, lambda tree: place_weights(weights, tree, place, memory), slack=STREAMED_SLACK)
+    room = room_for_trees(
+        tree,
+        lambda tree: place_weights(weights, tree, place, memory),
+        num_texts=place.num_texts,
+        slack=STREAMED_SLACK,
+    )
     return PairSetup(
         pair=pair, place=place, tree=tree.within(room.tree), room=room.tree, weights=room.weights, is_tuned=True,
         profile=profile,
@@ -150,7 +155,7 @@ def set_up_by_profile(
     if not is_tuned or tree.policy == "none":
         return found
     # The profile is of the layers where its plan leaves them: larger trees must leave them there too.
-    room = room_for_trees(tree, placed, slack=0.0)
+    room = room_for_trees(tree, placed, num_texts=place.num_texts, slack=0.0)
     return replace(found, room=room.tree, weights=room.weights, is_tuned=True)
 
 

@@ -19,11 +19,11 @@ from edgespec.decode.step import PassCost, StepResult
 from edgespec.draft.language_model import LanguageModelDrafter, expand_together
 from edgespec.errors import EdgespecError
 from edgespec.grow.together import Expansion, grow_together, one_by_one
+from edgespec.model.new_rows import ALL_PROMPT_ROWS
 from edgespec.tree.token_tree import TokenTree, depths
 from edgespec.verify.rows import TargetRows, not_finite, refuse_nan
 
-PROMPT_ROWS = 2048  # that are read beside trees in a pass
-ALL_PROMPT_ROWS = 8192  # where there are no trees; a prompt alone is read whole
+PROMPT_ROWS = 2048  # that are read beside trees in a pass; without trees it may be more
 
 _step_numbers = itertools.count()
 

@@ -140,8 +140,8 @@ class TreeChoice:
 
     def observe(self, cost: PassCost) -> None:
         """Learn what a step of all texts took."""
-        if not cost.num_prompt_rows:
-            self.costs.passes.observe(cost.num_rows, cost.target_s + cost.rest_s)
+        # A prompt's rows take about what a tree's do.
+        self.costs.passes.observe(cost.num_rows + cost.num_prompt_rows, cost.target_s + cost.rest_s)
         if self.in_step is None:
             return
         growth, num_nodes = self.costs.growth, cost.num_rows - cost.num_texts

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from edgespec.model.text_cache import TextCache, causal_mask
 
+ALL_PROMPT_ROWS = 8192  # of several prompts that a pass reads; one alone is read whole
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRows:

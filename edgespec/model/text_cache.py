@@ -14,7 +14,7 @@ from torch import Tensor
 from edgespec.model.hidden_rows import HiddenRows
 
 STEP_ROWS = 128  # that memory grows by at least
-STEP_SHARE = 8  # and by this part of what there is, so that long texts are copied seldom
+STEP_SHARE = 16  # and by this part of what there is, so that long texts are copied seldom
 
 
 class LayerCache:
@@ -174,6 +174,11 @@ class UncachedText(TextCache):
     def length(self) -> int:
         """Return 0."""
         return 0
+
+
+def rows_held(rows: int) -> int:
+    """Return how many rows of memory a text of so many may hold."""
+    return rows + rows // STEP_SHARE + STEP_ROWS
 
 
 def shared_length(one: Sequence[int], other: Sequence[int]) -> int:

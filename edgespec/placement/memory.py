@@ -11,7 +11,9 @@ import torch
 from transformers import PretrainedConfig
 
 from edgespec.model.causal_model import CHUNK_ROWS
+from edgespec.model.new_rows import ALL_PROMPT_ROWS
 from edgespec.model.row_chunks import rows_at_once
+from edgespec.model.text_cache import rows_held
 from edgespec.placement.run_place import RunPlace
 from edgespec.tree.settings import TreeSettings
 from offload.layer_store import LayerRecord
@@ -25,6 +27,7 @@ NUM_TEXTS_COPIES = 6  # of all texts' hidden states: those, the final norm's tem
 NUM_LOGITS_COPIES = 5  # of one chunk of rows: logits, their float32, probabilities, temporaries
 NUM_DRAFT_PROBS_COPIES = 3  # a tree's q by layers and in one piece; while a layer is drawn, noise in float64 as well
 FLOAT32_BYTES = 4
+LAYER_ROWS = 32  # of a tree that the draft expands at once
 PASS_SLACK = 1.5  # an allocator keeps freed blocks that fit nothing that comes next
 
 
@@ -77,20 +80,26 @@ def pass_bytes(
     keys: int,
     dtype: torch.dtype,
     probs_rows: int = 0,
+    num_texts: int = 1,
 ) -> int:
-    """Return the bytes of the largest temporaries of one forward: over the prompt, or over a tree.
+    """Return the bytes of the largest temporaries of one forward of `num_texts` texts: over prompts, or over trees.
 
     A tree's temporaries include what is made of its rows. Logits exist for one chunk of rows at a time. `probs_rows`
-    are rows whose distributions are kept: a draft's, of all nodes that it expands.
+    are rows of a text whose distributions are kept: a draft's, of all nodes that it expands.
     """
     sizes = _pass_sizes(config, dtype)
-    logits_rows = NUM_LOGITS_COPIES * min(tree_rows, rows_at_once(config.vocab_size))
-    logits_bytes = config.vocab_size * FLOAT32_BYTES * (logits_rows + NUM_DRAFT_PROBS_COPIES * probs_rows)
-    chunk_rows = min(prompt_rows, CHUNK_ROWS)
-    pair_bytes = sizes.mask_bytes + sizes.score_bytes
-    prompt_bytes = chunk_rows * (sizes.row_bytes + prompt_rows * pair_bytes) + prompt_rows * sizes.key_bytes
-    prompt_bytes += NUM_HIDDEN_COPIES * prompt_rows * config.hidden_size * dtype.itemsize
-    tree_bytes = tree_rows * (sizes.row_bytes + keys * pair_bytes) + logits_bytes + keys * sizes.key_bytes
+    all_tree_rows = num_texts * tree_rows
+    logits_rows = NUM_LOGITS_COPIES * min(all_tree_rows, rows_at_once(config.vocab_size))
+    # Trees that share draft calls are smaller: of the others the nodes of a layer are expanded at the same time.
+    all_probs_rows = probs_rows + (num_texts - 1) * min(probs_rows, LAYER_ROWS)
+    logits_bytes = config.vocab_size * FLOAT32_BYTES * (logits_rows + NUM_DRAFT_PROBS_COPIES * all_probs_rows)
+    all_prompt_rows = max(prompt_rows, min(num_texts * prompt_rows, ALL_PROMPT_ROWS))
+    chunk_rows = min(all_prompt_rows, CHUNK_ROWS)
+    prompt_bytes = chunk_rows * (sizes.row_bytes + prompt_rows * sizes.pair_bytes)
+    prompt_bytes += NUM_HIDDEN_COPIES * all_prompt_rows * config.hidden_size * dtype.itemsize
+    chunk_rows = min(all_tree_rows, CHUNK_ROWS)
+    tree_bytes = chunk_rows * (sizes.row_bytes + keys * sizes.pair_bytes) + logits_bytes
+    tree_bytes += all_tree_rows * (keys * sizes.mask_bytes + NUM_HIDDEN_COPIES * config.hidden_size * dtype.itemsize)
     return int(PASS_SLACK * max(prompt_bytes, tree_bytes))
 
 
@@ -98,8 +107,7 @@ def texts_bytes(config: PretrainedConfig, *, num_rows: int, text_rows: int, dtyp
     """Return the bytes of the largest temporaries of one pass over texts of `text_rows` rows, `num_rows` in all."""
     sizes = _pass_sizes(config, dtype)
     chunk_rows = max(text_rows, CHUNK_ROWS // text_rows * text_rows)
-    chunk_bytes = chunk_rows * (sizes.row_bytes + sizes.key_bytes + text_rows * sizes.score_bytes)
-    chunk_bytes += text_rows * text_rows * sizes.mask_bytes
+    chunk_bytes = chunk_rows * sizes.row_bytes + text_rows * text_rows * sizes.pair_bytes
     return int(PASS_SLACK * (chunk_bytes + NUM_TEXTS_COPIES * num_rows * config.hidden_size * dtype.itemsize))
 
 
@@ -108,22 +116,21 @@ class _PassSizes:
     """The bytes that a layer's forward takes."""
 
     row_bytes: int  # of a row
-    mask_bytes: int  # of a row and a key
-    score_bytes: int  # of a row and a key
-    key_bytes: int  # of a key
+    mask_bytes: int  # of a row and a key: what all layers share
+    pair_bytes: int  # of a row and a key in one layer
 
 
 def _pass_sizes(config: PretrainedConfig, dtype: torch.dtype) -> _PassSizes:
     inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
-    is_eager = getattr(config, "_attn_implementation", None) == "eager"
-    # Grouped keys and values are repeated for every head while a layer attends with a mask.
-    is_grouped = _num_kv_heads(config) < config.num_attention_heads
+    has_scores = getattr(config, "attn_logit_softcapping", None) or config.model_type == "gpt_oss"
+    groups = config.num_attention_heads // _num_kv_heads(config)
     return _PassSizes(
         # Norms compute in float32, the rest in the layers' own dtype.
         row_bytes=(3 * inner + 6 * config.hidden_size) * dtype.itemsize + 2 * config.hidden_size * FLOAT32_BYTES,
-        mask_bytes=2 * dtype.itemsize + 3,
-        score_bytes=config.num_attention_heads * (2 * dtype.itemsize + FLOAT32_BYTES) if is_eager else 0,
-        key_bytes=config.num_attention_heads * sum(_head_dims(config)) * dtype.itemsize if is_grouped else 0,
+        mask_bytes=2 * dtype.itemsize + 3,  # with a window and without
+        # The mask is repeated for the heads of a group; capped scores exist for all heads.
+        pair_bytes=groups * dtype.itemsize
+        + (config.num_attention_heads * (2 * dtype.itemsize + FLOAT32_BYTES) if has_scores else 0),
     )
 
 
@@ -136,25 +143,35 @@ def device_uses(
 ) -> dict[str, int]:
     """Return the bytes of each use of the device, all but the target's decoder layers: use -> bytes."""
     config = target.model.config.get_text_config(decoder=True)
-    device, dtype, context_tokens = place.device, place.dtype, place.context_tokens
+    device, dtype, context_tokens, num_texts = place.device, place.dtype, place.context_tokens, place.num_texts
     target_rows, draft_rows = cache_rows(context_tokens, tree)
     tree_rows = target_rows - context_tokens
+
+    def held_rows(rows: int) -> int:
+        """Rows of all texts' caches, where a text of the longest has so many."""
+        return rows_held(place.all_tokens) + num_texts * (rows_held(rows - context_tokens))
+
     uses = {
         "CUDA context" if device.type == "cuda" else "libraries": (
             CUDA_CONTEXT_BYTES if device.type == "cuda" else LIBRARIES_BYTES
         ),
         "target: embeddings, norms, head": resident_bytes(target.outside, device=device),
-        "target: keys and values": cache_bytes(config, rows=target_rows, dtype=dtype),
+        "target: keys and values": cache_bytes(config, rows=held_rows(target_rows), dtype=dtype),
         "target: one pass": pass_bytes(
-            config, prompt_rows=place.prompt_tokens, tree_rows=tree_rows, keys=target_rows, dtype=dtype
+            config,
+            prompt_rows=place.prompt_tokens,
+            tree_rows=tree_rows,
+            keys=target_rows,
+            dtype=dtype,
+            num_texts=num_texts,
         ),
     }
     if draft is not None:
         draft_config = draft.model.config.get_text_config(decoder=True)
         if draft.lent:
-            uses["target: features"] = target_rows * config.hidden_size * dtype.itemsize
+            uses["target: features"] = held_rows(target_rows) * config.hidden_size * dtype.itemsize
         uses["draft: weights"] = sum(resident_bytes(r, device=device) for r in (draft.outside, *draft.records))
-        uses["draft: keys and values"] = cache_bytes(draft_config, rows=draft_rows, dtype=dtype)
+        uses["draft: keys and values"] = cache_bytes(draft_config, rows=held_rows(draft_rows), dtype=dtype)
         uses["draft: one pass"] = pass_bytes(
             draft_config,
             prompt_rows=place.prompt_tokens,
@@ -162,6 +179,7 @@ def device_uses(
             keys=draft_rows,
             dtype=dtype,
             probs_rows=draft_rows - context_tokens,
+            num_texts=num_texts,
         )
     scratch_bytes = (target.num_scratch + (draft.num_scratch if draft else 0)) * dtype.itemsize
     if scratch_bytes:

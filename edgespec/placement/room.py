@@ -13,6 +13,8 @@ from edgespec.tree.settings import TreeSettings
 
 ROOMS = {"size": (256, 64, 16), "draft_tokens": (16, 8, 4)}  # nodes that are tried, by the setting that limits them
 
+ALL_NODES = 1024  # of all texts' trees
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
@@ -22,8 +24,12 @@ class Room:
     weights: PlacedWeights
 
 
-def room_for_trees(tree: TreeSettings, place: Callable[[TreeSettings], PlacedWeights], *, slack: float) -> Room:
+def room_for_trees(
+    tree: TreeSettings, place: Callable[[TreeSettings], PlacedWeights], *, num_texts: int, slack: float
+) -> Room:
     """Return the largest trees of this kind for which no more is streamed than for `tree`, but for a share of `slack`.
+
+    The trees of `num_texts` texts share each pass.
 
     Where `tree` does not fit, smaller ones are tried. `place` is `place_weights` of the trees. Raises EdgespecError
     where none fits.
@@ -39,7 +45,8 @@ def room_for_trees(tree: TreeSettings, place: Callable[[TreeSettings], PlacedWei
     if own.tree != tree:
         return own
     most_bytes = (1 + slack) * own.weights.placement.streamed_bytes
-    for larger in (sized(size) for size in sizes if size > tree.num_nodes):
+    most_nodes = ALL_NODES // num_texts
+    for larger in (sized(size) for size in sizes if tree.num_nodes < size <= most_nodes):
         try:
             weights = place(larger)
         except EdgespecError:

@@ -27,6 +27,7 @@ class PlaceOptions(TypedDict, total=False):
     prompt_tokens: int | None  # of the longest prompt; None: as long as the context
     threads: int | None  # of the processor; None: as many as pay, step by step
     parallel: int  # texts under way at once, 1
+    cache_tokens: int | None  # of all texts under way together; None: as many as each may have
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,13 @@ class RunPlace:
     prompt_tokens: int
     threads: int | None = None  # of the processor; None: as many as pay, step by step
     num_texts: int = 1  # under way at once
+    cache_tokens: int | None = None  # of all texts under way together; None: each may be as long as the context
+
+    @property
+    def all_tokens(self) -> int:
+        """The number of tokens that all texts under way may have together."""
+        wanted = self.cache_tokens or self.num_texts * self.context_tokens
+        return max(self.context_tokens, min(wanted, self.num_texts * self.context_tokens))
 
 
 def resolve_place(
@@ -69,6 +77,7 @@ def resolve_place(
         prompt_tokens=options.get("prompt_tokens") or context_tokens,
         threads=check_threads(options.get("threads")),
         num_texts=check_parallel(options.get("parallel", 1)),
+        cache_tokens=options.get("cache_tokens"),
     )
 
 

@@ -84,7 +84,8 @@ class TextHandle:
                 raise self.error
         finally:
             self.cancel()
-            if not self.is_done:
+            while not self.is_done:
+                self._unseen.clear()
                 self._advance(self)
 
     def __iter__(self) -> Generator[TextChunk, None, None]:

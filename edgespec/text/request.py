@@ -53,6 +53,11 @@ class TextRequest:
     name: str
     stop: StopStrings
 
+    @property
+    def num_tokens(self) -> int:
+        """The number of the prompt's tokens and of the new ones, at most."""
+        return len(self.ids) + self.max_new_tokens
+
     def noise(self, vocab: int, device: torch.device) -> TextNoise:
         """Return the noise that decides the text's tokens."""
         return TextNoise(seed=self.seed, key=text_key(self.name), vocab=vocab, device=device)

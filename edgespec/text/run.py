@@ -61,15 +61,16 @@ class Texts:
         pair: ModelPair,
         *,
         most: int,
+        most_tokens: int,
         models: Callable[[TextRequest], TextModels],
         use_smaller: Callable[[], None],
         threads: ThreadTuner | None,
     ) -> None:
-        """Have at most `most` texts under way.
+        """Have at most `most` texts under way, of at most `most_tokens` together; one is always let in.
 
         `models` says what a text is decoded with; `use_smaller` makes that smaller trees, because memory ran out.
         """
-        self.most = most
+        self.most, self._most_tokens = most, most_tokens
         self.kept = KeptCaches()
         self._pair, self._models, self._use_smaller, self._threads = pair, models, use_smaller, threads
         self._condition = threading.Condition()
@@ -95,15 +96,15 @@ class Texts:
             self._waiting.append(handle)
         return handle
 
-    def finish_many(self, requests: Iterable[TextRequest]) -> Iterator[tuple[int, GenerationResult]]:
-        """Yield the numbers and results of texts as they end; closing the iterator ends the others."""
+    def finish_many(self, requests: Iterable[TextRequest]) -> Iterator[tuple[int, GenerationResult | Exception]]:
+        """Yield the numbers and results of texts as they end, or errors; closing the iterator ends the others."""
         numbers = {self.submit(request): number for number, request in enumerate(requests)}
         try:
             while numbers:
                 for handle in [handle for handle in numbers if handle.is_done]:
-                    yield numbers.pop(handle), handle.result()
+                    yield numbers.pop(handle), handle.error or handle.whole()
                 if numbers:
-                    self.advance_any(list(numbers))
+                    self.advance()
         finally:
             for handle in numbers:
                 handle.cancel()
@@ -114,29 +115,21 @@ class Texts:
             handle.is_cancelled = True
         self._abandons = abandon and self._is_driven
 
-    def advance(self, wanted: TextHandle) -> None:
-        """Work on all texts, or let another thread do it, until `wanted` has a new piece or has ended."""
-        self._work_until(lambda: wanted.has_unseen or wanted.is_done)
-
-    def advance_any(self, wanted: Sequence[TextHandle]) -> None:
-        """Work on all texts until one of these has ended."""
-        self._work_until(lambda: any(handle.is_done for handle in wanted))
-
-    def _work_until(self, is_enough: Callable[[], bool]) -> None:
-        while True:
+    def advance(self, wanted: TextHandle | None = None) -> None:
+        """Make one step of all texts, or let another thread make it; nothing if `wanted` has something new by then."""
+        with self._condition:
+            if wanted is not None and (wanted.has_unseen or wanted.is_done):
+                return
+            if self._is_driven:
+                self._condition.wait()
+                return
+            self._is_driven = True
+        try:
+            self._step()
+        finally:
             with self._condition:
-                if is_enough():
-                    return
-                if self._is_driven:
-                    self._condition.wait()
-                    continue
-                self._is_driven = True
-            try:
-                self._step()
-            finally:
-                with self._condition:
-                    self._is_driven = self._abandons = False
-                    self._condition.notify_all()
+                self._is_driven = self._abandons = False
+                self._condition.notify_all()
 
     def _step(self) -> None:
         self._let_go()
@@ -180,13 +173,19 @@ class Texts:
         with self._condition:
             order = sorted(self._waiting, key=lambda handle: not (handle.reuse and self.kept.has(handle.request.ids)))
             for handle in order:
-                if len(self._under_way) >= self.most:
+                if not self._has_room(handle):
                     break
                 caches = self._caches_for(handle)
                 if caches is not None:
                     self._waiting.remove(handle)
                     self._enter(handle, caches)
             self.kept.forget(max(0, len(self._under_way) + len(self.kept) - self.most))
+
+    def _has_room(self, handle: TextHandle) -> bool:
+        if not self._under_way:
+            return True
+        tokens = sum(text.request.num_tokens for text in (*self._under_way.values(), handle))
+        return len(self._under_way) < self.most and tokens <= self._most_tokens
 
     def _caches_for(self, handle: TextHandle) -> TextCaches | None:
         """Return what a text begins on; None where it is better to wait until another has read the same prompt."""

@@ -25,7 +25,7 @@ from edgespec.cli.generate.resume import Results, keep_finished, read_results
 from edgespec.cli.generate.sinks import OutputFile, Sink, StandardOutput
 from edgespec.cli.open_engine import open_engine
 from edgespec.cli.options.console import console_options
-from edgespec.cli.options.machine import MachineOptions, machine_options
+from edgespec.cli.options.machine import MachineOptions, machine_options, parallel_option
 from edgespec.cli.options.model import AskedModels, model_options
 from edgespec.cli.options.tree import AskedTrees, tree_options
 from edgespec.errors import EdgespecError
@@ -63,6 +63,7 @@ Exit codes: 0 done, 1 failed while running, 2 wrong usage or input, 3 done but s
 @sampling_options
 @tree_options(has_profile=True)
 @machine_options
+@parallel_option
 @click.option("--no-self-check", is_flag=True, help="Do not try whether the model's family reads token trees rightly.")
 @console_options(has_verbose=True)
 def command(
@@ -73,6 +74,7 @@ def command(
     wanted: AskedSampling,
     trees: AskedTrees,
     machine: MachineOptions,
+    parallel: int | None,
     no_self_check: bool,
     console: Console,
 ) -> int:
@@ -84,7 +86,8 @@ def command(
     prompts, format_name = _prompts(console, asked, out)
     with leaving_at_once():  # torch and transformers are imported from here on
         import edgespec.engine  # noqa: F401
-    run = AskedRun(prompts=asked, out=out, wanted=wanted, models=models, trees=trees, machine=machine)
+    run = AskedRun(prompts=asked, out=out, wanted=wanted, models=models, trees=trees, machine=machine,
+                   parallel=parallel)  # fmt: skip
     prepared = prepare(console, prompts, run)
     if out.dry_run:
         from edgespec.cli.generate.dry_run import say_work
@@ -126,8 +129,9 @@ def _prompts(console: Console, asked: AskedPrompts, out: AskedOutput) -> tuple[P
 
 def _run(console: Console, prepared: Prepared, engine: Engine, sink: Sink, out: AskedOutput, format_name: str) -> int:
     """Run all requests, write their results to the sink, and return the exit status."""
-    from edgespec.cli.generate.output import Run, stream_one, write_records
+    from edgespec.cli.generate.output import stream_one, write_records
     from edgespec.cli.generate.records import run_fields
+    from edgespec.cli.generate.together import Run
 
     to_stdout = out.path is None
     requests = prepared.requests
@@ -153,6 +157,7 @@ def _run(console: Console, prepared: Prepared, engine: Engine, sink: Sink, out: 
             to_stdout=to_stdout,
             live_text=out.live_text and not console.quiet and not is_shown,
             fail_fast=out.fail_fast,
+            ordered=out.ordered,
         )
 
 

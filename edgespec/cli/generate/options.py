@@ -23,6 +23,7 @@ FORCE_HELP = "With --resume: keep results of other settings or prompts."
 ONLY_HELP = "Run the rows with these ids."
 CATEGORY_HELP = "Run the rows of this category; repeatable."
 REPEAT_HELP = "Run each row R times, with other draws each time; ids become ID#2, ID#3, ..."
+ORDERED_HELP = "Write records in the file's order. [default: as they are finished]"
 STOP_HELP = "End a text before this string, which is left out; repeatable."
 
 
@@ -59,6 +60,7 @@ class AskedOutput:
     force: bool
     fail_fast: bool
     live_text: bool
+    ordered: bool
     dry_run: bool
 
 
@@ -163,6 +165,7 @@ def output_options(function: Command) -> Command:
         force: bool,
         fail_fast: bool,
         live_text: bool,
+        ordered: bool,
         dry_run: bool,
         **others: Any,
     ) -> Any:
@@ -182,6 +185,7 @@ def output_options(function: Command) -> Command:
             force=force,
             fail_fast=fail_fast,
             live_text=live_text,
+            ordered=ordered,
             dry_run=dry_run,
         )
         return function(out=out, **others)
@@ -194,6 +198,7 @@ def output_options(function: Command) -> Command:
         click.option("--force", is_flag=True, help=FORCE_HELP),
         click.option("--fail-fast", is_flag=True, help="End the run at the first prompt that fails."),
         click.option("--stream", "live_text", is_flag=True, help="Show the text on stderr while records are written."),
+        click.option("--ordered", is_flag=True, help=ORDERED_HELP),
         click.option("--dry-run", is_flag=True, help="Check everything, say what would be done, and load nothing."),
     ]
     return with_options(call, options)

@@ -1,47 +1,29 @@
-"""The run itself: each prompt in turn, its text shown as it is verified, its record written when it is done."""
+"""The run itself: texts are shown as they are verified, records written when their prompts are done."""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator
 from typing import Any
 
-from edgespec.cli.console import Console, print_error, visible
+from edgespec.cli.console import print_error, visible
 from edgespec.cli.generate.formats import format_record
 from edgespec.cli.generate.records import error_record, success_record
-from edgespec.cli.generate.requests import EncodeTurn, Request, RunSettings
+from edgespec.cli.generate.requests import Request
 from edgespec.cli.generate.resume import command_to_continue
 from edgespec.cli.generate.sinks import Sink
-from edgespec.cli.generate.turns import answer_turns
-from edgespec.cli.open_engine import trees_in_words
+from edgespec.cli.generate.tally import InOrder, Tally, summary
+from edgespec.cli.generate.together import Ended, Run, say_trees, saying_room, together
+from edgespec.cli.generate.turns import RowAnswers
 from edgespec.cli.prefill_line import PrefillLine
 from edgespec.cli.spelling import spelled_error
-from edgespec.engine import Engine
 from edgespec.errors import EXIT_RUNTIME, EXIT_SOME_FAILED, EdgespecError, is_out_of_memory
 from edgespec.text.results import GenerationResult, TextChunk
 
 BETWEEN_TURNS = "\n\n"
-Show = Callable[[TextChunk], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """What all prompts have in common."""
-
-    console: Console
-    engine: Engine
-    settings: RunSettings
-    fields: dict[str, Any]  # of every record
-    encode: EncodeTurn
-    num_pressed: Callable[[], int]  # how often Ctrl-C was pressed
-
-    def check(self) -> None:
-        """Raise KeyboardInterrupt where Ctrl-C was pressed: between two texts nothing is lost."""
-        if self.num_pressed():
-            raise KeyboardInterrupt
 
 
 def stream_one(run: Run, request: Request) -> int:
@@ -54,7 +36,7 @@ def stream_one(run: Run, request: Request) -> int:
         raise
     finally:
         shown.end()
-    run.console.say(f"{_summary(results)} · stopped: {results[-1].finish_reason} · seed {request.seed}")
+    run.console.say(f"{summary(results)} · stopped: {results[-1].finish_reason} · seed {request.seed}")
     return 0
 
 
@@ -67,79 +49,88 @@ def write_records(
     to_stdout: bool,
     live_text: bool,
     fail_fast: bool,
+    ordered: bool,
 ) -> int:
-    """Run every prompt and return the exit status; a record is on the disk before the next prompt starts.
+    """Run every prompt and return the exit status; a record is on the disk before the next step.
 
-    A prompt that fails does not end the run.
-
-    `format_name` text goes to the sink as plain answers, or streams `to_stdout`.
+    Texts are under way together, unless they are shown while they are written. A prompt that fails does not end the
+    run. `format_name` text goes to the sink as plain answers, or streams `to_stdout`. `ordered` records wait for those
+    before them.
     """
     console = run.console
-    results: list[GenerationResult] = []
-    num_done = num_failed = 0
+    tally = Tally(len(requests))
     is_live = live_text or (format_name == "text" and to_stdout)
+    written = InOrder(requests) if ordered or format_name == "text" else None
+
+    def write(request: Request, record: dict[str, Any]) -> None:
+        if format_name == "text":
+            if not to_stdout and not record["error"]:
+                sink.write(BETWEEN_TURNS.join(record["turns"]) + "\n\n")
+        else:
+            line = format_record(format_name, request, record)
+            sink.write("" if line is None else json.dumps(line, ensure_ascii=False) + "\n")
+        tally.num_written += 1
+
     with console.progress_bar(wanted=not is_live) as bar:
         task = None if bar is None else bar.add_task("prompts", total=len(requests), note="")
 
-        def draw(text: str) -> None:
+        def draw(note: str) -> None:
+            console.say_sometimes(f"{tally.num_done} of {len(requests)} prompts · {note}")
             if bar is not None and task is not None:
-                bar.update(task, note=text or _summary(results))
+                bar.update(task, completed=tally.num_done, note=note)
 
+        shown = functools.partial(_Shown, run, to_stdout=is_live and not live_text, to_stderr=live_text)
+        ended = _one_by_one(run, requests, shown) if is_live else together(run, requests, tally, draw)
         try:
-            for number, request in enumerate(requests, 1):
-                place = f"[{number}/{len(requests)}] id={visible(request.row.id)}"
-                if is_live:
-                    console.say(place)
-                shown = _Shown(
-                    run,
-                    place=place,
-                    to_stdout=is_live and not live_text,
-                    to_stderr=live_text,
-                    draw=draw if bar is not None else None,
-                )
-                record, found = _run_one(run, request, shown)
-                results += found
-                if format_name == "text":
-                    if not to_stdout and not record["error"]:
-                        sink.write(BETWEEN_TURNS.join(record["turns"]) + "\n\n")
-                else:
-                    line = format_record(format_name, request, record)
-                    sink.write("" if line is None else json.dumps(line, ensure_ascii=False) + "\n")
-                num_done += 1
-                num_failed += record["error"] is not None
-                if bar is not None and task is not None:
-                    bar.update(task, completed=number, note=_summary(results))
-                if record["error"] and fail_fast:
-                    console.say(f"stopped: --fail-fast; {num_done} of {len(requests)} records are written")
+            for request, results, error in ended:
+                record = _record(run, request, results, error)
+                for ready in [(request, record)] if written is None else written.ready(request, record):
+                    write(*ready)
+                tally.add(results, failed=error is not None)
+                if error is not None and fail_fast:
+                    console.say(f"stopped: --fail-fast; {tally.num_written} of {len(requests)} records are written")
                     return EXIT_RUNTIME
-                if number < len(requests):
+                if tally.num_done < len(requests):
                     run.check()
         except BaseException as error:
-            console.say(f"stopped: {num_done} of {len(requests)} records are written")
+            console.say(f"stopped: {tally.num_written} of {len(requests)} records are written")
             if isinstance(error, KeyboardInterrupt) and not to_stdout and format_name != "text":
                 console.say(f"to go on: {command_to_continue()}")
             raise
-    failed = f" · {num_failed} failed" if num_failed else ""
-    console.say(f"{len(requests)} prompt{'s' * (len(requests) > 1)} · {_summary(results)}{failed}")
-    return EXIT_SOME_FAILED if num_failed else 0
+        finally:
+            ended.close()
+    failed = f" · {tally.num_failed} failed" if tally.num_failed else ""
+    console.say(f"{len(requests)} prompt{'s' * (len(requests) > 1)} · {tally.summary()}{failed}")
+    return EXIT_SOME_FAILED if tally.num_failed else 0
 
 
-def _run_one(run: Run, request: Request, shown: _Shown) -> tuple[dict[str, Any], list[GenerationResult]]:
-    """Run one prompt; return its record, and its results if it succeeded."""
-    results: list[GenerationResult] = []
-    try:
-        _answer(run, request, shown, results)
-        return success_record(request, run.engine, results, run.fields, run.settings), results
-    except OSError:
-        raise  # of our own output: what the engine reads comes as EdgespecError
-    except Exception as error:
-        if os.environ.get("EDGESPEC_DEBUG") and not isinstance(error, EdgespecError):
-            raise
-        fault = _fault(error)
-        print_error(f"{request.row.where}: {fault.what}", fault.fix)
-        return error_record(request, results, fault, run.fields), []
-    finally:
-        shown.end()
+def _one_by_one(run: Run, requests: list[Request], show: Callable[..., _Shown]) -> Generator[Ended, None, None]:
+    """Yield each prompt's results, or the error that ended it, while its text is shown."""
+    for number, request in enumerate(requests, 1):
+        place = f"[{number}/{len(requests)}] id={visible(request.row.id)}"
+        run.console.say(place)
+        shown, results = show(place=place), list[GenerationResult]()
+        try:
+            _answer(run, request, shown, results)
+        except OSError:
+            raise  # of our own output: what the engine reads comes as EdgespecError
+        except Exception as error:
+            yield request, results, error
+        else:
+            yield request, results, None
+        finally:
+            shown.end()
+
+
+def _record(run: Run, request: Request, results: list[GenerationResult], error: Exception | None) -> dict[str, Any]:
+    """Return the record of a prompt; an error is told, and those that are no fault of the user's may be raised."""
+    if error is None:
+        return success_record(request, run.engine, results, run.fields, run.settings)
+    if os.environ.get("EDGESPEC_DEBUG") and not isinstance(error, EdgespecError):
+        raise error
+    fault = _fault(error)
+    print_error(f"{request.row.where}: {fault.what}", fault.fix)
+    return error_record(request, results, fault, run.fields)
 
 
 def _answer(
@@ -147,17 +138,17 @@ def _answer(
 ) -> list[GenerationResult]:
     """Answer all turns; `results` has the finished ones even when a later one fails."""
     results = [] if results is None else results
-    engine, room = run.engine, run.engine.room
-    for result in answer_turns(run.engine, request, run.encode, on_prefill=shown.prefill, on_chunk=shown):
-        results.append(result)
-        trees = engine.trees_in_use(result.sampling)
-        if trees is not None:
-            run.console.detail(trees)
-        if len(results) < request.row.num_turns:
-            shown.between_turns()
-    if engine.room != room:
-        now, before = (trees_in_words(tree, is_tuned=engine.is_tuned) for tree in (engine.room, room))
-        run.console.say(f"memory ran out in a pass: {now} from here on, no longer {before}")
+    answers = RowAnswers(run.engine, request, run.encode, on_prefill=shown.prefill)
+    with saying_room(run):
+        while not answers.is_done:
+            handle = answers.next_turn()
+            for chunk in handle:
+                shown(chunk)
+            answers.take(handle)
+            results.append(answers.results[-1])
+            say_trees(run, results[-1])
+            if not answers.is_done:
+                shown.between_turns()
     return results
 
 
@@ -220,16 +211,3 @@ class _Shown:
         assert self._stream is not None
         self._stream.write(visible(text) if self._is_terminal else text)
         self._stream.flush()
-
-
-def _summary(results: Sequence[GenerationResult]) -> str:
-    """Return tokens, tokens/s, tokens a pass and passes of all texts together."""
-    num_tokens = sum(len(result.token_ids) for result in results)
-    total_s = sum(result.total_s for result in results)
-    passes = [step for result in results for step in result.passes]
-    parts = [f"{num_tokens} tokens"]
-    if total_s:
-        parts.append(f"{num_tokens / total_s:.1f} tok/s")
-    if passes:
-        parts.append(f"{sum(len(step.tokens) for step in passes) / len(passes):.2f} tok/pass")
-    return " · ".join([*parts, f"{len(passes)} passes"])

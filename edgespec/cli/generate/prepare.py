@@ -27,9 +27,11 @@ from edgespec.cli.options.tree import AskedTrees
 from edgespec.cli.prompts.read import describe, encode_prompts, numbered_rows, read_prompts
 from edgespec.cli.prompts.rows import PromptRow, text_row
 from edgespec.cli.prompts.selection import repeated, select
+from edgespec.tree.settings import TreeSettings
 
 if TYPE_CHECKING:
     from edgespec.pair.pair import ModelPair
+    from edgespec.placement.run_place import RunPlace
     from edgespec.profiled import PairSetup
 
 
@@ -52,6 +54,7 @@ class AskedRun:
     models: AskedModels
     trees: AskedTrees
     machine: MachineOptions
+    parallel: int | None  # texts under way; None: as many as pay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,10 +105,12 @@ def prepare(console: Console, prompts: Prompts, asked: AskedRun) -> Prepared:
     requests = make_requests(rows, encoded, settings)
     encode = turn_encoder(pair, settings)
     needed = needed_tokens(pair, requests, encode, ctx_size=machine.ctx_size)
+    place = machine.place(pair, context_tokens=needed.context_tokens, prompt_tokens=needed.prompt_tokens)
+    place = _with_texts(pair, place, asked, needed, len(requests))
     # The tree is chosen once, for the run's temperature; a row's own changes its sampling alone.
     setup = set_up_by_profile(
         pair,
-        machine.place(pair, context_tokens=needed.context_tokens, prompt_tokens=needed.prompt_tokens),
+        place,
         source=asked.trees.profile,
         given=asked.trees.given,
         temperature=settings.sampling.temperature,
@@ -126,6 +131,18 @@ def prepare(console: Console, prompts: Prompts, asked: AskedRun) -> Prepared:
     return Prepared(
         pair=pair, settings=settings, setup=setup, requests=requests, encode=encode, needed=needed, config=config
     )
+
+
+def _with_texts(pair: ModelPair, place: RunPlace, asked: AskedRun, needed: NeededTokens, num_texts: int) -> RunPlace:
+    """Return the place with the texts under way that were asked for, or that pay."""
+    from edgespec.placement.parallel import texts_that_pay, with_texts
+
+    if asked.parallel is not None:
+        return with_texts(place, min(asked.parallel, max(1, num_texts)), needed.mean_tokens)
+    if num_texts <= 1 or asked.out.live_text:  # texts that are shown come one after the other
+        return place
+    tree = TreeSettings(**asked.trees.given)
+    return texts_that_pay(pair, place, tree, num_waiting=num_texts, mean_tokens=needed.mean_tokens)
 
 
 def _report_finished_rows(console: Console, results: Results, num_wanted: int, num_left: int) -> None:

@@ -138,6 +138,7 @@ def _result_fields(engine: Engine, results: Sequence[GenerationResult], settings
                 "actual_tps": _rounded(decode_tps),
             },
             "passes": len(passes),
+            "mean_texts": _rounded(sum(step.num_texts for step in passes) / len(passes) if passes else None),
             "draft_n": sum(step.num_drafted for step in passes),
             "draft_n_accepted": sum(len(step.tokens) - 1 for step in passes),
             "mean_accept_len": _rounded(sum(len(step.tokens) for step in passes) / len(passes) if passes else None),

@@ -59,6 +59,7 @@ class NeededTokens:
     context_tokens: int
     prompt_tokens: int
     new_tokens: int  # at most, of all texts together
+    mean_tokens: float  # of a text with its answers, at most
 
 
 def make_requests(rows: list[PromptRow], encoded: list[list[int]], run: RunSettings) -> list[Request]:
@@ -91,7 +92,7 @@ def needed_tokens(
     if ctx_size is not None:
         check_ctx_size(ctx_size, pair.max_context)
     max_context = ctx_size or pair.max_context
-    context = prompt = new = 0
+    context = prompt = new = total = 0
     for request in requests:
         row = request.row
         questions = len(encode(row, (ANSWER,) * len(row.follow_ups))) if row.follow_ups else len(request.ids)
@@ -107,4 +108,6 @@ def needed_tokens(
             longest_prompt, length = min(longest_prompt, max_context - 1), min(length, max_context)
         context, prompt = max(context, length), max(prompt, longest_prompt)
         new += limit * row.num_turns
-    return NeededTokens(context_tokens=context, prompt_tokens=prompt, new_tokens=new)
+        total += length
+    return NeededTokens(context_tokens=context, prompt_tokens=prompt, new_tokens=new,
+                        mean_tokens=total / max(1, len(requests)))  # fmt: skip

@@ -2,46 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 from edgespec.cli.generate.requests import EncodeTurn, Request
 from edgespec.engine import Engine
 from edgespec.pair.pair import ModelPair
 from edgespec.text.chat_template import Message
-from edgespec.text.handle import OnPrefill
-from edgespec.text.results import GenerationResult, TextChunk
+from edgespec.text.handle import OnPrefill, TextHandle
+from edgespec.text.results import GenerationResult
 
 
-def answer_turns(
-    engine: Engine,
-    request: Request,
-    encode: EncodeTurn,
-    *,
-    on_prefill: OnPrefill,
-    on_chunk: Callable[[TextChunk], None],
-) -> Iterator[GenerationResult]:
-    """Yield each turn's answer when it is finished; raises EdgespecError, or KeyboardInterrupt when it was cancelled.
+class RowAnswers:
+    """A row under way.
 
     A turn keeps the keys and values of the turns before it; a row keeps none of another row, so that its text does not
     depend on what was run before.
     """
-    answers: tuple[Message, ...] = ()
-    for turn in range(request.row.num_turns):
-        result = engine.generate(
-            encode(request.row, answers) if turn else request.ids,
+
+    def __init__(
+        self, engine: Engine, request: Request, encode: EncodeTurn, *, on_prefill: OnPrefill | None = None
+    ) -> None:
+        self.request = request
+        self.results: list[GenerationResult] = []  # of the turns that are answered
+        self._engine, self._encode, self._on_prefill = engine, encode, on_prefill
+        self._answers: tuple[Message, ...] = ()
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether all turns are answered."""
+        return len(self.results) == self.request.row.num_turns
+
+    def next_turn(self) -> TextHandle:
+        """Ask for the next turn's answer; raises EdgespecError where the context has no room for it."""
+        request, turn = self.request, len(self.results)
+        wanted = self._engine.request(
+            self._encode(request.row, self._answers) if turn else request.ids,
             max_new_tokens=request.max_new_tokens,
             sampling=request.sampling,
             seed=request.seed,
             name=request.row.id,  # and not its place in the file, so that other rows change nothing
             stop=request.stop,
-            reuse=turn > 0,
-            on_prefill=on_prefill,
-            on_chunk=on_chunk,
         )
+        return self._engine.submit(wanted, reuse=request.row.num_turns > 1, on_prefill=self._on_prefill)
+
+    def take(self, handle: TextHandle) -> None:
+        """Take a turn's answer; raises what ended it, or KeyboardInterrupt when it was cancelled."""
+        result = handle.result()
         if result.finish_reason == "interrupted":
             raise KeyboardInterrupt
-        answers += (_answer(engine.pair, result),)
-        yield result
+        self._answers += (_answer(self._engine.pair, result),)
+        self.results.append(result)
 
 
 def _answer(pair: ModelPair, result: GenerationResult) -> Message:

@@ -25,6 +25,7 @@ MARGIN_HELP = "GPU memory to leave free. [default: 1GiB without --max-gpu-mem]"
 DTYPE_HELP = "To compute in: float32, bfloat16 or float16. [auto: float32 on a CPU, the model's own on a GPU]"
 QUANT_HELP = "Quantise the target's layers: none, nf4 or int8. Made once, then kept in the cache."
 THREADS_HELP = "Threads of the processor. [auto: as many as pay, fewer while other programs run]"
+PARALLEL_HELP = "Texts that share each pass. [auto: as many as pay]"
 CONTEXT_HELP = "Tokens of prompt and answer to make room for, as 8k. [auto: what is needed]"
 
 
@@ -151,6 +152,22 @@ def _tokens(_context: click.Context, _parameter: click.Parameter, value: str) ->
     if tokens < 1:
         raise click.BadParameter(f"'{value}' is not auto or a number of tokens, such as 8192 or 8k.")
     return tokens
+
+
+def parallel_option(function: Command) -> Command:
+    """Add the option of texts under way, which is handed on as `parallel`; None is auto."""
+    return click.option("-np", "--parallel", callback=_parallel, default="auto", show_default=True, metavar="auto|N",
+                        help=PARALLEL_HELP)(function)  # fmt: skip
+
+
+def _parallel(_context: click.Context, _parameter: click.Parameter, value: str) -> int | None:
+    if value == "auto":
+        return None
+    if not re.fullmatch(r"-?\d{1,9}", value):
+        raise click.BadParameter(f"'{value}' is not auto or a number of texts.")
+    from edgespec.placement.run_place import check_parallel
+
+    return check_parallel(int(value))
 
 
 def _threads(_context: click.Context, _parameter: click.Parameter, value: str) -> int | None:
