@@ -130,6 +130,9 @@ class Batch:
         return outcomes
 
     def _grow(self) -> tuple[list[tuple[Session, TokenTree]], list[Outcome]]:
+        for session in self._running:
+            if session.drafter is not None:
+                session.drafter.rewind()  # the tree of a pass that was not made
         growths = [(session.rules.growth(session), session.drafter) for session in self._running]
         found = grow_together(growths, _expand)
         trees: list[tuple[Session, TokenTree]] = []

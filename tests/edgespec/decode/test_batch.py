@@ -1,0 +1,169 @@
+"""Texts that share passes: what each yields is what it yields alone, whoever comes, goes or fails beside it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from edgespec.config import SamplingSettings
+from edgespec.decode import batch as batch_module
+from edgespec.decode.batch import Batch
+from edgespec.decode.loop import decode
+from edgespec.decode.session import Session
+from edgespec.errors import EdgespecError
+from edgespec.tree.settings import TreeSettings
+from tests.edgespec.grow.tables import VOCAB, LogitsOf, draft_logits, session_of, target_logits
+
+SEED = 3
+PLAIN = TreeSettings(policy="none")
+TREES = [
+    PLAIN,
+    TreeSettings(size=6),
+    TreeSettings(policy="opt-tree", size=9),
+    TreeSettings(policy="chain", draft_tokens=3),
+    TreeSettings(policy="dyspec", size=5),
+    TreeSettings(policy="mcsd", fork=(3, 3), target_width=2),
+]
+
+
+def text_of(number: int, *, failing: LogitsOf | None = None) -> tuple[Session, list[int]]:
+    """A text whose prompt, length, sampling and trees follow from its number."""
+    rng = random.Random(number)
+    tree = rng.choice(TREES)
+    sampling = SamplingSettings(temperature=rng.choice([0.0, 0.7, 1.0]), top_p=rng.choice([1.0, 0.9]))
+    session = session_of(
+        tree,
+        sampling,
+        target=failing or target_logits(SEED),
+        draft=draft_logits(SEED),
+        max_new_tokens=rng.randint(1, 30),
+        seed=number,
+        key=number,
+    )
+    return session, [rng.randrange(VOCAB) for _ in range(rng.randint(1, 20))]
+
+
+def alone(number: int) -> list[int]:
+    session, prompt = text_of(number)
+    return [token for step in decode(session, prompt) for token in step.tokens]
+
+
+def fails_behind(length: int) -> LogitsOf:
+    """Logits that are no numbers behind texts of so many tokens."""
+    right = target_logits(SEED)
+    return lambda text: right(text) if len(text) < length else torch.full((VOCAB,), torch.nan, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("prompt_rows", [3, 2048])
+def test_a_thousand_steps_of_texts_that_come_and_go(prompt_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random arrivals, lengths, cancels and errors: every text is a beginning of what it is alone, or all of it."""
+    monkeypatch.setattr(batch_module, "PROMPT_ROWS", prompt_rows)
+    monkeypatch.setattr(batch_module, "ALL_PROMPT_ROWS", prompt_rows)
+    rng = random.Random(11)
+    batch, numbers = Batch(), dict[Session, int]()
+    texts: dict[int, list[int]] = {}
+    failed, cancelled, ended = set[int](), set[int](), set[int]()
+    next_number = 0
+    for _ in range(1000):
+        while len(batch.sessions) < 12 and rng.random() < 0.4:
+            failing = fails_behind(rng.randint(5, 25)) if rng.random() < 0.1 else None
+            session, prompt = text_of(next_number, failing=failing)
+            batch.enter(session, prompt)
+            numbers[session], texts[next_number] = next_number, []
+            next_number += 1
+        if batch.sessions and rng.random() < 0.05:
+            victim = rng.choice(batch.sessions)
+            batch.leave(victim)
+            cancelled.add(numbers[victim])
+        for outcome in batch.step():
+            number = numbers[outcome.session]
+            assert number not in cancelled
+            if outcome.error is not None:
+                assert isinstance(outcome.error, EdgespecError)
+                failed.add(number)
+                assert outcome.session not in batch.sessions
+            if outcome.step is not None:
+                texts[number] += outcome.step.tokens
+                if outcome.step.finish is not None:
+                    ended.add(number)
+                    assert outcome.session not in batch.sessions
+    assert len(ended) > 150
+    assert len(failed) > 5
+    assert len(cancelled) > 20
+    for number, tokens in texts.items():
+        whole = alone(number)
+        assert tokens == (whole if number in ended else whole[: len(tokens)])
+
+
+def test_a_stop_token_ends_one_text_and_no_other() -> None:
+    whole = [alone(number) for number in range(8)]
+    batch, numbers, found = Batch(), dict[Session, int](), [list[int]() for _ in range(8)]
+    for number in range(8):
+        session, prompt = text_of(number)
+        if number % 2:
+            middle = whole[number][len(whole[number]) // 2]
+            session.settings = replace(session.settings, stop_tokens=frozenset({middle}))
+            whole[number] = whole[number][: whole[number].index(middle) + 1]
+        batch.enter(session, prompt)
+        numbers[session] = number
+    while batch.sessions:
+        for outcome in batch.step():
+            assert outcome.step is not None
+            found[numbers[outcome.session]] += outcome.step.tokens
+    assert found == whole
+
+
+def test_what_ends_a_pass_leaves_every_text_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory runs out, or the disk fails, in a pass: nothing is lost and nothing repeated when it is made again."""
+    whole = [alone(number) for number in range(6)]
+    batch, numbers, found = Batch(), dict[Session, int](), [list[int]() for _ in range(6)]
+    for number in range(6):
+        session, prompt = text_of(number)
+        batch.enter(session, prompt)
+        numbers[session] = number
+    coupled = {number for session, number in numbers.items() if session.draws_coupled or _is_greedy(session)}
+    num_steps = 0
+    while batch.sessions:
+        num_steps += 1
+        if num_steps % 3 == 0:
+            target = type(batch.sessions[0].target)
+            with monkeypatch.context() as patch:
+                patch.setattr(target, "read", _out_of_memory)
+                with pytest.raises(MemoryError):
+                    batch.step()
+        for outcome in batch.step():
+            assert outcome.step is not None
+            found[numbers[outcome.session]] += outcome.step.tokens
+    assert coupled, "some texts do not depend on how often trees were grown"
+    for number in range(6):
+        assert len(found[number]) == len(whole[number])
+        if number in coupled:
+            assert found[number] == whole[number]
+
+
+def _is_greedy(session: Session) -> bool:
+    return session.settings.sampling.temperature == 0
+
+
+def _out_of_memory(_self: object, _parts: Sequence[object]) -> list[Tensor]:
+    raise MemoryError
+
+
+def test_prompts_are_read_beside_trees_and_share_the_rows_that_a_pass_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long prompt enters in pieces; texts under way gain tokens in each of these passes."""
+    monkeypatch.setattr(batch_module, "PROMPT_ROWS", 4)
+    batch = Batch()
+    first = session_of(
+        PLAIN, SamplingSettings(), target=target_logits(SEED), draft=draft_logits(SEED), max_new_tokens=40
+    )
+    batch.enter(first, [1, 2, 3])
+    batch.step()
+    late = session_of(PLAIN, SamplingSettings(), target=target_logits(SEED), draft=draft_logits(SEED), max_new_tokens=5)
+    batch.enter(late, list(range(10)))
+    passes = [[outcome.session for outcome in batch.step()] for _ in range(4)]
+    assert passes == [[first], [first], [first, late], [first, late]]
