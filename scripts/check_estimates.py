@@ -188,7 +188,7 @@ def compare(run: Published, folder: Path) -> dict[str, Any]:
     load = pair_load(pair, plan)
     steps = {
         case: step_seconds(
-            load, rates_of(pair, getattr(assumptions, case)), nodes=run.nodes, depth=run.depth, tokens=run.tokens
+            load, rates_of(pair, getattr(assumptions, case)), 1, nodes=run.nodes, depth=run.depth, tokens=run.tokens
         )
         for case in CASES
     }

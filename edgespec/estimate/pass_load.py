@@ -17,8 +17,10 @@ from profiles.roofline import ModelLoad
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")  # what families call it
 
 
-def model_load(weights: Weights, placement: Placement | None, *, keys: int, device: torch.device) -> ModelLoad:
-    """Return one model's load; without a placement all of it is resident.
+def model_load(
+    weights: Weights, placement: Placement | None, *, keys: int, num_texts: int, device: torch.device
+) -> ModelLoad:
+    """Return one model's load for texts of so many `keys`; without a placement all of it is resident.
 
     A pass is assumed to reach every expert.
     """
@@ -36,7 +38,7 @@ def model_load(weights: Weights, placement: Placement | None, *, keys: int, devi
         ram_bytes=placement.streamed_bytes - disk_bytes if placement else 0,
         disk_bytes=disk_bytes,
         unpacked_bytes=unpacked_bytes,
-        cache_bytes=cache_bytes(config, rows=keys, dtype=dtype),
+        cache_bytes=num_texts * cache_bytes(config, rows=keys, dtype=dtype),
         row_flops=_row_flops(skeleton, config, keys=keys),
         head_bytes=vocab * hidden * dtype.itemsize,
         head_row_flops=2.0 * vocab * hidden,

@@ -39,7 +39,8 @@ class PairOnHardware:
 class StepSeconds:
     """The seconds of one step, and the tokens that it yields."""
 
-    tokens: float
+    num_texts: int  # that share it
+    tokens: float  # of a text
     draft_s: float
     stream_s: float  # of the target's pass; it and compute_s go on at once
     compute_s: float
@@ -52,8 +53,8 @@ class StepSeconds:
 
     @property
     def tokens_per_s(self) -> float:
-        """The tokens a second once the prompt is read."""
-        return self.tokens / self.step_s
+        """The tokens a second of all texts once their prompts are read."""
+        return self.num_texts * self.tokens / self.step_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +126,7 @@ def estimate_best(
         load, rates = pair_load(pair, weights), rates_of(pair, pair.assumptions.likely)
         for depth in range(1, min(tree.depth, nodes) + 1):
             tokens = table.expected_tokens(nodes, depth)
-            found = step_seconds(load, rates, nodes=nodes, depth=depth, tokens=tokens)
+            found = step_seconds(load, rates, pair.place.num_texts, nodes=nodes, depth=depth, tokens=tokens)
             if best is None or found.tokens_per_s > best[0]:
                 best = (found.tokens_per_s, weights, nodes, depth, tokens)
     assert best is not None
@@ -144,7 +145,9 @@ def expected_tokens(shape: TreeShape, acceptance: Sequence[float]) -> float:
 def _estimate(pair: PairOnHardware, weights: PlacedWeights, *, nodes: int, depth: int, tokens: float) -> SpeedEstimate:
     load = pair_load(pair, weights)
     cases = {
-        case: step_seconds(load, rates_of(pair, achieved), nodes=nodes, depth=depth, tokens=tokens)
+        case: step_seconds(
+            load, rates_of(pair, achieved), pair.place.num_texts, nodes=nodes, depth=depth, tokens=tokens
+        )
         for case, achieved in (
             ("slow", pair.assumptions.slow),
             ("likely", pair.assumptions.likely),
@@ -154,21 +157,23 @@ def _estimate(pair: PairOnHardware, weights: PlacedWeights, *, nodes: int, depth
     return SpeedEstimate(weights=weights, nodes=nodes, depth=depth, **cases)
 
 
-def step_seconds(load: PairLoad, rates: Rates, *, nodes: int, depth: int, tokens: float) -> StepSeconds:
-    """Return the seconds of one step: `depth` draft calls of the tree's mean width, and a pass.
+def step_seconds(load: PairLoad, rates: Rates, num_texts: int, *, nodes: int, depth: int, tokens: float) -> StepSeconds:
+    """Return the seconds of one step: `depth` draft calls of the trees' mean width, and a pass.
 
-    The pass is over the root and the nodes.
+    The pass is over the root and the nodes of every text's tree.
     """
     draft_s = 0.0
     if nodes and load.draft is not None:
-        draft_s = depth * draft_call_s(load.draft, rates, width=math.ceil(nodes / depth))
+        draft_s = depth * draft_call_s(load.draft, rates, width=num_texts * math.ceil(nodes / depth))
+    rows = num_texts * (1 + nodes)
     return StepSeconds(
+        num_texts=num_texts,
         tokens=tokens,
         draft_s=draft_s,
         stream_s=stream_s(load.target, rates),
-        compute_s=compute_s(load.target, rates, rows=1 + nodes),
-        # The head looks at the rows of the accepted path, one after the other.
-        pass_s=verify_s(load.target, rates, rows=1 + nodes, head_calls=tokens),
+        compute_s=compute_s(load.target, rates, rows=rows),
+        # The head looks at the rows of the accepted paths, one after the other.
+        pass_s=verify_s(load.target, rates, rows=rows, head_calls=num_texts * tokens),
     )
 
 
@@ -185,7 +190,8 @@ def rates_of(pair: PairOnHardware, achieved: Achieved) -> Rates:
 def pair_load(pair: PairOnHardware, weights: PlacedWeights) -> PairLoad:
     """Return what passes of both models move and compute, at the end of the context."""
     keys, device, draft = pair.place.context_tokens, pair.place.device, weights.draft
+    num_texts = pair.place.num_texts
     return PairLoad(
-        target=model_load(weights.target, weights.placement, keys=keys, device=device),
-        draft=model_load(draft, None, keys=keys, device=device) if draft else None,
+        target=model_load(weights.target, weights.placement, keys=keys, num_texts=num_texts, device=device),
+        draft=model_load(draft, None, keys=keys, num_texts=num_texts, device=device) if draft else None,
     )

@@ -172,7 +172,7 @@ def _named(variants: list[tuple[str, int]]) -> str:
 
 
 def _cheaper(wanted: _Wanted) -> Iterator[tuple[str, _Wanted]]:
-    """Yield ever cheaper variants: smaller trees, shorter contexts, no tree, all together."""
+    """Yield ever cheaper variants: fewer texts, smaller trees, shorter contexts, no tree, all together."""
     tree, place = wanted.tree, wanted.place
     context, prompt = place.context_tokens, place.prompt_tokens
     # A prompt as long as the context is one that is not known: it shrinks with the context.
@@ -182,6 +182,8 @@ def _cheaper(wanted: _Wanted) -> Iterator[tuple[str, _Wanted]]:
     def shorter(of: _Wanted, tokens: int) -> _Wanted:
         return replace(of, place=replace(place, context_tokens=tokens, prompt_tokens=min(prompt, tokens)))
 
+    for count in [place.num_texts >> halvings for halvings in range(1, place.num_texts.bit_length())]:
+        yield f"parallel={count}", replace(wanted, place=replace(place, num_texts=count))
     if tree.uses("size"):
         for size in [tree.size >> halvings for halvings in range(1, tree.size.bit_length())]:
             yield f"size={size}", replace(wanted, tree=replace(tree, size=size))

@@ -53,6 +53,15 @@ after the prompt is read, with the context full.
 @model_options
 @tree_options(has_profile=False)
 @planning_options
+@click.option(
+    "-np",
+    "--parallel",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Texts that share each pass.",
+)
 @click.option("--prompt-tokens", type=click.IntRange(1), help="Longest prompt. [default: the whole context]")
 @click.option("--hardware", metavar="NAME", help="Estimate the speed there too: rtx-4090, a100-40gb, cpu, ...")
 @click.option(
@@ -64,6 +73,7 @@ def command(
     models: AskedModels,
     trees: AskedTrees,
     machine: MachineOptions,
+    parallel: int,
     prompt_tokens: int | None,
     hardware: str | None,
     temperature: float | None,
@@ -99,12 +109,9 @@ def command(
     check_ctx_size(context_tokens, min(limits, default=None))
     tree = tree if draft is not None else tree.plain()
     prompt_tokens = min(prompt_tokens or context_tokens, context_tokens)
-    place = resolve_place(
-        target_model.config,
-        None,
-        is_planned_only=True,
-        **machine.options(context_tokens=context_tokens, prompt_tokens=prompt_tokens),
-    )
+    options = machine.options(context_tokens=context_tokens, prompt_tokens=prompt_tokens)
+    options["parallel"] = parallel
+    place = resolve_place(target_model.config, None, is_planned_only=True, **options)
     weights = pair_weights(target_model, draft, place)
     speeds = None
     if card is None:
@@ -119,6 +126,7 @@ def command(
         "device": str(place.device) if card is None else card[0].name,
         "dtype": str(place.dtype).removeprefix("torch."),
         "context_tokens": context_tokens,
+        "texts": parallel,
         "tree_size": tree.num_nodes if speeds is None else (speeds.tree or speeds.plain).nodes,
     }
     if as_json:
@@ -137,8 +145,9 @@ def _text(plan: PlacedWeights, settings: dict[str, Any]) -> str:
     if plan.draft is not None:
         lines.append(_model_line("draft", plan.draft))
     nodes = f"trees of {settings['tree_size']} nodes" if settings["tree_size"] else "no tree"
+    texts = f"{settings['texts']} texts under way, " if settings["texts"] > 1 else ""
     lines.append(
-        f"{settings['dtype']} on {settings['device']}, {nodes}, context of {settings['context_tokens']} tokens"
+        f"{settings['dtype']} on {settings['device']}, {texts}{nodes}, context of {settings['context_tokens']} tokens"
     )
     streamed = placement.num_layers - placement.num_resident
     lines.append(

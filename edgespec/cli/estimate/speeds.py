@@ -88,7 +88,7 @@ def speed_lines(speeds: Speeds) -> list[str]:
     lines += [
         f"acceptance: {speeds.acceptance.about}",
         f"{'tree' if speeds.is_preset else 'best tree'}: {tree.nodes} nodes in {tree.depth} layers, "
-        f"{likely.tokens:.2f} tokens a pass, {_tokens_per_s(tree)}",
+        f"{likely.tokens:.2f} tokens a pass{' and text' if likely.num_texts > 1 else ''}, {_tokens_per_s(tree)}",
         f"  {likely.step_s:.3g} s a step: drafting {likely.draft_s:.3g} s, then a pass of {likely.pass_s:.3g} s "
         f"(streaming {likely.stream_s:.3g} s while computing {likely.compute_s:.3g} s)",
     ]
@@ -122,6 +122,7 @@ def _facts(estimate: SpeedEstimate) -> dict[str, Any]:
     return {
         "nodes": estimate.nodes,
         "depth": estimate.depth,
+        "texts": estimate.likely.num_texts,
         "tokens_per_pass": round(estimate.likely.tokens, 4),
         "resident_layers": estimate.weights.placement.num_resident,
         "pass_bytes": estimate.weights.placement.streamed_bytes,
@@ -134,7 +135,9 @@ def _facts(estimate: SpeedEstimate) -> dict[str, Any]:
 
 def _tokens_per_s(estimate: SpeedEstimate) -> str:
     low, likely, high = (getattr(estimate, case).tokens_per_s for case in CASES)
-    return f"{likely:.3g} tokens/s ({low:.3g} to {high:.3g})"
+    count = estimate.likely.num_texts
+    together = f" of all {count} texts together" if count > 1 else ""
+    return f"{likely:.3g} tokens/s ({low:.3g} to {high:.3g}){together}"
 
 
 def _assumed(pair: PairOnHardware) -> str:
