@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from edgespec.config import DraftSampling, SamplingSettings
 from edgespec.decode.choose import start_session
 from edgespec.decode.session import Session, TextSettings
 from edgespec.grow.policies import open_policy
+from edgespec.model.text_cache import shared_length
 from edgespec.sampling.distribution import to_draft_probs
 from edgespec.sampling.noise import TextNoise
 from edgespec.tree.settings import TreeSettings
@@ -41,28 +42,51 @@ def draft_logits(seed: int, *, likeness: float = 0.8) -> LogitsOf:
 
 
 class TableTarget:
-    """A target that looks its logits up."""
+    """A target that looks its logits up, in passes that texts of other tables may share."""
 
     device, vocab = CPU, VOCAB
 
-    def __init__(self, logits_of: LogitsOf) -> None:
+    def __init__(self, logits_of: LogitsOf, *, kept: Sequence[int] = ()) -> None:
+        """Begin on rows that are `kept` of a text."""
         self.logits_of = logits_of
-        self.text: list[int] = []  # the root excepted
+        self.text = list(kept)  # that has rows: the root excepted
+        self.unread: list[int] = []
+        self.num_kept = 0
         self.looked_at: TokenTree | None = None
 
-    def prefill(self, ids: Tensor, *, capacity: int) -> Tensor:
-        self.text = ids.tolist()
-        return self.logits_of(tuple(self.text))
+    @property
+    def num_unread(self) -> int:
+        return len(self.unread)
 
-    def look(self, tree: TokenTree) -> Tensor:
+    def begin(self, ids: Sequence[int]) -> None:
+        self.num_kept = shared_length(self.text, ids[:-1])
+        self.text, self.unread = list(ids[: self.num_kept]), list(ids[self.num_kept :])
+
+    def text_rows(self, count: int) -> Tensor:
+        ends = range(1, min(count, self.num_unread) + 1)
+        return torch.stack([self.logits_of((*self.text, *self.unread[:end])) for end in ends])
+
+    def took_in(self, count: int) -> None:
+        self.text += self.unread[:count]
+        del self.unread[:count]
+
+    def tree_rows(self, tree: TokenTree) -> Tensor:
+        assert not self.unread, "trees grow below a text that has been read"
         self.looked_at = tree
         texts: list[tuple[int, ...]] = []
         for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
             texts.append((*(texts[parent] if parent >= 0 else self.text), token))
         return torch.stack([self.logits_of(text) for text in texts])
 
+    def read(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Logits stand for hidden states, and were looked up where rows were asked for."""
+        return list(parts)
+
     def logits(self, hidden: Tensor) -> Tensor:
         return hidden
+
+    def uncommit_last(self) -> None:
+        self.text.pop()
 
     def commit(self, path: tuple[int, ...]) -> None:
         assert self.looked_at is not None
@@ -77,8 +101,8 @@ class TableDrafter:
         self.text: list[int] = []
         self.paths: list[tuple[int, ...]] = []
 
-    def prefill(self, ids: Tensor, *, capacity: int) -> None:
-        self.text, self.paths = ids.tolist(), []
+    def begin(self, ids: Sequence[int]) -> None:
+        self.text, self.paths = list(ids), []
 
     def expand(self, tokens: Tensor, parent_rows: Tensor) -> Tensor:
         new = [
