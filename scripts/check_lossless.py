@@ -26,7 +26,7 @@ import multiprocessing
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -41,7 +41,6 @@ from edgespec import SamplingSettings, TreeSettings
 from edgespec.decode.choose import start_session
 from edgespec.decode.loop import decode
 from edgespec.decode.session import Session, TextSettings
-from edgespec.decode.target_initialized import decode_target_initialized
 from edgespec.draft.head_network import HeadFacts
 from edgespec.draft.open_drafter import open_drafter
 from edgespec.grow.classifier import INPUTS as CLASSIFIER_INPUTS
@@ -51,7 +50,6 @@ from edgespec.grow.policies import OpenPolicy, open_policy
 from edgespec.grow.stop_model import StopKind, StopModel, distribution_inputs, input_names
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.target import Target
-from edgespec.placement.memory import cache_rows
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.noise import TextNoise
 from edgespec.train.head_model import new_head, own_tensors
@@ -226,18 +224,32 @@ class TableTarget:
         self.logits_after = logits
         self.probs = distributions(logits, sampling)
 
-    def prefill(self, ids: Tensor, *, capacity: int) -> Tensor:
-        """Start a text."""
-        self.text: Prefix = ()
-        self.num_prompt = 0  # tokens of the text that are no part of the tables
-        return self.logits_after[()]
+    num_kept = 0
 
-    def look(self, tree: TokenTree) -> Tensor:
+    def begin(self, ids: Sequence[int]) -> None:
+        """Start a text."""
+        self.text: Prefix = tuple(ids)
+        self.num_unread = len(ids)
+
+    def text_rows(self, count: int) -> Tensor:
+        """Logits after the prompt's last row, the only ones that are asked for."""
+        assert count == len(PROMPT_IDS)
+        return self.logits_after[()][None]
+
+    def took_in(self, count: int) -> None:
+        """So many tokens of the prompt were read."""
+        self.num_unread -= count
+
+    def tree_rows(self, tree: TokenTree) -> Tensor:
         """Logits after every node, which stand for hidden states."""
         self.paths: list[Prefix] = []
         for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
             self.paths.append((*(self.text if parent < 0 else self.paths[parent]), token))
-        return torch.stack([self.logits_after[path[self.num_prompt :]] for path in self.paths])
+        return torch.stack([self.logits_after[path[len(PROMPT_IDS) :]] for path in self.paths])
+
+    def read(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """They are looked up where rows are asked for."""
+        return list(parts)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """They are."""
@@ -249,7 +261,7 @@ class TableTarget:
 
     def uncommit_last(self) -> None:
         """The prompt's last token becomes a root."""
-        self.num_prompt = 1
+        self.text = self.text[:-1]
 
 
 class TableDrafter:
@@ -258,10 +270,9 @@ class TableDrafter:
     def __init__(self, q: dict[Prefix, Tensor]) -> None:
         self.q = q
 
-    def prefill(self, ids: Tensor, *, capacity: int) -> None:
+    def begin(self, ids: Sequence[int]) -> None:
         """Start a text."""
-        self.text: Prefix = ()
-        self.num_prompt = len(PROMPT_IDS) - ids.shape[0]  # 1 where its last token is a root
+        self.text: Prefix = tuple(ids)
         self.rows: list[Prefix] = []
 
     def expand(self, tokens: Tensor, parent_rows: Tensor) -> Tensor:
@@ -271,11 +282,19 @@ class TableDrafter:
             for token, parent in zip(tokens.tolist(), parent_rows.tolist(), strict=True)
         ]
         self.rows += new
-        return torch.stack([self.q[path[self.num_prompt :]] for path in new])
+        return torch.stack([self.q_after(path) for path in new])
 
     def hidden(self, rows: Tensor) -> Tensor:
         """What decision models read: logarithms of q, for want of states."""
-        return torch.stack([self.q[self.rows[row]] for row in rows.tolist()]).clamp(min=1e-9).log()
+        return torch.stack([self.q_after(self.rows[row]) for row in rows.tolist()]).clamp(min=1e-9).log()
+
+    def q_after(self, text: Prefix) -> Tensor:
+        """Q behind the prompt and more: [vocab]."""
+        return self.q[text[len(PROMPT_IDS) :]]
+
+    def rewind(self) -> None:
+        """The tree is forgotten."""
+        self.rows = []
 
     def commit(self, root: int, path_rows: list[int], path_tokens: list[int]) -> None:
         """The root and the path became text."""
@@ -333,14 +352,11 @@ def head_session(
         for weight in weights.values():
             if weight.ndim > 1:  # spread, so that every mistake shows
                 weight.data.normal_(0, 2 * weight.shape[-1] ** -0.5)
-    causal = CausalModel(model, device=CPU, keeps_hidden=True)
-    drafter = open_drafter(
-        CausalModel(drafts, device=CPU), causal, sampling=settings.draft_sampling(sampling),
-        tree_rows=settings.num_drafted,
-    )  # fmt: skip
     prefixes = [path for size in range(length) for path in itertools.product(range(VOCAB), repeat=size)]
     probs = distributions({prefix: logits_after(model, prefix) for prefix in prefixes}, sampling)
-    return Models(target=Target(causal), drafter=drafter), probs
+    target = Target(CausalModel(model, device=CPU, keeps_hidden=True))
+    drafter = open_drafter(CausalModel(drafts, device=CPU), target, sampling=settings.draft_sampling(sampling))
+    return Models(target=target, drafter=drafter), probs
 
 
 def open_session(
@@ -379,15 +395,12 @@ def texts(
     policy = open_policy(form.settings.plain() if plain else form.settings)
     generator = torch.Generator().manual_seed(seed)
     # One more token than is looked at: a tree that ended with the text would lack its last layer.
-    length = num_tokens + 1
-    settings = TextSettings(
-        sampling=sampling, max_new_tokens=length, cache_rows=cache_rows(len(PROMPT_IDS) + length, form.settings)
-    )
+    settings = TextSettings(sampling=sampling, max_new_tokens=num_tokens + 1)
     noise_seed = zlib.crc32(f"{seed} {form}".encode())
     for index in range(count):
         noise = TextNoise(seed=noise_seed, key=index, vocab=VOCAB, device=CPU)
         session = models.session(settings, policy, generator, noise)
-        steps = decode(session, torch.tensor(PROMPT_IDS))
+        steps = decode(session, PROMPT_IDS)
         yield tuple(token for step in steps for token in step.tokens)[:num_tokens]
 
 
@@ -471,7 +484,7 @@ def total_variation(*, width: int, count: int, seed: int = 5) -> float:
     counts = dict.fromkeys(itertools.product(range(VOCAB), repeat=2), 0)
     for _ in range(count):
         session = models.session(text, policy, generator, noise)
-        steps = decode_target_initialized(session, torch.tensor(PROMPT_IDS), width=width)
+        steps = decode(session, PROMPT_IDS)
         first, second, *_ = (token for step in steps for token in step.tokens)
         counts[first, second] += 1
     return sum(abs(counts[text] / count - text_probability(probs, text)) for text in counts) / 2

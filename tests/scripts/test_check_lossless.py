@@ -8,6 +8,7 @@ A right policy fails with probability 1e-4 (the seeds are fixed); the planted fa
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,13 @@ import torch
 from torch import Tensor
 
 from edgespec.config import SamplingSettings
-from edgespec.grow import best_first, policies
+from edgespec.grow import Growth, best_first, policies
 from edgespec.grow.policies import open_policy
 from edgespec.sampling import noise
 from edgespec.sampling.draws import draw_without_replacement
 from edgespec.tree.policies import POLICIES
 from edgespec.tree.settings import TreeSettings
-from edgespec.tree.token_tree import TokenTree, depths
+from edgespec.tree.token_tree import depths
 from edgespec.verify import rejection, rules
 from scripts.check_lossless import (
     GAPS,
@@ -75,8 +76,8 @@ def test_what_ends_growth_does_so_at_some_nodes(name: str, tmp_path: Path, monke
     """Else its cell would say nothing."""
     right, is_whole = policies.grow_static, set()
 
-    def grow_static(*arguments: Any, **named: Any) -> TokenTree:
-        tree = right(*arguments, **named)
+    def grow_static(*arguments: Any, **named: Any) -> Growth:
+        tree = yield from right(*arguments, **named)
         could_reach = min(named["depth"], named["shape"].depth)
         if could_reach > 1:  # below the first layer there is something to end
             is_whole.add(int(depths(tree.parents).max()) == could_reach)
@@ -124,16 +125,16 @@ def test_verifying_with_q_before_its_truncation_is_caught(monkeypatch: pytest.Mo
 
 
 def test_noise_that_is_used_again_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts, prefill = [0], TableDrafter.prefill
+    texts, begin = [0], TableDrafter.begin
 
-    def count_texts(self: TableDrafter, ids: Tensor, *, capacity: int) -> None:
+    def count_texts(self: TableDrafter, ids: Sequence[int]) -> None:
         texts[0] += 1
-        prefill(self, ids)
+        begin(self, ids)
 
     def same_noise(q: Tensor, count: int, _generator: torch.Generator) -> tuple[Tensor, Tensor]:
         return draw_without_replacement(q, count, torch.Generator().manual_seed(texts[0]))
 
-    monkeypatch.setattr(TableDrafter, "prefill", count_texts)
+    monkeypatch.setattr(TableDrafter, "begin", count_texts)
     monkeypatch.setattr(best_first, "draw_without_replacement", same_noise)
     assert p_value(DYSPEC, PLAIN, count=FAULTY_TEXTS) < 1e-6
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from edgespec.decode.step import StepResult
+from edgespec.decode.step import PassCost, StepResult
 from edgespec.decode.tree_choice import TreeChoice, Wanted
 from edgespec.tree.token_tree import TokenTree
 
 WIDTH = 4
 MAX_DEPTH = 24
+STEP_NUMBERS = itertools.count()  # of all steps, as an engine counts them
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,22 +106,30 @@ def simulate(
     """Take steps by a choice, or with fixed limits, or plainly."""
     found = []
     for number in range(first, first + steps):
-        wanted = choice.next() if isinstance(choice, TreeChoice) else choice
-        nodes, grow_s, path = 0, 0.0, ()
+        wanted = choice
+        if isinstance(choice, TreeChoice):
+            choice.begin_step(next(STEP_NUMBERS), 1)
+            wanted = choice.in_step
+        assert not isinstance(wanted, TreeChoice)
+        nodes, num_layers, growth_s, path, grown = 0, 0, 0.0, (), None
         if wanted is not None:
             tree, parents, layers, _, confidence = pair.grown(wanted)
-            nodes = len(parents) - 1
-            grow_s = machine.growth_s(max(1, max(layers)), nodes)
+            nodes, num_layers = len(parents) - 1, max(layers)
+            growth_s = machine.growth_s(max(1, num_layers), nodes)
             path = pair.accepted(parents, tree.ranks.tolist(), confidence)
             if isinstance(choice, TreeChoice):
-                choice.expect(tree, wanted, MAX_DEPTH + 1)
+                grown = choice.expect(tree, wanted, MAX_DEPTH + 1)
         slow = machine.slowness(number) * pair.random.uniform(1 - machine.noise, 1 + machine.noise)
+        seconds = {"grow_s": growth_s * slow, "target_s": machine.pass_s(1 + nodes) * slow, "rest_s": 0.0}
         step = StepResult(
-            tokens=(0,) * (1 + len(path)), path=path, finish=None, num_drafted=nodes, is_prefill=False,
-            grow_s=grow_s * slow, target_s=machine.pass_s(1 + nodes) * slow, rest_s=0.0,
-        )  # fmt: skip
+            tokens=(0,) * (1 + len(path)), path=path, finish=None, num_drafted=nodes, is_prefill=False, **seconds
+        )
         if isinstance(choice, TreeChoice):
-            choice.learn(step)
+            choice.observe(
+                PassCost(num_texts=1, num_rows=1 + nodes, num_prompt_rows=0, num_layers=num_layers, num_pending=0,
+                         **seconds)
+            )  # fmt: skip
+            choice.learn(step, grown)
         found.append(Done(len(step.tokens), step.total_s, nodes))
     return found
 

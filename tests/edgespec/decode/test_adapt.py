@@ -156,7 +156,8 @@ def test_it_begins_with_the_profiles_plan() -> None:
     plan = example_plan(policy="adaptive", draw="coupled", threshold=0.03, size=32)
     tuner = Tuner(tree_settings(plan), TreeSettings(size=256), first_size=32, profile=example_profile(plan))
     choice = tuner.choice(SamplingSettings())
-    assert choice.next() == Wanted(32, 0.03)
+    choice.begin_step(0, 1)
+    assert choice.in_step == Wanted(32, 0.03)
     assert choice.costs.passes.times_seen(1), "a plain pass need not be tried"
 
 

@@ -19,13 +19,14 @@ from scipy import stats
 from torch import Tensor
 
 from edgespec.config import SamplingSettings
-from edgespec.decode.loop import decode
+from edgespec.decode.loop import Lossless, decode
 from edgespec.decode.session import Session, TextSettings, Verify
-from edgespec.grow import best_first
+from edgespec.grow import Growth, best_first
 from edgespec.grow.beam import grow_beam
 from edgespec.grow.best_first import grow_best_first
 from edgespec.grow.dyspec import predict_slots
 from edgespec.grow.opt_tree import opt_tree_rule
+from edgespec.grow.together import Grow
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.noise import TextNoise
 from edgespec.tree.policies import Draw
@@ -46,14 +47,11 @@ TARGET_LOGITS = table(1, NUM_TOKENS + 1, torch.float32)
 DRAFT_LOGITS = table(2, NUM_TOKENS + 1, torch.float32)
 
 CPU = torch.device("cpu")
-GrowTree = Callable[[TableDrafter, int, int, torch.Generator, TextNoise], TokenTree]
+GrowTree = Callable[[int, int, torch.Generator, TextNoise], Growth]
 
 
-def grow_sampled(
-    drafter: TableDrafter, root: int, max_depth: int, generator: torch.Generator, _noise: TextNoise
-) -> TokenTree:
+def grow_sampled(root: int, max_depth: int, generator: torch.Generator, _noise: TextNoise) -> Growth:
     return grow_best_first(
-        drafter,
         root,
         predict=predict_slots,
         size=5,
@@ -66,15 +64,9 @@ def grow_sampled(
 
 
 def grow_chosen(
-    drafter: TableDrafter,
-    root: int,
-    max_depth: int,
-    _generator: torch.Generator,
-    _noise: TextNoise,
-    **others: Any,
-) -> TokenTree:
+    root: int, max_depth: int, _generator: torch.Generator, _noise: TextNoise, **others: Any
+) -> Growth:
     return grow_beam(
-        drafter,
         root,
         rule=opt_tree_rule(size=5, stop_gain=0.0),
         size=5,
@@ -86,13 +78,12 @@ def grow_chosen(
     )
 
 
-def grow_coupled(
-    drafter: TableDrafter, root: int, max_depth: int, generator: torch.Generator, noise: TextNoise
-) -> TokenTree:
-    return grow_chosen(drafter, root, max_depth, generator, noise, draw="coupled", noise=noise)
+def grow_coupled(root: int, max_depth: int, generator: torch.Generator, noise: TextNoise) -> Growth:
+    return grow_chosen(root, max_depth, generator, noise, draw="coupled", noise=noise)
 
 
-def grow_nothing(_drafter: Any, root: int, _depth: int, _generator: Any, _noise: TextNoise) -> TokenTree:
+def grow_nothing(root: int, _depth: int, _generator: torch.Generator, _noise: TextNoise) -> Growth:
+    yield from ()
     return root_only(root, draw="coupled", device=CPU)
 
 
@@ -113,8 +104,8 @@ def texts(
     for key in range(NUM_TEXTS):
         noise = TextNoise(seed=11, key=key, vocab=VOCAB, device=CPU)
 
-        def grow(root: int, max_depth: int, _branches: Tensor | None = None, /, noise: TextNoise = noise) -> TokenTree:
-            return grow_tree(drafter, root, max_depth, generator, noise)
+        def steps(root: int, max_depth: int, _branches: Tensor | None, noise: TextNoise = noise) -> Growth:
+            return grow_tree(root, max_depth, generator, noise)
 
         def verify_tree(
             tree: TokenTree, rows: TargetRows, generator: torch.Generator, noise: TextNoise = noise
@@ -128,10 +119,11 @@ def texts(
             generator=generator,
             noise=noise,
             draws_coupled=grow_tree in (grow_coupled, grow_nothing),
-            grow=grow,
+            grow=Grow(steps, drafter),
             verify=verify_tree,
+            rules=Lossless(),
         )
-        steps = decode(session, torch.tensor(PROMPT_IDS))
+        steps = decode(session, PROMPT_IDS)
         found.append(tuple(token for step in steps for token in step.tokens)[:NUM_TOKENS])
     return found
 

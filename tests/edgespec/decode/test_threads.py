@@ -6,7 +6,9 @@ import itertools
 import random
 import statistics
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import psutil
 import pytest
@@ -14,6 +16,7 @@ import torch
 
 from edgespec import Engine, TreeSettings
 from edgespec.decode import threads
+from edgespec.decode.batch import Outcome
 from edgespec.decode.step import StepResult
 from edgespec.decode.threads import OthersLoad, ThreadTuner, make_tuner, with_threads
 from edgespec.model.cores import Cores
@@ -21,6 +24,8 @@ from edgespec.model.cores import Cores
 CPU = torch.device("cpu")
 TREE = 65  # rows
 STEP = StepResult(tokens=(1,), finish=None, num_drafted=64, is_prefill=False, grow_s=0.01, target_s=0.02, rest_s=0.0)
+
+SESSION: Any = None  # whose step it is does not matter here
 
 
 @dataclass
@@ -220,22 +225,31 @@ def test_steps_run_with_the_tuners_threads_and_torch_has_its_own_between_them() 
     seen: list[int] = []
     tuner._contest().best = 0  # one thread for short steps
 
-    def steps() -> Iterator[StepResult]:
-        for number in range(4):
-            seen.append(torch.get_num_threads())
-            if number == 3:
-                raise RuntimeError
-            yield replace(STEP, is_prefill=number == 0)
+    def step() -> list[Outcome]:
+        seen.append(torch.get_num_threads())
+        if len(seen) == 4:
+            raise RuntimeError
+        return [Outcome(session=SESSION, step=STEP)]
 
-    def consume() -> None:
-        for number, _ in enumerate(with_threads(steps(), tuner)):
-            assert torch.get_num_threads() == 3
-            taken[0] = float(number > 0)
-
-    with pytest.raises(RuntimeError):
-        consume()
+    for number, reads in enumerate([True, False, False, False]):
+        with pytest.raises(RuntimeError) if number == 3 else nullcontext():
+            with_threads(step, tuner, reads=reads)
+        assert torch.get_num_threads() == 3
+        taken[0] = float(number > 0)
     assert seen == [2, 1, 2, 1]  # a prompt, a step of unknown size, a tree, and one beside another program
-    assert torch.get_num_threads() == 3
+
+
+def test_the_size_of_a_step_is_that_of_all_texts_that_shared_it() -> None:
+    tuner = ThreadTuner(2, processors=2, others=lambda: None)
+    told: list[int] = []
+    tuner.learn = lambda _seconds, rows: told.append(rows)  # type: ignore[method-assign]
+    outcomes = [Outcome(session=SESSION, step=STEP), Outcome(session=SESSION, step=STEP)]
+    failed = Outcome(session=SESSION, error=RuntimeError())
+    with_threads(lambda: outcomes, tuner, reads=True)
+    with_threads(lambda: outcomes, tuner, reads=False)
+    with_threads(lambda: [*outcomes, failed], tuner, reads=False)
+    with_threads(lambda: [failed], tuner, reads=False)
+    assert told == [2 * TREE, 2 * TREE, 1]
 
 
 @pytest.mark.usefixtures("_no_choice")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +29,6 @@ from edgespec.model.causal_model import CausalModel
 from edgespec.model.target import Target
 from edgespec.pair.folder import fingerprint, open_model
 from edgespec.pair.pair import open_pair
-from edgespec.placement.memory import cache_rows
 from edgespec.placement.place import placement_for
 from edgespec.sampling.distribution import to_draft_probs
 from edgespec.sampling.noise import TextNoise
@@ -71,11 +71,11 @@ def head_features(head: PreTrainedModel, target: PreTrainedModel, text: list[int
 
 def at_a_text(target: PreTrainedModel, head: PreTrainedModel, text: list[int]) -> tuple[Target, FeatureHeadDrafter]:
     causal = CausalModel(target, device=CPU, keeps_hidden=True, chunk_rows=7)
-    vocab = causal.vocab
-    drafter = FeatureHeadDrafter(CausalModel(head, device=CPU, chunk_rows=7), causal, vocab=vocab, sampling=SAMPLING)
     looked = Target(causal)
+    drafted = CausalModel(head, device=CPU, chunk_rows=7)
+    drafter = FeatureHeadDrafter(drafted, looked.cache, vocab=causal.vocab, sampling=SAMPLING)
     looked.prefill(torch.tensor(text))
-    drafter.prefill(torch.tensor(text))
+    drafter.begin(text)
     return looked, drafter
 
 
@@ -83,6 +83,7 @@ def at_a_text(target: PreTrainedModel, head: PreTrainedModel, text: list[int]) -
 def test_q_in_a_tree_is_that_of_the_head_on_each_path(family: str) -> None:
     target = make_model(FAMILIES[family]())
     head = make_head(target)
+    plain, plain_head = copy.deepcopy((target, head))
     text, root = list(range(30, 50)), 7
     looked, drafter = at_a_text(target, head, text)
     generator = torch.Generator().manual_seed(0)
@@ -97,7 +98,7 @@ def test_q_in_a_tree_is_that_of_the_head_on_each_path(family: str) -> None:
                 paths.append([*paths[parent], token])
                 parents.append(parent)
         for row, path in enumerate(paths):
-            logits = looked.logits(head_features(head, target, text, path)[-1:])
+            logits = looked.logits(head_features(plain_head, plain, text, path)[-1:])
             torch.testing.assert_close(torch.cat(q)[row], to_draft_probs(logits, SAMPLING)[0], rtol=1e-3, atol=1e-5)
         tree = TokenTree(
             tokens=torch.tensor([path[-1] for path in paths]),
@@ -122,18 +123,22 @@ def test_a_text_that_goes_on_uses_the_rows_it_has_in_common() -> None:
     target = make_model(FAMILIES["llama"]())
     head = make_head(target)
     causal, drafted = CausalModel(target, device=CPU, keeps_hidden=True), CausalModel(head, device=CPU)
+    rows, drafted_rows = causal.new_text(), drafted.new_text()
 
-    def q_after(text: list[int], root: int) -> Tensor:
-        looked = Target(causal)
-        drafter = FeatureHeadDrafter(drafted, causal, vocab=VOCAB, sampling=SAMPLING)
+    def q_after(text: list[int], root: int, *, kept: int) -> Tensor:
+        looked = Target(causal, rows)
+        drafter = FeatureHeadDrafter(drafted, rows, vocab=VOCAB, sampling=SAMPLING, cache=drafted_rows)
         looked.prefill(torch.tensor(text))
-        drafter.prefill(torch.tensor(text))
+        drafter.begin(text)
+        assert (looked.num_kept, drafter.num_pending) == (kept, len(text) - kept)
         return drafter.expand(torch.tensor([root]), torch.tensor([-1]))
 
     first = list(range(20))
-    q_after(first, 3)
-    found = q_after([*first[:15], 90, 91, 92, 93], 4)
-    _, drafter = at_a_text(target, head, [*first[:15], 90, 91, 92, 93])
+    q_after(first, 3, kept=0)
+    other = [*first[:15], 90, 91, 92, 93]
+    found = q_after(other, 4, kept=15)
+    fresh = make_model(FAMILIES["llama"]())
+    _, drafter = at_a_text(fresh, make_head(fresh), other)
     expected = drafter.expand(torch.tensor([4]), torch.tensor([-1]))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
@@ -158,8 +163,8 @@ def test_routed_probabilities_are_the_papers_and_sum_to_one(groups: int, top: in
     if top == groups:
         torch.testing.assert_close(literal.sum(-1), torch.ones(6))
 
-    drafter = FeatureHeadDrafter(model, model, vocab=VOCAB, sampling=DraftSampling(temperature=1.0))
-    q = drafter._after(hidden)
+    drafter = FeatureHeadDrafter(model, model.new_text(), vocab=VOCAB, sampling=DraftSampling(temperature=1.0))
+    q = drafter.q_of(hidden, is_checked=True)
     torch.testing.assert_close(q.sum(-1), torch.ones(6))
     computed = torch.zeros(VOCAB, dtype=torch.bool)
     for which in tokens:
@@ -186,31 +191,32 @@ def tiny_vocabulary_p_value(*, policy: str) -> float:
                             "eos_token_id": None, "pad_token_id": None})  # fmt: skip
     target = make_model(config)
     head = make_head(target, router_groups=4, top_groups=2)
+    plain = copy.deepcopy(target)
     sampling = SamplingSettings(temperature=1.0)
     tree = TreeSettings(policy=policy, size=5, depth=2, max_children=3)
     causal = CausalModel(target, device=CPU, keeps_hidden=True)
+    rows = causal.new_text()
     drafter = FeatureHeadDrafter(
-        CausalModel(head, device=CPU), causal, vocab=vocab, sampling=tree.draft_sampling(sampling),
-        tree_rows=tree.num_drafted,
-    )  # fmt: skip
+        CausalModel(head, device=CPU), rows, vocab=vocab, sampling=tree.draft_sampling(sampling)
+    )
     chosen = open_policy(tree)
     generator = torch.Generator().manual_seed(5)
-    settings = TextSettings(sampling=sampling, max_new_tokens=4, cache_rows=cache_rows(12, tree))
-    prompt = torch.tensor([1, 5, 2, 3])
+    settings = TextSettings(sampling=sampling, max_new_tokens=4)
+    prompt = [1, 5, 2, 3]
 
     def probabilities(ids: list[int]) -> Tensor:
-        return target(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].softmax(-1)
+        return plain(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].softmax(-1)
 
     expected = torch.zeros(vocab, vocab, vocab)
     for first in range(vocab):
         for second in range(vocab):
-            text = [*prompt.tolist(), first]
+            text = [*prompt, first]
             expected[first, second] = probabilities([*text, second]) * probabilities(text)[second]
-        expected[first] *= probabilities(prompt.tolist())[first]
+        expected[first] *= probabilities(prompt)[first]
     counts = torch.zeros_like(expected)
     for seed in range(num_texts):
         noise = TextNoise(seed=seed, key=0, vocab=vocab, device=CPU)
-        session = start_session(Target(causal), drafter, chosen, settings, generator, noise)
+        session = start_session(Target(causal, rows), drafter, chosen, settings, generator, noise)
         steps = decode(session, prompt)
         tokens = [token for step in steps for token in step.tokens]
         counts[tuple(tokens[:3])] += 1

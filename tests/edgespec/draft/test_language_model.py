@@ -1,12 +1,16 @@
 """The language-model drafter: q after every node is that of its path, over rounds of commits."""
 
+import copy
+
 import pytest
 import torch
 
 from edgespec.config import DraftSampling
-from edgespec.draft.language_model import LanguageModelDrafter
+from edgespec.draft.language_model import LanguageModelDrafter, expand_together
 from edgespec.errors import EdgespecError
+from edgespec.grow import Growth
 from edgespec.grow.growing import GrowingTree
+from edgespec.grow.together import grow_together, grown
 from edgespec.model.causal_model import CausalModel
 from edgespec.sampling.distribution import to_draft_probs
 from edgespec.tree.token_tree import TokenTree
@@ -19,15 +23,16 @@ SAMPLING = DraftSampling(temperature=0.8, top_p=0.95, tail_share=0.05)
 @pytest.mark.parametrize("vocab", [VOCAB, VOCAB + 7, VOCAB - 3], ids=["equal", "target-padded", "draft-padded"])
 def test_q_is_the_models_own_after_each_path(vocab: int) -> None:
     model = make_model(FAMILIES["llama"]())
+    plain = copy.deepcopy(model)
     drafter = LanguageModelDrafter(CausalModel(model, device=CPU), vocab=vocab, sampling=SAMPLING)
     generator = torch.Generator().manual_seed(0)
 
     def expected(ids: list[int]) -> torch.Tensor:
-        logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1:, :vocab]
+        logits = plain(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1:, :vocab]
         return torch.nn.functional.pad(to_draft_probs(logits, SAMPLING), (0, vocab - logits.shape[1]))[0]
 
     text = list(range(30, 50))
-    drafter.prefill(torch.tensor(text))
+    drafter.begin(text)
     root = 7
     for round_number in range(5):
         paths: list[list[int]] = [[root]]
@@ -55,7 +60,7 @@ def test_ids_beyond_the_drafts_table_do_not_stop_it() -> None:
     """A target's padded table has more rows; whatever the draft makes of such an id, it must go on."""
     model = make_model(FAMILIES["llama"]())
     drafter = LanguageModelDrafter(CausalModel(model, device=CPU), vocab=VOCAB + 7, sampling=SAMPLING)
-    drafter.prefill(torch.tensor([1, VOCAB + 2]))
+    drafter.begin([1, VOCAB + 2])
     drafter.commit(VOCAB + 3, [], [])
     q = drafter.expand(torch.tensor([VOCAB + 4]), torch.tensor([-1]))
     assert q.shape == (1, VOCAB + 7)
@@ -69,7 +74,7 @@ def test_a_draft_whose_logits_are_nan_says_so(temperature: float) -> None:
     model.lm_head.weight.data.fill_(float("nan"))
     sampling = DraftSampling(temperature=temperature)
     drafter = LanguageModelDrafter(CausalModel(model, device=CPU), vocab=VOCAB, sampling=sampling)
-    drafter.prefill(torch.arange(3))
+    drafter.begin(range(3))
     with pytest.raises(EdgespecError, match="draft's logits are NaN"):
         drafter.expand(torch.tensor([1]), torch.tensor([-1]))
 
@@ -77,12 +82,13 @@ def test_a_draft_whose_logits_are_nan_says_so(temperature: float) -> None:
 def test_a_root_that_was_never_expanded_becomes_pending() -> None:
     """Near a text's end no tree grows; the next one must still see what was committed."""
     model = make_model(FAMILIES["llama"]())
+    plain = copy.deepcopy(model)
     drafter = LanguageModelDrafter(CausalModel(model, device=CPU), vocab=VOCAB, sampling=SAMPLING)
-    drafter.prefill(torch.arange(5))
+    drafter.begin(range(5))
     drafter.commit(9, [], [])
     drafter.commit(8, [], [])
     q = drafter.expand(torch.tensor([3]), torch.tensor([-1]))
-    logits = model(input_ids=torch.tensor([[0, 1, 2, 3, 4, 9, 8, 3]]), use_cache=False).logits[0, -1:]
+    logits = plain(input_ids=torch.tensor([[0, 1, 2, 3, 4, 9, 8, 3]]), use_cache=False).logits[0, -1:]
     torch.testing.assert_close(q, to_draft_probs(logits, SAMPLING), rtol=1e-4, atol=1e-6)
 
 
@@ -90,20 +96,25 @@ def drafter_at_a_text(*, pending: bool) -> LanguageModelDrafter:
     """A drafter behind a text whose last token, where `pending`, has no row yet."""
     model = CausalModel(make_model(FAMILIES["llama"]()), device=CPU)
     drafter = LanguageModelDrafter(model, vocab=VOCAB, sampling=SAMPLING)
-    drafter.prefill(torch.arange(12))
+    drafter.begin(range(12))
     if pending:
         drafter.commit(40, [], [])
     return drafter
 
 
-def grow(drafter: LanguageModelDrafter, *, width: int) -> TokenTree:
-    tree = GrowingTree(drafter, 7, device=CPU, keeps_q=True)
+def growth(width: int) -> Growth:
+    tree = GrowingTree(7, device=CPU, keeps_q=True)
+    yield from tree.expand_root()
     for _ in range(3):
         tokens = tree.q.topk(width).indices
         row = torch.arange(tokens.shape[0]).repeat_interleave(width)
         tree.add(row, torch.arange(width).repeat(tokens.shape[0]), tokens.flatten())
-        tree.expand(torch.arange(0, row.shape[0], 2))
+        yield from tree.expand(torch.arange(0, row.shape[0], 2))
     return tree.finished("chosen")
+
+
+def grow(drafter: LanguageModelDrafter, *, width: int) -> TokenTree:
+    return grown(growth(width), drafter)
 
 
 @pytest.mark.parametrize("pending", [False, True], ids=["", "pending"])
@@ -134,3 +145,63 @@ def test_q_comes_from_the_hidden_states_of_its_rows_and_in_chunks(monkeypatch: p
     model = CausalModel(make_model(FAMILIES["llama"]()), device=CPU)
     q = to_draft_probs(model.logits(drafter.hidden(rows)), SAMPLING)
     torch.testing.assert_close(q, tree.draft_probs[rows], rtol=1e-4, atol=1e-6)
+
+
+def test_a_text_is_read_with_its_first_root_and_its_beginning_is_kept() -> None:
+    model = CausalModel(make_model(FAMILIES["llama"]()), device=CPU)
+    rows = model.new_text()
+    for text, kept in (([*range(12)], 0), ([*range(9), 70, 71], 9)):
+        drafter = LanguageModelDrafter(model, vocab=VOCAB, sampling=SAMPLING, cache=rows)
+        drafter.begin(text)
+        assert (rows.length, drafter.num_pending) == (kept, len(text) - kept)
+        q = drafter.expand(torch.tensor([3]), torch.tensor([-1]))
+        assert (list(rows.ids), drafter.num_pending) == (text, 0)
+        plain = make_model(FAMILIES["llama"]())
+        logits = plain(input_ids=torch.tensor([[*text, 3]]), use_cache=False).logits[0, -1:]
+        torch.testing.assert_close(q, to_draft_probs(logits, SAMPLING), rtol=1e-4, atol=1e-6)
+
+
+OTHER_SAMPLING = DraftSampling(temperature=1.7)
+
+
+def three_texts(model: CausalModel) -> list[LanguageModelDrafter]:
+    """Drafters at texts of different lengths; one of them draws in another way."""
+    drafters = []
+    for text, sampling in ((range(12), SAMPLING), (range(40, 43), OTHER_SAMPLING), (range(90, 110), SAMPLING)):
+        drafter = LanguageModelDrafter(model, vocab=VOCAB, sampling=sampling)
+        drafter.begin(text)
+        drafters.append(drafter)
+    return drafters
+
+
+def test_trees_that_grow_together_are_those_grown_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = CausalModel(make_model(FAMILIES["llama"]()), device=CPU, chunk_rows=7)
+    alone = [grow(drafter, width=width) for drafter, width in zip(three_texts(model), (4, 2, 3), strict=True)]
+    passes: list[int] = []
+    read = CausalModel.read
+    monkeypatch.setattr(CausalModel, "read", lambda self, parts: passes.append(len(parts)) or read(self, parts))
+    drafters = three_texts(model)
+    together = grow_together(
+        [(growth(width), drafter) for width, drafter in zip((4, 2, 3), drafters, strict=True)],
+        lambda expansions: expand_together(expansions),  # type: ignore[arg-type]
+    )
+    assert passes == [3] * 4, "one pass a layer"
+    for found, expected in zip(together, alone, strict=True):
+        assert isinstance(found, TokenTree)
+        assert torch.equal(found.tokens, expected.tokens)
+        torch.testing.assert_close(found.draft_probs, expected.draft_probs, rtol=1e-4, atol=1e-6)
+
+
+def test_a_text_whose_draft_says_nan_ends_its_own_growth_alone() -> None:
+    model = make_model(FAMILIES["llama"]())
+    model.get_input_embeddings().weight.data[41].fill_(float("nan"))
+    model.get_output_embeddings().weight = torch.nn.Parameter(make_model(FAMILIES["llama"]()).lm_head.weight)
+    drafters = three_texts(CausalModel(model, device=CPU))
+    first, failed, last = grow_together(
+        [(growth(2), drafter) for drafter in drafters],
+        lambda expansions: expand_together(expansions),  # type: ignore[arg-type]
+    )
+    assert isinstance(failed, EdgespecError)
+    assert failed.code == "E_NAN_LOGITS"
+    assert isinstance(first, TokenTree)
+    assert isinstance(last, TokenTree)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -42,14 +41,6 @@ def draft_logits(seed: int, *, likeness: float = 0.8) -> LogitsOf:
     return lambda text: likeness * table_logits(seed, text) + (1 - likeness) * table_logits(seed + 1, text)
 
 
-@dataclass(frozen=True)
-class TableRows:
-    """Rows for one text in a pass: the whole text of each."""
-
-    logits_of: LogitsOf
-    texts: list[tuple[int, ...]]
-
-
 class TableTarget:
     """A target that looks its logits up, in passes that texts of other tables may share."""
 
@@ -71,24 +62,25 @@ class TableTarget:
         self.num_kept = shared_length(self.text, ids[:-1])
         self.text, self.unread = list(ids[: self.num_kept]), list(ids[self.num_kept :])
 
-    def text_rows(self, count: int) -> TableRows:
+    def text_rows(self, count: int) -> Tensor:
         ends = range(1, min(count, self.num_unread) + 1)
-        return TableRows(self.logits_of, [(*self.text, *self.unread[:end]) for end in ends])
+        return torch.stack([self.logits_of((*self.text, *self.unread[:end])) for end in ends])
 
     def took_in(self, count: int) -> None:
         self.text += self.unread[:count]
         del self.unread[:count]
 
-    def tree_rows(self, tree: TokenTree) -> TableRows:
+    def tree_rows(self, tree: TokenTree) -> Tensor:
         assert not self.unread, "trees grow below a text that has been read"
         self.looked_at = tree
         texts: list[tuple[int, ...]] = []
         for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
             texts.append((*(texts[parent] if parent >= 0 else self.text), token))
-        return TableRows(self.logits_of, texts)
+        return torch.stack([self.logits_of(text) for text in texts])
 
-    def read(self, parts: Sequence[TableRows]) -> list[Tensor]:
-        return [torch.stack([part.logits_of(text) for text in part.texts]) for part in parts]
+    def read(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Logits stand for hidden states, and were looked up where rows were asked for."""
+        return list(parts)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return hidden

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -330,7 +330,9 @@ def test_a_decision_model_that_is_not_right_is_refused_by_its_key(
 
 
 class PlainDrafter:
-    def prefill(self, ids: Tensor, *, capacity: int) -> None: ...
+    def begin(self, ids: Sequence[int]) -> None: ...
+
+    def rewind(self) -> None: ...
 
     def expand(self, tokens: Tensor, parent_rows: Tensor) -> Tensor:
         raise NotImplementedError

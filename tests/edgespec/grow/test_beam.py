@@ -17,6 +17,7 @@ from edgespec.grow.classifier import Classifier, default_classifier
 from edgespec.grow.eagle2 import eagle2_rule
 from edgespec.grow.growing import Layer
 from edgespec.grow.opt_tree import opt_tree_rule
+from edgespec.grow.together import grown
 from edgespec.train.collect import classifier_settings
 from edgespec.tree.token_tree import TokenTree, depths
 from tests.edgespec.grow.test_best_first import FunctionDrafter, Path, random_q
@@ -26,9 +27,8 @@ VOCAB = 4
 
 
 def grow(q_of: Callable[[Path], Tensor], rule: BeamRule, *, size: int, depth: int, width: int = VOCAB) -> TokenTree:
-    return grow_beam(
-        FunctionDrafter(q_of), 0, rule=rule, draw="chosen", size=size, depth=depth, max_children=width, device=CPU
-    )
+    growth = grow_beam(0, rule=rule, draw="chosen", size=size, depth=depth, max_children=width, device=CPU)
+    return grown(growth, FunctionDrafter(q_of))
 
 
 def paths_of(tree: TokenTree) -> list[Path]:

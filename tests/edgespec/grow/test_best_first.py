@@ -2,7 +2,7 @@
 
 import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from edgespec.grow import best_first
 from edgespec.grow.best_first import grow_best_first
 from edgespec.grow.dyspec import predict_slots
+from edgespec.grow.together import grown
 from edgespec.tree.token_tree import TokenTree, depths
 
 CPU = torch.device("cpu")
@@ -28,8 +29,8 @@ class FunctionDrafter:
         self.paths: list[Path] = []
         self.num_calls = 0
 
-    def prefill(self, ids: Tensor, *, capacity: int) -> None:
-        pass
+    def begin(self, ids: Sequence[int]) -> None:
+        self.rewind()
 
     def expand(self, tokens: Tensor, parent_rows: Tensor) -> Tensor:
         self.num_calls += 1
@@ -39,6 +40,9 @@ class FunctionDrafter:
         ]
         self.paths += new
         return torch.stack([self.q_of(path) for path in new])
+
+    def rewind(self) -> None:
+        self.paths = []
 
     def commit(self, root: int, path_rows: list[int], path_tokens: list[int]) -> None:
         self.paths = []
@@ -87,8 +91,7 @@ def grow(
             return tokens, q.gather(-1, tokens) * real
 
         monkeypatch.setattr(best_first, "draw_without_replacement", drawn)
-    return grow_best_first(
-        drafter,
+    growth = grow_best_first(
         ROOT,
         predict=predict_slots,
         size=size,
@@ -98,6 +101,7 @@ def grow(
         device=CPU,
         generator=torch.Generator().manual_seed(0),
     )
+    return grown(growth, drafter)
 
 
 def heap_tree(

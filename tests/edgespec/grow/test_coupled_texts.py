@@ -12,11 +12,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from edgespec.config import SamplingSettings
 from edgespec.decode.loop import decode
 from edgespec.decode.session import Session
+from edgespec.grow import Growth
 from edgespec.grow.order import reordered
+from edgespec.grow.together import Grow
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.noise import exponential_noise
 from edgespec.tree.policies import POLICIES
@@ -41,7 +44,7 @@ def plain_text(target: int, sampling: SamplingSettings, prompt: list[int], *, se
 
 
 def text_of(session: Session, prompt: list[int]) -> list[int]:
-    return [token for step in decode(session, torch.tensor(prompt)) for token in step.tokens]
+    return [token for step in decode(session, prompt) for token in step.tokens]
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +133,11 @@ def test_a_text_is_plain_decodings_whatever_becomes_of_its_trees(
         draft=draft_logits(seed), max_new_tokens=NUM_TOKENS, seed=seed, key=3,
     )  # fmt: skip
     right, generator = session.grow, torch.Generator().manual_seed(seed)
-    session.grow = lambda root, depth, _branches=None: change(right(root, depth), generator)
+
+    def changed(root: int, depth: int, branches: Tensor | None) -> Growth:
+        return change((yield from right.growth(root, depth, branches)), generator)
+
+    session.grow = Grow(changed, right.drafter)
     text = text_of(session, [1, 2])[:NUM_TOKENS]  # a tree of any shape may reach behind the end
     assert text == plain_text(seed, sampling, [1, 2], seed=seed, key=3)
 
@@ -141,7 +148,7 @@ def steps_of(tree: TreeSettings, *, seed: int, draft: Any = None, temperature: f
         replace(tree, draft_temperature=temperature), SamplingSettings(temperature=temperature),
         target=target_logits(seed), draft=draft or target_logits(seed), max_new_tokens=40, seed=seed,
     )  # fmt: skip
-    return list(decode(session, torch.tensor([1, 2, 3])))[1:]
+    return list(decode(session, [1, 2, 3]))[1:]
 
 
 @pytest.mark.parametrize("temperature", [0.4, 1.0, 1.5])

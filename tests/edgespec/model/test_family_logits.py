@@ -3,10 +3,12 @@
 import pytest
 import torch
 from torch import Tensor
-from transformers import CohereConfig, Gemma2Config, GraniteConfig, LlamaConfig, OPTConfig, PretrainedConfig
+from transformers import CohereConfig, Gemma2Config, GraniteConfig, LlamaConfig, OPTConfig, PretrainedConfig, PreTrainedModel
 
 from edgespec.model.causal_model import CausalModel
+from edgespec.model.new_rows import NewRows, next_rows
 from edgespec.model.row_chunks import row_chunks, rows_at_once
+from edgespec.model.text_cache import TextCache
 from edgespec.placement.memory import pass_bytes
 from tests.conftest import FAMILIES, GROUPED, SMALL, make_model
 
@@ -20,12 +22,14 @@ SCALED: dict[str, PretrainedConfig] = {
 }
 
 
-def states_and_expected(causal: CausalModel, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Last hidden states of a text, read as a tree that is a chain, and the logits of a plain forward."""
-    causal.reset(ids.shape[0])
-    causal_mask = torch.ones(ids.shape[0], ids.shape[0], dtype=torch.bool).tril_()
-    hidden = causal.look(ids, torch.arange(ids.shape[0]), causal_mask)
-    return hidden, causal.model(input_ids=ids[None], use_cache=False).logits[0]
+def states_and_expected(model: PreTrainedModel, ids: Tensor) -> tuple[CausalModel, TextCache, Tensor, Tensor]:
+    """The model at a text, read as a tree that is a chain, its last hidden states, and the logits of a plain forward."""
+    expected = model(input_ids=ids[None], use_cache=False).logits[0]
+    causal = CausalModel(model, device=CPU)
+    text = causal.new_text()
+    chain = torch.ones(ids.shape[0], ids.shape[0], dtype=torch.bool).tril_()
+    (hidden,) = causal.read([NewRows(cache=text, ids=ids, positions=torch.arange(ids.shape[0]), visible=chain)])
+    return causal, text, hidden, expected
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *SCALED])
@@ -33,13 +37,12 @@ def test_logits_of_any_rows_are_the_familys_own(family: str) -> None:
     config = SCALED[family] if family in SCALED else FAMILIES[family]()
     config._attn_implementation = "eager"
     model = make_model(config)
-    causal = CausalModel(model, device=CPU)
-    hidden, expected = states_and_expected(causal, torch.arange(40, 54))
+    causal, text, hidden, expected = states_and_expected(model, torch.arange(40, 54))
     assert hidden.shape == (14, model.get_output_embeddings().weight.shape[1])
     torch.testing.assert_close(causal.logits(hidden), expected, rtol=1e-4, atol=2e-5)
     some = torch.tensor([11, 2, 2, 7])
     torch.testing.assert_close(causal.logits(hidden[some]), expected[some], rtol=1e-4, atol=2e-5)
-    assert causal.cache.length == 14, "the head appends no rows"
+    assert text.length == 14, "the head appends no rows"
 
 
 @pytest.mark.parametrize("family", ["gemma2-cap", "cohere-scale", "granite-scaling"])
@@ -47,18 +50,18 @@ def test_the_head_module_alone_would_be_wrong(family: str) -> None:
     config = SCALED[family]
     config._attn_implementation = "eager"
     model = make_model(config)
-    hidden, expected = states_and_expected(CausalModel(model, device=CPU), torch.arange(9))
+    _, _, hidden, expected = states_and_expected(model, torch.arange(9))
     assert (model.get_output_embeddings()(hidden) - expected).abs().max() > 0.1
 
 
 def test_the_decoder_is_its_own_again_also_after_an_error() -> None:
     model = make_model(FAMILIES["llama"]())
-    causal = CausalModel(model, device=CPU)
-    hidden, expected = states_and_expected(causal, torch.arange(9))
+    causal, _, hidden, expected = states_and_expected(model, torch.arange(9))
     with pytest.raises(RuntimeError):
         causal.logits(torch.ones(2, 5))
     assert "forward" not in vars(model.model)
-    torch.testing.assert_close(model(input_ids=torch.arange(9)[None]).logits[0], expected)
+    again = causal.read([next_rows(causal.new_text(), torch.arange(9))])[0]
+    torch.testing.assert_close(causal.logits(again), expected)
 
     calls = 0
     plain = model.model.forward

@@ -1,16 +1,19 @@
 """A long text through the layers: one pass over the weights, and one chunk's temporaries."""
 
+import copy
+
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from edgespec import Engine, MemoryLimits, SamplingSettings
 from edgespec.errors import EdgespecError
-from edgespec.model.causal_model import PREFILL_ROWS, CausalModel
-from edgespec.model.masks import MaskForm
+from edgespec.model.causal_model import CHUNK_ROWS, CausalModel, shares_passes
+from edgespec.model.new_rows import chunks_of, next_rows
+from edgespec.model.text_cache import TextCache
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from offload.stream import LayerStream
-from tests.conftest import EAGER_ONLY, FAMILIES, VOCAB, make_model
+from tests.conftest import EAGER_ONLY, FAMILIES, GROUPED, VOCAB, make_model
 
 CPU = torch.device("cpu")
 
@@ -24,7 +27,7 @@ def test_a_long_prompt_reads_every_layer_once(monkeypatch: pytest.MonkeyPatch) -
         return acquire(self, layer)
 
     monkeypatch.setattr(LayerStream, "acquire", counted)
-    ids = (torch.arange(2 * PREFILL_ROWS + 76) % 2000).tolist()
+    ids = (torch.arange(2 * CHUNK_ROWS + 76) % 2000).tolist()
     with Engine.from_pair(open_pair(None, None), limits=MemoryLimits(max_resident_layers=0)) as engine:
         result = engine.generate(ids, max_new_tokens=3, sampling=SamplingSettings(), seed=0)
     assert acquired[:8] == list(range(8))
@@ -39,6 +42,7 @@ def test_a_layer_sees_no_more_rows_than_a_chunk_has(family: str) -> None:
     config = FAMILIES[family]()
     config._attn_implementation = "eager" if family in EAGER_ONLY else "sdpa"
     model = make_model(config)
+    plain = copy.deepcopy(model)
     causal = CausalModel(model, device=CPU, chunk_rows=16)
     rows: list[int] = []
     module = next(
@@ -46,17 +50,94 @@ def test_a_layer_sees_no_more_rows_than_a_chunk_has(family: str) -> None:
     )
     module.register_forward_pre_hook(lambda _module, arguments: rows.append(arguments[0].shape[-2]))
     ids = torch.arange(41) % (VOCAB - 1)
-    causal.reset(64)
-    causal.prefill(ids[:20])
-    more = causal.prefill(ids[20:])  # behind rows that are cached already
-    assert rows == [16, 4, 16, 5]
-    expected = model(input_ids=ids[None], use_cache=False).logits[0, -1]
+    text = causal.new_text()
+    causal.read_text(text, ids[:20])
+    more = causal.read_text(text, ids[20:])  # behind rows that are cached already
+    assert rows == [10, 10, 11, 10]  # of nearly equal size
+    expected = plain(input_ids=ids[None], use_cache=False).logits[0, -1]
     torch.testing.assert_close(more, expected, rtol=1e-4, atol=2e-5)
 
 
-def test_a_family_that_swallows_the_mask_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    causal = CausalModel(make_model(FAMILIES["llama"]()), device=CPU, chunk_rows=16)
-    monkeypatch.setattr(MaskForm, "stand_ins", lambda _self: None)
-    causal.reset(64)
+def prompts(*lengths: int) -> list[torch.Tensor]:
+    return [torch.arange(length) * (3 + index) % (VOCAB - 1) for index, length in enumerate(lengths)]
+
+
+@pytest.mark.parametrize("most_rows", [1, 3, 7, 10, 64])
+@pytest.mark.parametrize("text_by_text", [False, True])
+def test_chunks_hold_every_row_once_and_in_order(most_rows: int, text_by_text: bool) -> None:
+    parts = [next_rows(TextCache(1), ids) for ids in prompts(4, 1, 9, 2)]
+    chunks = chunks_of(parts, most_rows=most_rows, text_by_text=text_by_text)
+    seen = [(id(span.rows), row) for chunk in chunks for span in chunk for row in range(span.first, span.end)]
+    assert seen == [(id(part), row) for part in parts for row in range(part.count)]
+    sizes = [sum(span.count for span in chunk) for chunk in chunks]
+    assert max(sizes) <= most_rows
+    if text_by_text:
+        assert all(len(chunk) == 1 for chunk in chunks)
+    else:
+        assert len(sizes) == -(-16 // most_rows), "as few as there can be"
+        assert max(sizes) - min(sizes) < len(sizes), "of nearly equal size"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_texts_that_share_a_pass_give_each_its_own_logits(family: str) -> None:
+    """Their rows are cut into chunks without regard to where one ends, so some chunks have rows of several."""
+    model = make_model(FAMILIES[family]())
+    plain = copy.deepcopy(model)
+    causal = CausalModel(model, device=CPU, chunk_rows=8)
+    texts = prompts(21, 3, 18)
+    caches = [causal.new_text() for _ in texts]
+    for first, end in ((0, 2), (2, 15), (15, 30)):  # a text that has ended is in no pass
+        sharing = [(cache, ids[first:end]) for cache, ids in zip(caches, texts, strict=True) if ids[first:end].numel()]
+        hidden = causal.read([next_rows(cache, ids) for cache, ids in sharing])
+        for (cache, ids), states in zip(sharing, hidden, strict=True):
+            cache.commit_next(ids.tolist())
+            whole = torch.tensor([list(cache.ids)])
+            expected = plain(input_ids=whole, use_cache=False).logits[0, -ids.shape[0] :]
+            torch.testing.assert_close(causal.logits(states), expected, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("scaling", ["dynamic", "longrope"])
+def test_texts_whose_rotation_depends_on_the_longest_are_read_apart(scaling: str) -> None:
+    parameters: dict[str, object] = {"rope_type": scaling, "rope_theta": 10_000.0, "factor": 4.0}
+    if scaling == "longrope":
+        parameters |= {
+            "short_factor": [1.0] * 4,
+            "long_factor": [9.0] * 4,
+            "original_max_position_embeddings": 16,
+        }
+    config = LlamaConfig(**{**GROUPED, "max_position_embeddings": 16}, rope_parameters=parameters)
+    model = make_model(config)
+    plain = copy.deepcopy(model)
+    causal = CausalModel(model, device=CPU)
+    assert not shares_passes(causal.config)
+    texts = prompts(40, 6)
+    hidden = causal.read([next_rows(causal.new_text(), ids) for ids in texts])
+    for ids, states in zip(texts, hidden, strict=True):
+        expected = copy.deepcopy(plain)(input_ids=ids[None], use_cache=False).logits[0]
+        torch.testing.assert_close(causal.logits(states), expected, rtol=1e-4, atol=2e-5)
+
+
+def text_by_text() -> tuple[PreTrainedModel, CausalModel]:
+    """A model whose family is taken for one that does not ask the registry for attention."""
+    config = FAMILIES["llama"]()
+    config._attn_implementation = "eager"  # which takes any mask
+    model = make_model(config)
+    plain = copy.deepcopy(model)
+    model._supports_attention_backend = False
+    return plain, CausalModel(model, device=CPU, chunk_rows=16)
+
+
+def test_a_family_with_attention_of_its_own_reads_text_by_text_under_its_own_masks() -> None:
+    plain, causal = text_by_text()
+    texts = prompts(37, 5)
+    hidden = causal.read([next_rows(causal.new_text(), ids) for ids in texts])
+    for ids, states in zip(texts, hidden, strict=True):
+        expected = plain(input_ids=ids[None], use_cache=False).logits[0]
+        torch.testing.assert_close(causal.logits(states), expected, rtol=1e-4, atol=2e-5)
+
+
+def test_a_family_that_swallows_the_mask_is_refused() -> None:
+    _, causal = text_by_text()
+    causal._mask = causal._mask.clone()  # what the layers get is no more what the model was given
     with pytest.raises(EdgespecError, match="do not take the mask"):
-        causal.prefill(torch.arange(20))
+        causal.read_text(causal.new_text(), torch.arange(20))

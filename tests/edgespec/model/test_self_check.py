@@ -1,5 +1,6 @@
 """The load-time self-check: right readings pass, and every way of reading trees wrongly is refused."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -8,9 +9,10 @@ from torch import Tensor
 from transformers import BloomConfig, FalconConfig, GPTNeoConfig, LlamaConfig, MptConfig, PretrainedConfig
 
 from edgespec.errors import EdgespecError
-from edgespec.model.masks import MaskForm
+from edgespec.model import layer_major
+from edgespec.model.new_rows import Span
 from edgespec.model.self_check import _failure, check_tree_reading, narrow_copy
-from edgespec.model.tree_cache import TreeCache
+from edgespec.model.text_cache import LayerCache, causal_mask
 from tests.conftest import EAGER_ONLY, FAMILIES, GROUPED
 
 CPU = torch.device("cpu")
@@ -50,29 +52,41 @@ def test_families_that_do_not_are_refused_by_name(family: str) -> None:
     assert config.model_type in caught.value.what
 
 
-def no_window(self: MaskForm, full: Tensor, sliding: Tensor) -> Any:
-    return {"full_attention": full, "sliding_attention": full} if self._is_per_kind else full
+def no_window(self: Span, num_keys: int, _window: int | None) -> Tensor:
+    return visible_of(self, num_keys, None)
 
 
-def forgotten_rows(self: TreeCache, committed: int, rows: Tensor) -> None:
-    for layer in self.tree_layers:
-        layer.length = committed + rows.shape[0]
+def as_if_it_were_text(self: Span, num_keys: int, window: int | None) -> Tensor:
+    return causal_mask(self.count, num_keys, device=CPU, window=window)
+
+
+def forgotten_rows(self: LayerCache, committed: int, rows: Tensor) -> None:
+    self.length = committed + rows.shape[0]
+
+
+def rows_of_the_first_text(spans: Sequence[Span]) -> Any:
+    return attending_to([Span(spans[0].rows, span.first, span.end) for span in spans])
+
+
+visible_of, attending_to = Span._visible, layer_major.attending
 
 
 @pytest.mark.parametrize(
     ("family", "place", "name", "wrong"),
     [
-        ("gemma3", MaskForm, "_form", no_window),
-        ("mistral-window", MaskForm, "_form", no_window),
-        ("llama", TreeCache, "keep", forgotten_rows),
+        ("gemma3", Span, "_visible", no_window),
+        ("mistral-window", Span, "_visible", no_window),
+        ("llama", Span, "_visible", as_if_it_were_text),
+        ("llama", LayerCache, "keep", forgotten_rows),
+        ("llama", layer_major, "attending", rows_of_the_first_text),
     ],
-    ids=["window-by-kind", "window", "rollback"],
+    ids=["window-by-kind", "window", "siblings", "rollback", "another-text"],
 )
 def test_a_wrong_reading_of_our_own_would_be_noticed(
-    family: str, place: type, name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
+    family: str, place: Any, name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(place, name, wrong)
-    with pytest.raises(EdgespecError, match="are off by"):
+    with pytest.raises(EdgespecError, match="are off by|could not be shown"):
         check_tree_reading(FAMILIES[family](), device=CPU)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 
 from edgespec import Engine, TreeSettings
 from edgespec.errors import is_out_of_memory
+from edgespec.model.new_rows import NewRows
 from edgespec.model.target import Target
 from edgespec.pair.pair import open_pair
 from edgespec.tree.token_tree import TokenTree
@@ -19,19 +22,35 @@ OPTIONS: dict[str, Any] = {"temperature": 0.8, "seed": 3, "max_new_tokens": 30}
 TREE = TreeSettings(policy="adaptive", size=64)
 
 
-def fail_above(monkeypatch: pytest.MonkeyPatch, most_nodes: int, *, after: int = 2) -> None:
-    """Passes of larger trees run out of memory, behind the first few."""
-    look, num_passes = Target.look, 0
+def watch_trees(monkeypatch: pytest.MonkeyPatch, after_pass: Callable[[int], None]) -> None:
+    """Have `after_pass` called with the nodes of the largest tree of each pass, when its rows are in the caches."""
+    tree_rows, read, sizes = Target.tree_rows, Target.read, list[int]()
 
-    def limited(self: Target, tree: TokenTree) -> torch.Tensor:
-        nonlocal num_passes
-        num_passes += 1
-        hidden = look(self, tree)  # its rows are in the cache: they must be forgotten
-        if num_passes > after and tree.num_nodes - 1 > most_nodes:
-            raise torch.OutOfMemoryError("no more")
+    def counted(self: Target, tree: TokenTree) -> NewRows:
+        sizes.append(tree.num_nodes - 1)
+        return tree_rows(self, tree)
+
+    def watched(self: Target, parts: Sequence[NewRows]) -> list[torch.Tensor]:
+        hidden = read(self, parts)
+        if sizes:
+            largest = max(sizes)
+            sizes.clear()
+            after_pass(largest)
         return hidden
 
-    monkeypatch.setattr(Target, "look", limited)
+    monkeypatch.setattr(Target, "tree_rows", counted)
+    monkeypatch.setattr(Target, "read", watched)
+
+
+def fail_above(monkeypatch: pytest.MonkeyPatch, most_nodes: int, *, after: int = 2) -> None:
+    """Passes of larger trees run out of memory, behind the first few."""
+    numbers = itertools.count(1)
+
+    def limited(num_nodes: int) -> None:
+        if next(numbers) > after and num_nodes > most_nodes:
+            raise torch.OutOfMemoryError("no more")
+
+    watch_trees(monkeypatch, limited)
 
 
 @pytest.mark.parametrize(("most_nodes", "size"), [(20, 16), (8, 8), (0, 0)])
@@ -74,14 +93,18 @@ def test_memory_that_is_too_little_for_one_row_is_an_error(
 
 
 def test_another_failure_is_not_tried_again(pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_self: Target, _tree: TokenTree) -> torch.Tensor:
+    passes: list[int] = []
+
+    def broken(num_nodes: int) -> None:
+        passes.append(num_nodes)
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(Target, "look", broken)
+    watch_trees(monkeypatch, broken)
     with (
         Engine.from_pair(open_pair(*pair_folders), tree=TREE, context_tokens=128, self_check=False) as engine,
         pytest.raises(RuntimeError, match="broken"),
     ):
         engine.generate(PROMPT, **OPTIONS)
+    assert len(passes) == 1
     assert not is_out_of_memory(RuntimeError("broken"))
     assert is_out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from edgespec.decode.step import StepResult
 from edgespec.errors import EdgespecError
 from edgespec.text.results import TextChunk
-from edgespec.text.stops import StopStrings, stop_strings, text_chunks
+from edgespec.text.stops import StopStrings, TextPieces, stop_strings
 from tests.conftest import make_tokenizer
 
 LETTERS = st.text("ab", max_size=3)
@@ -29,7 +29,13 @@ def chunks(pieces: list[list[str]], stop: tuple[str, ...], special: frozenset[in
     for index, burst in enumerate(pieces):
         steps.append(step([next(numbered) for _ in burst], is_last=index == len(pieces) - 1))
     wanted = StopStrings(strings=stop, special_tokens=special)
-    return list(text_chunks(iter(steps), decode=lambda token: texts[token], stop=wanted))
+    made = TextPieces(decode=lambda token: texts[token], stop=wanted)
+    found: list[TextChunk] = []
+    for one in steps:
+        found.append(made.chunk(one))
+        if found[-1].step.finish is not None:
+            break
+    return found
 
 
 @settings(max_examples=400, deadline=None)
