@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from edgespec.config import SamplingSettings
-from edgespec.decode.lossless import Verdict, judge
+from edgespec.decode.lossless import Verdict
 from edgespec.decode.threads import make_tuner
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.grow.policies import OpenPolicy
@@ -27,9 +26,10 @@ from edgespec.profiled import PairSetup, set_up, set_up_by_profile
 from edgespec.text.chat_template import Prompt, prompt_ids
 from edgespec.text.conversation import Conversation
 from edgespec.text.handle import OnPrefill, TextHandle
+from edgespec.text.judged import judge_texts
 from edgespec.text.request import Config, TextOptions, TextRequest, text_request
 from edgespec.text.results import GenerationResult, Streamer, TextChunk, put_ids
-from edgespec.text.run import TextModels, Texts
+from edgespec.text.run import Texts
 from edgespec.text.trees import Trees
 from edgespec.tree.settings import TreeSettings
 from profiles.schema import Profile
@@ -58,7 +58,7 @@ class Engine:
             self.pair,
             most=self.place.num_texts,
             most_tokens=self.place.all_tokens,
-            models=self._text_models,
+            models=lambda request: self._trees.text_models(self._loaded, request.sampling),
             use_smaller=self._trees.use_smaller,
             threads=make_tuner(self.place.threads, self.device),
         )
@@ -151,9 +151,7 @@ class Engine:
         **options: Unpack[TextOptions],
     ) -> Tensor:  # fmt: skip
         """Return ids [1, n] and what follows them [1, n + new], as transformers does; a streamer gets every burst."""
-        if input_ids.dim() != 2 or input_ids.shape[0] != 1:
-            raise EdgespecError("E_SETTING", f"ids of shape {tuple(input_ids.shape)} are not one text.", "Use [1, n].")
-        return put_ids(input_ids, self.stream(input_ids[0].tolist(), config, **options), streamer)
+        return put_ids(input_ids, lambda ids: self.stream(ids, config, **options), streamer)
 
     def request(self, prompt: Prompt, config: Config | None = None, **options: Unpack[TextOptions]) -> TextRequest:
         """Check what `generate` is asked for; raises EdgespecError where the context has no room for it."""
@@ -166,13 +164,15 @@ class Engine:
             options=options,
         )
 
-    def submit(self, request: TextRequest, *, reuse: bool = False, on_prefill: OnPrefill | None = None) -> TextHandle:
+    def submit(
+        self, request: TextRequest, *, reuse: bool = False, keeps: bool = True, on_prefill: OnPrefill | None = None
+    ) -> TextHandle:
         """Ask for a text, and return its handle: it begins when somebody waits for any of the engine's texts.
 
         `on_prefill` is told how many of the prompt's tokens are read, and of how many. With `reuse`, rows that are kept
-        of the prompt's beginning are not computed again, and the text's own are kept.
+        of the prompt's beginning are not computed again. With `keeps` the text's own rows are kept at its end.
         """
-        return self._texts.submit(request, reuse=reuse, on_prefill=on_prefill)
+        return self._texts.submit(request, reuse=reuse, keeps=keeps, on_prefill=on_prefill)
 
     def run(
         self, request: TextRequest, *, reuse: bool = False, on_prefill: OnPrefill | None = None
@@ -188,17 +188,9 @@ class Engine:
         """
         return self._texts.finish_many(requests)
 
-    def advance(self) -> None:
-        """Make one step of all texts that were submitted; where another thread is making one, wait for it."""
-        self._texts.advance()
-
-    @property
-    def num_texts(self) -> int:
-        """The number of texts under way."""
-        return self._texts.under_way
-
-    def _text_models(self, request: TextRequest) -> TextModels:
-        return self._trees.text_models(self._loaded, request.sampling)
+    def advance(self) -> int:
+        """Make a step of all texts, or wait for another thread's, and return how many are under way."""
+        return self._texts.advance()
 
     def chat(self, *, system: str | None = None, raw: bool = False, **options: Unpack[TextOptions]) -> Conversation:
         """Return a conversation, empty but for the system's message; `raw` leaves the chat template out."""
@@ -252,30 +244,19 @@ class Engine:
         return None if tuner is None else tuner.choice(sampling).in_words()
 
     def verify_lossless(self, prompts: Sequence[Prompt], **options: Unpack[TextOptions]) -> list[Verdict]:
-        """Decode each prompt with these options, through the trees and plainly, and return how the texts differ.
+        """Decode prompts with these options, through the trees and plainly, and return how the texts differ.
 
         They have 64 tokens and seed 0, unless the options say otherwise. Trees that are not coupled give other draws
         than plain decoding: of those, greedy texts are compared instead.
         """
-        own, pinned = self.tree, self.pinned_tree
         asked: TextOptions = {"max_new_tokens": 64, "seed": 0, **options}
         requests = [self.request(prompt, **asked) for prompt in prompts]
-        if own.children != "coupled":
+        if self.tree.children != "coupled":
             requests = [replace(request, sampling=SamplingSettings()) for request in requests]
-
-        def tokens(request: TextRequest, tree: TreeSettings | None) -> list[int]:
-            self.use_tree(tree)
-            return [token for chunk in self.run(request) for token in chunk.step.tokens]
-
-        def verdict(request: TextRequest) -> Verdict:
-            text, plain = tokens(request, pinned), tokens(request, own.plain())
-            noise = request.noise(self.target_model.vocab, torch.device("cpu"))
-            return judge(self.target_model, request.ids, text, plain, request.sampling, noise, dtype=self.place.dtype)
-
-        try:
-            return [verdict(request) for request in requests]
-        finally:
-            self.use_tree(pinned)
+        through_trees = self._texts.tokens_of(requests)
+        with self._trees.held_to(self.tree.plain()):
+            plain = self._texts.tokens_of(requests)
+        return judge_texts(self.target_model, requests, through_trees, plain, dtype=self.place.dtype)
 
     placement_for = staticmethod(placement_for)
 
@@ -304,10 +285,7 @@ class Engine:
 
         Messages, as {"role": ..., "content": ...}, go through the chat template.
         """
-        ids = prompt_ids(self.pair.tokenizer, prompt)
-        if not ids:
-            raise EdgespecError("E_PROMPT_EMPTY", "the prompt has no tokens.", "Give at least one character.")
-        return ids
+        return prompt_ids(self.pair.tokenizer, prompt)
 
     def forget(self) -> None:
         """Keep nothing of the texts so far: the next one that reuses their rows finds none."""
@@ -321,7 +299,5 @@ class Engine:
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()

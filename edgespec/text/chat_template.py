@@ -62,9 +62,14 @@ def template_ids(
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
-    """Return a prompt's ids, whatever its form."""
-    if isinstance(prompt, str):
-        return list(tokenizer.encode(prompt))
+    """Return a prompt's ids, whatever its form; raises EdgespecError where it has none."""
+    ids = list(tokenizer.encode(prompt)) if isinstance(prompt, str) else _listed_ids(tokenizer, prompt)
+    if not ids:
+        raise EdgespecError("E_PROMPT_EMPTY", "the prompt has no tokens.", "Give at least one character.")
+    return ids
+
+
+def _listed_ids(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[Any]) -> list[int]:
     numbers = [item for item in prompt if isinstance(item, int)]
     messages = [item for item in prompt if isinstance(item, Mapping)]
     if len(numbers) + len(messages) < len(prompt) or (numbers and messages):

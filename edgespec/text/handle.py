@@ -32,11 +32,12 @@ class TextHandle:
         pair: ModelPair,
         *,
         reuse: bool,
+        keeps: bool,
         on_prefill: OnPrefill | None,
-        advance: Callable[[TextHandle], None],
+        advance: Callable[[TextHandle], object],
     ) -> None:
         """Wait for its turn; `advance` works on the engine's texts until this one has a new piece or has ended."""
-        self.request, self.reuse, self.on_prefill = request, reuse, on_prefill
+        self.request, self.reuse, self.keeps, self.on_prefill = request, reuse, keeps, on_prefill
         self.state: State = "waiting"
         self.error: Exception | None = None
         self.is_cancelled = False

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from edgespec.config import SamplingSettings
+from edgespec.config import SamplingSettings, require
 from edgespec.decode.step import StepResult
 
 
@@ -116,12 +116,19 @@ class Streamer(Protocol):
         """Learn that nothing more comes."""
 
 
-def put_ids(input_ids: Tensor, chunks: Iterable[TextChunk], streamer: Streamer | None) -> Tensor:
-    """Hand ids [1, n] and those of each chunk to the streamer as they come, and return them all [1, n + new]."""
+def put_ids(
+    input_ids: Tensor, continue_ids: Callable[[list[int]], Iterable[TextChunk]], streamer: Streamer | None
+) -> Tensor:
+    """Hand ids [1, n] and what continues them to the streamer as it comes, and return them all [1, n + new].
+
+    Raises EdgespecError for more than one text.
+    """
+    is_one = input_ids.dim() == 2 and input_ids.shape[0] == 1
+    require(is_one, f"ids of shape {tuple(input_ids.shape)} are not one text.", "Use [1, n].")
     ids = input_ids[0].tolist()
     if streamer:
         streamer.put(input_ids.cpu())
-    for chunk in chunks:
+    for chunk in continue_ids(list(ids)):
         ids += chunk.token_ids
         if streamer:
             streamer.put(torch.tensor(chunk.token_ids))

@@ -29,13 +29,10 @@ from edgespec.text.caches import KeptCaches, TextCaches, new_caches
 from edgespec.text.handle import OnPrefill, TextHandle
 from edgespec.text.request import TextRequest
 from edgespec.text.results import GenerationResult
+from edgespec.text.watch import PassAbandonedError, watching
 from edgespec.tree.settings import TreeSettings
 
 SHARED_TOKENS = 16  # of a prompt that it pays to wait for, where another text reads the same one
-
-
-class PassAbandonedError(Exception):
-    """Raised to leave a pass between two layers, as somebody asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,24 +78,21 @@ class Texts:
         self._draws: dict[TextHandle, tuple[torch.Generator, TextNoise]] = {}
         self._batch = Batch()
 
-    @property
-    def under_way(self) -> int:
-        """The number of texts under way."""
-        return len(self._under_way)
-
-    def submit(self, request: TextRequest, *, reuse: bool = False, on_prefill: OnPrefill | None = None) -> TextHandle:
+    def submit(
+        self, request: TextRequest, *, reuse: bool = False, keeps: bool = True, on_prefill: OnPrefill | None = None
+    ) -> TextHandle:
         """Ask for a text; it begins when there is room.
 
-        With `reuse`, rows that are kept of the prompt's beginning stay, and the text's own are kept for what follows.
+        With `reuse` it begins on rows that are kept of the prompt's beginning; with `keeps` its own are kept.
         """
-        handle = TextHandle(request, self._pair, reuse=reuse, on_prefill=on_prefill, advance=self.advance)
+        handle = TextHandle(request, self._pair, reuse=reuse, keeps=keeps, on_prefill=on_prefill, advance=self.advance)
         with self._condition:
             self._waiting.append(handle)
         return handle
 
     def finish_many(self, requests: Iterable[TextRequest]) -> Iterator[tuple[int, GenerationResult | Exception]]:
         """Yield the numbers and results of texts as they end, or errors; closing the iterator ends the others."""
-        numbers = {self.submit(request): number for number, request in enumerate(requests)}
+        numbers = {self.submit(request, keeps=False): number for number, request in enumerate(requests)}
         try:
             while numbers:
                 for handle in [handle for handle in numbers if handle.is_done]:
@@ -109,20 +103,28 @@ class Texts:
             for handle in numbers:
                 handle.cancel()
 
+    def tokens_of(self, requests: Sequence[TextRequest]) -> list[list[int]]:
+        """Return the tokens of texts that share passes; raises what ended one of them."""
+        handles = [self.submit(request, keeps=False) for request in requests]
+        return [list(handle.result().token_ids) for handle in handles]
+
     def cancel(self, *, abandon: bool) -> None:
         """End all texts after their pass, or with `abandon` within it. A signal handler may call this."""
         for handle in [*self._waiting, *self._under_way.values()]:
             handle.is_cancelled = True
         self._abandons = abandon and self._is_driven
 
-    def advance(self, wanted: TextHandle | None = None) -> None:
-        """Make one step of all texts, or let another thread make it; nothing if `wanted` has something new by then."""
+    def advance(self, wanted: TextHandle | None = None) -> int:
+        """Make one step of all texts, or let another thread make it; nothing if `wanted` has something new by then.
+
+        Returns the number of texts under way.
+        """
         with self._condition:
             if wanted is not None and (wanted.has_unseen or wanted.is_done):
-                return
+                return len(self._under_way)
             if self._is_driven:
                 self._condition.wait()
-                return
+                return len(self._under_way)
             self._is_driven = True
         try:
             self._step()
@@ -130,6 +132,7 @@ class Texts:
             with self._condition:
                 self._is_driven = self._abandons = False
                 self._condition.notify_all()
+        return len(self._under_way)
 
     def _step(self) -> None:
         self._let_go()
@@ -232,7 +235,7 @@ class Texts:
             del self._under_way[session]
             self._batch.leave(session)
         self._draws.pop(handle, None)
-        if handle.caches is not None and handle.reuse and error is None:
+        if handle.caches is not None and handle.keeps and error is None:
             handle.caches.target.truncate()
             self.kept.keep(handle.caches, most=self.most)
         handle.caches = None
@@ -241,30 +244,9 @@ class Texts:
 
     def _make_pass(self) -> Sequence[Outcome]:
         models = self._models(next(iter(self._under_way.values())).request)
-        watched = [model for model in (models.target, models.draft) if model is not None]
-        reading = [handle for handle in self._under_way.values() if not handle.added and handle.on_prefill]
-        before = {handle: handle.session.target.num_unread for handle in reading if handle.session}
-
-        def watch(_share: float) -> None:
-            if self._abandons:
-                raise PassAbandonedError
-
-        def watch_target(share: float) -> None:
-            watch(share)
-            for handle, unread in before.items():
-                if unread and handle.on_prefill and handle.session:
-                    new = len(handle.request.ids) - handle.session.target.num_kept
-                    done = new - unread
-                    handle.on_prefill(done + round(share * unread), new)
-
-        try:
-            for model in watched:
-                model.watch = watch
-            models.target.watch = watch_target
+        watched = [models.target] if models.draft is None else [models.target, models.draft]
+        with watching(watched, list(self._under_way.values()), lambda: self._abandons):
             return with_threads(self._batch.step, self._threads, reads=self._batch.num_reading > 0)
-        finally:
-            for model in watched:
-                model.watch = None
 
     def _recover(self, error: Exception) -> None:
         """Go on with smaller trees or fewer texts where memory ran out; else the error ends all texts under way."""

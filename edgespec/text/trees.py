@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from edgespec.config import SamplingSettings
 from edgespec.decode.adapt import Tuner, may_follow_clock
 from edgespec.grow.policies import OpenPolicy, open_policy
@@ -50,6 +53,16 @@ class Trees:
             check_tree_fits(tree, self._placed)
         self.pinned = tree
         self.policy = self._open()
+
+    @contextmanager
+    def held_to(self, tree: TreeSettings) -> Iterator[None]:
+        """Within this block hold to these trees."""
+        pinned = self.pinned
+        self.use(tree)
+        try:
+            yield
+        finally:
+            self.use(pinned)
 
     def use_smaller(self) -> None:
         """Use smaller trees, or none, because memory ran out."""

@@ -55,9 +55,9 @@ def together(
             if not under_way:
                 return
             with saying_room(run):
-                run.engine.advance()
+                num_texts = run.engine.advance()
             tokens = sum(len(handle.added) for handle in under_way)
-            draw(tally.progress(run.engine.num_texts, tokens))
+            draw(tally.progress(num_texts, tokens))
             ended = [handle for handle in under_way if handle.is_done]
             for handle in sorted(ended, key=lambda handle: handle.whole().finish_reason == "interrupted"):
                 row = under_way.pop(handle)

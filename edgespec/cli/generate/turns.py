@@ -41,7 +41,8 @@ class RowAnswers:
             name=request.row.id,  # and not its place in the file, so that other rows change nothing
             stop=request.stop,
         )
-        return self._engine.submit(wanted, reuse=request.row.num_turns > 1, on_prefill=self._on_prefill)
+        is_last = turn == request.row.num_turns - 1
+        return self._engine.submit(wanted, reuse=turn > 0, keeps=not is_last, on_prefill=self._on_prefill)
 
     def take(self, handle: TextHandle) -> None:
         """Take a turn's answer; raises what ended it, or KeyboardInterrupt when it was cancelled."""

@@ -172,8 +172,7 @@ def test_a_waiting_text_begins_when_another_has_ended(engine: Engine) -> None:
     most = 0
     handles = [engine.submit(request) for request in requests_of(engine, count=9)]
     while not all(handle.is_done for handle in handles):
-        engine.advance()
-        most = max(most, engine.num_texts)
+        most = max(most, engine.advance())
     assert most == 4
 
 

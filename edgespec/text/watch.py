@@ -1,0 +1,45 @@
+"""What is looked at between the layers of a pass: whether it is to be left, and how far prompts are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from edgespec.model.causal_model import CausalModel
+from edgespec.text.handle import TextHandle
+
+
+class PassAbandonedError(Exception):
+    """Raised to leave a pass between two layers, as somebody asked."""
+
+
+@contextmanager
+def watching(
+    models: Sequence[CausalModel], texts: Sequence[TextHandle], abandons: Callable[[], bool]
+) -> Iterator[None]:
+    """Within this block every layer is a place to leave the pass; the first model is the target.
+
+    Texts whose prompt is being read are told how much of it is. Raises PassAbandonedError once `abandons` says so.
+    """
+    # Before the pass: tokens without rows
+    unread = {text: text.session.target.num_unread for text in texts if text.session and not text.added}
+
+    def watch(_share: float) -> None:
+        if abandons():
+            raise PassAbandonedError
+
+    def watch_target(share: float) -> None:
+        watch(share)
+        for text, count in unread.items():
+            if count and text.on_prefill and text.session:
+                new = len(text.request.ids) - text.session.target.num_kept
+                text.on_prefill(new - count + round(share * count), new)
+
+    try:
+        for model in models:
+            model.watch = watch
+        models[0].watch = watch_target
+        yield
+    finally:
+        for model in models:
+            model.watch = None
