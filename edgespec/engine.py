@@ -281,10 +281,7 @@ class Engine:
         return self._loaded.draft
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Return a prompt's token ids, with the tokenizer's own special tokens; raises EdgespecError without ids.
-
-        Messages, as {"role": ..., "content": ...}, go through the chat template.
-        """
+        """Return a prompt's token ids; messages go through the chat template. Raises EdgespecError without ids."""
         return prompt_ids(self.pair.tokenizer, prompt)
 
     def forget(self) -> None:
