@@ -3,8 +3,8 @@
     python scripts/check_disturbed.py --seconds 10
 
 The built-in pair decodes the sample prompts again and again, with trees and threads that tune themselves, once
-undisturbed and once with a busy loop beside it. Prints tokens/s before, meanwhile and after, how many steps the speed took to come
-back, and whether the texts are equal; exits 1 where they are not, or where it took more than 20 steps.
+undisturbed and once with a busy loop beside it. Prints tokens/s before, meanwhile and after, how many steps the speed
+took to come back, and whether the texts are equal; exits 1 where they are not, or where it took more than 20 steps.
 """
 
 from __future__ import annotations
