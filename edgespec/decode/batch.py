@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from edgespec.decode.accept import accept_together
 from edgespec.decode.session import AcceptedPath, Session
 from edgespec.decode.step import PassCost, StepResult
 from edgespec.draft.language_model import LanguageModelDrafter, expand_together
@@ -21,7 +22,7 @@ from edgespec.errors import EdgespecError
 from edgespec.grow.together import Expansion, grow_together, one_by_one
 from edgespec.model.new_rows import ALL_PROMPT_ROWS
 from edgespec.tree.token_tree import TokenTree, depths
-from edgespec.verify.rows import TargetRows, not_finite, refuse_nan
+from edgespec.verify.rows import refuse_nan
 
 PROMPT_ROWS = 2048  # that are read beside trees in a pass; without trees it may be more
 
@@ -96,19 +97,8 @@ class Batch:
         # One wait for the device: verification would wait a moment later, and so the times are honest.
         is_finite = torch.stack([states.amax().isfinite() for states in hidden]).tolist()
         looked = time.perf_counter()
-        gained: list[tuple[Session, TokenTree, AcceptedPath]] = []
-        for (session, tree), states, is_number in zip(trees, hidden, is_finite, strict=False):
-            if not is_number:
-                outcomes.append(self._failed(session, not_finite()))
-                continue
-            rows = TargetRows(states, session.target.logits, session.settings.sampling, vocab=session.target.vocab)
-            try:
-                accepted = session.rules.accept(session, tree, rows)
-                commit(session, tree, accepted)
-            except Exception as error:  # of this text alone: the others go on
-                outcomes.append(self._failed(session, error))
-            else:
-                gained.append((session, tree, accepted))
+        gained, failed = accept_together(trees, hidden, is_finite)
+        outcomes += [self._failed(session, error) for session, error in failed]
         verified = time.perf_counter()
         cost = PassCost(
             num_texts=len(trees),
@@ -206,16 +196,6 @@ class Batch:
     def _failed(self, session: Session, error: Exception) -> Outcome:
         self.leave(session)
         return Outcome(session=session, error=error)
-
-
-def commit(session: Session, tree: TokenTree, accepted: AcceptedPath) -> None:
-    """Make the root and the accepted path part of the text; committed state changes nowhere else."""
-    path = accepted.path
-    session.target.commit(path)
-    if session.drafter is not None:
-        rows = tree.draft_rows[torch.tensor(path, dtype=torch.long, device=tree.tokens.device)].tolist()
-        session.drafter.commit(session.root, rows, list(accepted.tokens[: len(path)]))
-    session.add(accepted.tokens)
 
 
 def _num_pending(session: Session) -> int:

@@ -17,33 +17,71 @@ from edgespec.model.row_chunks import row_chunks
 from edgespec.sampling.distribution import to_probs
 
 
+class RowNeededError(Exception):
+    """Raised where verification asks for a row whose logits are to be computed beside those of other texts."""
+
+    def __init__(self, node: int) -> None:
+        super().__init__(node)
+        self.node = node
+
+
 class TargetRows:
     """What the target says after every node of a tree, n in all. Its methods raise EdgespecError for NaN."""
 
     def __init__(
-        self, hidden: Tensor, head: Callable[[Tensor], Tensor], sampling: SamplingSettings, *, vocab: int
+        self,
+        hidden: Tensor,
+        head: Callable[[Tensor], Tensor],
+        sampling: SamplingSettings,
+        *,
+        vocab: int,
+        waits: bool = False,
     ) -> None:
-        """Hold last hidden states [n, h]; `head` makes logits [k, vocab] of k of them."""
+        """Hold last hidden states [n, h]; `head` makes logits [k, vocab] of k of them.
+
+        With `waits`, rows that are not known yet raise RowNeededError until somebody computes their logits.
+        """
         self._hidden = hidden
         self._head = head
         self._sampling = sampling
         self._vocab = vocab
+        self._waits = waits
+        self._known: dict[int, Tensor] = {}  # logits [1, vocab]
+        self._probs: dict[int, Tensor] = {}
 
     def of(self, nodes: Tensor) -> TargetRows:
         """Return the rows of some nodes [k] alone, numbered from 0."""
         return TargetRows(self._hidden[nodes], self._head, self._sampling, vocab=self._vocab)
 
+    def hidden(self, node: int) -> Tensor:
+        """Return the last hidden state [1, h] of a node."""
+        return self._hidden[node : node + 1]
+
+    def know(self, node: int, logits: Tensor) -> None:
+        """Take the logits [1, vocab] of a node."""
+        self._known[node] = logits
+
     def probs(self, node: int) -> Tensor:
         """Return p [vocab] after a node, as it is sampled from; float32 at least."""
-        logits = self._head(self._hidden[node : node + 1])
-        refuse_nan(logits.amax(-1))
-        return to_probs(logits, self._sampling)[0]
+        if node not in self._probs:
+            logits = self._logits(node)
+            refuse_nan(logits.amax(-1))
+            self._probs[node] = to_probs(logits, self._sampling)[0]
+        return self._probs[node]
 
     def best(self, node: int) -> int:
         """Return the target's first choice after a node."""
-        largest, index = self._head(self._hidden[node : node + 1]).max(-1)
+        largest, index = self._logits(node).max(-1)
         refuse_nan(largest)
         return int(index)
+
+    def _logits(self, node: int) -> Tensor:
+        """Return the logits [1, vocab] of a node."""
+        if node in self._known:
+            return self._known[node]
+        if self._waits:
+            raise RowNeededError(node)
+        return self._head(self.hidden(node))
 
     def all_probs(self) -> Tensor:
         """Return p [n, vocab] after all nodes at once, for records and comparisons, which look at every row."""

@@ -178,18 +178,18 @@ def test_a_waiting_text_begins_when_another_has_ended(engine: Engine) -> None:
 
 def test_an_error_ends_one_text(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever goes wrong with one text's verification is that text's result."""
-    from edgespec.decode import batch
+    from edgespec.decode import accept
 
     requests = requests_of(engine, count=4)
     expected = [engine.submit(request).result().token_ids for request in requests]
-    commit = batch.commit
+    commit = accept.commit
 
     def failing(session, tree, accepted):  # type: ignore[no-untyped-def]
         if len(session.prompt) == len(requests[2].ids) and session.num_new > 3:
             raise EdgespecError("E_NAN_LOGITS", "no numbers.", "Try another.")
         commit(session, tree, accepted)
 
-    monkeypatch.setattr(batch, "commit", failing)
+    monkeypatch.setattr(accept, "commit", failing)
     found = dict(engine.generate_many(requests))
     assert isinstance(found[2], EdgespecError)
     for number in (0, 1, 3):

@@ -1,0 +1,83 @@
+"""Every text takes its path down its tree, and makes it part of the text.
+
+Verification asks for one row after the other, because a token says whose row is next. The target's head computes the
+rows that all texts ask for at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from edgespec.decode.session import AcceptedPath, Session
+from edgespec.model.row_chunks import row_chunks
+from edgespec.tree.token_tree import TokenTree
+from edgespec.verify.rows import RowNeededError, TargetRows, not_finite
+
+
+@dataclass(slots=True)
+class _Verification:
+    """A text whose tree is being verified."""
+
+    session: Session
+    tree: TokenTree
+    rows: TargetRows
+    drawn_from: Tensor  # the state of the text's generator before
+
+
+def accept_together(
+    trees: Sequence[tuple[Session, TokenTree]], hidden: Sequence[Tensor], is_finite: Sequence[bool]
+) -> tuple[list[tuple[Session, TokenTree, AcceptedPath]], list[tuple[Session, Exception]]]:
+    """Let every text take its path, and return what each gained, and what went wrong with others.
+
+    The target's head computes the rows that all texts ask for at once. A text's verification is then made again, up
+    to where it lacks the next row: it depends on nothing but these rows and the generator, which goes back.
+    """
+    gained: list[tuple[Session, TokenTree, AcceptedPath]] = []
+    failed: list[tuple[Session, Exception]] = []
+    under_way: list[_Verification] = []
+    for (session, tree), states, is_number in zip(trees, hidden, is_finite, strict=False):
+        if not is_number:
+            failed.append((session, not_finite()))
+            continue
+        rows = TargetRows(
+            states,
+            session.target.logits,
+            session.settings.sampling,
+            vocab=session.target.vocab,
+            waits=len(trees) > 1,
+        )
+        under_way.append(_Verification(session, tree, rows, session.generator.get_state()))
+    while under_way:
+        asking: list[tuple[_Verification, int]] = []
+        for text in under_way:
+            try:
+                accepted = text.session.rules.accept(text.session, text.tree, text.rows)
+                commit(text.session, text.tree, accepted)
+            except RowNeededError as needed:
+                text.session.generator.set_state(text.drawn_from)
+                asking.append((text, needed.node))
+            except Exception as error:  # of this text alone: the others go on
+                failed.append((text.session, error))
+            else:
+                gained.append((text.session, text.tree, accepted))
+        for some in row_chunks(len(asking), asking[0][0].session.target.vocab) if asking else ():
+            states = torch.cat([text.rows.hidden(node) for text, node in asking[some]])
+            logits = asking[0][0].session.target.logits(states)
+            for (text, node), row in zip(asking[some], logits.split(1), strict=True):
+                text.rows.know(node, row)
+        under_way = [text for text, _ in asking]
+    return gained, failed
+
+
+def commit(session: Session, tree: TokenTree, accepted: AcceptedPath) -> None:
+    """Make the root and the accepted path part of the text; committed state changes nowhere else."""
+    path = accepted.path
+    session.target.commit(path)
+    if session.drafter is not None:
+        rows = tree.draft_rows[torch.tensor(path, dtype=torch.long, device=tree.tokens.device)].tolist()
+        session.drafter.commit(session.root, rows, list(accepted.tokens[: len(path)]))
+    session.add(accepted.tokens)
