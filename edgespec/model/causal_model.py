@@ -73,8 +73,11 @@ class CausalModel:
         self._keeps_hidden, self._chunk_rows = keeps_hidden, chunk_rows
         self._decoder = decoder_of(model)
         self._cache = PassCache()
-        # Families that do not ask the registry for attention read each text by itself.
-        self._cache.text_by_text = not getattr(model, "_supports_attention_backend", False)
+        # Families that do not ask the registry for attention read each text by itself, and so do those with latent
+        # attention: the cache gets their latents, which are far smaller than the keys that attention is given.
+        self._cache.text_by_text = not getattr(model, "_supports_attention_backend", False) or bool(
+            getattr(self.config, "kv_lora_rank", None)
+        )
         self._shares_passes = shares_passes(self.config)
         if not self._cache.text_by_text:
             use_own_attention(model)
