@@ -63,9 +63,7 @@ def grow_sampled(root: int, max_depth: int, generator: torch.Generator, _noise: 
     )
 
 
-def grow_chosen(
-    root: int, max_depth: int, _generator: torch.Generator, _noise: TextNoise, **others: Any
-) -> Growth:
+def grow_chosen(root: int, max_depth: int, _generator: torch.Generator, _noise: TextNoise, **others: Any) -> Growth:
     return grow_beam(
         root,
         rule=opt_tree_rule(size=5, stop_gain=0.0),

@@ -37,9 +37,7 @@ def test_step_k_at_a_row_is_the_draft_k_deep_that_ends_there(family: str) -> Non
                 torch.testing.assert_close(steps[depth][block, root + depth], expected, rtol=1e-4, atol=1e-4)
 
 
-def features_of_a_chain(
-    target: PreTrainedModel, head: PreTrainedModel, ids: list[int], *, root: int
-) -> torch.Tensor:
+def features_of_a_chain(target: PreTrainedModel, head: PreTrainedModel, ids: list[int], *, root: int) -> torch.Tensor:
     """What the drafter's rows are that draft the text's own tokens behind `root`: [STEPS, h]."""
     target, head = copy.deepcopy((target, head))
     causal = CausalModel(target, device=CPU, keeps_hidden=True)

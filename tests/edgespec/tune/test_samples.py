@@ -194,7 +194,9 @@ def test_sampling_extends_the_text_and_both_caches_hold_it(
     assert text.drafter.num_pending <= 1
     p = text.target.logits(text.target.look(tree))
     q = text.drafter.expand(root, torch.tensor([-1]))
-    fresh = start_text(engine, extended[:-1], sampling=sampling, tree=contending[0].settings, generator=torch.Generator())
+    fresh = start_text(
+        engine, extended[:-1], sampling=sampling, tree=contending[0].settings, generator=torch.Generator()
+    )
     fresh.drafter.sampling = text.drafter.sampling
     torch.testing.assert_close(p, fresh.target.logits(fresh.target.look(tree)), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(q, fresh.drafter.expand(root, torch.tensor([-1])), rtol=1e-4, atol=1e-6)
