@@ -44,7 +44,8 @@ def main() -> int:
     pair = open_pair(arguments.model, None)
     files = sorted(arguments.model.glob("*.safetensors"))
     ids = torch.arange(arguments.tokens) % (len(pair.tokenizer) - 1)
-    prefill_s, pass_s = [], []
+    prefill_s: list[float] = []
+    pass_s: list[float] = []
     with Engine.from_pair(
         pair,
         limits=MemoryLimits(max_resident_layers=0),
@@ -54,12 +55,12 @@ def main() -> int:
     ) as engine:
         model, num_layers = engine.target_model, engine.placement.num_layers
         for _ in range(arguments.repeats):
-            model.reset(arguments.tokens + 8)
+            text = model.new_text()
             for rows, times in ((ids, prefill_s), (ids[:1], pass_s)):
                 drop_page_cache(files)
                 acquired.clear()
                 started = time.perf_counter()
-                model.prefill(rows)
+                model.read_text(text, rows)
                 times.append(time.perf_counter() - started)
                 if acquired != list(range(num_layers)):
                     raise SystemExit(f"{len(rows)} rows read {len(acquired)} layers, not each of {num_layers} once")

@@ -19,12 +19,13 @@ from collections.abc import Callable
 import torch
 from transformers import LlamaConfig, PreTrainedModel
 
-from edgespec.config import SamplingSettings
+from edgespec.config import DraftSampling
 from edgespec.draft.feature_head import FeatureHeadDrafter
 from edgespec.draft.head_network import HeadFacts
 from edgespec.draft.head_router import HeadRouter
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.target import Target
+from edgespec.model.text_cache import TextCache
 from edgespec.train.head_model import new_head
 from offload.skeleton import build_on_meta
 
@@ -32,7 +33,7 @@ GROUPS = (8, 16, 32)
 TOP_GROUPS = (1, 2)
 WIDTHS = (1, 10)
 PROMPT_TOKENS = 64
-SAMPLING = SamplingSettings(temperature=0.6)
+SAMPLING = DraftSampling(temperature=0.6)
 Setting = tuple[int | None, int]  # groups, and how many of them each node asks for; None for the whole head
 
 
@@ -57,7 +58,7 @@ def random_target(vocab: int, arguments: argparse.Namespace) -> PreTrainedModel:
     return model
 
 
-def drafters_of(target: CausalModel, settings: list[Setting]) -> dict[Setting, FeatureHeadDrafter]:
+def drafters_of(target: CausalModel, text: TextCache, settings: list[Setting]) -> dict[Setting, FeatureHeadDrafter]:
     """Drafters on one head, each with a router of its own or none; the head is at a text."""
     facts = HeadFacts(target="random", target_fingerprint="", method="eagle")
     model = new_head(target.model, facts, seed=0).eval().requires_grad_(False)
@@ -68,8 +69,8 @@ def drafters_of(target: CausalModel, settings: list[Setting]) -> dict[Setting, F
         if groups is not None:
             router = HeadRouter(target.config.hidden_size, groups, top_groups=top).to(target.device)
             model.router = router.requires_grad_(False)
-        drafters[groups, top] = FeatureHeadDrafter(head, target, vocab=target.vocab, sampling=SAMPLING)
-        drafters[groups, top].prefill(torch.arange(PROMPT_TOKENS, device=target.device))
+        drafters[groups, top] = FeatureHeadDrafter(head, text, vocab=target.vocab, sampling=SAMPLING)
+        drafters[groups, top].begin(range(PROMPT_TOKENS))
     return drafters
 
 
@@ -119,7 +120,7 @@ def main() -> None:
         looked = Target(target)
         looked.prefill(torch.arange(PROMPT_TOKENS, device=arguments.device))
         settings: list[Setting] = [(None, 1), *((groups, top) for groups in GROUPS for top in TOP_GROUPS)]
-        drafters = drafters_of(target, settings)
+        drafters = drafters_of(target, looked.cache, settings)
         for width in WIDTHS:
             found = medians(
                 {

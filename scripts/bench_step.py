@@ -35,7 +35,7 @@ class ForwardClock:
     def __init__(self, model: CausalModel) -> None:
         self.seconds = 0.0
         self._device = model.device
-        self._depth = 0  # trees go to the decoder alone and then to the head, texts to both at once
+        self._depth = 0  # rows go to the decoder alone, and then through the whole model to the head
         decoder = model.model.get_submodule(decoder_layers(model.model)[0].rpartition(".")[0])
         for module in (model.model, decoder):
             module.register_forward_pre_hook(self._start)

@@ -27,8 +27,8 @@ from edgespec.draft.open_drafter import open_drafter
 from edgespec.grow.policies import open_policy
 from edgespec.model.target import Target
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
-from edgespec.placement.memory import cache_rows
 from edgespec.sampling.distribution import to_probs
+from edgespec.sampling.noise import TextNoise
 
 TARGET = DEMO_FOLDER / "target"
 GREEDY_TREES = {
@@ -68,24 +68,20 @@ def p_value(head: Path, tree: TreeSettings, prompt: str, num_draws: int) -> floa
     with Engine.from_pair(open_pair(TARGET, head), tree=tree, self_check=False) as engine:
         assert engine.draft_model is not None
         ids = [*engine.encode(prompt)]
-        causal = engine.target_model
-        target = Target(causal)
-        drafter = open_drafter(
-            engine.draft_model, causal, sampling=tree.draft_sampling(SAMPLING), tree_rows=tree.num_drafted,
-            keeps_text=True,
-        )  # fmt: skip
+        target = Target(engine.target_model)
+        drafter = open_drafter(engine.draft_model, target, sampling=tree.draft_sampling(SAMPLING))
         policy = open_policy(tree)
         generator = torch.Generator().manual_seed(3)
-        rows = cache_rows(len(ids) + 8, tree)
-        settings = TextSettings(sampling=SAMPLING, max_new_tokens=NUM_TOKENS + 1, cache_rows=rows)
+        settings = TextSettings(sampling=SAMPLING, max_new_tokens=NUM_TOKENS + 1)
 
         def p_after(text: list[int]) -> torch.Tensor:
             return to_probs(target.prefill(torch.tensor(text))[None], SAMPLING)[0]
 
         counts: Counter[tuple[int, ...]] = Counter()
-        for _ in range(num_draws):
-            session = start_session(target, drafter, policy, settings, generator)
-            steps = decode(session, torch.tensor(ids))
+        for key in range(num_draws):
+            noise = TextNoise(seed=3, key=key, vocab=target.vocab, device=engine.device)
+            session = start_session(target, drafter, policy, settings, generator, noise)
+            steps = decode(session, ids)
             counts[tuple(token for step in steps for token in step.tokens)[:NUM_TOKENS]] += 1
         often: dict[tuple[int, ...], float] = {(): float(num_draws)}
         for _ in range(NUM_TOKENS):  # texts that are drawn often, and how often

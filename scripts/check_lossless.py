@@ -346,7 +346,7 @@ def head_session(
     torch.manual_seed(seed)
     model = LlamaForCausalLM(config).eval()
     groups = {"router_groups": 2, "top_groups": 1} if head == "routed" else {}
-    facts = HeadFacts(target="t", target_fingerprint="f", method="eagle", **groups)  # type: ignore[arg-type]
+    facts = HeadFacts(target="t", target_fingerprint="f", method="eagle", **groups)
     drafts = new_head(model, facts, seed=seed).eval().requires_grad_(False)
     for weights in (own_tensors(drafts), dict(model.named_parameters())):
         for weight in weights.values():

@@ -228,7 +228,7 @@ def alternating_seconds(
     engine: Engine, ids: list[int], policies: dict[str, OpenPolicy], widest: TreeSettings, generator: torch.Generator
 ) -> dict[str, list[float]]:
     """Seconds of a step of each along one text."""
-    text = start_text(engine, ids, sampling=SAMPLING, tree=widest, new_tokens=NEW_TOKENS, generator=generator)
+    text = start_text(engine, ids, sampling=SAMPLING, tree=widest, generator=generator)
     noise = TextNoise(seed=0, key=0, vocab=text.target.vocab, device=engine.device)
     noise.start(len(ids))  # the root's position
     root, seconds = text.root, {}
@@ -268,10 +268,7 @@ def tokens_at(
         for seed, number in places:
             generator = torch.Generator().manual_seed(seed + number)
             ids = pair.tokenizer.encode(texts[number])
-            text = start_text(
-                engine, ids, sampling=SAMPLING, tree=widest,
-                new_tokens=new_tokens + widest.num_layers, generator=generator,
-            )  # fmt: skip
+            text = start_text(engine, ids, sampling=SAMPLING, tree=widest, generator=generator)
             noise = TextNoise(seed=seed, key=number, vocab=text.target.vocab, device=engine.device)
             noise.start(len(ids))  # the root's position
             root, count = text.root, 0

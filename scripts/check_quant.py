@@ -27,6 +27,7 @@ from edgespec import Engine, MemoryLimits, SamplingSettings
 from edgespec.cli.generate.records import peak_resident_bytes
 from edgespec.cli.prompts.read import read_prompts
 from edgespec.model.device import DTYPES
+from edgespec.model.new_rows import next_rows
 from edgespec.pair.folder import open_model
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from edgespec.placement.weights import weights_by_size
@@ -64,9 +65,8 @@ def run(arguments: argparse.Namespace, quant: str) -> tuple[Tensor, dict[str, An
         model = engine.target_model
         rows = []
         for prompt in prompts:
-            model.reset(len(prompt))
-            ids, positions = torch.tensor(prompt), torch.arange(len(prompt))
-            rows.append(model.logits(model.look(ids, positions, positions[:, None] >= positions)))
+            (hidden,) = model.read([next_rows(model.new_text(), torch.tensor(prompt))])
+            rows.append(model.logits(hidden))
         text = engine.generate(prompts[0], max_new_tokens=TEXT_TOKENS, sampling=SamplingSettings(), seed=0)
         facts = {
             "pass_bytes": engine.placement.streamed_bytes,
@@ -117,7 +117,7 @@ def main() -> int:
     if arguments.quantise:
         quantise_here(arguments.model, arguments.quantise, DTYPES[arguments.dtype])
         return 0
-    records = weights_by_size(open_model(arguments.model), dtype=DTYPES[arguments.dtype], quant=None).planned.records
+    records = weights_by_size(open_model(arguments.model), dtype=DTYPES[arguments.dtype], quant=None).skeleton.records
     layer_bytes = max(record.stored_bytes for record in records)
     reference, plain = run(arguments, "none")
     idle_bytes = idle_peak_bytes()

@@ -148,13 +148,8 @@ class Bench:
     def drafter(self, settings: TreeSettings, sampling: SamplingSettings) -> LanguageModelDrafter:
         """A drafter at the same text."""
         assert self.engine.draft_model is not None
-        drafter = open_drafter(
-            self.engine.draft_model,
-            self.engine.target_model,
-            sampling=settings.draft_sampling(sampling),
-            tree_rows=1600,
-        )
-        drafter.prefill(torch.tensor(self.ids[:-1]))
+        drafter = open_drafter(self.engine.draft_model, self.target, sampling=settings.draft_sampling(sampling))
+        drafter.begin(self.ids[:-1])
         return drafter
 
     def step(
@@ -223,10 +218,10 @@ class Bench:
 
     def _extend(self, text: list[int], sampling: SamplingSettings, noise: TextNoise) -> None:
         """Let the target go on with a text behind the context, by as many tokens as trees usually have of it."""
-        settings = TextSettings(sampling=sampling, max_new_tokens=READ_ON, cache_rows=(len(self.ids) + 800, 0))
+        settings = TextSettings(sampling=sampling, max_new_tokens=READ_ON)
         plain, generator = _policy(TreeSettings(policy="none")), torch.Generator()
         session = start_session(self.target, None, plain, settings, generator, noise)
-        text += [token for step in decode(session, torch.tensor([*self.ids, *text])) for token in step.tokens]
+        text += [token for step in decode(session, [*self.ids, *text]) for token in step.tokens]
         self._rewind()
 
 

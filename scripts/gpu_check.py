@@ -29,6 +29,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.cli.prompts.read import read_prompts
+from edgespec.model.new_rows import next_rows
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
 from edgespec.placement.memory import LIBRARIES_BYTES
 from offload.loaders import CudaLoader
@@ -108,9 +109,8 @@ def run_passes(pair: ModelPair, rows: int, *, quant: str = "none", **limits: Any
         model = engine.target_model
 
         def one_pass() -> torch.Tensor:
-            model.reset(rows)
-            visible = torch.ones(rows, rows, dtype=torch.bool, device=DEVICE).tril()
-            return model.logits(model.look(ids, torch.arange(rows, device=DEVICE), visible))
+            (hidden,) = model.read([next_rows(model.new_text(), ids)])
+            return model.logits(hidden)
 
         logits = one_pass().clone()
         before = torch.cuda.memory_stats()["segment.all.allocated"]

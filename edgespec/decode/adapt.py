@@ -14,7 +14,6 @@ from typing import Any
 from torch import Tensor
 
 from edgespec.config import SamplingSettings
-from edgespec.decode.costs import PassCosts
 from edgespec.decode.step import PassCost, StepResult
 from edgespec.decode.tree_choice import SIZES, GrownTree, StepCosts, TreeChoice, Wanted
 from edgespec.grow import Growth
@@ -61,7 +60,7 @@ class Tuner:
         self._costs = StepCosts()
         if profile is not None:
             curve = verify_curve(profile)
-            self._costs.passes = PassCosts((1 + count, float(curve(count))) for count in curve.counts)
+            self._costs.known_passes = [(1 + count, float(curve(count))) for count in curve.counts]
         self._choices: dict[SamplingSettings, TreeChoice] = {}
 
     def choice(self, sampling: SamplingSettings) -> TreeChoice:

@@ -102,6 +102,11 @@ class PassCosts:
             return (right[1] + max(0.0, slope) * (rows - right[0])) * speed
         return (left[1] + slope * (rows - left[0])) * speed
 
+    def points(self) -> list[tuple[float, float]]:
+        """Return rows and seconds of the sizes that are known, as they are now."""
+        speed = math.exp(self._speed.log)
+        return [(rows, seconds * speed) for rows, seconds in self._curve()]
+
     def _curve(self) -> list[tuple[float, float]]:
         """Return the curve's points; what was seen once or twice is held to what its neighbours allow."""
         sizes = sorted(self._sizes.values(), key=lambda size: size.rows)

@@ -50,17 +50,28 @@ class Wanted:
 class StepCosts:
     """What passes and draft calls take, whatever the text and its sampling."""
 
-    passes: PassCosts = field(default_factory=PassCosts)
+    known_passes: Sequence[tuple[float, float]] = ()  # rows and seconds from elsewhere, of one text
     growth: GrowthCosts = field(default_factory=GrowthCosts)
+    _passes: dict[int, PassCosts] = field(default_factory=dict)  # by the octave of texts
+
+    def passes(self, num_texts: int) -> PassCosts:
+        """Return the costs of passes that about so many texts share; at first, those of the nearest number."""
+        octave = num_texts.bit_length()
+        found = self._passes.get(octave)
+        if found is None:
+            near = min(self._passes, key=lambda other: abs(other - octave), default=None)
+            known = self.known_passes if near is None else self._passes[near].points()
+            found = self._passes[octave] = PassCosts(known)
+        return found
 
     def of(self, tree: Yield, num_texts: int) -> float:
         """Return the seconds of a step with such trees, one a text."""
         nodes = num_texts * tree.nodes
-        return self.passes.seconds(num_texts + nodes) + self.growth.seconds(tree.layers, nodes)
+        return self.passes(num_texts).seconds(num_texts + nodes) + self.growth.seconds(tree.layers, nodes)
 
     def plain_s(self, num_texts: int) -> float:
         """Return the seconds of a step without trees."""
-        return self.passes.seconds(num_texts)
+        return self.passes(num_texts).seconds(num_texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +128,7 @@ class TreeChoice:
                 self.yields.forget(0.8)  # of trees with other limits
             self._trees_left -= 1
             return self.wanted
-        if self.yields.num_trees and not self.costs.passes.times_seen(self._num_texts):
+        if self.yields.num_trees and not self.costs.passes(self._num_texts).times_seen(self._num_texts):
             return None
         self._until_plain -= 1
         self._until_more -= 1
@@ -141,7 +152,8 @@ class TreeChoice:
     def observe(self, cost: PassCost) -> None:
         """Learn what a step of all texts took."""
         # A prompt's rows take about what a tree's do.
-        self.costs.passes.observe(cost.num_rows + cost.num_prompt_rows, cost.target_s + cost.rest_s)
+        passes = self.costs.passes(max(1, cost.num_texts))
+        passes.observe(cost.num_rows + cost.num_prompt_rows, cost.target_s + cost.rest_s)
         if self.in_step is None:
             return
         growth, num_nodes = self.costs.growth, cost.num_rows - cost.num_texts
@@ -204,7 +216,7 @@ class TreeChoice:
         was_plain = self.is_plain
         if was_plain:
             self.is_plain = per_s[best] < CLEARLY * plain_per_s
-        elif self.costs.passes.times_seen(num_texts):
+        elif self.costs.passes(num_texts).times_seen(num_texts):
             self.is_plain = not is_early and plain_per_s > CLEARLY * per_s[best]
         if self.is_plain:
             self._num_looks = self._num_looks + 1 if was_plain else 0
@@ -232,7 +244,7 @@ class TreeChoice:
         num_texts = self._num_texts
         nodes = num_texts * tree.nodes
         few, many = 0.5 * nodes, max(LEAST_RANGE, 1.5 * nodes)
-        passes = self.costs.passes
+        passes = self.costs.passes(num_texts)
         node_s = (passes.seconds(num_texts + many) - passes.seconds(num_texts + few)) / (many - few)
         node_tokens = per_s * (max(0.0, node_s) + self.costs.growth.seconds(0, 1))
         # A layer is one draft call for all texts.

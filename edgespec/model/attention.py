@@ -31,7 +31,7 @@ _spans: ContextVar[Sequence[Span] | None] = ContextVar("spans", default=None)
 class PassCache(Cache):
     """What a model is given in place of a cache: new keys and values go through it to `attend`.
 
-    Families that bypass the registry get all keys of the text whose rows pass the layer alone.
+    Families that bypass the registry, or cache latents, get all keys of the text whose rows pass the layer alone.
     """
 
     def __init__(self) -> None:

@@ -73,8 +73,11 @@ class CausalModel:
         self._keeps_hidden, self._chunk_rows = keeps_hidden, chunk_rows
         self._decoder = decoder_of(model)
         self._cache = PassCache()
-        # Families that do not ask the registry for attention read each text by itself.
-        self._cache.text_by_text = not getattr(model, "_supports_attention_backend", False)
+        # Families that do not ask the registry for attention read each text by itself, and so do those with latent
+        # attention: the cache gets their latents, which are far smaller than the keys that attention is given.
+        self._cache.text_by_text = not getattr(model, "_supports_attention_backend", False) or bool(
+            getattr(self.config, "kv_lora_rank", None)
+        )
         self._shares_passes = shares_passes(self.config)
         if not self._cache.text_by_text:
             use_own_attention(model)
@@ -129,13 +132,16 @@ class CausalModel:
     def features_of_texts(self, ids: Sequence[Tensor]) -> list[Tensor]:
         """Return last hidden states [n, h] of texts [n] each.
 
-        It takes one pass over the weights for all texts, and the temporaries of some texts at a time. Nothing is
-        cached.
+        It takes one pass over the weights for all texts that may share one, and the temporaries of some texts at a
+        time. Nothing is cached.
         """
         parts = [next_rows(UncachedText(), text) for text in ids]
+        if not self._shares_passes:
+            return [hidden for part in parts for hidden in self._run([part], [[Span(part, 0, part.count)]])]
         chunks: list[list[Span]] = []
         for part in parts:
-            if not chunks or sum(span.count for span in chunks[-1]) + part.count > self._chunk_rows:
+            is_alone = self._cache.text_by_text or not chunks
+            if is_alone or sum(span.count for span in chunks[-1]) + part.count > self._chunk_rows:
                 chunks.append([])
             chunks[-1].append(Span(part, 0, part.count))
         return self._run(parts, chunks)

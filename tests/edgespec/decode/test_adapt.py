@@ -158,7 +158,7 @@ def test_it_begins_with_the_profiles_plan() -> None:
     choice = tuner.choice(SamplingSettings())
     choice.begin_step(0, 1)
     assert choice.in_step == Wanted(32, 0.03)
-    assert choice.costs.passes.times_seen(1), "a plain pass need not be tried"
+    assert choice.costs.passes(1).times_seen(1), "a plain pass need not be tried"
 
 
 def test_ways_of_sampling_share_costs_and_begin_where_others_are() -> None:

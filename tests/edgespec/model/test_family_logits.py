@@ -31,7 +31,7 @@ SCALED: dict[str, PretrainedConfig] = {
 
 
 def states_and_expected(model: PreTrainedModel, ids: Tensor) -> tuple[CausalModel, TextCache, Tensor, Tensor]:
-    """The model at a text read as a chain, its last hidden states, and the logits of a plain forward."""
+    """The model, a text that it read as a tree that is a chain, its hidden states, and a plain forward's logits."""
     expected = model(input_ids=ids[None], use_cache=False).logits[0]
     causal = CausalModel(model, device=CPU)
     text = causal.new_text()

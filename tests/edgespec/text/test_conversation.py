@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,10 @@ from hypothesis import strategies as st
 
 from edgespec import EdgespecError, Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.model.causal_model import CausalModel
+from edgespec.model.layer_major import Watch
+from edgespec.model.new_rows import next_rows
 from edgespec.model.target import Target
+from edgespec.model.text_cache import TextCache
 from edgespec.text.chat_template import Message, plain_ids
 from edgespec.text.conversation import Conversation
 from edgespec.text.results import GenerationResult
@@ -158,7 +163,7 @@ def test_a_turn_of_a_streamed_target_is_one_pass(open_engine: OpenEngine, monkey
     """Long new parts too, behind rows that are there already: every layer is read once."""
     engine = open_engine("tree-streamed")
     model = engine.target_model
-    monkeypatch.setattr(model._layer_major, "chunk_rows", 16)
+    monkeypatch.setattr(model, "_chunk_rows", 16)
     chat = engine.chat(sampling=GREEDY, max_new_tokens=4)
     chat.send("def")
     said = "one two three " * 16
@@ -194,26 +199,27 @@ def test_a_kept_prefix_that_is_off_by_one_is_noticed(
 ) -> None:
     """The tests above would fail with it."""
     engine = open_engine("none-streamed")
-    keep_prefix, commit = CausalModel.keep_prefix, CausalModel.commit
+    keep_prefix, commit = TextCache.keep_prefix, TextCache.commit
 
-    def keep_one_more(self: CausalModel, ids: list[int], capacity: int) -> int:
-        kept = keep_prefix(self, ids, capacity)
+    def keep_one_more(self: TextCache, ids: Sequence[int]) -> int:
+        kept = keep_prefix(self, ids)
         if wrong == "rows" and 0 < kept < len(ids):  # the row of another token stands for this one's
-            for layer in self.cache.tree_layers:
+            for layer in self.layers:
                 layer.length += 1
             self.commit_next([ids[kept]])
             return kept + 1
         if wrong == "positions" and kept > 1:
-            self.cache.keep(0, torch.arange(1, kept))
-            del self.text[0]
+            for layer in self.layers:
+                layer.keep(0, torch.arange(1, kept))
+            del self._ids[0]
             return kept - 1
         return kept
 
-    def commit_shifted(self: CausalModel, rows: torch.Tensor, ids: list[int]) -> None:
+    def commit_shifted(self: TextCache, rows: torch.Tensor, ids: list[int]) -> None:
         commit(self, rows + 1 if wrong == "ids" else rows, ids)
 
-    monkeypatch.setattr(CausalModel, "keep_prefix", keep_one_more)
-    monkeypatch.setattr(CausalModel, "commit", commit_shifted)
+    monkeypatch.setattr(TextCache, "keep_prefix", keep_one_more)
+    monkeypatch.setattr(TextCache, "commit", commit_shifted)
     with pytest.raises(AssertionError):
         some_turns(engine)
 
@@ -224,6 +230,7 @@ def test_every_family_goes_on_from_kept_rows(family: str) -> None:
     config = FAMILIES[family]()
     config._attn_implementation = "eager" if family in EAGER_ONLY else "sdpa"
     model = make_model(config)
+    plain = copy.deepcopy(model)
     target = Target(CausalModel(model, device=torch.device("cpu"), chunk_rows=16))
     text = torch.randint(VOCAB - 1, (60,), generator=torch.Generator().manual_seed(2))
     other = text.clone()
@@ -231,22 +238,23 @@ def test_every_family_goes_on_from_kept_rows(family: str) -> None:
     for ids, kept in ((text[:40], 0), (text[:41], 40), (text, 41), (text[:30], 29), (other, 30), (text[:5], 4)):
         found = target.prefill(ids)
         assert target.num_kept == kept
-        expected = model(input_ids=ids[None], use_cache=False).logits[0, -1]
+        expected = plain(input_ids=ids[None], use_cache=False).logits[0, -1]
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5)
 
 
 def test_rows_that_were_looked_at_are_no_text() -> None:
     """Text goes on behind text, whatever lies behind it: rows of a tree, of all layers or of some."""
     model = make_model(FAMILIES["llama"]())
+    plain = copy.deepcopy(model)
     causal = CausalModel(model, device=torch.device("cpu"))
+    cache = causal.new_text()
     text = torch.randint(VOCAB - 1, (30,), generator=torch.Generator().manual_seed(3))
-    causal.reset(64)
-    causal.prefill(text[:20])
-    causal.look(text[:3], torch.arange(20, 23), torch.ones(3, 3, dtype=torch.bool).tril())
-    causal.cache.tree_layers[2].length = 20
-    found = causal.prefill(text[20:])
-    torch.testing.assert_close(found, model(input_ids=text[None]).logits[0, -1], rtol=1e-4, atol=2e-5)
-    assert causal.text == text.tolist()
+    causal.read_text(cache, text[:20])
+    causal.read([next_rows(cache, text[:3])])
+    cache.layers[2].length = 20
+    found = causal.read_text(cache, text[20:])
+    torch.testing.assert_close(found, plain(input_ids=text[None]).logits[0, -1], rtol=1e-4, atol=2e-5)
+    assert list(cache.ids) == text.tolist()
 
 
 def test_the_draft_catches_up_after_turns_without_it(open_engine: OpenEngine) -> None:
@@ -301,24 +309,33 @@ def test_an_abandoned_pass_leaves_usable_caches(kind: str, open_engine: OpenEngi
     abandon_everywhere(open_engine(kind))
 
 
+@contextmanager
+def abandoning(engine: Engine, calls: Iterator[int], *, after: int) -> Iterator[None]:
+    """Within this block, somebody asks for the end of the pass before the layer of that number."""
+    right = CausalModel.watch
+
+    def counted(self: CausalModel, watch: Watch | None) -> None:
+        def count(share: float) -> None:
+            if next(calls) == after:
+                engine.cancel(abandon=True)
+            assert watch is not None
+            watch(share)
+
+        right.fset(self, count if watch else None)  # type: ignore[attr-defined]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CausalModel, "watch", property(right.fget, counted))  # type: ignore[attr-defined]
+        yield
+
+
 def abandon_everywhere(engine: Engine) -> None:
     whole = engine.generate("def main(", max_new_tokens=12, sampling=GREEDY)
     for after in (1, 9, 12, 30):
         chat = engine.chat(sampling=GREEDY, max_new_tokens=12)
         chat.send("hello")
-        calls = itertools.count(1)
-
-        def check(calls: Iterator[int] = calls, after: int = after) -> None:
-            if next(calls) == after:
-                engine.cancel(abandon=True)
-            type(engine._running).check_pass(engine._running)
-
         before = chat.messages
-        engine._running.check_pass = check  # type: ignore[method-assign]
-        try:
+        with abandoning(engine, itertools.count(1), after=after):
             text = "".join(chunk.text for chunk in chat.stream("def main("))
-        finally:
-            del engine._running.check_pass  # type: ignore[method-assign]
         assert chat.last is not None
         if not chat.last.steps:
             assert chat.messages == before  # nothing was answered: it was never said
@@ -332,14 +349,14 @@ def abandon_everywhere(engine: Engine) -> None:
 def test_a_failing_read_keeps_the_answer_so_far(open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = open_engine("none-streamed")
     chat = engine.chat(sampling=GREEDY, max_new_tokens=9)
-    look, looks = Target.look, itertools.count(1)
+    read, reads = Target.read, itertools.count(1)
 
-    def fail_third(self: Target, tree: object) -> object:
-        if next(looks) == 3:
+    def fail_fourth(self: Target, parts: object) -> object:
+        if next(reads) == 4:  # the prompt's pass is the first
             raise EdgespecError("E_READ_FAILED", "reading failed.", "Restore the file.")
-        return look(self, tree)  # type: ignore[arg-type]
+        return read(self, parts)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Target, "look", fail_third)
+    monkeypatch.setattr(Target, "read", fail_fourth)
     with pytest.raises(EdgespecError, match="reading failed"):
         chat.send("def main(")
     assert (len(chat.messages[-1].token_ids), chat.messages[-1].is_interrupted) == (3, True)
@@ -347,17 +364,18 @@ def test_a_failing_read_keeps_the_answer_so_far(open_engine: OpenEngine, monkeyp
     assert_as_fresh(chat, engine)
 
 
-def test_two_texts_at_once_are_refused(open_engine: OpenEngine) -> None:
+def test_two_texts_at_once_are_those_of_one_at_a_time(open_engine: OpenEngine) -> None:
     engine = open_engine("tree")
+    first, second = (
+        engine.generate(prompt, max_new_tokens=20, sampling=GREEDY).token_ids for prompt in ("def", "import os")
+    )
     stream = engine.stream("def", max_new_tokens=20, sampling=GREEDY)
-    next(stream)
-    with pytest.raises(EdgespecError, match="another text") as caught:
-        engine.generate("x")
-    assert caught.value.code == "E_BUSY"
-    rest = [token for chunk in stream for token in chunk.token_ids]
-    assert len(rest) == 19 or rest[-1] == 0
+    found = [*next(stream).token_ids]
+    assert engine.generate("import os", max_new_tokens=20, sampling=GREEDY).token_ids == second
+    found += [token for chunk in stream for token in chunk.token_ids]
+    assert tuple(found) == first
     engine.cancel()  # of nothing: the next text is whole
-    assert engine.generate("def", max_new_tokens=20, sampling=GREEDY).token_ids[1:] == tuple(rest)
+    assert engine.generate("def", max_new_tokens=20, sampling=GREEDY).token_ids == first
 
 
 def test_two_hundred_turns_until_the_context_is_full() -> None:

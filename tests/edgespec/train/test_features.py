@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import LlamaConfig, PreTrainedModel
 
 from edgespec import EdgespecError, Engine, MemoryLimits, TreeSettings
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.masks import MaskForm
 from edgespec.pair.pair import ModelPair, open_pair
 from edgespec.placement.memory import texts_bytes
 from edgespec.placement.run_place import RunPlace
@@ -18,7 +20,7 @@ from edgespec.train import features
 from edgespec.train.feature_files import FeatureFiles, FeatureRun, read_run
 from edgespec.train.features import collect_features, cut_blocks, dataset_bytes, feature_run, place_groups
 from offload.stream import LayerStream
-from tests.conftest import EAGER_ONLY, FAMILIES, make_model, save_folder
+from tests.conftest import EAGER_ONLY, FAMILIES, GROUPED, make_model, save_folder
 from tests.edgespec.train.heads import CPU, features_of, random_texts
 
 LENGTHS = [30, 8, 21, 70, 16, 33]  # the longest is two blocks of 32 and an end that is dropped
@@ -47,15 +49,34 @@ def test_a_group_is_the_plain_forward_of_each_text(family: str) -> None:
     """With chunks of one, of two and of all texts; windows are shorter than the texts."""
     config = FAMILIES[family]()
     config._attn_implementation = "eager" if family in EAGER_ONLY else "sdpa"
-    model = make_model(config)
-    texts = random_texts([20, 17, 20, 8, 5])
-    ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(text) for text in texts], batch_first=True)
+    assert_features_are_plain(make_model(config))
+
+
+def assert_features_are_plain(
+    model: PreTrainedModel, *, text_by_text: bool = False, lengths: Sequence[int] = (20, 17, 20, 8, 5)
+) -> None:
+    texts = random_texts([*lengths])
+    expected = [features_of(copy.deepcopy(model), text) for text in texts]
+    model._supports_attention_backend = not text_by_text
     for chunk_rows in (16, 40, 512):
-        causal = CausalModel(model, device=CPU, chunk_rows=chunk_rows)
-        found = causal.features_of_texts(ids)
-        causal.close()
-        for text, row in zip(texts, found, strict=True):
-            torch.testing.assert_close(row[: len(text)], features_of(model, text), rtol=1e-4, atol=2e-5)
+        causal = CausalModel(copy.deepcopy(model), device=CPU, chunk_rows=chunk_rows)
+        for features_of_text, plain in zip(
+            causal.features_of_texts([torch.tensor(text) for text in texts]), expected, strict=True
+        ):
+            torch.testing.assert_close(features_of_text, plain, rtol=1e-4, atol=2e-5)
+
+
+def test_a_group_of_a_family_with_attention_of_its_own_is_read_text_by_text() -> None:
+    config = FAMILIES["llama"]()
+    config._attn_implementation = "eager"  # which takes any mask
+    assert_features_are_plain(make_model(config), text_by_text=True)
+
+
+def test_a_group_whose_rotation_depends_on_the_longest_is_read_text_by_text() -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0}
+    config = LlamaConfig(**{**GROUPED, "max_position_embeddings": 12}, rope_parameters=rope)
+    # Ascending: a shorter text behind a longer one keeps the longer one's rotation in transformers itself.
+    assert_features_are_plain(make_model(config), lengths=(5, 8, 17, 20))
 
 
 def test_a_layer_sees_no_more_texts_than_a_chunk_has() -> None:
@@ -63,8 +84,8 @@ def test_a_layer_sees_no_more_texts_than_a_chunk_has() -> None:
     causal = CausalModel(model, device=CPU, chunk_rows=50)
     shapes: list[tuple[int, ...]] = []
     model.model.layers[1].mlp.register_forward_pre_hook(lambda _, arguments: shapes.append(arguments[0].shape[:2]))
-    causal.features_of_texts(torch.ones(5, 20, dtype=torch.long))
-    assert shapes == [(2, 20), (2, 20), (1, 20)]
+    causal.features_of_texts([torch.ones(20, dtype=torch.long)] * 5)
+    assert shapes == [(1, 40), (1, 40), (1, 20)]
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral-window", "gemma3"])
@@ -192,11 +213,13 @@ def test_a_damaged_shard_is_named(small: tuple[CausalModel, list[features.Block]
     assert caught.value.code == "E_FEATURES"
 
 
-def test_a_family_that_swallows_the_mask_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    causal = CausalModel(make_model(FAMILIES["llama"]()), device=CPU)
-    monkeypatch.setattr(MaskForm, "stand_ins", lambda _self: None)
+def test_a_family_that_swallows_the_mask_is_refused() -> None:
+    model = make_model(FAMILIES["llama"]())
+    model._supports_attention_backend = False
+    causal = CausalModel(model, device=CPU)
+    causal._mask = causal._mask.clone()  # what the layers get is no more what the model was given
     with pytest.raises(EdgespecError, match="do not take the mask"):
-        causal.features_of_texts(torch.ones(2, 9, dtype=torch.long))
+        causal.features_of_texts([torch.ones(9, dtype=torch.long)] * 2)
 
 
 def test_blocks_are_pieces_of_texts_and_no_more_than_asked_for() -> None:

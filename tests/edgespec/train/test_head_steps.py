@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import pytest
 import torch
-from edgespec.model.masks import MaskForm
+from transformers import PreTrainedModel
 
 from edgespec.config import DraftSampling
 from edgespec.draft.feature_head import FeatureHeadDrafter
 from edgespec.model.causal_model import CausalModel
+from edgespec.model.family_logits import decoder_of
 from edgespec.model.target import Target
 from edgespec.train.head_model import own_tensors
 from edgespec.train.head_steps import head_steps, step_rows, visible_rows
@@ -33,28 +37,23 @@ def test_step_k_at_a_row_is_the_draft_k_deep_that_ends_there(family: str) -> Non
                 torch.testing.assert_close(steps[depth][block, root + depth], expected, rtol=1e-4, atol=1e-4)
 
 
-def features_of_a_chain(target: object, head: object, ids: list[int], *, root: int) -> torch.Tensor:
+def features_of_a_chain(target: PreTrainedModel, head: PreTrainedModel, ids: list[int], *, root: int) -> torch.Tensor:
     """What the drafter's rows are that draft the text's own tokens behind `root`: [STEPS, h]."""
-    causal = CausalModel(target, device=CPU, keeps_hidden=True)  # type: ignore[arg-type]
-    drafts = CausalModel(head, device=CPU)  # type: ignore[arg-type]
-    try:
-        drafter = FeatureHeadDrafter(
-            drafts, causal, vocab=causal.vocab, sampling=DraftSampling(temperature=1.0), tree_rows=STEPS
-        )
-        # The root's row has no hidden state of the target yet: only what lies before it is prefilled.
-        text = torch.tensor(ids[:root], dtype=torch.long)
-        causal.reset(len(ids))
-        if root:
-            Target(causal).prefill(text)
-        else:
-            causal._hidden.write(0, torch.zeros(1, causal.config.hidden_size))  # type: ignore[union-attr]
-        drafter.prefill(text)
-        for depth in range(STEPS):
-            drafter.expand(torch.tensor(ids[root + depth : root + depth + 1]), torch.tensor([max(0, depth - 1)]))
-        return drafter.hidden(torch.arange(STEPS))
-    finally:
-        causal.close()
-        drafts.close()
+    target, head = copy.deepcopy((target, head))
+    causal = CausalModel(target, device=CPU, keeps_hidden=True)
+    looked = Target(causal)
+    drafter = FeatureHeadDrafter(
+        CausalModel(head, device=CPU), looked.cache, vocab=causal.vocab, sampling=DraftSampling(temperature=1.0)
+    )
+    # The root's row has no hidden state of the target yet: only what lies before it is read.
+    if root:
+        looked.prefill(torch.tensor(ids[:root]))
+    else:
+        looked.cache.write_hidden(0, torch.zeros(1, causal.config.hidden_size))
+    drafter.begin(ids[:root])
+    for depth in range(STEPS):
+        drafter.expand(torch.tensor(ids[root + depth : root + depth + 1]), torch.tensor([max(0, depth - 1)]))
+    return drafter.hidden(torch.arange(STEPS))
 
 
 @pytest.mark.parametrize("step", [1, 2, 3])
@@ -71,12 +70,17 @@ def test_masks_by_brute_force(step: int) -> None:
 
 def test_windows_count_positions_and_not_rows() -> None:
     """Step 2's rows lie behind all of step 1's: what is in the window goes by position."""
-    config = make_target("mistral-window").config
-    positions = torch.arange(30)
-    masks = MaskForm(config, dtype=torch.float32, device=CPU)
-    mask = masks.tree(visible_rows(2, 30, device=CPU), positions.repeat(2), num_before=0)[0, 0]
-    seen = (mask[29] == 0).nonzero()[:, 0].tolist()
-    assert seen == [*range(29 - config.sliding_window + 1, 29), 59]
+    target = make_target("mistral-window")
+    head, window = make_head(target), target.config.sliding_window
+    masks: list[torch.Tensor] = []
+
+    def remember(_decoder: Any, _arguments: Any, named: dict[str, Any]) -> None:
+        masks.append(named["attention_mask"][0, 0])
+
+    decoder_of(head).register_forward_pre_hook(remember, with_kwargs=True)
+    head_steps(head, make_batch(target, random_texts([30])), num_steps=2)
+    assert (masks[0][29] == 0).nonzero()[:, 0].tolist() == [*range(29 - window + 1, 30)]
+    assert (masks[1][29] == 0).nonzero()[:, 0].tolist() == [*range(29 - window + 1, 29), 59]
 
 
 def test_rows_without_inputs_and_padding_do_not_count() -> None:

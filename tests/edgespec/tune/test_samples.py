@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from edgespec import Engine, SamplingSettings, TreeSettings
+from edgespec.grow import Growth
 from edgespec.grow.acceptance import default_acceptance
 from edgespec.grow.growing import GrowingTree
-from edgespec.grow.policies import Grow, OpenPolicy, make_grow, open_policy
+from edgespec.grow.policies import OpenPolicy, make_grow, open_policy
+from edgespec.grow.together import Grow
 from edgespec.pair.pair import open_pair
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.noise import TextNoise
@@ -67,7 +69,7 @@ def grown(
     small = {**{name: getattr(contender.settings, name) for name in ("policy", "draw")}, **limits}
     settings = TreeSettings(**small) if limits else contender.settings
     generator = torch.Generator().manual_seed(1)
-    text = start_text(engine, ids, sampling=sampling, tree=contender.settings, new_tokens=1, generator=generator)
+    text = start_text(engine, ids, sampling=sampling, tree=contender.settings, generator=generator)
     noise = TextNoise(seed=1, key=0, vocab=text.target.vocab, device=engine.device)
     noise.start(len(ids))
     drafter = text.drafting(settings, sampling)
@@ -187,13 +189,17 @@ def test_sampling_extends_the_text_and_both_caches_hold_it(
     (text,) = started
     root = torch.tensor(extended[-1:])
     tree = root_only(extended[-1], draw="chosen", device=engine.device)
+    assert list(text.target.cache.ids) == extended[:-1]
+    assert list(text.drafter.cache.ids) == extended[: len(extended) - 1 - text.drafter.num_pending]
+    assert text.drafter.num_pending <= 1
     p = text.target.logits(text.target.look(tree))
     q = text.drafter.expand(root, torch.tensor([-1]))
-    fresh = torch.tensor(extended[:-1])
-    text.target.prefill(fresh)
-    text.drafter.prefill(fresh)
-    torch.testing.assert_close(p, text.target.logits(text.target.look(tree)), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(q, text.drafter.expand(root, torch.tensor([-1])), rtol=1e-4, atol=1e-6)
+    fresh = start_text(
+        engine, extended[:-1], sampling=sampling, tree=contending[0].settings, generator=torch.Generator()
+    )
+    fresh.drafter.sampling = text.drafter.sampling
+    torch.testing.assert_close(p, fresh.target.logits(fresh.target.look(tree)), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(q, fresh.drafter.expand(root, torch.tensor([-1])), rtol=1e-4, atol=1e-6)
 
 
 def test_contenders_draw_as_their_own_policy_does(
@@ -233,10 +239,12 @@ def test_a_tree_of_no_nodes_counts_as_one_token(
         if policy.settings.policy != "c2t":
             return right(policy, drafter, **options)
 
-        def gives_up(root: int, _max_depth: int, _branches: Tensor | None = None, /) -> TokenTree:
-            return GrowingTree(drafter, root, device=options["device"], keeps_q=True).finished(policy.draw)
+        def gives_up(root: int, _max_depth: int, _branches: Tensor | None) -> Growth:
+            tree = GrowingTree(root, device=options["device"], keeps_q=True)
+            yield from tree.expand_root()
+            return tree.finished(policy.draw)
 
-        return gives_up
+        return Grow(gives_up, drafter)
 
     monkeypatch.setattr(samples, "make_grow", nothing)
     into = Samples()
@@ -322,7 +330,7 @@ def test_probabilities_of_a_merged_pass_are_those_of_a_pass_of_its_own(engine: E
     alone = {}
     for name in ("opt-tree-chosen", "sequoia-chosen"):
         alone[name] = grown(engine, ids, NAMES[name], 0.8)
-    text = start_text(engine, ids, sampling=sampling, tree=NAMES["opt-tree-chosen"].settings, new_tokens=1,
+    text = start_text(engine, ids, sampling=sampling, tree=NAMES["opt-tree-chosen"].settings,
                       generator=torch.Generator().manual_seed(1))  # fmt: skip
     forest, places = merged([tree for tree, _, _ in alone.values()])
     hidden = text.target.look(forest)
