@@ -7,6 +7,7 @@ import random
 import pytest
 
 from edgespec.decode.costs import NODES_A_LAYER, GrowthCosts, PassCosts
+from edgespec.decode.tree_choice import StepCosts
 
 
 def pass_s(rows: float) -> float:
@@ -90,3 +91,15 @@ def test_one_hiccup_of_growth_moves_little() -> None:
         if step > 12:
             assert found.seconds(4, 8) == pytest.approx(0.05, rel=0.3)
     assert found.seconds(4, 8) == pytest.approx(0.05, rel=0.1)
+
+
+def test_passes_of_many_texts_have_costs_of_their_own() -> None:
+    """Rows of many texts cost more than as many rows of one; each number of texts begins where the nearest is."""
+    costs = StepCosts()
+    for _ in range(20):
+        costs.passes(1).observe(17, 1.0)
+    assert costs.passes(16).seconds(17) == pytest.approx(1.0)
+    for _ in range(20):
+        costs.passes(16).observe(17, 3.0)
+    assert costs.passes(16).seconds(17) == pytest.approx(3.0)
+    assert costs.passes(1).seconds(17) == pytest.approx(1.0)

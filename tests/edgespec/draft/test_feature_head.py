@@ -289,6 +289,28 @@ def test_every_policy_gives_plain_decodings_tokens_with_a_head(
     assert (found[1] == expected[1]) == (tree.draft_sampling(SAMPLING).tail_share > 0)
 
 
+@pytest.mark.parametrize("routed", [False, True], ids=["whole", "routed"])
+def test_texts_with_a_head_are_in_company_what_they_are_alone(
+    pair_folders: tuple[Path, Path], with_head: Callable[..., Path], routed: bool
+) -> None:
+    """The head reads each text's own features; q too is that of the text alone, so that trees are the same."""
+    pair = open_pair(pair_folders[0], with_head(**({"router_groups": 8, "top_groups": 2} if routed else {})))
+    tree = TreeSettings(size=12)
+    with Engine.from_pair(pair, tree=tree, context_tokens=128, parallel=6, self_check=False) as engine:
+        requests = [
+            engine.request(PROMPT[number:], temperature=0.8 * (number % 2), max_new_tokens=12 + number, seed=number)
+            for number in range(6)
+        ]
+        alone = [engine.submit(request).result() for request in requests]
+        together = dict(engine.generate_many(requests))
+    for number, expected in enumerate(alone):
+        found = together[number]
+        assert not isinstance(found, Exception)
+        assert found.token_ids == expected.token_ids
+        assert [step.num_drafted for step in found.steps] == [step.num_drafted for step in expected.steps]
+        assert [step.path for step in found.steps] == [step.path for step in expected.steps]
+
+
 def test_a_head_borrows_the_targets_tables_and_owns_its_layer(
     pair_folders: tuple[Path, Path], with_head: Callable[..., Path]
 ) -> None:
