@@ -90,8 +90,6 @@ def write_records(
                 if error is not None and fail_fast:
                     console.say(f"stopped: --fail-fast; {tally.num_written} of {len(requests)} records are written")
                     return EXIT_RUNTIME
-                if tally.num_done < len(requests):
-                    run.check()
         except BaseException as error:
             console.say(f"stopped: {tally.num_written} of {len(requests)} records are written")
             if isinstance(error, KeyboardInterrupt) and not to_stdout and format_name != "text":
@@ -107,6 +105,7 @@ def write_records(
 def _one_by_one(run: Run, requests: list[Request], show: Callable[..., _Shown]) -> Generator[Ended, None, None]:
     """Yield each prompt's results, or the error that ended it, while its text is shown."""
     for number, request in enumerate(requests, 1):
+        run.check()
         place = f"[{number}/{len(requests)}] id={visible(request.row.id)}"
         run.console.say(place)
         shown, results = show(place=place), list[GenerationResult]()

@@ -59,6 +59,7 @@ def together(
             tokens = sum(len(handle.added) for handle in under_way)
             draw(tally.progress(num_texts, tokens))
             ended = [handle for handle in under_way if handle.is_done]
+            going_on: list[RowAnswers] = []  # behind those that ended, which Ctrl-C must not lose
             for handle in sorted(ended, key=lambda handle: handle.whole().finish_reason == "interrupted"):
                 row = under_way.pop(handle)
                 if handle.error is not None:
@@ -69,7 +70,9 @@ def together(
                 if row.is_done:
                     yield row.request, row.results, None
                 else:
-                    yield from _begin(run, row, under_way)
+                    going_on.append(row)
+            for row in going_on:
+                yield from _begin(run, row, under_way)
     finally:
         for handle in under_way:
             handle.cancel()
