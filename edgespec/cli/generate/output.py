@@ -79,7 +79,7 @@ def write_records(
             if bar is not None and task is not None:
                 bar.update(task, completed=tally.num_done, note=note)
 
-        shown = functools.partial(_Shown, run, to_stdout=is_live and not live_text, to_stderr=live_text)
+        shown = functools.partial(_Shown, run, to_stdout=not live_text)
         ended = _one_by_one(run, requests, shown) if is_live else together(run, requests, tally, draw)
         try:
             for request, results, error in ended:
@@ -163,22 +163,14 @@ def _fault(error: Exception) -> EdgespecError:
 
 
 class _Shown:
-    """Shows one prompt while it runs: its text, or now and then that it goes on."""
+    """Shows one prompt's text while it is written."""
 
-    def __init__(
-        self,
-        run: Run,
-        *,
-        place: str = "",
-        to_stdout: bool = False,
-        to_stderr: bool = False,
-        draw: Callable[[str], None] | None = None,
-    ) -> None:
+    def __init__(self, run: Run, *, place: str = "", to_stdout: bool) -> None:
         self.num_tokens = 0
-        self._prefill = PrefillLine(run.console, label=f"{place}: " if place else "", draw=draw)
-        self._run, self._place = run, place
-        self._stream = sys.stdout if to_stdout else sys.stderr if to_stderr else None
-        self._is_terminal = to_stderr or (to_stdout and sys.stdout.isatty())
+        self._prefill = PrefillLine(run.console, label=f"{place}: " if place else "")
+        self._run = run
+        self._stream = sys.stdout if to_stdout else sys.stderr
+        self._is_terminal = not to_stdout or sys.stdout.isatty()
 
     def prefill(self, done_tokens: int, num_tokens: int) -> None:
         """Show how much of a turn's prompt is read."""
@@ -188,25 +180,20 @@ class _Shown:
         """Show one step's text."""
         self._prefill.end()
         self.num_tokens += len(chunk.step.tokens)
-        if self._stream is not None:
-            self._write(chunk.text)
-        else:
-            self._run.console.say_sometimes(f"{self._place}: {self.num_tokens} tokens")
+        self._write(chunk.text)
 
     def between_turns(self) -> None:
         """Write a blank line between two answers."""
         self._prefill.begin()
-        if self._stream is not None:
-            self._write(BETWEEN_TURNS)
+        self._write(BETWEEN_TURNS)
         self._run.check()
 
     def end(self) -> None:
         """End the line where text was written."""
         self._prefill.end()
-        if self._stream is not None and self.num_tokens:
+        if self.num_tokens:
             self._write("\n")
 
     def _write(self, text: str) -> None:
-        assert self._stream is not None
         self._stream.write(visible(text) if self._is_terminal else text)
         self._stream.flush()
