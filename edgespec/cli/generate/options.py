@@ -63,6 +63,11 @@ class AskedOutput:
     ordered: bool
     dry_run: bool
 
+    @property
+    def shows_text(self) -> bool:
+        """Return whether texts are shown while they are written, and so come one after the other."""
+        return self.live_text or (self.format_name == "text" and self.path is None)
+
 
 def prompt_options(function: Command) -> Command:
     """Add the options of sources, selection and system prompt, which are handed on as `asked`."""
