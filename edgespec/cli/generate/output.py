@@ -24,6 +24,7 @@ from edgespec.errors import EXIT_RUNTIME, EXIT_SOME_FAILED, EdgespecError, is_ou
 from edgespec.text.results import GenerationResult, TextChunk
 
 BETWEEN_TURNS = "\n\n"
+IN_ORDER = ("text", "specbench")  # formats whose readers go by a result's place
 
 
 def stream_one(run: Run, request: Request) -> int:
@@ -55,12 +56,12 @@ def write_records(
 
     Texts are under way together, unless they are shown while they are written. A prompt that fails does not end the
     run. `format_name` text goes to the sink as plain answers, or streams `to_stdout`. `ordered` records wait for those
-    before them.
+    before them, and so do the formats of `IN_ORDER`.
     """
     console = run.console
     tally = Tally(len(requests))
     is_live = live_text or (format_name == "text" and to_stdout)
-    written = InOrder(requests) if ordered or format_name == "text" else None
+    written = InOrder(requests) if ordered or format_name in IN_ORDER else None
 
     def write(request: Request, record: dict[str, Any]) -> None:
         if format_name == "text":
