@@ -6,16 +6,20 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from transformers import MptConfig
+from transformers import GPTNeoConfig
 
 from edgespec.cli.prompts.read import read_prompts
+from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
+from edgespec.text.handle import TextHandle
+from edgespec.text.request import TextRequest
 from offload.checkpoint import INDEX_NAME
 from offload.pages import MappedFile
 from tests.cli.conftest import Outcome, RunCli
@@ -285,6 +289,9 @@ def test_a_missing_prompt_file_is_named(run_cli: RunCli) -> None:
         (["--tree-threshold", "1"], "--tree-threshold 1.0"),
         (["--draft-temp", "-2"], "--draft-temp -2.0"),
         (["--policy", "dyspeck"], "dyspeck"),
+        (["-np", "0"], "--parallel 0"),
+        (["-np", "-2"], "--parallel -2"),
+        (["-np", "many"], "many"),
         (["-n", "0"], "--max-new-tokens 0"),
         (["-n", "-5"], "--max-new-tokens -5"),
         (["--max-cpu-mem", "lots"], "lots"),
@@ -375,18 +382,16 @@ def test_nan_logits_of_many_texts_are_recorded_row_by_row(folder: Path, run_cli:
 def test_one_failing_prompt_does_not_end_the_run(
     run_cli: RunCli, pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edgespec.engine import Engine
-
-    generate = Engine.generate
+    submit = Engine.submit
     calls = []
 
-    def fail_first(self: Engine, *arguments: object, **options: object) -> object:
+    def fail_first(self: Engine, request: TextRequest, **options: Any) -> TextHandle:
         calls.append(1)
         if len(calls) == 1:
             raise EdgespecError("E_READ_FAILED", "reading weights failed.", "Restore the file.")
-        return generate(self, *arguments, **options)  # type: ignore[arg-type]
+        return submit(self, request, **options)
 
-    monkeypatch.setattr(Engine, "generate", fail_first)
+    monkeypatch.setattr(Engine, "submit", fail_first)
     outcome = run_cli(["p.jsonl", "-m", str(pair_folders[0]), "-n", "4"], files={"p.jsonl": GOOD_ROWS})
     rows = [json.loads(line) for line in outcome.out.splitlines()]
     assert outcome.code == 3
@@ -396,32 +401,32 @@ def test_one_failing_prompt_does_not_end_the_run(
 def test_an_interrupt_keeps_what_is_written(
     run_cli: RunCli, pair_folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edgespec.engine import Engine
-
-    generate = Engine.generate
+    submit = Engine.submit
     calls = []
 
-    def interrupt_second(self: Engine, *arguments: object, **options: object) -> object:
+    def interrupt_second(self: Engine, request: TextRequest, **options: Any) -> TextHandle:
         calls.append(1)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return generate(self, *arguments, **options)  # type: ignore[arg-type]
+        return submit(self, request, **options)
 
-    monkeypatch.setattr(Engine, "generate", interrupt_second)
+    monkeypatch.setattr(Engine, "submit", interrupt_second)
     out = tmp_path / "out.jsonl"
-    outcome = run_cli(["p.jsonl", "-m", str(pair_folders[0]), "-n", "4", "-o", str(out)], files={"p.jsonl": GOOD_ROWS})
+    options = ["p.jsonl", "-m", str(pair_folders[0]), "-n", "4", "-o", str(out), "-np", "1"]
+    outcome = run_cli(options, files={"p.jsonl": GOOD_ROWS})
     assert outcome.code == 130
     assert "1 of 2 records" in outcome.err
     assert len(out.read_text().splitlines()) == 1
 
 
 def test_a_family_that_reads_trees_wrongly_is_refused_unless_told_otherwise(run_cli: RunCli, tmp_path: Path) -> None:
-    config = MptConfig(d_model=32, n_layers=2, n_heads=4, vocab_size=257, max_seq_len=64)
-    folder = save_folder(tmp_path / "mpt", make_model(config))
+    layers = [[["global", "local"], 1]]  # the local ones count slots of the cache
+    config = GPTNeoConfig(hidden_size=32, num_layers=2, attention_types=layers, num_heads=4, vocab_size=257)
+    folder = save_folder(tmp_path / "gpt-neo", make_model(config))
     options = ["p.txt", "-m", str(folder), "-n", "3", "--temp", "0"]
     refused = run_cli(options, files={"p.txt": "def main("})
     assert refused.code == 2
-    assert "mpt" in refused.err
+    assert "gpt_neo" in refused.err
     assert "--no-self-check" in refused.err
     assert run_cli([*options, "--no-self-check"], files={"p.txt": "def main("}).code == 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,6 +85,7 @@ def command(
     finishes. Everything else goes to stderr.
     """
     prompts, format_name = _prompts(console, asked, out)
+    out = replace(out, format_name=format_name)
     with leaving_at_once():  # torch and transformers are imported from here on
         import edgespec.engine  # noqa: F401
     run = AskedRun(prompts=asked, out=out, wanted=wanted, models=models, trees=trees, machine=machine,

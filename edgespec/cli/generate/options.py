@@ -23,7 +23,7 @@ FORCE_HELP = "With --resume: keep results of other settings or prompts."
 ONLY_HELP = "Run the rows with these ids."
 CATEGORY_HELP = "Run the rows of this category; repeatable."
 REPEAT_HELP = "Run each row R times, with other draws each time; ids become ID#2, ID#3, ..."
-ORDERED_HELP = "Write records in the file's order. [default: as they are finished]"
+ORDERED_HELP = "Write records in the file's order, as specbench and text always are. [default: as they are finished]"
 STOP_HELP = "End a text before this string, which is left out; repeatable."
 
 
@@ -62,6 +62,11 @@ class AskedOutput:
     live_text: bool
     ordered: bool
     dry_run: bool
+
+    @property
+    def shows_text(self) -> bool:
+        """Return whether texts are shown while they are written, and so come one after the other."""
+        return self.live_text or (self.format_name == "text" and self.path is None)
 
 
 def prompt_options(function: Command) -> Command:

@@ -24,6 +24,7 @@ from edgespec.errors import EXIT_RUNTIME, EXIT_SOME_FAILED, EdgespecError, is_ou
 from edgespec.text.results import GenerationResult, TextChunk
 
 BETWEEN_TURNS = "\n\n"
+IN_ORDER = ("text", "specbench")  # formats whose readers go by a result's place
 
 
 def stream_one(run: Run, request: Request) -> int:
@@ -55,12 +56,12 @@ def write_records(
 
     Texts are under way together, unless they are shown while they are written. A prompt that fails does not end the
     run. `format_name` text goes to the sink as plain answers, or streams `to_stdout`. `ordered` records wait for those
-    before them.
+    before them, and so do the formats of `IN_ORDER`.
     """
     console = run.console
     tally = Tally(len(requests))
     is_live = live_text or (format_name == "text" and to_stdout)
-    written = InOrder(requests) if ordered or format_name == "text" else None
+    written = InOrder(requests) if ordered or format_name in IN_ORDER else None
 
     def write(request: Request, record: dict[str, Any]) -> None:
         if format_name == "text":
@@ -79,7 +80,7 @@ def write_records(
             if bar is not None and task is not None:
                 bar.update(task, completed=tally.num_done, note=note)
 
-        shown = functools.partial(_Shown, run, to_stdout=is_live and not live_text, to_stderr=live_text)
+        shown = functools.partial(_Shown, run, to_stdout=not live_text)
         ended = _one_by_one(run, requests, shown) if is_live else together(run, requests, tally, draw)
         try:
             for request, results, error in ended:
@@ -90,8 +91,6 @@ def write_records(
                 if error is not None and fail_fast:
                     console.say(f"stopped: --fail-fast; {tally.num_written} of {len(requests)} records are written")
                     return EXIT_RUNTIME
-                if tally.num_done < len(requests):
-                    run.check()
         except BaseException as error:
             console.say(f"stopped: {tally.num_written} of {len(requests)} records are written")
             if isinstance(error, KeyboardInterrupt) and not to_stdout and format_name != "text":
@@ -107,6 +106,7 @@ def write_records(
 def _one_by_one(run: Run, requests: list[Request], show: Callable[..., _Shown]) -> Generator[Ended, None, None]:
     """Yield each prompt's results, or the error that ended it, while its text is shown."""
     for number, request in enumerate(requests, 1):
+        run.check()
         place = f"[{number}/{len(requests)}] id={visible(request.row.id)}"
         run.console.say(place)
         shown, results = show(place=place), list[GenerationResult]()
@@ -164,22 +164,14 @@ def _fault(error: Exception) -> EdgespecError:
 
 
 class _Shown:
-    """Shows one prompt while it runs: its text, or now and then that it goes on."""
+    """Shows one prompt's text while it is written."""
 
-    def __init__(
-        self,
-        run: Run,
-        *,
-        place: str = "",
-        to_stdout: bool = False,
-        to_stderr: bool = False,
-        draw: Callable[[str], None] | None = None,
-    ) -> None:
+    def __init__(self, run: Run, *, place: str = "", to_stdout: bool) -> None:
         self.num_tokens = 0
-        self._prefill = PrefillLine(run.console, label=f"{place}: " if place else "", draw=draw)
-        self._run, self._place = run, place
-        self._stream = sys.stdout if to_stdout else sys.stderr if to_stderr else None
-        self._is_terminal = to_stderr or (to_stdout and sys.stdout.isatty())
+        self._prefill = PrefillLine(run.console, label=f"{place}: " if place else "")
+        self._run = run
+        self._stream = sys.stdout if to_stdout else sys.stderr
+        self._is_terminal = not to_stdout or sys.stdout.isatty()
 
     def prefill(self, done_tokens: int, num_tokens: int) -> None:
         """Show how much of a turn's prompt is read."""
@@ -189,25 +181,20 @@ class _Shown:
         """Show one step's text."""
         self._prefill.end()
         self.num_tokens += len(chunk.step.tokens)
-        if self._stream is not None:
-            self._write(chunk.text)
-        else:
-            self._run.console.say_sometimes(f"{self._place}: {self.num_tokens} tokens")
+        self._write(chunk.text)
 
     def between_turns(self) -> None:
         """Write a blank line between two answers."""
         self._prefill.begin()
-        if self._stream is not None:
-            self._write(BETWEEN_TURNS)
+        self._write(BETWEEN_TURNS)
         self._run.check()
 
     def end(self) -> None:
         """End the line where text was written."""
         self._prefill.end()
-        if self._stream is not None and self.num_tokens:
+        if self.num_tokens:
             self._write("\n")
 
     def _write(self, text: str) -> None:
-        assert self._stream is not None
         self._stream.write(visible(text) if self._is_terminal else text)
         self._stream.flush()

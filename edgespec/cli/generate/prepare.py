@@ -137,10 +137,10 @@ def _with_texts(pair: ModelPair, place: RunPlace, asked: AskedRun, needed: Neede
     """Return the place with the texts under way that were asked for, or that pay."""
     from edgespec.placement.parallel import texts_that_pay, with_texts
 
-    if asked.parallel is not None:
-        return with_texts(place, min(asked.parallel, max(1, num_texts)), needed.mean_tokens)
-    if num_texts <= 1 or asked.out.live_text:  # texts that are shown come one after the other
+    if num_texts <= 1 or asked.out.shows_text:
         return place
+    if asked.parallel is not None:
+        return with_texts(place, min(asked.parallel, num_texts), needed.mean_tokens)
     tree = TreeSettings(**asked.trees.given)
     return texts_that_pay(pair, place, tree, num_waiting=num_texts, mean_tokens=needed.mean_tokens)
 

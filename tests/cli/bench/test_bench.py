@@ -17,12 +17,12 @@ import torch
 
 from edgespec.config import SamplingSettings
 from edgespec.decode.lossless import Difference, Verdict, _truncation_margins, judge
+from edgespec.decode.step import StepResult
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.noise import DEFAULT_NAME, TextNoise, text_key
-from edgespec.text.request import TextRequest
-from edgespec.text.results import TextChunk
+from edgespec.text.handle import TextHandle
 from edgespec.tree.settings import TreeSettings
 from edgespec.tree.token_tree import TokenTree
 from edgespec.tune.benchmark import compare_modes, continue_one
@@ -174,18 +174,15 @@ def test_an_engine_verifies_itself_and_keeps_its_trees(engine: Engine, monkeypat
     verdicts = engine.verify_lossless(["def main(", PROMPT], max_new_tokens=6)
     assert [(verdict.is_lossless, verdict.from_plain) for verdict in verdicts] == [(True, None)] * 2
     assert engine.tree == tree
-    run = Engine.run
+    take = TextHandle.take
 
-    def spoil(self: Engine, request: TextRequest) -> Iterator[TextChunk]:
-        count = 0
-        for chunk in run(self, request):
-            tokens = chunk.step.tokens
-            if self.tree.policy != "none" and count <= 3 < count + len(tokens):
-                tokens = (*tokens[: 3 - count], tokens[3 - count] ^ 1, *tokens[4 - count :])
-            count += len(tokens)
-            yield replace(chunk, step=replace(chunk.step, tokens=tokens))
+    def spoil(self: TextHandle, step: StepResult) -> None:
+        tokens, place = step.tokens, 3 - len(self.added)
+        if engine.tree.policy != "none" and 0 <= place < len(tokens):
+            step = replace(step, tokens=(*tokens[:place], tokens[place] ^ 1, *tokens[place + 1 :]))
+        take(self, step)
 
-    monkeypatch.setattr(Engine, "run", spoil)
+    monkeypatch.setattr(TextHandle, "take", spoil)
     (verdict,) = engine.verify_lossless([PROMPT], max_new_tokens=6)
     assert verdict.from_plain is not None
     assert (verdict.from_plain.index, verdict.is_lossless) == (3, False)

@@ -52,16 +52,16 @@ def plain_greedy(folder: Path, prompt: str, new_tokens: int) -> list[int]:
 def test_greedy_records_hold_the_tokens_of_plain_decoding(
     options: list[str], run_cli: RunCli, pair_options: list[str], pair_folders: tuple[Path, Path]
 ) -> None:
-    outcome = run_cli(
-        ["prompts.jsonl", *pair_options, "-n", "24", "--temp", "0", *options], files={"prompts.jsonl": ROWS}
-    )
+    command = ["prompts.jsonl", *pair_options, "-n", "24", "--temp", "0", "--ordered", *options]
+    outcome = run_cli(command, files={"prompts.jsonl": ROWS})
     first, second = records(outcome)
     assert first["token_ids"] == plain_greedy(pair_folders[0], "def main(", 24)
     assert second["token_ids"] == plain_greedy(pair_folders[0], "import os", 24)
 
 
 def test_a_record_has_the_fields_that_are_promised(run_cli: RunCli, pair_options: list[str]) -> None:
-    outcome = run_cli(["p.jsonl", *pair_options, "-n", "9", "--temp", "0.7", "--seed", "3"], files={"p.jsonl": ROWS})
+    options = ["p.jsonl", *pair_options, "-n", "9", "--temp", "0.7", "--seed", "3", "--ordered"]
+    outcome = run_cli(options, files={"p.jsonl": ROWS})
     record = records(outcome)[1]
     assert record["schema"] == "edgespec.result/1"
     assert (record["index"], record["id"], record["category"], record["meta"]) == (1, "1", "x", {})
@@ -87,9 +87,8 @@ def test_a_record_has_the_fields_that_are_promised(run_cli: RunCli, pair_options
 
 def test_the_same_seed_gives_the_same_text_and_another_seed_another(run_cli: RunCli, pair_options: list[str]) -> None:
     def texts(seed: str) -> list[list[int]]:
-        outcome = run_cli(
-            ["p.jsonl", *pair_options, "-n", "24", "--temp", "0.8", "--seed", seed], files={"p.jsonl": ROWS}
-        )
+        command = ["p.jsonl", *pair_options, "-n", "24", "--temp", "0.8", "--seed", seed, "--ordered"]
+        outcome = run_cli(command, files={"p.jsonl": ROWS})
         return [record["token_ids"] for record in records(outcome)]
 
     assert texts("7") == texts("7")
@@ -100,7 +99,7 @@ def test_one_prompt_streams_its_text_to_stdout_and_the_rest_to_stderr(run_cli: R
     options = [*pair_options, "-n", "12", "--temp", "0", "--seed", "1"]
     outcome = run_cli(["p.txt", *options], files={"p.txt": "def main("})
     assert outcome.code == 0
-    record = records(run_cli(["p.jsonl", *options], files={"p.jsonl": ROWS}))[0]
+    record = records(run_cli(["p.jsonl", *options, "--ordered"], files={"p.jsonl": ROWS}))[0]
     assert outcome.out == record["text"] + "\n"
     assert "tok/pass" in outcome.err
     assert "layers resident" in outcome.err
@@ -108,7 +107,7 @@ def test_one_prompt_streams_its_text_to_stdout_and_the_rest_to_stderr(run_cli: R
 
 
 def test_stdin_lines_and_files_give_the_same_prompts(run_cli: RunCli, pair_options: list[str]) -> None:
-    options = [*pair_options, "-n", "4", "--temp", "0", "-q"]
+    options = [*pair_options, "-n", "4", "--temp", "0", "-q", "--ordered"]
     by_lines = records(run_cli(["-", "--lines", *options], stdin="def main(\n\nimport os\r\n"))
     by_rows = records(run_cli(["-f", "p.jsonl", *options], files={"p.jsonl": ROWS}))
     assert [r["token_ids"] for r in by_lines] == [r["token_ids"] for r in by_rows]
@@ -137,10 +136,9 @@ def test_a_text_ends_at_the_stop_token_and_says_so(
     folder = shutil.copytree(pair_folders[0], tmp_path / "target")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [stop, 256]}))
     for size in ("1", "64"):
-        outcome = run_cli(
-            ["p.jsonl", "-m", str(folder), "-md", str(folder), "-n", "24", "--temp", "0", "--tree-size", size],
-            files={"p.jsonl": ROWS},
-        )
+        pair = ["-m", str(folder), "-md", str(folder)]
+        command = ["p.jsonl", *pair, "-n", "24", "--temp", "0", "--tree-size", size, "--ordered"]
+        outcome = run_cli(command, files={"p.jsonl": ROWS})
         record = records(outcome)[0]
         assert record["token_ids"] == tokens[: tokens.index(stop) + 1]
         assert record["finish_reason"] == "stop"

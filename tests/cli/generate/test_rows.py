@@ -14,21 +14,27 @@ from typing import Any
 import pytest
 import torch
 
-from edgespec.cli.generate import output
 from edgespec.config import SamplingSettings
+from edgespec.decode.batch import Batch
+from edgespec.decode.batch import Outcome as StepOutcome
+from edgespec.decode.step import StepResult
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
+from edgespec.model.new_rows import NewRows
 from edgespec.model.target import Target
 from edgespec.pair.pair import ModelPair
 from edgespec.placement.run_place import RunPlace
 from edgespec.profiled import PairSetup, set_up, tree_settings
-from edgespec.text.results import GenerationResult
+from edgespec.text.handle import TextHandle
+from edgespec.text.request import TextRequest
 from edgespec.tree.token_tree import TokenTree
 from offload.pages import MappedFile
 from tests.cli.conftest import Outcome, RunCli
+from tests.conftest import make_tokenizer
 from tests.profiles.examples import example_profile
 
 DEF, IMPORT = "def main(", "import os"
+NAMES = ("sampling", "seed", "name", "max_new_tokens")  # of a request
 
 
 @pytest.fixture
@@ -40,13 +46,14 @@ def options(pair_folders: tuple[Path, Path]) -> list[str]:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What every text was asked for, as the engine sees it."""
     seen: list[dict[str, Any]] = []
-    generate = Engine.generate
+    submit = Engine.submit
 
-    def remember(self: Engine, prompt: list[int], **options: Any) -> GenerationResult:
-        seen.append({"prompt": self.pair.tokenizer.decode(prompt), **options})
-        return generate(self, prompt, **options)
+    def remember(self: Engine, request: TextRequest, **options: Any) -> TextHandle:
+        prompt, stop = self.pair.tokenizer.decode(request.ids), request.stop.strings
+        seen.append({**{name: getattr(request, name) for name in NAMES}, "prompt": prompt, "stop": stop, **options})
+        return submit(self, request, **options)
 
-    monkeypatch.setattr(Engine, "generate", remember)
+    monkeypatch.setattr(Engine, "submit", remember)
     return seen
 
 
@@ -72,7 +79,7 @@ def test_a_rows_own_settings_count_more_than_flags(
 ) -> None:
     own = {"temperature": 0.8, "top_k": 9, "min_p": 0.01, "seed": 7, "max_tokens": 3, "stop": ["x", "y"]}
     files = jsonl({"prompt": DEF}, {"prompt": DEF, **own}, {"body": {"prompt": DEF, "top_p": 0.9}})
-    flags = ["-n", "4", "--seed", "1", "--top-k", "5", "--stop", "END"]
+    flags = ["-n", "4", "--seed", "1", "--top-k", "5", "--stop", "END", "--ordered"]
     found = records(run_cli(["p.jsonl", *options, *flags], files=files))
     assert [(text["sampling"], text["seed"], text["max_new_tokens"], text["stop"]) for text in asked] == [
         (SamplingSettings(temperature=0, top_k=5), 1, 4, ("END",)),
@@ -120,6 +127,7 @@ def test_turns_are_answered_with_the_answers_before_them(
     assert [text["prompt"] for text in asked] == contexts
     assert [(text["seed"], text["name"]) for text in asked] == [(3, "81")] * 3  # turns stand at other positions
     assert [text["reuse"] for text in asked] == [False, True, True]  # nothing of another row
+    assert [text["keeps"] for text in asked] == [True, True, False]  # and nothing for another
     assert (record["text"], record["prompt"]) == (third, [DEF, IMPORT, "x = "])
     per_turn = record["per_turn"]
     assert [turn["text"] for turn in per_turn] == record["turns"]
@@ -213,7 +221,7 @@ def test_it_is_shown_how_far_a_long_prompt_is_read(
     assert new[0] == 90
     assert new[1] < 30
     if not is_terminal:
-        assert all(re.search(rf"\[1/1\] id=a: prefill \d+/{count} tok", record_run.err) for count in new)
+        assert all(re.search(rf"prefill \d+/{count} tok", record_run.err) for count in new)
     quiet = run_cli(["-p", "x" * 90, *options, "-n", "2", "-q"])
     assert "prefill" not in quiet.err
 
@@ -230,7 +238,7 @@ def test_records_go_to_stdout_where_a_bar_is_drawn_on_the_terminal(
 
 def test_rows_are_selected_and_repeated(run_cli: RunCli, options: list[str], asked: list[dict[str, Any]]) -> None:
     files = jsonl(*({"id": f"r{index}", "prompt": f"a{index}", "category": "ab"[index % 2]} for index in range(6)))
-    common = ["p.jsonl", *options, "-n", "1", "--seed", "4"]
+    common = ["p.jsonl", *options, "-n", "1", "--seed", "4", "--ordered"]
 
     def ids(*flags: str) -> list[str]:
         return [record["id"] for record in records(run_cli([*common, "--format", "jsonl", *flags], files=files))]
@@ -295,30 +303,43 @@ def test_a_dry_run_checks_and_plans_and_touches_nothing(
 
 
 def fail_on(monkeypatch: pytest.MonkeyPatch, prompt: str, error: Exception) -> None:
-    generate = Engine.generate
+    """A text whose prompt ends so fails when that is read, alone."""
+    read = Batch._read
 
-    def fail(self: Engine, ids: list[int], **options: Any) -> GenerationResult:
-        if self.pair.tokenizer.decode(ids).endswith(prompt):
+    def fail(self: Batch, reading: Any, hidden: torch.Tensor) -> StepOutcome | None:
+        if make_tokenizer().decode(reading.session.prompt).endswith(prompt):
+            return self._failed(reading.session, error)
+        return read(self, reading, hidden)
+
+    monkeypatch.setattr(Batch, "_read", fail)
+
+
+def fail_passes_of(monkeypatch: pytest.MonkeyPatch, prompt: str, error: Exception) -> None:
+    """Passes fail where a text whose prompt ends so takes part."""
+    step = Batch.step
+
+    def fail(self: Batch) -> list[StepOutcome]:
+        if any(make_tokenizer().decode(session.prompt).endswith(prompt) for session in self.sessions):
             raise error
-        return generate(self, ids, **options)
+        return step(self)
 
-    monkeypatch.setattr(Engine, "generate", fail)
+    monkeypatch.setattr(Batch, "step", fail)
 
 
 def test_a_pass_without_memory_is_made_again_with_a_smaller_tree_and_said(
     run_cli: RunCli, options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = Target.look
+    tree_rows = Target.tree_rows
 
-    def limited(self: Target, tree: TokenTree) -> torch.Tensor:
-        if tree.num_nodes > 5:
+    def limited(self: Target, tree: TokenTree) -> NewRows:
+        if tree.num_nodes > 1:
             raise torch.OutOfMemoryError("no more")
-        return look(self, tree)
+        return tree_rows(self, tree)
 
     files = jsonl({"prompt": "a"}, {"prompt": "b"})
-    expected = records(run_cli(["p.jsonl", *options, "-n", "12"], files=files))
-    monkeypatch.setattr(Target, "look", limited)
-    outcome = run_cli(["p.jsonl", *options, "-n", "12"], files=files)
+    expected = records(run_cli(["p.jsonl", *options, "-n", "12", "--ordered"], files=files))
+    monkeypatch.setattr(Target, "tree_rows", limited)
+    outcome = run_cli(["p.jsonl", *options, "-n", "12", "--ordered"], files=files)
     assert [record["text"] for record in records(outcome)] == [record["text"] for record in expected]
     assert outcome.err.count("memory ran out in a pass: no tree from here on") == 1
 
@@ -338,7 +359,7 @@ def test_whatever_fails_in_one_prompt_is_its_record_and_the_next_one_runs(
 ) -> None:
     fail_on(monkeypatch, "bad", error)
     files = jsonl({"prompt": "a"}, {"turns": [DEF, "bad"]}, {"prompt": "c"})
-    outcome = run_cli(["p.jsonl", *options, "-n", "2"], files=files)
+    outcome = run_cli(["p.jsonl", *options, "-n", "2", "--ordered"], files=files)
     first, failed, last = records(outcome, code=3)
     assert (first["error"], last["error"]) == (None, None)
     assert (failed["error"]["type"], failed["finish_reason"], failed["text"]) == (code, "error", None)
@@ -347,11 +368,41 @@ def test_whatever_fails_in_one_prompt_is_its_record_and_the_next_one_runs(
     assert "1 failed" in outcome.err
 
 
+@pytest.mark.parametrize(
+    ("parallel", "failed_ids"), [("1", ["bad"]), ("4", ["a", "bad", "c", "d"])], ids=["alone", "together"]
+)
+def test_a_pass_that_fails_ends_the_texts_that_share_it_and_later_ones_run(
+    parallel: str, failed_ids: list[str], run_cli: RunCli, options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_passes_of(monkeypatch, "bad", EdgespecError("E_READ_FAILED", "reading weights failed.", "Restore the file."))
+    rows = [{"id": name, "prompt": name} for name in ("a", "bad", "c", "d", "e")]
+    outcome = run_cli(["p.jsonl", *options, "-n", "2", "-np", parallel, "--ordered"], files=jsonl(*rows))
+    found = records(outcome, code=3)
+    assert [record["id"] for record in found] == ["a", "bad", "c", "d", "e"]
+    assert [record["id"] for record in found if record["error"]] == failed_ids
+    assert {record["error"]["type"] for record in found if record["error"]} == {"E_READ_FAILED"}
+    assert f"{len(failed_ids)} failed" in outcome.err
+
+
+def test_a_text_that_memory_never_suffices_for_fails_alone(
+    run_cli: RunCli, options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trees become smaller, then fewer texts are under way, until each is alone."""
+    rows = [{"id": name, "prompt": name} for name in ("a", "bad", "c", "d")]
+    common = ["p.jsonl", *options, "-n", "6", "-np", "4", "--ordered"]
+    expected = records(run_cli(common, files=jsonl(*rows)))
+    fail_passes_of(monkeypatch, "bad", torch.OutOfMemoryError("no more"))
+    found = records(run_cli(common, files=jsonl(*rows)), code=3)
+    assert [record["error"] and record["error"]["type"] for record in found] == [None, "E_MEMORY", None, None]
+    texts = [[record["token_ids"] for record in whole if record["id"] != "bad"] for whole in (found, expected)]
+    assert texts[0] == texts[1]
+
+
 def test_a_record_names_settings_as_the_command_line_does(
     run_cli: RunCli, options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail_on(monkeypatch, "bad", EdgespecError("E_NAN_LOGITS", "`dtype=float16` is NaN.", "Try `dtype=float32`."))
-    outcome = run_cli(["p.jsonl", *options, "-n", "2"], files=jsonl("bad", "c"))
+    outcome = run_cli(["p.jsonl", *options, "-n", "2", "--ordered"], files=jsonl("bad", "c"))
     failed, _ = records(outcome, code=3)
     assert (failed["error"]["message"], failed["error"]["fix"]) == ("--dtype float16 is NaN.", "Try --dtype float32.")
     assert "--dtype float16 is NaN.\nTry: Try --dtype float32." in outcome.err
@@ -361,7 +412,7 @@ def test_fail_fast_ends_the_run_behind_the_failed_record(
     run_cli: RunCli, options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail_on(monkeypatch, "bad", EdgespecError("E_NAN_LOGITS", "NaN.", "Download again."))
-    outcome = run_cli(["p.jsonl", *options, "-n", "2", "--fail-fast"], files=jsonl("a", "bad", "c"))
+    outcome = run_cli(["p.jsonl", *options, "-n", "2", "-np", "1", "--fail-fast"], files=jsonl("a", "bad", "c"))
     found = records(outcome, code=1)
     assert [record["finish_reason"] for record in found] == ["length", "error"]
     assert "--fail-fast; 2 of 3 records" in outcome.err
@@ -372,19 +423,19 @@ def test_an_interrupt_ends_the_run_with_whole_records_and_the_way_to_go_on(
     presses: int, run_cli: RunCli, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C in the second text, once or more: the handler asks the engine to stop, the third raises at once."""
-    show, calls = output._Shown.__call__, []
+    take, calls = TextHandle.take, []
 
-    def press(self: output._Shown, chunk: Any) -> None:
-        show(self, chunk)
-        if "2/3" in self._place:
+    def press(self: TextHandle, step: StepResult) -> None:
+        take(self, step)
+        if self.request.name == "1":
             calls.append(1)
             for _ in range(presses):
                 signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(output._Shown, "__call__", press)
+    monkeypatch.setattr(TextHandle, "take", press)
     monkeypatch.setattr("sys.argv", ["edgespec", "generate", "p.jsonl", "-o", "the out.jsonl", "--overwrite"])
     out = tmp_path / "out.jsonl"
-    command = ["p.jsonl", *options, "-n", "24", "-o", str(out)]
+    command = ["p.jsonl", *options, "-n", "24", "-np", "1", "-o", str(out)]
     before = signal.getsignal(signal.SIGINT)
     outcome = run_cli(command, files=jsonl("a", "b", "c"))
     assert outcome.code == 130
@@ -393,14 +444,14 @@ def test_an_interrupt_ends_the_run_with_whole_records_and_the_way_to_go_on(
     assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == ["0"]
     assert "1 of 3 records" in outcome.err
     assert "to go on: edgespec generate p.jsonl -o 'the out.jsonl' --resume" in outcome.err
-    monkeypatch.setattr(output._Shown, "__call__", show)
+    monkeypatch.setattr(TextHandle, "take", take)
     assert run_cli([*command, "--resume"], files=jsonl("a", "b", "c")).code == 0
     assert sorted(json.loads(line)["id"] for line in out.read_text().splitlines()) == ["0", "1", "2"]
 
 
 def test_many_prompts_are_records_where_piped_and_text_where_asked(run_cli: RunCli, options: list[str]) -> None:
     common = ["p.jsonl", *options, "-n", "4"]
-    found = records(run_cli(common, files=jsonl(DEF, IMPORT)))
+    found = records(run_cli([*common, "--ordered"], files=jsonl(DEF, IMPORT)))
     outcome = run_cli([*common, "--format", "text"], files=jsonl(DEF, IMPORT))
     assert outcome.out == "".join(record["text"] + "\n" for record in found)
     assert "[2/2] id=1" in outcome.err

@@ -15,6 +15,7 @@ from edgespec.config import MemoryLimits, SamplingSettings
 from edgespec.engine import Engine
 from edgespec.placement.run_place import RunPlace
 from edgespec.profiled import PairSetup
+from edgespec.text.request import TextRequest
 from edgespec.tree.policies import POLICIES
 from edgespec.tree.settings import TreeSettings
 from tests.cli.conftest import RunCli
@@ -67,6 +68,7 @@ GIVEN = {
     "device": "cpu",
     "dtype": "bfloat16",
     "threads": "1",
+    "parallel": "1",
     "prompts": None,
     "prompts_file": None,
     "lines": None,
@@ -86,6 +88,8 @@ GIVEN = {
     "repeat": None,
     "dry_run": None,
     "fail_fast": None,
+    # generate/test_together.py
+    "ordered": None,
     # test_resume.py, test_formats.py
     "resume": None,
     "force": None,
@@ -116,12 +120,12 @@ def test_every_setting_reaches_the_engine(
         seen.update(options, pair=setup.pair, tree=setup.tree, place=setup.place)
         build(self, setup, **options)
 
-    def remember_generate(self: Engine, prompt: list[int], **options: Any) -> None:
-        seen.update(options, engine=self)
+    def remember_request(self: Engine, request: TextRequest, **_: Any) -> None:
+        seen.update(request=request, engine=self)
         raise StoppedError
 
     monkeypatch.setattr(Engine, "__init__", remember_engine)
-    monkeypatch.setattr(Engine, "generate", remember_generate)
+    monkeypatch.setattr(Engine, "submit", remember_request)
     arguments = ["p.jsonl"]
     for parameter in command.params:
         value = GIVEN[str(parameter.name)]
@@ -141,8 +145,10 @@ def test_every_setting_reaches_the_engine(
     )
     assert (place.quant, place.draft_quant) == ("int8", "nf4")
     assert (place.device, place.dtype, place.threads) == (torch.device("cpu"), torch.bfloat16, 1)
-    assert seen["sampling"] == SamplingSettings(temperature=0.9, top_k=11, top_p=0.8, min_p=0.03)
-    assert (seen["max_new_tokens"], seen["seed"], seen["stop"]) == (17, 99, ("END",))
+    assert place.num_texts == 1  # of two rows, which would share passes
+    request: TextRequest = seen["request"]
+    assert request.sampling == SamplingSettings(temperature=0.9, top_k=11, top_p=0.8, min_p=0.03)
+    assert (request.max_new_tokens, request.seed, request.stop.strings) == (17, 99, ("END",))
     assert seen["engine"].placement.num_resident == 1
 
 
