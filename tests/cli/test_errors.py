@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from transformers import MptConfig
+from transformers import GPTNeoConfig
 
 from edgespec.cli.prompts.read import read_prompts
 from edgespec.errors import EdgespecError
@@ -416,12 +416,15 @@ def test_an_interrupt_keeps_what_is_written(
 
 
 def test_a_family_that_reads_trees_wrongly_is_refused_unless_told_otherwise(run_cli: RunCli, tmp_path: Path) -> None:
-    config = MptConfig(d_model=32, n_layers=2, n_heads=4, vocab_size=257, max_seq_len=64)
-    folder = save_folder(tmp_path / "mpt", make_model(config))
+    config = GPTNeoConfig(
+        hidden_size=32, num_layers=2, attention_types=[[["global", "local"], 1]], num_heads=4, vocab_size=257,
+        max_position_embeddings=64, bos_token_id=256, eos_token_id=256,
+    )  # fmt: skip
+    folder = save_folder(tmp_path / "gpt-neo", make_model(config))
     options = ["p.txt", "-m", str(folder), "-n", "3", "--temp", "0"]
     refused = run_cli(options, files={"p.txt": "def main("})
     assert refused.code == 2
-    assert "mpt" in refused.err
+    assert "gpt_neo" in refused.err
     assert "--no-self-check" in refused.err
     assert run_cli([*options, "--no-self-check"], files={"p.txt": "def main("}).code == 0
 

@@ -18,6 +18,7 @@ from edgespec.cli.generate import output
 from edgespec.config import SamplingSettings
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
+from edgespec.model.new_rows import NewRows
 from edgespec.model.target import Target
 from edgespec.pair.pair import ModelPair
 from edgespec.placement.run_place import RunPlace
@@ -308,16 +309,16 @@ def fail_on(monkeypatch: pytest.MonkeyPatch, prompt: str, error: Exception) -> N
 def test_a_pass_without_memory_is_made_again_with_a_smaller_tree_and_said(
     run_cli: RunCli, options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = Target.look
+    tree_rows = Target.tree_rows
 
-    def limited(self: Target, tree: TokenTree) -> torch.Tensor:
+    def limited(self: Target, tree: TokenTree) -> NewRows:
         if tree.num_nodes > 5:
             raise torch.OutOfMemoryError("no more")
-        return look(self, tree)
+        return tree_rows(self, tree)
 
     files = jsonl({"prompt": "a"}, {"prompt": "b"})
     expected = records(run_cli(["p.jsonl", *options, "-n", "12"], files=files))
-    monkeypatch.setattr(Target, "look", limited)
+    monkeypatch.setattr(Target, "tree_rows", limited)
     outcome = run_cli(["p.jsonl", *options, "-n", "12"], files=files)
     assert [record["text"] for record in records(outcome)] == [record["text"] for record in expected]
     assert outcome.err.count("memory ran out in a pass: no tree from here on") == 1
