@@ -5,7 +5,8 @@
 Copies pinned and pageable; streamed against resident logits in bfloat16 and nf4, also with compute or
 copies made slow; pass time against the slower of its copies and its compute; peak memory against the
 plan; allocations after the first pass; the tests marked gpu; the built-in pair's greedy text through
-trees on the device against transformers'. Prints a table and one JSON line; exits 1 when a check fails.
+trees on the device against transformers', and its texts in company against those alone. Prints a table and one JSON
+line; exits 1 when a check fails.
 """
 
 from __future__ import annotations
@@ -204,6 +205,36 @@ def check_greedy() -> dict[str, Any]:
     return {"equal_prompts": equal, "prompts": len(prompts), "tokens_per_pass": tokens / passes}
 
 
+def check_together(num_texts: int = 16) -> dict[str, Any]:
+    """Texts of the built-in pair that share passes on the device, float32, against each alone; tokens a second."""
+    pair = open_pair(None, None)
+    rows = read_prompts(str(DEMO_FOLDER / "prompts.jsonl"), lines=False)
+    limits = MemoryLimits(max_resident_layers=2)
+    report: dict[str, Any] = {"texts": num_texts}
+    with Engine.from_pair(
+        pair, tree=TreeSettings(size=16), device="cuda", dtype="float32", limits=limits, parallel=num_texts
+    ) as engine:
+        requests = [
+            engine.request(rows[number % len(rows)].prompt, max_new_tokens=96, temperature=0.4 * (number % 3),
+                           seed=number, name=str(number))
+            for number in range(num_texts)
+        ]  # fmt: skip
+        texts: dict[str, list[tuple[int, ...]]] = {}
+        for way in ("alone", "together"):
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            if way == "alone":
+                found = [engine.submit(request).result() for request in requests]
+            else:
+                ended = dict(engine.generate_many(requests))
+                found = [text for number in range(num_texts) if not isinstance(text := ended[number], Exception)]
+            torch.cuda.synchronize()
+            texts[way] = [text.token_ids for text in found]
+            report[f"{way}_tokens_per_s"] = sum(map(len, texts[way])) / (time.perf_counter() - started)
+    report["equal_texts"] = sum(one == other for one, other in zip(texts["alone"], texts["together"], strict=False))
+    return report
+
+
 def run_gpu_tests() -> str:
     """The tests marked gpu, in a process of their own; their last line."""
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests"]
@@ -233,9 +264,12 @@ def main() -> int:
         f"pageable {report['pageable_gib_per_s']:.1f} GiB/s"
     )
     print(f"greedy on the device: {report['greedy']}")
+    report["together"] = check_together()
+    print(f"texts in company: {report['together']}", flush=True)
     report["tests"] = run_gpu_tests()
     print(f"tests marked gpu: {report['tests']}", flush=True)
     ok = report["greedy"]["equal_prompts"] == report["greedy"]["prompts"] and report["tests"].startswith("passed")
+    ok &= report["together"]["equal_texts"] == report["together"]["texts"]
     report["streaming"] = []
     with tempfile.TemporaryDirectory() as work:
         os.environ["EDGESPEC_CACHE"] = work

@@ -148,6 +148,7 @@ class Texts:
         except Exception as error:
             self._recover(error)
             return
+        out_of_memory = None
         for outcome in outcomes:
             handle = self._under_way[outcome.session]
             if outcome.step is not None:
@@ -157,10 +158,11 @@ class Texts:
                 if handle.is_done:
                     self._end(handle)
             elif outcome.error is not None and is_out_of_memory(outcome.error):
-                self._recover(outcome.error)
-                return
+                out_of_memory = outcome.error
             else:
                 self._end(handle, outcome.error)
+        if out_of_memory is not None:
+            self._recover(out_of_memory)
         self._let_go()
 
     def _let_go(self) -> None:
@@ -253,7 +255,7 @@ class Texts:
         texts = list(self._under_way.values())
         if is_out_of_memory(error):
             models = self._models(texts[0].request)
-            if models.room.policy != "none":
+            if models.room.policy != "none" and any(handle.added for handle in texts):
                 self._use_smaller()
                 self._begin_again(texts, models.target.device)
                 return
