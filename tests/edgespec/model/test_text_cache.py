@@ -143,7 +143,7 @@ def test_memory_of_a_long_text_grows_by_a_share_of_it() -> None:
     layer.append(rows(0, 4096), rows(0, 4096))
     assert layer.capacity == 4096
     layer.append(rows(4096, 1), rows(4096, 1))
-    assert layer.capacity == 4096 + 512
+    assert layer.capacity == 4096 + 256
 
 
 @pytest.mark.parametrize("window", [None, 1, 3])

@@ -121,9 +121,18 @@ def test_rows_of_keys_and_values_are_those_that_a_cache_keeps() -> None:
         assert cache_bytes(config, rows=text.layers[0].capacity, dtype=torch.float32) == text.num_bytes > 0, family
 
 
-def test_grouped_keys_count_as_often_as_they_are_repeated() -> None:
+def test_a_mask_counts_for_every_head_of_a_group() -> None:
+    """Keys are not repeated for the heads that share them; the mask is."""
     grouped = LlamaConfig(**{**SMALL, "num_attention_heads": 4}, num_key_value_heads=1)
     plain = LlamaConfig(**{**SMALL, "num_attention_heads": 4}, num_key_value_heads=4)
     shape = {"prompt_rows": 1, "tree_rows": 2, "keys": 30_000, "dtype": torch.float32}
-    repeated = 2 * 30_000 * 32 * 4  # keys and values, hidden size, float32
+    repeated = 2 * 30_000 * 3 * 4  # rows, keys, heads more than one, float32
     assert pass_bytes(grouped, **shape) - pass_bytes(plain, **shape) >= repeated
+
+
+def test_texts_under_way_count_once_each_in_caches_and_masks() -> None:
+    config = LlamaConfig(**SMALL)
+    shape = {"prompt_rows": 1, "tree_rows": 65, "keys": 3_000, "dtype": torch.float32}
+    one, eight = (pass_bytes(config, **shape, num_texts=count) for count in (1, 8))
+    assert 7 * 65 * 3_000 * 4 < eight - one, "each text has a mask"
+    assert eight < 8 * one, "the layers' temporaries are those of one chunk"

@@ -36,21 +36,23 @@ def place(streamed_bytes: dict[int, int]) -> Any:
     ],
 )
 def test_the_largest_trees_that_push_no_layers_out(streamed_bytes: dict[int, int], slack: float, expected: int) -> None:
-    room = room_for_trees(TreeSettings(size=64), place(streamed_bytes), slack=slack)
+    room = room_for_trees(TreeSettings(size=64), place(streamed_bytes), slack=slack, num_texts=1)
     assert room.tree == TreeSettings(size=expected)
     assert room.weights.placement.streamed_bytes == streamed_bytes[expected]
 
 
 def test_larger_trees_than_are_tried_are_kept() -> None:
-    assert room_for_trees(TreeSettings(size=500), place({500: 9, 256: 0}), slack=0.0).tree.size == 500
+    assert room_for_trees(TreeSettings(size=500), place({500: 9, 256: 0}), slack=0.0, num_texts=1).tree.size == 500
 
 
 def test_where_no_trees_fit_the_first_ones_are_named() -> None:
     with pytest.raises(EdgespecError, match="64 nodes do not fit"):
-        room_for_trees(TreeSettings(size=64), place({}), slack=0.0)
+        room_for_trees(TreeSettings(size=64), place({}), slack=0.0, num_texts=1)
 
 
 def test_chains_have_room_for_longer_ones_and_other_shapes_are_as_they_are() -> None:
     anything = place(dict.fromkeys(range(1000), 0))
-    assert room_for_trees(TreeSettings(policy="chain"), anything, slack=0.0).tree.draft_tokens == 16
-    assert room_for_trees(TreeSettings(policy="mcsd"), anything, slack=0.0).tree == TreeSettings(policy="mcsd")
+    assert room_for_trees(TreeSettings(policy="chain"), anything, slack=0.0, num_texts=1).tree.draft_tokens == 16
+    assert room_for_trees(TreeSettings(policy="mcsd"), anything, slack=0.0, num_texts=1).tree == TreeSettings(
+        policy="mcsd"
+    )
