@@ -134,5 +134,5 @@ def test_texts_under_way_count_once_each_in_caches_and_masks() -> None:
     config = LlamaConfig(**SMALL)
     shape = {"prompt_rows": 1, "tree_rows": 65, "keys": 3_000, "dtype": torch.float32}
     one, eight = (pass_bytes(config, **shape, num_texts=count) for count in (1, 8))
-    assert 7 * 65 * 3_000 * 4 < eight - one, "each text has a mask"
+    assert eight - one > 7 * 65 * 3_000 * 4, "each text has a mask"
     assert eight < 8 * one, "the layers' temporaries are those of one chunk"
