@@ -64,13 +64,26 @@ def accept_together(
                 failed.append((text.session, error))
             else:
                 gained.append((text.session, text.tree, accepted))
-        for some in row_chunks(len(asking), asking[0][0].session.target.vocab) if asking else ():
-            states = torch.cat([text.rows.hidden(node) for text, node in asking[some]])
-            logits = asking[0][0].session.target.logits(states)
-            for (text, node), row in zip(asking[some], logits.split(1), strict=True):
-                text.rows.know(node, row)
         under_way = [text for text, _ in asking]
+        try:
+            _compute_rows(asking)
+        except Exception as error:
+            if not gained:
+                raise  # no text has changed
+            failed += [(text.session, error) for text in under_way]
+            break
     return gained, failed
+
+
+def _compute_rows(asking: Sequence[tuple[_Verification, int]]) -> None:
+    """Compute the logits of the nodes that texts ask for, as many at once as may be."""
+    if not asking:
+        return
+    target = asking[0][0].session.target
+    for some in row_chunks(len(asking), target.vocab):
+        logits = target.logits(torch.cat([text.rows.hidden(node) for text, node in asking[some]]))
+        for (text, node), row in zip(asking[some], logits.split(1), strict=True):
+            text.rows.know(node, row)
 
 
 def commit(session: Session, tree: TokenTree, accepted: AcceptedPath) -> None:

@@ -53,6 +53,7 @@ class Batch:
     def __init__(self) -> None:
         self._reading: list[_Reading] = []
         self._running: list[Session] = []
+        self._untold: list[Outcome] = []  # of texts that failed in a step that was not made
 
     @property
     def sessions(self) -> list[Session]:
@@ -83,7 +84,7 @@ class Batch:
                 session.tuning.begin_step(number, len(self._running))
         started = time.perf_counter()
         num_pending = sum(_num_pending(session) for session in self._running)
-        trees, outcomes = self._grow()
+        trees = self._grow()
         grown = time.perf_counter()
         self._share_out_prompt_rows(has_trees=bool(trees))
         reading = [reading for reading in self._reading if reading.rows]
@@ -91,14 +92,13 @@ class Batch:
             waiting.started = grown if waiting.started is None else waiting.started
         parts = [session.target.tree_rows(tree) for session, tree in trees]
         parts += [waiting.session.target.text_rows(waiting.rows) for waiting in reading]
-        if not parts:
-            return outcomes
-        hidden = (trees[0][0] if trees else reading[0].session).target.read(parts)
+        hidden = (trees[0][0] if trees else reading[0].session).target.read(parts) if parts else []
         # One wait for the device: verification would wait a moment later, and so the times are honest.
-        is_finite = torch.stack([states.amax().isfinite() for states in hidden]).tolist()
+        is_finite = torch.stack([states.amax().isfinite() for states in hidden]).tolist() if hidden else []
         looked = time.perf_counter()
         gained, failed = accept_together(trees, hidden, is_finite)
-        outcomes += [self._failed(session, error) for session, error in failed]
+        outcomes = [*self._untold, *(self._failed(session, error) for session, error in failed)]
+        self._untold = []
         verified = time.perf_counter()
         cost = PassCost(
             num_texts=len(trees),
@@ -119,20 +119,20 @@ class Batch:
             outcomes += [] if found is None else [found]
         return outcomes
 
-    def _grow(self) -> tuple[list[tuple[Session, TokenTree]], list[Outcome]]:
+    def _grow(self) -> list[tuple[Session, TokenTree]]:
+        """Return every text's tree; where growth failed, the text has left."""
         for session in self._running:
             if session.drafter is not None:
                 session.drafter.rewind()  # the tree of a pass that was not made
         growths = [(session.rules.growth(session), session.drafter) for session in self._running]
         found = grow_together(growths, _expand)
         trees: list[tuple[Session, TokenTree]] = []
-        outcomes: list[Outcome] = []
         for session, tree in zip(list(self._running), found, strict=True):
             if isinstance(tree, TokenTree):
                 trees.append((session, tree))
             else:
-                outcomes.append(self._failed(session, tree))
-        return trees, outcomes
+                self._untold.append(self._failed(session, tree))
+        return trees
 
     def _share_out_prompt_rows(self, *, has_trees: bool) -> None:
         """Let prompts have rows in the pass, the first to come first."""

@@ -146,6 +146,82 @@ def test_what_ends_a_pass_leaves_every_text_as_it_was(monkeypatch: pytest.Monkey
             assert found[number] == whole[number]
 
 
+def test_a_text_whose_draft_fails_in_a_pass_that_is_not_made_is_told_of_in_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = alone(0)
+    batch = Batch()
+    (first, prompt), (second, other_prompt) = text_of(0), text_of(7)
+    assert second.drafter is not None
+    batch.enter(first, prompt)
+    batch.enter(second, other_prompt)
+    found = [
+        token for outcome in batch.step() if outcome.session is first and outcome.step for token in outcome.step.tokens
+    ]
+
+    def failing(_tokens: Tensor, _rows: Tensor) -> Tensor:
+        raise EdgespecError("E_NAN_LOGITS", "no numbers.", "Try another.")
+
+    monkeypatch.setattr(second.drafter, "expand", failing)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(first.target), "read", _out_of_memory)
+        with pytest.raises(MemoryError):
+            batch.step()
+    errors = []
+    while batch.sessions:
+        for outcome in batch.step():
+            if outcome.session is second:
+                errors.append(outcome.error)
+            elif outcome.step is not None:
+                found += outcome.step.tokens
+    assert [type(error) for error in errors] == [EdgespecError]
+    assert found == whole
+
+
+def test_a_head_that_runs_out_of_memory_behind_some_texts_loses_nothing_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The texts that have their path gain it; those that still ask for rows fail, and keep what they had."""
+    whole = [alone(number) for number in range(8)]
+    batch, found = Batch(), [list[int]() for _ in range(8)]
+    numbers: dict[Session, int] = {}
+    for number in range(8):
+        session, prompt = text_of(number)
+        batch.enter(session, prompt)
+        numbers[session] = number
+    calls = 0
+    logits = type(next(iter(numbers)).target).logits
+
+    def limited(self: object, hidden: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls % 7 == 0:
+            raise MemoryError
+        return logits(self, hidden)  # type: ignore[arg-type]
+
+    failed = set[int]()
+    for outcome in batch.step():
+        assert outcome.step is not None
+        found[numbers[outcome.session]] += outcome.step.tokens
+    monkeypatch.setattr(type(next(iter(numbers)).target), "logits", limited)
+    while batch.sessions:
+        try:
+            outcomes = batch.step()
+        except MemoryError:
+            continue
+        for outcome in outcomes:
+            number = numbers[outcome.session]
+            assert number not in failed
+            if outcome.step is not None:
+                found[number] += outcome.step.tokens
+            else:
+                failed.add(number)
+    assert failed
+    for session, number in numbers.items():
+        if session.draws_coupled or _is_greedy(session):
+            assert found[number] == whole[number][: len(found[number])]
+
+
 def _is_greedy(session: Session) -> bool:
     return session.settings.sampling.temperature == 0
 
