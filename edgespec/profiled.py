@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from edgespec.files import profiles_folder
 from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.pair.folder import fingerprint
 from edgespec.pair.pair import ModelPair
+from edgespec.placement.parallel import PassShares
 from edgespec.placement.place import PlacedWeights, pair_weights, place_weights, read_memory
 from edgespec.placement.room import room_for_trees
 from edgespec.placement.run_place import RunPlace
@@ -55,9 +57,11 @@ class PairSetup:
     @property
     def predicted_per_s(self) -> float | None:
         """The tokens a second that the plan promises; None where it is not followed to the letter."""
-        if self.plan is None or self.tree != tree_settings(self.plan.best):
+        if self.plan is None:
             return None
-        return self.plan.best.tokens_per_s
+        plan = plan_for_texts(self.plan, self.place.num_texts)
+        is_followed = plan.num_texts == self.place.num_texts and self.tree == tree_settings(plan)
+        return plan.tokens_per_s if is_followed else None
 
 
 def pair_facts(pair: ModelPair, place: RunPlace, placement: Placement) -> PairFacts:
@@ -114,23 +118,30 @@ def set_up(
 
 
 def set_up_by_profile(
-    pair: ModelPair, place: RunPlace, *, source: str, given: Mapping[str, Any], temperature: float
+    pair: ModelPair,
+    place: RunPlace,
+    *,
+    source: str,
+    given: Mapping[str, Any],
+    temperature: float,
+    share_passes: Callable[[RunPlace, PassShares], RunPlace] = lambda place, _shares: place,
 ) -> PairSetup:
     """Set the pair up with the trees that the user gave, over the profile's plan, over the defaults.
 
     The plan is the profile's for this temperature. `source` is auto (the profile that was measured here for this pair,
-    if any), none, or a profile's file. The free memory is read once: a profile is matched against the placement that
-    its trees will have. Raises EdgespecError for a file that cannot be used, and where the pair does not fit.
+    if any), none, or a profile's file. A profile is matched against the placement that its trees have for one text;
+    `share_passes` then says how many texts are under way. Raises EdgespecError for a file that cannot be used, and
+    where the pair does not fit.
     """
     own = TreeSettings(**given)
     is_tuned = source in ("auto", "none") and own.policy != "none" and given.keys() <= SAY_NO_SIZE
     if source == "none" or pair.draft is None or own.policy == "none":
-        return set_up(pair, place, own, is_tuned=is_tuned)
+        return set_up(pair, share_passes(place, PassShares()), own, is_tuned=is_tuned)
     weights = pair_weights(pair.target, pair.draft, place)
     memory = read_memory(place.limits, place.device)
 
     @functools.cache
-    def placed(tree: TreeSettings) -> PlacedWeights:
+    def placed(tree: TreeSettings, place: RunPlace = place) -> PlacedWeights:
         return place_weights(weights, tree, place, memory)
 
     def facts_with(profile: Profile) -> PairFacts:
@@ -144,18 +155,24 @@ def set_up_by_profile(
 
     profile, notes = _find(source, pair, facts_with)
     if profile is None:
-        return replace(set_up(pair, place, own, is_tuned=is_tuned), notes=notes)
+        return replace(set_up(pair, share_passes(place, PassShares()), own, is_tuned=is_tuned), notes=notes)
     plan = plan_at(profile, temperature)
-    tree = tree_settings(plan.best, given=given)
+    place = share_passes(place, pass_shares(profile, plan))
+    tree = tree_settings(plan_for_texts(plan, place.num_texts), given=given)
+    if tree.policy == "none":
+        tree = tree_settings(plan.best, given=given)  # some texts may be left alone in the end
     if plan.best.policy == "none" and tree.policy == "none":
         notes += (plan.why,)
     found = PairSetup(
-        pair=pair, place=place, tree=tree, room=tree, weights=placed(tree), profile=profile, plan=plan, notes=notes
-    )
+        pair=pair, place=place, tree=tree, room=tree, weights=placed(tree, place), profile=profile, plan=plan,
+        notes=notes,
+    )  # fmt: skip
     if not is_tuned or tree.policy == "none":
         return found
-    # The profile is of the layers where its plan leaves them: larger trees must leave them there too.
-    room = room_for_trees(tree, placed, num_texts=place.num_texts, slack=0.0)
+    # The profile is of the layers where its plan leaves them: larger trees must leave them there too. Its depth is that
+    # of a few places, and what a layer must gain is tuned.
+    deep = replace(tree, depth=max(tree.depth, TreeSettings().depth)) if tree.uses("depth") else tree
+    room = room_for_trees(deep, lambda tree: placed(tree, place), num_texts=place.num_texts, slack=0.0)
     return replace(found, room=room.tree, weights=room.weights, is_tuned=True)
 
 
@@ -225,6 +242,22 @@ def tree_settings(plan: Plan, *, given: Mapping[str, Any] | None = None) -> Tree
     return replace(TreeSettings(**values), **given) if given else TreeSettings(**values)
 
 
+def plan_for_texts(plan: TemperaturePlan, num_texts: int) -> Plan:
+    """Return the plan for the number of texts that is nearest to this one."""
+    return min((plan.best, *plan.by_texts), key=lambda found: abs(math.log2(found.num_texts / num_texts)))
+
+
+def pass_shares(profile: Profile, plan: TemperaturePlan) -> PassShares:
+    """Return what a pass's parts take, as they were measured, next to one that streams all layers."""
+    most = max((plan.best, *plan.by_texts), key=lambda found: found.num_texts)
+    if most.num_texts == 1:
+        return PassShares()
+    resident = profile.pair.resident_layers / profile.pair.num_layers
+    all_streamed_s = profile.plain_step_s / ((1 - resident) + PassShares().resident * resident)
+    text_s = max(0.0, most.step_s - plan.best.step_s) / (most.num_texts - 1)
+    return PassShares(text=text_s / all_streamed_s, tokens_left=most.tokens / plan.best.tokens, at_texts=most.num_texts)
+
+
 def acceptance_of(profile: Profile) -> AcceptanceModel:
     """Return the pair's acceptance model."""
     return _acceptance(profile.name, json.dumps(profile.acceptance))
@@ -235,6 +268,17 @@ def verify_curve(profile: Profile) -> Curve:
     return Curve(
         tuple(float(timing.count) for timing in profile.verify), tuple(timing.median_s for timing in profile.verify)
     )
+
+
+def pass_points(profile: Profile) -> dict[int, list[tuple[float, float]]]:
+    """Return the rows of passes and their seconds, by the texts that share them."""
+    curve = verify_curve(profile)
+    alone = [(1 + count, float(curve(count))) for count in curve.counts]
+    together = {
+        found.num_texts: [(float(found.num_texts + timing.count), timing.median_s) for timing in found.steps]
+        for found in profile.together
+    }
+    return {1: alone, **together}
 
 
 @functools.lru_cache(maxsize=4)

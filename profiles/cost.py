@@ -3,6 +3,8 @@
     growth(tree) = sum over draft calls of draft(rows of the call) + base_s + layer_s * calls + node_s * nodes
     step(tree)   = growth + verify(nodes) - min(growth, prefetch_s) + rest_s
 
+Texts that share a pass share its draft calls too: rows and nodes are those of all of them.
+
 A pass over streamed layers is `max(stream, compute)`: the verify curve was measured through the stream,
 so it is flat while the link is the slower one and rises where computing takes over. `prefetch_s` is
 what a pass saves when the stream had time to read ahead while the tree grew.
@@ -61,31 +63,36 @@ class GrowthCost:
     node_s: float  # a node of the finished tree
     rows_per_inner: float  # rows that the draft computes for each node that has children in the end
 
-    def seconds(self, draft: Curve, inner: ArrayLike, calls: ArrayLike, nodes: ArrayLike) -> Floats:
+    def seconds(
+        self, draft: Curve, inner: ArrayLike, calls: ArrayLike, nodes: ArrayLike, *, num_texts: int = 1
+    ) -> Floats:
         """Return the seconds of trees [t] with `inner` [t, layers] nodes that have children, by layer.
 
-        The root's layer is the first.
+        The root's layer is the first. So many texts have such a tree each, and share the calls.
         """
         rows = np.asarray(inner, dtype=np.float64) * self.rows_per_inner
         rows[..., 0] = np.minimum(rows[..., 0], 1.0)  # the root alone
-        drafting = np.where(rows > 0, draft(np.maximum(rows, 1)), 0.0).sum(-1)
-        found: Floats = drafting + self.base_s + self.layer_s * np.asarray(calls) + self.node_s * np.asarray(nodes)
+        drafting = np.where(rows > 0, draft(np.maximum(num_texts * rows, 1)), 0.0).sum(-1)
+        node_s = num_texts * self.node_s
+        found: Floats = drafting + self.base_s + self.layer_s * np.asarray(calls) + node_s * np.asarray(nodes)
         return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCosts:
-    """The costs of a machine and a pair that all policies share."""
+    """The costs of a machine and a pair that all policies share, for so many texts."""
 
     verify: Curve  # over nodes below the root
     draft: Curve  # over rows of a call
     rest_s: float  # probabilities, verification, commit
     plain_step_s: float  # of a step without a tree
     prefetch_s: float = 0.0  # that a pass saves when the stream could read ahead
+    num_texts: int = 1  # that share a pass; `verify` is then over the nodes of all of them
 
     def step(self, growth_s: Floats, nodes: ArrayLike) -> Floats:
-        """Return the seconds of steps whose trees have `nodes` and took `growth_s` to grow."""
-        found: Floats = growth_s + self.verify(nodes) - np.minimum(growth_s, self.prefetch_s) + self.rest_s
+        """Return the seconds of steps with trees of `nodes`, one a text, that took `growth_s` to grow together."""
+        pass_s = self.verify(self.num_texts * np.asarray(nodes))
+        found: Floats = growth_s + pass_s - np.minimum(growth_s, self.prefetch_s) + self.rest_s
         return found
 
 

@@ -12,12 +12,13 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-SCHEMA = "edgespec.profile/2"
+SCHEMA = "edgespec.profile/3"
 
 Text = Annotated[str, Field(max_length=300)]
 Name = Annotated[str, Field(max_length=200, pattern=r"^[a-z0-9][a-z0-9.-]*$")]  # a file is named so: no folders in it
 Count = Annotated[int, Field(strict=True, ge=0, le=10**15)]
 Nodes = Annotated[int, Field(strict=True, ge=0, le=768)]
+Texts = Annotated[int, Field(strict=True, ge=1, le=1024)]
 Seconds = Annotated[float, Field(strict=True, gt=0, le=86_400, allow_inf_nan=False)]
 MaybeZero = Annotated[float, Field(strict=True, ge=0, le=86_400, allow_inf_nan=False)]
 Share = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
@@ -105,6 +106,16 @@ Timings = Annotated[tuple[Timing, ...], Field(min_length=1), AfterValidator(_asc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TogetherTiming:
+    """What steps of several texts take beside growth, over the nodes of all their trees."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    num_texts: Texts
+    steps: Timings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GrowthTiming:
     """The fitted cost of a policy's growth (`profiles.cost.GrowthCost`)."""
 
@@ -167,11 +178,12 @@ class Plan:
     nodes: MeanNodes  # a pass, on average
     step_s: Seconds
     measured_step_s: Seconds | None = None
+    num_texts: Texts = 1  # that share each pass
 
     @property
     def tokens_per_s(self) -> float:
-        """The predicted tokens a second; where the step's seconds were measured, those are used."""
-        return self.tokens / (self.measured_step_s or self.step_s)
+        """The predicted tokens a second of all texts; where the step's seconds were measured, those are used."""
+        return self.num_texts * self.tokens / (self.measured_step_s or self.step_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +198,7 @@ class TemperaturePlan:
     runner_up: Plan | None = None
     why: Text
     by_size: tuple[Plan, ...] = ()
+    by_texts: tuple[Plan, ...] = ()  # the best of the same policy for more texts under way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +218,7 @@ class Profile:
     bandwidths: Bandwidths
     verify: Timings
     draft: Timings
+    together: tuple[TogetherTiming, ...]
     rest_s: Seconds  # of a step, beside growth and pass
     plain_step_s: Seconds  # of a step without a tree
     prefetch_s: MaybeZero

@@ -138,7 +138,9 @@ class Choice:
 
 def plain_plan(costs: StepCosts) -> Plan:
     """Return the plan of decoding without a tree."""
-    return Plan(policy="none", size=0, depth=0, tokens=1.0, nodes=0.0, step_s=costs.plain_step_s)
+    return Plan(
+        policy="none", size=0, depth=0, tokens=1.0, nodes=0.0, step_s=costs.plain_step_s, num_texts=costs.num_texts
+    )
 
 
 def predict(entrant: Entrant, costs: StepCosts, *, size: int, depth: int, threshold: float = 0.0) -> Plan:
@@ -147,7 +149,7 @@ def predict(entrant: Entrant, costs: StepCosts, *, size: int, depth: int, thresh
     trees = [tree.cut(size=size, depth=depth, threshold=threshold or -math.inf) for tree in entrant.samples]
     inner = np.stack([tree.inner(max(1, depth)) for tree in trees])
     nodes = np.array([len(tree.scores) for tree in trees], dtype=np.float64)
-    growth_s = entrant.growth.seconds(costs.draft, inner, (inner > 0).sum(1), nodes)
+    growth_s = entrant.growth.seconds(costs.draft, inner, (inner > 0).sum(1), nodes, num_texts=costs.num_texts)
     return Plan(
         policy=entrant.policy,
         draw=entrant.draw,
@@ -159,6 +161,7 @@ def predict(entrant: Entrant, costs: StepCosts, *, size: int, depth: int, thresh
         promised=float(np.mean([1 + tree.scores.sum() for tree in trees])) if entrant.takes_threshold else None,
         nodes=float(nodes.mean()),
         step_s=float(costs.step(growth_s, nodes).mean()),
+        num_texts=costs.num_texts,
     )
 
 
@@ -178,7 +181,8 @@ def tabulate(entrant: Entrant, costs: StepCosts, *, sizes: Sequence[int], depths
         limits += [(int(size), depth) for size in fitting]
         tokens.append(np.stack([part[0] for part in found]))
         nodes.append(np.stack([part[1] for part in found]))
-        growth_s = entrant.growth.seconds(costs.draft, inner, (inner > 0).sum(-1), nodes[-1])
+        calls = (inner > 0).sum(-1)
+        growth_s = entrant.growth.seconds(costs.draft, inner, calls, nodes[-1], num_texts=costs.num_texts)
         seconds.append(costs.step(growth_s, nodes[-1]))
     return Table(
         limits=tuple(limits),
@@ -226,7 +230,7 @@ def choose(entrants: Sequence[Entrant], costs: StepCosts, *, sizes: Sequence[int
 
 def _fastest(entrant: Entrant, costs: StepCosts, table: Table, among: NDArray[np.bool_]) -> Plan:
     """Of these plans of an entrant, at least one."""
-    speeds = table.tokens.mean(0) / table.seconds.mean(0)
+    speeds = table.tokens.mean(0) / table.seconds.mean(0)  # of each text
     size, depth = table.limits[int(np.where(among, speeds, -np.inf).argmax())]
     return predict(entrant, costs, size=size, depth=depth)
 
@@ -260,8 +264,9 @@ def marginal_threshold(entrant: Entrant, costs: StepCosts, plan: Plan) -> float:
 
     Its worth is told at the speed and size of `plan`.
     """
-    rows = plan.nodes / max(1, plan.depth) * entrant.growth.rows_per_inner
-    node_s = costs.verify.slope(plan.nodes) + entrant.growth.node_s
+    num_texts = costs.num_texts
+    rows = num_texts * plan.nodes / max(1, plan.depth) * entrant.growth.rows_per_inner
+    node_s = costs.verify.slope(num_texts * plan.nodes) + entrant.growth.node_s
     node_s += entrant.growth.rows_per_inner * costs.draft.slope(max(1.0, rows))
     return min(0.5, plan.tokens_per_s * node_s)
 

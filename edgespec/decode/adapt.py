@@ -19,7 +19,7 @@ from edgespec.decode.tree_choice import SIZES, GrownTree, StepCosts, TreeChoice,
 from edgespec.grow import Growth
 from edgespec.grow.policies import OpenPolicy
 from edgespec.grow.together import Grow
-from edgespec.profiled import verify_curve
+from edgespec.profiled import pass_points
 from edgespec.tree.policies import POLICIES
 from edgespec.tree.settings import TreeSettings
 from profiles.schema import Profile
@@ -59,8 +59,7 @@ class Tuner:
         self._start = Wanted(first if self._budget else most, tree.threshold, tree.stop_gain)
         self._costs = StepCosts()
         if profile is not None:
-            curve = verify_curve(profile)
-            self._costs.known_passes = [(1 + count, float(curve(count))) for count in curve.counts]
+            self._costs.known_passes = pass_points(profile)
         self._choices: dict[SamplingSettings, TreeChoice] = {}
 
     def choice(self, sampling: SamplingSettings) -> TreeChoice:

@@ -148,10 +148,12 @@ class GrowthCosts:
             self._guess = self._seconds = [0.0, layer_s, layer_s / NODES_A_LAYER]
             self._speed = Speed()
             self._products, self._sums = [[0.0] * 3 for _ in range(3)], [0.0] * 3
-        log_ratio = math.log(seconds / _dot(self._seconds, counts))
+        # What was fitted to trees with nodes may say that a call alone costs nothing.
+        expected_s = _dot(self._seconds, counts) or seconds
+        log_ratio = math.log(seconds / expected_s)
         self._speed.add(log_ratio)
         surprise = min(MOST_SURPRISE, max(-MOST_SURPRISE, log_ratio - self._speed.log))
-        usual_s = _dot(self._seconds, counts) * math.exp(surprise)
+        usual_s = expected_s * math.exp(surprise)
         scaled = [count / usual_s for count in counts]
         for row, value in enumerate(scaled):
             self._sums[row] = MEMORY * self._sums[row] + value

@@ -9,7 +9,7 @@ lines: a few rows more may cost nothing, or a jump.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from edgespec.decode.costs import GrowthCosts, PassCosts
@@ -50,7 +50,9 @@ class Wanted:
 class StepCosts:
     """What passes and draft calls take, whatever the text and its sampling."""
 
-    known_passes: Sequence[tuple[float, float]] = ()  # rows and seconds from elsewhere, of one text
+    known_passes: Mapping[int, Sequence[tuple[float, float]]] = field(
+        default_factory=dict
+    )  # rows and seconds, by texts
     growth: GrowthCosts = field(default_factory=GrowthCosts)
     _passes: dict[int, PassCosts] = field(default_factory=dict)  # by the octave of texts
 
@@ -59,9 +61,10 @@ class StepCosts:
         octave = num_texts.bit_length()
         found = self._passes.get(octave)
         if found is None:
-            near = min(self._passes, key=lambda other: abs(other - octave), default=None)
-            known = self.known_passes if near is None else self._passes[near].points()
-            found = self._passes[octave] = PassCosts(known)
+            points = {texts.bit_length(): list(known) for texts, known in self.known_passes.items()}
+            points |= {other: costs.points() for other, costs in self._passes.items()}
+            near = min(points, key=lambda other: abs(other - octave), default=octave)
+            found = self._passes[octave] = PassCosts(points.get(near, ()))
         return found
 
     def of(self, tree: Yield, num_texts: int) -> float:

@@ -1,8 +1,9 @@
-"""How many texts under way pay, before anything is measured: a text's cache against a layer that stays resident."""
+"""How many texts under way pay: a text's cache is weighed against a layer that stays resident."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 
 from edgespec.errors import EdgespecError
 from edgespec.pair.pair import ModelPair
@@ -14,12 +15,30 @@ from offload.placement import Placement
 MOST_TEXTS = 16  # growth costs each text a little, and little is gained by more
 SPREAD = 1.25  # of the texts under way over the mean of all
 COUNTS = (1, 2, 4, 8, 16)
-# Seconds of a pass over weights that are streamed: the same where they are resident, and for a row's arithmetic
-RESIDENT_SHARE, ROW_SHARE = 0.15, 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassShares:
+    """What the parts of a step take, where a pass that streams all layers takes 1: a guess, unless it was measured."""
+
+    resident: float = 0.15  # of a pass whose layers are all resident
+    text: float = 0.02  # of each text, with its tree
+    # Texts have smaller trees in company: the tokens of each over those of one alone, at so many texts
+    tokens_left: float = 1.0
+    at_texts: int = 2
+
+    def step(self, placement: Placement, num_texts: int) -> float:
+        """Return the seconds of a step, where one over the weights, all streamed, takes 1."""
+        streamed = 1 - placement.num_resident / placement.num_layers
+        return streamed + self.resident * (1 - streamed) + self.text * num_texts
+
+    def tokens(self, num_texts: int) -> float:
+        """Return the tokens that a step yields all texts, where it yields 1 to one alone."""
+        return num_texts * math.pow(self.tokens_left, math.log(num_texts) / math.log(self.at_texts))
 
 
 def texts_that_pay(
-    pair: ModelPair, place: RunPlace, tree: TreeSettings, *, num_waiting: int, mean_tokens: float
+    pair: ModelPair, place: RunPlace, tree: TreeSettings, *, num_waiting: int, mean_tokens: float, shares: PassShares
 ) -> RunPlace:
     """Return the place with as many texts under way, of `num_waiting`, as make most tokens a second of all.
 
@@ -36,7 +55,7 @@ def texts_that_pay(
             placement = place_weights(weights, tree, own, memory).placement
         except EdgespecError:
             break
-        per_s = count / _pass_s(placement, count)
+        per_s = shares.tokens(count) / shares.step(placement, count)
         if per_s > most_per_s:
             best, most_per_s = own, per_s
     return best
@@ -46,9 +65,3 @@ def with_texts(place: RunPlace, count: int, mean_tokens: float) -> RunPlace:
     """Return the place for so many texts, with room for a few that are longer than the mean."""
     tokens = place.context_tokens + int((count - 1) * min(place.context_tokens, SPREAD * mean_tokens))
     return replace(place, num_texts=count, cache_tokens=tokens)
-
-
-def _pass_s(placement: Placement, num_texts: int) -> float:
-    """Return the seconds of a pass, where one over the weights, all streamed, takes 1."""
-    streamed = 1 - placement.num_resident / placement.num_layers
-    return streamed + RESIDENT_SHARE * (1 - streamed) + ROW_SHARE * num_texts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import time
+from dataclasses import replace
 
 from edgespec import __version__
 from edgespec.engine import Engine
@@ -14,6 +15,7 @@ from edgespec.tune.acceptance import joined, reliability
 from edgespec.tune.contest import Outcome, hold_contest
 from edgespec.tune.costs import MeasuredCosts, measure_costs
 from edgespec.tune.run import Run
+from edgespec.tune.together import Together, measure_together, plans_by_texts
 from edgespec.tune.trials import try_plans
 from profiles.files import profile_name
 from profiles.measure import (
@@ -31,6 +33,7 @@ from profiles.schema import (
     RankAcceptance,
     TemperaturePlan,
     Timing,
+    TogetherTiming,
 )
 
 DISK_READ_BYTES = 512 << 20
@@ -44,25 +47,28 @@ def profile_pair(run: Run, model: AcceptanceModel) -> Profile:
     started = time.perf_counter()
     costs = measure_costs(run, model, budget_s=run.effort.budget_s / 4)  # of four stages
     ends_s = started + run.effort.allowed_s(costs.verify[0].median_s)
+    together = measure_together(run, model, pass_s=costs.verify[0].median_s)
     outcome = hold_contest(run, costs, model, until_s=ends_s)
     plans = []
     for number, temperature in enumerate(run.temperatures):
         run.report("trying plans", number / len(run.temperatures))
-        plans.append(
-            try_plans(
-                run,
-                outcome.choices[temperature],
-                outcome.model,
-                temperature=temperature,
-                num_texts=outcome.samples[temperature].num_texts,
-                budget_s=(ends_s - time.perf_counter()) / (len(run.temperatures) - number),
-            )
+        samples = outcome.samples[temperature]
+        plan = try_plans(
+            run,
+            outcome.choices[temperature],
+            outcome.model,
+            temperature=temperature,
+            num_texts=samples.num_texts,
+            budget_s=(ends_s - time.perf_counter()) / (len(run.temperatures) - number),
         )
+        plans.append(replace(plan, by_texts=plans_by_texts(run, costs, together, samples, plan)))
     run.report("trying plans", 1.0)
-    return _profile(run, costs, outcome, tuple(plans))
+    return _profile(run, costs, together, outcome, tuple(plans))
 
 
-def _profile(run: Run, costs: MeasuredCosts, outcome: Outcome, plans: tuple[TemperaturePlan, ...]) -> Profile:
+def _profile(
+    run: Run, costs: MeasuredCosts, together: Together, outcome: Outcome, plans: tuple[TemperaturePlan, ...]
+) -> Profile:
     engine, model = run.engine, outcome.model
     machine = machine_facts()
     pair = pair_facts(engine.pair, engine.place, engine.placement)
@@ -78,6 +84,7 @@ def _profile(run: Run, costs: MeasuredCosts, outcome: Outcome, plans: tuple[Temp
         bandwidths=_bandwidths(engine, plain_s=costs.verify[0].median_s),
         verify=_timings(costs.verify),
         draft=_timings(costs.draft),
+        together=tuple(TogetherTiming(num_texts=texts, steps=_timings(timed)) for texts, timed in together.items()),
         rest_s=costs.steps.rest_s,
         plain_step_s=costs.steps.plain_step_s,
         prefetch_s=costs.steps.prefetch_s,

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 import torch
 
 from edgespec.config import SamplingSettings
+from edgespec.decode.batch import Batch
 from edgespec.decode.choose import start_session
 from edgespec.decode.loop import decode
-from edgespec.decode.session import TextSettings
+from edgespec.decode.session import Session, TextSettings
 from edgespec.decode.step import StepResult
 from edgespec.draft.open_drafter import open_drafter
 from edgespec.engine import Engine
@@ -117,6 +118,38 @@ def run_steps(
     engine: Engine, ids: Sequence[int], policy: OpenPolicy, *, sampling: SamplingSettings, steps: int, seed: int
 ) -> list[StepResult]:
     """Run so many real steps behind a prompt; the prompt's own pass is not among them."""
+    session = _session(engine, ids, policy, sampling=sampling, steps=steps, seed=seed)
+    return list(itertools.islice(decode(session, ids), 1, steps + 1))
+
+
+def run_steps_together(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    policy: OpenPolicy,
+    *,
+    sampling: SamplingSettings,
+    steps: int,
+    seed: int,
+) -> list[list[StepResult]]:
+    """Run so many real steps of texts that share each pass, and return what each step brought to the texts left."""
+    batch = Batch()
+    for number, ids in enumerate(prompts):
+        batch.enter(_session(engine, ids, policy, sampling=sampling, steps=steps, seed=seed + number), ids)
+    found: list[list[StepResult]] = []
+    while len(found) < steps and batch.sessions:
+        outcomes = batch.step()
+        for outcome in outcomes:
+            if outcome.error is not None:
+                raise outcome.error
+        gained = [outcome.step for outcome in outcomes if outcome.step is not None and not outcome.step.is_prefill]
+        found += [gained] if gained else []
+    return found
+
+
+def _session(
+    engine: Engine, ids: Sequence[int], policy: OpenPolicy, *, sampling: SamplingSettings, steps: int, seed: int
+) -> Session:
+    """Return a text with room for so many steps, whichever paths they take."""
     settings = policy.settings
     target = Target(engine.target_model)
     drafter = None
@@ -127,9 +160,7 @@ def run_steps(
     noise = TextNoise(seed=seed, key=0, vocab=target.vocab, device=engine.device)
     room = (steps + 1) * (settings.num_layers + 1)
     text = TextSettings(sampling=sampling, max_new_tokens=room)
-    session = start_session(target, drafter, policy, text, generator, noise)
-    found = decode(session, ids)
-    return list(itertools.islice(found, 1, steps + 1))
+    return start_session(target, drafter, policy, text, generator, noise)
 
 
 def _draft_root(engine: Engine, text: Text) -> None:

@@ -16,12 +16,14 @@ from edgespec.files import profiles_folder
 from edgespec.grow.acceptance import default_acceptance
 from edgespec.pair.folder import fingerprint, open_model
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
+from edgespec.placement.parallel import PassShares
 from edgespec.placement.place import Memory
 from edgespec.placement.run_place import RunPlace
 from edgespec.profiled import (
     PairSetup,
     acceptance_of,
     pair_facts,
+    pass_shares,
     plan_at,
     set_up,
     set_up_by_profile,
@@ -251,9 +253,11 @@ def test_where_plain_decoding_is_fastest_there_is_no_tree_and_the_note_has_both_
     assert (wanted.tree, wanted.notes) == (TreeSettings(size=9), ())
 
 
-def memory_of(pair: ModelPair, monkeypatch: pytest.MonkeyPatch, *, layers: float, tree: TreeSettings) -> list[int]:
+def memory_of(
+    pair: ModelPair, monkeypatch: pytest.MonkeyPatch, *, layers: float, tree: TreeSettings, place: RunPlace = PLACE
+) -> list[int]:
     """Leave room for so many of the target's layers beside these trees; what is read of the memory is noted."""
-    place = replace(PLACE, limits=MemoryLimits(max_resident_layers=0))
+    place = replace(place, limits=MemoryLimits(max_resident_layers=0))
     placed = set_up(pair, place, tree)
     resident_bytes = int(layers * max(record.cpu_bytes for record in placed.weights.target.skeleton.records))
     free_bytes = placed.placement.planned_bytes + resident_bytes
@@ -321,3 +325,40 @@ def test_a_fingerprint_is_of_the_config_too(pair_folders: tuple[Path, Path], tmp
     text = (copy / "config.json").read_text()
     (copy / "config.json").write_text(text.replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": 1e-05'))
     assert fingerprint(open_model(copy)) != fingerprint(open_model(pair_folders[1]))
+
+
+def several(place: RunPlace, _shares: PassShares) -> RunPlace:
+    return replace(place, num_texts=5)
+
+
+def test_several_texts_begin_with_the_plan_for_about_so_many(pair: ModelPair, profile: Profile) -> None:
+    small = example_plan(draw="coupled", size=4, threshold=0.1, num_texts=4)
+    plan = replace(profile.plans[1], by_texts=(small, replace(small, num_texts=32, size=2)))
+    keep(replace(profile, plans=(plan,)))
+    options: dict[str, Any] = {"source": "auto", "given": {}, "temperature": 0.8}
+    found = set_up_by_profile(pair, PLACE, share_passes=several, **options)
+    assert (found.tree, found.place.num_texts) == (tree_settings(small), 5)
+    assert found.predicted_per_s is None, "it was promised for four texts"
+    assert set_up_by_profile(pair, PLACE, **options).tree == tree_settings(plan.best)
+
+
+def test_a_profile_says_what_a_text_more_takes(profile: Profile) -> None:
+    alone, many = example_plan(step_s=0.3, tokens=4.0), example_plan(step_s=0.6, tokens=3.0, num_texts=16)
+    shares = pass_shares(replace(profile, plain_step_s=0.15), replace(profile.plans[0], best=alone, by_texts=(many,)))
+    assert shares.text == pytest.approx(0.3 / 15 / (0.15 / 0.15)), "all layers were resident, which is 0.15 of a pass"
+    assert shares.tokens(16) == pytest.approx(16 * 0.75)
+    assert pass_shares(profile, profile.plans[0]) == PassShares()
+
+
+def test_caches_of_several_texts_may_displace_layers_of_the_profile(
+    pair: ModelPair, profile: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(profile)
+    tree = tree_settings(profile.plans[1].best)
+    memory_of(pair, monkeypatch, layers=0.5, tree=tree, place=several(PLACE, PassShares()))
+    options: dict[str, Any] = {"source": "auto", "given": {}, "temperature": 0.8}
+    alone = set_up_by_profile(pair, PLACE, **options)
+    assert alone.placement.num_resident == alone.placement.num_layers
+    found = set_up_by_profile(pair, PLACE, share_passes=several, **options)
+    assert found.placement.num_resident < found.placement.num_layers
+    assert (found.profile, found.notes) == (profile, ())

@@ -18,6 +18,7 @@ from profiles.schema import (
     Reliability,
     TemperaturePlan,
     Timing,
+    TogetherTiming,
 )
 
 MACHINE = MachineFacts(
@@ -70,6 +71,12 @@ def example_profile(*plans: Plan, temperatures: tuple[float, ...] = (0.0, 0.8), 
         bandwidths=Bandwidths(copy_pinned_per_s=2.4e10, copy_pageable_per_s=1.1e10),
         verify=tuple(Timing(count=n, median_s=0.2 + n / 1000, spread_s=0.0, repeats=5) for n in (0, 1, 16, 64)),
         draft=tuple(Timing(count=n, median_s=0.002, spread_s=1e-5, repeats=5) for n in (1, 16, 64)),
+        together=(
+            TogetherTiming(
+                num_texts=4,
+                steps=tuple(Timing(count=n, median_s=0.21 + n / 900, spread_s=0.0, repeats=3) for n in (0, 32)),
+            ),
+        ),
         rest_s=0.003,
         plain_step_s=0.203,
         prefetch_s=0.0,

@@ -44,6 +44,16 @@ def test_growth_is_the_drafts_calls_and_what_the_policy_adds() -> None:
     assert seconds.tolist() == pytest.approx([0.1 + 0.6 + 0.01 + 2 * 0.02 + 7 * 0.001])
 
 
+def test_texts_that_share_a_pass_share_the_drafts_calls() -> None:
+    draft = Curve((1.0, 10.0), (0.1, 1.0))
+    cost = GrowthCost(base_s=0.01, layer_s=0.02, node_s=0.001, rows_per_inner=2.0)
+    # Calls of 4 rows (the roots), 24 rows.
+    seconds = cost.seconds(draft, np.array([[1.0, 3.0]]), np.array([2]), np.array([7]), num_texts=4)
+    assert seconds.tolist() == pytest.approx([0.4 + 2.4 + 0.01 + 2 * 0.02 + 4 * 7 * 0.001])
+    costs = StepCosts(verify=Curve((0.0, 100.0), (2.0, 3.0)), draft=draft, rest_s=0.1, plain_step_s=2.1, num_texts=4)
+    assert costs.step(np.array([0.2]), [5]).tolist() == pytest.approx([0.2 + 2.2 + 0.1])
+
+
 @given(st.floats(0, 0.01), st.floats(0, 0.01), st.floats(0, 0.001))
 def test_a_fit_finds_the_costs_that_made_the_times(base_s: float, layer_s: float, node_s: float) -> None:
     draft = Curve((1.0, 100.0), (0.001, 0.01))

@@ -197,3 +197,17 @@ def test_a_preset_shape_is_taken_whole() -> None:
     preset = entrant("mcsd", is_budgeted=False, branching=(2, 2))
     plan = choose([preset], costs(1.0, 1e-4, 1e-4), sizes=SIZES, depths=DEPTHS).ranked[0]
     assert (plan.size, plan.nodes, plan.branching) == (60, 60.0, (2, 2))
+
+
+def test_the_more_texts_share_a_pass_the_smaller_is_each_tree_and_the_more_tokens_there_are() -> None:
+    machine = costs(0.5, 0.01, 1e-4)
+    plans = [
+        choose([entrant()], replace(machine, num_texts=num_texts), sizes=SIZES, depths=DEPTHS).best
+        for num_texts in (1, 4, 16)
+    ]
+    assert [plan.num_texts for plan in plans] == [1, 4, 16]
+    nodes = [plan.nodes for plan in plans]
+    assert nodes == sorted(nodes, reverse=True)
+    assert nodes[0] > nodes[-1]
+    assert plans[0].tokens_per_s < plans[1].tokens_per_s < plans[2].tokens_per_s
+    assert plans[1].tokens_per_s == pytest.approx(4 * plans[1].tokens / plans[1].step_s)

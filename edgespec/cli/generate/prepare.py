@@ -31,6 +31,7 @@ from edgespec.tree.settings import TreeSettings
 
 if TYPE_CHECKING:
     from edgespec.pair.pair import ModelPair
+    from edgespec.placement.parallel import PassShares
     from edgespec.placement.run_place import RunPlace
     from edgespec.profiled import PairSetup
 
@@ -106,7 +107,6 @@ def prepare(console: Console, prompts: Prompts, asked: AskedRun) -> Prepared:
     encode = turn_encoder(pair, settings)
     needed = needed_tokens(pair, requests, encode, ctx_size=machine.ctx_size)
     place = machine.place(pair, context_tokens=needed.context_tokens, prompt_tokens=needed.prompt_tokens)
-    place = _with_texts(pair, place, asked, needed, len(requests))
     # The tree is chosen once, for the run's temperature; a row's own changes its sampling alone.
     setup = set_up_by_profile(
         pair,
@@ -114,6 +114,7 @@ def prepare(console: Console, prompts: Prompts, asked: AskedRun) -> Prepared:
         source=asked.trees.profile,
         given=asked.trees.given,
         temperature=settings.sampling.temperature,
+        share_passes=lambda place, shares: _with_texts(pair, place, asked, needed, len(requests), shares),
     )
     _report_ignored_settings(console, pair, rows, asked.prompts)
     settings = replace(
@@ -133,7 +134,9 @@ def prepare(console: Console, prompts: Prompts, asked: AskedRun) -> Prepared:
     )
 
 
-def _with_texts(pair: ModelPair, place: RunPlace, asked: AskedRun, needed: NeededTokens, num_texts: int) -> RunPlace:
+def _with_texts(
+    pair: ModelPair, place: RunPlace, asked: AskedRun, needed: NeededTokens, num_texts: int, shares: PassShares
+) -> RunPlace:
     """Return the place with the texts under way that were asked for, or that pay."""
     from edgespec.placement.parallel import texts_that_pay, with_texts
 
@@ -142,7 +145,7 @@ def _with_texts(pair: ModelPair, place: RunPlace, asked: AskedRun, needed: Neede
     if asked.parallel is not None:
         return with_texts(place, min(asked.parallel, num_texts), needed.mean_tokens)
     tree = TreeSettings(**asked.trees.given)
-    return texts_that_pay(pair, place, tree, num_waiting=num_texts, mean_tokens=needed.mean_tokens)
+    return texts_that_pay(pair, place, tree, num_waiting=num_texts, mean_tokens=needed.mean_tokens, shares=shares)
 
 
 def _report_finished_rows(console: Console, results: Results, num_wanted: int, num_left: int) -> None:

@@ -28,7 +28,10 @@ def write_report(profile: Profile) -> None:
         console.print(_speeds(plan))
         if len(plan.by_size) > 1:
             console.print(f"tokens/s over tree size: {sparkline([found.tokens_per_s for found in plan.by_size])}")
-        console.print(f"T={plan.temperature:g}: {describe(plan.best)}: {plan.why}\n")
+        console.print(f"T={plan.temperature:g}: {describe(plan.best)}: {plan.why}")
+        for found in plan.by_texts:
+            console.print(f"{found.num_texts} texts under way: {describe(found)}: {found.tokens_per_s:.3g} tokens/s*")
+        console.print()
     error = profile.reliability.calibration_error
     console.print(f"expected calibration error of the acceptance model: {error:.3f}")
 

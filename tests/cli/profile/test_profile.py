@@ -84,7 +84,7 @@ def test_measuring_shows_the_plans_and_keeps_the_profile(outcome: Outcome, profi
 def test_runs_find_the_profile_and_their_records_compare_it_with_what_came_out(
     run_cli: RunCli, profile: Profile
 ) -> None:
-    found = run_cli(GENERATE, files=FILES)
+    found = run_cli([*GENERATE, "-np", "1"], files=FILES)
     predicted = profile.plans[1].best.tokens_per_s
     assert f"profile {profile.name}: plan for temperature 0.8, {predicted:.3g} tokens/s predicted" in found.err
     for record in records(found):
@@ -130,7 +130,7 @@ def test_a_flag_overrides_the_plan_and_that_is_said(run_cli: RunCli, followed: P
 
 
 def test_a_profiles_file_gives_its_plan(run_cli: RunCli, followed: Path) -> None:
-    found = run_cli([*GENERATE, "--profile", str(followed)], files=FILES)
+    found = run_cli([*GENERATE, "-np", "1", "--profile", str(followed)], files=FILES)
     assert "adaptive trees of 16 nodes, depth 4" in found.err
     assert records(found)[0]["spec"]["plan"]["predicted_tps"] == 4.0
 
@@ -164,7 +164,7 @@ def test_where_plain_decoding_is_faster_a_run_decodes_plainly_and_says_why(
 ) -> None:
     plans = tuple(replace(plan, best=PLAIN, why="it is slower: 3 against 4") for plan in profile.plans)
     write_profile(replace(profile, plans=plans), followed)
-    found = run_cli([*GENERATE, "--profile", str(followed)], files=FILES)
+    found = run_cli([*GENERATE, "-np", "1", "--profile", str(followed)], files=FILES)
     assert "it is slower: 3 against 4" in found.err
     spec = records(found)[0]["spec"]
     assert (spec["mode"], spec["plan"]["predicted_tps"]) == ("off", 4.0)

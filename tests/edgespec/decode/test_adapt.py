@@ -254,3 +254,9 @@ def test_trees_that_the_user_gives_are_held_to() -> None:
         found = engine.generate(PROMPTS[0], max_new_tokens=30, sampling=GREEDY)
         assert not engine.is_tuned
         assert {step.num_drafted for step in found.passes[:-3]} == {5}
+
+
+def test_a_profile_says_what_passes_of_several_texts_take() -> None:
+    costs = Tuner(TreeSettings(), TreeSettings(size=256), profile=example_profile())._costs
+    assert costs.plain_s(4) == pytest.approx(0.21)
+    assert costs.plain_s(1) == pytest.approx(0.2)

@@ -84,6 +84,14 @@ def test_growth_seen_once_is_mostly_its_layers() -> None:
     assert found.seconds(1, 0) == pytest.approx(0.05 / (4 + 8 / NODES_A_LAYER), rel=0.05)
 
 
+def test_a_call_that_found_no_node_is_no_division_by_nothing() -> None:
+    found = GrowthCosts()
+    found._seconds = [0.0, 0.0, 1e-3]  # as a fit to large trees may say
+    found._guess, found._num_trees = [0.0, 1e-3, 1e-3], 5
+    found.observe(1, 0, 0.01)
+    assert found.seconds(1, 0) > 0
+
+
 def test_one_hiccup_of_growth_moves_little() -> None:
     found = GrowthCosts()
     for step in range(30):

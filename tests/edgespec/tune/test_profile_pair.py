@@ -113,7 +113,14 @@ def test_the_pairs_acceptance_and_its_reliability_are_kept(profile: Profile) -> 
 
 def test_every_stage_reports_to_its_end(profile: Profile, stages: list[tuple[str, float]]) -> None:
     names = list(dict.fromkeys(stage for stage, _ in stages))
-    assert names == ["trying sizes", "timing", "learning acceptance", "comparing trees", "trying plans"]
+    assert names == [
+        "trying sizes",
+        "timing",
+        "timing texts together",
+        "learning acceptance",
+        "comparing trees",
+        "trying plans",
+    ]
     for name in names:
         shares = [share for stage, share in stages if stage == name]
         assert shares == sorted(shares)
