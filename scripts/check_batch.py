@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import re
 import subprocess
@@ -23,7 +24,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
+from edgespec.placement.memory import LIBRARIES_BYTES
 from offload.checkpoint import read_checkpoint
 from scripts.fit_demo_models import cut_texts, held_out_halves
 
@@ -88,11 +92,10 @@ def num_lines(path: Path) -> int:
 
 def planned_bytes(prompts: Path, out: Path, arguments: argparse.Namespace) -> int:
     """What the run plans to use, by its own dry run."""
-    said = subprocess.run(
-        command(prompts, out, arguments, "--dry-run"), stderr=subprocess.PIPE, text=True, check=True
-    ).stderr
-    found = re.search(r"together\s+([\d.]+) GiB of", said)
-    assert found is not None, said
+    run = subprocess.run(command(prompts, out, arguments, "--dry-run"), stderr=subprocess.PIPE, text=True, check=False)
+    found = re.search(r"together\s+([\d.]+) GiB of", run.stderr)
+    if run.returncode or found is None:
+        raise SystemExit(run.stderr)
     return int(float(found[1]) * GIB)
 
 
@@ -113,10 +116,10 @@ def main() -> int:
     parser.add_argument("--longest", type=int, default=1500)
     parser.add_argument("--new-tokens", type=int, default=32)
     parser.add_argument("--kills", type=int, default=5)
-    parser.add_argument("--limit", help="of memory [half the checkpoint's size, and what libraries take]")
+    parser.add_argument("--limit", help="of memory [half of the weights in float32, and what libraries take]")
     arguments = parser.parse_args()
-    checkpoint_bytes = read_checkpoint(arguments.model).num_bytes
-    arguments.limit = arguments.limit or str(checkpoint_bytes // 2)
+    weights = sum(math.prod(entry.shape) for entry in read_checkpoint(arguments.model).tensors.values())
+    arguments.limit = arguments.limit or str(weights * torch.float32.itemsize // 2 + LIBRARIES_BYTES)
     with tempfile.TemporaryDirectory() as folder:
         prompts, together, alone = (Path(folder) / name for name in ("prompts.jsonl", "together.jsonl", "alone.jsonl"))
         write_rows(prompts, count=arguments.prompts, longest=arguments.longest, new_tokens=arguments.new_tokens, seed=2)
