@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from edgespec.config import parse_size
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from edgespec.placement.memory import LIBRARIES_BYTES
 from offload.checkpoint import read_checkpoint
@@ -140,7 +141,7 @@ def main() -> int:
     peak = max(record["memory"]["cpu_peak_bytes"] for record in found) - idle_bytes()
     tokens = sum(len(record["token_ids"]) for record in found)
     texts = [record["spec"]["mean_texts"] for record in found if record["spec"]["mean_texts"]]
-    print(f"checkpoint {checkpoint_bytes / GIB:.2f} GiB, limit {int(arguments.limit) / MIB:.0f} MiB")
+    print(f"{weights / 1e6:.0f} M weights in float32, limit {(parse_size(arguments.limit) or 0) / MIB:.0f} MiB")
     print(f"{len(found)} records of {arguments.prompts}: {len(lost)} lost, {len(found) - len(by_id)} doubled, "
           f"{len(different)} different from texts alone {different[:5]}")  # fmt: skip
     print(f"peak {peak / MIB:.0f} MiB above an idle process, planned {planned / MIB:.0f} MiB: {peak / planned:.2f}")
