@@ -12,7 +12,7 @@ import click
 from edgespec import __version__
 from edgespec.cli.chat.options import AskedChat, chat_options
 from edgespec.cli.console import Console
-from edgespec.cli.ctrl_c import leaving_at_once, leaving_tidily
+from edgespec.cli.ctrl_c import IMPORTING, leaving_at_once, leaving_tidily
 from edgespec.cli.open_engine import open_engine
 from edgespec.cli.open_pair import open_pair_for
 from edgespec.cli.options.console import console_options
@@ -72,11 +72,12 @@ def command(
     names = [short_name(path) for path in (models.target, draft) if path]
     console.say(f"edgespec {__version__} · {' + '.join(names) or 'the built-in pair'}")
 
-    with leaving_at_once():  # torch and transformers are imported from here on
+    with leaving_at_once(), console.status(IMPORTING):
         import edgespec.engine  # noqa: F401
         from edgespec.cli.chat.loop import converse, single_turn
     with leaving_tidily():
-        pair = open_pair_for(console, models, trees)
+        with console.status("reading the models' headers"):
+            pair = open_pair_for(console, models, trees)
         engine = _load(console, pair, asked, trees, machine, self_check=not no_self_check)
     with engine:
         chat = _open_chat(console, engine, asked, is_single=is_single)

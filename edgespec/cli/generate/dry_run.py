@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgespec.cli.console import Console
+from edgespec.cli.console import Console, counted
 from edgespec.cli.generate.prepare import Prepared
 from edgespec.cli.open_engine import say_setup
 from edgespec.cli.options.machine import MachineOptions
@@ -28,7 +28,10 @@ def _time_note(prepared: Prepared) -> str:
     limits = [request.max_new_tokens for request in prepared.requests]
     if -1 in limits:
         tokens = prepared.needed.new_tokens
-    work = f"to do: {len(prepared.requests)} prompts, {num_turns} answers, at most {tokens:,} new tokens"
+    work = (
+        f"to do: {counted(len(prepared.requests), 'prompt')}, {counted(num_turns, 'answer')}, "
+        f"at most {counted(tokens, 'new token')}"
+    )
     setup = prepared.setup
     if setup.profile is None:
         return f"{work}; no time estimate without a profile of this pair (edgespec profile)"

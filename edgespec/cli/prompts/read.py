@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgespec.cli.console import counted
 from edgespec.cli.prompts.rows import MessageFields, PromptRow, parse_row, text_row
 from edgespec.errors import EdgespecError
 from edgespec.text.chat_template import Message, plain_ids, template_ids
@@ -85,10 +86,10 @@ def describe(rows: list[PromptRow]) -> str:
     kinds = Counter(row.kind for row in rows)
     if set(kinds) == {"text"}:
         return "prompts: 1 text"
-    names = [KIND_NAMES[kind] if len(kinds) == 1 else f"{count} {KIND_NAMES[kind]}" for kind, count in kinds.items()]
+    names = [KIND_NAMES[kind] if len(kinds) == 1 else f"{count} of {KIND_NAMES[kind]}" for kind, count in kinds.items()]
     num_turns = sum(row.num_turns for row in rows)
-    turns = f" ({num_turns} turns)" if {"turns", "mt-bench"} & set(kinds) else ""
-    return f"prompts: {len(rows)} row{'s' * (len(rows) > 1)}, {', '.join(names)}{turns}"
+    turns = f" ({counted(num_turns, 'turn')})" if {"turns", "mt-bench"} & set(kinds) else ""
+    return f"prompts: {counted(len(rows), 'row')}, {', '.join(names)}{turns}"
 
 
 def encode_prompts(pair: ModelPair, rows: list[PromptRow], *, raw: bool, system: str | None = None) -> list[list[int]]:
