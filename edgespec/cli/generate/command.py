@@ -29,6 +29,7 @@ from edgespec.cli.open_engine import open_engine
 from edgespec.cli.options.console import console_options
 from edgespec.cli.options.machine import MachineOptions, machine_options, parallel_option
 from edgespec.cli.options.model import AskedModels, model_options
+from edgespec.cli.options.sections import FIRST, LAST, SectionedCommand
 from edgespec.cli.options.tree import AskedTrees, tree_options
 from edgespec.errors import EdgespecError
 
@@ -36,15 +37,31 @@ if TYPE_CHECKING:
     from edgespec.engine import Engine
 
 IN_ORDER = ("text", "specbench")  # formats whose readers go by a result's place
+SECTIONS = {
+    FIRST: (
+        "prompt_text", "model", "draft_model", "output", "resume", "max_new_tokens", "temperature", "seed", "system",
+        "max_gpu_mem", "help",
+    ),
+    "Prompts": (
+        "prompts_file", "lines", "start", "limit", "only", "category", "repeat", "system_file", "raw", "truncate",
+    ),
+    "Results": ("format_name", "ordered", "overwrite", "force", "fail_fast", "live_text", "dry_run"),
+    **LAST,
+}  # fmt: skip
 
 
 @click.command(
     name="generate",
+    cls=SectionedCommand,
+    sections=SECTIONS,
+    examples="""\
+edgespec generate -p 'def main(' --temp 0.8              with the built-in pair
+edgespec generate prompts.jsonl -m TARGET -md DRAFT -o out.jsonl
+edgespec generate prompts.jsonl -o out.jsonl --resume    what is left to do
+""",
     epilog="""\b
-Examples:
-  edgespec generate prompts.jsonl -o out.jsonl            the built-in pair
-  edgespec generate prompts.jsonl -o out.jsonl --resume   go on after an interruption
-  edgespec generate prompt.txt -m TARGET -md DRAFT        one prompt, streamed to stdout
+More examples:
+  edgespec generate prompt.txt -m TARGET -md DRAFT        a file that is one prompt
   edgespec generate -p 'def main(' --temp 0.8 --seed 7 --stop $'\\n\\n'
   edgespec generate question.jsonl --category math --format specbench -o answers.jsonl
 
@@ -82,10 +99,9 @@ def command(
     no_self_check: bool,
     console: Console,
 ) -> int:
-    """Complete PROMPTS: a text file (one prompt), JSONL rows or a JSON array, or - for stdin.
+    """Complete PROMPTS: a text file (one prompt), JSONL, JSON array, or - (stdin).
 
-    One prompt and no -o: the text streams to stdout. Otherwise one JSON record a prompt, written as it
-    finishes. Everything else goes to stderr.
+    One prompt without -o streams to stdout; several become JSON records.
     """
     prompts, format_name = _prompts(console, asked, out)
     out = replace(out, format_name=format_name)
@@ -93,7 +109,7 @@ def command(
         import edgespec.engine  # noqa: F401
     run = AskedRun(prompts=asked, out=out, wanted=wanted, models=models, trees=trees, machine=machine,
                    parallel=parallel)  # fmt: skip
-    with console.status("reading the models' headers and the prompts' tokens"):
+    with console.status("reading headers and prompts"):
         prepared = prepare(console, prompts, run)
     if out.dry_run:
         from edgespec.cli.generate.dry_run import say_work

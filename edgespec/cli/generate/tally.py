@@ -50,13 +50,13 @@ class Tally:
         elapsed_s = max(1e-9, time.perf_counter() - self._started)
         ended = sum(len(result.token_ids) for result in self._results)
         tokens = ended + sum(under_way.values())
-        parts = [f"{self.num_done} of {counted(self.num_prompts, 'prompt')}", f"{num_texts} under way"]
+        parts = [f"{self.num_done} of {counted(self.num_prompts, 'prompt')}"]
         if tokens:
             share = ended / self._ended_most if self._ended_most else 1.0
             to_come = share * sum(most - under_way.get(name, 0) for name, most in self._open.items())
             left = f"{_duration(to_come * elapsed_s / tokens)} left"
             parts += [left if self._ended_most else f"at most {left}", f"{tokens / elapsed_s:.1f} tok/s"]
-        return [*parts, counted(tokens, "token")]
+        return [*parts, f"{num_texts} under way", counted(tokens, "token")]
 
 
 def most_tokens(request: Request, max_context: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterable
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from edgespec.pair.pair import ModelPair
 
 JSONL_SUFFIXES = {".jsonl", ".ndjson"}
+MAX_SHOWN = 60  # characters of what was given for a file
 KIND_NAMES = {
     "text": "plain text",
     "line": "one a line",
@@ -36,7 +38,16 @@ KIND_NAMES = {
 def read_prompts(source: str, *, lines: bool) -> list[PromptRow]:
     """Read the prompts of a file, or of stdin for '-'; raises EdgespecError with the line's number."""
     suffix = "" if source == "-" else Path(source).suffix.lower()
-    text = read_text(source)
+    try:
+        text = read_text(source)
+    except EdgespecError as error:
+        if error.code != "E_FILE_NOT_FOUND":
+            raise
+        shown = source if len(source) <= MAX_SHOWN else f"{source[:MAX_SHOWN]}..."
+        what = error.what.replace(source, shown)
+        looks_like_a_file = Path(shown).suffix and " " not in shown
+        also = "" if looks_like_a_file else f" A prompt itself: -p {shlex.quote(shown)}"
+        raise EdgespecError(error.code, what, error.fix + also) from error
     if lines and suffix in {*JSONL_SUFFIXES, ".json"}:
         raise EdgespecError("E_SETTING", f"--lines does not apply to '{source}'.", "Leave it out for JSON.")
     if suffix == ".json":

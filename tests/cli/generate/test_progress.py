@@ -60,13 +60,13 @@ def test_the_time_left_is_that_of_the_tokens_to_come(monkeypatch: pytest.MonkeyP
     clock[0] = 5.0
     # 20 tokens in 5 s, and 180 may come: before a text has ended, nobody knows whether they will.
     assert found.progress(2, {"short": 5, "long": 15}) == [
-        "0 of 3 prompts", "2 under way", "at most 45 s left", "4.0 tok/s", "20 tokens",
+        "0 of 3 prompts", "at most 45 s left", "4.0 tok/s", "2 under way", "20 tokens",
     ]  # fmt: skip
     found.add(requests[0], [result(5)], failed=False)
     # It had half of what it might: of the 175 that may come, half are expected.
-    assert found.progress(1, {"long": 15})[2] == f"{175 / 2 / 4:.0f} s left"
+    assert found.progress(1, {"long": 15})[1] == f"{175 / 2 / 4:.0f} s left"
     found.add(requests[2], [], failed=True)  # says nothing of the others' lengths
-    assert found.progress(1, {"long": 15})[2] == f"{85 / 2 / 4:.0f} s left"
+    assert found.progress(1, {"long": 15})[1] == f"{85 / 2 / 4:.0f} s left"
 
 
 def test_a_line_holds_whole_parts_and_says_how_many_are_left_out() -> None:
@@ -141,11 +141,13 @@ def test_a_terminal_shows_what_is_under_way_and_no_line_is_too_long(columns: int
     assert terminal.code == 0, terminal.written
     drawn = terminal.drawn
     assert any("loading torch and transformers" in line for line in drawn)
-    assert any(re.match(r"\d+ of 12 prompts · 5 under way", line) for line in drawn)
+    assert any(re.match(r"\d+ of 12 prompts · at most \d+ s left", line) for line in drawn)
     assert any(re.match(r"a-name-\[red\]0 \d+/40, .*\+\d more$", line) for line in drawn)
     if columns == 100:
-        assert any(re.search(r" · at most \d+ s left · \d+\.\d tok/s · \d+ tokens$", line) for line in drawn)
+        assert any(re.search(r"left · \d+\.\d tok/s · 5 under way · \d+ tokens$", line) for line in drawn)
     assert max(map(len, drawn)) <= columns
+    # Two lines, and a third while prompts are read: a wrapped one would take another step up.
+    assert max(map(len, re.findall(r"(?:\x1b\[1A\x1b\[2K)+", terminal.written))) <= 3 * len("\x1b[1A\x1b[2K")
     # What was drawn is gone at the end: the last line is the summary.
     assert "12 prompts · 480 tokens" in terminal.written.rstrip().rpartition("\n")[2]
 
@@ -153,7 +155,7 @@ def test_a_terminal_shows_what_is_under_way_and_no_line_is_too_long(columns: int
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 @pytest.mark.parametrize("arguments", [["generate", "-p", "def", "-n", "2"], ["chat", "-p", "def", "-st", "-n", "2"]])
 def test_there_is_a_sign_of_life_while_torch_is_loaded(arguments: list[str], tmp_path: Path) -> None:
-    """It says what is loaded; within a second, which is a few times what it takes on an idle machine."""
+    """It says what is loaded, long before that is done."""
     terminal = Terminal(arguments, tmp_path, columns=80)
     assert terminal.code == 0, terminal.written
     said_s = next(passed_s for passed_s, text in terminal.pieces if "loading torch" in text)

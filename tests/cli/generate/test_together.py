@@ -155,9 +155,9 @@ def test_progress_says_how_many_are_under_way(
     monkeypatch.setattr("edgespec.cli.console.QUIET_INTERVAL_S", 0.0)
     shown = run_cli([*options, "--policy", "none", "-np", "3"], files=jsonl(LENGTHS)).err
     assert re.search(
-        r"^0 of 4 prompts · 3 under way · at most \d+ s left · \d+\.\d tok/s · 3 tokens$", shown, re.MULTILINE
+        r"^0 of 4 prompts · at most \d+ s left · \d+\.\d tok/s · 3 under way · 3 tokens$", shown, re.MULTILINE
     )
-    assert re.search(r"^3 of 4 prompts · 1 under way · \d+ s left · \d+\.\d tok/s · \d+ tokens$", shown, re.MULTILINE)
+    assert re.search(r"^3 of 4 prompts · \d+ s left · \d+\.\d tok/s · 1 under way · \d+ tokens$", shown, re.MULTILINE)
 
 
 def test_it_is_shown_how_far_prompts_are_read_together(
