@@ -38,6 +38,12 @@ def open_log(path: Path) -> None:
     LOG.info("edgespec %s: edgespec %s", __version__, shlex.join(sys.argv[1:]))
 
 
+def current_log() -> Path | None:
+    """Return the file that is open; None where there is none."""
+    names = [handler.baseFilename for handler in LOG.handlers if isinstance(handler, logging.FileHandler)]
+    return Path(names[0]) if names else None
+
+
 def close_log() -> None:
     """Close the file, if one is open."""
     for handler in [handler for handler in LOG.handlers if isinstance(handler, logging.FileHandler)]:

@@ -33,7 +33,7 @@ CONTEXTS = (8192, 4096, 2048, 1024, 512)  # that -c auto tries, the first that m
 SECTIONS = {
     FIRST: (
         "prompt_text", "single_turn", "model", "draft_model", "system", "max_new_tokens", "temperature", "seed",
-        "ctx_size", "max_gpu_mem", "help",
+        "ctx_size", "max_gpu_mem",
     ),
     "Chat": ("system_file", "raw", "history", "stats", "color"),
     **LAST,

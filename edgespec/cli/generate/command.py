@@ -25,6 +25,7 @@ from edgespec.cli.generate.options import (
 from edgespec.cli.generate.prepare import AskedRun, Prepared, Prompts, prepare, read_rows
 from edgespec.cli.generate.resume import Results, keep_finished, read_results, waiting_path
 from edgespec.cli.generate.sinks import OutputFile, Sink, StandardOutput
+from edgespec.cli.log_file import current_log
 from edgespec.cli.open_engine import open_engine
 from edgespec.cli.options.console import console_options
 from edgespec.cli.options.machine import MachineOptions, machine_options, parallel_option
@@ -40,7 +41,7 @@ IN_ORDER = ("text", "specbench")  # formats whose readers go by a result's place
 SECTIONS = {
     FIRST: (
         "prompt_text", "model", "draft_model", "output", "resume", "max_new_tokens", "temperature", "seed", "system",
-        "max_gpu_mem", "help",
+        "max_gpu_mem",
     ),
     "Prompts": (
         "prompts_file", "lines", "start", "limit", "only", "category", "repeat", "system_file", "raw", "truncate",
@@ -227,6 +228,8 @@ def _check_output(out: AskedOutput, source: str | None) -> None:
         raise EdgespecError("E_OUTPUT", f"'{path}' is a folder.", "Name a file in it.")
     if source not in {None, "-"} and path.resolve() == Path(str(source)).resolve():
         raise EdgespecError("E_OUTPUT", f"'{path}' is the prompt file.", "Choose another file for the results.")
+    if (log := current_log()) is not None and path.resolve() == log.resolve():
+        raise EdgespecError("E_OUTPUT", f"'{path}' is the log.", "Choose another file for the results.")
     if not path.parent.is_dir():
         raise EdgespecError("E_OUTPUT", f"there is no folder '{path.parent}' to write in.", "Make it first.")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
