@@ -100,7 +100,7 @@ def needed_of(request: Request, encode: EncodeTurn, max_context: int | None) -> 
     try:
         limit, _ = new_token_limit(max_context, questions, request.max_new_tokens)
     except EdgespecError as error:
-        turns = f"of all {row.num_turns} turns, " if row.follow_ups else ""
+        turns = f"with all {row.num_turns} turns, " if row.follow_ups else ""
         raise EdgespecError(error.code, turns + error.what, error.fix) from error
     earlier = limit * len(row.follow_ups)
     prompt = questions + earlier + earlier // SLACK_SHARE

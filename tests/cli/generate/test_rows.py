@@ -290,7 +290,7 @@ def test_a_dry_run_checks_and_plans_and_touches_nothing(
     assert "to do: 1 prompt, 1 answer, at most 50 new tokens" in skipped
     too_long = run_cli([*common, "--truncate", "fail"], files=mixed)
     assert too_long.code == 2
-    assert "line 2 (all 2 turns)" in too_long.err
+    assert "line 2: with all 2 turns, the prompt has 26" in too_long.err
 
     profile = example_profile()
     plan = profile.plans[0]
