@@ -117,15 +117,10 @@ class Engine:
         return cls(setup, self_check=self_check, progress=progress)
 
     def generate(
-        self,
-        prompt: Prompt,
-        config: Config | None = None,
-        *,
-        reuse: bool = False,
-        on_prefill: OnPrefill | None = None,
-        on_chunk: Callable[[TextChunk], None] | None = None,
+        self, prompt: Prompt, config: Config | None = None, *, reuse: bool = False,
+        on_prefill: OnPrefill | None = None, on_chunk: Callable[[TextChunk], None] | None = None,
         **options: Unpack[TextOptions],
-    ) -> GenerationResult:
+    ) -> GenerationResult:  # fmt: skip
         """Continue a prompt: a text, token ids, or messages.
 
         `config` is a transformers GenerationConfig or a dict of its names; single options count above it. With
@@ -269,6 +264,11 @@ class Engine:
     def max_context(self) -> int:
         """The number of tokens of the longest text that memory is planned for."""
         return self.place.context_tokens
+
+    @property
+    def num_texts(self) -> int:
+        """The number of texts that may be under way: fewer than were planned once memory has run out."""
+        return self._texts.most
 
     @property
     def target_model(self) -> CausalModel:

@@ -18,6 +18,7 @@ import click
 from edgespec import __version__
 from edgespec.cli.config.groups import ConfiguredGroup, leaf_commands
 from edgespec.cli.console import print_error
+from edgespec.cli.log_file import LOG, close_log
 from edgespec.cli.spelling import spelled_error
 from edgespec.errors import EXIT_MEMORY, EXIT_RUNTIME, EXIT_USAGE, EdgespecError, is_out_of_memory
 
@@ -84,6 +85,15 @@ def main() -> NoReturn:
 
 def run(arguments: list[str]) -> int:
     """Run the command line and return the process's exit status."""
+    try:
+        status = _run(arguments)
+        LOG.info("exit status %d", status)
+    finally:
+        close_log()
+    return status
+
+
+def _run(arguments: list[str]) -> int:
     debug = bool(os.environ.get("EDGESPEC_DEBUG")) or "-vv" in arguments
     as_json = "--json" in arguments
     try:
@@ -123,6 +133,7 @@ def run(arguments: list[str]) -> int:
         )
         return EXIT_MEMORY
     except Exception as error:
+        LOG.debug("trace", exc_info=True)
         if debug:
             traceback.print_exc()
         if is_out_of_memory(error):
@@ -140,5 +151,6 @@ def _report(code: str, what: str, fix: str, *, as_json: bool) -> None:
     if not as_json:
         print_error(what, fix)
         return
+    LOG.error("%s %s", what.rstrip(), fix)
     sys.stderr.write(json.dumps({"error": {"code": code, "message": what.rstrip(), "fix": fix}}) + "\n")
     sys.stderr.flush()

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from edgespec.cli.log_file import LOG
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 OnProgress = Callable[[int, int, str], None]  # done, of how many, both in words
+DrawLines = Callable[[Sequence[str]], None]
 
 QUIET_INTERVAL_S = 10.0  # between progress lines where there is no terminal
+MAX_NAMED = 5  # prompts or settings in one message
 DEFAULT_WIDTH = 80  # where a terminal does not tell
 UNLIMITED_WIDTH = 10_000
+COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def print_error(what: str, fix: str) -> None:
     """Write the two lines of an error to stderr."""
+    LOG.error("%s %s", what.rstrip(), fix)
     sys.stderr.write(f"Error: {what.rstrip()}\nTry: {fix}\n")
     sys.stderr.flush()
 
@@ -35,6 +42,18 @@ def visible(text: str) -> str:
     )
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun: 1 pass, 2 passes, 1,024 tokens."""
+    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
+    return f"{count:,} {noun}{ending}"
+
+
+def named(names: Sequence[str]) -> str:
+    """Return the first of the names in one line, and how many more there are."""
+    more = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
 class Console:
     """Messages for people, on stderr; `quiet` drops all but errors."""
 
@@ -43,6 +62,7 @@ class Console:
         self.verbose = verbose
         self.is_terminal = sys.stderr.isatty()
         self._said_at = time.monotonic()
+        self._status = ""  # the line that stands at the bottom of the terminal
 
     @property
     def width(self) -> int:
@@ -53,22 +73,37 @@ class Console:
             return UNLIMITED_WIDTH
 
     def say(self, text: str) -> None:
-        """Write one line, unless quiet."""
-        if not self.quiet:
-            sys.stderr.write(text + "\n")
-            sys.stderr.flush()
+        """Write one line, unless quiet; the log has it in any case."""
+        LOG.info(COLOR.sub("", text))
+        self._write(text)
 
     def detail(self, text: str) -> None:
-        """Write one line where -v asks for details."""
+        """Write one line where -v asks for details, as the log always does."""
         if self.verbose:
             self.say(text)
+        else:
+            LOG.info(COLOR.sub("", text))
 
     def say_sometimes(self, text: str) -> None:
         """Write a progress line where no bar can be drawn, at most one every ten seconds."""
         now = time.monotonic()
         if not self.is_terminal and now - self._said_at >= QUIET_INTERVAL_S:
             self._said_at = now
-            self.say(text)
+            self._write(text)
+
+    @contextmanager
+    def status(self, text: str) -> Iterator[None]:
+        """Show on a terminal what is being done until the block ends; what is said meanwhile goes above."""
+        if self.quiet or not self.is_terminal:
+            yield
+            return
+        self._status = text[: self.width - 1]
+        self._draw_status()
+        try:
+            yield
+        finally:
+            self._erase_status()
+            self._status = ""
 
     def task(self, bar: Progress | None, what: str) -> OnProgress:
         """Begin a task; return its progress function, which moves the bar, or without one writes a line at times."""
@@ -94,13 +129,56 @@ class Console:
             return
         from rich.console import Console as RichConsole
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.table import Column
 
-        columns = [TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}")]
+        def text(content: str) -> TextColumn:  # in a narrow terminal it is cut: a line more would scroll
+            return TextColumn(content, markup=False, table_column=Column(no_wrap=True, overflow="ellipsis"))
+
         with Progress(
-            *columns,
-            TimeRemainingColumn(),
+            text("{task.description}"),
+            BarColumn(),
+            text("{task.fields[note]}"),
+            TimeRemainingColumn(table_column=Column(no_wrap=True)),
             console=RichConsole(stderr=True),
             transient=True,
             redirect_stdout=sys.stdout.isatty(),  # else results on their way to a file would be drawn on the terminal
         ) as progress:
             yield progress
+
+    @contextmanager
+    def live_lines(self, *, wanted: bool = True) -> Iterator[DrawLines]:
+        """Yield a function that draws lines over those that it drew before; they vanish when the block ends.
+
+        It does nothing where they are not wanted or there is no terminal.
+        """
+        if self.quiet or not self.is_terminal or not wanted:
+            yield lambda _lines: None
+            return
+        from rich.console import Console as RichConsole
+        from rich.live import Live
+        from rich.text import Text
+
+        with Live(
+            console=RichConsole(stderr=True),
+            transient=True,
+            auto_refresh=False,
+            redirect_stdout=sys.stdout.isatty(),  # else results on their way to a file would be drawn on the terminal
+        ) as live:
+            yield lambda lines: live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
+
+    def _write(self, text: str) -> None:
+        if self.quiet:
+            return
+        self._erase_status()
+        sys.stderr.write(text + "\n")
+        self._draw_status()
+        sys.stderr.flush()
+
+    def _draw_status(self) -> None:
+        sys.stderr.write(self._status)
+        sys.stderr.flush()
+
+    def _erase_status(self) -> None:
+        if self._status:
+            sys.stderr.write("\r" + " " * len(self._status) + "\r")
+            sys.stderr.flush()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 STDERR = 2
 STOPPING = b"\nstopping after this pass (Ctrl-C again: within it)\n"
+IMPORTING = "loading torch and transformers"  # said meanwhile: it takes seconds
 Handler = Callable[[int, FrameType | None], None]
 
 

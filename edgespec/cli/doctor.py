@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from edgespec.cli.config.defaults import load_config
-from edgespec.cli.console import visible
+from edgespec.cli.console import counted, visible
 from edgespec.cli.spelling import spelled
 from edgespec.doctor.checks import (
     FAIL,
@@ -107,7 +107,7 @@ def _hub() -> Check:
     repositories = [name for name, _ in cached_repositories()]
     num_bytes, is_whole = size_of(path)
     size = describe_size(num_bytes, is_whole=is_whole)
-    holds = f"{size}, {len(repositories)} models (edgespec models)" if path.exists() else "not there yet"
+    holds = f"{size}, {counted(len(repositories), 'model')} (edgespec models)" if path.exists() else "not there yet"
     facts = {"path": str(path), "bytes": num_bytes, "models": repositories}
     return Check(name="Hugging Face cache", status=OK, text=f"{path}, {holds}", facts=facts)
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec.cli.console import Console, OnProgress
+from edgespec.cli.console import Console, OnProgress, counted
 from edgespec.cli.options.machine import MachineOptions, check_all_resident
 from edgespec.cli.spelling import spelled
 from edgespec.pair.hub_names import short_name
@@ -79,8 +79,8 @@ def trees_in_words(tree: TreeSettings, *, is_tuned: bool = False) -> str:
     if tree.policy == "none":
         return "no tree"
     if is_tuned:
-        return f"{tree.policy} trees of up to {tree.num_nodes} nodes, as many as pay"
-    return f"{tree.policy} trees of {tree.num_nodes} nodes, depth {tree.num_layers}"
+        return f"{tree.policy} trees of up to {counted(tree.num_nodes, 'node')}, as many as pay"
+    return f"{tree.policy} trees of {counted(tree.num_nodes, 'node')}, depth {tree.num_layers}"
 
 
 def say_quantizing(console: Console, folder: Path, num_bytes: int, free_bytes: int) -> None:

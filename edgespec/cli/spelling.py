@@ -36,9 +36,9 @@ FLAGS = {name: "--" + name.replace("_", "-") for name in ALIKE} | {
 COMMANDS = {
     "all_profiles": "edgespec profile --list",
     "clear": "/clear",
+    "compact": "/compact",
     "save": "/save",
     "save(overwrite=True)": "/save! FILE",
-    "undo": "/undo",
 }
 SPELLINGS = {**FLAGS, **COMMANDS}
 _IN_BACKTICKS = re.compile("`([^`]+)`")

@@ -99,6 +99,23 @@ class Conversation:
         self.messages = ()
         return num_turns
 
+    def compact(self) -> tuple[Message, ...]:
+        """Drop the oldest turns until half of the context is free, and return their messages.
+
+        The system's message and the last turn stay. Raises EdgespecError where there is none to drop.
+        """
+        asked = [index for index, message in enumerate(self.messages) if message.role == "user"]
+        if len(asked) < 2:
+            raise EdgespecError(
+                "E_NO_TURN", "there is no turn before the last to drop.", "Forget all with `clear`, or go on."
+            )
+        before = self.messages
+        for start in asked[1:]:
+            self.messages = before[start:]
+            if 2 * self.num_tokens <= self._engine.max_context:
+                break
+        return before[: len(before) - len(self.messages)]
+
     @property
     def num_turns(self) -> int:
         """The number of the user's messages."""
@@ -176,11 +193,12 @@ class Conversation:
         except EdgespecError as error:
             if error.code != "E_CONTEXT":
                 raise
+            oldest = "drop the oldest turns with `compact`, or all" if self.num_turns > 1 else "drop all turns"
             raise EdgespecError(
                 "E_CONTEXT",
                 f"the conversation would have {len(ids)} tokens with this message ({self.num_tokens} without it), "
                 f"and the context holds {self._engine.max_context} with at least one of an answer.",
-                "Shorten the message, take turns back with `undo` or `clear`, or start with a larger `context_tokens`.",
+                f"Shorten the message, {oldest} with `clear`, or start with a larger `context_tokens`.",
             ) from error
 
     def _chunks(

@@ -225,7 +225,7 @@ def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(
     pair_folders: tuple[Path, Path], run_cli: RunCli
 ) -> None:
     rows = GOOD_ROWS + json.dumps({"prompt": "x" * 256}) + "\n"
-    outcome = run_cli(["p.jsonl", "-m", str(pair_folders[0])], files={"p.jsonl": rows})
+    outcome = run_cli(["p.jsonl", "-m", str(pair_folders[0]), "--truncate", "fail"], files={"p.jsonl": rows})
     assert_error(outcome, 2, "line 3", "256 tokens", "256 with at least one new")
 
 

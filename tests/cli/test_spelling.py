@@ -28,7 +28,7 @@ COMPUTED = {"V", "V=V"}  # any tree setting or cheaper plan; either quantisation
         ("`policy=none, context_tokens=256` (from 1 GiB)", "--policy none --ctx-size 256 (from 1 GiB)"),
         ("or leave out `local_files_only=False` for", "or leave out --online for"),
         ("overwrite it: `save(overwrite=True)`.", "overwrite it: /save! FILE."),
-        ("back with `undo` or `clear`", "back with /undo or /clear"),
+        ("oldest with `compact`, or all with `clear`", "oldest with /compact, or all with /clear"),
         ("log in: `hf auth login`", "log in: `hf auth login`"),
         ("`size, nothing=2` and size", "`size, nothing=2` and size"),
     ],

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from edgespec import __version__
-from edgespec.cli.console import visible
+from edgespec.cli.console import counted, visible
 from edgespec.config import SamplingSettings
 
 if TYPE_CHECKING:
@@ -58,11 +58,11 @@ def write_verdicts(engine: Engine, verdicts: Sequence[Verdict], *, as_json: bool
             sys.stdout.write(f"{what} {_difference(engine, difference)}\n")
     tokens = sum(verdict.num_tokens for verdict in verdicts)
     equal = sum(verdict.from_plain is None for verdict in verdicts)
-    ties = f"; {num_ties} near ties" if num_ties else ""
+    ties = f"; {counted(num_ties, 'near tie')}" if num_ties else ""
     lossless = "lossless" if all(verdict.is_lossless for verdict in verdicts) else "NOT LOSSLESS"
     sys.stdout.write(
         f"{lossless}: {equal} of {len(verdicts)} texts at temperature {verdicts[0].temperature:g} equal plain "
-        f"decoding's, token by token; {tokens} tokens were compared with the target's own{ties}\n"
+        f"decoding's, token by token; {counted(tokens, 'token')} compared with the target's own{ties}\n"
     )
 
 
@@ -159,7 +159,8 @@ def _table(engine: Engine, rows: Sequence[dict[str, Any]]) -> str:
     about = (
         f"{setting['model']} + {setting['draft_model']}, {setting['dtype']} on {setting['device']}, "
         f"{setting['resident_layers']} of {setting['layers']} layers resident; temperature "
-        f"{plain['sampling']['temperature']:g}; {plain['prompts']} prompts, {plain['repeats']} repeats\n\n"
+        f"{plain['sampling']['temperature']:g}; {counted(plain['prompts'], 'prompt')}, "
+        f"{counted(plain['repeats'], 'repeat')}\n\n"
     )
     ruler = "|" + "|".join("-" * (width + 2) for width in widths) + "|\n"
     return about + line(COLUMNS) + ruler + "".join(map(line, cells))

@@ -20,6 +20,7 @@ from edgespec.cli.chat.settings import (
 )
 from edgespec.cli.chat.spoken import closest
 from edgespec.cli.chat.state import Attachment, Chat
+from edgespec.cli.console import counted
 from edgespec.cli.open_engine import trees_in_words
 from edgespec.errors import EdgespecError
 from edgespec.files import sessions_folder
@@ -79,7 +80,7 @@ def _exit(chat: Chat, _argument: str) -> None:
 def _clear(chat: Chat, _argument: str) -> None:
     count = chat.conversation.clear()
     chat.attachments.clear()
-    chat.screen.say(f"cleared {count} turn{'s' * (count != 1)}")
+    chat.screen.say(f"cleared {counted(count, 'turn')}")
 
 
 def _system(chat: Chat, argument: str) -> None:
@@ -111,7 +112,7 @@ def _show(chat: Chat, argument: str) -> None:
         lines = [
             f"target  {engine.pair.target.folder} ({engine.place.quant or 'not quantised'})",
             f"draft   {draft.folder} ({engine.place.draft_quant or 'not quantised'})" if draft else "draft   none",
-            f"context {conversation.num_tokens} of {engine.max_context} tokens, {count} turn{'s' * (count != 1)}",
+            f"context {conversation.num_tokens} of {engine.max_context} tokens, {counted(count, 'turn')}",
             f"trees   {trees_in_words(engine.room, is_tuned=engine.is_tuned)}",
         ]
     elif subject == "memory":
@@ -126,7 +127,7 @@ def _show(chat: Chat, argument: str) -> None:
         ]
     elif subject == "prompt":
         ids = conversation.prompt_ids(conversation.messages)
-        lines = [str(engine.pair.tokenizer.decode(ids)), f"({len(ids)} tokens)"]
+        lines = [str(engine.pair.tokenizer.decode(ids)), f"({counted(len(ids), 'token')})"]
     else:
         raise EdgespecError("E_COMMAND", f"there is no '{subject}' to show.", f"Choose one of: {', '.join(SUBJECTS)}.")
     for line in lines:
@@ -136,6 +137,16 @@ def _show(chat: Chat, argument: str) -> None:
 def _stats(chat: Chat, _argument: str) -> None:
     for line in session_report(chat.turns, streamed_bytes=chat.engine.placement.streamed_bytes):
         chat.screen.say(line)
+
+
+def _compact(chat: Chat, _argument: str) -> None:
+    dropped = chat.conversation.compact()
+    questions = [message.content for message in dropped if message.role == "user"]
+    for question in questions:
+        chat.screen.say(f"dropped: {_first_line(question)}")
+    turns, left = counted(len(questions), "turn"), counted(chat.conversation.num_turns, "turn")
+    tokens = f"{chat.conversation.num_tokens} of {chat.engine.max_context} tokens"
+    chat.screen.say(f"dropped the oldest {turns}; {left} left, {tokens}; the next answer reads them again")
 
 
 def _regenerate(chat: Chat, _argument: str) -> None:
@@ -185,7 +196,8 @@ def _read(chat: Chat, argument: str) -> None:
         raise
     share = count / chat.engine.max_context
     chat.screen.say(
-        f"{path}: {count} tokens, {share:.0%} of the context; it goes before your next message (Enter alone sends it)"
+        f"{path}: {counted(count, 'token')}, {share:.0%} of the context; it goes before your next message "
+        "(Enter alone sends it)"
     )
 
 
@@ -201,8 +213,7 @@ def _save(chat: Chat, argument: str, *, overwrite: bool = False) -> None:
         "total_s": round(sum(turn.result.total_s for turn in chat.turns), 3),
     }
     conversation.save(path, overwrite=overwrite, settings=saved_settings(chat), stats=stats)
-    count = conversation.num_turns
-    chat.screen.say(f"saved {count} turn{'s' * (count != 1)} to {path}")
+    chat.screen.say(f"saved {counted(conversation.num_turns, 'turn')} to {path}")
 
 
 def _load(chat: Chat, argument: str) -> None:
@@ -226,8 +237,8 @@ def _load(chat: Chat, argument: str) -> None:
         chat.screen.say(line)
     if session.model != str(chat.engine.pair.target.folder):
         chat.screen.say(f"it was saved with {session.model}")
-    count = conversation.num_turns
-    chat.screen.say(f"loaded {count} turn{'s' * (count != 1)}, {conversation.num_tokens} tokens")
+    turns, tokens = counted(conversation.num_turns, "turn"), counted(conversation.num_tokens, "token")
+    chat.screen.say(f"loaded {turns}, {tokens}")
 
 
 def _spec(chat: Chat, argument: str) -> None:
@@ -253,6 +264,7 @@ ACTIONS = {
     "help": Action(usage="/help [COMMAND]", help="this list", run=_help, aliases=("?",)),
     "exit": Action(usage="/exit", help="leave; Ctrl-D too", run=_exit, aliases=("quit", "bye")),
     "clear": Action(usage="/clear", help="forget all turns; the system message stays", run=_clear, aliases=("new",)),
+    "compact": Action(usage="/compact", help="drop the oldest turns, until half of the context is free", run=_compact),
     "system": Action(usage="/system [TEXT]", help="set or edit the system message", run=_system),
     "set": Action(usage="/set [NAME VALUE]", help="change settings, as temperature 0.7 or top_p=0.9 seed=1", run=_set),
     "show": Action(usage="/show [SUBJECT]", help=" | ".join(SUBJECTS), run=_show),

@@ -86,7 +86,8 @@ def _say_footer(chat: Chat) -> None:
     )
     chat.screen.note(line, warning=stopped)
     if result.finish_reason == "context":
-        chat.screen.say("the context is full: /undo or /clear makes room, a larger -c has more")
+        oldest = "/compact drops the oldest turns, /clear all" if chat.conversation.num_turns > 1 else "/clear drops it"
+        chat.screen.say(f"the context is full: {oldest}; a larger -c has more room")
 
 
 def _gpu_use(engine: Engine) -> str | None:

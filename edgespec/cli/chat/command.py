@@ -12,12 +12,13 @@ import click
 from edgespec import __version__
 from edgespec.cli.chat.options import AskedChat, chat_options
 from edgespec.cli.console import Console
-from edgespec.cli.ctrl_c import leaving_at_once, leaving_tidily
+from edgespec.cli.ctrl_c import IMPORTING, leaving_at_once, leaving_tidily
 from edgespec.cli.open_engine import open_engine
 from edgespec.cli.open_pair import open_pair_for
 from edgespec.cli.options.console import console_options
 from edgespec.cli.options.machine import MachineOptions, machine_options
 from edgespec.cli.options.model import AskedModels, model_options
+from edgespec.cli.options.sections import FIRST, LAST, MACHINE, SectionedCommand
 from edgespec.cli.options.tree import AskedTrees, tree_options
 from edgespec.cli.prompts.read import read_text
 from edgespec.errors import EdgespecError
@@ -29,19 +30,28 @@ if TYPE_CHECKING:
     from edgespec.pair.pair import ModelPair
 
 CONTEXTS = (8192, 4096, 2048, 1024, 512)  # that -c auto tries, the first that memory has room for
+SECTIONS = {
+    FIRST: (
+        "prompt_text", "single_turn", "model", "draft_model", "system", "max_new_tokens", "temperature", "seed",
+        "ctx_size", "max_gpu_mem",
+    ),
+    "Chat": ("system_file", "raw", "history", "stats", "color"),
+    **LAST,
+    "Memory, device and formats": tuple(name for name in MACHINE if name != "ctx_size"),
+}  # fmt: skip
 RAW_NEW_TOKENS = 256  # a model without a chat template seldom ends by itself
 
 
 @click.command(
     name="chat",
+    cls=SectionedCommand,
+    sections=SECTIONS,
+    examples="""\
+edgespec chat                                the built-in pair: it continues Python
+edgespec chat TARGET -md DRAFT -c 8k
+git diff | edgespec chat TARGET -md DRAFT --system 'Review this.'
+""",
     epilog="""\b
-Examples:
-  edgespec chat                                   the built-in pair: it continues Python
-  edgespec chat TARGET -md DRAFT -c 8k
-  edgespec chat TARGET --system 'Be brief.' --temp 0.7
-  git diff | edgespec chat TARGET -md DRAFT --system 'Review this.'
-
-\b
 /help lists the commands, /? keys the keys. Without a chat template messages and answers are one text, in which a
 message begins on a line of its own. A pipe is one turn: all of stdin is the message, stdout has the answer alone.
 """,
@@ -72,11 +82,12 @@ def command(
     names = [short_name(path) for path in (models.target, draft) if path]
     console.say(f"edgespec {__version__} · {' + '.join(names) or 'the built-in pair'}")
 
-    with leaving_at_once():  # torch and transformers are imported from here on
+    with leaving_at_once(), console.status(IMPORTING):
         import edgespec.engine  # noqa: F401
         from edgespec.cli.chat.loop import converse, single_turn
     with leaving_tidily():
-        pair = open_pair_for(console, models, trees)
+        with console.status("reading headers"):
+            pair = open_pair_for(console, models, trees)
         engine = _load(console, pair, asked, trees, machine, self_check=not no_self_check)
     with engine:
         chat = _open_chat(console, engine, asked, is_single=is_single)

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from edgespec.cli.console import counted
+
 if TYPE_CHECKING:
     from edgespec.text.results import GenerationResult
 
@@ -68,14 +70,14 @@ def session_report(turns: Sequence[Turn], *, streamed_bytes: int) -> Iterable[st
     made = sum(result.usage.completion_tokens for result in results)
     read = sum(result.usage.prompt_tokens - result.usage.cached_tokens for result in results)
     kept = sum(result.usage.cached_tokens for result in results)
-    count = f"{len(turns)} answer{'s' * (len(turns) != 1)}"
+    count = counted(len(turns), "answer")
     yield f"{count} · {made} tok · read {read} tok, {kept} kept · {sum(r.total_s for r in results):.1f} s"
     if passes:
         lengths = Counter(len(step.tokens) for step in passes)
         shown = ", ".join(f"{length}: {count}" for length, count in sorted(lengths.items())[:MAX_LENGTHS_SHOWN])
         more = ", ..." if len(lengths) > MAX_LENGTHS_SHOWN else ""
         mean = sum(len(step.tokens) for step in passes) / len(passes)
-        yield f"{len(passes)} passes · {mean:.2f} tok/pass · passes by tokens: {shown}{more}"
+        yield f"{counted(len(passes), 'pass')} · {mean:.2f} tok/pass · passes by tokens: {shown}{more}"
     draft_s, verify_s, rest_s = (
         sum(getattr(step, name) for step in steps) for name in ("grow_s", "target_s", "rest_s")
     )
@@ -86,7 +88,8 @@ def session_report(turns: Sequence[Turn], *, streamed_bytes: int) -> Iterable[st
     )
     if streamed_bytes and steps:
         total = streamed_bytes * len(steps)
-        yield f"streamed {total / GIB:.2f} GiB in {len(steps)} passes · {total / GIB / (verify_s or 1.0):.2f} GiB/s"
+        rate = total / GIB / (verify_s or 1.0)
+        yield f"streamed {total / GIB:.2f} GiB in {counted(len(steps), 'pass')} · {rate:.2f} GiB/s"
     rates = {spec: _rate(turn.result for turn in turns if turn.spec == spec) for spec in ("off", "tree", "chain")}
     known = {spec: rate for spec, rate in rates.items() if rate}
     yield "decoding: " + " · ".join(f"{spec} {rate:.1f} tok/s" for spec, rate in known.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,7 +45,14 @@ class ConfiguredGroup(click.Group):
         self, context: click.Context, arguments: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command of a line, and put its configured defaults into the context."""
-        name, command, rest = super().resolve_command(context, arguments)
+        try:
+            name, command, rest = super().resolve_command(context, arguments)
+        except click.UsageError as error:
+            # click looks among the commands that are imported, and there are none yet.
+            near = difflib.get_close_matches(arguments[0], self.list_commands(context), n=1)
+            if not near:
+                raise
+            raise click.UsageError(f"{error.message} Did you mean '{near[0]}'?", context) from error
         is_group = isinstance(command, ConfiguredGroup)
         if command is None or is_group or name in READ_CONFIG_THEMSELVES or context.resilient_parsing:
             return name, command, rest

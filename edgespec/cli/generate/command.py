@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 from edgespec.cli.console import Console
-from edgespec.cli.ctrl_c import STOPPING, cancelling, leaving_at_once, leaving_tidily
+from edgespec.cli.ctrl_c import IMPORTING, STOPPING, cancelling, leaving_at_once, leaving_tidily
+from edgespec.cli.generate.in_order import InOrder
 from edgespec.cli.generate.options import (
     AskedOutput,
     AskedPrompts,
@@ -22,26 +23,46 @@ from edgespec.cli.generate.options import (
     sampling_options,
 )
 from edgespec.cli.generate.prepare import AskedRun, Prepared, Prompts, prepare, read_rows
-from edgespec.cli.generate.resume import Results, keep_finished, read_results
+from edgespec.cli.generate.resume import Results, keep_finished, read_results, waiting_path
 from edgespec.cli.generate.sinks import OutputFile, Sink, StandardOutput
+from edgespec.cli.log_file import current_log
 from edgespec.cli.open_engine import open_engine
 from edgespec.cli.options.console import console_options
 from edgespec.cli.options.machine import MachineOptions, machine_options, parallel_option
 from edgespec.cli.options.model import AskedModels, model_options
+from edgespec.cli.options.sections import FIRST, LAST, SectionedCommand
 from edgespec.cli.options.tree import AskedTrees, tree_options
 from edgespec.errors import EdgespecError
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
 
+IN_ORDER = ("text", "specbench")  # formats whose readers go by a result's place
+SECTIONS = {
+    FIRST: (
+        "prompt_text", "model", "draft_model", "output", "resume", "max_new_tokens", "temperature", "seed", "system",
+        "max_gpu_mem",
+    ),
+    "Prompts": (
+        "prompts_file", "lines", "start", "limit", "only", "category", "repeat", "system_file", "raw", "truncate",
+    ),
+    "Results": ("format_name", "ordered", "overwrite", "force", "fail_fast", "live_text", "dry_run"),
+    **LAST,
+}  # fmt: skip
+
 
 @click.command(
     name="generate",
+    cls=SectionedCommand,
+    sections=SECTIONS,
+    examples="""\
+edgespec generate -p 'def main(' --temp 0.8              with the built-in pair
+edgespec generate prompts.jsonl -m TARGET -md DRAFT -o out.jsonl
+edgespec generate prompts.jsonl -o out.jsonl --resume    what is left to do
+""",
     epilog="""\b
-Examples:
-  edgespec generate prompts.jsonl -o out.jsonl            the built-in pair
-  edgespec generate prompts.jsonl -o out.jsonl --resume   go on after an interruption
-  edgespec generate prompt.txt -m TARGET -md DRAFT        one prompt, streamed to stdout
+More examples:
+  edgespec generate prompt.txt -m TARGET -md DRAFT        a file that is one prompt
   edgespec generate -p 'def main(' --temp 0.8 --seed 7 --stop $'\\n\\n'
   edgespec generate question.jsonl --category math --format specbench -o answers.jsonl
 
@@ -79,38 +100,32 @@ def command(
     no_self_check: bool,
     console: Console,
 ) -> int:
-    """Complete PROMPTS: a text file (one prompt), JSONL rows or a JSON array, or - for stdin.
+    """Complete PROMPTS: a text file (one prompt), JSONL, JSON array, or - (stdin).
 
-    One prompt and no -o: the text streams to stdout. Otherwise one JSON record a prompt, written as it
-    finishes. Everything else goes to stderr.
+    One prompt without -o streams to stdout; several become JSON records.
     """
     prompts, format_name = _prompts(console, asked, out)
     out = replace(out, format_name=format_name)
-    with leaving_at_once():  # torch and transformers are imported from here on
+    with leaving_at_once(), console.status(IMPORTING):
         import edgespec.engine  # noqa: F401
     run = AskedRun(prompts=asked, out=out, wanted=wanted, models=models, trees=trees, machine=machine,
                    parallel=parallel)  # fmt: skip
-    prepared = prepare(console, prompts, run)
+    with console.status("reading headers and prompts"):
+        prepared = prepare(console, prompts, run)
     if out.dry_run:
         from edgespec.cli.generate.dry_run import say_work
 
         say_work(console, prepared, machine)
         return 0
-    if not prepared.requests:
-        console.say("nothing to do")
-        return 0
     with ExitStack() as stack:
-        sink: Sink = StandardOutput()
-        if out.path is not None:
-            if prompts.results is not None:
-                OutputFile(out.path).close()  # refused where another run is at it
-                keep_finished(prompts.results, {request.row.id for request in prepared.requests})
-            sink = OutputFile(out.path, overwrite=out.overwrite)
-            stack.callback(sink.close)
+        output = _open_output(prompts, prepared, out, format_name, stack)
+        if not prepared.requests:
+            console.say("nothing to do")
+            return 0
         with leaving_tidily():
             engine = open_engine(console, prepared.setup, machine, self_check=not no_self_check)
         stack.callback(engine.close)
-        return _run(console, prepared, engine, sink, out, format_name)
+        return _run(console, prepared, engine, output, out, format_name)
 
 
 def _prompts(console: Console, asked: AskedPrompts, out: AskedOutput) -> tuple[Prompts, str]:
@@ -129,12 +144,46 @@ def _prompts(console: Console, asked: AskedPrompts, out: AskedOutput) -> tuple[P
     return Prompts(all=rows, wanted=wanted, results=results), format_name
 
 
-def _run(console: Console, prepared: Prepared, engine: Engine, sink: Sink, out: AskedOutput, format_name: str) -> int:
+def _open_output(
+    prompts: Prompts, prepared: Prepared, out: AskedOutput, format_name: str, stack: ExitStack
+) -> tuple[Sink, InOrder | None]:
+    """Open what records go to, the order in which they do, and what of it is there already; raises EdgespecError."""
+    to_run = [request.row.id for request in prepared.requests]
+    is_ordered = out.ordered or format_name in IN_ORDER
+    if out.path is None:
+        stdout = StandardOutput()
+        return stdout, InOrder(stdout, None, to_run) if is_ordered else None
+    order = [row.id for row in prompts.all]
+    held: dict[str, str] = {}
+    if prompts.results is not None:
+        OutputFile(out.path).close()  # refused where another run is at it
+        held = keep_finished(prompts.results, set(to_run), order if is_ordered else None)
+    sink = OutputFile(out.path, overwrite=out.overwrite)
+    stack.callback(sink.close)
+    if not is_ordered:
+        return sink, None
+    waiting = None
+    if format_name != "text" and out.path.is_file():  # texts without ids are not gone on with
+        waiting = OutputFile(waiting_path(out.path), overwrite=prompts.results is None)
+        stack.callback(waiting.close)
+    coming = {*to_run, *held}
+    return sink, InOrder(sink, waiting, [name for name in order if name in coming], held)
+
+
+def _run(
+    console: Console,
+    prepared: Prepared,
+    engine: Engine,
+    output: tuple[Sink, InOrder | None],
+    out: AskedOutput,
+    format_name: str,
+) -> int:
     """Run all requests, write their results to the sink, and return the exit status."""
     from edgespec.cli.generate.output import stream_one, write_records
     from edgespec.cli.generate.records import run_fields
     from edgespec.cli.generate.together import Run
 
+    sink, in_order = output
     to_stdout = out.path is None
     requests = prepared.requests
     notices = () if console.quiet else (STOPPING,)
@@ -148,6 +197,10 @@ def _run(console: Console, prepared: Prepared, engine: Engine, sink: Sink, out: 
             num_pressed=num_pressed,
         )
         sink.begin()
+        if in_order is not None:
+            in_order.begin()
+        elif out.overwrite and out.path is not None:
+            waiting_path(out.path).unlink(missing_ok=True)
         if to_stdout and format_name == "text" and len(requests) == 1:
             return stream_one(run, requests[0])
         is_shown = to_stdout and format_name == "text"
@@ -155,11 +208,11 @@ def _run(console: Console, prepared: Prepared, engine: Engine, sink: Sink, out: 
             run,
             requests,
             sink,
+            in_order=in_order,
             format_name=format_name,
             to_stdout=to_stdout,
             live_text=out.live_text and not console.quiet and not is_shown,
             fail_fast=out.fail_fast,
-            ordered=out.ordered,
         )
 
 
@@ -175,6 +228,8 @@ def _check_output(out: AskedOutput, source: str | None) -> None:
         raise EdgespecError("E_OUTPUT", f"'{path}' is a folder.", "Name a file in it.")
     if source not in {None, "-"} and path.resolve() == Path(str(source)).resolve():
         raise EdgespecError("E_OUTPUT", f"'{path}' is the prompt file.", "Choose another file for the results.")
+    if (log := current_log()) is not None and path.resolve() == log.resolve():
+        raise EdgespecError("E_OUTPUT", f"'{path}' is the log.", "Choose another file for the results.")
     if not path.parent.is_dir():
         raise EdgespecError("E_OUTPUT", f"there is no folder '{path.parent}' to write in.", "Make it first.")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
@@ -184,8 +239,8 @@ def _check_output(out: AskedOutput, source: str | None) -> None:
 
 
 def _refuse_results(path: Path, format_name: str, num_wanted: int) -> None:
-    """Raise EdgespecError for an output file that is not empty."""
-    if not path.is_file() or not path.stat().st_size:
+    """Raise EdgespecError for an output file that is not empty, or records that wait for some before them."""
+    if not any(file.is_file() and file.stat().st_size for file in (path, waiting_path(path))):
         return
     try:
         found: Results | None = read_results(path, format_name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgespec.cli.console import Console
+from edgespec.cli.console import Console, counted
 from edgespec.cli.generate.prepare import Prepared
 from edgespec.cli.open_engine import say_setup
 from edgespec.cli.options.machine import MachineOptions
@@ -23,12 +23,16 @@ def say_work(console: Console, prepared: Prepared, machine: MachineOptions) -> N
 
 def _time_note(prepared: Prepared) -> str:
     """Say how many seconds the run takes at most, if every answer is as long as it may be."""
-    num_turns = sum(request.row.num_turns for request in prepared.requests)
-    tokens = sum(request.max_new_tokens * request.row.num_turns for request in prepared.requests)
-    limits = [request.max_new_tokens for request in prepared.requests]
+    requests = [request for request in prepared.requests if request.fault is None]
+    num_turns = sum(request.row.num_turns for request in requests)
+    tokens = sum(request.max_new_tokens * request.row.num_turns for request in requests)
+    limits = [request.max_new_tokens for request in requests]
     if -1 in limits:
         tokens = prepared.needed.new_tokens
-    work = f"to do: {len(prepared.requests)} prompts, {num_turns} answers, at most {tokens:,} new tokens"
+    work = (
+        f"to do: {counted(len(requests), 'prompt')}, {counted(num_turns, 'answer')}, "
+        f"at most {counted(tokens, 'new token')}"
+    )
     setup = prepared.setup
     if setup.profile is None:
         return f"{work}; no time estimate without a profile of this pair (edgespec profile)"
@@ -36,7 +40,7 @@ def _time_note(prepared: Prepared) -> str:
     if per_s is None:
         return f"{work}; no time estimate: flags override the plan of profile {setup.profile.name}"
     reading = verify_curve(setup.profile)
-    prompts_s = sum(float(reading(len(request.ids))) * request.row.num_turns for request in prepared.requests)
+    prompts_s = sum(float(reading(len(request.ids))) * request.row.num_turns for request in requests)
     return (
         f"{work}; about {_duration(tokens / per_s + prompts_s)} by profile {setup.profile.name} if no answer ends early"
     )

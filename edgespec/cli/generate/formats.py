@@ -46,11 +46,12 @@ def check_format(name: str, rows: list[PromptRow]) -> None:
 
 def format_record(name: str, request: Request, record: dict[str, Any]) -> dict[str, Any] | None:
     """Return the record in the format; None where the format has no form for a row that failed."""
-    if name == "specbench":
-        return None if record["error"] else _specbench(request, record)
-    if name == "openai-batch":
-        return _openai_batch(request, record)
-    return record
+    if name == "jsonl":
+        return record
+    if name == "specbench" and record["error"]:
+        return None
+    line = _specbench(request, record) if name == "specbench" else _openai_batch(request, record)
+    return line | ({"truncated": record["truncated"]} if record["truncated"] else {})
 
 
 def read_entry(name: str, line: Any) -> Entry | None:

@@ -10,12 +10,17 @@ from typing import Any
 import click
 
 from edgespec.cli.generate.formats import FORMATS
+from edgespec.cli.generate.truncate import TRUNCATE
 from edgespec.cli.options.distribution import LENGTH_SPELLINGS, check_stops, distribution_options, require_text
 from edgespec.cli.options.group import Command, with_options
 from edgespec.cli.prompts.read import read_text
 from edgespec.cli.prompts.selection import Selection
 from edgespec.config import DEFAULT_NEW_TOKENS, MAX_SEED
 
+TRUNCATE_HELP = (
+    "Prompts too long for the context: drop their beginning (left) or end (right), skip them with an error record, "
+    "or fail before the run."
+)
 FORMAT_HELP = "Of the results. [default: jsonl; without -o text for one prompt, or on a terminal]"
 OVERWRITE_HELP = "Replace an output file that holds results."
 RESUME_HELP = "Go on with an output file: run what it lacks, and what failed."
@@ -37,6 +42,7 @@ class AskedPrompts:
     selection: Selection
     system: str | None
     raw: bool
+    truncate: str  # left | right | skip | fail: what becomes of prompts that the context has no room for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +93,7 @@ def prompt_options(function: Command) -> Command:
         system: str | None,
         system_file: str | None,
         raw: bool,
+        truncate: str,
         **others: Any,
     ) -> Any:
         given = [source for source in (prompts, prompts_file, prompt_text) if source is not None]
@@ -109,6 +116,7 @@ def prompt_options(function: Command) -> Command:
             selection=Selection(only=ids, categories=category, start=start, limit=limit, repeat=repeat),
             system=system or None,
             raw=raw,
+            truncate=truncate,
         )
         return function(asked=asked, **others)
 
@@ -127,6 +135,7 @@ def prompt_options(function: Command) -> Command:
         click.option(
             "--raw", "--ignore-chat-template", "raw", is_flag=True, help="Do not apply the model's chat template."
         ),
+        click.option("--truncate", type=click.Choice(TRUNCATE), default="skip", show_default=True, help=TRUNCATE_HELP),
     ]
     return with_options(call, options)
 

@@ -9,13 +9,15 @@ import sys
 from collections.abc import Callable, Generator
 from typing import Any
 
-from edgespec.cli.console import print_error, visible
+from edgespec.cli.console import counted, print_error, visible
 from edgespec.cli.generate.formats import format_record
+from edgespec.cli.generate.in_order import InOrder
+from edgespec.cli.generate.progress import RunProgress
 from edgespec.cli.generate.records import error_record, success_record
 from edgespec.cli.generate.requests import Request
 from edgespec.cli.generate.resume import command_to_continue
 from edgespec.cli.generate.sinks import Sink
-from edgespec.cli.generate.tally import InOrder, Tally, summary
+from edgespec.cli.generate.tally import Tally, summary
 from edgespec.cli.generate.together import Ended, Run, say_trees, saying_room, together
 from edgespec.cli.generate.turns import RowAnswers
 from edgespec.cli.prefill_line import PrefillLine
@@ -24,7 +26,6 @@ from edgespec.errors import EXIT_RUNTIME, EXIT_SOME_FAILED, EdgespecError, is_ou
 from edgespec.text.results import GenerationResult, TextChunk
 
 BETWEEN_TURNS = "\n\n"
-IN_ORDER = ("text", "specbench")  # formats whose readers go by a result's place
 
 
 def stream_one(run: Run, request: Request) -> int:
@@ -33,7 +34,7 @@ def stream_one(run: Run, request: Request) -> int:
     try:
         results = _answer(run, request, shown)
     except KeyboardInterrupt:
-        run.console.say(f"\nstopped: interrupted after {shown.num_tokens} tokens")
+        run.console.say(f"\nstopped: interrupted after {counted(shown.num_tokens, 'token')}")
         raise
     finally:
         shown.end()
@@ -46,61 +47,64 @@ def write_records(
     requests: list[Request],
     sink: Sink,
     *,
+    in_order: InOrder | None,
     format_name: str,
     to_stdout: bool,
     live_text: bool,
     fail_fast: bool,
-    ordered: bool,
 ) -> int:
     """Run every prompt and return the exit status; a record is on the disk before the next step.
 
     Texts are under way together, unless they are shown while they are written. A prompt that fails does not end the
-    run. `format_name` text goes to the sink as plain answers, or streams `to_stdout`. `ordered` records wait for those
-    before them, and so do the formats of `IN_ORDER`.
+    run. `format_name` text goes to the sink as plain answers, or streams `to_stdout`. With `in_order`, records wait for
+    those before them.
     """
     console = run.console
-    tally = Tally(len(requests))
+    tally = Tally(requests, max_context=run.engine.max_context)
     is_live = live_text or (format_name == "text" and to_stdout)
-    written = InOrder(requests) if ordered or format_name in IN_ORDER else None
 
     def write(request: Request, record: dict[str, Any]) -> None:
-        if format_name == "text":
-            if not to_stdout and not record["error"]:
-                sink.write(BETWEEN_TURNS.join(record["turns"]) + "\n\n")
+        text = _in_format(format_name, request, record, streams=to_stdout)
+        if in_order is not None:
+            tally.num_written += in_order.write(request.row.id, text)
         else:
-            line = format_record(format_name, request, record)
-            sink.write("" if line is None else json.dumps(line, ensure_ascii=False) + "\n")
-        tally.num_written += 1
+            sink.write(text)
+            tally.num_written += 1
 
-    with console.progress_bar(wanted=not is_live) as bar:
-        task = None if bar is None else bar.add_task("prompts", total=len(requests), note="")
+    def say_stopped(why: str = "") -> None:
+        waiting = "" if in_order is None else in_order.told()
+        written = f"{tally.num_written} of {counted(len(requests), 'record')} written"
+        console.say(f"stopped{why} with {written}{waiting}")
 
-        def draw(note: str) -> None:
-            console.say_sometimes(f"{tally.num_done} of {len(requests)} prompts · {note}")
-            if bar is not None and task is not None:
-                bar.update(task, completed=tally.num_done, note=note)
-
+    with console.live_lines(wanted=not is_live) as draw:
         shown = functools.partial(_Shown, run, to_stdout=not live_text)
-        ended = _one_by_one(run, requests, shown) if is_live else together(run, requests, tally, draw)
+        progress = RunProgress(console, tally, draw)
+        ended = _one_by_one(run, requests, shown) if is_live else together(run, requests, progress)
         try:
             for request, results, error in ended:
-                record = _record(run, request, results, error)
-                for ready in [(request, record)] if written is None else written.ready(request, record):
-                    write(*ready)
-                tally.add(results, failed=error is not None)
+                write(request, _record(run, request, results, error))
+                tally.add(request, results, failed=error is not None)
                 if error is not None and fail_fast:
-                    console.say(f"stopped: --fail-fast; {tally.num_written} of {len(requests)} records are written")
+                    say_stopped(" by --fail-fast")
                     return EXIT_RUNTIME
         except BaseException as error:
-            console.say(f"stopped: {tally.num_written} of {len(requests)} records are written")
+            say_stopped()
             if isinstance(error, KeyboardInterrupt) and not to_stdout and format_name != "text":
                 console.say(f"to go on: {command_to_continue()}")
             raise
         finally:
             ended.close()
     failed = f" · {tally.num_failed} failed" if tally.num_failed else ""
-    console.say(f"{len(requests)} prompt{'s' * (len(requests) > 1)} · {tally.summary()}{failed}")
+    console.say(f"{counted(len(requests), 'prompt')} · {tally.summary()}{failed}")
     return EXIT_SOME_FAILED if tally.num_failed else 0
+
+
+def _in_format(name: str, request: Request, record: dict[str, Any], *, streams: bool) -> str:
+    """Return a record as it is written; empty where the format has nothing for it, or the answers were streamed."""
+    if name != "text":
+        line = format_record(name, request, record)
+        return "" if line is None else json.dumps(line, ensure_ascii=False) + "\n"
+    return "" if streams or record["error"] else BETWEEN_TURNS.join(record["turns"]) + "\n\n"
 
 
 def _one_by_one(run: Run, requests: list[Request], show: Callable[..., _Shown]) -> Generator[Ended, None, None]:

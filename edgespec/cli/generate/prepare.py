@@ -6,7 +6,7 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from edgespec.cli.console import Console
+from edgespec.cli.console import Console, counted, named
 from edgespec.cli.generate.formats import check_format
 from edgespec.cli.generate.options import AskedOutput, AskedPrompts, AskedSampling
 from edgespec.cli.generate.requests import (
@@ -20,6 +20,7 @@ from edgespec.cli.generate.requests import (
 )
 from edgespec.cli.generate.resume import Results, check_same_run
 from edgespec.cli.generate.run_config import run_config
+from edgespec.cli.generate.truncate import fit
 from edgespec.cli.open_pair import open_pair_for
 from edgespec.cli.options.machine import MachineOptions
 from edgespec.cli.options.model import AskedModels
@@ -27,6 +28,8 @@ from edgespec.cli.options.tree import AskedTrees
 from edgespec.cli.prompts.read import describe, encode_prompts, numbered_rows, read_prompts
 from edgespec.cli.prompts.rows import PromptRow, text_row
 from edgespec.cli.prompts.selection import repeated, select
+from edgespec.errors import EdgespecError
+from edgespec.text.context import check_ctx_size
 from edgespec.tree.settings import TreeSettings
 
 if TYPE_CHECKING:
@@ -103,9 +106,16 @@ def prepare(console: Console, prompts: Prompts, asked: AskedRun) -> Prepared:
     )
     rows = prompts.wanted
     encoded = encode_prompts(pair, rows, raw=settings.raw, system=settings.system)
-    requests = make_requests(rows, encoded, settings)
     encode = turn_encoder(pair, settings)
-    needed = needed_tokens(pair, requests, encode, ctx_size=machine.ctx_size)
+    if machine.ctx_size is not None:
+        check_ctx_size(machine.ctx_size, pair.max_context)
+    max_context = machine.ctx_size or pair.max_context
+    requests = make_requests(rows, encoded, settings)
+    requests = fit(requests, asked.prompts.truncate, encode, pair.tokenizer, max_context)
+    refuses = asked.out.fail_fast or asked.prompts.truncate == "fail"
+    fitting = _fitting(requests, refuses=refuses)
+    _report_lengths(console, requests)
+    needed = needed_tokens(fitting, encode, max_context)
     place = machine.place(pair, context_tokens=needed.context_tokens, prompt_tokens=needed.prompt_tokens)
     # The tree is chosen once, for the run's temperature; a row's own changes its sampling alone.
     setup = set_up_by_profile(
@@ -114,7 +124,7 @@ def prepare(console: Console, prompts: Prompts, asked: AskedRun) -> Prepared:
         source=asked.trees.profile,
         given=asked.trees.given,
         temperature=settings.sampling.temperature,
-        share_passes=lambda place, shares: _with_texts(pair, place, asked, needed, len(requests), shares),
+        share_passes=lambda place, shares: _with_texts(pair, place, asked, needed, len(fitting), shares),
     )
     _report_ignored_settings(console, pair, rows, asked.prompts)
     settings = replace(
@@ -125,13 +135,37 @@ def prepare(console: Console, prompts: Prompts, asked: AskedRun) -> Prepared:
     config = run_config(setup, settings)
     if prompts.results is not None:
         if not asked.out.force:
-            check_same_run(prompts.results, prompts.all, config)
+            check_same_run(prompts.results, prompts.all, config, truncate=asked.prompts.truncate)
         done = prompts.results.done
         requests = [request for request in requests if request.row.id not in done]
         _report_finished_rows(console, prompts.results, len(rows), len(requests))
+        if requests:
+            _fitting(requests, refuses=refuses)
     return Prepared(
         pair=pair, settings=settings, setup=setup, requests=requests, encode=encode, needed=needed, config=config
     )
+
+
+def _fitting(requests: list[Request], *, refuses: bool) -> list[Request]:
+    """Return the requests that can be run; raises the first fault where one `refuses` the run, or none can be run."""
+    fitting = [request for request in requests if request.fault is None]
+    for request in requests:
+        if request.fault is not None and (refuses or not fitting):
+            fault = request.fault
+            raise EdgespecError(fault.code, f"{request.row.where}: {fault.what}", fault.fix)
+    return fitting
+
+
+def _report_lengths(console: Console, requests: list[Request]) -> None:
+    """Say before the run which prompts are cut, and which do not fit."""
+    for request in requests:
+        if request.truncated is not None:
+            dropped = counted(request.truncated.dropped_tokens, "token")
+            where = {"left": "beginning", "right": "end"}[request.truncated.side]
+            console.say(f"{request.row.where}: {dropped} dropped from the {where} of its prompt")
+    too_long = [request.row.where for request in requests if request.fault is not None]
+    if too_long:
+        console.say(f"too long for the context, and skipped: {named(too_long)} (--truncate left or right cuts)")
 
 
 def _with_texts(

@@ -6,6 +6,7 @@ import datetime
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -160,6 +161,7 @@ def _head(request: Request) -> dict[str, Any]:
         "reference": row.reference,
         "meta": row.meta,
         "prompt": row.given,
+        "truncated": None if request.truncated is None else asdict(request.truncated),
         "row_settings": row.settings.given(),
     }
 

@@ -11,9 +11,10 @@ from edgespec.cli.prompts.rows import PromptRow
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
 from edgespec.text.chat_template import Message
-from edgespec.text.context import check_ctx_size, new_token_limit
+from edgespec.text.context import new_token_limit
 
 if TYPE_CHECKING:
+    from edgespec.cli.generate.truncate import Truncated
     from edgespec.pair.pair import ModelPair
 
 # Answers are encoded again with the next turn, and may have a few more tokens then than were drawn.
@@ -50,6 +51,17 @@ class Request:
     max_new_tokens: int  # of each turn
     seed: int
     stop: tuple[str, ...]
+    truncated: Truncated | None = None
+    fault: EdgespecError | None = None  # why it cannot be run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowTokens:
+    """What one row needs, at most."""
+
+    limit: int  # new tokens of each answer
+    prompt: int  # of the last turn, with the answers before it
+    context: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,32 +94,34 @@ def turn_encoder(pair: ModelPair, run: RunSettings) -> EncodeTurn:
     return lambda row, answers: encode_turn(pair, row, answers, raw=run.raw, system=run.system)
 
 
-def needed_tokens(
-    pair: ModelPair, requests: list[Request], encode: EncodeTurn, *, ctx_size: int | None
-) -> NeededTokens:
-    """Return the room that all texts need; raises EdgespecError that names a row that does not fit.
+def needed_of(request: Request, encode: EncodeTurn, max_context: int | None) -> RowTokens:
+    """Return the room that a row's texts need; raises EdgespecError where the context lacks it."""
+    row, questions = request.row, question_tokens(request, encode)
+    try:
+        limit, _ = new_token_limit(max_context, questions, request.max_new_tokens)
+    except EdgespecError as error:
+        turns = f"with all {row.num_turns} turns, " if row.follow_ups else ""
+        raise EdgespecError(error.code, turns + error.what, error.fix) from error
+    earlier = limit * len(row.follow_ups)
+    prompt = questions + earlier + earlier // SLACK_SHARE
+    context = prompt + limit
+    if max_context is not None:
+        prompt, context = min(prompt, max_context - 1), min(context, max_context)
+    return RowTokens(limit=limit, prompt=prompt, context=context)
 
-    `ctx_size` is the context that was asked for, None for what the pair allows.
-    """
-    if ctx_size is not None:
-        check_ctx_size(ctx_size, pair.max_context)
-    max_context = ctx_size or pair.max_context
-    context = prompt = new = total = 0
-    for request in requests:
-        row = request.row
-        questions = len(encode(row, (ANSWER,) * len(row.follow_ups))) if row.follow_ups else len(request.ids)
-        try:
-            limit, _ = new_token_limit(max_context, questions, request.max_new_tokens)
-        except EdgespecError as error:
-            turns = f" (all {row.num_turns} turns)" if row.follow_ups else ""
-            raise EdgespecError(error.code, f"{row.where}{turns}: {error.what}", error.fix) from error
-        earlier = limit * len(row.follow_ups)
-        longest_prompt = questions + earlier + earlier // SLACK_SHARE
-        length = longest_prompt + limit
-        if max_context is not None:
-            longest_prompt, length = min(longest_prompt, max_context - 1), min(length, max_context)
-        context, prompt = max(context, length), max(prompt, longest_prompt)
-        new += limit * row.num_turns
-        total += length
-    return NeededTokens(context_tokens=context, prompt_tokens=prompt, new_tokens=new,
-                        mean_tokens=total / max(1, len(requests)))  # fmt: skip
+
+def question_tokens(request: Request, encode: EncodeTurn) -> int:
+    """Return the number of tokens of all that a row asks."""
+    row = request.row
+    return len(encode(row, (ANSWER,) * len(row.follow_ups))) if row.follow_ups else len(request.ids)
+
+
+def needed_tokens(requests: list[Request], encode: EncodeTurn, max_context: int | None) -> NeededTokens:
+    """Return the room that all texts need; raises EdgespecError where one does not fit."""
+    rows = [needed_of(request, encode, max_context) for request in requests]
+    return NeededTokens(
+        context_tokens=max(row.context for row in rows),
+        prompt_tokens=max(row.prompt for row in rows),
+        new_tokens=sum(row.limit * request.row.num_turns for row, request in zip(rows, requests, strict=True)),
+        mean_tokens=sum(row.context for row in rows) / len(rows),
+    )

@@ -1,25 +1,29 @@
 """Going on with an output file: which prompts it has answered, and whether they belong to this run.
 
 A run that was killed leaves a file of whole records, the last one perhaps torn; each record says what it was made with.
+Records that are written in the prompts' order wait for those before them in a second file, read like the first.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+from edgespec.cli.console import named
 from edgespec.cli.generate.formats import Entry, read_entry
 from edgespec.cli.generate.run_config import config_hash
 from edgespec.cli.prompts.rows import PromptRow
 from edgespec.errors import EdgespecError
 
-MAX_NAMED = 5  # prompts or settings in one message
+Line: TypeAlias = tuple[Entry, bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,38 +31,64 @@ class Results:
     """The results that an output file holds."""
 
     path: Path
-    entries: tuple[tuple[Entry, bytes], ...]  # with their lines
+    lines: tuple[Line, ...]
+    waiting: tuple[Line, ...]  # for records before them, in a file of their own
     num_whole_bytes: int  # up to a torn last line
     is_torn: bool
     ends_line: bool  # the last record is followed by a line's end
 
     @property
+    def entries(self) -> list[Entry]:
+        """Return what all lines say."""
+        return [entry for entry, _ in (*self.lines, *self.waiting)]
+
+    @property
     def done(self) -> set[str]:
         """Return the ids that need not be run again."""
-        return {entry.id for entry, _ in self.entries if not entry.failed}
+        return {entry.id for entry in self.entries if not entry.failed}
 
     @property
     def failed(self) -> set[str]:
         """Return the ids that failed and are to be run again."""
-        return {entry.id for entry, _ in self.entries if entry.failed} - self.done
+        return {entry.id for entry in self.entries if entry.failed} - self.done
+
+
+def waiting_path(path: Path) -> Path:
+    """Return the file of the records that wait for others before them."""
+    return path.with_name(f"{path.name}.waiting")
 
 
 def read_results(path: Path, format_name: str) -> Results:
     """Read the results of a file, which may be missing; raises EdgespecError for a bad line before the last."""
+    data, lines, whole = _read_lines(path, format_name)
+    written = {entry.id for entry, _ in lines if not entry.failed}
+    waiting = _read_lines(waiting_path(path), format_name)[1]
+    return Results(
+        path=path,
+        lines=tuple(lines),
+        waiting=tuple(line for line in waiting if line[0].id not in written),
+        num_whole_bytes=whole,
+        is_torn=whole < len(data.rstrip()),
+        ends_line=data[:whole].endswith(b"\n"),
+    )
+
+
+def _read_lines(path: Path, format_name: str) -> tuple[bytes, list[Line], int]:
+    """Return a file's content, its records, and the bytes up to a torn last line."""
     try:
         data = path.read_bytes() if path.is_file() else b""
     except OSError as error:
         raise EdgespecError(
             "E_OUTPUT", f"cannot read '{path}' ({error.strerror}).", "Choose a file that can be read."
         ) from error
-    entries: list[tuple[Entry, bytes]] = []
+    found: list[Line] = []
     whole = end = 0
     lines = data.split(b"\n")
     for number, line in enumerate(lines, 1):
         end = min(end + len(line) + 1, len(data))
         entry = _parse(line, format_name)
         if entry is not None:
-            entries.append((entry, line))
+            found.append((entry, line))
             whole = end
         elif line.strip() and any(later.strip() for later in lines[number:]):
             raise EdgespecError(
@@ -66,57 +96,70 @@ def read_results(path: Path, format_name: str) -> Results:
                 f"line {number} of '{path}' is no {format_name} record.",
                 "Give the --format that the file was written in, remove the line, or start again with --overwrite.",
             )
-    is_torn = whole < len(data.rstrip())
-    return Results(
-        path=path,
-        entries=tuple(entries),
-        num_whole_bytes=whole,
-        is_torn=is_torn,
-        ends_line=data[:whole].endswith(b"\n"),
-    )
+    return data, found, whole
 
 
-def check_same_run(results: Results, rows: list[PromptRow], config: dict[str, Any]) -> None:
+def check_same_run(results: Results, rows: list[PromptRow], config: dict[str, Any], *, truncate: str = "skip") -> None:
     """Raise EdgespecError where results were made of other prompts or with other settings, naming what differs.
 
     `rows` are all of the input, selected or not.
     """
     fix = "Run with what they were made with, start again with --overwrite, or mix them with --force."
-    kept = [entry for entry, _ in results.entries if not entry.failed]
+    kept = [entry for entry in results.entries if not entry.failed]
     wanted = config_hash(config)
     other = next((entry for entry in kept if entry.config_hash != wanted), None)
     if other is not None:
         differences = _differences(other.record.get("config"), config)
         raise EdgespecError("E_RESUME", f"'{results.path}' was made with other settings: {differences}.", fix)
+    cut = {(entry.record.get("truncated") or {}).get("side", truncate) for entry in kept} - {truncate}
+    if cut:
+        raise EdgespecError("E_RESUME", f"'{results.path}' has prompts cut by --truncate {named(sorted(cut))}.", fix)
     by_id = {row.id: row for row in rows}
     strangers = [entry.id for entry in kept if entry.id not in by_id]
     if strangers:
         raise EdgespecError(
-            "E_RESUME", f"'{results.path}' has results of prompts that are not in the input: {_named(strangers)}.", fix
+            "E_RESUME", f"'{results.path}' has results of prompts that are not in the input: {named(strangers)}.", fix
         )
     found = [(entry.id, _change(entry, by_id[entry.id])) for entry in kept]
     changes = [f"'{name}' ({change})" for name, change in found if change]
     if changes:
-        raise EdgespecError("E_RESUME", f"prompts have changed since '{results.path}': {_named(changes)}.", fix)
+        raise EdgespecError("E_RESUME", f"prompts have changed since '{results.path}': {named(changes)}.", fix)
 
 
-def keep_finished(results: Results, again: set[str]) -> None:
-    """Cut a torn last line off the file, and take out what is run `again`; raises EdgespecError."""
+def keep_finished(results: Results, again: set[str], order: Sequence[str] | None = None) -> dict[str, str]:
+    """Make the file what this run goes on with: without a torn last line, and without failed rows that run `again`.
+
+    With an `order` of ids, records behind the first prompt that is to be run wait for it: they are returned by their
+    ids, and lie in the file of those that wait. Raises EdgespecError.
+    """
+    kept = [line for line in (*results.lines, *results.waiting) if not (line[0].failed and line[0].id in again)]
+    held: list[Line] = []
+    if order is not None:
+        place = {name: index for index, name in enumerate(order)}
+        kept.sort(key=lambda line: place.get(line[0].id, -1))
+        first = min((place[name] for name in again), default=math.inf)
+        held = [line for line in kept if place.get(line[0].id, -1) > first]
+        kept = kept[: len(kept) - len(held)]
     try:
-        if results.failed & again:
-            _rewrite(results, again)
-        elif results.is_torn or (results.entries and not results.ends_line):
+        if held:  # first, so that each record is in one of the files at any time
+            _write_lines(waiting_path(results.path), held)
+        if kept != list(results.lines):
+            _write_lines(results.path, kept)
+        elif results.is_torn or (results.lines and not results.ends_line):
             with results.path.open("r+b") as file:
                 file.truncate(results.num_whole_bytes)
-                if results.entries and not results.ends_line:
+                if results.lines and not results.ends_line:
                     file.seek(0, os.SEEK_END)
                     file.write(b"\n")
                 file.flush()
                 os.fsync(file.fileno())
+        if not held:
+            waiting_path(results.path).unlink(missing_ok=True)
     except OSError as error:
         raise EdgespecError(
             "E_OUTPUT", f"cannot write '{results.path}' ({error.strerror}).", "Free some space, or check its rights."
         ) from error
+    return {entry.id: line.decode() + "\n" for entry, line in held}
 
 
 def command_to_continue() -> str:
@@ -126,14 +169,12 @@ def command_to_continue() -> str:
     return subprocess.list2cmdline(words) if sys.platform == "win32" else shlex.join(words)
 
 
-def _rewrite(results: Results, again: set[str]) -> None:
-    """Replace the file by one without those lines, in one move, so that there is always a whole file."""
-    path = results.path.resolve()
+def _write_lines(path: Path, lines: Sequence[Line]) -> None:
+    """Replace a file in one move, so that there is always a whole one."""
+    path = path.resolve()
     temporary = path.with_name(f".{path.name}.resume")
     with temporary.open("wb") as file:
-        for entry, line in results.entries:
-            if not (entry.failed and entry.id in again):
-                file.write(line + b"\n")
+        file.writelines(line + b"\n" for _, line in lines)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
@@ -155,7 +196,7 @@ def _differences(before: Any, now: dict[str, Any]) -> str:
         for name in [*now, *(name for name in before if name not in now)]
         if before.get(name) != now.get(name)
     ]
-    return _named(found) if found else "its records contradict themselves"
+    return named(found) if found else "its records contradict themselves"
 
 
 def _shown(values: dict[str, Any], name: str) -> str:
@@ -174,8 +215,3 @@ def _change(entry: Entry, row: PromptRow) -> str | None:
         return "settings"
     keys += [name for name in [*new, *(name for name in old if name not in new)] if old.get(name) != new.get(name)]
     return ", ".join(keys) or None
-
-
-def _named(names: list[str]) -> str:
-    more = len(names) - MAX_NAMED
-    return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")

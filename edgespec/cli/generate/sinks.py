@@ -17,7 +17,7 @@ class OutputFile:
 
     def __init__(self, path: Path, *, overwrite: bool = False) -> None:
         """Open the file; what is to be overwritten stays until `begin` is called. Raises EdgespecError."""
-        self._path, self._overwrite = path, overwrite
+        self.path, self._overwrite = path, overwrite
         self._is_new = not path.exists()
         try:
             # Unbuffered: a write that fails must not be tried again when the file is closed.
@@ -36,7 +36,7 @@ class OutputFile:
         if self._overwrite and self._is_regular:
             self._file.truncate(0)
         if self._is_new and hasattr(os, "O_DIRECTORY"):
-            folder = os.open(self._path.absolute().parent, os.O_RDONLY | os.O_DIRECTORY)
+            folder = os.open(self.path.absolute().parent, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 os.fsync(folder)
             except OSError:
@@ -61,16 +61,21 @@ class OutputFile:
                 self._file.truncate(start)
             raise EdgespecError(
                 "E_OUTPUT",
-                f"cannot write results to '{self._path}' ({error.strerror}).",
+                f"cannot write results to '{self.path}' ({error.strerror}).",
                 "Free some space and go on with --resume; the records before this one are whole.",
             ) from error
+
+    def clear(self) -> None:
+        """Drop what was written: closing deletes the file then."""
+        self._file.truncate(0)
+        self._is_new = True
 
     def close(self) -> None:
         """Close the file, and delete one that was made and never written to."""
         is_empty = self._is_regular and os.fstat(self._file.fileno()).st_size == 0
         self._file.close()
         if self._is_new and is_empty:
-            self._path.unlink(missing_ok=True)
+            self.path.unlink(missing_ok=True)
 
 
 def _lock(descriptor: int) -> bool:

@@ -1,11 +1,11 @@
-"""What a run has done so far, and the order in which its records are written."""
+"""What a run has done so far, and what is left of it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
+from edgespec.cli.console import counted
 from edgespec.cli.generate.requests import Request
 from edgespec.text.results import GenerationResult
 
@@ -16,46 +16,56 @@ HOUR_S = 3600
 class Tally:
     """Counts prompts, tokens and passes, and the time since the run began."""
 
-    def __init__(self, num_prompts: int) -> None:
-        self.num_prompts = num_prompts
+    def __init__(self, requests: Sequence[Request], *, max_context: int) -> None:
+        self.num_prompts = len(requests)
         self.num_done = self.num_failed = self.num_written = 0
+        self._open = {request.row.id: most_tokens(request, max_context) for request in requests}
+        self._ended_most = 0  # tokens that the prompts that are done might have had
         self._results: list[GenerationResult] = []
         self._started = time.perf_counter()
 
-    def add(self, results: Sequence[GenerationResult], *, failed: bool) -> None:
+    def add(self, request: Request, results: Sequence[GenerationResult], *, failed: bool) -> None:
         """Note that a prompt is done."""
+        most = self._open.pop(request.row.id)
         self.num_done += 1
         self.num_failed += failed
-        self._results += [] if failed else results
+        if not failed:
+            self._ended_most += most
+            self._results += results
+
+    def most_of(self, name: str) -> int:
+        """Return the most tokens that a prompt's answers may have, by its id."""
+        return self._open[name]
 
     def summary(self) -> str:
         """Return what all prompts yielded, by the clock."""
         return summary(self._results, total_s=time.perf_counter() - self._started)
 
-    def progress(self, num_texts: int, num_tokens: int) -> str:
-        """Return how it goes, with `num_texts` under way, which have so many tokens."""
-        elapsed_s = time.perf_counter() - self._started
-        tokens = num_tokens + sum(len(result.token_ids) for result in self._results)
-        parts = [f"{num_texts} under way", f"{tokens / max(1e-9, elapsed_s):.1f} tok/s"]
-        if self.num_done:
-            parts.append(f"{_duration(elapsed_s / self.num_done * (self.num_prompts - self.num_done))} left")
-        return " · ".join(parts)
+    def progress(self, num_texts: int, under_way: Mapping[str, int]) -> list[str]:
+        """Return in a few words each how it goes, the most important first.
+
+        `num_texts` share the next pass; prompts `under_way` have so many tokens, by their ids. The time left is that
+        of the tokens to come: of what a prompt may still have, as large a share as those that are done used.
+        """
+        elapsed_s = max(1e-9, time.perf_counter() - self._started)
+        ended = sum(len(result.token_ids) for result in self._results)
+        tokens = ended + sum(under_way.values())
+        parts = [f"{self.num_done} of {counted(self.num_prompts, 'prompt')}"]
+        if tokens:
+            share = ended / self._ended_most if self._ended_most else 1.0
+            to_come = share * sum(most - under_way.get(name, 0) for name, most in self._open.items())
+            left = f"{_duration(to_come * elapsed_s / tokens)} left"
+            parts += [left if self._ended_most else f"at most {left}", f"{tokens / elapsed_s:.1f} tok/s"]
+        return [*parts, f"{num_texts} under way", counted(tokens, "token")]
 
 
-class InOrder:
-    """Holds records until those of all prompts before them are there."""
-
-    def __init__(self, requests: Sequence[Request]) -> None:
-        self._order = [request.row.id for request in requests]
-        self._held: dict[str, tuple[Request, dict[str, Any]]] = {}
-        self._next = 0
-
-    def ready(self, request: Request, record: dict[str, Any]) -> Iterator[tuple[Request, dict[str, Any]]]:
-        """Take a record, and yield those whose turn has come."""
-        self._held[request.row.id] = request, record
-        while self._next < len(self._order) and self._order[self._next] in self._held:
-            yield self._held.pop(self._order[self._next])
-            self._next += 1
+def most_tokens(request: Request, max_context: int) -> int:
+    """Return the most tokens that a prompt's answers may have together."""
+    if request.fault is not None:
+        return 0
+    room = max(0, max_context - len(request.ids))
+    each = room if request.max_new_tokens < 0 else request.max_new_tokens
+    return min(room, each * request.row.num_turns)
 
 
 def summary(results: Sequence[GenerationResult], *, total_s: float | None = None) -> str:
@@ -63,12 +73,12 @@ def summary(results: Sequence[GenerationResult], *, total_s: float | None = None
     num_tokens = sum(len(result.token_ids) for result in results)
     total_s = sum(result.total_s for result in results) if total_s is None else total_s
     passes = [step for result in results for step in result.passes]
-    parts = [f"{num_tokens} tokens"]
+    parts = [counted(num_tokens, "token")]
     if total_s:
         parts.append(f"{num_tokens / total_s:.1f} tok/s")
     if passes:
         parts.append(f"{sum(len(step.tokens) for step in passes) / len(passes):.2f} tok/pass")
-    return " · ".join([*parts, f"{round(sum(1 / step.num_texts for step in passes))} passes"])
+    return " · ".join([*parts, counted(round(sum(1 / step.num_texts for step in passes)), "pass")])
 
 
 def _duration(seconds: float) -> str:

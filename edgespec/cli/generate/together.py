@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from edgespec.cli.console import Console
+from edgespec.cli.console import Console, counted
+from edgespec.cli.generate.progress import RunProgress
 from edgespec.cli.generate.requests import EncodeTurn, Request, RunSettings
-from edgespec.cli.generate.tally import Tally
 from edgespec.cli.generate.turns import RowAnswers
 from edgespec.cli.open_engine import trees_in_words
-from edgespec.cli.prefill_line import PrefillLine
 from edgespec.engine import Engine
-from edgespec.text.handle import OnPrefill, TextHandle
+from edgespec.text.handle import TextHandle
 from edgespec.text.results import GenerationResult
 
 Ended: TypeAlias = tuple[Request, list[GenerationResult], Exception | None]  # a prompt's answers, or what ended it
@@ -38,32 +36,27 @@ class Run:
             raise KeyboardInterrupt
 
 
-def together(
-    run: Run, requests: list[Request], tally: Tally, draw: Callable[[str], None]
-) -> Generator[Ended, None, None]:
+def together(run: Run, requests: list[Request], progress: RunProgress) -> Generator[Ended, None, None]:
     """Yield prompts in the order in which they end; as many are under way as the engine has room for.
 
-    `draw` shows how it goes. Raises KeyboardInterrupt where texts were cancelled, behind those that ended before.
+    `progress` shows how it goes. Raises KeyboardInterrupt where texts were cancelled, behind those that ended before.
     """
     waiting = iter(requests)
     under_way: dict[TextHandle, RowAnswers] = {}
-    reading = _Reading(run.console, draw)
     try:
         while True:
             while len(under_way) < run.engine.place.num_texts:
                 request = next(waiting, None)
                 if request is None:
                     break
-                row = RowAnswers(run.engine, request, run.encode, on_prefill=reading.prompt(request))
+                row = RowAnswers(run.engine, request, run.encode, on_prefill=progress.reads(request))
                 yield from _begin(run, row, under_way)
             if not under_way:
                 return
             with saying_room(run):
                 num_texts = run.engine.advance()
-            if all(handle.added or handle.is_done for handle in under_way):
-                reading.end()
-            tokens = sum(len(handle.added) for handle in under_way)
-            draw(tally.progress(num_texts, tokens))
+            if not run.num_pressed():  # else what the key was answered with would be drawn over
+                progress.show(num_texts, list(under_way.values()))
             ended = [handle for handle in under_way if handle.is_done]
             going_on: list[RowAnswers] = []  # behind those that ended, which Ctrl-C must not lose
             for handle in sorted(ended, key=lambda handle: handle.whole().finish_reason == "interrupted"):
@@ -93,34 +86,16 @@ def _begin(run: Run, row: RowAnswers, under_way: dict[TextHandle, RowAnswers]) -
         yield row.request, row.results, error
 
 
-class _Reading:
-    """Shows how much of the prompts that are being read is read, of all of them together."""
-
-    def __init__(self, console: Console, draw: Callable[[str], None]) -> None:
-        self._line = PrefillLine(console, draw=draw)
-        self._counts: dict[str, tuple[int, int]] = {}  # of each row: tokens that are read, of how many
-
-    def prompt(self, request: Request) -> OnPrefill:
-        """Return what is told how much of this row's prompt is read."""
-        return functools.partial(self._update, request.row.id)
-
-    def end(self) -> None:
-        """Remove the line: nothing is being read."""
-        self._line.end()
-        self._counts.clear()
-        self._line.begin()
-
-    def _update(self, row: str, done_tokens: int, num_tokens: int) -> None:
-        self._counts[row] = done_tokens, num_tokens
-        done, total = zip(*self._counts.values(), strict=True)
-        self._line.update(sum(done), sum(total))
-
-
 @contextmanager
 def saying_room(run: Run) -> Iterator[None]:
-    """Within this block it is said where memory ran out and trees became smaller."""
-    engine, room = run.engine, run.engine.room
+    """Within this block it is said where memory ran out, and trees became smaller or texts fewer."""
+    engine, room, num_texts = run.engine, run.engine.room, run.engine.num_texts
     yield
+    if engine.num_texts < num_texts:
+        is_first = num_texts == engine.place.num_texts
+        say = run.console.say if is_first else run.console.detail  # each step further down is no news
+        now = counted(engine.num_texts, "text")
+        say(f"memory ran out in a pass: at most {now} under way from here on, no longer {num_texts}")
     if engine.room != room:
         now, before = (trees_in_words(tree, is_tuned=engine.is_tuned) for tree in (engine.room, room))
         run.console.say(f"memory ran out in a pass: {now} from here on, no longer {before}")

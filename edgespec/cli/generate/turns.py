@@ -24,15 +24,34 @@ class RowAnswers:
         self.results: list[GenerationResult] = []  # of the turns that are answered
         self._engine, self._encode, self._on_prefill = engine, encode, on_prefill
         self._answers: tuple[Message, ...] = ()
+        self._handle: TextHandle | None = None  # of the turn under way
 
     @property
     def is_done(self) -> bool:
         """Return whether all turns are answered."""
         return len(self.results) == self.request.row.num_turns
 
+    @property
+    def is_under_way(self) -> bool:
+        """Return whether the turn that was asked for last has begun, or has ended."""
+        return self._handle is not None and self._handle.state != "waiting"
+
+    @property
+    def is_read(self) -> bool:
+        """Return whether nothing of that turn's prompt is left to read."""
+        return self._handle is not None and bool(self._handle.added or self._handle.is_done)
+
+    @property
+    def num_tokens(self) -> int:
+        """Count the tokens of all answers so far."""
+        now = 0 if self._handle is None else len(self._handle.added)
+        return now + sum(len(result.token_ids) for result in self.results)
+
     def next_turn(self) -> TextHandle:
         """Ask for the next turn's answer; raises EdgespecError where the context has no room for it."""
         request, turn = self.request, len(self.results)
+        if request.fault is not None:
+            raise request.fault
         wanted = self._engine.request(
             self._encode(request.row, self._answers) if turn else request.ids,
             max_new_tokens=request.max_new_tokens,
@@ -42,7 +61,8 @@ class RowAnswers:
             stop=request.stop,
         )
         is_last = turn == request.row.num_turns - 1
-        return self._engine.submit(wanted, reuse=turn > 0, keeps=not is_last, on_prefill=self._on_prefill)
+        self._handle = self._engine.submit(wanted, reuse=turn > 0, keeps=not is_last, on_prefill=self._on_prefill)
+        return self._handle
 
     def take(self, handle: TextHandle) -> None:
         """Take a turn's answer; raises what ended it, or KeyboardInterrupt when it was cancelled."""
@@ -51,6 +71,7 @@ class RowAnswers:
             raise KeyboardInterrupt
         self._answers += (_answer(self._engine.pair, result),)
         self.results.append(result)
+        self._handle = None
 
 
 def _answer(pair: ModelPair, result: GenerationResult) -> Message:

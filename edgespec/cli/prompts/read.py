@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterable
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgespec.cli.console import counted
 from edgespec.cli.prompts.rows import MessageFields, PromptRow, parse_row, text_row
 from edgespec.errors import EdgespecError
 from edgespec.text.chat_template import Message, plain_ids, template_ids
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from edgespec.pair.pair import ModelPair
 
 JSONL_SUFFIXES = {".jsonl", ".ndjson"}
+MAX_SHOWN = 60  # characters of what was given for a file
 KIND_NAMES = {
     "text": "plain text",
     "line": "one a line",
@@ -35,7 +38,16 @@ KIND_NAMES = {
 def read_prompts(source: str, *, lines: bool) -> list[PromptRow]:
     """Read the prompts of a file, or of stdin for '-'; raises EdgespecError with the line's number."""
     suffix = "" if source == "-" else Path(source).suffix.lower()
-    text = read_text(source)
+    try:
+        text = read_text(source)
+    except EdgespecError as error:
+        if error.code != "E_FILE_NOT_FOUND":
+            raise
+        shown = source if len(source) <= MAX_SHOWN else f"{source[:MAX_SHOWN]}..."
+        what = error.what.replace(source, shown)
+        looks_like_a_file = Path(shown).suffix and " " not in shown
+        also = "" if looks_like_a_file else f" A prompt itself: -p {shlex.quote(shown)}"
+        raise EdgespecError(error.code, what, error.fix + also) from error
     if lines and suffix in {*JSONL_SUFFIXES, ".json"}:
         raise EdgespecError("E_SETTING", f"--lines does not apply to '{source}'.", "Leave it out for JSON.")
     if suffix == ".json":
@@ -85,10 +97,10 @@ def describe(rows: list[PromptRow]) -> str:
     kinds = Counter(row.kind for row in rows)
     if set(kinds) == {"text"}:
         return "prompts: 1 text"
-    names = [KIND_NAMES[kind] if len(kinds) == 1 else f"{count} {KIND_NAMES[kind]}" for kind, count in kinds.items()]
+    names = [KIND_NAMES[kind] if len(kinds) == 1 else f"{count} of {KIND_NAMES[kind]}" for kind, count in kinds.items()]
     num_turns = sum(row.num_turns for row in rows)
-    turns = f" ({num_turns} turns)" if {"turns", "mt-bench"} & set(kinds) else ""
-    return f"prompts: {len(rows)} row{'s' * (len(rows) > 1)}, {', '.join(names)}{turns}"
+    turns = f" ({counted(num_turns, 'turn')})" if {"turns", "mt-bench"} & set(kinds) else ""
+    return f"prompts: {counted(len(rows), 'row')}, {', '.join(names)}{turns}"
 
 
 def encode_prompts(pair: ModelPair, rows: list[PromptRow], *, raw: bool, system: str | None = None) -> list[list[int]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.console import Console
+from edgespec.cli.console import Console, counted
 from edgespec.cli.open_engine import open_engine
 from edgespec.cli.open_pair import open_named_pair
 from edgespec.cli.options.console import console_options
@@ -83,7 +83,7 @@ def _command(
     largest = max(trees, key=lambda tree: (tree.num_nodes, tree.num_drafted))
     place = machine.place(pair, context_tokens=machine.ctx_size or room)
     with open_engine(console, set_up(pair, place, largest), machine) as engine:
-        console.say(f"records of {len(encoded)} prompts go to '{folder}'")
+        console.say(f"records of {counted(len(encoded), 'prompt')} go to '{folder}'")
         with console.progress_bar() as bar:
             collect.collect(
                 engine,
@@ -96,7 +96,7 @@ def _command(
                 progress=console.counting(bar, "collecting", "parts"),
             )
     found, headers = load_records(folder)
-    console.say(f"fitting on {found['prompt'].shape[0]} records of {len(headers)} parts")
+    console.say(f"fitting on {counted(found['prompt'].shape[0], 'record')} of {counted(len(headers), 'part')}")
     about = {"target": pair.target.folder.name, "prompts": str(len(encoded))}
     about |= {"draft": pair.draft.folder.name} if pair.draft else {}
     report = _fit(what, found, output, kind=kind, seed=seed, about=about)

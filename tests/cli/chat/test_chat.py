@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -297,6 +298,30 @@ def test_interrupts_at_the_prompt_and_in_commands(talk: Talk) -> None:
     assert "nothing was said" in talk("/clear", "/edit", chat=chat)[2]
 
 
+def test_the_oldest_turns_are_dropped_when_somebody_asks(talk: Talk) -> None:
+    """Half of the context is free then; the system's message and the last turn stay."""
+    texts = [f"value_{number} = compute(value)  # {'and so on ' * 4}" for number in range(8)]
+    chat, _, err = talk("/system Be brief.", *texts)
+    assert "with /compact, or all with /clear" in err  # offered, and not done
+    before = chat.conversation.messages
+    kept = [message.content for message in before if message.role == "user"]
+    assert "value_0 = compute(value)" in before[0].content
+    _, _, err = talk("/compact", chat=chat)
+    left = [message.content for message in chat.conversation.messages if message.role == "user"]
+    assert 0 < len(left) < len(kept)
+    assert left == kept[-len(left) :]
+    assert chat.conversation.messages == before[-2 * len(left) :]
+    assert chat.conversation.system == "Be brief."
+    assert 2 * chat.conversation.num_tokens <= 160
+    assert re.findall("^dropped: (value_.)", err, re.MULTILINE) == [text[:7] for text in kept[: -len(left)]]
+    assert f"dropped the oldest {len(kept) - len(left)} turns; " in err
+    assert "nothing was answered" not in talk("one more", chat=chat)[2]
+    chat, _, err = talk("only one", "/compact")
+    assert "no turn before the last" in err
+    assert "Try: Forget all with /clear" in err
+    assert chat.conversation.num_turns == 1
+
+
 def test_a_file_goes_before_the_next_message(talk: Talk, tmp_path: Path) -> None:
     file, large, binary = tmp_path / "a.py", tmp_path / "large.txt", tmp_path / "b"
     file.write_text("x = 1\n")
@@ -317,7 +342,7 @@ def test_a_file_goes_before_the_next_message(talk: Talk, tmp_path: Path) -> None
 def test_a_full_context_is_refused_and_nothing_is_lost(talk: Talk, tmp_path: Path) -> None:
     chat, _, err = talk("/set n=-1", "def main(", "and more", "/undo", "/set n=6", "again")
     assert "stopped: context" in err
-    assert "the context is full" in err
+    assert "the context is full: /clear drops it; " in err
     assert "the context holds 160" in err
     assert len(chat.conversation.messages) == 2
     saved = tmp_path / "long.json"

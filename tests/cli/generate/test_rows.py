@@ -284,9 +284,13 @@ def test_a_dry_run_checks_and_plans_and_touches_nothing(
     assert not (tmp_path / "out.jsonl").exists()
     for part in ("keys and values", "2 prompts, 3 answers, at most 108 new tokens", "edgespec profile", "nothing was"):
         assert part in outcome.err
-    too_long = run_cli(common, files=jsonl({"prompt": "a"}, {"turns": ["x" * 200, "y" * 60]}))
+    mixed = jsonl({"prompt": "a"}, {"turns": ["x" * 200, "y" * 60]})
+    skipped = run_cli(common, files=mixed).err
+    assert "skipped: line 2 " in skipped
+    assert "to do: 1 prompt, 1 answer, at most 50 new tokens" in skipped
+    too_long = run_cli([*common, "--truncate", "fail"], files=mixed)
     assert too_long.code == 2
-    assert "line 2 (all 2 turns)" in too_long.err
+    assert "line 2: with all 2 turns, the prompt has 26" in too_long.err
 
     profile = example_profile()
     plan = profile.plans[0]
@@ -415,7 +419,7 @@ def test_fail_fast_ends_the_run_behind_the_failed_record(
     outcome = run_cli(["p.jsonl", *options, "-n", "2", "-np", "1", "--fail-fast"], files=jsonl("a", "bad", "c"))
     found = records(outcome, code=1)
     assert [record["finish_reason"] for record in found] == ["length", "error"]
-    assert "--fail-fast; 2 of 3 records" in outcome.err
+    assert "stopped by --fail-fast with 2 of 3 records written" in outcome.err
 
 
 @pytest.mark.parametrize("presses", [1, 2, 3])

@@ -12,6 +12,8 @@ import pytest
 
 from edgespec.decode.step import StepResult
 from edgespec.engine import Engine
+from edgespec.model.causal_model import CausalModel
+from edgespec.model.new_rows import NewRows
 from edgespec.profiled import PairSetup
 from edgespec.text.handle import TextHandle
 from tests.cli.conftest import Outcome, RunCli
@@ -139,7 +141,7 @@ def test_an_interrupt_keeps_every_text_that_ended_with_the_pass(
     outcome = run_cli([*command, "--overwrite"], files=jsonl(rows))
     assert outcome.code == 130
     assert sorted(ids(written("out.jsonl"))) == ["a", "b"]
-    assert "2 of 6 records are written" in outcome.err
+    assert "stopped with 2 of 6 records written\n" in outcome.err
     assert "to go on: edgespec generate p.jsonl -o out.jsonl --resume" in outcome.err
     assert {name: steps.count(name) for name in steps} == dict.fromkeys(["turns", "a", "b", "c", "d"], 3)
     monkeypatch.setattr(TextHandle, "take", take)
@@ -152,8 +154,10 @@ def test_progress_says_how_many_are_under_way(
 ) -> None:
     monkeypatch.setattr("edgespec.cli.console.QUIET_INTERVAL_S", 0.0)
     shown = run_cli([*options, "--policy", "none", "-np", "3"], files=jsonl(LENGTHS)).err
-    assert re.search(r"^0 of 4 prompts · 3 under way · \d+\.\d tok/s$", shown, re.MULTILINE)
-    assert re.search(r"^3 of 4 prompts · 1 under way · \d+\.\d tok/s · \d+ s left$", shown, re.MULTILINE)
+    assert re.search(
+        r"^0 of 4 prompts · at most \d+ s left · \d+\.\d tok/s · 3 under way · 3 tokens$", shown, re.MULTILINE
+    )
+    assert re.search(r"^3 of 4 prompts · \d+ s left · \d+\.\d tok/s · 1 under way · \d+ tokens$", shown, re.MULTILINE)
 
 
 def test_it_is_shown_how_far_prompts_are_read_together(
@@ -182,3 +186,23 @@ def test_texts_that_are_shown_come_one_after_the_other_and_have_all_memory(
         assert run_cli([*options, "-n", "2", *flags], files=jsonl(MIXED)).code == 0
     assert seen[0] > 1
     assert seen[1:] == [1, 1]
+
+
+def test_fewer_texts_are_said_once_where_memory_runs_out(
+    run_cli: RunCli, options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Passes of more than one text do not fit: three become two, then one, and no text is lost."""
+    read = CausalModel._run
+
+    def limited(self: CausalModel, parts: list[NewRows], chunks: object) -> object:
+        if len(parts) > 1:
+            raise MemoryError
+        return read(self, parts, chunks)  # type: ignore[arg-type]
+
+    command = [*options, "--policy", "none", "-np", "3"]
+    whole = texts(records(run_cli(command, files=jsonl(LENGTHS))))
+    monkeypatch.setattr(CausalModel, "_run", limited)
+    outcome = run_cli(command, files=jsonl(LENGTHS))
+    assert texts(records(outcome)) == whole
+    assert outcome.err.count("memory ran out") == 1
+    assert "at most 2 texts under way from here on, no longer 3" in outcome.err

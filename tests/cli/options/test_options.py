@@ -88,8 +88,10 @@ GIVEN = {
     "repeat": None,
     "dry_run": None,
     "fail_fast": None,
-    # generate/test_together.py
+    # generate/test_in_order.py, generate/test_truncate.py, test_log_file.py
     "ordered": None,
+    "truncate": None,
+    "log_file": None,
     # test_resume.py, test_formats.py
     "resume": None,
     "force": None,

@@ -74,8 +74,8 @@ def test_every_kind_of_row_is_understood(tmp_path: Path) -> None:
         assert found[3].meta == {"method": "POST", "url": "/v1/chat/completions", "body": {"model": "x"}}
         assert found[3].ignored_keys == {"model"}
     assert describe(found) == (
-        "prompts: 8 rows, 1 single prompts, 1 messages, 1 turns, 1 OpenAI batch messages, "
-        "1 OpenAI batch prompts, 2 [id, text] pairs, 1 strings (9 turns)"
+        "prompts: 8 rows, 1 of single prompts, 1 of messages, 1 of turns, 1 of OpenAI batch messages, "
+        "1 of OpenAI batch prompts, 2 of [id, text] pairs, 1 of strings (9 turns)"
     )
 
 

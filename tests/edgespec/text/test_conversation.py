@@ -408,6 +408,22 @@ def test_two_hundred_turns_until_the_context_is_full() -> None:
         assert chat.clear() >= 199
 
 
+def test_a_conversation_goes_on_without_its_oldest_turns_as_one_that_never_had_them(open_engine: OpenEngine) -> None:
+    engine = open_engine("tree")
+    chat = engine.chat(system="# a file", sampling=GREEDY, max_new_tokens=4)
+    for text in ("def main(", "import os", "x = ", "y = "):
+        chat.send(text * (CONTEXT // 90))
+    before = chat.messages
+    dropped = chat.compact()
+    assert dropped
+    assert dropped + chat.messages == before
+    assert chat.messages[0].role == "user"
+    assert 2 * chat.num_tokens <= CONTEXT or chat.num_turns == 1
+    assert (chat.system, chat.num_turns) == ("# a file", 4 - len(dropped) // 2)
+    chat.send("z = ")
+    assert_as_fresh(chat, engine)
+
+
 def test_an_answer_that_fills_the_context_says_so(open_engine: OpenEngine) -> None:
     chat = open_engine("tree").chat(temperature=1.0, seed=3)
     result = chat.send("def main(")

@@ -1,0 +1,94 @@
+"""Rows whose prompt leaves no room in the context: cut where that was asked for, else known before the run begins.
+
+What is cut is a row's longest message, at its beginning or its end; system prompt, template and other messages stay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from edgespec.cli.generate.requests import EncodeTurn, Request, needed_of, question_tokens
+from edgespec.cli.prompts.rows import PromptRow
+from edgespec.config import DEFAULT_NEW_TOKENS
+from edgespec.errors import EdgespecError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Side = Literal["left", "right"]
+TRUNCATE = ("left", "right", "skip", "fail")
+MOST_TRIES = 8  # a text that was cut may have a few tokens more than were counted
+FIX = "Shorten it, or give --truncate left (or right), which cuts its beginning (or its end)."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truncated:
+    """What was cut off a prompt."""
+
+    side: Side
+    dropped_tokens: int
+
+
+def fit(
+    requests: list[Request],
+    how: str,
+    encode: EncodeTurn,
+    tokenizer: PreTrainedTokenizerBase,
+    max_context: int | None,
+) -> list[Request]:
+    """Return the requests as they fit the context: cut, or with the fault that each has."""
+    found = []
+    for request in requests:
+        if how in {"left", "right"} and max_context is not None:
+            request = _cut(request, "left" if how == "left" else "right", encode, tokenizer, max_context)
+        try:
+            needed_of(request, encode, max_context)
+        except EdgespecError as error:
+            if error.code != "E_CONTEXT":
+                raise EdgespecError(error.code, f"{request.row.where}: {error.what}", error.fix) from error
+            fix = FIX if request.truncated is None else "Shorten it: it has other messages than the one that was cut."
+            request = replace(request, fault=EdgespecError(error.code, error.what, fix))
+        found.append(request)
+    return found
+
+
+def _cut(
+    request: Request, side: Side, encode: EncodeTurn, tokenizer: PreTrainedTokenizerBase, max_context: int
+) -> Request:
+    """Return the request with its longest message cut so far that its answers have room."""
+    before = question_tokens(request, encode)
+    for _ in range(MOST_TRIES):
+        surplus = question_tokens(request, encode) - _room(request, max_context)
+        row = _shortened(request.row, side, surplus, tokenizer) if surplus > 0 else request.row
+        if row == request.row:
+            break
+        request = replace(request, row=row, ids=encode(row, ()))
+    dropped = before - question_tokens(request, encode)
+    return replace(request, truncated=Truncated(side=side, dropped_tokens=dropped)) if dropped else request
+
+
+def _room(request: Request, max_context: int) -> int:
+    """Return the tokens that all questions may have: answers take what they want, at most half of the context."""
+    wanted = request.max_new_tokens if request.max_new_tokens > 0 else DEFAULT_NEW_TOKENS
+    return max_context - min(wanted * request.row.num_turns, max_context // 2)
+
+
+def _shortened(row: PromptRow, side: Side, num_tokens: int, tokenizer: PreTrainedTokenizerBase) -> PromptRow:
+    """Return the row with so many tokens less of its longest message; as it is where too little would stay of that."""
+    texts = [str(message["content"]) if message["role"] != "system" else "" for message in row.messages]
+    texts += row.follow_ups
+    index = max(range(len(texts)), key=lambda index: len(texts[index]))
+    text = texts[index]
+    places = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+    if num_tokens >= len(places):
+        return row
+    # A token may be a part of a character, which goes as a whole.
+    text = text[places[num_tokens - 1][1] :] if side == "left" else text[: places[-num_tokens][0]]
+    if not text:
+        return row
+    if index >= len(row.messages):
+        at = index - len(row.messages)
+        return replace(row, follow_ups=(*row.follow_ups[:at], text, *row.follow_ups[at + 1 :]))
+    message = {**row.messages[index], "content": text}
+    return replace(row, messages=(*row.messages[:index], message, *row.messages[index + 1 :]))
