@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import io
 import json
 import os
 import signal
@@ -19,6 +18,7 @@ from edgespec import __version__
 from edgespec.cli.config.groups import ConfiguredGroup, leaf_commands
 from edgespec.cli.console import print_error
 from edgespec.cli.spelling import spelled_error
+from edgespec.cli.standard_streams import StdoutError, forget_rest, open_streams
 from edgespec.errors import EXIT_MEMORY, EXIT_RUNTIME, EXIT_USAGE, EdgespecError, is_out_of_memory
 
 EXIT_INTERRUPTED = 130
@@ -74,12 +74,12 @@ def main() -> NoReturn:
         raise _Terminated
 
     signal.signal(signal.SIGTERM, terminate)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a Windows console's own encoding lacks most characters
-            stream.reconfigure(encoding="utf-8", errors="replace")
-    status = run(sys.argv[1:])
-    gc.freeze()  # else the interpreter looks through all that torch brought once more, for a second
-    sys.exit(status)
+    open_streams()
+    try:
+        sys.exit(run(sys.argv[1:]))
+    finally:
+        forget_rest()
+        gc.freeze()  # else the interpreter looks through all that torch brought once more, for a second
 
 
 def run(arguments: list[str]) -> int:
@@ -88,6 +88,7 @@ def run(arguments: list[str]) -> int:
     as_json = "--json" in arguments
     try:
         result: Any = cli.main(args=arguments, prog_name="edgespec", standalone_mode=False)
+        sys.stdout.flush()  # what cannot be written is to be known here
     except EdgespecError as error:
         if debug:
             traceback.print_exc()
@@ -110,9 +111,11 @@ def run(arguments: list[str]) -> int:
         return EXIT_INTERRUPTED
     except _Terminated:
         return EXIT_TERMINATED
-    except BrokenPipeError:
-        # Whoever read our output has gone; point stdout elsewhere so that closing it stays quiet.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # whoever read our output has gone
+        return EXIT_RUNTIME
+    except StdoutError as error:
+        what = f"cannot write results to stdout ({error.strerror})."
+        _report("E_OUTPUT", what, "Free some space, or send them elsewhere.", as_json=as_json)
         return EXIT_RUNTIME
     except MemoryError:
         _report(

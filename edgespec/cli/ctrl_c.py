@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -70,7 +70,8 @@ def cancelling(engine: Engine, *, notices: Sequence[bytes], give_up: Callable[[]
             give_up()
             return
         if num_pressed <= len(notices):
-            os.write(STDERR, notices[num_pressed - 1])  # not sys.stderr, which may be in the middle of a write
+            with suppress(OSError):  # not sys.stderr, which may be in the middle of a write
+                os.write(STDERR, notices[num_pressed - 1])
         engine.cancel(abandon=num_pressed > 1)
 
     with _handler(press):

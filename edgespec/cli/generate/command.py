@@ -29,6 +29,7 @@ from edgespec.cli.options.console import console_options
 from edgespec.cli.options.machine import MachineOptions, machine_options, parallel_option
 from edgespec.cli.options.model import AskedModels, model_options
 from edgespec.cli.options.tree import AskedTrees, tree_options
+from edgespec.cli.prompts.read import holds_rows
 from edgespec.errors import EdgespecError
 
 if TYPE_CHECKING:
@@ -81,8 +82,8 @@ def command(
 ) -> int:
     """Complete PROMPTS: a text file (one prompt), JSONL rows or a JSON array, or - for stdin.
 
-    One prompt and no -o: the text streams to stdout. Otherwise one JSON record a prompt, written as it
-    finishes. Everything else goes to stderr.
+    A text, and no -o: the answer streams to stdout. Otherwise, and for JSON rows, one JSON record a prompt,
+    written as it finishes. Everything else goes to stderr.
     """
     prompts, format_name = _prompts(console, asked, out)
     out = replace(out, format_name=format_name)
@@ -118,7 +119,7 @@ def _prompts(console: Console, asked: AskedPrompts, out: AskedOutput) -> tuple[P
     format_name = out.format_name or ("jsonl" if out.path else "")
     rows, wanted = read_rows(console, asked, format_name)
     if not format_name:
-        format_name = "text" if len(wanted) == 1 or sys.stdout.isatty() else "jsonl"
+        format_name = "jsonl" if holds_rows(asked.source) or (len(wanted) > 1 and not sys.stdout.isatty()) else "text"
     results = None
     if out.path is not None:
         _check_output(out, asked.source)

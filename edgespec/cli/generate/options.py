@@ -16,7 +16,7 @@ from edgespec.cli.prompts.read import read_text
 from edgespec.cli.prompts.selection import Selection
 from edgespec.config import DEFAULT_NEW_TOKENS, MAX_SEED
 
-FORMAT_HELP = "Of the results. [default: jsonl; without -o text for one prompt, or on a terminal]"
+FORMAT_HELP = "Of the results. [default: jsonl; without -o text for prompts that are text, if one or on a terminal]"
 OVERWRITE_HELP = "Replace an output file that holds results."
 RESUME_HELP = "Go on with an output file: run what it lacks, and what failed."
 FORCE_HELP = "With --resume: keep results of other settings or prompts."

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from edgespec.pair.pair import ModelPair
 
 JSONL_SUFFIXES = {".jsonl", ".ndjson"}
+ROW_SUFFIXES = {*JSONL_SUFFIXES, ".json"}
 KIND_NAMES = {
     "text": "plain text",
     "line": "one a line",
@@ -34,9 +35,9 @@ KIND_NAMES = {
 
 def read_prompts(source: str, *, lines: bool) -> list[PromptRow]:
     """Read the prompts of a file, or of stdin for '-'; raises EdgespecError with the line's number."""
-    suffix = "" if source == "-" else Path(source).suffix.lower()
+    suffix = Path(source).suffix.lower()
     text = read_text(source)
-    if lines and suffix in {*JSONL_SUFFIXES, ".json"}:
+    if lines and holds_rows(source):
         raise EdgespecError("E_SETTING", f"--lines does not apply to '{source}'.", "Leave it out for JSON.")
     if suffix == ".json":
         rows = [_checked_row(value, f"row {number}") for number, value in enumerate(_read_array(text, source), 1)]
@@ -53,6 +54,11 @@ def read_prompts(source: str, *, lines: bool) -> list[PromptRow]:
     if not rows:
         raise EdgespecError("E_PROMPT_EMPTY", f"'{source}' holds no prompt.", "Put some text into it.")
     return numbered_rows(rows)
+
+
+def holds_rows(source: str | None) -> bool:
+    """Return whether a source of prompts is a file of JSON rows, and not of text."""
+    return source is not None and Path(source).suffix.lower() in ROW_SUFFIXES
 
 
 def numbered_rows(rows: list[PromptRow]) -> list[PromptRow]:

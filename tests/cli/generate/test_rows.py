@@ -170,7 +170,8 @@ def test_turns_that_fill_the_context_say_so(run_cli: RunCli, options: list[str])
 def test_turns_stream_one_below_the_other(run_cli: RunCli, options: list[str]) -> None:
     files = jsonl({"turns": [DEF, IMPORT]})
     (record,) = records(run_cli(["p.jsonl", *options, "-n", "5", "--format", "jsonl"], files=files))
-    assert run_cli(["p.jsonl", *options, "-n", "5"], files=files).out == "\n\n".join(record["turns"]) + "\n"
+    shown = run_cli(["p.jsonl", *options, "-n", "5", "--format", "text"], files=files)
+    assert shown.out == "\n\n".join(record["turns"]) + "\n"
 
 
 def test_system_prompts_come_from_flag_file_or_row(
@@ -459,11 +460,24 @@ def test_many_prompts_are_records_where_piped_and_text_where_asked(run_cli: RunC
     assert Path("t.txt").read_text() == "".join(record["text"] + "\n\n" for record in found)
 
 
-def test_many_prompts_are_text_on_a_terminal(
+@pytest.mark.parametrize("is_terminal", [True, False])
+@pytest.mark.parametrize("num_rows", [1, 2])
+@pytest.mark.parametrize("name", ["p.jsonl", "p.ndjson", "p.json"])
+def test_rows_become_records_however_many_there_are(
+    name: str, num_rows: int, is_terminal: bool, run_cli: RunCli, options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    rows = [{"prompt": prompt} for prompt in (DEF, IMPORT)][:num_rows]
+    content = json.dumps(rows) if name == "p.json" else jsonl(*rows)["p.jsonl"]
+    found = records(run_cli([name, *options, "-n", "2"], files={name: content}))
+    assert sorted(record["prompt"] for record in found) == sorted(row["prompt"] for row in rows)
+
+
+def test_many_texts_are_shown_on_a_terminal(
     run_cli: RunCli, options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    outcome = run_cli(["p.jsonl", *options, "-n", "4"], files=jsonl(DEF, IMPORT))
+    outcome = run_cli(["p.txt", "--lines", *options, "-n", "4"], files={"p.txt": f"{DEF}\n{IMPORT}\n"})
     assert outcome.code == 0
     assert not outcome.out.startswith("{")
     assert "[1/2] id=0\n[2/2] id=1\n" in outcome.err
