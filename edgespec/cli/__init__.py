@@ -59,8 +59,11 @@ def cli(*, config: Path | None) -> None:
     """Run language models larger than your card, losslessly and offline."""
 
 
-class _Terminated(BaseException):
+class Terminated(BaseException):
     """SIGTERM raises this, so that it unwinds like an interrupt and files are closed."""
+
+
+TOLD = "told"  # the note of an exception whose reason and consequences were said where it passed
 
 
 def main() -> NoReturn:
@@ -71,13 +74,14 @@ def main() -> NoReturn:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
     def terminate(_signal: int, _frame: FrameType | None) -> None:
-        raise _Terminated
+        raise Terminated
 
     signal.signal(signal.SIGTERM, terminate)
     open_streams()
     try:
         sys.exit(run(sys.argv[1:]))
     finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # else Ctrl-C would replace the status while Python tidies up
         forget_rest()
         gc.freeze()  # else the interpreter looks through all that torch brought once more, for a second
 
@@ -86,8 +90,11 @@ def run(arguments: list[str]) -> int:
     """Run the command line and return the process's exit status."""
     debug = bool(os.environ.get("EDGESPEC_DEBUG")) or "-vv" in arguments
     as_json = "--json" in arguments
+    from edgespec.cli.ctrl_c import staying_interrupts
+
     try:
-        result: Any = cli.main(args=arguments, prog_name="edgespec", standalone_mode=False)
+        with staying_interrupts():
+            result: Any = cli.main(args=arguments, prog_name="edgespec", standalone_mode=False)
         sys.stdout.flush()  # what cannot be written is to be known here
     except EdgespecError as error:
         if debug:
@@ -107,10 +114,10 @@ def run(arguments: list[str]) -> int:
     except click.ClickException as error:
         _report("E_USAGE", error.format_message(), "edgespec --help", as_json=as_json)
         return EXIT_USAGE
-    except (KeyboardInterrupt, click.Abort):
-        return EXIT_INTERRUPTED
-    except _Terminated:
-        return EXIT_TERMINATED
+    except (KeyboardInterrupt, click.Abort) as error:
+        return _ended(error, "interrupted", EXIT_INTERRUPTED)
+    except Terminated as error:
+        return _ended(error, "terminated", EXIT_TERMINATED)
     except BrokenPipeError:  # whoever read our output has gone
         return EXIT_RUNTIME
     except StdoutError as error:
@@ -136,6 +143,16 @@ def run(arguments: list[str]) -> int:
         _report("E_UNEXPECTED", what, "Set EDGESPEC_DEBUG=1 for the trace, and report it.", as_json=as_json)
         return EXIT_RUNTIME
     return result if isinstance(result, int) else 0
+
+
+def _ended(error: BaseException, how: str, status: int) -> int:
+    """Say that a signal ended the program, where nobody said more; return the exit status."""
+    causes: BaseException | None = error  # click makes an error of its own
+    while causes is not None and TOLD not in getattr(causes, "__notes__", ()):
+        causes = causes.__cause__
+    if causes is None:
+        sys.stderr.write(f"stopped: {how}\n")
+    return status
 
 
 def _report(code: str, what: str, fix: str, *, as_json: bool) -> None:

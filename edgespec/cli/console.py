@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -57,6 +58,12 @@ class Console:
         if not self.quiet:
             sys.stderr.write(text + "\n")
             sys.stderr.flush()
+
+    def tell(self, text: str) -> None:
+        """Write sentences, broken between words where a terminal's line ends; what is to be copied goes to `say`."""
+        self.say(
+            textwrap.fill(text, self.width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        )
 
     def detail(self, text: str) -> None:
         """Write one line where -v asks for details."""

@@ -13,6 +13,7 @@ from edgespec.pair.folder import ModelFolder, first_line, is_head, open_head, op
 
 DEMO_FOLDER = Path(__file__).parents[1] / "demo"
 NUM_DIFFERENCES_SHOWN = 3
+TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken")  # one of them holds the tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +94,10 @@ def open_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
             folder, local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # missing files, damaged JSON and missing backends all look different
+        reason = "" if _has_tokenizer(folder) else ": there is no tokenizer.json"
         raise EdgespecError(
             "E_TOKENIZER",
-            f"'{folder}' has no usable tokenizer ({first_line(error)}).",
+            f"'{folder}' has no usable tokenizer{reason or f' ({first_line(error)})'}.",
             "Put the model's tokenizer.json and tokenizer_config.json into the folder; code in it is never run.",
         ) from error
     if not tokenizer.is_fast:
@@ -105,6 +107,10 @@ def open_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
             "Convert it with transformers, and save it into the folder.",
         )
     return tokenizer
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern))
 
 
 def _stop_tokens(model: ModelFolder, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

@@ -15,7 +15,9 @@ from edgespec.pair.pair import DEMO_FOLDER
 from tests.cli.conftest import RunCli
 
 FULL = Path("/dev/full")
-ERROR = "Error: cannot write results to stdout (No space left on device).\nTry: Free some space, or send them elsewhere.\n"
+ERROR = (
+    "Error: cannot write results to stdout (No space left on device).\nTry: Free some space, or send them elsewhere.\n"
+)
 GENERATE = ["generate", "-p", "def main(", "-n", "2"]
 
 pytestmark = pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgespec.cli.ctrl_c import import_engine
 from edgespec.cli.estimate.speeds import (
     estimate_speeds,
     refuse_other_device,
@@ -84,6 +85,7 @@ def command(
 
     Exit code 5, with the same table, when the pair does not fit.
     """
+    import_engine()
     from edgespec.estimate.speed import PairOnHardware, open_hardware
     from edgespec.pair.folder import open_architecture, open_draft_architecture
     from edgespec.pair.pair import DEMO_FOLDER

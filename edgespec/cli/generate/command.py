@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edgespec.cli.console import Console
-from edgespec.cli.ctrl_c import STOPPING, cancelling, leaving_at_once, leaving_tidily
+from edgespec.cli.ctrl_c import STOPPING, cancelling, import_engine, leaving_tidily
 from edgespec.cli.generate.options import (
     AskedOutput,
     AskedPrompts,
@@ -87,8 +87,7 @@ def command(
     """
     prompts, format_name = _prompts(console, asked, out)
     out = replace(out, format_name=format_name)
-    with leaving_at_once():  # torch and transformers are imported from here on
-        import edgespec.engine  # noqa: F401
+    import_engine()
     run = AskedRun(prompts=asked, out=out, wanted=wanted, models=models, trees=trees, machine=machine,
                    parallel=parallel)  # fmt: skip
     prepared = prepare(console, prompts, run)

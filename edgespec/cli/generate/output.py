@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Generator
 from typing import Any
 
+from edgespec.cli import TOLD, Terminated
 from edgespec.cli.console import print_error, visible
 from edgespec.cli.generate.formats import format_record
 from edgespec.cli.generate.records import error_record, success_record
@@ -32,8 +33,9 @@ def stream_one(run: Run, request: Request) -> int:
     shown = _Shown(run, to_stdout=True)
     try:
         results = _answer(run, request, shown)
-    except KeyboardInterrupt:
-        run.console.say(f"\nstopped: interrupted after {shown.num_tokens} tokens")
+    except (KeyboardInterrupt, Terminated) as error:
+        run.console.say(f"\nstopped: interrupted after {shown.num_tokens} tokens · seed {request.seed}")
+        error.add_note(TOLD)
         raise
     finally:
         shown.end()
@@ -72,6 +74,11 @@ def write_records(
             sink.write("" if line is None else json.dumps(line, ensure_ascii=False) + "\n")
         tally.num_written += 1
 
+    def say_stopped(why: str = "") -> None:
+        console.say(f"stopped: {why}{tally.num_written} of {len(requests)} records are written")
+        if not to_stdout and format_name != "text":
+            console.say(f"to go on: {command_to_continue(run.settings.seed)}")
+
     with console.progress_bar(wanted=not is_live) as bar:
         task = None if bar is None else bar.add_task("prompts", total=len(requests), note="")
 
@@ -89,12 +96,11 @@ def write_records(
                     write(*ready)
                 tally.add(results, failed=error is not None)
                 if error is not None and fail_fast:
-                    console.say(f"stopped: --fail-fast; {tally.num_written} of {len(requests)} records are written")
+                    say_stopped("--fail-fast; ")
                     return EXIT_RUNTIME
-        except BaseException as error:
-            console.say(f"stopped: {tally.num_written} of {len(requests)} records are written")
-            if isinstance(error, KeyboardInterrupt) and not to_stdout and format_name != "text":
-                console.say(f"to go on: {command_to_continue()}")
+        except BaseException as error:  # also of a signal
+            say_stopped()
+            error.add_note(TOLD)
             raise
         finally:
             ended.close()

@@ -42,6 +42,11 @@ class Results:
         """Return the ids that failed and are to be run again."""
         return {entry.id for entry, _ in self.entries if entry.failed} - self.done
 
+    @property
+    def seed(self) -> int | None:
+        """Return the seed that the run began with; None where nothing tells it."""
+        return next((entry.seed for entry, _ in self.entries if entry.seed is not None), None)
+
 
 def read_results(path: Path, format_name: str) -> Results:
     """Read the results of a file, which may be missing; raises EdgespecError for a bad line before the last."""
@@ -119,10 +124,11 @@ def keep_finished(results: Results, again: set[str]) -> None:
         ) from error
 
 
-def command_to_continue() -> str:
-    """Return the command line of this process, with --resume."""
+def command_to_continue(seed: int) -> str:
+    """Return the command line of this process, with --resume and the seed in use: no record may hold that yet."""
     words = ["edgespec", *(word for word in sys.argv[1:] if word != "--overwrite")]
     words += [] if "--resume" in words else ["--resume"]
+    words += [] if any(word.partition("=")[0] == "--seed" for word in words) else ["--seed", str(seed)]
     return subprocess.list2cmdline(words) if sys.platform == "win32" else shlex.join(words)
 
 

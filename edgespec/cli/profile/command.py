@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.console import Console, visible
+from edgespec.cli.ctrl_c import import_engine
 from edgespec.cli.open_engine import open_engine
 from edgespec.cli.open_pair import open_pair_with_draft
 from edgespec.cli.options.console import console_options
@@ -116,7 +117,7 @@ def _measure(
     seed: int,
 ) -> Profile:
     """Load the pair and measure it."""
-    # torch and transformers are imported from here on.
+    import_engine()
     from edgespec.grow.acceptance import default_acceptance
     from edgespec.pair.pair import DEMO_FOLDER
     from edgespec.tune.measuring_tree import set_up_to_measure

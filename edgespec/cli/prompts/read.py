@@ -185,6 +185,12 @@ def _read_array(text: str, source: str) -> list[Any]:
 def _parse(text: str, where: str, fix: str) -> Any:
     try:
         return json.loads(text, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        # A row's own line is in `where`; within it there is one.
+        place = (
+            f"at column {error.colno}" if where.startswith("line ") else f"at line {error.lineno}, column {error.colno}"
+        )
+        raise EdgespecError("E_PROMPT_INVALID", f"{where} is not JSON: {error.msg.lower()} {place}.", fix) from error
     except (ValueError, RecursionError) as error:
         raise EdgespecError("E_PROMPT_INVALID", f"{where} is not JSON ({error}).", fix) from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -419,9 +420,9 @@ def test_fail_fast_ends_the_run_behind_the_failed_record(
     assert "--fail-fast; 2 of 3 records" in outcome.err
 
 
-@pytest.mark.parametrize("presses", [1, 2, 3])
+@pytest.mark.parametrize(("presses", "seed"), [(1, ["--seed", "7"]), (2, ["--seed=7"]), (3, [])])
 def test_an_interrupt_ends_the_run_with_whole_records_and_the_way_to_go_on(
-    presses: int, run_cli: RunCli, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    presses: int, seed: list[str], run_cli: RunCli, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C in the second text, once or more: the handler asks the engine to stop, the third raises at once."""
     take, calls = TextHandle.take, []
@@ -434,9 +435,9 @@ def test_an_interrupt_ends_the_run_with_whole_records_and_the_way_to_go_on(
                 signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(TextHandle, "take", press)
-    monkeypatch.setattr("sys.argv", ["edgespec", "generate", "p.jsonl", "-o", "the out.jsonl", "--overwrite"])
+    monkeypatch.setattr("sys.argv", ["edgespec", "generate", "p.jsonl", *seed, "-o", "the out.jsonl", "--overwrite"])
     out = tmp_path / "out.jsonl"
-    command = ["p.jsonl", *options, "-n", "24", "-np", "1", "-o", str(out)]
+    command = ["p.jsonl", *options, *seed, "-n", "24", "-np", "1", "-o", str(out)]
     before = signal.getsignal(signal.SIGINT)
     outcome = run_cli(command, files=jsonl("a", "b", "c"))
     assert outcome.code == 130
@@ -444,7 +445,10 @@ def test_an_interrupt_ends_the_run_with_whole_records_and_the_way_to_go_on(
     assert signal.getsignal(signal.SIGINT) is before
     assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == ["0"]
     assert "1 of 3 records" in outcome.err
-    assert "to go on: edgespec generate p.jsonl -o 'the out.jsonl' --resume" in outcome.err
+    (first,) = map(json.loads, out.read_text().splitlines())
+    drawn = ["--seed", str(first["sampling"]["seed"])]
+    words = shlex.join([*seed, "-o", "the out.jsonl", "--resume", *([] if seed else drawn)])
+    assert f"to go on: edgespec generate p.jsonl {words}\n" in outcome.err
     monkeypatch.setattr(TextHandle, "take", take)
     assert run_cli([*command, "--resume"], files=jsonl("a", "b", "c")).code == 0
     assert sorted(json.loads(line)["id"] for line in out.read_text().splitlines()) == ["0", "1", "2"]
