@@ -20,6 +20,7 @@ from edgespec.pair.pair import ModelPair
 from edgespec.placement.place import PlacedWeights, pair_weights, place_weights, read_memory
 from edgespec.placement.room import room_for_trees
 from edgespec.placement.run_place import RunPlace
+from edgespec.placement.weights import note_of_costs
 from edgespec.tree.policies import policy_named
 from edgespec.tree.settings import TreeSettings
 from offload.placement import Placement
@@ -97,10 +98,11 @@ def set_up(
     if pair.draft is None or tree.policy == "none":
         tree, is_tuned = tree.plain(), False
     weights = pair_weights(pair.target, pair.draft if tree.policy != "none" else None, place)
+    notes = note_of_costs(weights.target, weights.draft)
     memory = read_memory(place.limits, place.device)
     if not is_tuned:
         placed = place_weights(weights, tree, place, memory)
-        return PairSetup(pair=pair, place=place, tree=tree, room=tree, weights=placed, profile=profile)
+        return PairSetup(pair=pair, place=place, tree=tree, room=tree, weights=placed, profile=profile, notes=notes)
     room = room_for_trees(
         tree,
         lambda tree: place_weights(weights, tree, place, memory),
@@ -109,7 +111,7 @@ def set_up(
     )
     return PairSetup(
         pair=pair, place=place, tree=tree.within(room.tree), room=room.tree, weights=room.weights, is_tuned=True,
-        profile=profile,
+        profile=profile, notes=notes,
     )  # fmt: skip
 
 
@@ -144,11 +146,14 @@ def set_up_by_profile(
 
     profile, notes = _find(source, pair, facts_with)
     if profile is None:
-        return replace(set_up(pair, place, own, is_tuned=is_tuned), notes=notes)
+        found = set_up(pair, place, own, is_tuned=is_tuned)
+        return replace(found, notes=notes + found.notes)
     plan = plan_at(profile, temperature)
     tree = tree_settings(plan.best, given=given)
     if plan.best.policy == "none" and tree.policy == "none":
         notes += (plan.why,)
+    if tree.policy != "none":
+        notes += note_of_costs(weights.target, weights.draft)
     found = PairSetup(
         pair=pair, place=place, tree=tree, room=tree, weights=placed(tree), profile=profile, plan=plan, notes=notes
     )
