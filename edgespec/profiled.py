@@ -15,9 +15,10 @@ from typing import Any
 from edgespec.errors import EdgespecError, profile_errors
 from edgespec.files import profiles_folder
 from edgespec.grow.acceptance import AcceptanceModel
+from edgespec.model.device import most_threads
 from edgespec.pair.folder import fingerprint
 from edgespec.pair.pair import ModelPair
-from edgespec.placement.place import PlacedWeights, pair_weights, place_weights, read_memory
+from edgespec.placement.place import PairWeights, PlacedWeights, pair_weights, place_weights, read_memory
 from edgespec.placement.room import room_for_trees
 from edgespec.placement.run_place import RunPlace
 from edgespec.placement.weights import note_of_costs
@@ -46,6 +47,7 @@ class PairSetup:
     is_tuned: bool = False  # whether trees change as they pay, up to `room`
     profile: Profile | None = None
     plan: TemperaturePlan | None = None  # of the profile, that the trees follow
+    differences: tuple[str, ...] = ()  # from what the profile was measured with, each with both values
     notes: tuple[str, ...] = ()  # for people: why a profile is not used, or what to know of the one that is
 
     @property
@@ -55,8 +57,10 @@ class PairSetup:
 
     @property
     def predicted_per_s(self) -> float | None:
-        """The tokens a second that the plan promises; None where it is not followed to the letter."""
-        if self.plan is None or self.tree != tree_settings(self.plan.best):
+        """The tokens a second that the plan promises; None where it is not followed to the letter, or was measured
+        with anything else.
+        """
+        if self.plan is None or self.differences or self.tree != tree_settings(self.plan.best):
             return None
         return self.plan.best.tokens_per_s
 
@@ -73,6 +77,7 @@ def pair_facts(pair: ModelPair, place: RunPlace, placement: Placement) -> PairFa
         draft_quant=place.draft_quant or "none",
         dtype=str(place.dtype).removeprefix("torch."),
         device=place.device.type,
+        threads=most_threads(place.threads, place.device),
         num_layers=placement.num_layers,
         resident_layers=placement.num_resident,
         ram_layers=placement.num_pinned,
@@ -129,22 +134,9 @@ def set_up_by_profile(
     if source == "none" or pair.draft is None or own.policy == "none":
         return set_up(pair, place, own, is_tuned=is_tuned)
     weights = pair_weights(pair.target, pair.draft, place)
-    memory = read_memory(place.limits, place.device)
-
-    @functools.cache
-    def placed(tree: TreeSettings) -> PlacedWeights:
-        return place_weights(weights, tree, place, memory)
-
-    def facts_with(profile: Profile) -> PairFacts:
-        tree = tree_settings(plan_at(profile, temperature).best, given=given)
-        try:
-            # A plan to grow no trees was measured with a draft beside the layers, as the user's own trees need it.
-            found = placed(own if tree.policy == "none" else tree)
-        except EdgespecError:
-            found = placed(own)
-        return pair_facts(pair, place, found.placement)
-
-    profile, notes = _find(source, pair, facts_with)
+    placed = _placer(weights, place)
+    facts_with = _matcher(pair, place, placed, given, temperature)
+    profile, differences, notes = _find(source, pair, facts_with)
     if profile is None:
         found = set_up(pair, place, own, is_tuned=is_tuned)
         return replace(found, notes=notes + found.notes)
@@ -155,8 +147,9 @@ def set_up_by_profile(
     if tree.policy != "none":
         notes += note_of_costs(weights.target, weights.draft)
     found = PairSetup(
-        pair=pair, place=place, tree=tree, room=tree, weights=placed(tree), profile=profile, plan=plan, notes=notes
-    )
+        pair=pair, place=place, tree=tree, room=tree, weights=placed(tree), profile=profile, plan=plan,
+        differences=differences, notes=notes,
+    )  # fmt: skip
     if not is_tuned or tree.policy == "none":
         return found
     # The profile is of the layers where its plan leaves them: larger trees must leave them there too.
@@ -164,27 +157,65 @@ def set_up_by_profile(
     return replace(found, room=room.tree, weights=room.weights, is_tuned=True)
 
 
+def kept_profile(pair: ModelPair, place: RunPlace) -> Profile:
+    """Return the profile that was measured here of this pair, so placed; raises EdgespecError where there is none."""
+    placed = _placer(pair_weights(pair.target, pair.draft, place), place)
+    folder = profiles_folder()
+    with profile_errors():
+        found = find_profile(folder, machine_facts(), pair.names, _matcher(pair, place, placed, {}, 0.0))
+    if found.profile is not None:
+        return found.profile
+    why = f", and '{found.path}' does not fit: {'; '.join(found.stale)}" if found.stale else ""
+    what = f"no profile of {' + '.join(filter(None, pair.names))} on this machine is kept in '{folder}'{why}."
+    raise EdgespecError("E_PROFILE_NOT_FOUND", what, "Measure it: edgespec profile.")
+
+
+def _placer(weights: PairWeights, place: RunPlace) -> Callable[[TreeSettings], PlacedWeights]:
+    """Return a function that places the weights for trees, by the memory that is free now."""
+    memory = read_memory(place.limits, place.device)
+    return functools.cache(lambda tree: place_weights(weights, tree, place, memory))
+
+
+def _matcher(
+    pair: ModelPair,
+    place: RunPlace,
+    placed: Callable[[TreeSettings], PlacedWeights],
+    given: Mapping[str, Any],
+    temperature: float,
+) -> Callable[[Profile], PairFacts]:
+    """Return a function that gives the pair's facts with a profile's trees."""
+    own = TreeSettings(**given)
+
+    def facts_with(profile: Profile) -> PairFacts:
+        tree = tree_settings(plan_at(profile, temperature).best, given=given)
+        try:
+            # A plan to grow no trees was measured with a draft beside the layers, as the user's own trees need it.
+            found = placed(own if tree.policy == "none" else tree)
+        except EdgespecError:
+            found = placed(own)
+        return pair_facts(pair, place, found.placement)
+
+    return facts_with
+
+
 def _find(
     source: str, pair: ModelPair, facts_with: Callable[[Profile], PairFacts]
-) -> tuple[Profile | None, tuple[str, ...]]:
-    """Return the profile, and what is to be said about it.
-
-    `facts_with` gives the pair's facts with a profile's trees.
-    """
+) -> tuple[Profile | None, tuple[str, ...], tuple[str, ...]]:
+    """Return the profile, how what it was measured with differs, and what is to be said about it."""
     machine = machine_facts()
     with profile_errors():
         if source == "auto":
             found = find_profile(profiles_folder(), machine, pair.names, facts_with)
             if found.stale:
                 changes = "; ".join(found.stale)
-                return None, (f"the profile of this pair is not used: {changes} (measure again: edgespec profile)",)
-            return found.profile, ()
+                return None, (), (f"the profile of this pair is not used: {changes} (measure again: edgespec profile)",)
+            return found.profile, (), ()
         profile = read_profile(Path(source))
     facts = facts_with(profile)
     _require_same_pair(source, profile.pair, facts)
-    differences = changes_between(profile, machine, facts)
+    differences = tuple(changes_between(profile, machine, facts))
     notes = (f"profile {profile.name} was measured elsewhere: {'; '.join(differences)}",) if differences else ()
-    return profile, notes
+    return profile, differences, notes
 
 
 def _require_same_pair(source: str, old: PairFacts, new: PairFacts) -> None:

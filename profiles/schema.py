@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-SCHEMA = "edgespec.profile/2"
+SCHEMA = "edgespec.profile/3"
 
 Text = Annotated[str, Field(max_length=300)]
 Name = Annotated[str, Field(max_length=200, pattern=r"^[a-z0-9][a-z0-9.-]*$")]  # a file is named so: no folders in it
@@ -64,6 +64,7 @@ class PairFacts:
     draft_quant: Text
     dtype: Text
     device: Text
+    threads: Count | None = None  # of the processor, where that computes
     num_layers: Count
     resident_layers: Count
     ram_layers: Count

@@ -118,4 +118,6 @@ def _profile_note(setup: PairSetup) -> str:
     assert setup.plan is not None
     predicted = setup.predicted_per_s
     promise = ", overridden by flags" if predicted is None else f", {predicted:.3g} tokens/s predicted"
+    if setup.differences:  # which were said
+        promise = ", no promise here"
     return f"profile {setup.profile.name}: plan for temperature {setup.plan.temperature:g}{promise}"
