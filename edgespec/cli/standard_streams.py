@@ -16,7 +16,7 @@ class StdoutError(OSError):
 
 
 class _Results(io.FileIO):
-    def write(self, data: ReadableBuffer, /) -> int | None:
+    def write(self, data: ReadableBuffer, /) -> int:
         try:
             return super().write(data)
         except BrokenPipeError:  # whoever read them has gone, and wants no error
@@ -26,7 +26,7 @@ class _Results(io.FileIO):
 
 
 class _Messages(io.FileIO):
-    def write(self, data: ReadableBuffer, /) -> int | None:
+    def write(self, data: ReadableBuffer, /) -> int:
         try:
             return super().write(data)
         except OSError:

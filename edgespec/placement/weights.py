@@ -53,11 +53,12 @@ class Weights:
         """The bytes that a pass over one token reads: the layers, of experts those that are chosen, and the head."""
         num_experts, share = chosen_experts(self.skeleton.model.config.get_text_config(decoder=True))
         head_bytes = math.prod(self.skeleton.model.get_output_embeddings().weight.shape) * self.dtype.itemsize
-        return head_bytes + sum(
+        layers_bytes = sum(
             tensor.num_bytes * (share if len(tensor.shape) == 3 and tensor.shape[0] == num_experts else 1.0)
             for record in self.skeleton.records
             for tensor in record.tensors.values()
         )
+        return float(head_bytes + layers_bytes)
 
     def loadable(self, device: torch.device, *, announce: Announce | None, progress: Progress | None) -> Skeleton:
         """Return the skeleton of files that exist: the folder's, or quantised ones, which are made now if need be."""
