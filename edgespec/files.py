@@ -42,8 +42,9 @@ def config_files(asked: Path | None = None) -> list[Path]:
     """
     asked = asked or (Path(os.environ["EDGESPEC_CONFIG"]) if os.environ.get("EDGESPEC_CONFIG") else None)
     own = config_file()
-    is_same = asked is not None and asked.exists() and own.exists() and own.samefile(asked)
-    return [*([asked] if asked is not None else []), *([own] if own.exists() and not is_same else [])]
+    has_own = _exists(own)
+    is_same = asked is not None and _exists(asked) and has_own and own.samefile(asked)
+    return [*([asked] if asked is not None else []), *([own] if has_own and not is_same else [])]
 
 
 def history_file() -> Path:
@@ -67,6 +68,13 @@ def written_whole(path: Path) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
         raise
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # in a folder that may not be entered
+        return False
 
 
 def _below_home(name: str) -> Path | None:

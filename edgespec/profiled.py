@@ -16,12 +16,14 @@ from typing import Any
 from edgespec.errors import EdgespecError, profile_errors
 from edgespec.files import profiles_folder
 from edgespec.grow.acceptance import AcceptanceModel
+from edgespec.model.device import most_threads
 from edgespec.pair.folder import fingerprint
 from edgespec.pair.pair import ModelPair
 from edgespec.placement.parallel import PassShares
-from edgespec.placement.place import PlacedWeights, pair_weights, place_weights, read_memory
+from edgespec.placement.place import Memory, PairWeights, PlacedWeights, pair_weights, place_weights, read_memory
 from edgespec.placement.room import room_for_trees
 from edgespec.placement.run_place import RunPlace
+from edgespec.placement.weights import note_of_costs
 from edgespec.tree.policies import policy_named
 from edgespec.tree.settings import TreeSettings
 from offload.placement import Placement
@@ -32,6 +34,7 @@ from profiles.schema import PairFacts, Plan, Profile, TemperaturePlan
 
 # Tree settings that leave the size to be tuned
 SAY_NO_SIZE = {"policy", "draw", "max_children", "acceptance", "classifier", "draft_temperature"}
+Place = Callable[[TreeSettings, RunPlace], PlacedWeights]
 STREAMED_SLACK = 0.03  # more bytes a pass for room for larger trees
 
 
@@ -47,6 +50,7 @@ class PairSetup:
     is_tuned: bool = False  # whether trees change as they pay, up to `room`
     profile: Profile | None = None
     plan: TemperaturePlan | None = None  # of the profile, that the trees follow
+    differences: tuple[str, ...] = ()  # from what the profile was measured with, each with both values
     notes: tuple[str, ...] = ()  # for people: why a profile is not used, or what to know of the one that is
 
     @property
@@ -56,8 +60,10 @@ class PairSetup:
 
     @property
     def predicted_per_s(self) -> float | None:
-        """The tokens a second that the plan promises; None where it is not followed to the letter."""
-        if self.plan is None:
+        """The tokens a second that the plan promises; None where it is not followed to the letter, or was measured
+        with anything else.
+        """
+        if self.plan is None or self.differences:
             return None
         plan = plan_for_texts(self.plan, self.place.num_texts)
         is_followed = plan.num_texts == self.place.num_texts and self.tree == tree_settings(plan)
@@ -76,6 +82,7 @@ def pair_facts(pair: ModelPair, place: RunPlace, placement: Placement) -> PairFa
         draft_quant=place.draft_quant or "none",
         dtype=str(place.dtype).removeprefix("torch."),
         device=place.device.type,
+        threads=most_threads(place.threads, place.device),
         num_layers=placement.num_layers,
         resident_layers=placement.num_resident,
         ram_layers=placement.num_pinned,
@@ -101,10 +108,11 @@ def set_up(
     if pair.draft is None or tree.policy == "none":
         tree, is_tuned = tree.plain(), False
     weights = pair_weights(pair.target, pair.draft if tree.policy != "none" else None, place)
+    notes = note_of_costs(weights.target, weights.draft)
     memory = read_memory(place.limits, place.device)
     if not is_tuned:
         placed = place_weights(weights, tree, place, memory)
-        return PairSetup(pair=pair, place=place, tree=tree, room=tree, weights=placed, profile=profile)
+        return PairSetup(pair=pair, place=place, tree=tree, room=tree, weights=placed, profile=profile, notes=notes)
     room = room_for_trees(
         tree,
         lambda tree: place_weights(weights, tree, place, memory),
@@ -113,7 +121,7 @@ def set_up(
     )
     return PairSetup(
         pair=pair, place=place, tree=tree.within(room.tree), room=room.tree, weights=room.weights, is_tuned=True,
-        profile=profile,
+        profile=profile, notes=notes,
     )  # fmt: skip
 
 
@@ -138,24 +146,12 @@ def set_up_by_profile(
     if source == "none" or pair.draft is None or own.policy == "none":
         return set_up(pair, share_passes(place, PassShares()), own, is_tuned=is_tuned)
     weights = pair_weights(pair.target, pair.draft, place)
-    memory = read_memory(place.limits, place.device)
-
-    @functools.cache
-    def placed(tree: TreeSettings, place: RunPlace = place) -> PlacedWeights:
-        return place_weights(weights, tree, place, memory)
-
-    def facts_with(profile: Profile) -> PairFacts:
-        tree = tree_settings(plan_at(profile, temperature).best, given=given)
-        try:
-            # A plan to grow no trees was measured with a draft beside the layers, as the user's own trees need it.
-            found = placed(own if tree.policy == "none" else tree)
-        except EdgespecError:
-            found = placed(own)
-        return pair_facts(pair, place, found.placement)
-
-    profile, notes = _find(source, pair, facts_with)
+    placed = _placer(weights, read_memory(place.limits, place.device))
+    facts_with = _matcher(pair, place, placed, given, temperature)
+    profile, differences, notes = _find(source, pair, facts_with)
     if profile is None:
-        return replace(set_up(pair, share_passes(place, PassShares()), own, is_tuned=is_tuned), notes=notes)
+        found = set_up(pair, share_passes(place, PassShares()), own, is_tuned=is_tuned)
+        return replace(found, notes=notes + found.notes)
     plan = plan_at(profile, temperature)
     place = share_passes(place, pass_shares(profile, plan))
     tree = tree_settings(plan_for_texts(plan, place.num_texts), given=given)
@@ -163,9 +159,11 @@ def set_up_by_profile(
         tree = tree_settings(plan.best, given=given)  # some texts may be left alone in the end
     if plan.best.policy == "none" and tree.policy == "none":
         notes += (plan.why,)
+    if tree.policy != "none":
+        notes += note_of_costs(weights.target, weights.draft)
     found = PairSetup(
         pair=pair, place=place, tree=tree, room=tree, weights=placed(tree, place), profile=profile, plan=plan,
-        notes=notes,
+        differences=differences, notes=notes,
     )  # fmt: skip
     if not is_tuned or tree.policy == "none":
         return found
@@ -176,27 +174,64 @@ def set_up_by_profile(
     return replace(found, room=room.tree, weights=room.weights, is_tuned=True)
 
 
+def kept_profile(pair: ModelPair, place: RunPlace) -> Profile:
+    """Return the profile that was measured here of this pair, so placed; raises EdgespecError where there is none."""
+    placed = _placer(pair_weights(pair.target, pair.draft, place), read_memory(place.limits, place.device))
+    folder = profiles_folder()
+    with profile_errors():
+        found = find_profile(folder, machine_facts(), pair.names, _matcher(pair, place, placed, {}, 0.0))
+    if found.profile is not None:
+        return found.profile
+    why = f", and '{found.path}' does not fit: {'; '.join(found.stale)}" if found.stale else ""
+    what = f"no profile of {' + '.join(filter(None, pair.names))} on this machine is kept in '{folder}'{why}."
+    raise EdgespecError("E_PROFILE_NOT_FOUND", what, "Measure it: edgespec profile.")
+
+
+def _placer(weights: PairWeights, memory: Memory) -> Place:
+    """Return a function that places the weights for trees, within this memory."""
+    return functools.cache(lambda tree, place: place_weights(weights, tree, place, memory))
+
+
+def _matcher(
+    pair: ModelPair,
+    place: RunPlace,
+    placed: Place,
+    given: Mapping[str, Any],
+    temperature: float,
+) -> Callable[[Profile], PairFacts]:
+    """Return a function that gives the pair's facts with a profile's trees."""
+    own = TreeSettings(**given)
+
+    def facts_with(profile: Profile) -> PairFacts:
+        tree = tree_settings(plan_at(profile, temperature).best, given=given)
+        try:
+            # A plan to grow no trees was measured with a draft beside the layers, as the user's own trees need it.
+            found = placed(own if tree.policy == "none" else tree, place)
+        except EdgespecError:
+            found = placed(own, place)
+        return pair_facts(pair, place, found.placement)
+
+    return facts_with
+
+
 def _find(
     source: str, pair: ModelPair, facts_with: Callable[[Profile], PairFacts]
-) -> tuple[Profile | None, tuple[str, ...]]:
-    """Return the profile, and what is to be said about it.
-
-    `facts_with` gives the pair's facts with a profile's trees.
-    """
+) -> tuple[Profile | None, tuple[str, ...], tuple[str, ...]]:
+    """Return the profile, how what it was measured with differs, and what is to be said about it."""
     machine = machine_facts()
     with profile_errors():
         if source == "auto":
             found = find_profile(profiles_folder(), machine, pair.names, facts_with)
             if found.stale:
                 changes = "; ".join(found.stale)
-                return None, (f"the profile of this pair is not used: {changes} (measure again: edgespec profile)",)
-            return found.profile, ()
+                return None, (), (f"the profile of this pair is not used: {changes} (measure again: edgespec profile)",)
+            return found.profile, (), ()
         profile = read_profile(Path(source))
     facts = facts_with(profile)
     _require_same_pair(source, profile.pair, facts)
-    differences = changes_between(profile, machine, facts)
+    differences = tuple(changes_between(profile, machine, facts))
     notes = (f"profile {profile.name} was measured elsewhere: {'; '.join(differences)}",) if differences else ()
-    return profile, notes
+    return profile, differences, notes
 
 
 def _require_same_pair(source: str, old: PairFacts, new: PairFacts) -> None:

@@ -147,8 +147,8 @@ def _check_all_there(folder: Path, paths: dict[str, Path]) -> None:
         return
     more = f" and {len(missing) - NUM_SHARDS_NAMED} more" if len(missing) > NUM_SHARDS_NAMED else ""
     repository = folder.parent.parent.name  # of a snapshot in the Hugging Face cache: models--OWNER--NAME
-    known = folder.parent.name == "snapshots" and repository.startswith("models--")
     name = repository.removeprefix("models--").replace("--", "/")
+    known = folder.parent.name == "snapshots" and repository.startswith("models--") and "/" in name
     raise CheckpointError(
         "E_SHARD_MISSING",
         f"{len(missing)} of {len(paths)} shards are missing from '{folder}': "

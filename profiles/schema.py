@@ -65,6 +65,7 @@ class PairFacts:
     draft_quant: Text
     dtype: Text
     device: Text
+    threads: Count | None = None  # of the processor, where that computes
     num_layers: Count
     resident_layers: Count
     ram_layers: Count

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import io
 import json
 import os
 import signal
@@ -20,6 +19,7 @@ from edgespec.cli.config.groups import ConfiguredGroup, leaf_commands
 from edgespec.cli.console import print_error
 from edgespec.cli.log_file import LOG, close_log
 from edgespec.cli.spelling import spelled_error
+from edgespec.cli.standard_streams import StdoutError, forget_rest, open_streams
 from edgespec.errors import EXIT_MEMORY, EXIT_RUNTIME, EXIT_USAGE, EdgespecError, is_out_of_memory
 
 EXIT_INTERRUPTED = 130
@@ -60,8 +60,11 @@ def cli(*, config: Path | None) -> None:
     """Run language models larger than your card, losslessly and offline."""
 
 
-class _Terminated(BaseException):
+class Terminated(BaseException):
     """SIGTERM raises this, so that it unwinds like an interrupt and files are closed."""
+
+
+TOLD = "told"  # the note of an exception whose reason and consequences were said where it passed
 
 
 def main() -> NoReturn:
@@ -72,15 +75,16 @@ def main() -> NoReturn:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
     def terminate(_signal: int, _frame: FrameType | None) -> None:
-        raise _Terminated
+        raise Terminated
 
     signal.signal(signal.SIGTERM, terminate)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a Windows console's own encoding lacks most characters
-            stream.reconfigure(encoding="utf-8", errors="replace")
-    status = run(sys.argv[1:])
-    gc.freeze()  # else the interpreter looks through all that torch brought once more, for a second
-    sys.exit(status)
+    open_streams()
+    try:
+        sys.exit(run(sys.argv[1:]))
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # else Ctrl-C would replace the status while Python tidies up
+        forget_rest()
+        gc.freeze()  # else the interpreter looks through all that torch brought once more, for a second
 
 
 def run(arguments: list[str]) -> int:
@@ -96,8 +100,12 @@ def run(arguments: list[str]) -> int:
 def _run(arguments: list[str]) -> int:
     debug = bool(os.environ.get("EDGESPEC_DEBUG")) or "-vv" in arguments
     as_json = "--json" in arguments
+    from edgespec.cli.ctrl_c import staying_interrupts
+
     try:
-        result: Any = cli.main(args=arguments, prog_name="edgespec", standalone_mode=False)
+        with staying_interrupts():
+            result: Any = cli.main(args=arguments, prog_name="edgespec", standalone_mode=False)
+        sys.stdout.flush()  # what cannot be written is to be known here
     except EdgespecError as error:
         if debug:
             traceback.print_exc()
@@ -116,13 +124,15 @@ def _run(arguments: list[str]) -> int:
     except click.ClickException as error:
         _report("E_USAGE", error.format_message(), "edgespec --help", as_json=as_json)
         return EXIT_USAGE
-    except (KeyboardInterrupt, click.Abort):
-        return EXIT_INTERRUPTED
-    except _Terminated:
-        return EXIT_TERMINATED
-    except BrokenPipeError:
-        # Whoever read our output has gone; point stdout elsewhere so that closing it stays quiet.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (KeyboardInterrupt, click.Abort) as error:
+        return _ended(error, "interrupted", EXIT_INTERRUPTED)
+    except Terminated as error:
+        return _ended(error, "terminated", EXIT_TERMINATED)
+    except BrokenPipeError:  # whoever read our output has gone
+        return EXIT_RUNTIME
+    except StdoutError as error:
+        what = f"cannot write results to stdout ({error.strerror})."
+        _report("E_OUTPUT", what, "Free some space, or send them elsewhere.", as_json=as_json)
         return EXIT_RUNTIME
     except MemoryError:
         _report(
@@ -144,6 +154,16 @@ def _run(arguments: list[str]) -> int:
         _report("E_UNEXPECTED", what, "Set EDGESPEC_DEBUG=1 for the trace, and report it.", as_json=as_json)
         return EXIT_RUNTIME
     return result if isinstance(result, int) else 0
+
+
+def _ended(error: BaseException, how: str, status: int) -> int:
+    """Say that a signal ended the program, where nobody said more; return the exit status."""
+    causes: BaseException | None = error  # click makes an error of its own
+    while causes is not None and TOLD not in getattr(causes, "__notes__", ()):
+        causes = causes.__cause__
+    if causes is None:
+        sys.stderr.write(f"stopped: {how}\n")
+    return status
 
 
 def _report(code: str, what: str, fix: str, *, as_json: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -76,6 +77,12 @@ class Console:
         """Write one line, unless quiet; the log has it in any case."""
         LOG.info(COLOR.sub("", text))
         self._write(text)
+
+    def tell(self, text: str) -> None:
+        """Write sentences, broken between words where a terminal's line ends; what is to be copied goes to `say`."""
+        self.say(
+            textwrap.fill(text, self.width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        )
 
     def detail(self, text: str) -> None:
         """Write one line where -v asks for details, as the log always does."""

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,12 @@ IMPORTING = "loading torch and transformers"  # said meanwhile: it takes seconds
 Handler = Callable[[int, FrameType | None], None]
 
 
+def import_engine() -> None:
+    """Import torch, transformers and the engine, which takes seconds."""
+    with leaving_at_once():
+        import edgespec.engine  # noqa: F401
+
+
 @contextmanager
 def leaving_at_once() -> Iterator[None]:
     """Within this block Ctrl-C ends the program at once.
@@ -29,6 +35,7 @@ def leaving_at_once() -> Iterator[None]:
     """
 
     def press(_signal: int, _frame: FrameType | None) -> None:
+        _notice(b"\nstopped: interrupted\n")
         os._exit(EXIT_INTERRUPTED)
 
     with _handler(press):
@@ -38,6 +45,18 @@ def leaving_at_once() -> Iterator[None]:
 @contextmanager
 def leaving_tidily() -> Iterator[None]:
     """Within this block Ctrl-C raises KeyboardInterrupt; the block raises it at its end if it was swallowed inside."""
+    with staying_interrupts() as is_pressed:
+        yield
+        if is_pressed():
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def staying_interrupts() -> Iterator[Callable[[], bool]]:
+    """Within this block Ctrl-C raises KeyboardInterrupt, and so does the block where others made an error of that.
+
+    Yields a function that tells whether Ctrl-C was pressed.
+    """
     is_pressed = False
 
     def press(_signal: int, _frame: FrameType | None) -> None:
@@ -47,13 +66,18 @@ def leaving_tidily() -> Iterator[None]:
 
     with _handler(press):
         try:
-            yield
+            yield lambda: is_pressed
         except Exception as error:
             if is_pressed:  # an import in between took it for a failure of its own
                 raise KeyboardInterrupt from error
             raise
-    if is_pressed:
-        raise KeyboardInterrupt
+
+
+@contextmanager
+def raising_at_the_prompt() -> Iterator[None]:
+    """Within this block Ctrl-C is a key: it raises KeyboardInterrupt, and nothing remembers it."""
+    with _handler(signal.default_int_handler):
+        yield
 
 
 @contextmanager
@@ -71,11 +95,16 @@ def cancelling(engine: Engine, *, notices: Sequence[bytes], give_up: Callable[[]
             give_up()
             return
         if num_pressed <= len(notices):
-            os.write(STDERR, notices[num_pressed - 1])  # not sys.stderr, which may be in the middle of a write
+            _notice(notices[num_pressed - 1])
         engine.cancel(abandon=num_pressed > 1)
 
     with _handler(press):
         yield lambda: num_pressed
+
+
+def _notice(line: bytes) -> None:
+    with suppress(OSError):  # not sys.stderr, which may be in the middle of a write
+        os.write(STDERR, line)
 
 
 @contextmanager

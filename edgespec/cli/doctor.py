@@ -7,12 +7,12 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 
 from edgespec.cli.config.defaults import load_config
 from edgespec.cli.console import counted, visible
+from edgespec.cli.ctrl_c import leaving_at_once
 from edgespec.cli.spelling import spelled
 from edgespec.doctor.checks import (
     FAIL,
@@ -73,7 +73,8 @@ def _checks(context: click.Context, model: str | None) -> Iterator[Check]:
     yield check_memory()
     yield check_threads()
     try:
-        from edgespec.doctor.machine import check_machine
+        with leaving_at_once():
+            from edgespec.doctor.machine import check_machine
     except (ImportError, OSError) as error:  # a library of torch's own that is not there is an OSError
         yield Check(name="device", status=FAIL, text=f"torch cannot be used ({error}): install it again")
     else:
@@ -134,7 +135,7 @@ def _disk(model: str | None, config: UserConfig) -> Iterator[Check]:
         from edgespec.doctor.disk_speed import read_speed, scratch_speed
     except (ImportError, OSError):  # of torch, and said
         return
-    place: Path | None = None
+    place = cache_folder()
     try:
         if model is not None:
             place = resolve_model(model, aliases=config.aliases)

@@ -45,7 +45,7 @@ def say_setup(console: Console, setup: PairSetup, machine: MachineOptions) -> No
     """Layers, formats, trees and profile in a few lines; raises EdgespecError where -ngl all cannot be had."""
     place, placement, tree = setup.place, setup.placement, setup.tree
     for note in setup.notes:
-        console.say(spelled(note))
+        console.tell(spelled(note))
     streamed = placement.num_layers - placement.num_resident
     where = "" if not placement.num_pinned else f" ({placement.num_pinned} from RAM, {placement.num_on_disk} from disk)"
     layers = f"{placement.num_resident} of {placement.num_layers} layers resident"
@@ -54,17 +54,17 @@ def say_setup(console: Console, setup: PairSetup, machine: MachineOptions) -> No
     numbers = str(place.dtype).removeprefix("torch.") + (f" from {place.quant}" if place.quant else "")
     folder = setup.pair.target.folder
     trees = trees_in_words(setup.room, is_tuned=setup.is_tuned)
-    console.say(f"{short_name(folder)}: {layers}; {numbers} on {place.device}; {trees}")
+    console.tell(f"{short_name(folder)}: {layers}; {numbers} on {place.device}; {trees}")
     console.detail(f"target: {folder}")
     _say_threads(console, place.threads)
     if not tree.is_lossless:
-        console.say(
+        console.tell(
             f"LOSSY: --target-width {tree.target_width} takes the longest of so many branches that the target "
             "starts; the output does not have the target's distribution"
         )
     console.detail(f"memory plan:\n{placement.table()}")
     if setup.plan is not None:
-        console.say(_profile_note(setup))
+        console.tell(_profile_note(setup))
     if place.limits.max_gpu_bytes is not None and place.device.type == "cpu":
         console.say("--max-gpu-mem is not used: the device is the CPU")
     if place.limits.gpu_margin_bytes is not None and place.device.type == "cpu":
@@ -109,7 +109,7 @@ def _say_threads(console: Console, threads: int | None) -> None:
     if threads is None:
         console.detail(f"threads: {threads_in_words(cores, os.environ)}")
     elif threads > cores.usable:
-        console.say(f"--threads {threads}: {cores.usable} have a core of their own here; more may be slower")
+        console.tell(f"--threads {threads}: {cores.usable} have a core of their own here; more may be slower")
 
 
 def _profile_note(setup: PairSetup) -> str:
@@ -118,4 +118,6 @@ def _profile_note(setup: PairSetup) -> str:
     assert setup.plan is not None
     predicted = setup.predicted_per_s
     promise = ", overridden by flags" if predicted is None else f", {predicted:.3g} tokens/s predicted"
+    if setup.differences:  # which were said
+        promise = ", no promise here"
     return f"profile {setup.profile.name}: plan for temperature {setup.plan.temperature:g}{promise}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,9 +28,16 @@ def open_named_pair(models: AskedModels) -> ModelPair:
     """The pair, as `open_pair` checks it; where the token ids differ, the error names local drafts that fit."""
     from edgespec.pair.pair import open_pair
 
+    with naming_drafts(models):
+        return open_pair(models.target, models.draft)
+
+
+@contextmanager
+def naming_drafts(models: AskedModels) -> Iterator[None]:
+    """Within this block an error of token ids that differ names local drafts that fit."""
     target, draft = models.target, models.draft
     try:
-        return open_pair(target, draft)
+        yield
     except EdgespecError as error:
         if error.code != "E_TOKENIZER_MISMATCH" or target is None or draft is None:
             raise

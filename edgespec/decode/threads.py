@@ -22,6 +22,7 @@ import torch
 
 from edgespec.decode.batch import Outcome
 from edgespec.model.cores import chosen_by, read_cores
+from edgespec.model.device import most_threads
 
 WINDOW_S = 0.3  # that others' load is read over: the system counts it in hundredths
 MOST_COST = 0.015  # of the time, for steps with numbers of threads that turn out slower
@@ -192,10 +193,9 @@ def make_tuner(threads: int | None, device: torch.device) -> ThreadTuner | None:
         return None
     if chosen_by(os.environ) or device.type != "cpu":
         return None
-    cores = read_cores()
-    most = min(cores.usable, torch.get_num_threads())  # who lowered torch's number meant it
+    most, allowed = most_threads(None, device) or 1, read_cores().allowed
     torch.set_num_threads(most)
-    return ThreadTuner(most, processors=len(cores.allowed), others=OthersLoad(cores.allowed)) if most > 1 else None
+    return ThreadTuner(most, processors=len(allowed), others=OthersLoad(allowed)) if most > 1 else None
 
 
 def with_threads(step: Callable[[], list[Outcome]], tuner: ThreadTuner | None, *, reads: bool) -> list[Outcome]:

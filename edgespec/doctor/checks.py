@@ -10,6 +10,7 @@ import importlib.metadata
 import os
 import platform
 import re
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -117,15 +118,30 @@ def check_places() -> Iterator[Check]:
     }
     for name, place in places.items():
         path = place()
-        num_bytes, is_whole = size_of(path)
-        existing = next(parent for parent in (path, *path.parents) if parent.exists())
-        facts = {"path": str(path), "bytes": num_bytes, "exists": path.exists()}
-        text = f"{path}, {describe_size(num_bytes, is_whole=is_whole)}" if path.exists() else f"{path}, not there yet"
-        if os.access(existing, os.W_OK):
-            yield Check(name=name, status=OK, text=text, facts=facts)
-        else:
-            text += f": '{existing}' is not writable (EDGESPEC_HOME chooses another place)"
-            yield Check(name=name, status=WARN, text=text, facts=facts)
+        facts: dict[str, Any] = {"path": str(path)}
+        text, problem = str(path), None
+        try:
+            is_there = path.exists()
+            num_bytes, is_whole = size_of(path)
+            facts |= {"bytes": num_bytes, "exists": is_there}
+            text += f", {describe_size(num_bytes, is_whole=is_whole)}" if is_there else ", not there yet"
+            _try_to_write(path)
+        except OSError as error:
+            problem = f": it cannot be written ({error.strerror}); EDGESPEC_HOME chooses another place"
+        yield Check(name=name, status=WARN if problem else OK, text=text + (problem or ""), facts=facts)
+
+
+def _try_to_write(path: Path) -> None:
+    """Raise OSError where a file or folder cannot be written, or not be made; nothing is left behind.
+
+    What rights say is not asked: they do not know of file systems that take nothing.
+    """
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    if existing == path and path.is_file():
+        path.open("ab").close()
+        return
+    with tempfile.TemporaryFile(dir=existing):
+        pass
 
 
 def size_of(path: Path) -> tuple[int, bool]:

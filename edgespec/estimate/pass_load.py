@@ -9,12 +9,10 @@ from transformers import PretrainedConfig
 
 from edgespec.model.row_chunks import rows_at_once
 from edgespec.placement.memory import cache_bytes, resident_bytes
-from edgespec.placement.weights import Weights
+from edgespec.placement.weights import Weights, chosen_experts
 from offload.placement import Placement
 from offload.skeleton import Skeleton
 from profiles.roofline import ModelLoad
-
-EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")  # what families call it
 
 
 def model_load(
@@ -61,8 +59,7 @@ def _row_flops(skeleton: Skeleton, config: PretrainedConfig, *, keys: int) -> fl
         for name, tensor in record.tensors.items()
         if "_packed." not in name and len(tensor.shape) > 1
     ]
-    num_experts = next((int(count) for key in EXPERT_COUNTS if (count := getattr(config, key, None))), None)
-    chosen = (getattr(config, "num_experts_per_tok", None) or 1) / num_experts if num_experts else 1.0
+    num_experts, chosen = chosen_experts(config)
     num_weights = sum(
         math.prod(shape) * (chosen if len(shape) == 3 and shape[0] == num_experts else 1.0)
         for shape in (*plain, *_packed_shapes(skeleton))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import torch
 from transformers import PretrainedConfig
 
 from edgespec.errors import EdgespecError
+from edgespec.model.cores import chosen_by, read_cores
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -32,6 +34,17 @@ def resolve_device(name: str) -> torch.device:
             "Use `device=cpu`, or install a CUDA build of torch and its driver.",
         )
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
+
+
+def most_threads(threads: int | None, device: torch.device) -> int | None:
+    """Return the most threads that steps are computed with where `threads` are asked for, or none; None without a CPU.
+
+    What the user chose by the environment is torch's own number; who lowered that meant it, too.
+    """
+    if device.type != "cpu" or threads is not None:
+        return threads if device.type == "cpu" else None
+    own = torch.get_num_threads()
+    return own if chosen_by(os.environ) else min(read_cores().usable, own)
 
 
 def planning_device(name: str) -> torch.device:

@@ -241,6 +241,9 @@ def _missing(name: str, repository: str, revision: str | None, aliases: Mapping[
     if there is not None:
         known = sorted(path.name for kind in ("refs", "snapshots") for path in (there / kind).glob("*"))
         what = f"{meant} is in the local cache, but not at revision '{revision or 'main'}': {', '.join(known)}."
+    if "/" not in repository:  # the Hub knows models by their owners
+        or_else = "" if there is not None else "Give its owner too, as in Qwen/Qwen3-0.6B"
+        return _not_found(name, repository, what, aliases, or_else=or_else)
     fetch = f"hf download {repository} --revision {revision}" if revision else f"hf download {repository}"
     return _not_found(name, repository, what, aliases, or_else=f"{fetch}, or `local_files_only=False`")
 

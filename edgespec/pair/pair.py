@@ -13,6 +13,9 @@ from edgespec.pair.folder import ModelFolder, first_line, is_head, open_head, op
 
 DEMO_FOLDER = Path(__file__).parents[1] / "demo"
 NUM_DIFFERENCES_SHOWN = 3
+MOST_PADDING = 1024  # tokens of a table that stand for nothing; Qwen's differ by 128
+MISMATCH_FIX = "Use a draft of the same model family, or `policy=none` without a draft."
+TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken")  # one of them holds the tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +96,10 @@ def open_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
             folder, local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # missing files, damaged JSON and missing backends all look different
+        reason = "" if _has_tokenizer(folder) else ": there is no tokenizer.json"
         raise EdgespecError(
             "E_TOKENIZER",
-            f"'{folder}' has no usable tokenizer ({first_line(error)}).",
+            f"'{folder}' has no usable tokenizer{reason or f' ({first_line(error)})'}.",
             "Put the model's tokenizer.json and tokenizer_config.json into the folder; code in it is never run.",
         ) from error
     if not tokenizer.is_fast:
@@ -105,6 +109,10 @@ def open_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
             "Convert it with transformers, and save it into the folder.",
         )
     return tokenizer
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern))
 
 
 def _stop_tokens(model: ModelFolder, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
@@ -126,6 +134,22 @@ def _stop_tokens(model: ModelFolder, tokenizer: PreTrainedTokenizerBase) -> froz
     return frozenset(stops)
 
 
+def check_vocabularies(target: ModelFolder, draft: ModelFolder) -> None:
+    """Raise EdgespecError where the draft's tokens cannot be the target's, as far as their folders tell.
+
+    They may hold a config.json alone: tables of the same tokens differ in size by what they are padded with.
+    """
+    if draft.head is not None:
+        return
+    if _has_tokenizer(target.folder) and _has_tokenizer(draft.folder):
+        _check_same_tokens(open_tokenizer(target.folder), open_tokenizer(draft.folder))
+        return
+    ours, theirs = (model.config.get_text_config(decoder=True).vocab_size for model in (target, draft))
+    if abs(ours - theirs) > MOST_PADDING:
+        what = f"the draft's token ids differ from the target's: its config.json has {theirs} of them, and that {ours}."
+        raise EdgespecError("E_TOKENIZER_MISMATCH", what, MISMATCH_FIX)
+
+
 def _check_same_tokens(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> None:
     """Raise EdgespecError that names the first ids that mean different tokens."""
     ours = {index: token for token, index in target.get_vocab().items()}
@@ -140,5 +164,5 @@ def _check_same_tokens(target: PreTrainedTokenizerBase, draft: PreTrainedTokeniz
     raise EdgespecError(
         "E_TOKENIZER_MISMATCH",
         f"the draft's token ids differ from the target's in {len(different)} of {len(ours)}: {shown}.",
-        "Use a draft of the same model family, or `policy=none` without a draft.",
+        MISMATCH_FIX,
     )

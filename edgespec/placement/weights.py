@@ -12,12 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from transformers import PretrainedConfig
 
 from edgespec.files import cache_folder
 from edgespec.pair.folder import ModelFolder
+from offload.placement import GIB
 from offload.quantize import quantized_checkpoint
 from offload.quantized_cache import load_or_quantize
 from offload.skeleton import Skeleton
+
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")  # what families call it
 
 Announce = Callable[[Path, int, int], None]  # folder, bytes that will be written there, bytes free
 Progress = Callable[[int, int], None]  # layers done, layers in all
@@ -44,6 +48,18 @@ class Weights:
         ]
         return sum(packed) + sum(plain)
 
+    @property
+    def token_bytes(self) -> float:
+        """The bytes that a pass over one token reads: the layers, of experts those that are chosen, and the head."""
+        num_experts, share = chosen_experts(self.skeleton.model.config.get_text_config(decoder=True))
+        head_bytes = math.prod(self.skeleton.model.get_output_embeddings().weight.shape) * self.dtype.itemsize
+        layers_bytes = sum(
+            tensor.num_bytes * (share if len(tensor.shape) == 3 and tensor.shape[0] == num_experts else 1.0)
+            for record in self.skeleton.records
+            for tensor in record.tensors.values()
+        )
+        return float(head_bytes + layers_bytes)
+
     def loadable(self, device: torch.device, *, announce: Announce | None, progress: Progress | None) -> Skeleton:
         """Return the skeleton of files that exist: the folder's, or quantised ones, which are made now if need be."""
         if self.quant is None:
@@ -58,6 +74,23 @@ class Weights:
             progress=progress,
         )
         return self.model.skeleton(checkpoint, dtype=self.dtype)
+
+
+def chosen_experts(config: PretrainedConfig) -> tuple[int | None, float]:
+    """Return how many experts a layer has, None where it has none, and the share of them that a token meets."""
+    num_experts = next((int(count) for key in EXPERT_COUNTS if (count := getattr(config, key, None))), None)
+    return num_experts, (getattr(config, "num_experts_per_tok", None) or 1) / num_experts if num_experts else 1.0
+
+
+def note_of_costs(target: Weights, draft: Weights | None) -> tuple[str, ...]:
+    """Return what is to be said of a draft that cannot pay: every token that it proposes costs a pass, or more."""
+    if draft is None or draft.token_bytes < target.token_bytes:
+        return ()
+    ours, theirs = (f"{weights.token_bytes / GIB:.3f} GiB" for weights in (target, draft))
+    return (
+        f"the draft costs more than it can bring: for each token it reads {theirs} of weights, and the target {ours}; "
+        "use a smaller one, `draft_quant`, or `policy=none`",
+    )
 
 
 def weights_by_size(model: ModelFolder, *, dtype: torch.dtype, quant: str | None) -> Weights:

@@ -31,6 +31,7 @@ SITTINGS = 3  # of all that is timed
 LONG_SITTINGS = 2  # where passes are long
 TAKES_TURNS_S = 0.05  # passes that are no longer can be spent on bringing the caches into the state of a step
 LONGEST_PAUSE_S = 1.0
+FAR_APART = 0.5  # between the quartiles, of the median
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +81,8 @@ def measure_costs(run: Run, model: AcceptanceModel, *, budget_s: float) -> Measu
         if time.perf_counter() - started > budget_s:
             break
     verify, draft = passes.repeats(), calls.repeats()
+    if (note := note_of_others(verify)) is not None:
+        run.warn(note)
     return MeasuredCosts(
         verify=verify,
         draft=draft,
@@ -92,6 +95,19 @@ def measure_costs(run: Run, model: AcceptanceModel, *, budget_s: float) -> Measu
             plain_step_s=statistics.median(step.total_s for step in plain),
             prefetch_s=_time_prefetch(run, text, verify[0].median_s, budget_s=series_s / 2),
         ),
+    )
+
+
+def note_of_others(verify: Mapping[int, Repeats]) -> str | None:
+    """Return what is to be said where the repeats of most sizes lie far apart: no pair does that by itself."""
+    shares = {count: found.spread_s / found.median_s for count, found in verify.items()}
+    if statistics.median(shares.values()) <= FAR_APART:
+        return None
+    count = max(shares, key=lambda count: shares[count])
+    took_ms, spread_ms = 1000 * verify[count].median_s, 1000 * verify[count].spread_s
+    return (
+        f"other programs were running: passes over {count} nodes took {took_ms:.1f} ms, and {spread_ms:.1f} ms lie "
+        "between their quartiles; measure again when those have ended"
     )
 
 

@@ -7,6 +7,7 @@ from edgespec.errors import EdgespecError
 from edgespec.pair.pair import ModelPair
 from edgespec.placement.place import pair_weights, place_weights, read_memory
 from edgespec.placement.run_place import RunPlace
+from edgespec.placement.weights import note_of_costs
 from edgespec.profiled import PairSetup
 from edgespec.tree.policies import POLICIES
 from edgespec.tree.settings import TreeSettings
@@ -23,10 +24,11 @@ def set_up_to_measure(pair: ModelPair, place: RunPlace) -> PairSetup:
     """
     weights = pair_weights(pair.target, pair.draft, place)
     memory = read_memory(place.limits, place.device)
+    notes = note_of_costs(weights.target, weights.draft)
 
     def set_up(size: int) -> PairSetup:
         tree = widest_tree(size)
-        return PairSetup(pair=pair, place=place, tree=tree, room=tree,
+        return PairSetup(pair=pair, place=place, tree=tree, room=tree, notes=notes,
                          weights=place_weights(weights, tree, place, memory))  # fmt: skip
 
     smallest = set_up(SMALLEST)

@@ -48,6 +48,7 @@ class Run:
     effort: Effort
     seed: int = 0
     report: Report = lambda _stage, _share: None
+    warn: Callable[[str], None] = lambda _text: None
 
     def sampling(self, temperature: float) -> SamplingSettings:
         """At this temperature, truncated as the target's own generation config asks for."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -166,3 +167,46 @@ def test_a_folders_size_counts_files_once(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(checks, "MAX_COUNTED_FILES", 1)
     assert checks.size_of(tmp_path)[1] is False
     assert checks.describe_size(3 * GIB // 2, is_whole=False) == "at least 1.5 GiB"
+
+
+@pytest.mark.parametrize("kind", ["below a file", "takes no files", "may not be entered"])
+def test_a_home_that_cannot_be_written_is_a_warning_of_each_place(
+    kind: str, run_cli: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    reason = {"below a file": "Not a directory", "takes no files": "Read-only", "may not be entered": "Permission"}[
+        kind
+    ]
+    if kind == "below a file":
+        home.write_text("")
+    elif kind == "takes no files":
+
+        def refuse(dir: Path) -> None:  # noqa: A002
+            raise OSError(errno.EROFS, "Read-only file system", str(dir))
+
+        monkeypatch.setattr(checks.tempfile, "TemporaryFile", refuse)
+    else:
+        right = Path.exists
+
+        def closed(self: Path, **named: Any) -> bool:
+            if home in self.parents:
+                raise PermissionError(errno.EACCES, "Permission denied", str(self))
+            return right(self, **named)
+
+        monkeypatch.setattr(Path, "exists", closed)
+    monkeypatch.setenv("EDGESPEC_HOME", str(home))
+    outcome = run_cli([], command="doctor")
+    assert outcome.code == 0, outcome.err
+    lines = {line[6:].partition(":")[0]: line for line in outcome.out.splitlines()}
+    for name in ("cache", "profiles folder", "sessions", "history"):
+        assert lines[name].startswith("warn ")
+        assert f"it cannot be written ({reason}" in lines[name]
+        assert "EDGESPEC_HOME chooses another place" in lines[name]
+
+
+def test_trying_to_write_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
+    (tmp_path / "history").write_text("typed\n")
+    assert {check.status for check in checks.check_places()} == {"ok"}
+    assert [path.name for path in tmp_path.iterdir()] == ["history"]
+    assert (tmp_path / "history").read_text() == "typed\n"

@@ -155,6 +155,10 @@ def remove_tokenizer(folder: Path) -> None:
         path.unlink()
 
 
+def broken_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{")
+
+
 @pytest.mark.parametrize(
     ("damage", "code", "named"),
     [
@@ -171,7 +175,8 @@ def remove_tokenizer(folder: Path) -> None:
         (absurd_config, 2, "config.json"),
         (quantized, 2, "quantised"),
         (other_shape, 2, "[48, 32]"),
-        (remove_tokenizer, 2, "tokenizer"),
+        (remove_tokenizer, 2, "has no usable tokenizer: there is no tokenizer.json."),
+        (broken_tokenizer, 2, "has no usable tokenizer ("),
         (unknown_activation, 2, "swoosh"),
         (no_layers, 2, "num_hidden_layers is 0"),
         (odd_stop_token, 2, "</s>"),
@@ -232,7 +237,7 @@ def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(
 @pytest.mark.parametrize(
     ("rows", "named"),
     [
-        ('{"prompt": "a"}\n{"prompt": \n', "line 2"),
+        ('{"prompt": "a"}\n{"prompt": \n', "line 2 is not JSON: expecting value at column 12."),
         ('{"prompt": "a"}\n\n["x"]\n', "line 3"),
         ('{"text": "a"}\n', "line 1"),
         ('{"prompt": 5}\n', "line 1"),
@@ -257,6 +262,13 @@ def test_a_file_that_is_not_utf8_is_named_by_its_line(run_cli: RunCli, tmp_path:
 
 def test_a_json_document_is_not_taken_for_a_text(run_cli: RunCli) -> None:
     assert_error(run_cli(["p.json"], files={"p.json": '{"prompt": "a"}'}), 2, "no array", ".jsonl")
+
+
+def test_a_mistake_in_a_json_array_has_one_line_number(run_cli: RunCli) -> None:
+    content = '[\n  {"prompt": "a"},\n  {"prompt": }\n]\n'
+    assert_error(
+        run_cli(["p.json"], files={"p.json": content}), 2, "is not JSON: expecting value at line 3, column 14."
+    )
 
 
 def test_an_empty_name_is_no_standard_input(run_cli: RunCli) -> None:
@@ -300,6 +312,9 @@ def test_a_missing_prompt_file_is_named(run_cli: RunCli) -> None:
         (["-md", "somewhere"], "-md needs a target"),
         (["--tre-size", "5"], "--tree-size"),
         (["--lines"], "--lines"),
+        (["--stop"], "'--stop' requires an argument.\nTry: edgespec generate --help"),
+        (["--stop", "--raw"], "--stop has no text: --raw, which follows it, is an option."),
+        (["--stop", ""], "--stop is empty"),
     ],
     ids=" ".join,
 )

@@ -130,7 +130,7 @@ def test_many_problems_are_counted(written: str, folder: Path) -> None:
     assert refusal(folder / "wrong.toml", written).what.endswith("(and 2 more).")
 
 
-@pytest.mark.parametrize("schema", ["edgespec.profile/1", "edgespec.profile/4", None, 7])
+@pytest.mark.parametrize("schema", ["edgespec.profile/2", "edgespec.profile/4", None, 7])
 def test_another_schema_is_refused_for_what_it_is(schema: Any, written: str, folder: Path) -> None:
     error = refusal(folder / "wrong.toml", changed(written, "schema", schema))
     assert repr(schema) in error.what

@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 from edgespec.cli.bench.report import FORMATS, write_report
 from edgespec.cli.console import Console
+from edgespec.cli.ctrl_c import import_engine
 from edgespec.cli.open_engine import open_engine
 from edgespec.cli.open_pair import open_pair_with_draft
 from edgespec.cli.options.console import console_options
@@ -98,7 +99,7 @@ def command(
         _refuse_with_check(click.get_current_context(), form)
     rows = read_prompts(prompts, lines=lines) if prompts else None
 
-    # torch and transformers are imported from here on.
+    import_engine()
     from edgespec.pair.pair import DEMO_FOLDER
     from edgespec.tune.benchmark import compare_modes
 

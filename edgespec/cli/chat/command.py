@@ -12,7 +12,7 @@ import click
 from edgespec import __version__
 from edgespec.cli.chat.options import AskedChat, chat_options
 from edgespec.cli.console import Console
-from edgespec.cli.ctrl_c import IMPORTING, leaving_at_once, leaving_tidily
+from edgespec.cli.ctrl_c import IMPORTING, import_engine, leaving_at_once, leaving_tidily, raising_at_the_prompt
 from edgespec.cli.open_engine import open_engine
 from edgespec.cli.open_pair import open_pair_for
 from edgespec.cli.options.console import console_options
@@ -80,10 +80,11 @@ def command(
     first = _first_message(asked)
     draft = models.draft if trees.settings.policy != "none" else None
     names = [short_name(path) for path in (models.target, draft) if path]
-    console.say(f"edgespec {__version__} · {' + '.join(names) or 'the built-in pair'}")
+    console.tell(f"edgespec {__version__} · {' + '.join(names) or 'the built-in pair'}")
 
-    with leaving_at_once(), console.status(IMPORTING):
-        import edgespec.engine  # noqa: F401
+    with console.status(IMPORTING):
+        import_engine()
+    with leaving_at_once():
         from edgespec.cli.chat.loop import converse, single_turn
     with leaving_tidily():
         with console.status("reading headers"):
@@ -93,7 +94,8 @@ def command(
         chat = _open_chat(console, engine, asked, is_single=is_single)
         if is_single:
             return single_turn(chat, first or "")
-        return converse(chat, first)
+        with raising_at_the_prompt():
+            return converse(chat, first)
 
 
 def _first_message(asked: AskedChat) -> str | None:
@@ -165,12 +167,12 @@ def _open_chat(console: Console, engine: Engine, asked: AskedChat, *, is_single:
     )
     sampling = conversation.options["sampling"]
     assert sampling is not None
-    console.say(
+    console.tell(
         f"context {engine.max_context} tokens · temperature {sampling.temperature:g} · "
         f"answers of {'any length' if length < 0 else f'up to {length} tokens'}"
     )
     if conversation.is_raw and not asked.raw:
-        console.say("no chat template: your text and the model's are one, and it continues yours")
+        console.tell("no chat template: your text and the model's are one, and it continues yours")
     if not is_single:
         from edgespec.cli.chat.actions import ACTIONS, SUBJECTS
         from edgespec.cli.chat.line_editor import open_reader

@@ -41,6 +41,17 @@ class ConfiguredGroup(click.Group):
             name_variables(name if self is context.find_root().command else str(self.name), command)
         return command
 
+    def invoke(self, context: click.Context) -> Any:
+        """Run the command of a line; a mistake that click's parser meets is told as that command's."""
+        try:
+            return super().invoke(context)
+        except click.UsageError as error:
+            name = context.invoked_subcommand
+            command = self.get_command(context, name) if name is not None else None
+            if error.ctx is None and command is not None:
+                error.ctx = click.Context(command, info_name=name, parent=context)
+            raise
+
     def resolve_command(
         self, context: click.Context, arguments: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:

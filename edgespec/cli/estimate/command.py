@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgespec.cli.console import Console
+from edgespec.cli.ctrl_c import import_engine
 from edgespec.cli.estimate.speeds import (
     estimate_speeds,
     refuse_other_device,
@@ -20,9 +22,11 @@ from edgespec.cli.estimate.speeds import (
     speed_facts,
     speed_lines,
 )
+from edgespec.cli.open_pair import naming_drafts
 from edgespec.cli.options.machine import MachineOptions, check_all_resident, planning_options
 from edgespec.cli.options.model import AskedModels, model_options
 from edgespec.cli.options.tree import AskedTrees, tree_options
+from edgespec.cli.spelling import spelled
 from edgespec.config import SamplingSettings
 from edgespec.text.context import check_ctx_size
 
@@ -84,11 +88,13 @@ def command(
 
     Exit code 5, with the same table, when the pair does not fit.
     """
+    import_engine()
     from edgespec.estimate.speed import PairOnHardware, open_hardware
     from edgespec.pair.folder import open_architecture, open_draft_architecture
-    from edgespec.pair.pair import DEMO_FOLDER
+    from edgespec.pair.pair import DEMO_FOLDER, check_vocabularies
     from edgespec.placement.place import pair_weights, place_weights, read_memory
     from edgespec.placement.run_place import DEFAULT_CONTEXT_TOKENS, resolve_place
+    from edgespec.placement.weights import note_of_costs
 
     if temperature is not None:
         SamplingSettings(temperature=temperature)  # refuses what is no temperature
@@ -98,6 +104,9 @@ def command(
     draft_folder = models.draft or (None if folder else DEMO_FOLDER / "draft")
     wants_draft = draft_folder is not None and tree.policy != "none"
     draft = open_draft_architecture(draft_folder, target_model) if draft_folder and wants_draft else None
+    if draft is not None:
+        with naming_drafts(models):
+            check_vocabularies(target_model, draft)
     card = open_hardware(hardware) if hardware is not None else None
     if card is None:
         refuse_without_hardware(tree, temperature)
@@ -122,6 +131,8 @@ def command(
         speeds = estimate_speeds(pair, tree, temperature=temperature, size=trees.given.get("size"))
         plan = speeds.weights
     check_all_resident(machine, plan)
+    for note in note_of_costs(weights.target, weights.draft):
+        Console(quiet=False, verbose=False).tell(spelled(note))
     settings = {
         "device": str(place.device) if card is None else card[0].name,
         "dtype": str(place.dtype).removeprefix("torch."),

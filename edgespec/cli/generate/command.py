@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edgespec.cli.console import Console
-from edgespec.cli.ctrl_c import IMPORTING, STOPPING, cancelling, leaving_at_once, leaving_tidily
+from edgespec.cli.ctrl_c import IMPORTING, STOPPING, cancelling, import_engine, leaving_tidily
 from edgespec.cli.generate.in_order import InOrder
 from edgespec.cli.generate.options import (
     AskedOutput,
@@ -32,6 +32,7 @@ from edgespec.cli.options.machine import MachineOptions, machine_options, parall
 from edgespec.cli.options.model import AskedModels, model_options
 from edgespec.cli.options.sections import FIRST, LAST, SectionedCommand
 from edgespec.cli.options.tree import AskedTrees, tree_options
+from edgespec.cli.prompts.read import holds_rows
 from edgespec.errors import EdgespecError
 
 if TYPE_CHECKING:
@@ -102,12 +103,12 @@ def command(
 ) -> int:
     """Complete PROMPTS: a text file (one prompt), JSONL, JSON array, or - (stdin).
 
-    One prompt without -o streams to stdout; several become JSON records.
+    A text, and no -o: it streams to stdout. Otherwise, and for JSON rows, one JSON record a prompt.
     """
     prompts, format_name = _prompts(console, asked, out)
     out = replace(out, format_name=format_name)
-    with leaving_at_once(), console.status(IMPORTING):
-        import edgespec.engine  # noqa: F401
+    with console.status(IMPORTING):
+        import_engine()
     run = AskedRun(prompts=asked, out=out, wanted=wanted, models=models, trees=trees, machine=machine,
                    parallel=parallel)  # fmt: skip
     with console.status("reading headers and prompts"):
@@ -133,7 +134,7 @@ def _prompts(console: Console, asked: AskedPrompts, out: AskedOutput) -> tuple[P
     format_name = out.format_name or ("jsonl" if out.path else "")
     rows, wanted = read_rows(console, asked, format_name)
     if not format_name:
-        format_name = "text" if len(wanted) == 1 or sys.stdout.isatty() else "jsonl"
+        format_name = "jsonl" if holds_rows(asked.source) or (len(wanted) > 1 and not sys.stdout.isatty()) else "text"
     results = None
     if out.path is not None:
         _check_output(out, asked.source)

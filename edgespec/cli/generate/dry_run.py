@@ -38,6 +38,8 @@ def _time_note(prepared: Prepared) -> str:
         return f"{work}; no time estimate without a profile of this pair (edgespec profile)"
     per_s = setup.predicted_per_s
     if per_s is None:
+        if setup.differences:
+            return f"{work}; no time estimate: profile {setup.profile.name} was measured elsewhere"
         return f"{work}; no time estimate: flags override the plan of profile {setup.profile.name}"
     reading = verify_curve(setup.profile)
     prompts_s = sum(float(reading(len(request.ids))) * request.row.num_turns for request in requests)

@@ -15,6 +15,7 @@ from typing import Any
 
 from edgespec.cli.generate.requests import Request
 from edgespec.cli.prompts.rows import PromptRow
+from edgespec.config import MAX_SEED
 from edgespec.errors import EdgespecError
 from edgespec.pair.hub_names import short_name
 
@@ -29,6 +30,7 @@ class Entry:
     id: str
     config_hash: str
     prompt_hash: str | None  # None: the record has prompt and settings themselves
+    seed: int | None  # of the run
     failed: bool
     record: dict[str, Any]  # the line's content
 
@@ -118,8 +120,8 @@ def _completion(request: Request, record: dict[str, Any], mark: str) -> dict[str
 
 
 def _marked(request: Request, record: dict[str, Any]) -> str:
-    """Return one name that holds settings, prompt and id: `config-prompt-id`."""
-    return f"{record['config_hash']}-{request.row.digest}-{record['id']}"
+    """Return one name that holds settings, prompt, the run's seed and the id: `config-prompt-seed-id`."""
+    return f"{record['config_hash']}-{request.row.digest}-{record['config']['seed']}-{record['id']}"
 
 
 def _model_id(record: dict[str, Any]) -> str:
@@ -137,20 +139,26 @@ def _read_jsonl(line: Any) -> Entry:
         id=_text(line["id"]),
         config_hash=_text(line["config_hash"]),
         prompt_hash=None,
+        seed=_seed(config.get("seed")) if isinstance(config := line.get("config"), dict) else None,
         failed=line["error"] is not None or line["finish_reason"] in FAILED,
         record=line,
     )
 
 
 def _read_specbench(line: Any) -> Entry:
-    config, prompt, name = _text(line["answer_id"]).split("-", 2)
+    config, prompt, seed, name = _text(line["answer_id"]).split("-", 3)
     line["choices"][0]["turns"]  # a KeyError where there are none
-    return Entry(id=name, config_hash=config, prompt_hash=prompt, failed=False, record=line)
+    return Entry(id=name, config_hash=config, prompt_hash=prompt, seed=_seed(int(seed)), failed=False, record=line)
 
 
 def _read_openai_batch(line: Any) -> Entry:
-    config, prompt, name = _text(line["id"]).removeprefix("batch_req-").split("-", 2)
-    return Entry(id=name, config_hash=config, prompt_hash=prompt, failed=line["error"] is not None, record=line)
+    config, prompt, seed, name = _text(line["id"]).removeprefix("batch_req-").split("-", 3)
+    failed = line["error"] is not None
+    return Entry(id=name, config_hash=config, prompt_hash=prompt, seed=_seed(int(seed)), failed=failed, record=line)
+
+
+def _seed(value: Any) -> int | None:
+    return value if type(value) is int and 0 <= value <= MAX_SEED else None
 
 
 def _text(value: Any) -> str:

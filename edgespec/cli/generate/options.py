@@ -21,7 +21,7 @@ TRUNCATE_HELP = (
     "Prompts too long for the context: drop their beginning (left) or end (right), skip them with an error record, "
     "or fail before the run."
 )
-FORMAT_HELP = "Of the results. [default: jsonl; without -o text for one prompt, or on a terminal]"
+FORMAT_HELP = "Of the results. [default: jsonl; without -o text for prompts that are text, if one or on a terminal]"
 OVERWRITE_HELP = "Replace an output file that holds results."
 RESUME_HELP = "Go on with an output file: run what it lacks, and what failed."
 FORCE_HELP = "With --resume: keep results of other settings or prompts."

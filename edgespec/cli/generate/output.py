@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Generator
 from typing import Any
 
+from edgespec.cli import TOLD, Terminated
 from edgespec.cli.console import counted, print_error, visible
 from edgespec.cli.generate.formats import format_record
 from edgespec.cli.generate.in_order import InOrder
@@ -33,8 +34,9 @@ def stream_one(run: Run, request: Request) -> int:
     shown = _Shown(run, to_stdout=True)
     try:
         results = _answer(run, request, shown)
-    except KeyboardInterrupt:
-        run.console.say(f"\nstopped: interrupted after {counted(shown.num_tokens, 'token')}")
+    except (KeyboardInterrupt, Terminated) as error:
+        run.console.say(f"\nstopped: interrupted after {counted(shown.num_tokens, 'token')} · seed {request.seed}")
+        error.add_note(TOLD)
         raise
     finally:
         shown.end()
@@ -75,6 +77,8 @@ def write_records(
         waiting = "" if in_order is None else in_order.told()
         written = f"{tally.num_written} of {counted(len(requests), 'record')} written"
         console.say(f"stopped{why} with {written}{waiting}")
+        if not to_stdout and format_name != "text":
+            console.say(f"to go on: {command_to_continue(run.settings.seed)}")
 
     with console.live_lines(wanted=not is_live) as draw:
         shown = functools.partial(_Shown, run, to_stdout=not live_text)
@@ -87,10 +91,9 @@ def write_records(
                 if error is not None and fail_fast:
                     say_stopped(" by --fail-fast")
                     return EXIT_RUNTIME
-        except BaseException as error:
+        except BaseException as error:  # also of a signal
             say_stopped()
-            if isinstance(error, KeyboardInterrupt) and not to_stdout and format_name != "text":
-                console.say(f"to go on: {command_to_continue()}")
+            error.add_note(TOLD)
             raise
         finally:
             ended.close()

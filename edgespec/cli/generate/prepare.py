@@ -98,8 +98,7 @@ def prepare(console: Console, prompts: Prompts, asked: AskedRun) -> Prepared:
     settings = RunSettings(
         sampling=replace(pair.default_sampling(), **wanted.chosen),
         max_new_tokens=wanted.max_new_tokens,
-        seed=secrets.randbits(32) if wanted.seed is None else wanted.seed,
-        seed_is_given=wanted.seed is not None,
+        seed=_seed(wanted, prompts.results),
         raw=asked.prompts.raw,
         system=asked.prompts.system,
         stop=wanted.stop,
@@ -138,7 +137,7 @@ def prepare(console: Console, prompts: Prompts, asked: AskedRun) -> Prepared:
             check_same_run(prompts.results, prompts.all, config, truncate=asked.prompts.truncate)
         done = prompts.results.done
         requests = [request for request in requests if request.row.id not in done]
-        _report_finished_rows(console, prompts.results, len(rows), len(requests))
+        _report_finished_rows(console, prompts.results, len(rows), len(requests), settings.seed)
         if requests:
             _fitting(requests, refuses=refuses)
     return Prepared(
@@ -182,21 +181,30 @@ def _with_texts(
     return texts_that_pay(pair, place, tree, num_waiting=num_texts, mean_tokens=needed.mean_tokens, shares=shares)
 
 
-def _report_finished_rows(console: Console, results: Results, num_wanted: int, num_left: int) -> None:
+def _seed(wanted: AskedSampling, results: Results | None) -> int:
+    """Return the seed that was given, or the one that results were drawn with, so that a run goes on as it began."""
+    if wanted.seed is not None:
+        return wanted.seed
+    before = results.seed if results is not None else None
+    return secrets.randbits(32) if before is None else before
+
+
+def _report_finished_rows(console: Console, results: Results, num_wanted: int, num_left: int, seed: int) -> None:
     torn = ", a torn last line is cut off" if results.is_torn else ""
     again = f", {len(results.failed)} failed and run again" if results.failed else ""
-    console.say(f"resuming '{results.path}': {num_wanted - num_left} of {num_wanted} prompts are done{again}{torn}")
+    done = f"{num_wanted - num_left} of {num_wanted} prompts are done{again}{torn}"
+    console.say(f"resuming '{results.path}': {done}; seed {seed}")
 
 
 def _report_ignored_settings(console: Console, pair: ModelPair, rows: list[PromptRow], asked: AskedPrompts) -> None:
     """Say once what rows, model or template ask for and this run does not do."""
     ignored = sorted({key for row in rows for key in row.ignored_keys})
     if ignored:
-        console.say(f"not applied, only handed through to the records: {', '.join(ignored)} of the rows")
+        console.tell(f"not applied, only handed through to the records: {', '.join(ignored)} of the rows")
     penalty = pair.target.generation_config.get("repetition_penalty") or 1.0
     if penalty != 1.0:
-        console.say(f"not applied: repetition_penalty {penalty} of the model's generation_config.json")
+        console.tell(f"not applied: repetition_penalty {penalty} of the model's generation_config.json")
     if not pair.tokenizer.chat_template and not asked.raw:
         has_several = any(len(row.messages) > 1 or row.follow_ups or row.settings.system for row in rows)
         how = ", each message on a line of its own" if has_several or asked.system else ""
-        console.say(f"no chat template: prompts are read as they are{how}")
+        console.tell(f"no chat template: prompts are read as they are{how}")

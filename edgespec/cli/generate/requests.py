@@ -33,7 +33,6 @@ class RunSettings:
     sampling: SamplingSettings
     max_new_tokens: int
     seed: int
-    seed_is_given: bool  # a random seed does not tell runs apart
     raw: bool
     system: str | None = None
     stop: tuple[str, ...] = ()

@@ -52,6 +52,11 @@ class Results:
         """Return the ids that failed and are to be run again."""
         return {entry.id for entry in self.entries if entry.failed} - self.done
 
+    @property
+    def seed(self) -> int | None:
+        """Return the seed that the run began with; None where nothing tells it."""
+        return next((entry.seed for entry in self.entries if entry.seed is not None), None)
+
 
 def waiting_path(path: Path) -> Path:
     """Return the file of the records that wait for others before them."""
@@ -162,10 +167,11 @@ def keep_finished(results: Results, again: set[str], order: Sequence[str] | None
     return {entry.id: line.decode() + "\n" for entry, line in held}
 
 
-def command_to_continue() -> str:
-    """Return the command line of this process, with --resume."""
+def command_to_continue(seed: int) -> str:
+    """Return the command line of this process, with --resume and the seed in use: no record may hold that yet."""
     words = ["edgespec", *(word for word in sys.argv[1:] if word != "--overwrite")]
     words += [] if "--resume" in words else ["--resume"]
+    words += [] if any(word.partition("=")[0] == "--seed" for word in words) else ["--seed", str(seed)]
     return subprocess.list2cmdline(words) if sys.platform == "win32" else shlex.join(words)
 
 

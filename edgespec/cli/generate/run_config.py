@@ -30,7 +30,7 @@ def run_config(setup: PairSetup, run: RunSettings) -> dict[str, Any]:
         "dtype": str(place.dtype).removeprefix("torch."),
         "device": place.device.type,
         **sampling_fields(run.sampling),
-        "seed": run.seed if run.seed_is_given else None,
+        "seed": run.seed,
         "max_new_tokens": run.max_new_tokens,
         "raw": run.raw,
         "system": run.system,

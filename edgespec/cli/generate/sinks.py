@@ -98,16 +98,9 @@ class StandardOutput:
         """Do nothing: stdout has nothing to prepare."""
 
     def write(self, text: str) -> None:
-        """Write the text at once; raises BrokenPipeError when nobody reads any more, else EdgespecError."""
-        try:
-            sys.stdout.write(text)
-            sys.stdout.flush()
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise EdgespecError(
-                "E_OUTPUT", f"cannot write results to stdout ({error.strerror}).", "Free some space, or use -o."
-            ) from error
+        """Write the text at once; raises OSError where that fails."""
+        sys.stdout.write(text)
+        sys.stdout.flush()
 
     def close(self) -> None:
         """Do nothing: stdout belongs to the process."""

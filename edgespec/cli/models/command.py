@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from edgespec.doctor.inventory import LocalModel
 
 GIB = 1 << 30
+EXAMPLE = "hf download Qwen/Qwen3-0.6B"
 HEADINGS = ("model", "type", "parameters", "size", "weights", "context")
 RIGHT_ALIGNED = {"parameters", "size", "context"}
 SHORT_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -51,7 +52,7 @@ def command(*, folders: tuple[Path, ...], as_json: bool, quiet: bool) -> int:
     if not models:
         from edgespec.pair.hub_names import hub_cache
 
-        console.say(f"no models in {hub_cache()}: hf download NAME where there is a network, or name your folders;")
+        console.say(f"no models in {hub_cache()}: {EXAMPLE} where there is a network, or name your folders;")
         console.say("the built-in pair needs none: edgespec generate without -m")
     return 0
 

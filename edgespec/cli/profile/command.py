@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.console import Console, visible
+from edgespec.cli.ctrl_c import import_engine
 from edgespec.cli.open_engine import open_engine
 from edgespec.cli.open_pair import open_pair_with_draft
 from edgespec.cli.options.console import console_options
@@ -40,6 +41,7 @@ Examples:
   edgespec profile                                 the built-in pair, about a minute
   edgespec profile TARGET -md DRAFT --full --prompts prompts.jsonl
   edgespec profile TARGET -md DRAFT --max-cpu-mem 24GiB --plot profile.png
+  edgespec profile TARGET -md DRAFT --export pair.toml
   edgespec profile --list
 
 The same model, memory and number format options as for the runs that
@@ -56,8 +58,9 @@ are to use it. Runs find it by themselves: --profile auto is the default.
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--plot", type=FOLDER, help="Draw costs and speeds to FILE.png or .svg (needs edgespec[plot]).")
 @click.option("--list", "lists", is_flag=True, help="Show the profiles that there are, and measure nothing.")
-@click.option("--export", type=FOLDER, help="Also write the profile to this file.")
-@click.option("--import", "imported", type=FOLDER, help="Take a profile from a file instead of measuring.")
+@click.option("--export", type=FOLDER, help="Copy the pair's kept profile to this file, and measure nothing.")
+@click.option("--import", "imported", type=FOLDER, help="Keep a file's profile of the pair, and measure nothing.")
+@click.option("--overwrite", is_flag=True, help="Let --export and --import replace what is there.")
 @click.option("--json", "as_json", is_flag=True, help="The profile as JSON on stdout.")
 @machine_options
 @console_options()
@@ -73,6 +76,7 @@ def command(
     lists: bool,
     export: Path | None,
     imported: Path | None,
+    overwrite: bool,
     as_json: bool,
     machine: MachineOptions,
     console: Console,
@@ -86,23 +90,38 @@ def command(
         _check_plot(plot)
     if lists:
         return _list()
-    from profiles.files import read_profile, write_profile
+    if export is not None or imported is not None:
+        if (export is not None and imported is not None) or effort == "full" or prompts or temps:
+            raise click.UsageError(
+                "--export and --import go alone: nothing is measured, so leave out --full, --prompts, --temps."
+            )
+        import_engine()
+        from edgespec.cli.profile.exchange import export_profile, import_profile
 
-    if imported is not None:
-        with profile_errors():
-            profile = read_profile(imported)
+        if imported is not None:
+            profile, said = import_profile(console, models, machine, imported, overwrite=overwrite)
+        else:
+            assert export is not None
+            profile, said = export_profile(models, machine, export, overwrite=overwrite)
     else:
+        if overwrite:
+            raise click.UsageError("--overwrite belongs to --export and --import.")
         temperatures = parse_temperatures(temps) if temps else None
         rows = read_prompts(prompts, lines=lines) if prompts else None
         profile = _measure(console, models, machine, rows, temperatures, effort=effort, seed=seed)
+        said = f"kept as {_keep(profile)}"
+    _show(profile, plot, as_json=as_json)
+    console.say(said)
+    return 0
+
+
+def _keep(profile: Profile) -> Path:
+    from profiles.files import write_profile
+
     kept = profiles_folder() / f"{profile.name}.toml"
     with profile_errors():
         write_profile(profile, kept)
-        if export is not None:
-            write_profile(profile, export)
-    _show(profile, plot, as_json=as_json)
-    console.say(f"kept as {kept}")
-    return 0
+    return kept
 
 
 def _measure(
@@ -116,7 +135,7 @@ def _measure(
     seed: int,
 ) -> Profile:
     """Load the pair and measure it."""
-    # torch and transformers are imported from here on.
+    import_engine()
     from edgespec.grow.acceptance import default_acceptance
     from edgespec.pair.pair import DEMO_FOLDER
     from edgespec.tune.measuring_tree import set_up_to_measure
@@ -140,6 +159,7 @@ def _measure(
             effort=FULL if effort == "full" else QUICK,
             seed=seed,
             report=_progress(console, bar),
+            warn=console.tell,
         )
         return profile_pair(run, default_acceptance())
 

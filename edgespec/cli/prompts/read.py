@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 JSONL_SUFFIXES = {".jsonl", ".ndjson"}
 MAX_SHOWN = 60  # characters of what was given for a file
+ROW_SUFFIXES = {*JSONL_SUFFIXES, ".json"}
 KIND_NAMES = {
     "text": "plain text",
     "line": "one a line",
@@ -48,7 +49,7 @@ def read_prompts(source: str, *, lines: bool) -> list[PromptRow]:
         looks_like_a_file = Path(shown).suffix and " " not in shown
         also = "" if looks_like_a_file else f" A prompt itself: -p {shlex.quote(shown)}"
         raise EdgespecError(error.code, what, error.fix + also) from error
-    if lines and suffix in {*JSONL_SUFFIXES, ".json"}:
+    if lines and holds_rows(source):
         raise EdgespecError("E_SETTING", f"--lines does not apply to '{source}'.", "Leave it out for JSON.")
     if suffix == ".json":
         rows = [_checked_row(value, f"row {number}") for number, value in enumerate(_read_array(text, source), 1)]
@@ -65,6 +66,11 @@ def read_prompts(source: str, *, lines: bool) -> list[PromptRow]:
     if not rows:
         raise EdgespecError("E_PROMPT_EMPTY", f"'{source}' holds no prompt.", "Put some text into it.")
     return numbered_rows(rows)
+
+
+def holds_rows(source: str | None) -> bool:
+    """Return whether a source of prompts is a file of JSON rows, and not of text."""
+    return source is not None and Path(source).suffix.lower() in ROW_SUFFIXES
 
 
 def numbered_rows(rows: list[PromptRow]) -> list[PromptRow]:
@@ -191,6 +197,12 @@ def _read_array(text: str, source: str) -> list[Any]:
 def _parse(text: str, where: str, fix: str) -> Any:
     try:
         return json.loads(text, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        # A row's own line is in `where`; within it there is one.
+        place = (
+            f"at column {error.colno}" if where.startswith("line ") else f"at line {error.lineno}, column {error.colno}"
+        )
+        raise EdgespecError("E_PROMPT_INVALID", f"{where} is not JSON: {error.msg.lower()} {place}.", fix) from error
     except (ValueError, RecursionError) as error:
         raise EdgespecError("E_PROMPT_INVALID", f"{where} is not JSON ({error}).", fix) from error
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.console import Console, counted
+from edgespec.cli.ctrl_c import import_engine
 from edgespec.cli.open_engine import open_engine
 from edgespec.cli.open_pair import open_named_pair
 from edgespec.cli.options.console import console_options
@@ -63,7 +64,7 @@ def _command(
         raise EdgespecError("E_OUTPUT", f"there is no folder '{output.parent}' to write in.", "Make it first.")
     rows = read_prompts(prompts, lines=lines)
 
-    # torch and transformers are imported from here on.
+    import_engine()
     from edgespec.profiled import set_up
     from edgespec.train import collect
     from edgespec.train.record_files import load_records

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from edgespec.cli.console import Console
+from edgespec.cli.ctrl_c import import_engine
 from edgespec.cli.options.console import console_options
 from edgespec.cli.options.group import FOLDER
 from edgespec.cli.options.machine import MachineOptions, machine_options
@@ -75,7 +76,7 @@ def command(
     """
     check_output(output, overwrite=overwrite)
 
-    # torch and transformers are imported from here on.
+    import_engine()
     from edgespec.draft.head_network import HeadFacts
     from edgespec.pair.pair import open_pair
     from edgespec.train.feature_files import FeatureFiles

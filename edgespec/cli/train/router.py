@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from edgespec.cli.console import Console
+from edgespec.cli.ctrl_c import import_engine
 from edgespec.cli.options.console import console_options
 from edgespec.cli.options.group import FOLDER
 from edgespec.cli.options.machine import MachineOptions, machine_options
@@ -67,7 +68,7 @@ def command(
     if models.draft is None:
         raise EdgespecError("E_SETTING", "there is no head to train a router for.", "Name one with -md.")
 
-    # torch and transformers are imported from here on.
+    import_engine()
     from edgespec.pair.pair import open_pair
     from edgespec.train.feature_files import FeatureFiles
     from edgespec.train.head_model import lender, load_head, save_head

@@ -223,6 +223,8 @@ def test_turns_commands_and_what_they_say(talk: Talk, tmp_path: Path) -> None:
     assert "--top-p 7.0" in err
     sampling = chat.conversation.options["sampling"]
     assert sampling == SamplingSettings(temperature=0.5, top_p=0.9)
+    assert "temperature: 0.5 → 0.9" in talk("/set temperature 0.9", chat=chat)[2]
+    assert "temperature: 0.9 → 0.5" in talk("/set --temperature=0.5", chat=chat)[2]
     _, _, err = talk("/set top_k=3 top_p=9", chat=chat)
     assert chat.conversation.options["sampling"] == sampling  # all or nothing
     _, _, err = talk("/clear", "/new", "/?", "/? keys", "/help regen", "/help nothing", chat=chat)

@@ -163,6 +163,19 @@ def test_interrupts_of_an_answer(tmp_path: Path) -> None:
     stub.child.close(force=True)
 
 
+@pytest.mark.parametrize("columns", [40, 80])
+def test_a_narrow_terminal_breaks_the_first_lines_between_words(columns: int, tmp_path: Path) -> None:
+    terminal = Terminal(["-m", "edgespec", "chat", "-n", "5"], tmp_path)
+    terminal.child.setwinsize(30, columns)
+    shown = [line.rpartition("\r")[2] for line in terminal.ready().split("\n") if "loading" not in line]
+    lines = [line for line in shown if line.strip() and "MiB" not in line]
+    assert max(map(len, lines)) <= columns
+    text = " ".join(line.strip() for line in lines)
+    assert "adaptive trees of up to 256 nodes, as many as pay" in text
+    assert "no chat template: your text and the model's are one, and it continues yours" in text
+    terminal.child.close(force=True)
+
+
 def test_ctrl_c_while_loading_leaves_with_130(tmp_path: Path) -> None:
     # A load that lasts: the built-in pair's is over before a key can be pressed.
     slowly = "engine.Engine.__init__ = lambda *_, **__: time.sleep(60)"
@@ -170,17 +183,24 @@ def test_ctrl_c_while_loading_leaves_with_130(tmp_path: Path) -> None:
     terminal = Terminal(["-c", program], tmp_path)
     terminal.see("edgespec 0.1.0")
     terminal.keys("\x03")
+    terminal.see("stopped: interrupted\r\n")
     assert terminal.end() == 130
+    assert terminal.child.before == ""
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.1, 0.3])
-def test_ctrl_c_while_importing_leaves_with_130_and_no_trace(after_s: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["chat", "estimate", "profile", "bench", "models", "doctor"])
+@pytest.mark.parametrize("after_s", [0.0, 0.2, 0.5])
+def test_ctrl_c_while_importing_leaves_with_130_and_no_trace(command: str, after_s: float, tmp_path: Path) -> None:
     """An exception in the middle of an import would come out of it as another one, or not at all."""
-    terminal = Terminal(["-m", "edgespec", "chat"], tmp_path)
-    terminal.see("edgespec 0.1.0")
+    program = (
+        f"import sys; from edgespec import cli; print('begun', flush=True); sys.argv[1:] = ['{command}']; cli.main()"
+    )
+    terminal = Terminal(["-c", program], tmp_path)
+    terminal.see("begun")
     time.sleep(after_s)
     terminal.keys("\x03")
     assert terminal.end() == 130
+    assert terminal.child.before.count("stopped: interrupted") == 1
     assert "Error" not in terminal.child.before
     assert "Traceback" not in terminal.child.before
 

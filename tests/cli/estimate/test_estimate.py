@@ -7,12 +7,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+from transformers import LlamaConfig
 
 from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.cli import run
 from edgespec.config import parse_size
 from edgespec.pair.pair import open_pair
 from offload.pages import MappedFile
+from tests.conftest import GROUPED, make_tokenizer
 
 CARD = ["--device", "cuda", "--max-gpu-mem", "2GiB", "--max-cpu-mem", "1GiB"]
 
@@ -99,6 +101,40 @@ def test_what_does_not_fit_ends_with_code_5_the_table_and_cheaper_settings(
     assert "--policy" not in err  # nothing is cheaper than what was asked for but another form of the weights
     assert "--quant" in err
     assert run(["estimate", "-ngl", "all", "--max-cpu-mem", "300MiB"]) == 5
+
+
+@pytest.mark.parametrize("has_weights", [True, False])
+def test_tokens_that_differ_are_refused_as_a_run_refuses_them(
+    has_weights: bool, capsys: pytest.CaptureFixture[str], pair_folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    target, draft = (shutil.copytree(folder, tmp_path / folder.name) for folder in pair_folders)
+    make_tokenizer(swapped=True).save_pretrained(draft)
+    if not has_weights:
+        for path in [*target.glob("*.safetensors*"), *draft.glob("*.safetensors*")]:
+            path.unlink()
+    pair = ["-m", str(target), "-md", str(draft)]
+    assert run(["estimate", *pair]) == 2
+    estimated = capsys.readouterr().err
+    assert "the draft's token ids differ from the target's in 2 of 257: id 0 is '!' in the target" in estimated
+    if has_weights:
+        assert run(["generate", "-p", "x", *pair, "-q"]) == 2
+        assert capsys.readouterr().err == estimated
+    assert run(["estimate", *pair, "--policy", "none"]) == 0
+
+
+def test_configs_alone_tell_vocabularies_that_cannot_match(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Tables of the same tokens may be padded differently."""
+    for name, vocab in (("target", 151_936), ("padded", 152_064), ("other", 32_000)):
+        (tmp_path / name).mkdir()
+        LlamaConfig(**{**GROUPED, "vocab_size": vocab}).save_pretrained(tmp_path / name)
+    assert run(["estimate", str(tmp_path / "target"), "-md", str(tmp_path / "padded")]) == 0
+    capsys.readouterr()
+    assert run(["estimate", str(tmp_path / "target"), "-md", str(tmp_path / "other")]) == 2
+    error = capsys.readouterr().err
+    assert (
+        "the draft's token ids differ from the target's: its config.json has 32000 of them, and that 151936." in error
+    )
+    assert "Try: Use a draft of the same model family, or --policy none without a draft." in error
 
 
 def test_mistakes_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

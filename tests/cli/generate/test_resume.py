@@ -5,7 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
+import shlex
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -225,7 +229,7 @@ def test_results_are_neither_lost_nor_mixed_unasked(run_cli: RunCli, options: li
     assert out.read_bytes() == whole
     done = run_cli([*options, "--resume"], files=prompts("b", "a"))
     assert done.code == 0
-    assert "2 of 2 prompts are done\nnothing to do" in done.err
+    assert re.search(r"2 of 2 prompts are done; seed \d+\nnothing to do", done.err)
     assert run_cli([*options, "--resume", "--force", "-n", "4"], files=prompts("a", "c")).code == 0
     assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == ["a", "b", "c"]
     refused(run_cli([*options, "--resume", "--overwrite"]), 2, "one of them")
@@ -244,6 +248,72 @@ def test_resuming_gives_the_texts_of_an_uninterrupted_run(run_cli: RunCli, optio
         assert run_cli([*options, "--resume"], files=prompts("a", "b", "c")).code == 0
         assert {r["id"]: r["token_ids"] for r in map(json.loads, out.read_text().splitlines())} == whole
         assert len(out.read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("format_name", ["jsonl", "specbench", "openai-batch"])
+def test_a_run_of_a_random_seed_is_gone_on_with_by_that_seed(
+    format_name: str, run_cli: RunCli, pair_folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "out.jsonl"
+    options = ["p.jsonl", "-m", str(pair_folders[0]), "--temp", "1", "-n", "6", "--format", format_name]
+    options += ["-o", str(out), "--ordered"]
+
+    def texts() -> list[Any]:
+        kept = {
+            "jsonl": ("text",),
+            "specbench": ("choices", 0, "turns"),
+            "openai-batch": ("response", "body", "choices"),
+        }
+        found = list(map(json.loads, out.read_text().splitlines()))
+        for key in kept[format_name]:
+            found = [record[key] for record in found]
+        return found
+
+    assert run_cli(options, files=prompts("a", "b", "c")).code == 0
+    whole = texts()
+    out.write_bytes(out.read_bytes().split(b"\n")[0] + b"\n")
+    resumed = run_cli([*options, "--resume"], files=prompts("a", "b", "c"))
+    assert resumed.code == 0, resumed.err
+    assert texts() == whole
+    seed = re.search(r"1 of 3 prompts are done; seed (\d+)", resumed.err)
+    assert seed
+    assert run_cli([*options, "--resume", "--seed", seed[1]], files=prompts("a", "b", "c")).code == 0
+    refused(
+        run_cli([*options, "--resume", "--seed", str(int(seed[1]) + 1)], files=prompts("a", "b", "c")), 2, "--force"
+    )
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGTERM")
+@pytest.mark.parametrize("num_records", [0, 1])
+def test_what_sigterm_ends_goes_on_by_the_command_that_it_prints(
+    num_records: int, tmp_path: Path, pair_folders: tuple[Path, Path]
+) -> None:
+    """Also before there is a record that could tell the seed."""
+    (tmp_path / "p.jsonl").write_text(prompts("a", "b", "c")["p.jsonl"])
+    common = ["p.jsonl", "-m", str(pair_folders[0].absolute()), "--temp", "1", "-n", "200", "-np", "1", "-o"]
+    command = [sys.executable, "-m", "edgespec", "generate"]
+    more: dict[str, Any] = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(Path.cwd())}, "text": True}
+    out = tmp_path / "out.jsonl"
+    process = subprocess.Popen([*command, *common, out.name], stderr=subprocess.PIPE, **more)
+    while process.poll() is None and (not out.exists() or out.read_bytes().count(b"\n") < num_records):
+        time.sleep(0.01)
+    if num_records == 0:
+        time.sleep(0.5)
+    process.terminate()
+    _, said = process.communicate(timeout=60)
+    if "to go on" not in said:
+        pytest.skip("it ended before, or had not begun")
+    assert process.returncode == 143
+    assert "Traceback" not in said
+    words = shlex.split(said.partition("to go on: edgespec generate ")[2])
+    for arguments in (words, [*common, "whole.jsonl", "--seed", words[words.index("--seed") + 1]]):
+        ended = subprocess.run([*command, *arguments], check=False, capture_output=True, timeout=120, **more)
+        assert ended.returncode == 0, ended.stderr
+    resumed, whole = (
+        {record["id"]: record["text"] for record in map(json.loads, path.read_text().splitlines())}
+        for path in (out, tmp_path / "whole.jsonl")
+    )
+    assert resumed == whole
 
 
 @pytest.mark.parametrize("kind", ["file in place of a folder", "no rights"])

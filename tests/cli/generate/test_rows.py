@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -170,7 +171,8 @@ def test_turns_that_fill_the_context_say_so(run_cli: RunCli, options: list[str])
 def test_turns_stream_one_below_the_other(run_cli: RunCli, options: list[str]) -> None:
     files = jsonl({"turns": [DEF, IMPORT]})
     (record,) = records(run_cli(["p.jsonl", *options, "-n", "5", "--format", "jsonl"], files=files))
-    assert run_cli(["p.jsonl", *options, "-n", "5"], files=files).out == "\n\n".join(record["turns"]) + "\n"
+    shown = run_cli(["p.jsonl", *options, "-n", "5", "--format", "text"], files=files)
+    assert shown.out == "\n\n".join(record["turns"]) + "\n"
 
 
 def test_system_prompts_come_from_flag_file_or_row(
@@ -422,9 +424,9 @@ def test_fail_fast_ends_the_run_behind_the_failed_record(
     assert "stopped by --fail-fast with 2 of 3 records written" in outcome.err
 
 
-@pytest.mark.parametrize("presses", [1, 2, 3])
+@pytest.mark.parametrize(("presses", "seed"), [(1, ["--seed", "7"]), (2, ["--seed=7"]), (3, [])])
 def test_an_interrupt_ends_the_run_with_whole_records_and_the_way_to_go_on(
-    presses: int, run_cli: RunCli, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    presses: int, seed: list[str], run_cli: RunCli, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C in the second text, once or more: the handler asks the engine to stop, the third raises at once."""
     take, calls = TextHandle.take, []
@@ -437,9 +439,9 @@ def test_an_interrupt_ends_the_run_with_whole_records_and_the_way_to_go_on(
                 signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(TextHandle, "take", press)
-    monkeypatch.setattr("sys.argv", ["edgespec", "generate", "p.jsonl", "-o", "the out.jsonl", "--overwrite"])
+    monkeypatch.setattr("sys.argv", ["edgespec", "generate", "p.jsonl", *seed, "-o", "the out.jsonl", "--overwrite"])
     out = tmp_path / "out.jsonl"
-    command = ["p.jsonl", *options, "-n", "24", "-np", "1", "-o", str(out)]
+    command = ["p.jsonl", *options, *seed, "-n", "24", "-np", "1", "-o", str(out)]
     before = signal.getsignal(signal.SIGINT)
     outcome = run_cli(command, files=jsonl("a", "b", "c"))
     assert outcome.code == 130
@@ -447,7 +449,10 @@ def test_an_interrupt_ends_the_run_with_whole_records_and_the_way_to_go_on(
     assert signal.getsignal(signal.SIGINT) is before
     assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == ["0"]
     assert "1 of 3 records" in outcome.err
-    assert "to go on: edgespec generate p.jsonl -o 'the out.jsonl' --resume" in outcome.err
+    (first,) = map(json.loads, out.read_text().splitlines())
+    drawn = ["--seed", str(first["sampling"]["seed"])]
+    words = shlex.join([*seed, "-o", "the out.jsonl", "--resume", *([] if seed else drawn)])
+    assert f"to go on: edgespec generate p.jsonl {words}\n" in outcome.err
     monkeypatch.setattr(TextHandle, "take", take)
     assert run_cli([*command, "--resume"], files=jsonl("a", "b", "c")).code == 0
     assert sorted(json.loads(line)["id"] for line in out.read_text().splitlines()) == ["0", "1", "2"]
@@ -463,11 +468,24 @@ def test_many_prompts_are_records_where_piped_and_text_where_asked(run_cli: RunC
     assert Path("t.txt").read_text() == "".join(record["text"] + "\n\n" for record in found)
 
 
-def test_many_prompts_are_text_on_a_terminal(
+@pytest.mark.parametrize("is_terminal", [True, False])
+@pytest.mark.parametrize("num_rows", [1, 2])
+@pytest.mark.parametrize("name", ["p.jsonl", "p.ndjson", "p.json"])
+def test_rows_become_records_however_many_there_are(
+    name: str, num_rows: int, is_terminal: bool, run_cli: RunCli, options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    rows = [{"prompt": prompt} for prompt in (DEF, IMPORT)][:num_rows]
+    content = json.dumps(rows) if name == "p.json" else jsonl(*rows)["p.jsonl"]
+    found = records(run_cli([name, *options, "-n", "2"], files={name: content}))
+    assert sorted(record["prompt"] for record in found) == sorted(row["prompt"] for row in rows)
+
+
+def test_many_texts_are_shown_on_a_terminal(
     run_cli: RunCli, options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    outcome = run_cli(["p.jsonl", *options, "-n", "4"], files=jsonl(DEF, IMPORT))
+    outcome = run_cli(["p.txt", "--lines", *options, "-n", "4"], files={"p.txt": f"{DEF}\n{IMPORT}\n"})
     assert outcome.code == 0
     assert not outcome.out.startswith("{")
     assert "[1/2] id=0\n[2/2] id=1\n" in outcome.err

@@ -65,7 +65,7 @@ def test_the_closest_names_are_told_whatever_their_case_and_owner(cache: Cache) 
     assert caught.value.code == "E_MODEL_NOT_FOUND"
     assert "Closest here: acme/Target-70B" in caught.value.what
     assert str(cache.folder) in caught.value.what
-    assert "hf download target-7b" in caught.value.fix
+    assert caught.value.fix == "Give its owner too, as in Qwen/Qwen3-0.6B; edgespec models lists what is here."
     assert closest("gpt2", ["acme/Target-70B", "big"]) == []
 
 
@@ -152,6 +152,22 @@ def test_options_without_what_they_belong_to_are_refused(
     outcome = run_cli(arguments, command="estimate")
     assert outcome.code == 2
     assert named in outcome.err
+
+
+def test_what_is_to_be_downloaded_is_named_with_its_owner_or_not_at_all(
+    cache: Cache, run_cli: RunCli, pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`hf download target-7b` finds nothing on the Hub."""
+    for name in ("target-7b", "ownerless"):
+        if name == "ownerless":
+            next(cache.put(name, pair_folders[0]).glob("model-00001-of-*")).unlink()
+        refused = run_cli([name], command="estimate")
+        assert refused.code == 4
+        assert "hf download" not in refused.err
+    assert "shards are missing" in refused.err
+    assert "hf download acme/target-7b, or --online" in run_cli(["acme/target-7b"], command="estimate").err
+    monkeypatch.setattr("edgespec.pair.hub_names.hub_cache", lambda: cache.folder / "nothing")
+    assert "hf download Qwen/Qwen3-0.6B where" in run_cli([], command="models").err
 
 
 def test_an_incomplete_snapshot_names_what_is_missing(cache: Cache, run_cli: RunCli) -> None:

@@ -48,8 +48,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
         patch.setattr(tune_run, "QUICK", TINY)
         patch.setattr(costs, "COUNTS", (0, 1, 4, 16))
         patch.setattr(costs, "SITTINGS", 1)
-        code = run(["profile", "--prompts", str(home / "p.jsonl"), "--temps", "0,0.8",
-                    "--export", str(home / "exported.toml")])  # fmt: skip
+        code = run(["profile", "--prompts", str(home / "p.jsonl"), "--temps", "0,0.8"])
     return home, Outcome(code=code, out=out.getvalue(), err=err.getvalue())
 
 
@@ -192,17 +191,103 @@ def test_names_in_a_profile_that_came_from_elsewhere_are_shown_not_obeyed(run_cl
 
 
 def test_an_exported_profile_can_be_imported(
-    run_cli: RunCli, measured: tuple[Path, Outcome], profile: Profile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run_cli: RunCli, profile: Profile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    exported = measured[0] / "exported.toml"
+    monkeypatch.setattr(profile_pair, "measure_costs", None)  # nothing is measured
+    (kept,) = profiles_folder().iterdir()
+    before = kept.stat().st_mtime_ns
+    exported = tmp_path / "exported.toml"
+    found = run_cli(["--export", str(exported)], command="profile")
+    assert (found.code, kept.stat().st_mtime_ns) == (0, before), found.err
+    assert "temperature 0.8" in found.out
+    assert f"copied to {exported}" in found.err
     assert read_profile(exported) == profile
+    refused = run_cli(["--export", str(exported)], command="profile")
+    assert refused.code == 2
+    assert f"'{exported}' exists.\nTry: Choose another file, or give --overwrite." in refused.err
+    assert run_cli(["--export", str(exported), "--overwrite"], command="profile").code == 0
+
     monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
     found = run_cli(["--import", str(exported)], command="profile")
-    assert found.code == 0
-    assert "temperature 0.8" in found.out
+    assert found.code == 0, found.err
+    assert "elsewhere" not in found.err
     (kept,) = profiles_folder().iterdir()
     assert read_profile(kept) == profile
+    assert f"kept already as {kept}" in run_cli(["--import", str(exported)], command="profile").err
     assert f"profile {profile.name}" in run_cli(GENERATE, files=FILES).err
+
+
+def test_without_a_kept_profile_there_is_nothing_to_export(
+    run_cli: RunCli, profile: Profile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
+    for why in ("", "cores was 999, is "):
+        found = run_cli(["--export", "copy.toml"], command="profile")
+        assert (found.code, found.out) == (4, "")
+        assert f"no profile of target + draft on this machine is kept in '{profiles_folder()}'" in found.err
+        assert why in found.err
+        assert found.err.endswith("Try: Measure it: edgespec profile.\n")
+        assert not Path("copy.toml").exists()
+        other = replace(profile, machine=replace(profile.machine, num_cores=999))
+        write_profile(other, profiles_folder() / "old.toml")
+
+
+def test_an_import_replaces_no_other_profile_unasked(run_cli: RunCli, profile: Profile, monkeypatch: pytest.MonkeyPatch,
+                                                     tmp_path: Path) -> None:  # fmt: skip
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
+    kept = profiles_folder() / f"{profile.name}.toml"
+    write_profile(profile, kept)
+    write_profile(replace(profile, created="2030-01-01T00:00:00Z"), tmp_path / "given.toml")
+    command = ["--import", str(tmp_path / "given.toml")]
+    refused = run_cli(command, command="profile")
+    assert (refused.code, refused.out) == (2, "")
+    assert f"another profile is kept as '{kept}', measured {profile.created}" in refused.err
+    assert "this one was measured 2030-01-01T00:00:00Z.\nTry: Give --overwrite" in refused.err
+    assert read_profile(kept) == profile
+    assert run_cli([*command, "--overwrite"], command="profile").code == 0
+    assert read_profile(kept).created == "2030-01-01T00:00:00Z"
+    kept.write_text("damaged")
+    assert "another profile is kept" in run_cli(command, command="profile").err
+
+
+def test_an_import_checks_pair_and_machine_as_a_run_does(
+    run_cli: RunCli, profile: Profile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
+    given = tmp_path / "given.toml"
+    write_profile(replace(profile, pair=replace(profile.pair, draft_fingerprint="00ff")), given)
+    other_pair = run_cli(["--import", str(given)], command="profile")
+    assert (other_pair.code, other_pair.out) == (2, "")
+    assert f"'{given}' was measured with draft 'draft' (00ff), this is 'draft' (" in other_pair.err
+    assert not profiles_folder().exists()
+    write_profile(replace(profile, machine=replace(profile.machine, num_cores=999)), given)
+    elsewhere = run_cli(["--import", str(given)], command="profile")
+    assert elsewhere.code == 0
+    assert "was measured elsewhere: cores was 999, is " in elsewhere.err
+    assert f"runs here leave it aside, unless --profile {given} names it" in elsewhere.err
+    assert "not used: cores was 999" in run_cli(GENERATE, files=FILES).err
+
+
+def test_a_profile_of_other_threads_promises_nothing(run_cli: RunCli, profile: Profile, followed: Path) -> None:
+    """What one thread does is no measure of two."""
+    here = profile.pair.threads
+    assert here is not None
+    pair = replace(profile.pair, threads=here + 1)
+    (kept,) = profiles_folder().iterdir()
+    content = kept.read_bytes()
+    try:
+        write_profile(replace(profile, pair=pair), kept)
+        found = run_cli(GENERATE, files=FILES)
+    finally:
+        kept.write_bytes(content)
+    assert f"the profile of this pair is not used: threads was {here + 1}, is {here}" in found.err
+    write_profile(replace(read_profile(followed), pair=pair), followed)
+    found = run_cli([*GENERATE, "--profile", str(followed)], files=FILES)
+    assert f"measured elsewhere: threads was {here + 1}, is {here}" in found.err
+    assert "plan for temperature 0.8, no promise here" in found.err
+    assert records(found)[0]["spec"]["plan"]["predicted_tps"] is None
+    dry = run_cli([*GENERATE, "--profile", str(followed), "--dry-run"], files=FILES)
+    assert "no time estimate: profile" in dry.err
 
 
 def test_an_imported_profile_is_kept_in_its_folder_whatever_its_name(run_cli: RunCli, tmp_path: Path) -> None:
@@ -213,8 +298,15 @@ def test_an_imported_profile_is_kept_in_its_folder_whatever_its_name(run_cli: Ru
     assert not list(tmp_path.rglob("outside*"))
 
 
-def test_json_is_all_that_goes_to_stdout(run_cli: RunCli, tmp_path: Path) -> None:
-    write_profile(example_profile(), tmp_path / "given.toml")
+@pytest.fixture
+def of_the_pair(profile: Profile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Profile:
+    """The example, as if measured of the built-in pair, elsewhere."""
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
+    return example_profile(pair=profile.pair)
+
+
+def test_json_is_all_that_goes_to_stdout(run_cli: RunCli, tmp_path: Path, of_the_pair: Profile) -> None:
+    write_profile(of_the_pair, tmp_path / "given.toml")
     found = run_cli(["--import", str(tmp_path / "given.toml"), "--json"], command="profile")
     content = json.loads(found.out)
     assert content["plans"][1]["best"]["threshold"] == 0.02
@@ -223,8 +315,8 @@ def test_json_is_all_that_goes_to_stdout(run_cli: RunCli, tmp_path: Path) -> Non
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
 @pytest.mark.parametrize(("name", "starts"), [("plot.png", b"\x89PNG"), ("plot.svg", b"<?xml")])
-def test_a_plot_is_drawn(name: str, starts: bytes, run_cli: RunCli, tmp_path: Path) -> None:
-    write_profile(example_profile(), tmp_path / "given.toml")
+def test_a_plot_is_drawn(name: str, starts: bytes, run_cli: RunCli, tmp_path: Path, of_the_pair: Profile) -> None:
+    write_profile(of_the_pair, tmp_path / "given.toml")
     found = run_cli(["--import", str(tmp_path / "given.toml"), "--plot", name], command="profile")
     assert found.code == 0, found.err
     assert Path(name).read_bytes().startswith(starts)
@@ -291,6 +383,10 @@ def test_sentences_are_not_broken_for_a_width_that_nobody_has(capsys: pytest.Cap
         (["--prompts", "none.jsonl"], 4, "none.jsonl"),
         (["--import", "none.toml"], 4, "none.toml"),
         (["--import", "p.jsonl"], 2, "p.jsonl"),
+        (["--import", "given.toml", "--full"], 2, "nothing is measured"),
+        (["--export", "given.toml", "--temps", "0"], 2, "nothing is measured"),
+        (["--export", "a.toml", "--import", "b.toml"], 2, "go alone"),
+        (["--overwrite"], 2, "belongs to --export and --import"),
     ],
 )
 def test_mistakes_are_named_and_nothing_is_kept(
@@ -338,8 +434,7 @@ def test_ctrl_c_ends_it_and_leaves_no_file(run_cli: RunCli, monkeypatch: pytest.
         raise KeyboardInterrupt
 
     monkeypatch.setattr(profile_pair, "measure_costs", interrupted)
-    found = run_cli(["--prompts", "p.jsonl", "--export", "exported.toml"], files=FILES, command="profile")
+    found = run_cli(["--prompts", "p.jsonl"], files=FILES, command="profile")
     assert (found.code, found.out) == (130, "")
     assert "Traceback" not in found.err
     assert not profiles_folder().exists()
-    assert not Path("exported.toml").exists()

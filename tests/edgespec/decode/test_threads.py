@@ -19,7 +19,9 @@ from edgespec.decode import threads
 from edgespec.decode.batch import Outcome
 from edgespec.decode.step import StepResult
 from edgespec.decode.threads import OthersLoad, ThreadTuner, make_tuner, with_threads
+from edgespec.model import device
 from edgespec.model.cores import Cores
+from edgespec.model.device import most_threads
 
 CPU = torch.device("cpu")
 TREE = 65  # rows
@@ -183,11 +185,16 @@ def cores(**changed: object) -> Cores:
     return replace(Cores(machine=8, allowed=tuple(range(8)), physical=4, quota=None), **changed)  # type: ignore[arg-type]
 
 
+def see(monkeypatch: pytest.MonkeyPatch, read: Callable[[], Cores]) -> None:
+    for module in (threads, device):
+        monkeypatch.setattr(module, "read_cores", read)
+
+
 @pytest.fixture
 def _no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
-    monkeypatch.setattr(threads, "read_cores", cores)
+    see(monkeypatch, cores)
     torch.set_num_threads(6)
 
 
@@ -200,9 +207,18 @@ def test_auto_has_a_thread_a_core_and_no_more_than_torch_was_told(monkeypatch: p
     tuner = make_tuner(None, CPU)
     assert tuner is not None
     assert (tuner.free, torch.get_num_threads()) == (3, 3)
-    monkeypatch.setattr(threads, "read_cores", lambda: cores(quota=1.5))
+    see(monkeypatch, lambda: cores(quota=1.5))
     assert make_tuner(None, CPU) is None
     assert torch.get_num_threads() == 1
+
+
+@pytest.mark.usefixtures("_no_choice")
+def test_the_most_threads_of_a_run_are_known_before_it() -> None:
+    """A profile is matched by them."""
+    assert (most_threads(None, CPU), most_threads(2, CPU)) == (4, 2)
+    assert most_threads(2, torch.device("cuda", 0)) is None
+    make_tuner(None, CPU)
+    assert most_threads(None, CPU) == 4
 
 
 @pytest.mark.usefixtures("_no_choice")

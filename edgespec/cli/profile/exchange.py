@@ -1,0 +1,74 @@
+"""A kept profile copied to a file, and a file's profile kept, where it is of the pair and replaces nothing unasked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgespec.cli.console import Console
+from edgespec.cli.open_pair import open_pair_with_draft
+from edgespec.cli.options.machine import MachineOptions
+from edgespec.cli.options.model import AskedModels
+from edgespec.cli.spelling import spelled
+from edgespec.errors import EdgespecError, profile_errors
+from edgespec.files import profiles_folder
+from edgespec.placement.run_place import DEFAULT_CONTEXT_TOKENS
+from edgespec.profiled import kept_profile, set_up_by_profile
+from profiles.errors import ProfileError
+from profiles.files import read_profile, write_profile
+
+if TYPE_CHECKING:
+    from edgespec.pair.pair import ModelPair
+    from edgespec.placement.run_place import RunPlace
+    from profiles.schema import Profile
+
+
+def export_profile(models: AskedModels, machine: MachineOptions, path: Path, *, overwrite: bool) -> tuple[Profile, str]:
+    """Copy the kept profile of the pair; return it, and what is to be said. Raises EdgespecError without one."""
+    if path.exists() and not overwrite:
+        raise EdgespecError("E_OUTPUT_EXISTS", f"'{path}' exists.", "Choose another file, or give --overwrite.")
+    profile = kept_profile(*_placed(models, machine))
+    with profile_errors():
+        write_profile(profile, path)
+    return profile, f"copied to {path}"
+
+
+def import_profile(
+    console: Console, models: AskedModels, machine: MachineOptions, path: Path, *, overwrite: bool
+) -> tuple[Profile, str]:
+    """Keep a file's profile; return it, and what is to be said.
+
+    Raises EdgespecError where it is of another pair, or where another profile would be replaced.
+    """
+    with profile_errors():
+        profile = read_profile(path)
+    pair, place = _placed(models, machine)
+    setup = set_up_by_profile(pair, place, source=str(path), given={}, temperature=0.0)
+    kept = profiles_folder() / f"{profile.name}.toml"
+    before = _read(kept)
+    if before == profile:
+        return profile, f"kept already as {kept}"
+    if kept.exists() and not overwrite:
+        measured = f", measured {before.created}" if before is not None else ""
+        raise EdgespecError(
+            "E_OUTPUT_EXISTS",
+            f"another profile is kept as '{kept}'{measured}; this one was measured {profile.created}.",
+            "Give --overwrite to replace it.",
+        )
+    if setup.differences:
+        console.tell(f"{spelled(setup.notes[0])}; runs here leave it aside, unless --profile {path} names it")
+    with profile_errors():
+        write_profile(profile, kept)
+    return profile, f"kept as {kept}"
+
+
+def _placed(models: AskedModels, machine: MachineOptions) -> tuple[ModelPair, RunPlace]:
+    pair = open_pair_with_draft(models, "profile the target with")
+    return pair, machine.place(pair, context_tokens=machine.ctx_size or DEFAULT_CONTEXT_TOKENS)
+
+
+def _read(path: Path) -> Profile | None:
+    try:
+        return read_profile(path)
+    except ProfileError:  # none, or one that cannot be read
+        return None

@@ -1,0 +1,62 @@
+"""The program's stdout and stderr: results that cannot be written end a run with one error, messages never do."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+class StdoutError(OSError):
+    """Results could not be written to stdout. It has a class of its own, so that no other failure is taken for it."""
+
+
+class _Results(io.FileIO):
+    def write(self, data: ReadableBuffer, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:  # whoever read them has gone, and wants no error
+            raise
+        except OSError as error:
+            raise StdoutError(error.errno, error.strerror) from error
+
+
+class _Messages(io.FileIO):
+    def write(self, data: ReadableBuffer, /) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return memoryview(data).nbytes
+
+
+def open_streams() -> None:
+    """Put streams of ours in the place of sys.stdout and sys.stderr."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:  # closed: the next file that is opened would take its number, and what is written to it
+            os.open(os.devnull, os.O_RDONLY)
+    sys.stdout = _opened(sys.stdout, _Results, 1)
+    sys.stderr = _opened(sys.stderr, _Messages, 2)
+
+
+def forget_rest() -> None:
+    """Write what stdout still holds; where that fails drop it, or the interpreter would try again at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _opened(stream: TextIO | None, kind: type[io.FileIO], descriptor: int) -> TextIO:
+    raw = None if stream is None else getattr(stream.buffer, "raw", stream.buffer)
+    if isinstance(stream, io.TextIOWrapper) and not isinstance(raw, io.FileIO):
+        stream.reconfigure(encoding="utf-8", errors="replace")  # a Windows console's own encoding lacks most characters
+        return stream
+    file = kind(descriptor, "wb", closefd=False)
+    lines = descriptor == 2 or file.isatty()
+    return io.TextIOWrapper(io.BufferedWriter(file), encoding="utf-8", errors="replace", line_buffering=lines)

@@ -1,0 +1,68 @@
+"""A draft that costs more than it can bring: every command that uses one says so, with both costs, and goes on."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from edgespec.pair.pair import DEMO_FOLDER
+from edgespec.tune import profile_pair
+from tests.cli.conftest import RunCli
+
+SMALL, LARGE = str(DEMO_FOLDER / "draft"), str(DEMO_FOLDER / "target")
+NOTE = re.compile(
+    r"the draft costs more than it can bring: for each token it reads (\S+) GiB of weights, and the target (\S+) GiB; "
+    r"use a smaller one, --draft-quant, or --policy none"
+)
+COMMANDS = {
+    "generate": ["-p", "def main(", "-n", "2"],
+    "chat": ["-p", "def main(", "-n", "2", "--single-turn"],
+    "estimate": [],
+    "profile": [],
+}
+
+
+@pytest.fixture(autouse=True)
+def _measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(profile_pair, "measure_costs", interrupted)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("target", "options", "is_costly"),
+    [
+        (SMALL, [], True),
+        (LARGE, [], True),
+        (LARGE, ["--quant", "nf4"], True),
+        (LARGE, ["--draft-quant", "nf4"], False),
+        (LARGE, ["--policy", "none"], False),
+    ],
+    ids=["larger", "the target itself", "the target, unquantised", "the target, quantised", "not used"],
+)
+def test_it_is_said_with_both_costs(
+    command: str, target: str, options: list[str], is_costly: bool, run_cli: RunCli
+) -> None:
+    if command == "profile" and "--policy" in options:
+        pytest.skip("it has no such option")
+    found = run_cli(["-m", target, "-md", LARGE, *COMMANDS[command], *options], command=command)
+    assert found.code == (130 if command == "profile" else 0), found.err
+    note = NOTE.search(found.err)
+    assert bool(note) == is_costly
+    if note:
+        assert float(note[1]) >= float(note[2]) > 0
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_draft_that_is_smaller_is_nothing_to_talk_of(command: str, run_cli: RunCli) -> None:
+    found = run_cli(["-m", LARGE, "-md", SMALL, *COMMANDS[command]], command=command)
+    assert "costs more" not in found.err
+
+
+def test_it_is_said_beside_what_is_said_of_profiles(run_cli: RunCli) -> None:
+    files = {"p.txt": "def main("}
+    assert NOTE.search(run_cli(["p.txt", "-n", "2", "-m", SMALL, "-md", LARGE, "--profile", "none"], files=files).err)
+    assert NOTE.search(run_cli(["p.txt", "-n", "2", "-m", SMALL, "-md", LARGE, "--tree-size", "4"], files=files).err)
