@@ -98,6 +98,7 @@ class TableDrafter:
 
     def __init__(self, logits_of: LogitsOf, sampling: DraftSampling) -> None:
         self.logits_of, self.sampling = logits_of, sampling
+        self.process: Any = None
         self.text: list[int] = []
         self.paths: list[tuple[int, ...]] = []
 
@@ -111,6 +112,8 @@ class TableDrafter:
         ]
         self.paths += new
         logits = torch.stack([self.logits_of((*self.text, *path)) for path in new])
+        if self.process is not None:
+            logits = self.process(logits, is_root=len(self.paths) == 1)
         return to_draft_probs(logits, self.sampling)
 
     def rewind(self) -> None:

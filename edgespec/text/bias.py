@@ -1,0 +1,40 @@
+"""Tokens that a bias names by their text become ids."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from edgespec.config import SamplingSettings, require
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from edgespec.pair.pair import ModelPair
+
+
+def with_token_ids(sampling: SamplingSettings, pair: ModelPair) -> SamplingSettings:
+    """Return the settings with a bias of ids alone; raises EdgespecError for what is no token of the model."""
+    if not sampling.logit_bias:
+        return sampling
+    found: dict[int | str, float] = {}
+    for token, bias in dict(sampling.logit_bias).items():
+        index = token if isinstance(token, int) else _id_of(token, pair.tokenizer)
+        require(
+            index < pair.vocab,
+            f"`logit_bias` names token {index}, and the model has {pair.vocab} tokens.",
+            f"Use 0 to {pair.vocab - 1}.",
+        )
+        require(index not in found, f"`logit_bias` names token {index} twice: {token!r} is that token.", "Keep one.")
+        found[index] = bias
+    return replace(sampling, logit_bias=found)
+
+
+def _id_of(text: str, tokenizer: PreTrainedTokenizerBase) -> int:
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    require(
+        len(ids) == 1,
+        f"`logit_bias` names {text!r}, which is {len(ids)} tokens of this model: {', '.join(map(str, ids))}.",
+        "Name a text that is one token, or a token's id.",
+    )
+    return int(ids[0])
