@@ -30,6 +30,7 @@ _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 MIN_CONTEXT = 256  # tokens behind the longest prompt that the cheapest advice still leaves
 # Below this, logits divided by the temperature leave float32.
 MIN_TEMPERATURE = 1e-6
+MAX_LOGPROBS = 20  # alternatives of a token, as OpenAI has it
 MAX_BIAS = 100  # of a logit, as OpenAI has it
 LogitBias = Mapping[int | str, float] | tuple[tuple[int | str, float], ...]
 

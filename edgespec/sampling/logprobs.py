@@ -10,9 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from edgespec.config import require
-
-MAX_LOGPROBS = 20  # alternatives of a token, as OpenAI has it
+from edgespec.config import MAX_LOGPROBS, require
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,21 +88,24 @@ def read_rows(console: Console, asked: AskedPrompts, format_name: str) -> tuple[
 def prepare(console: Console, prompts: Prompts, asked: AskedRun) -> Prepared:
     """Open the pair, settle every prompt's settings, and place the weights; raises EdgespecError."""
     from edgespec.profiled import set_up_by_profile
+    from edgespec.text.bias import with_token_ids
 
     machine, wanted = asked.machine, asked.wanted
     pair = open_pair_for(console, asked.models, asked.trees)
     settings = RunSettings(
-        sampling=replace(pair.default_sampling(), **wanted.chosen),
+        sampling=with_token_ids(replace(pair.default_sampling(), **wanted.chosen), pair),
         max_new_tokens=wanted.max_new_tokens,
         seed=secrets.randbits(32) if wanted.seed is None else wanted.seed,
         seed_is_given=wanted.seed is not None,
         raw=asked.prompts.raw,
         system=asked.prompts.system,
         stop=wanted.stop,
+        grammar=wanted.grammar,
+        logprobs=wanted.logprobs,
     )
     rows = prompts.wanted
     encoded = encode_prompts(pair, rows, raw=settings.raw, system=settings.system)
-    requests = make_requests(rows, encoded, settings)
+    requests = make_requests(pair, rows, encoded, settings)
     encode = turn_encoder(pair, settings)
     needed = needed_tokens(pair, requests, encode, ctx_size=machine.ctx_size)
     place = machine.place(pair, context_tokens=needed.context_tokens, prompt_tokens=needed.prompt_tokens)
@@ -156,9 +159,6 @@ def _report_ignored_settings(console: Console, pair: ModelPair, rows: list[Promp
     ignored = sorted({key for row in rows for key in row.ignored_keys})
     if ignored:
         console.say(f"not applied, only handed through to the records: {', '.join(ignored)} of the rows")
-    penalty = pair.target.generation_config.get("repetition_penalty") or 1.0
-    if penalty != 1.0:
-        console.say(f"not applied: repetition_penalty {penalty} of the model's generation_config.json")
     if not pair.tokenizer.chat_template and not asked.raw:
         has_several = any(len(row.messages) > 1 or row.follow_ups or row.settings.system for row in rows)
         how = ", each message on a line of its own" if has_several or asked.system else ""

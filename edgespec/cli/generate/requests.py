@@ -7,9 +7,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from edgespec.cli.prompts.read import encode_turn
+from edgespec.cli.prompts.row_settings import ROW_SPELLINGS
 from edgespec.cli.prompts.rows import PromptRow
+from edgespec.cli.spelling import spelled
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
+from edgespec.sampling.grammar import Grammar, response_format_grammar
 from edgespec.text.chat_template import Message
 from edgespec.text.context import check_ctx_size, new_token_limit
 
@@ -36,6 +39,8 @@ class RunSettings:
     raw: bool
     system: str | None = None
     stop: tuple[str, ...] = ()
+    grammar: Grammar | None = None  # None: any text
+    logprobs: int | None = None  # alternatives that records tell of each token; None: nothing
     profile: str | None = None  # the name of the one that settings come from
     predicted_per_s: float | None = None  # by its plan, where that is followed
 
@@ -50,6 +55,8 @@ class Request:
     max_new_tokens: int  # of each turn
     seed: int
     stop: tuple[str, ...]
+    grammar: Grammar | None
+    logprobs: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,19 +69,52 @@ class NeededTokens:
     mean_tokens: float  # of a text with its answers, at most
 
 
-def make_requests(rows: list[PromptRow], encoded: list[list[int]], run: RunSettings) -> list[Request]:
-    """Make a request of each row, with its settings over the run's."""
+def make_requests(pair: ModelPair, rows: list[PromptRow], encoded: list[list[int]], run: RunSettings) -> list[Request]:
+    """Make a request of each row, with its settings over the run's.
+
+    Raises EdgespecError that names a row whose tokens or grammar the pair does not know.
+    """
+    from edgespec.text.bias import with_token_ids
+    from edgespec.text.request import grammar_for
+
+    followed = set[tuple[Grammar, bool]]()  # those that were tried
+
+    def sampling_of(row: PromptRow) -> SamplingSettings:
+        sampling = with_token_ids(replace(run.sampling, **row.settings.sampling()), pair)
+        grammar = _grammar(row, run)
+        if grammar is not None and (grammar, sampling.ignore_eos) not in followed:
+            grammar_for(grammar, sampling, pair)
+            followed.add((grammar, sampling.ignore_eos))
+        return sampling
+
     return [
         Request(
             row=row,
             ids=ids,
-            sampling=replace(run.sampling, **row.settings.sampling()),
+            sampling=_naming(row, sampling_of),
             max_new_tokens=row.settings.max_new_tokens or run.max_new_tokens,
             seed=run.seed if row.settings.seed is None else row.settings.seed,
             stop=run.stop if row.settings.stop is None else row.settings.stop,
+            grammar=_grammar(row, run),
+            logprobs=run.logprobs if row.settings.logprobs is None else row.settings.logprobs,
         )
         for row, ids in zip(rows, encoded, strict=True)
     ]
+
+
+def _grammar(row: PromptRow, run: RunSettings) -> Grammar | None:
+    asked = row.settings.response_format
+    return run.grammar if asked is None else response_format_grammar(asked)
+
+
+def _naming(row: PromptRow, make: Callable[[PromptRow], SamplingSettings]) -> SamplingSettings:
+    """Return what is made of a row; an error of what the row itself asks for names it."""
+    try:
+        return make(row)
+    except EdgespecError as error:
+        if row.settings.response_format is None and row.settings.logit_bias is None and not row.settings.ignore_eos:
+            raise
+        raise EdgespecError(error.code, f"{row.where}: {spelled(error.what, ROW_SPELLINGS)}", error.fix) from error
 
 
 def turn_encoder(pair: ModelPair, run: RunSettings) -> EncodeTurn:

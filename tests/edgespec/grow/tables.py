@@ -135,10 +135,11 @@ def session_of(
     max_new_tokens: int,
     seed: int = 0,
     key: int = 0,
+    text: dict[str, Any] | None = None,
     **options: Any,
 ) -> Session:
-    """Return a session of tables, whose noise is that of the seed and the key."""
-    settings = TextSettings(sampling=sampling, max_new_tokens=max_new_tokens)
+    """Return a session of tables, whose noise is that of the seed and the key; `text` are other settings of it."""
+    settings = TextSettings(sampling=sampling, max_new_tokens=max_new_tokens, **(text or {}))
     return start_session(
         TableTarget(target),  # type: ignore[arg-type]
         TableDrafter(draft, tree.draft_sampling(sampling)),
