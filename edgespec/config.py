@@ -83,9 +83,9 @@ class SamplingSettings:
         require(0 <= self.min_p <= 1, f"`min_p={self.min_p}` is not in [0, 1].", "0 keeps all tokens.")
         penalty = self.repetition_penalty
         require(0 < penalty < 100, f"`repetition_penalty={penalty}` is not in (0, 100).", "1 is none.")
-        for name in ("presence_penalty", "frequency_penalty"):
-            value = getattr(self, name)
-            require(-2 <= value <= 2, f"`{name}={value}` is not in [-2, 2].", "0 is none.")
+        presence, frequency = self.presence_penalty, self.frequency_penalty
+        require(-2 <= presence <= 2, f"`presence_penalty={presence}` is not in [-2, 2].", "0 is none.")
+        require(-2 <= frequency <= 2, f"`frequency_penalty={frequency}` is not in [-2, 2].", "0 is none.")
         bias = tuple(sorted(dict(self.logit_bias).items(), key=str))
         for token, value in bias:
             require(

@@ -44,7 +44,7 @@ def response_format_grammar(value: Mapping[str, Any]) -> Grammar | None:
     if kind != "json_schema":
         raise EdgespecError(
             "E_GRAMMAR",
-            f"`response_format` has type {json.dumps(kind)}, which is unknown.",
+            f"response_format has type {json.dumps(kind)}, which is unknown.",
             f"Use one of: {', '.join(RESPONSE_FORMATS)}.",
         )
     wrapper = value.get("json_schema")
@@ -52,7 +52,7 @@ def response_format_grammar(value: Mapping[str, Any]) -> Grammar | None:
     if not isinstance(schema, Mapping):
         raise EdgespecError(
             "E_GRAMMAR",
-            "`response_format` of type json_schema has no schema.",
+            "response_format of type json_schema has no schema.",
             'Write {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}}}.',
         )
     return json_schema_grammar(schema)

@@ -120,8 +120,8 @@ def grammar_for(grammar: Grammar, sampling: SamplingSettings, pair: ModelPair) -
 def _asked_grammar(asked: dict[str, Any]) -> Grammar | None:
     """Take the grammar out of what is asked for; raises EdgespecError where there are several."""
     given = {name: asked.pop(name) for name in ("json_schema", "grammar", "response_format") if name in asked}
-    names = ", ".join(f"`{name}`" for name in given)
-    require(len(given) <= 1, f"a text has one grammar, and {names} are given.", "Give one of them.")
+    what = f"a text has one grammar, and {len(given)} are given."
+    require(len(given) <= 1, what, "Give `json_schema`, `grammar` or a response_format.")
     if "json_schema" in given:
         return json_schema_grammar(given["json_schema"])
     if "response_format" in given:

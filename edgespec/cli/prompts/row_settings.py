@@ -14,7 +14,7 @@ from edgespec.sampling.grammar import response_format_grammar
 
 NUMBER_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 SAMPLING_KEYS = (*NUMBER_KEYS, "logit_bias", "ignore_eos")
-ROW_SPELLINGS = {name: name for name in (*SAMPLING_KEYS, "response_format")}
+ROW_SPELLINGS = {name: name for name in SAMPLING_KEYS}
 LENGTH_KEYS = ("max_new_tokens", "max_tokens", "max_completion_tokens")
 LOGPROB_KEYS = ("logprobs", "top_logprobs")  # of chats the first is a switch, of completions the number itself
 SETTING_KEYS = {*LENGTH_KEYS, *SAMPLING_KEYS, *LOGPROB_KEYS, "response_format", "seed", "stop", "system"}
@@ -137,7 +137,7 @@ def _response_format(value: object, where: str) -> dict[str, Any]:
     try:
         response_format_grammar(value)
     except EdgespecError as error:
-        raise EdgespecError(error.code, f"{where}: {spelled(error.what, ROW_SPELLINGS)}", error.fix) from error
+        raise EdgespecError(error.code, f"{where}: {error.what}", error.fix) from error
     return value
 
 

@@ -242,10 +242,10 @@ def test_policy_none_uses_no_draft(run_cli: RunCli, pair_folders: tuple[Path, Pa
 
 
 def test_requests_that_are_not_honoured_are_named(run_cli: RunCli, pair_folders: tuple[Path, Path]) -> None:
-    rows = '{"prompt": "a", "logit_bias": {"5": 1}}\n{"prompt": "b", "category": "x"}\n'
+    rows = '{"prompt": "a", "n": 2}\n{"prompt": "b", "category": "x"}\n'
     options = ["-m", str(pair_folders[0]), "-n", "2", "--max-gpu-mem", "1GiB", "--device", "cpu"]
     outcome = run_cli(["p.jsonl", *options], files={"p.jsonl": rows})
-    assert "handed through to the records: logit_bias of the rows" in outcome.err
+    assert "handed through to the records: n of the rows" in outcome.err
     assert "--max-gpu-mem is not used" in outcome.err
 
 

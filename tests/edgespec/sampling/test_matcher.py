@@ -107,8 +107,8 @@ def test_tokens_that_do_not_fit_are_an_error_that_says_so() -> None:
         (lambda: over_tokens(Grammar(form="grammar", text='start: "a" b')), "unknown name"),
         (lambda: over_tokens(Grammar(form="grammar", text="root ::= (")), "the grammar cannot be followed"),
         (lambda: over_tokens(json_schema_grammar({}), stop_tokens=frozenset()), "must be able to end"),
-        (lambda: response_format_grammar({"type": "xml"}), '`response_format` has type "xml"'),
-        (lambda: response_format_grammar({}), "`response_format` has type null"),
+        (lambda: response_format_grammar({"type": "xml"}), 'response_format has type "xml"'),
+        (lambda: response_format_grammar({}), "response_format has type null"),
         (lambda: response_format_grammar({"type": "json_schema"}), "has no schema"),
     ],
 )

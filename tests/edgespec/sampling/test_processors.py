@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -85,6 +86,25 @@ def test_a_draft_of_fewer_tokens_has_the_texts_penalties() -> None:
     whole = torch.nn.functional.pad(logits, (0, 2))
     expected = torch.cat([by_definition(row[None], sampling, [1, 9], [3], [2]) for row in whole])
     torch.testing.assert_close(processors.on_draft(logits, is_root=False), expected[:, : VOCAB - 2])
+
+
+class OnlyOdd:
+    """A grammar of odd tokens, and behind any path of none but the last."""
+
+    def add(self, tokens: Sequence[int]) -> None:
+        pass
+
+    def allowed(self, path: Sequence[int]) -> Tensor:
+        return torch.arange(VOCAB) == VOCAB - 1 if path else torch.arange(VOCAB) % 2 == 1
+
+
+def test_a_drafts_root_has_the_grammars_mask_and_no_other_node() -> None:
+    processors = LogitProcessors(SamplingSettings(), ruled_out=(), matcher=OnlyOdd(), vocab=VOCAB, device=CPU)
+    logits = torch.zeros(1, VOCAB - 2)
+    assert processors.on_draft(logits, is_root=True).isfinite()[0].tolist() == [False, True] * (VOCAB // 2 - 1)
+    assert processors.on_draft(logits, is_root=False).isfinite().all()
+    # A draft that has none of the tokens that may come is left alone: it must have some distribution.
+    assert processors.on_draft(logits[:, :1], is_root=True).isfinite().all()
 
 
 def test_half_precision_is_penalised_in_float32() -> None:

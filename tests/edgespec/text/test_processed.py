@@ -41,11 +41,11 @@ def engine() -> Iterator[Engine]:
         yield found
 
 
-def requests_of(engine: Engine, *, temperature: float, **more: Any) -> list[TextRequest]:
+def requests_of(engine: Engine, *, temperature: float, count: int = 20, **more: Any) -> list[TextRequest]:
     """A text in each way."""
     return [
         engine.request(
-            PROMPTS[number % 3], max_new_tokens=20, seed=7, name=name, temperature=temperature, **way, **more
+            PROMPTS[number % 3], max_new_tokens=count, seed=7, name=name, temperature=temperature, **way, **more
         )
         for number, (name, way) in enumerate(WAYS.items())
     ]
@@ -69,7 +69,7 @@ def together(engine: Engine, requests: list[TextRequest], tree: TreeSettings) ->
 def test_every_policy_gives_plain_decodings_text(engine: Engine, temperature: float, tmp_path: Path) -> None:
     """At temperature 0 by any draw; above, by the text's noise: texts of other draws are compared elsewhere."""
     (tmp_path / "tree.json").write_text(json.dumps([[0], [1], [0, 0]]))
-    requests = requests_of(engine, temperature=temperature)
+    requests = requests_of(engine, temperature=temperature, count=10)
     expected = alone(engine, requests, PLAIN)
     assert len(set(expected)) == len(WAYS)
     for name, policy in POLICIES.items():
