@@ -18,6 +18,7 @@ def with_token_ids(sampling: SamplingSettings, pair: ModelPair) -> SamplingSetti
     if not sampling.logit_bias:
         return sampling
     found: dict[int | str, float] = {}
+    named: dict[int, int | str] = {}
     for token, bias in dict(sampling.logit_bias).items():
         index = token if isinstance(token, int) else _id_of(token, pair.tokenizer)
         require(
@@ -25,8 +26,9 @@ def with_token_ids(sampling: SamplingSettings, pair: ModelPair) -> SamplingSetti
             f"`logit_bias` names token {index}, and the model has {pair.vocab} tokens.",
             f"Use 0 to {pair.vocab - 1}.",
         )
-        require(index not in found, f"`logit_bias` names token {index} twice: {token!r} is that token.", "Keep one.")
-        found[index] = bias
+        names = f"{named.get(index)!r} and {token!r}"
+        require(index not in named, f"`logit_bias` names one token twice: {names}.", "Keep one of them.")
+        found[index], named[index] = bias, token
     return replace(sampling, logit_bias=found)
 
 

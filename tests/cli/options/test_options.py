@@ -43,6 +43,15 @@ GIVEN = {
     "max_children": "6",
     "threshold": "0.02",
     "draft_temperature": "0.7",
+    "repetition_penalty": "1.2",
+    "presence_penalty": "0.5",
+    "frequency_penalty": "-0.5",
+    "logit_bias": "42=-100",
+    "logprobs": "3",
+    # generate/test_sampling.py
+    "ignore_eos": None,
+    "json_schema": None,
+    "grammar": None,
     # Other policies' settings: test_every_policys_settings_reach_the_engine
     "draw": None,
     "branching": None,
@@ -147,8 +156,12 @@ def test_every_setting_reaches_the_engine(
     assert (place.device, place.dtype, place.threads) == (torch.device("cpu"), torch.bfloat16, 1)
     assert place.num_texts == 1  # of two rows, which would share passes
     request: TextRequest = seen["request"]
-    assert request.sampling == SamplingSettings(temperature=0.9, top_k=11, top_p=0.8, min_p=0.03)
+    assert request.sampling == SamplingSettings(
+        temperature=0.9, top_k=11, top_p=0.8, min_p=0.03, repetition_penalty=1.2, presence_penalty=0.5,
+        frequency_penalty=-0.5, logit_bias={42: -100},
+    )  # fmt: skip
     assert (request.max_new_tokens, request.seed, request.stop.strings) == (17, 99, ("END",))
+    assert request.num_logprobs == 3
     assert seen["engine"].placement.num_resident == 1
 
 

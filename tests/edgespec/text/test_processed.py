@@ -201,7 +201,7 @@ def test_tokens_are_named_by_id_or_by_text_and_others_are_refused(engine: Engine
     for bias, said in (
         ({engine.pair.vocab: 1}, f"names token {engine.pair.vocab}, and the model has {engine.pair.vocab}"),
         ({"defghijk": 1}, "'defghijk', which is 5 tokens"),
-        ({index: 1, " self": 2}, f"names token {index} twice"),
+        ({index: 1, " self": 2}, f"names one token twice: ' self' and {index}"),
     ):
         with pytest.raises(EdgespecError, match=said):
             engine.request("x", logit_bias=bias)
