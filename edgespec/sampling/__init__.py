@@ -1,1 +1,1 @@
-"""Draws of tokens: their distribution, and the noise that target and draft share. It knows no model."""
+"""From logits to tokens: penalties, grammars, distributions, draws, and the noise of target and draft. It knows no model."""
