@@ -1,1 +1,1 @@
-"""From logits to tokens: penalties, grammars, distributions, draws, and the noise of target and draft. It knows no model."""
+"""From logits to tokens: penalties, grammars, distributions, draws, the noise that is shared. It knows no model."""

@@ -46,38 +46,31 @@ class GrammarMatcher:
 
         self._matcher: LLMatcher = LLMatcher(grammar.tokens, grammar.source, log_level=0)
         self._stop_tokens = grammar.stop_tokens
-        self._check()
 
     def add(self, tokens: Sequence[int]) -> None:
         """Take tokens that have become text; behind a token that ends it nothing counts."""
         self._matcher.consume_tokens(self._before_end(tokens))
-        self._check()
 
     def allowed(self, path: Sequence[int]) -> Tensor | None:
         """Return which tokens may stand behind the text and a path, [vocab] bool on the host.
 
-        None is for a path that ends the text: what is said behind it comes to nothing.
+        None is for a path that ends the text: what is said behind it comes to nothing. Raises EdgespecError where the
+        library has given up, now or before: it says so when it is asked, and never comes back.
         """
         tokens = self._before_end(path)
         if len(tokens) < len(path):
             return None
         self._matcher.consume_tokens(tokens)
-        self._check()
         allowed = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8) > 0
-        self._check()
         if tokens:
             self._matcher.rollback(len(tokens))
-            self._check()
+        if self._matcher.is_error():
+            raise refused("the grammar", _reason(self._matcher.get_error()))
         return allowed
 
     def _before_end(self, tokens: Sequence[int]) -> list[int]:
         end = next((index for index, token in enumerate(tokens) if token in self._stop_tokens), len(tokens))
         return list(tokens[:end])
-
-    def _check(self) -> None:
-        """Raise EdgespecError where the library has given up: it says so when it is asked, and never comes back."""
-        if self._matcher.is_error():
-            raise refused("the grammar", _reason(self._matcher.get_error()))
 
 
 def token_grammar(

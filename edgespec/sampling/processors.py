@@ -22,10 +22,13 @@ class Matcher(Protocol):
     """A grammar at work on one text."""
 
     def add(self, tokens: Sequence[int]) -> None:
-        """Take tokens that have become text; raises EdgespecError where the grammar has no place for them."""
+        """Take tokens that have become text."""
 
     def allowed(self, path: Sequence[int]) -> Tensor | None:
-        """Return which tokens may stand behind the text and a path, [vocab] bool on the host; None where all may."""
+        """Return which tokens may stand behind the text and a path, [vocab] bool on the host; None where all may.
+
+        Raises EdgespecError where the grammar cannot be followed any further.
+        """
 
 
 class LogitProcessors:

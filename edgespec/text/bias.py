@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from edgespec.pair.pair import ModelPair
+
+_ID = re.compile("[0-9]{1,18}")
+
+
+def token_named(name: str) -> int | str:
+    """Return the token that is written so on a command line or in JSON: digits are an id, all else is its text."""
+    return int(name) if _ID.fullmatch(name) else name
 
 
 def with_token_ids(sampling: SamplingSettings, pair: ModelPair) -> SamplingSettings:

@@ -11,6 +11,7 @@ import click
 
 from edgespec.cli.options.group import Command, with_options
 from edgespec.config import SamplingSettings, require
+from edgespec.text.bias import token_named
 
 # llama.cpp's form ID(+/-)BIAS, or TOKEN=BIAS with an id or a text
 _SIGNED = re.compile(r"(\d+)([+-].+)")
@@ -87,7 +88,7 @@ def _parse_bias(given: tuple[str, ...]) -> dict[int | str, float]:
             token, bias = "", None
         if bias is None:
             raise click.BadParameter(f"'{text}' is no TOKEN=BIAS, such as 42=-100.", param_hint="--logit-bias")
-        found[int(token) if token.isdecimal() else token] = bias
+        found[token_named(token)] = bias
     return found
 
 

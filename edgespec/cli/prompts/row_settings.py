@@ -11,6 +11,7 @@ from edgespec.cli.spelling import spelled
 from edgespec.config import MAX_LOGPROBS, MAX_SEED, SamplingSettings
 from edgespec.errors import EdgespecError
 from edgespec.sampling.grammar import response_format_grammar
+from edgespec.text.bias import token_named
 
 NUMBER_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 SAMPLING_KEYS = (*NUMBER_KEYS, "logit_bias", "ignore_eos")
@@ -128,7 +129,7 @@ def _bias(value: object, where: str) -> dict[str, float]:
 
 def _by_token(bias: Mapping[str, float]) -> dict[int | str, float]:
     """Return a bias by ids where its keys are such: JSON writes them as strings."""
-    return {int(token) if token.isdecimal() else token: value for token, value in bias.items()}
+    return {token_named(token): value for token, value in bias.items()}
 
 
 def _response_format(value: object, where: str) -> dict[str, Any]:
@@ -145,6 +146,8 @@ def _logprobs(given: Mapping[str, Any], where: str) -> int | None:
     """Return how many alternatives are asked for: chats have a switch and `top_logprobs`, completions the number."""
     wanted, top = given.get("logprobs"), given.get("top_logprobs")
     if wanted is None or wanted is False:
+        if top:
+            raise _wrong("top_logprobs", top, where, 'Give "logprobs": true with it.')
         return None
     name = "logprobs" if wanted is not True else "top_logprobs"
     count = _whole_number(name, wanted if wanted is not True else top or 0, where)

@@ -147,6 +147,8 @@ def test_results_of_other_penalties_are_not_gone_on_with(run_cli: RunCli, option
         ({"response_format": {**FORMAT, "json_schema": {"schema": {"type": "foo"}}}}, [], "line 1: the JSON schema"),
         ({"response_format": {"type": "json_object"}, "ignore_eos": True}, [], "must be able to end"),
         ({"logprobs": True, "top_logprobs": 21}, [], "line 1: top_logprobs 21 is wrong"),
+        ({"top_logprobs": 2}, [], "line 1: top_logprobs 2 is wrong"),
+        ({"logit_bias": {"9" * 30: 1}}, [], "which is 30 tokens of this model"),
         ({"logprobs": -1}, [], "line 1: logprobs -1 is wrong"),
         ({}, ["--presence-penalty", "2.5"], "--presence-penalty 2.5 is not in [-2, 2]"),
         ({}, ["--logit-bias", "5"], "'5' is no TOKEN=BIAS"),

@@ -14,6 +14,7 @@ from edgespec import Engine, SamplingSettings, TreeSettings
 from edgespec.errors import EdgespecError
 from edgespec.model.target import Target
 from edgespec.sampling.grammar import Grammar
+from edgespec.sampling.matcher import GrammarMatcher
 from edgespec.text.request import TextRequest
 from edgespec.tree.policies import POLICIES
 
@@ -157,6 +158,31 @@ def test_where_memory_runs_out_the_text_goes_on_with_what_it_counted(
     monkeypatch.setattr(Target, "read", fails_twice)
     assert engine.generate("def main(", **asked).token_ids == expected
     assert calls > 4
+
+
+@pytest.mark.parametrize("asks", ["the draft's root", "a node of the tree"])
+def test_a_grammar_that_gives_up_ends_its_own_text_alone(
+    engine: Engine, asks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.use_tree(TreeSettings(size=24))
+    others = [request for request in requests_of(engine, temperature=0.8) if request.grammar is None]
+    expected = [engine.submit(request).result().token_ids for request in others]
+    right, calls = GrammarMatcher.allowed, 0
+
+    def gives_up(self: GrammarMatcher, path: Any) -> Any:
+        nonlocal calls
+        calls += bool(path) == (asks == "a node of the tree")
+        if calls >= 3:
+            raise EdgespecError("E_GRAMMAR", "too complex.", "Simplify it.")
+        return right(self, path)
+
+    monkeypatch.setattr(GrammarMatcher, "allowed", gives_up)
+    failing = engine.request("x = ", max_new_tokens=40, seed=1, json_schema=SCHEMA)
+    found = dict(engine.generate_many([*others, failing]))
+    error = found.pop(len(others))
+    assert isinstance(error, EdgespecError)
+    assert error.code == "E_GRAMMAR"
+    assert [found[number].token_ids for number in range(len(others))] == expected  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("way", WAYS)
