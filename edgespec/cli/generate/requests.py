@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -77,40 +78,35 @@ def make_requests(pair: ModelPair, rows: list[PromptRow], encoded: list[list[int
     from edgespec.text.bias import with_token_ids
     from edgespec.text.request import grammar_for
 
+    requests = []
     followed = set[tuple[Grammar, bool]]()  # those that were tried
-
-    def sampling_of(row: PromptRow) -> SamplingSettings:
-        sampling = with_token_ids(replace(run.sampling, **row.settings.sampling()), pair)
-        grammar = _grammar(row, run)
-        if grammar is not None and (grammar, sampling.ignore_eos) not in followed:
-            grammar_for(grammar, sampling, pair)
-            followed.add((grammar, sampling.ignore_eos))
-        return sampling
-
-    return [
-        Request(
+    for row, ids in zip(rows, encoded, strict=True):
+        own = row.settings
+        grammar = run.grammar if own.response_format is None else response_format_grammar(own.response_format)
+        with _naming(row):
+            sampling = with_token_ids(replace(run.sampling, **own.sampling()), pair)
+            if grammar is not None and (grammar, sampling.ignore_eos) not in followed:
+                grammar_for(grammar, sampling, pair)
+                followed.add((grammar, sampling.ignore_eos))
+        request = Request(
             row=row,
             ids=ids,
-            sampling=_naming(row, sampling_of),
-            max_new_tokens=row.settings.max_new_tokens or run.max_new_tokens,
-            seed=run.seed if row.settings.seed is None else row.settings.seed,
-            stop=run.stop if row.settings.stop is None else row.settings.stop,
-            grammar=_grammar(row, run),
-            logprobs=run.logprobs if row.settings.logprobs is None else row.settings.logprobs,
+            sampling=sampling,
+            max_new_tokens=own.max_new_tokens or run.max_new_tokens,
+            seed=run.seed if own.seed is None else own.seed,
+            stop=run.stop if own.stop is None else own.stop,
+            grammar=grammar,
+            logprobs=run.logprobs if own.logprobs is None else own.logprobs,
         )
-        for row, ids in zip(rows, encoded, strict=True)
-    ]
+        requests.append(request)
+    return requests
 
 
-def _grammar(row: PromptRow, run: RunSettings) -> Grammar | None:
-    asked = row.settings.response_format
-    return run.grammar if asked is None else response_format_grammar(asked)
-
-
-def _naming(row: PromptRow, make: Callable[[PromptRow], SamplingSettings]) -> SamplingSettings:
-    """Return what is made of a row; an error of what the row itself asks for names it."""
+@contextmanager
+def _naming(row: PromptRow) -> Iterator[None]:
+    """Within this block an error names the row, where the row itself asks for such things."""
     try:
-        return make(row)
+        yield
     except EdgespecError as error:
         if row.settings.response_format is None and row.settings.logit_bias is None and not row.settings.ignore_eos:
             raise

@@ -1,13 +1,13 @@
 """Texts with penalties, bias and a grammar: what the definition says, whatever trees grow and who shares the passes.
 
-The reference goes token by token, with transformers' processors and OpenAI's formula on the text so far. Planted faults
-show that it would notice.
+The reference goes token by token, with transformers' processors and OpenAI's formula on the text so far. That it would
+notice faults is tested in `test_processed_faults`.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,7 @@ from edgespec.decode.loop import decode
 from edgespec.decode.session import Session
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.noise import exponential_noise
-from edgespec.sampling.processors import LogitProcessors
 from edgespec.tree.settings import TreeSettings
-from edgespec.tree.token_tree import TokenTree
-from edgespec.verify.rows import TargetRows
 from tests.edgespec.grow.tables import VOCAB, draft_logits, session_of, table_logits, target_logits
 from tests.edgespec.grow.test_coupled_texts import COUPLED, settings_of, tree_file
 from tests.edgespec.sampling.test_processors import by_definition
@@ -176,85 +173,6 @@ def test_a_text_that_goes_on_counts_what_is_written_as_its_own(num_written: int)
                 num_written=num_written,
             )  # fmt: skip
             assert text_of(session, prompt + before) == behind
-
-
-def texts_one_by_one() -> tuple[list[list[int]], list[list[int]]]:
-    """Texts alone, with trees, and what the definition says of each."""
-    found, expected = [], []
-    for number in range(24):
-        tree, sampling, has_grammar = draw_of(number)
-        prompt = [number % VOCAB, 3, number % 4]
-        found.append(text_of(processed_session(tree, sampling, seed=number, has_grammar=has_grammar), prompt))
-        expected.append(
-            reference(number, sampling, prompt, seed=number, has_grammar=has_grammar, num_tokens=NUM_TOKENS)
-        )
-    return found, expected
-
-
-def without_ancestors(processors: LogitProcessors, _tree: TokenTree) -> Callable[[Tensor, int], Tensor]:
-    return lambda logits, _node: processors(logits)
-
-
-def with_a_sibling(processors: LogitProcessors, tree: TokenTree) -> Callable[[Tensor, int], Tensor]:
-    def process(logits: Tensor, node: int) -> Tensor:
-        path: list[int] = []
-        while node > 0:
-            same = (tree.parents == tree.parents[node]).nonzero().flatten().tolist()
-            path = [int(tree.tokens[same[0]]), *([int(tree.tokens[node])] if same[0] != node else []), *path]
-            node = int(tree.parents[node])
-        return processors(logits, path)
-
-    return process
-
-
-def counts_the_prompt(self: LogitProcessors, prompt: Sequence[int], new: Sequence[int]) -> None:
-    counted, matcher = self._counts, self._matcher
-    if self._seen is not None:
-        self._seen[self._ids(prompt)] = True
-    if counted is not None:
-        self._counts = counted.index_add(0, self._ids(prompt), torch.ones(len(prompt), dtype=torch.long))
-    self._matcher = matcher
-    self.add(new)
-
-
-def parents_state(self: ToyMatcher, path: Sequence[int]) -> Tensor:
-    return fits([*self.new, *path[:-1]])
-
-
-def penalised_behind_truncation(self: TargetRows, node: int) -> Tensor:
-    p = to_probs(self._own_logits(node), self._sampling)
-    return (p if self._process is None else self._process(p.log(), node).softmax(-1))[0]
-
-
-def of_the_neighbour(processors: LogitProcessors, tree: TokenTree) -> Callable[[Tensor, int], Tensor]:
-    """The first text's processors for all others."""
-    neighbours.append(processors)
-    return right_paths(neighbours[0], tree)
-
-
-neighbours: list[LogitProcessors] = []
-right_paths = accept.on_paths
-FAULTS: dict[str, tuple[object, str, object]] = {
-    "the path's ancestors are not counted": (accept, "on_paths", without_ancestors),
-    "a sibling is counted": (accept, "on_paths", with_a_sibling),
-    "presence and frequency count the prompt": (LogitProcessors, "begin", counts_the_prompt),
-    "the mask is the parent's": (ToyMatcher, "allowed", parents_state),
-    "penalties come behind truncation": (TargetRows, "probs", penalised_behind_truncation),
-    "the neighbour's penalties": (accept, "on_paths", of_the_neighbour),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_these_texts_notice_a_planted_fault(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    neighbours.clear()
-    owner, name, wrong = FAULTS[fault]
-    run = (lambda: texts_together(24)) if "neighbour" in fault else texts_one_by_one
-    found, expected = run()
-    assert found == expected
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, name, wrong)
-        found, expected = run()
-    assert found != expected
 
 
 SAMPLED = [
