@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edgespec.errors import EdgespecError
@@ -28,6 +30,9 @@ _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 MIN_CONTEXT = 256  # tokens behind the longest prompt that the cheapest advice still leaves
 # Below this, logits divided by the temperature leave float32.
 MIN_TEMPERATURE = 1e-6
+MAX_LOGPROBS = 20  # alternatives of a token, as OpenAI has it
+MAX_BIAS = 100  # of a logit, as OpenAI has it
+LogitBias = Mapping[int | str, float] | tuple[tuple[int | str, float], ...]
 
 
 def require(condition: bool, what: str, fix: str) -> None:
@@ -60,6 +65,12 @@ class SamplingSettings:
     top_k: int = 0  # 0 keeps all
     top_p: float = 1.0  # 1 keeps all
     min_p: float = 0.0  # 0 keeps all
+    repetition_penalty: float = 1.0  # of tokens that stand in the prompt or the text; 1 is none
+    presence_penalty: float = 0.0  # of tokens that stand in the new text; 0 is none
+    frequency_penalty: float = 0.0  # of the same, for each time that they stand there; 0 is none
+    # A token's id, or a text that is one token -> what its logit gains; kept as pairs, in order, which can be a key
+    logit_bias: LogitBias = ()
+    ignore_eos: bool = False  # the tokens that end a text cannot be drawn
 
     def __post_init__(self) -> None:
         require(
@@ -70,6 +81,34 @@ class SamplingSettings:
         require(self.top_k >= 0, f"`top_k={self.top_k}` is negative.", "0 keeps all tokens.")
         require(0 < self.top_p <= 1, f"`top_p={self.top_p}` is not in (0, 1].", "1 keeps all tokens.")
         require(0 <= self.min_p <= 1, f"`min_p={self.min_p}` is not in [0, 1].", "0 keeps all tokens.")
+        penalty = self.repetition_penalty
+        require(0 < penalty < 100, f"`repetition_penalty={penalty}` is not in (0, 100).", "1 is none.")
+        presence, frequency = self.presence_penalty, self.frequency_penalty
+        require(-2 <= presence <= 2, f"`presence_penalty={presence}` is not in [-2, 2].", "0 is none.")
+        require(-2 <= frequency <= 2, f"`frequency_penalty={frequency}` is not in [-2, 2].", "0 is none.")
+        bias = tuple(sorted(dict(self.logit_bias).items(), key=str))
+        for token, value in bias:
+            require(
+                token >= 0 if isinstance(token, int) else token != "",
+                f"`logit_bias` has {token!r}, which is no token.",
+                "Name a token by its id, or by its text.",
+            )
+            require(
+                math.isfinite(value) and abs(value) <= MAX_BIAS,
+                f"`logit_bias` of {token!r} is {value}, which is not in [-{MAX_BIAS}, {MAX_BIAS}].",
+                f"-{MAX_BIAS} all but rules a token out.",
+            )
+        object.__setattr__(self, "logit_bias", bias)
+
+    @property
+    def penalises(self) -> bool:
+        """Return whether logits change by the text's own tokens, or by a bias, before they are made probabilities."""
+        repeats = self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+        return repeats or bool(self.logit_bias) or self.ignore_eos
+
+    def unpenalised(self) -> SamplingSettings:
+        """Return the settings without penalties and bias: what measurements of trees are made with."""
+        return SamplingSettings(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p)
 
     @property
     def truncates(self) -> bool:

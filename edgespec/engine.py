@@ -151,12 +151,7 @@ class Engine:
     def request(self, prompt: Prompt, config: Config | None = None, **options: Unpack[TextOptions]) -> TextRequest:
         """Check what `generate` is asked for; raises EdgespecError where the context has no room for it."""
         return text_request(
-            self.encode(prompt),
-            tokenizer=self.pair.tokenizer,
-            max_context=self.max_context,
-            default_sampling=self.pair.default_sampling(),
-            config=config,
-            options=options,
+            self.encode(prompt), pair=self.pair, max_context=self.max_context, config=config, options=options
         )
 
     def submit(
@@ -247,11 +242,13 @@ class Engine:
         asked: TextOptions = {"max_new_tokens": 64, "seed": 0, **options}
         requests = [self.request(prompt, **asked) for prompt in prompts]
         if self.tree.children != "coupled":
-            requests = [replace(request, sampling=SamplingSettings()) for request in requests]
+            requests = [replace(text, sampling=replace(text.sampling, temperature=0.0)) for text in requests]
         through_trees = self._texts.tokens_of(requests)
         with self._trees.held_to(self.tree.plain()):
             plain = self._texts.tokens_of(requests)
-        return judge_texts(self.target_model, requests, through_trees, plain, dtype=self.place.dtype)
+        return judge_texts(
+            self.target_model, requests, through_trees, plain, dtype=self.place.dtype, stop_tokens=self.pair.stop_tokens
+        )
 
     placement_for = staticmethod(placement_for)
 

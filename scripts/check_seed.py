@@ -26,6 +26,8 @@ SAMPLINGS = {
     "T=1": SamplingSettings(temperature=1.0),
     "T=0.6 top-p": SamplingSettings(temperature=0.6, top_p=0.95),
     "T=1 top-p": SamplingSettings(temperature=1.0, top_p=0.95),
+    "T=0 penalties": SamplingSettings(repetition_penalty=1.2, frequency_penalty=0.5),
+    "T=0.6 penalties": SamplingSettings(temperature=0.6, repetition_penalty=1.2, presence_penalty=0.8),
 }
 SEED = 7
 

@@ -12,7 +12,8 @@ from edgespec.errors import EdgespecError
 
 ALIKE = (
     "acceptance", "branching", "classifier", "confidence", "device", "draft_quant", "draft_revision",
-    "draft_tokens", "draw", "dtype", "fork", "learning_rate", "max_new_tokens", "min_p", "parallel", "policy",
+    "draft_tokens", "draw", "dtype", "fork", "frequency_penalty", "grammar", "json_schema", "learning_rate",
+    "logit_bias", "logprobs", "max_new_tokens", "min_p", "parallel", "policy", "presence_penalty",
     "profile", "quant", "revision", "seed", "stop_depths", "stop_gain", "stop_model", "target_width", "threads",
     "top_groups", "top_k", "top_p", "tree_file",
 )  # fmt: skip
@@ -21,11 +22,13 @@ FLAGS = {name: "--" + name.replace("_", "-") for name in ALIKE} | {
     "depth": "--tree-depth",
     "draft": "-md",
     "draft_temperature": "--draft-temp",
+    "ignore_eos=True": "--ignore-eos",
     "local_files_only=False": "--online",
     "max_children": "--tree-width",
     "max_gpu_bytes": "--max-gpu-mem",
     "num_groups": "--groups",
     "raw=True": "--raw",
+    "repetition_penalty": "--repeat-penalty",
     "self_check=False": "--no-self-check",
     "size": "--tree-size",
     "stop_log_probability": "--stop-logprob",

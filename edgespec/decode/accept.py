@@ -7,7 +7,7 @@ rows that all texts ask for at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch import Tensor
 from edgespec.decode.session import AcceptedPath, Session
 from edgespec.model.row_chunks import row_chunks
 from edgespec.tree.token_tree import TokenTree
+from edgespec.verify.paths import on_paths
 from edgespec.verify.rows import RowNeededError, TargetRows, not_finite
 
 
@@ -49,13 +50,14 @@ def accept_together(
             session.settings.sampling,
             vocab=session.target.vocab,
             waits=len(trees) > 1,
+            process=None if session.processors is None else on_paths(session.processors, tree),
         )
         under_way.append(_Verification(session, tree, rows, session.generator.get_state()))
     while under_way:
         asking: list[tuple[_Verification, int]] = []
         for text in under_way:
             try:
-                accepted = text.session.rules.accept(text.session, text.tree, text.rows)
+                accepted = _with_logprobs(text, text.session.rules.accept(text.session, text.tree, text.rows))
                 commit(text.session, text.tree, accepted)
             except RowNeededError as needed:
                 text.session.generator.set_state(text.drawn_from)
@@ -73,6 +75,14 @@ def accept_together(
             failed += [(text.session, error) for text in under_way]
             break
     return gained, failed
+
+
+def _with_logprobs(text: _Verification, accepted: AcceptedPath) -> AcceptedPath:
+    """Return the path with what the model says of its tokens, where that was asked for."""
+    count = text.session.settings.num_logprobs
+    if count is None:
+        return accepted
+    return replace(accepted, logprobs=text.rows.logprobs((0, *accepted.path), accepted.tokens, count))
 
 
 def _compute_rows(asking: Sequence[tuple[_Verification, int]]) -> None:

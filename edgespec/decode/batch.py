@@ -67,7 +67,7 @@ class Batch:
 
     def enter(self, session: Session, prompt: Sequence[int]) -> None:
         """Begin a text; rows of its beginning that its caches hold are not read again."""
-        session.prompt = list(prompt)
+        session.begin(list(prompt))
         session.target.begin(session.prompt)
         self._reading.append(_Reading(session))
 
@@ -145,6 +145,7 @@ class Batch:
     def _stepped(self, session: Session, tree: TokenTree, accepted: AcceptedPath, cost: PassCost) -> Outcome:
         step = StepResult(
             tokens=accepted.tokens,
+            logprobs=accepted.logprobs,
             finish=session.finish,
             num_started=accepted.num_started,
             num_accepted=accepted.num_proposed,
@@ -173,6 +174,7 @@ class Batch:
             logits = session.target.logits(hidden[-1:])[0]
             refuse_nan(logits.amax())
             tokens = session.rules.begin(session, logits)
+            logprobs = session.logprobs(logits[None], tokens)
         except Exception as error:
             return self._failed(session, error)
         self._reading.remove(reading)
@@ -183,6 +185,7 @@ class Batch:
             session=session,
             step=StepResult(
                 tokens=tokens,
+                logprobs=logprobs,
                 finish=session.finish,
                 num_cached=session.target.num_kept,
                 num_drafted=0,

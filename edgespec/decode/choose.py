@@ -8,7 +8,7 @@ import torch
 
 from edgespec.decode.adapt import TextTuning, Tuner, may_follow_clock
 from edgespec.decode.loop import Lossless
-from edgespec.decode.session import Rules, Session, TextSettings
+from edgespec.decode.session import Rules, Session, TextSettings, processors_of
 from edgespec.decode.target_initialized import TargetInitialized
 from edgespec.draft import Drafter
 from edgespec.grow.policies import OpenPolicy, make_grow
@@ -41,6 +41,9 @@ def start_session(
     rules: Rules = Lossless()
     if not policy.settings.is_lossless and drafter is not None:
         rules = TargetInitialized(policy.settings.target_width)
+    processors = processors_of(settings, target.vocab, target.device)
+    if drafter is not None:
+        drafter.process = None if processors is None else processors.on_draft
     session = Session(
         target=target,
         drafter=drafter,
@@ -51,6 +54,7 @@ def start_session(
         grow=make_grow(policy, drafter, **growth),
         verify=verifier(sampling, policy.draw, noise),
         rules=rules,
+        processors=processors,
     )
     if tuner is not None and drafter is not None:
         assert may_follow_clock(policy.settings, sampling)

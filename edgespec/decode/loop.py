@@ -25,7 +25,7 @@ class Lossless:
 
     def begin(self, session: Session, logits: Tensor) -> tuple[int, ...]:
         """Draw the first token from logits [vocab]."""
-        p = to_probs(logits[None], session.settings.sampling)[0]
+        p = to_probs(session.processed(logits[None]), session.settings.sampling)[0]
         session.noise.start(len(session.prompt) - 1)
         token = session.noise.draw(p, 1) if session.draws_coupled else draw_one(p, session.generator)
         session.add((token,))

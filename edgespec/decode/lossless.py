@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from edgespec.config import SamplingSettings
+from edgespec.decode.session import TextSettings, processors_of
 from edgespec.errors import offload_errors
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.new_rows import next_rows
@@ -26,6 +27,7 @@ from edgespec.sampling.noise import TextNoise
 READ_ROWS = 256  # of a text at once
 # Of the row's largest logit: what two ways of computing it may differ by, with room to spare.
 NEAR_TIES = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+RULED_OUT = -1e30  # a logit of no probability, with which margins can be reckoned
 WHOLE_MASS = 1 - 1e-12
 
 
@@ -66,7 +68,7 @@ def judge(
     prompt: Sequence[int],
     text: Sequence[int],
     plain: Sequence[int],
-    sampling: SamplingSettings,
+    settings: TextSettings,
     noise: TextNoise,
     *,
     dtype: torch.dtype,
@@ -76,7 +78,8 @@ def judge(
     The texts are of equal length, unless one of them ended in a stop token. `noise` is the text's own, on the CPU; it
     counts above temperature 0.
     """
-    logits = logits_of(model, prompt, text)
+    own_logits, sampling = logits_of(model, prompt, text), settings.sampling
+    logits = _processed(own_logits, prompt, text, settings)
     share = NEAR_TIES.get(dtype, NEAR_TIES[torch.float32])
 
     def targets_own(index: int) -> int:
@@ -93,7 +96,7 @@ def judge(
         # The token is the target's if it is not cut off, and if what is expected falls behind it or is cut off.
         token = text[index]
         gap = torch.maximum(-margins[token], torch.minimum(scores[expected] - scores[token], margins[expected]))
-        allowed = share * float(logits[index].abs().max())
+        allowed = share * float(own_logits[index].abs().max())
         return Difference(index=index, token=token, expected=expected, gap=max(0.0, float(gap)), allowed=allowed)
 
     own = [targets_own(index) for index in range(len(text))]
@@ -107,6 +110,16 @@ def judge(
         from_plain=None if first is None else difference(first, plain[first]),
         from_target=tuple(difference(index, own[index]) for index in range(len(text)) if own[index] != text[index]),
     )
+
+
+def _processed(logits: Tensor, prompt: Sequence[int], text: Sequence[int], settings: TextSettings) -> Tensor:
+    """Return what the text's own processors make of the logits [n, vocab] of its tokens, all of them finite."""
+    processors = processors_of(settings, logits.shape[1], logits.device)
+    if processors is None:
+        return logits
+    processors.begin(prompt, ())
+    rows = [processors(row[None], text[:index]) for index, row in enumerate(logits)]
+    return torch.cat(rows).clamp(min=RULED_OUT)
 
 
 def _truncation_margins(logits: Tensor, sampling: SamplingSettings) -> Tensor:

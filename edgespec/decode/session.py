@@ -15,12 +15,21 @@ from edgespec.draft import Drafter
 from edgespec.grow import Growth
 from edgespec.grow.together import Grow
 from edgespec.model.target import Target
+from edgespec.sampling.logprobs import TokenLogprob, token_logprobs
 from edgespec.sampling.noise import TextNoise
+from edgespec.sampling.processors import LogitProcessors, Matcher
 from edgespec.tree.token_tree import TokenTree
 from edgespec.verify import Acceptance
 from edgespec.verify.rows import TargetRows
 
 Verify = Callable[[TokenTree, TargetRows, torch.Generator], Acceptance]
+
+
+class Grammar(Protocol):
+    """What texts must match."""
+
+    def matcher(self) -> Matcher:
+        """Return the grammar at work on a text, at its beginning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +39,9 @@ class TextSettings:
     sampling: SamplingSettings
     max_new_tokens: int  # at least 1
     stop_tokens: frozenset[int] = frozenset()  # ids that end the text
+    grammar: Grammar | None = None  # None: any text
+    num_logprobs: int | None = None  # alternatives that are told beside each token; None: nothing is told
+    num_written: int = 0  # of the prompt's tokens, the last: the text's own, where it goes on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +52,7 @@ class AcceptedPath:
     tokens: tuple[int, ...]  # of these nodes, and one more: the next root
     num_started: int = 0  # of the tokens, from the front: the target's, which started branches
     num_proposed: int  # of the tokens behind those: the draft's
+    logprobs: tuple[TokenLogprob, ...] = ()  # of the tokens, where they were asked for
 
 
 class Rules(Protocol):
@@ -81,6 +94,7 @@ class Session:
     grow: Grow
     verify: Verify
     rules: Rules
+    processors: LogitProcessors | None = None  # None: logits are taken as they are
     tuning: Tuning | None = None
     prompt: list[int] = field(default_factory=list)
     root: int = -1  # the last token: it has no rows yet
@@ -92,8 +106,26 @@ class Session:
         """Return how many tokens the text may still gain."""
         return self.settings.max_new_tokens - self.num_new
 
+    def begin(self, prompt: list[int]) -> None:
+        """Take the prompt; it ends with what is written already, where the text goes on."""
+        self.prompt = prompt
+        if self.processors is not None:
+            first_new = len(prompt) - self.settings.num_written
+            self.processors.begin(prompt[:first_new], prompt[first_new:])
+
+    def processed(self, logits: Tensor) -> Tensor:
+        """Return what logits [1, vocab] behind the text become before they are made probabilities."""
+        return logits if self.processors is None else self.processors(logits)
+
+    def logprobs(self, logits: Tensor, tokens: tuple[int, ...]) -> tuple[TokenLogprob, ...]:
+        """Return what the model's logits [n, vocab] say of tokens [n]; nothing where it was not asked for."""
+        count = self.settings.num_logprobs
+        return () if count is None else token_logprobs(logits, tokens, count)
+
     def add(self, tokens: tuple[int, ...]) -> None:
         """Add tokens to the text: the last one becomes the root."""
+        if self.processors is not None:
+            self.processors.add(tokens)
         self.root = tokens[-1]
         self.num_new += len(tokens)
         self.noise.advance(len(tokens))
@@ -101,3 +133,17 @@ class Session:
             self.finish = "stop"
         elif self.num_left <= 0:
             self.finish = "length"
+
+
+def processors_of(settings: TextSettings, vocab: int, device: torch.device) -> LogitProcessors | None:
+    """Return what becomes of a text's logits before they are made probabilities; None where nothing does."""
+    sampling, grammar = settings.sampling, settings.grammar
+    if not sampling.penalises and grammar is None:
+        return None
+    return LogitProcessors(
+        sampling,
+        ruled_out=settings.stop_tokens if sampling.ignore_eos else (),
+        matcher=None if grammar is None else grammar.matcher(),
+        vocab=vocab,
+        device=device,
+    )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from edgespec.sampling.logprobs import TokenLogprob
+
 Finish = Literal["stop", "length"]
 
 
@@ -30,6 +32,7 @@ class StepResult:
     num_started: int = 0  # of these, from the front: drawn by the target in the pass before, to start branches
     num_accepted: int = 0  # of these, behind those: nodes that the draft proposed
     num_cached: int = 0  # of the prompt's tokens, in its own step: rows that were there from the text before
+    logprobs: tuple[TokenLogprob, ...] = ()  # of each of these tokens, where they were asked for
     finish: Finish | None  # why the text ends here
     num_drafted: int  # nodes below the root that were verified
     path: tuple[int, ...] = ()  # of these nodes, by number, the accepted ones from the top

@@ -38,7 +38,8 @@ class TargetInitialized:
         session.target.uncommit_last()
         assert session.drafter is not None
         session.drafter.begin(session.prompt[:-1])
-        self._branches = _draw(to_probs(logits[None], session.settings.sampling), self._width, session.generator)
+        p = to_probs(session.processed(logits[None]), session.settings.sampling)  # [1, vocab]
+        self._branches = _draw(p, self._width, session.generator)
         session.root = session.prompt[-1]
         return ()
 

@@ -8,8 +8,17 @@ from typing import Protocol
 from torch import Tensor
 
 
+class ProcessDraft(Protocol):
+    """What becomes of a draft's logits before they are made q."""
+
+    def __call__(self, logits: Tensor, *, is_root: bool) -> Tensor:
+        """Return what logits [k, vocab] become, behind the root or behind other nodes of a tree."""
+
+
 class Drafter(Protocol):
     """Proposes continuations. Until `commit`, its rows count the expansions of this tree; the root's is row 0."""
+
+    process: ProcessDraft | None  # None: logits are taken as they are
 
     def begin(self, ids: Sequence[int]) -> None:
         """Start a text."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from edgespec.config import DraftSampling
+from edgespec.draft import ProcessDraft
 from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.new_rows import NewRows, next_rows
@@ -44,6 +45,7 @@ class LanguageModelDrafter:
         self.model = model
         self.cache = model.new_text() if cache is None else cache
         self.sampling = sampling
+        self.process: ProcessDraft | None = None
         self._vocab = vocab  # the target's: padded embedding tables may differ in length
         self._num_embeddings = model.num_embeddings
         self._pending: list[int] = []  # of the text: tokens without rows yet
@@ -179,7 +181,10 @@ class LanguageModelDrafter:
 
     def _probabilities(self, logits: Tensor) -> Tensor:
         """Return q over the target's vocabulary: padding is cut off, tokens the draft lacks have 0."""
-        q = to_draft_probs(logits[:, : self._vocab], self.sampling)
+        logits = logits[:, : self._vocab]
+        if self.process is not None:
+            logits = self.process(logits, is_root=self._num_rows == 1)
+        q = to_draft_probs(logits, self.sampling)
         return torch.nn.functional.pad(q, (0, self._vocab - q.shape[1]))
 
     def _grow(self, rows: int) -> None:
@@ -207,9 +212,14 @@ def expand_together(
     is_finite = torch.stack([states.isfinite().all() for states in hidden]).tolist() if is_root else None
     for index, drafter in enumerate(drafters):
         if is_finite is None or is_finite[index]:
-            together.setdefault(drafter.sampling if drafter.heads_join else index, []).append(index)
+            joins = drafter.heads_join and drafter.process is None  # what is done to a text's logits is its own
+            together.setdefault(drafter.sampling if joins else index, []).append(index)
     for group in together.values():
-        q = drafters[group[0]].q_of(torch.cat([hidden[index] for index in group]), is_checked=is_root)
+        try:
+            q = drafters[group[0]].q_of(torch.cat([hidden[index] for index in group]), is_checked=is_root)
+        except EdgespecError as error:
+            found = [error if index in group else other for index, other in enumerate(found)]
+            continue
         for index, part in zip(group, q.split([hidden[index].shape[0] for index in group]), strict=True):
             found[index] = part
     return found

@@ -33,6 +33,11 @@ class ModelPair:
         return self.target.folder.name, self.draft.folder.name if self.draft else None
 
     @property
+    def vocab(self) -> int:
+        """The number of the target's tokens."""
+        return int(self.target.config.get_text_config(decoder=True).vocab_size)
+
+    @property
     def max_context(self) -> int | None:
         """The number of tokens that fit both models."""
         limits = [model.max_context for model in (self.target, self.draft) if model is not None]
@@ -40,11 +45,14 @@ class ModelPair:
         return min(known) if known else None
 
     def default_sampling(self) -> SamplingSettings:
-        """Return what the target's generation config asks for: greedy where it asks for no sampling."""
+        """Return what the target's generation config asks for: greedy where it asks for no sampling.
+
+        A repetition penalty counts for greedy texts too, as in transformers.
+        """
         wanted = self.target.generation_config
-        if not wanted.get("do_sample"):
-            return SamplingSettings()
-        neutral = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        neutral = {"repetition_penalty": 1.0}
+        if wanted.get("do_sample"):
+            neutral |= {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
         chosen = {name: neutral[name] if wanted.get(name) is None else wanted[name] for name in neutral}
         try:
             return SamplingSettings(**chosen)  # type: ignore[arg-type]

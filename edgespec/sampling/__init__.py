@@ -1,1 +1,1 @@
-"""Draws of tokens: their distribution, and the noise that target and draft share. It knows no model."""
+"""From logits to tokens: penalties, grammars, distributions, draws, the noise that is shared. It knows no model."""

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from edgespec.config import DEFAULT_NEW_TOKENS, MAX_SEED, SamplingSettings, require
 from edgespec.errors import EdgespecError
+from edgespec.sampling.grammar import Grammar, json_schema_grammar, response_format_grammar
+from edgespec.sampling.logprobs import check_num_logprobs
+from edgespec.sampling.matcher import TokenGrammar, token_grammar
 from edgespec.sampling.noise import DEFAULT_NAME, TextNoise, text_key
+from edgespec.text.bias import with_token_ids
 from edgespec.text.context import new_token_limit
 from edgespec.text.stops import StopStrings, stop_strings
 
 if TYPE_CHECKING:
     import torch
-    from transformers import GenerationConfig, PreTrainedTokenizerBase
+    from transformers import GenerationConfig
 
-_SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p")
+    from edgespec.pair.pair import ModelPair
+
+_SAMPLING = ("do_sample", *(setting.name for setting in fields(SamplingSettings)))
 # Names of a transformers GenerationConfig -> ours
 _OPTIONS = {**{name: name for name in (*_SAMPLING, "max_new_tokens", "seed")}, "stop_strings": "stop"}
 # Of the others: says nothing of the text, or what the model's own folder says already.
@@ -36,9 +42,18 @@ class TextOptions(TypedDict, total=False):
     top_k: int
     top_p: float
     min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int | str, float]  # a token's id, or a text that is one token -> what its logit gains
+    ignore_eos: bool  # True: the model's stop tokens are never drawn
     seed: int | None  # None: a random one
     name: str  # tells texts of one seed apart, as a row's id does; "0", as of a file's only row, by default
     stop: str | Sequence[str]  # strings that end the text, and are no part of it
+    logprobs: int | None  # alternatives that are told beside each new token; None: nothing is told
+    json_schema: str | Mapping[str, Any]  # that the text must fit, as JSON or as what it stands for
+    grammar: str | Grammar | None  # that the text must match, in Lark's form or in GBNF
+    response_format: Mapping[str, Any]  # OpenAI's form of such a schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +67,8 @@ class TextRequest:
     seed: int
     name: str
     stop: StopStrings
+    grammar: TokenGrammar | None = None  # None: any text
+    num_logprobs: int | None = None  # alternatives that are told beside each token; None: nothing is told
 
     @property
     def num_tokens(self) -> int:
@@ -64,33 +81,53 @@ class TextRequest:
 
 
 def text_request(
-    ids: list[int],
-    *,
-    tokenizer: PreTrainedTokenizerBase,
-    max_context: int,
-    default_sampling: SamplingSettings,
-    config: Config | None,
-    options: TextOptions,
+    ids: list[int], *, pair: ModelPair, max_context: int, config: Config | None, options: TextOptions
 ) -> TextRequest:
-    """Make a prompt and its settings a request: `options` count above `config`, and that above `default_sampling`.
+    """Make a prompt and its settings a request: `options` count above `config`, and that above the pair's own.
 
     Raises EdgespecError where the context has no room, and TypeError for an unknown option.
     """
     asked = config_values(config)
-    base = named_sampling(default_sampling, {name: asked.pop(name) for name in _SAMPLING if name in asked})
+    base = named_sampling(pair.default_sampling(), {name: asked.pop(name) for name in _SAMPLING if name in asked})
     asked |= {name: value for name, value in options.items() if value is not None}
     seed = asked.pop("seed", None)
     require(seed is None or 0 <= seed <= MAX_SEED, f"`seed={seed}` is not in [0, 2^63).", "Use another number.")
     limit, limited_by = new_token_limit(max_context, len(ids), asked.pop("max_new_tokens", DEFAULT_NEW_TOKENS))
+    num_logprobs = asked.pop("logprobs", None)
+    check_num_logprobs(num_logprobs)
+    grammar = _asked_grammar(asked)
+    name, stop = asked.pop("name", DEFAULT_NAME), stop_strings(pair.tokenizer, asked.pop("stop", ()))
+    sampling = with_token_ids(named_sampling(asked.pop("sampling", base), asked), pair)
     return TextRequest(
         ids=ids,
         max_new_tokens=limit,
         limited_by=limited_by,
         seed=secrets.randbits(32) if seed is None else seed,
-        name=asked.pop("name", DEFAULT_NAME),
-        stop=stop_strings(tokenizer, asked.pop("stop", ())),
-        sampling=named_sampling(asked.pop("sampling", base), asked),
+        name=name,
+        stop=stop,
+        sampling=sampling,
+        grammar=None if grammar is None else grammar_for(grammar, sampling, pair),
+        num_logprobs=num_logprobs,
     )
+
+
+def grammar_for(grammar: Grammar, sampling: SamplingSettings, pair: ModelPair) -> TokenGrammar:
+    """Return a grammar over the pair's tokens for texts that are sampled so; raises EdgespecError."""
+    ends = frozenset[int]() if sampling.ignore_eos else pair.stop_tokens
+    return token_grammar(grammar, pair.tokenizer, vocab=pair.vocab, stop_tokens=ends)
+
+
+def _asked_grammar(asked: dict[str, Any]) -> Grammar | None:
+    """Take the grammar out of what is asked for; raises EdgespecError where there are several."""
+    given = {name: asked.pop(name) for name in ("json_schema", "grammar", "response_format") if name in asked}
+    what = f"a text has one grammar, and {len(given)} are given."
+    require(len(given) <= 1, what, "Give `json_schema`, `grammar` or a response_format.")
+    if "json_schema" in given:
+        return json_schema_grammar(given["json_schema"])
+    if "response_format" in given:
+        return response_format_grammar(given["response_format"])
+    grammar = given.get("grammar")
+    return Grammar(form="grammar", text=grammar) if isinstance(grammar, str) else grammar
 
 
 def named_sampling(base: SamplingSettings, values: Mapping[str, Any]) -> SamplingSettings:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from edgespec.config import SamplingSettings, require
 from edgespec.decode.step import StepResult
+from edgespec.sampling.logprobs import TokenLogprob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,11 @@ class TextChunk:
     def token_ids(self) -> tuple[int, ...]:
         """The step's tokens."""
         return self.step.tokens
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...]:
+        """What the model says of the step's tokens, where that was asked for."""
+        return self.step.logprobs
 
     @property
     def from_draft(self) -> tuple[bool, ...]:
@@ -63,6 +69,11 @@ class GenerationResult:
     sampling: SamplingSettings
     steps: tuple[StepResult, ...]
     total_s: float
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...]:
+        """What the model says of each new token, where that was asked for: of its own distribution."""
+        return tuple(found for step in self.steps for found in step.logprobs)
 
     @property
     def usage(self) -> Usage:

@@ -218,6 +218,9 @@ class Texts:
             sampling=request.sampling,
             max_new_tokens=request.max_new_tokens - len(handle.added),
             stop_tokens=self._pair.stop_tokens,
+            grammar=request.grammar,
+            num_logprobs=request.num_logprobs,
+            num_written=len(handle.added),
         )
         target = Target(models.target, caches.target)
         drafter = None

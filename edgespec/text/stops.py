@@ -58,7 +58,8 @@ class TextPieces:
             is_special = token in self._stop.special_tokens
             end = len(text) if is_special else _first_match(text, self._stop.strings)
             if end is not None:
-                return TextChunk(text=text[:end], step=replace(step, tokens=step.tokens[:count], finish="stop"))
+                kept = replace(step, tokens=step.tokens[:count], logprobs=step.logprobs[:count], finish="stop")
+                return TextChunk(text=text[:end], step=kept)
         num_held = 0 if step.finish else _num_undecided(text, self._stop.strings)
         self._held = text[len(text) - num_held :]
         return TextChunk(text=text[: len(text) - num_held], step=step)

@@ -68,7 +68,7 @@ def acceptance_settings(
         tree = TreeSettings(policy="opt-tree", size=size, max_children=16, draft_temperature=drafted)
         found.append(CollectSetting(tree=tree, sampling=SamplingSettings(temperature=at)))
         if at > 0 and truncated.truncates:
-            found.append(CollectSetting(tree=tree, sampling=replace(truncated, temperature=at)))
+            found.append(CollectSetting(tree=tree, sampling=replace(truncated.unpenalised(), temperature=at)))
     return found
 
 

@@ -51,8 +51,8 @@ class Run:
     warn: Callable[[str], None] = lambda _text: None
 
     def sampling(self, temperature: float) -> SamplingSettings:
-        """At this temperature, truncated as the target's own generation config asks for."""
-        return replace(self.engine.pair.default_sampling(), temperature=temperature)
+        """At this temperature, truncated as the target's own generation config asks for; without its penalties."""
+        return replace(self.engine.pair.default_sampling().unpenalised(), temperature=temperature)
 
     @property
     def max_nodes(self) -> int:

@@ -6,7 +6,7 @@ not fit beside a large vocabulary, and most of its rows would never be looked at
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
 from edgespec.model.row_chunks import row_chunks
 from edgespec.sampling.distribution import to_probs
+from edgespec.sampling.logprobs import TokenLogprob, token_logprobs
+from edgespec.verify.paths import ProcessNode
 
 
 class RowNeededError(Exception):
@@ -36,22 +38,30 @@ class TargetRows:
         *,
         vocab: int,
         waits: bool = False,
+        process: ProcessNode | None = None,
     ) -> None:
         """Hold last hidden states [n, h]; `head` makes logits [k, vocab] of k of them.
 
-        With `waits`, rows that are not known yet raise RowNeededError until somebody computes their logits.
+        With `waits`, rows that are not known yet raise RowNeededError until somebody computes their logits. `process`
+        is what becomes of logits behind each node, where anything does, before they are made probabilities.
         """
         self._hidden = hidden
         self._head = head
         self._sampling = sampling
         self._vocab = vocab
         self._waits = waits
+        self._process = process
+        self._processed: dict[int, Tensor] = {}  # logits [1, vocab]
         self._known: dict[int, Tensor] = {}  # logits [1, vocab]
         self._probs: dict[int, Tensor] = {}
 
     def of(self, nodes: Tensor) -> TargetRows:
         """Return the rows of some nodes [k] alone, numbered from 0."""
-        return TargetRows(self._hidden[nodes], self._head, self._sampling, vocab=self._vocab)
+        rows = TargetRows(self._hidden[nodes], self._head, self._sampling, vocab=self._vocab)
+        if self._process is not None:
+            numbers, process = nodes.tolist(), self._process
+            rows._process = lambda logits, node: process(logits, numbers[node])
+        return rows
 
     def hidden(self, node: int) -> Tensor:
         """Return the last hidden state [1, h] of a node."""
@@ -75,8 +85,24 @@ class TargetRows:
         refuse_nan(largest)
         return int(index)
 
+    def logprobs(self, nodes: Sequence[int], tokens: Sequence[int], count: int) -> tuple[TokenLogprob, ...]:
+        """Return what the model itself says of tokens [k] that stand behind nodes [k], and of the `count` likeliest."""
+        if self._waits:
+            return token_logprobs(torch.cat([self._own_logits(node) for node in nodes]), tokens, count)
+        return token_logprobs(self._head(self._hidden[torch.tensor(nodes, device=self._hidden.device)]), tokens, count)
+
     def _logits(self, node: int) -> Tensor:
-        """Return the logits [1, vocab] of a node."""
+        """Return the logits [1, vocab] of a node as its text has them."""
+        if self._process is None:
+            return self._own_logits(node)
+        if node not in self._processed:
+            logits = self._own_logits(node)
+            refuse_nan(logits.amax(-1))
+            self._processed[node] = self._process(logits, node)
+        return self._processed[node]
+
+    def _own_logits(self, node: int) -> Tensor:
+        """Return the model's logits [1, vocab] of a node."""
         if node in self._known:
             return self._known[node]
         if self._waits:
@@ -89,6 +115,10 @@ class TargetRows:
         for rows in self._chunks():
             logits = self._head(self._hidden[rows])
             refuse_nan(logits.amax(-1))
+            if self._process is not None:
+                process = self._process
+                nodes = range(rows.start, rows.stop)
+                logits = torch.cat([process(row, node) for node, row in zip(nodes, logits.split(1), strict=True)])
             probs.append(to_probs(logits, self._sampling))
         return torch.cat(probs)
 

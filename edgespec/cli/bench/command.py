@@ -101,10 +101,11 @@ def command(
 
     import_engine()
     from edgespec.pair.pair import DEMO_FOLDER
+    from edgespec.text.bias import with_token_ids
     from edgespec.tune.benchmark import compare_modes
 
     pair = open_pair_with_draft(models, "grow trees with")
-    sampling = replace(pair.default_sampling(), **chosen)
+    sampling = with_token_ids(replace(pair.default_sampling(), **chosen), pair)
     rows = rows or read_prompts(str(DEMO_FOLDER / "prompts.jsonl"), lines=False)
     rows = rows[:limit]
     ignored = sorted({name for row in rows for name in row.settings.given()})

@@ -121,17 +121,20 @@ def _load(
 ) -> Engine:
     """The engine with room for a conversation: as much as was asked for, or the most that memory has."""
     from edgespec.profiled import set_up_by_profile
+    from edgespec.text.bias import with_token_ids
     from edgespec.text.context import check_ctx_size
 
     if machine.ctx_size is not None:
         check_ctx_size(machine.ctx_size, pair.max_context)
     most = pair.max_context or CONTEXTS[0]
     contexts = [machine.ctx_size] if machine.ctx_size else sorted({min(most, size) for size in CONTEXTS}, reverse=True)
-    temperature = replace(pair.default_sampling(), **asked.chosen).temperature
+    sampling = with_token_ids(replace(pair.default_sampling(), **asked.chosen), pair)  # refused before weights are read
 
     def load(context_tokens: int) -> Engine:
         place = machine.place(pair, context_tokens=context_tokens)
-        setup = set_up_by_profile(pair, place, source=trees.profile, given=trees.given, temperature=temperature)
+        setup = set_up_by_profile(
+            pair, place, source=trees.profile, given=trees.given, temperature=sampling.temperature
+        )
         return open_engine(console, setup, machine, self_check=self_check)
 
     for context_tokens in contexts[:-1]:

@@ -16,7 +16,8 @@ from edgespec.tree.settings import TreeSettings
 if TYPE_CHECKING:
     from edgespec.cli.chat.state import Chat
 
-ALIASES = {"temp": "temperature", "n": "max_new_tokens", "max_tokens": "max_new_tokens", "n_predict": "max_new_tokens"}
+ALIASES = {"temp": "temperature", "n": "max_new_tokens", "max_tokens": "max_new_tokens", "n_predict": "max_new_tokens",
+           "repeat_penalty": "repetition_penalty"}  # fmt: skip
 SWITCH = {"on": True, "true": True, "yes": True, "1": True, "off": False, "false": False, "no": False, "0": False}
 SPECS = ("off", "tree", "chain")
 THINKING = "enable_thinking"  # what templates of models that think read
@@ -33,7 +34,7 @@ class Setting:
 
 def show_settings(chat: Chat) -> list[str]:
     """Return a line for each setting, with its value and what it takes."""
-    return [f"{name:<16}{_shown(setting.get(chat)):<12}{setting.hint}" for name, setting in SETTINGS.items()]
+    return [f"{name:<20}{_shown(setting.get(chat)):<12}{setting.hint}" for name, setting in SETTINGS.items()]
 
 
 def saved_settings(chat: Chat) -> dict[str, Any]:
@@ -178,6 +179,13 @@ SETTINGS = {
     "top_p": _sampling_setting("top_p", float, "keep the likeliest tokens of this mass; 1 keeps all"),
     "top_k": _sampling_setting("top_k", int, "keep the k likeliest tokens; 0 keeps all"),
     "min_p": _sampling_setting("min_p", float, "drop tokens below this share of the likeliest; 0 keeps all"),
+    "repetition_penalty": _sampling_setting(
+        "repetition_penalty", float, "of tokens in prompt and text; above 1 they come less, 1 is none"
+    ),
+    "presence_penalty": _sampling_setting("presence_penalty", float, "of tokens in the answer, -2 to 2; 0 is none"),
+    "frequency_penalty": _sampling_setting(
+        "frequency_penalty", float, "the same for each time that they stand there; 0 is none"
+    ),
     "seed": Setting(
         hint="of the draws: a number, or random", get=lambda chat: chat.conversation.options.get("seed"),
         change=_change_seed,

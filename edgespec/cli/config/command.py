@@ -202,9 +202,10 @@ def _generation_config(model: str | None, config: UserConfig) -> tuple[dict[str,
         wanted = json.loads(path.read_text(encoding="utf-8"))
     except (EdgespecError, OSError, ValueError):
         return {}, ""
-    if not isinstance(wanted, dict) or not wanted.get("do_sample"):
+    if not isinstance(wanted, dict):
         return {}, ""
-    return {key: wanted[key] for key in SAMPLING_KEYS if wanted.get(key) is not None}, f"'{path}'"
+    keys = SAMPLING_KEYS if wanted.get("do_sample") else ("repetition_penalty",)
+    return {key: wanted[key] for key in keys if wanted.get(key) is not None}, f"'{path}'"
 
 
 def _plain(value: Any) -> Any:

@@ -18,7 +18,10 @@ from edgespec.files import config_files
 from edgespec.pair.user_config import KnownKeys, Setting, UserConfig, read_config
 
 NO_KEYS = {"help", "version", "config"}
-SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty")
+SAMPLING_KEYS = (
+    "temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "logit_bias",
+)  # fmt: skip
 # A command with this option samples; others may have a temperature or a seed that means something else.
 SAMPLES = "top_p"
 # What options raise for a value; the last for text that no command line can hold, as a path with a zero byte

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgespec.cli.generate.logprobs import chat_logprobs, completion_logprobs
 from edgespec.cli.generate.requests import Request
 from edgespec.cli.prompts.rows import PromptRow
 from edgespec.config import MAX_SEED
@@ -100,7 +101,8 @@ def _completion(request: Request, record: dict[str, Any], mark: str) -> dict[str
     """Return the body of a response: a chat completion, or a plain one where that was asked for."""
     is_plain = request.row.kind == "completion"
     answer = {"text": record["text"]} if is_plain else {"message": {"role": "assistant", "content": record["text"]}}
-    usage = record["usage"]
+    usage, told = record["usage"], record["logprobs"]
+    logprobs = None if told is None else (completion_logprobs if is_plain else chat_logprobs)(told)
     return {
         "id": f"{'cmpl' if is_plain else 'chatcmpl'}-{mark}",
         "object": "text_completion" if is_plain else "chat.completion",
@@ -111,7 +113,7 @@ def _completion(request: Request, record: dict[str, Any], mark: str) -> dict[str
             {
                 "index": 0,
                 **answer,
-                "logprobs": None,
+                "logprobs": logprobs,
                 "finish_reason": "stop" if record["finish_reason"] == "stop" else "length",
             }
         ],

@@ -15,7 +15,8 @@ from edgespec.cli.options.distribution import LENGTH_SPELLINGS, check_stops, dis
 from edgespec.cli.options.group import Command, with_options
 from edgespec.cli.prompts.read import read_text
 from edgespec.cli.prompts.selection import Selection
-from edgespec.config import DEFAULT_NEW_TOKENS, MAX_SEED
+from edgespec.config import DEFAULT_NEW_TOKENS, MAX_LOGPROBS, MAX_SEED
+from edgespec.sampling.grammar import Grammar, json_schema_grammar
 
 TRUNCATE_HELP = (
     "Prompts too long for the context: drop their beginning (left) or end (right), skip them with an error record, "
@@ -29,6 +30,9 @@ ONLY_HELP = "Run the rows with these ids."
 CATEGORY_HELP = "Run the rows of this category; repeatable."
 REPEAT_HELP = "Run each row R times, with other draws each time; ids become ID#2, ID#3, ..."
 ORDERED_HELP = "Write records in the file's order, as specbench and text always are. [default: as they are finished]"
+SCHEMA_HELP = "Texts are JSON that fits this schema: a file, or the JSON itself."
+GRAMMAR_HELP = "Texts match the grammar of this file, in Lark's form or in llama.cpp's GBNF."
+LOGPROBS_HELP = "Records tell each token's log-probability and N likely ones, by the model alone; 0 to 20."
 STOP_HELP = "End a text before this string, which is left out; repeatable."
 
 
@@ -53,6 +57,8 @@ class AskedSampling:
     max_new_tokens: int
     seed: int | None
     stop: tuple[str, ...]
+    grammar: Grammar | None  # None: any text
+    logprobs: int | None  # alternatives beside each token; None: none are told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,20 +156,41 @@ def sampling_options(function: Command) -> Command:
         chosen: dict[str, Any],
         seed: int | None,
         stop: tuple[str, ...],
+        json_schema: str | None,
+        grammar: str | None,
+        logprobs: int | None,
         **others: Any,
     ) -> Any:
         check_stops(stop)
-        wanted = AskedSampling(chosen=chosen, max_new_tokens=max_new_tokens, seed=seed, stop=stop)
+        wanted = AskedSampling(
+            chosen=chosen, max_new_tokens=max_new_tokens, seed=seed, stop=stop,
+            grammar=_asked_grammar(json_schema, grammar), logprobs=logprobs,
+        )  # fmt: skip
         return function(wanted=wanted, **others)
 
     below = [
         click.option("--seed", type=click.IntRange(0, MAX_SEED),
                      help="Of every prompt's draws. [default: random, recorded]"),
         click.option("--stop", multiple=True, metavar="STR", help=STOP_HELP),
+        click.option("--json-schema", "-j", metavar="FILE|JSON", help=SCHEMA_HELP),
+        click.option("--grammar", metavar="FILE", help=GRAMMAR_HELP),
+        click.option("--logprobs", type=click.IntRange(0, MAX_LOGPROBS), metavar="N", help=LOGPROBS_HELP),
     ]  # fmt: skip
     length = click.option("-n", *LENGTH_SPELLINGS, "max_new_tokens", default=DEFAULT_NEW_TOKENS, show_default=True,
                           help="Of each answer; -1: to the context's end.")  # fmt: skip
     return with_options(call, [length, distribution_options(has_greedy=True), *below])
+
+
+def _asked_grammar(json_schema: str | None, grammar: str | None) -> Grammar | None:
+    """Return the grammar that the command line names, read; raises EdgespecError."""
+    if json_schema is not None and grammar is not None:
+        raise click.UsageError("A text has one grammar: give --json-schema or --grammar.")
+    if json_schema is not None:
+        is_file = not json_schema.lstrip().startswith("{")
+        return json_schema_grammar(read_text(json_schema, what="a file, or JSON") if is_file else json_schema)
+    if grammar is not None:
+        return Grammar(form="grammar", text=read_text(grammar, what="a file with a grammar"))
+    return None
 
 
 def output_options(function: Command) -> Command:

@@ -92,16 +92,19 @@ def read_rows(console: Console, asked: AskedPrompts, format_name: str) -> tuple[
 def prepare(console: Console, prompts: Prompts, asked: AskedRun) -> Prepared:
     """Open the pair, settle every prompt's settings, and place the weights; raises EdgespecError."""
     from edgespec.profiled import set_up_by_profile
+    from edgespec.text.bias import with_token_ids
 
     machine, wanted = asked.machine, asked.wanted
     pair = open_pair_for(console, asked.models, asked.trees)
     settings = RunSettings(
-        sampling=replace(pair.default_sampling(), **wanted.chosen),
+        sampling=with_token_ids(replace(pair.default_sampling(), **wanted.chosen), pair),
         max_new_tokens=wanted.max_new_tokens,
         seed=_seed(wanted, prompts.results),
         raw=asked.prompts.raw,
         system=asked.prompts.system,
         stop=wanted.stop,
+        grammar=wanted.grammar,
+        logprobs=wanted.logprobs,
     )
     rows = prompts.wanted
     encoded = encode_prompts(pair, rows, raw=settings.raw, system=settings.system)
@@ -109,7 +112,7 @@ def prepare(console: Console, prompts: Prompts, asked: AskedRun) -> Prepared:
     if machine.ctx_size is not None:
         check_ctx_size(machine.ctx_size, pair.max_context)
     max_context = machine.ctx_size or pair.max_context
-    requests = make_requests(rows, encoded, settings)
+    requests = make_requests(pair, rows, encoded, settings)
     requests = fit(requests, asked.prompts.truncate, encode, pair.tokenizer, max_context)
     refuses = asked.out.fail_fast or asked.prompts.truncate == "fail"
     fitting = _fitting(requests, refuses=refuses)
@@ -201,9 +204,6 @@ def _report_ignored_settings(console: Console, pair: ModelPair, rows: list[Promp
     ignored = sorted({key for row in rows for key in row.ignored_keys})
     if ignored:
         console.tell(f"not applied, only handed through to the records: {', '.join(ignored)} of the rows")
-    penalty = pair.target.generation_config.get("repetition_penalty") or 1.0
-    if penalty != 1.0:
-        console.tell(f"not applied: repetition_penalty {penalty} of the model's generation_config.json")
     if not pair.tokenizer.chat_template and not asked.raw:
         has_several = any(len(row.messages) > 1 or row.follow_ups or row.settings.system for row in rows)
         how = ", each message on a line of its own" if has_several or asked.system else ""

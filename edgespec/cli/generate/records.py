@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec import __version__
+from edgespec.cli.generate.logprobs import logprob_fields
 from edgespec.cli.generate.requests import Request, RunSettings
 from edgespec.cli.generate.run_config import config_hash, sampling_fields
 from edgespec.errors import EdgespecError
@@ -50,6 +51,7 @@ def error_record(
         "turns": [result.text for result in results],
         "error": {"type": error.code, "message": error.what, "fix": error.fix},
         "token_ids": [],
+        "logprobs": None,
         "finish_reason": "error",
         "usage": None,
         "timings": None,
@@ -109,6 +111,7 @@ def _result_fields(engine: Engine, results: Sequence[GenerationResult], settings
     decode_tps = num_decoded / decode_s if num_decoded > 0 and decode_s > 0 else None
     return {
         "token_ids": [token for result in results for token in result.token_ids],
+        "logprobs": _logprobs(engine, results),
         "finish_reason": results[-1].finish_reason,
         "usage": {
             "prompt_tokens": prompt_tokens,
@@ -148,6 +151,12 @@ def _result_fields(engine: Engine, results: Sequence[GenerationResult], settings
             "verify_s": _rounded(sum(step.target_s for step in passes)),
         },
     }
+
+
+def _logprobs(engine: Engine, results: Sequence[GenerationResult]) -> list[dict[str, Any]] | None:
+    """Return an entry for each token of the answers; None where nothing was asked for."""
+    told = [found for result in results for found in result.logprobs]
+    return logprob_fields(engine.pair.tokenizer, told) if told else None
 
 
 def _head(request: Request) -> dict[str, Any]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from edgespec.cli.prompts.read import encode_turn
+from edgespec.cli.prompts.row_settings import ROW_SPELLINGS
 from edgespec.cli.prompts.rows import PromptRow
+from edgespec.cli.spelling import spelled
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
+from edgespec.sampling.grammar import Grammar, response_format_grammar
 from edgespec.text.chat_template import Message
 from edgespec.text.context import new_token_limit
 
@@ -36,6 +40,8 @@ class RunSettings:
     raw: bool
     system: str | None = None
     stop: tuple[str, ...] = ()
+    grammar: Grammar | None = None  # None: any text
+    logprobs: int | None = None  # alternatives that records tell of each token; None: nothing
     profile: str | None = None  # the name of the one that settings come from
     predicted_per_s: float | None = None  # by its plan, where that is followed
 
@@ -50,6 +56,8 @@ class Request:
     max_new_tokens: int  # of each turn
     seed: int
     stop: tuple[str, ...]
+    grammar: Grammar | None
+    logprobs: int | None
     truncated: Truncated | None = None
     fault: EdgespecError | None = None  # why it cannot be run
 
@@ -73,19 +81,47 @@ class NeededTokens:
     mean_tokens: float  # of a text with its answers, at most
 
 
-def make_requests(rows: list[PromptRow], encoded: list[list[int]], run: RunSettings) -> list[Request]:
-    """Make a request of each row, with its settings over the run's."""
-    return [
-        Request(
+def make_requests(pair: ModelPair, rows: list[PromptRow], encoded: list[list[int]], run: RunSettings) -> list[Request]:
+    """Make a request of each row, with its settings over the run's.
+
+    Raises EdgespecError that names a row whose tokens or grammar the pair does not know.
+    """
+    from edgespec.text.bias import with_token_ids
+    from edgespec.text.request import grammar_for
+
+    requests = []
+    followed = set[tuple[Grammar, bool]]()  # those that were tried
+    for row, ids in zip(rows, encoded, strict=True):
+        own = row.settings
+        grammar = run.grammar if own.response_format is None else response_format_grammar(own.response_format)
+        with _naming(row):
+            sampling = with_token_ids(replace(run.sampling, **own.sampling()), pair)
+            if grammar is not None and (grammar, sampling.ignore_eos) not in followed:
+                grammar_for(grammar, sampling, pair)
+                followed.add((grammar, sampling.ignore_eos))
+        request = Request(
             row=row,
             ids=ids,
-            sampling=replace(run.sampling, **row.settings.sampling()),
-            max_new_tokens=row.settings.max_new_tokens or run.max_new_tokens,
-            seed=run.seed if row.settings.seed is None else row.settings.seed,
-            stop=run.stop if row.settings.stop is None else row.settings.stop,
+            sampling=sampling,
+            max_new_tokens=own.max_new_tokens or run.max_new_tokens,
+            seed=run.seed if own.seed is None else own.seed,
+            stop=run.stop if own.stop is None else own.stop,
+            grammar=grammar,
+            logprobs=run.logprobs if own.logprobs is None else own.logprobs,
         )
-        for row, ids in zip(rows, encoded, strict=True)
-    ]
+        requests.append(request)
+    return requests
+
+
+@contextmanager
+def _naming(row: PromptRow) -> Iterator[None]:
+    """Within this block an error names the row, where the row itself asks for such things."""
+    try:
+        yield
+    except EdgespecError as error:
+        if row.settings.response_format is None and row.settings.logit_bias is None and not row.settings.ignore_eos:
+            raise
+        raise EdgespecError(error.code, f"{row.where}: {spelled(error.what, ROW_SPELLINGS)}", error.fix) from error
 
 
 def turn_encoder(pair: ModelPair, run: RunSettings) -> EncodeTurn:

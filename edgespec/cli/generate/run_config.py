@@ -35,6 +35,8 @@ def run_config(setup: PairSetup, run: RunSettings) -> dict[str, Any]:
         "raw": run.raw,
         "system": run.system,
         "stop": list(run.stop),
+        "grammar": None if run.grammar is None else f"{run.grammar.form} {run.grammar.text}",
+        "logprobs": run.logprobs,
         "profile": run.profile,
         **{f"tree.{name}": value if isinstance(value, (int, float)) else str(value) for name, value in chosen.items()},
     }
@@ -45,11 +47,16 @@ def config_hash(config: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def sampling_fields(sampling: SamplingSettings) -> dict[str, float | int]:
+def sampling_fields(sampling: SamplingSettings) -> dict[str, Any]:
     """Return the sampling settings under their usual names."""
     return {
         "temperature": float(sampling.temperature),
         "top_p": float(sampling.top_p),
         "top_k": int(sampling.top_k),
         "min_p": float(sampling.min_p),
+        "repetition_penalty": float(sampling.repetition_penalty),
+        "presence_penalty": float(sampling.presence_penalty),
+        "frequency_penalty": float(sampling.frequency_penalty),
+        "logit_bias": {str(token): float(bias) for token, bias in dict(sampling.logit_bias).items()},
+        "ignore_eos": sampling.ignore_eos,
     }

@@ -59,6 +59,8 @@ class RowAnswers:
             seed=request.seed,
             name=request.row.id,  # and not its place in the file, so that other rows change nothing
             stop=request.stop,
+            grammar=request.grammar,
+            logprobs=request.logprobs,
         )
         is_last = turn == request.row.num_turns - 1
         self._handle = self._engine.submit(wanted, reuse=turn > 0, keeps=not is_last, on_prefill=self._on_prefill)

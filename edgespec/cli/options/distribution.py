@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,11 @@ import click
 
 from edgespec.cli.options.group import Command, with_options
 from edgespec.config import SamplingSettings, require
+from edgespec.text.bias import token_named
 
+# llama.cpp's form ID(+/-)BIAS, or TOKEN=BIAS with an id or a text
+_SIGNED = re.compile(r"(\d+)([+-].+)")
+_NAMED = re.compile(r"(.+)=([^=]+)", re.DOTALL)
 LENGTH_SPELLINGS = ("--max-new-tokens", "--max-tokens", "--n-predict")
 
 
@@ -25,12 +30,22 @@ def distribution_options(*, has_greedy: bool) -> Callable[[Command], Command]:
             top_k: int | None,
             top_p: float | None,
             min_p: float | None,
+            repetition_penalty: float | None,
+            presence_penalty: float | None,
+            frequency_penalty: float | None,
+            logit_bias: tuple[str, ...],
+            ignore_eos: bool,
             greedy: bool = False,
             **others: Any,
         ) -> Any:
             if greedy and temperature:
                 raise click.UsageError(f"--greedy is --temp 0, and --temp {temperature:g} was given.")
-            given = {"temperature": 0.0 if greedy else temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+            given = {
+                "temperature": 0.0 if greedy else temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
+                "repetition_penalty": repetition_penalty, "presence_penalty": presence_penalty,
+                "frequency_penalty": frequency_penalty, "logit_bias": _parse_bias(logit_bias) or None,
+                "ignore_eos": ignore_eos or None,
+            }  # fmt: skip
             chosen = {name: value for name, value in given.items() if value is not None}
             SamplingSettings(**chosen)  # type: ignore[arg-type]  # wrong values are named before a model is touched
             return function(chosen=chosen, **others)
@@ -44,10 +59,37 @@ def distribution_options(*, has_greedy: bool) -> Callable[[Command], Command]:
             click.option("--top-p", type=float, help="Keep the likeliest tokens of this mass. [default: the model's]"),
             click.option("--min-p", type=float,
                          help="Drop tokens below this share of the likeliest. [default: the model's]"),
+            click.option("--repeat-penalty", "--repetition-penalty", "repetition_penalty", type=float,
+                         help="Divides logits of tokens in prompt and text, multiplies negative ones; 1 is none. "
+                         "[default: the model's]"),
+            click.option("--presence-penalty", type=float,
+                         help="Taken from logits of tokens in the new text, -2 to 2. [default: 0]"),
+            click.option("--frequency-penalty", type=float,
+                         help="The same for each time that they stand there, -2 to 2. [default: 0]"),
+            click.option("--logit-bias", multiple=True, metavar="TOKEN=BIAS",
+                         help="Added to a token's logit, -100 to 100; TOKEN is an id, or the text of one. "
+                         "ID+BIAS and ID-BIAS do as well; repeatable."),
+            click.option("--ignore-eos", is_flag=True, help="Never draw the model's own end of a text."),
         ]  # fmt: skip
         return with_options(call, options)
 
     return decorate
+
+
+def _parse_bias(given: tuple[str, ...]) -> dict[int | str, float]:
+    """Parse biases of tokens; raises click.BadParameter."""
+    found: dict[int | str, float] = {}
+    for text in given:
+        require_text("--logit-bias", text)
+        match = _SIGNED.fullmatch(text) or _NAMED.fullmatch(text)
+        try:
+            token, bias = (match[1], float(match[2])) if match else ("", None)
+        except ValueError:
+            token, bias = "", None
+        if bias is None:
+            raise click.BadParameter(f"'{text}' is no TOKEN=BIAS, such as 42=-100.", param_hint="--logit-bias")
+        found[token_named(token)] = bias
+    return found
 
 
 def parse_temperatures(text: str) -> list[float]:

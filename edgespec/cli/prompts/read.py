@@ -144,11 +144,10 @@ def encode_turn(
         ids = plain_ids(tokenizer, text)
     if not ids:
         raise EdgespecError("E_PROMPT_EMPTY", f"the prompt of {row.where} has no tokens.", "Remove it.")
-    vocab = pair.target.config.get_text_config(decoder=True).vocab_size
-    if max(ids) >= vocab:
+    if max(ids) >= pair.vocab:
         raise EdgespecError(
             "E_TOKENIZER",
-            f"{row.where} has token id {max(ids)}, and the model knows {vocab} tokens.",
+            f"{row.where} has token id {max(ids)}, and the model knows {pair.vocab} tokens.",
             "Use the tokenizer that belongs to the model.",
         )
     return ids

@@ -17,6 +17,7 @@ import torch
 
 from edgespec.config import SamplingSettings
 from edgespec.decode.lossless import Difference, Verdict, _truncation_margins, judge
+from edgespec.decode.session import TextSettings
 from edgespec.decode.step import StepResult
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
@@ -69,7 +70,8 @@ def judged(
     dtype: torch.dtype = torch.float32,
 ) -> Verdict:
     noise = TextNoise(seed=0, key=text_key(DEFAULT_NAME), vocab=engine.target_model.vocab, device=torch.device("cpu"))
-    return judge(engine.target_model, PROMPT, text, plain, sampling=sampling, noise=noise, dtype=dtype)
+    settings = TextSettings(sampling=sampling, max_new_tokens=8)
+    return judge(engine.target_model, PROMPT, text, plain, settings, noise, dtype=dtype)
 
 
 def test_every_form_has_a_row_a_mode(bench: Any) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +228,12 @@ def test_turns_commands_and_what_they_say(talk: Talk, tmp_path: Path) -> None:
     assert "temperature: 0.9 → 0.5" in talk("/set --temperature=0.5", chat=chat)[2]
     _, _, err = talk("/set top_k=3 top_p=9", chat=chat)
     assert chat.conversation.options["sampling"] == sampling  # all or nothing
+    _, _, err = talk("/set repeat_penalty 1.2", "/set presence_penalty=1 frequency_penalty=-0.5",
+                     "/set presence_penalty 3", chat=chat)  # fmt: skip
+    assert "repetition_penalty: 1.0 → 1.2" in err
+    assert "--presence-penalty 3.0 is not in [-2, 2]" in err
+    penalties = {"repetition_penalty": 1.2, "presence_penalty": 1.0, "frequency_penalty": -0.5}
+    assert chat.conversation.options["sampling"] == replace(sampling, **penalties)
     _, _, err = talk("/clear", "/new", "/?", "/? keys", "/help regen", "/help nothing", chat=chat)
     assert "cleared 1 turn\n" in err
     assert "cleared 0 turns\n" in err

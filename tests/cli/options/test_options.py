@@ -43,6 +43,15 @@ GIVEN = {
     "max_children": "6",
     "threshold": "0.02",
     "draft_temperature": "0.7",
+    "repetition_penalty": "1.2",
+    "presence_penalty": "0.5",
+    "frequency_penalty": "-0.5",
+    "logit_bias": "42=-100",
+    "logprobs": "3",
+    # generate/test_sampling.py
+    "ignore_eos": None,
+    "json_schema": None,
+    "grammar": None,
     # Other policies' settings: test_every_policys_settings_reach_the_engine
     "draw": None,
     "branching": None,
@@ -149,8 +158,12 @@ def test_every_setting_reaches_the_engine(
     assert (place.device, place.dtype, place.threads) == (torch.device("cpu"), torch.bfloat16, 1)
     assert place.num_texts == 1  # of two rows, which would share passes
     request: TextRequest = seen["request"]
-    assert request.sampling == SamplingSettings(temperature=0.9, top_k=11, top_p=0.8, min_p=0.03)
+    assert request.sampling == SamplingSettings(
+        temperature=0.9, top_k=11, top_p=0.8, min_p=0.03, repetition_penalty=1.2, presence_penalty=0.5,
+        frequency_penalty=-0.5, logit_bias={42: -100},
+    )  # fmt: skip
     assert (request.max_new_tokens, request.seed, request.stop.strings) == (17, 99, ("END",))
+    assert request.num_logprobs == 3
     assert seen["engine"].placement.num_resident == 1
 
 
@@ -244,10 +257,10 @@ def test_policy_none_uses_no_draft(run_cli: RunCli, pair_folders: tuple[Path, Pa
 
 
 def test_requests_that_are_not_honoured_are_named(run_cli: RunCli, pair_folders: tuple[Path, Path]) -> None:
-    rows = '{"prompt": "a", "logit_bias": {"5": 1}}\n{"prompt": "b", "category": "x"}\n'
+    rows = '{"prompt": "a", "n": 2}\n{"prompt": "b", "category": "x"}\n'
     options = ["-m", str(pair_folders[0]), "-n", "2", "--max-gpu-mem", "1GiB", "--device", "cpu"]
     outcome = run_cli(["p.jsonl", *options], files={"p.jsonl": rows})
-    assert "handed through to the records: logit_bias of the rows" in outcome.err
+    assert "handed through to the records: n of the rows" in outcome.err
     assert "--max-gpu-mem is not used" in outcome.err
 
 

@@ -98,6 +98,7 @@ class TableDrafter:
 
     def __init__(self, logits_of: LogitsOf, sampling: DraftSampling) -> None:
         self.logits_of, self.sampling = logits_of, sampling
+        self.process: Any = None
         self.text: list[int] = []
         self.paths: list[tuple[int, ...]] = []
 
@@ -111,6 +112,8 @@ class TableDrafter:
         ]
         self.paths += new
         logits = torch.stack([self.logits_of((*self.text, *path)) for path in new])
+        if self.process is not None:
+            logits = self.process(logits, is_root=len(self.paths) == 1)
         return to_draft_probs(logits, self.sampling)
 
     def rewind(self) -> None:
@@ -132,10 +135,11 @@ def session_of(
     max_new_tokens: int,
     seed: int = 0,
     key: int = 0,
+    text: dict[str, Any] | None = None,
     **options: Any,
 ) -> Session:
-    """Return a session of tables, whose noise is that of the seed and the key."""
-    settings = TextSettings(sampling=sampling, max_new_tokens=max_new_tokens)
+    """Return a session of tables, whose noise is that of the seed and the key; `text` are other settings of it."""
+    settings = TextSettings(sampling=sampling, max_new_tokens=max_new_tokens, **(text or {}))
     return start_session(
         TableTarget(target),  # type: ignore[arg-type]
         TableDrafter(draft, tree.draft_sampling(sampling)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +18,10 @@ OWN = SamplingSettings(temperature=0.8, top_p=0.95)
 
 
 def asked(config: Any = None, **options: Any) -> TextRequest:
-    return text_request(
-        [1, 2], tokenizer=make_tokenizer(), max_context=100, default_sampling=OWN, config=config, options=options
-    )  # type: ignore[arg-type]
+    pair: Any = SimpleNamespace(
+        tokenizer=make_tokenizer(), vocab=257, stop_tokens=frozenset({256}), default_sampling=lambda: OWN
+    )
+    return text_request([1, 2], pair=pair, max_context=100, config=config, options=options)  # type: ignore[arg-type]
 
 
 def test_single_options_count_above_the_config_and_that_above_the_models_own() -> None:

@@ -1,0 +1,45 @@
+"""What the target says of the tokens that were drawn: the model's own distribution, before anything is done to it.
+
+That is OpenAI's meaning: bias, penalties, grammar, temperature and truncation do not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from edgespec.config import MAX_LOGPROBS, require
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """A token's log-probability, and the likeliest tokens at its place."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # the likeliest tokens and theirs, the best first
+
+
+def check_num_logprobs(count: int | None) -> None:
+    """Raise EdgespecError for a number of alternatives that is none."""
+    require(
+        count is None or 0 <= count <= MAX_LOGPROBS,
+        f"`logprobs={count}` is not in [0, {MAX_LOGPROBS}].",
+        "0 is the token's own alone.",
+    )
+
+
+def token_logprobs(logits: Tensor, tokens: Sequence[int], count: int) -> tuple[TokenLogprob, ...]:
+    """Return what logits [n, vocab] say of tokens [n] and of the `count` likeliest at each place."""
+    if not tokens:
+        return ()
+    log_p = logits.double().log_softmax(-1)
+    own = log_p.gather(-1, log_p.new_tensor(tokens).long()[:, None])[:, 0].tolist()
+    best = log_p.topk(min(count, log_p.shape[1]), -1)
+    tops = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return tuple(
+        TokenLogprob(token=token, logprob=logprob, top=tuple(zip(ids, values, strict=True)))
+        for token, logprob, (ids, values) in zip(tokens, own, tops, strict=True)
+    )

@@ -1,0 +1,120 @@
+"""A grammar that is followed token by token, with the llguidance library: which tokens may come next.
+
+What may stand behind a node of a tree is what the grammar allows behind the text and the node's own ancestors: the
+matcher goes along that path, is asked, and goes back to the text.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from edgespec.errors import EdgespecError
+from edgespec.sampling.grammar import Grammar, refused
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+    from transformers import PreTrainedTokenizerBase
+
+MAX_REASON = 300  # characters of what the library says
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenGrammar:
+    """A grammar over a model's tokens, which can be followed."""
+
+    grammar: Grammar
+    source: str = field(repr=False)  # as llguidance reads it
+    tokens: LLTokenizer = field(repr=False)
+    stop_tokens: frozenset[int]  # that may stand where the grammar's text can end
+
+    def matcher(self) -> GrammarMatcher:
+        """Return the grammar at work on a text, at its beginning."""
+        return GrammarMatcher(self)
+
+
+class GrammarMatcher:
+    """A grammar at work on one text; the prompt is no part of it."""
+
+    def __init__(self, grammar: TokenGrammar) -> None:
+        from llguidance import LLMatcher
+
+        self._matcher: LLMatcher = LLMatcher(grammar.tokens, grammar.source, log_level=0)
+        self._stop_tokens = grammar.stop_tokens
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Take tokens that have become text; behind a token that ends it nothing counts."""
+        self._matcher.consume_tokens(self._before_end(tokens))
+
+    def allowed(self, path: Sequence[int]) -> Tensor | None:
+        """Return which tokens may stand behind the text and a path, [vocab] bool on the host.
+
+        None is for a path that ends the text: what is said behind it comes to nothing. Raises EdgespecError where the
+        library has given up, now or before: it says so when it is asked, and never comes back.
+        """
+        tokens = self._before_end(path)
+        if len(tokens) < len(path):
+            return None
+        self._matcher.consume_tokens(tokens)
+        allowed = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8) > 0
+        if tokens:
+            self._matcher.rollback(len(tokens))
+        if self._matcher.is_error():
+            raise refused("the grammar", _reason(self._matcher.get_error()))
+        return allowed
+
+    def _before_end(self, tokens: Sequence[int]) -> list[int]:
+        end = next((index for index, token in enumerate(tokens) if token in self._stop_tokens), len(tokens))
+        return list(tokens[:end])
+
+
+def token_grammar(
+    grammar: Grammar, tokenizer: PreTrainedTokenizerBase, *, vocab: int, stop_tokens: frozenset[int]
+) -> TokenGrammar:
+    """Return a grammar over a model's tokens; raises EdgespecError where it, or the library for it, is not good.
+
+    `stop_tokens` are those that may end the text.
+    """
+    try:
+        from llguidance import LLMatcher, grammar_from
+    except ImportError as error:
+        raise EdgespecError(
+            "E_GRAMMAR",
+            "grammars and JSON schemas need the library llguidance, which is not installed.",
+            "Install it: pip install 'edgespec[grammar]'.",
+        ) from error
+    if not stop_tokens:
+        raise EdgespecError(
+            "E_GRAMMAR",
+            "a grammar's text must be able to end, and no token ends a text here.",
+            "Leave out `ignore_eos=True`, or the grammar.",
+        )
+    what = {"json_schema": "the JSON schema", "grammar": "the grammar"}[grammar.form]
+    tokens = _tokens(tokenizer, vocab, stop_tokens)
+    try:
+        source = grammar_from("json_schema" if grammar.form == "json_schema" else "gbnf", grammar.text)
+    except ValueError as error:
+        raise refused(what, _reason(str(error))) from error
+    is_wrong, reasons = LLMatcher.validate_grammar_with_warnings(source, tokens)
+    if is_wrong:
+        raise refused(what, _reason("; ".join(reasons)))
+    return TokenGrammar(grammar=grammar, source=source, tokens=tokens, stop_tokens=stop_tokens)
+
+
+@functools.lru_cache(maxsize=2)
+def _tokens(tokenizer: PreTrainedTokenizerBase, vocab: int, stop_tokens: frozenset[int]) -> LLTokenizer:
+    """Return the tokens as the library knows them: a table that takes up to a second to make."""
+    from llguidance.hf import from_tokenizer
+
+    return from_tokenizer(tokenizer, n_vocab=vocab, eos_token=sorted(stop_tokens))  # type: ignore[arg-type]
+
+
+def _reason(said: str) -> str:
+    """Return the library's words on one line, without the state that it adds to them."""
+    words = " ".join(said.partition("<state>")[0].split()).rstrip(".")
+    return words if len(words) <= MAX_REASON else words[:MAX_REASON] + "…"

@@ -1,0 +1,123 @@
+"""What a text's own tokens, its bias and its grammar make of logits, before temperature and truncation.
+
+The order is that of transformers' LogitsProcessorList: bias, repetition penalty (CTRL, arXiv 1909.05858, section 4.1),
+presence and frequency penalties (OpenAI's formula), then what is ruled out: the end of the text, and by the grammar.
+
+Each place has its own: what counts behind a node of a tree is the text and the node's own ancestors, and no other node.
+Legend: k rows, vocab columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from edgespec.config import SamplingSettings
+
+
+class Matcher(Protocol):
+    """A grammar at work on one text."""
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Take tokens that have become text."""
+
+    def allowed(self, path: Sequence[int]) -> Tensor | None:
+        """Return which tokens may stand behind the text and a path, [vocab] bool on the host; None where all may.
+
+        Raises EdgespecError where the grammar cannot be followed any further.
+        """
+
+
+class LogitProcessors:
+    """The processors of one text, and how far it has come."""
+
+    def __init__(
+        self,
+        sampling: SamplingSettings,
+        *,
+        ruled_out: Iterable[int],
+        matcher: Matcher | None,
+        vocab: int,
+        device: torch.device,
+    ) -> None:
+        """Begin at an empty text; tokens that are `ruled_out` cannot be drawn at all."""
+        self._sampling, self._matcher, self._device = sampling, matcher, device
+        self._bias: Tensor | None = None  # [vocab]
+        self._seen: Tensor | None = None  # [vocab] bool, what stands in the prompt or the text
+        self._counts: Tensor | None = None  # [vocab] long, how often each token stands in the new text
+        bias = [(int(token), float(value)) for token, value in dict(sampling.logit_bias).items()]
+        bias += [(token, -torch.inf) for token in ruled_out if token < vocab]
+        if bias:
+            self._bias = torch.zeros(vocab, dtype=torch.float64)
+            for token, value in bias:
+                self._bias[token] = value
+            self._bias = self._bias.to(device)
+        if sampling.repetition_penalty != 1:
+            self._seen = torch.zeros(vocab, dtype=torch.bool, device=device)
+        if sampling.presence_penalty != 0 or sampling.frequency_penalty != 0:
+            self._counts = torch.zeros(vocab, dtype=torch.long, device=device)
+
+    def begin(self, prompt: Sequence[int], new: Sequence[int]) -> None:
+        """Take a prompt, and what is written behind it already."""
+        if self._seen is not None:
+            self._seen[self._ids(prompt)] = True
+        self.add(new)
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Take tokens that have become text."""
+        if not tokens:
+            return
+        self._seen, self._counts = self._with(tokens)
+        if self._matcher is not None:
+            self._matcher.add(tokens)
+
+    def __call__(self, logits: Tensor, path: Sequence[int] = ()) -> Tensor:
+        """Return what logits [1, vocab] behind the text and the tokens of a path become."""
+        logits = self._penalised(logits, *self._with(path))
+        allowed = None if self._matcher is None else self._matcher.allowed(path)
+        return logits if allowed is None else logits.masked_fill(~allowed.to(logits.device), -torch.inf)
+
+    def on_draft(self, logits: Tensor, *, is_root: bool) -> Tensor:
+        """Return what a draft's logits [k, vocab] become, whose last columns may be missing.
+
+        The penalties are those of the text alone, and the grammar's mask is the root's alone: whatever the draft
+        proposes, the target decides by each node's own.
+        """
+        vocab = logits.shape[1]
+        logits = self._penalised(logits, self._seen, self._counts)
+        allowed = self._matcher.allowed(()) if self._matcher is not None and is_root else None
+        if allowed is None or not bool(allowed[:vocab].any()):
+            return logits
+        return logits.masked_fill(~allowed[:vocab].to(logits.device), -torch.inf)
+
+    def _with(self, tokens: Sequence[int]) -> tuple[Tensor | None, Tensor | None]:
+        """Return what is seen, and the counts, with these tokens behind the text."""
+        seen, counts = self._seen, self._counts
+        if tokens and seen is not None:
+            seen = seen.index_fill(0, self._ids(tokens), True)
+        if tokens and counts is not None:
+            ids = self._ids(tokens)
+            counts = counts.index_add(0, ids, torch.ones_like(ids))
+        return seen, counts
+
+    def _penalised(self, logits: Tensor, seen: Tensor | None, counts: Tensor | None) -> Tensor:
+        """Return logits [k, vocab] with the bias, and the penalties of what is seen and counted, [vocab] each."""
+        vocab, sampling = logits.shape[1], self._sampling
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        if self._bias is not None:
+            logits = logits + self._bias[:vocab].to(logits.dtype)
+        if seen is not None:
+            penalty = sampling.repetition_penalty
+            penalised = torch.where(logits < 0, logits * penalty, logits / penalty)
+            logits = torch.where(seen[:vocab], penalised, logits)
+        if counts is not None:
+            times = counts[:vocab].to(logits.dtype)
+            penalties = times * sampling.frequency_penalty + times.clamp(max=1) * sampling.presence_penalty
+            logits = logits - penalties
+        return logits
+
+    def _ids(self, tokens: Sequence[int]) -> Tensor:
+        return torch.tensor(tokens, dtype=torch.long, device=self._device)

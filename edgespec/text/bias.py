@@ -1,0 +1,50 @@
+"""Tokens that a bias names by their text become ids."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from edgespec.config import SamplingSettings, require
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from edgespec.pair.pair import ModelPair
+
+_ID = re.compile("[0-9]{1,18}")
+
+
+def token_named(name: str) -> int | str:
+    """Return the token that is written so on a command line or in JSON: digits are an id, all else is its text."""
+    return int(name) if _ID.fullmatch(name) else name
+
+
+def with_token_ids(sampling: SamplingSettings, pair: ModelPair) -> SamplingSettings:
+    """Return the settings with a bias of ids alone; raises EdgespecError for what is no token of the model."""
+    if not sampling.logit_bias:
+        return sampling
+    found: dict[int | str, float] = {}
+    named: dict[int, int | str] = {}
+    for token, bias in dict(sampling.logit_bias).items():
+        index = token if isinstance(token, int) else _id_of(token, pair.tokenizer)
+        require(
+            index < pair.vocab,
+            f"`logit_bias` names token {index}, and the model has {pair.vocab} tokens.",
+            f"Use 0 to {pair.vocab - 1}.",
+        )
+        names = f"{named.get(index)!r} and {token!r}"
+        require(index not in named, f"`logit_bias` names one token twice: {names}.", "Keep one of them.")
+        found[index], named[index] = bias, token
+    return replace(sampling, logit_bias=found)
+
+
+def _id_of(text: str, tokenizer: PreTrainedTokenizerBase) -> int:
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    require(
+        len(ids) == 1,
+        f"`logit_bias` names {text!r}, which is {len(ids)} tokens of this model: {', '.join(map(str, ids))}.",
+        "Name a text that is one token, or a token's id.",
+    )
+    return int(ids[0])

@@ -1,0 +1,143 @@
+"""A grammar followed with llguidance: behind a path as behind the same text, and back again."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from edgespec.errors import EdgespecError
+from edgespec.sampling.grammar import Grammar, json_schema_grammar, response_format_grammar
+from edgespec.sampling.matcher import GrammarMatcher, TokenGrammar, token_grammar
+from tests.conftest import make_tokenizer
+
+TOKENIZER = make_tokenizer()  # bytes, and an end
+END, PADDED = 256, 264  # the model's table has more rows than there are tokens
+SCHEMA = {
+    "type": "object",
+    "properties": {"ab": {"type": "integer"}},
+    "required": ["ab"],
+    "additionalProperties": False,
+}
+GBNF = 'root ::= ("a" | "bc") [0-9]? "."\n'
+
+
+def over_tokens(grammar: Grammar, **options: Any) -> TokenGrammar:
+    pytest.importorskip("llguidance")
+    options = {"vocab": PADDED, "stop_tokens": frozenset({END}), **options}
+    return token_grammar(grammar, TOKENIZER, **options)
+
+
+def ids(text: str) -> list[int]:
+    return TOKENIZER.encode(text)
+
+
+def spelled(allowed: Tensor | None) -> set[str]:
+    assert allowed is not None
+    assert allowed.shape == (PADDED,)
+    return {TOKENIZER.decode([token]) for token in allowed.nonzero().flatten().tolist()}
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "expected"),
+    [
+        ("", "", {"a", "b"}),
+        ("", "b", {"c"}),
+        ("a", "", {*"0123456789."}),
+        ("b", "c7", {"."}),
+        ("", "a7.", {"<|endoftext|>"}),
+        ("a.", "", {"<|endoftext|>"}),
+    ],
+)
+def test_what_may_come_is_what_the_grammar_has_behind_text_and_path(text: str, path: str, expected: set[str]) -> None:
+    matcher = over_tokens(Grammar(form="grammar", text=GBNF)).matcher()
+    matcher.add(ids(text))
+    before = spelled(matcher.allowed(()))
+    assert spelled(matcher.allowed(ids(path))) == expected
+    assert spelled(matcher.allowed(())) == before, "the matcher is at the text again"
+
+
+def test_paths_of_a_tree_in_any_order_have_what_fresh_texts_have() -> None:
+    """Every node of every branch, asked back and forth, beside a matcher that only went there."""
+    grammar = over_tokens(json_schema_grammar(SCHEMA))
+    matcher = grammar.matcher()
+    committed = ids('{"a')
+    matcher.add(committed)
+    whole = ['b": 12}', 'b":1', 'b" : -3 }']
+    paths = [ids(text)[:length] for text in whole for length in range(len(text) + 1)]
+    generator = torch.Generator().manual_seed(0)
+    for place in torch.randint(len(paths), (60,), generator=generator).tolist():
+        fresh = GrammarMatcher(grammar)
+        fresh.add([*committed, *paths[place]])
+        found, expected = matcher.allowed(paths[place]), fresh.allowed(())
+        assert found is not None
+        assert expected is not None
+        assert torch.equal(found, expected)
+
+
+def test_behind_the_end_of_a_text_nothing_is_asked() -> None:
+    matcher = over_tokens(Grammar(form="grammar", text=GBNF)).matcher()
+    assert matcher.allowed([*ids("a."), END]) is None
+    assert matcher.allowed([*ids("a."), END, 3, 4]) is None
+    assert spelled(matcher.allowed(())) == {"a", "b"}
+    matcher.add([*ids("a."), END])
+
+
+def test_tokens_that_do_not_fit_are_an_error_that_says_so() -> None:
+    matcher = over_tokens(Grammar(form="grammar", text=GBNF)).matcher()
+    matcher.add(ids("x"))
+    with pytest.raises(EdgespecError, match="the grammar cannot be followed: Parser Error") as raised:
+        matcher.allowed(())
+    assert raised.value.code == "E_GRAMMAR"
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (
+            lambda: over_tokens(json_schema_grammar({"type": "foo"})),
+            "JSON schema cannot be followed: Invalid type: foo",
+        ),
+        (lambda: over_tokens(json_schema_grammar({"if": {}})), r"Unimplemented keys: \[\"if\"\]"),
+        (lambda: json_schema_grammar("{"), "it is not JSON"),
+        (lambda: json_schema_grammar("[1]"), "it is no JSON object"),
+        (lambda: over_tokens(Grammar(form="grammar", text='start: "a" b')), "unknown name"),
+        (lambda: over_tokens(Grammar(form="grammar", text="root ::= (")), "the grammar cannot be followed"),
+        (lambda: over_tokens(json_schema_grammar({}), stop_tokens=frozenset()), "must be able to end"),
+        (lambda: response_format_grammar({"type": "xml"}), 'response_format has type "xml"'),
+        (lambda: response_format_grammar({}), "response_format has type null"),
+        (lambda: response_format_grammar({"type": "json_schema"}), "has no schema"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_with_its_reason(make: Any, said: str) -> None:
+    with pytest.raises(EdgespecError, match=said) as raised:
+        make()
+    assert raised.value.code == "E_GRAMMAR"
+    assert "\n" not in raised.value.what
+
+
+def test_a_missing_library_is_named_with_the_way_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = builtins.__import__
+
+    def without(name: str, *arguments: Any, **named: Any) -> Any:
+        if name.startswith("llguidance"):
+            raise ImportError(name)
+        return right(name, *arguments, **named)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(EdgespecError, match="need the library llguidance") as raised:
+        token_grammar(json_schema_grammar({}), TOKENIZER, vocab=PADDED, stop_tokens=frozenset({END}))
+    assert "edgespec[grammar]" in raised.value.fix
+
+
+def test_response_formats_are_openais() -> None:
+    assert response_format_grammar({"type": "text"}) is None
+    assert response_format_grammar({"type": "json_object"}) == Grammar(form="json_schema", text='{"type": "object"}')
+    asked = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": SCHEMA}}
+    found = response_format_grammar(asked)
+    assert found is not None
+    assert json.loads(found.text) == SCHEMA
