@@ -127,7 +127,7 @@ class TextCache:
     def tensors(self) -> dict[str, Tensor]:
         """Return all that the text's rows are, by name: tensors whose first dimension counts rows."""
         count = len(self._ids)
-        found = {}
+        found: dict[str, Tensor] = {}
         for index, layer in enumerate(self.layers):
             keys, values = layer.rows(count)
             found |= {f"keys.{index}": keys.contiguous(), f"values.{index}": values.contiguous()}
