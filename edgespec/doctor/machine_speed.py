@@ -23,7 +23,7 @@ from profiles.hardware import Hardware
 from profiles.measure import Task, copy_bytes_per_s, machine_facts, time_interleaved
 
 SCHEMA = "edgespec.machine/1"
-MATRIX = {"cpu": (4096, 16384), "cuda": (16384, 16384)}  # read once: larger than any cache
+MATRIX = {"cpu": (4096, 16384), "cuda": (8192, 16384)}  # read once: larger than any cache
 PRODUCT = {"cpu": 768, "cuda": 4096}  # rows, columns and depth of a square product
 BUDGET_S = 0.3  # of each of three measurements
 

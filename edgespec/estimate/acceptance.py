@@ -27,7 +27,7 @@ class AssumedAcceptance:
 
     rates: tuple[float, ...]
     about: str  # for people
-    is_guessed: bool = False  # measured neither on this pair nor given
+    hint: str = ""  # what to try where it was neither measured on this pair nor given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +56,7 @@ PUBLISHED = (
         tokens={64: 6.44, 768: 8.96},
     ),
 )  # fmt: skip
+HINT = "a guess for yours, which edgespec profile measures; `acceptance=0.7` tries another rate"
 MUCH_SMALLER = 2.0  # a draft that is so many times smaller than the published one is another matter, and said to be
 
 
@@ -94,7 +95,7 @@ def assumed_acceptance(
     found = [one for one in PUBLISHED if set(model_types) == {one.model_type}] if tree.acceptance is None else []
     if found:
         best = min(found, key=lambda one: abs(one.temperature - (temperature or 0.0)))
-        return AssumedAcceptance(rates=power_law(best.rate), about=_as_published(best, size_ratio), is_guessed=True)
+        return AssumedAcceptance(rates=power_law(best.rate), about=_as_published(best, size_ratio), hint=HINT)
     model = AcceptanceModel.load(tree.acceptance) if tree.acceptance else default_acceptance()
     at = temperature or 0.0
     draw = tree.children
@@ -102,7 +103,9 @@ def assumed_acceptance(
     return AssumedAcceptance(
         rates=tuple(model.rank_acceptance(at, draw)),
         about=f"{owner} at temperature {at:g}, {draw} children",
-        is_guessed=tree.acceptance is None,
+        hint=""
+        if tree.acceptance
+        else f"a tiny pair's: `acceptance={PUBLISHED[0].rate:g}` is {PUBLISHED[0].pair}; {HINT}",
     )
 
 

@@ -193,7 +193,7 @@ def _fill(cache: TextCache, file: Any, role: str, ids: list[int]) -> None:
 def _digest(tensors: Iterable[Tensor]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for tensor in tensors:
-        digest.update(memoryview(tensor.contiguous().view(torch.uint8).numpy()))
+        digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

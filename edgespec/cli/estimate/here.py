@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from edgespec.config import require
+from edgespec.errors import EdgespecError
 from edgespec.files import machine_file
 
 if TYPE_CHECKING:
@@ -27,7 +27,9 @@ def is_here(device: torch.device) -> bool:
 
 def refuse_measuring(device: str) -> None:
     """Raise EdgespecError where `--measure` is asked for and means nothing."""
-    require(False, f"--measure measures this machine, and {device} is another.", "Leave out one of them.")
+    raise EdgespecError(
+        "E_SETTING", f"--measure measures this machine, and {device} is another.", "Leave out one of them."
+    )
 
 
 def measured_here(device: torch.device, target: ModelFolder, *, again: bool) -> tuple[Hardware, Assumptions]:

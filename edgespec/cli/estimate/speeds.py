@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from edgespec.cli.spelling import spelled
 from edgespec.config import require
 from edgespec.tree.settings import TreeSettings, preset_shape
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from edgespec.placement.place import PlacedWeights
 
 GIB = 1 << 30
-GUESS = "  a guess for this pair: edgespec profile measures it, --acceptance 0.7 tries another rate"
 CASES = ("slow", "likely", "fast")
 STEP_FACTS = ("step_s", "draft_s", "pass_s", "stream_s", "compute_s")
 SHARES = ("memory", "compute", "link", "disk", "layer_call_s")
@@ -103,7 +103,7 @@ def speed_lines(speeds: Speeds) -> list[str]:
     likely = tree.likely
     lines += [
         f"acceptance: {speeds.acceptance.about}",
-        *([GUESS] if speeds.acceptance.is_guessed and not speeds.is_built_in else []),
+        *([f"  {spelled(speeds.acceptance.hint)}"] if speeds.acceptance.hint and not speeds.is_built_in else []),
         f"{'tree' if speeds.is_preset else 'best tree'}: {tree.nodes} nodes in {tree.depth} layers, "
         f"{likely.tokens:.2f} tokens a pass{' and text' if likely.num_texts > 1 else ''}, {_tokens_per_s(tree)}",
         f"  {likely.step_s:.3g} s a step: drafting {likely.draft_s:.3g} s, then a pass of {likely.pass_s:.3g} s "

@@ -253,7 +253,7 @@ def test_llamas_have_the_published_acceptance_and_are_told_whose_it_is(
         assert speed["acceptance_by_rank"][0] == rate
         assert "Llama-2 7B drafting for 70B" in speed["acceptance"]
     assert run(["estimate", *pair, *card]) == 0
-    assert "a guess for this pair: edgespec profile measures it" in capsys.readouterr().out
+    assert "a guess for yours, which edgespec profile measures; --acceptance 0.7" in capsys.readouterr().out
     assert "times smaller than its target" in speed["acceptance"], "this draft is far smaller than theirs"
     large = write_config(tmp_path / "large", 2, LARGE)
     speed = estimate(capsys, *pair[:2], "-md", large, "-c", "256", "--hardware", "h200", "--tree-size", "16")["speed"]
