@@ -13,7 +13,7 @@ from edgespec.errors import EdgespecError
 ALIKE = (
     "acceptance", "branching", "classifier", "confidence", "device", "draft_quant", "draft_revision",
     "draft_tokens", "draw", "dtype", "fork", "learning_rate", "max_new_tokens", "min_p", "parallel", "policy",
-    "profile", "quant", "revision", "seed", "stop_depths", "stop_gain", "stop_model", "target_width", "threads",
+    "profile", "prompt_cache", "quant", "revision", "seed", "stop_depths", "stop_gain", "stop_model", "target_width", "threads",
     "top_groups", "top_k", "top_p", "tree_file",
 )  # fmt: skip
 FLAGS = {name: "--" + name.replace("_", "-") for name in ALIKE} | {
