@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
-import torch
 from torch import Tensor
 
 from edgespec.config import SamplingSettings
@@ -27,6 +26,7 @@ from edgespec.text.chat_template import Prompt, prompt_ids
 from edgespec.text.conversation import Conversation
 from edgespec.text.handle import OnPrefill, TextHandle
 from edgespec.text.judged import judge_texts
+from edgespec.text.prompt_cache import PromptCache
 from edgespec.text.request import Config, TextOptions, TextRequest, text_request
 from edgespec.text.results import GenerationResult, Streamer, TextChunk, put_ids
 from edgespec.text.run import Texts
@@ -53,6 +53,8 @@ class Engine:
         """
         # Not the setup itself: it knows the weights, and a closed engine must not keep them.
         self.pair, self.place, self.placement, self.profile = setup.pair, setup.place, setup.placement, setup.profile
+        self.device = self.place.device  # where trees grow and logits come out
+        self.max_context = self.place.context_tokens  # tokens of the longest text that memory is planned for
         self._trees = Trees(setup)
         self._texts = Texts(
             self.pair,
@@ -253,16 +255,6 @@ class Engine:
     placement_for = staticmethod(placement_for)
 
     @property
-    def device(self) -> torch.device:
-        """The device where trees grow and logits come out."""
-        return self.place.device
-
-    @property
-    def max_context(self) -> int:
-        """The number of tokens of the longest text that memory is planned for."""
-        return self.place.context_tokens
-
-    @property
     def num_texts(self) -> int:
         """The number of texts that may be under way: fewer than were planned once memory has run out."""
         return self._texts.most
@@ -280,6 +272,10 @@ class Engine:
     def encode(self, prompt: Prompt) -> list[int]:
         """Return a prompt's token ids; messages go through the chat template. Raises EdgespecError without ids."""
         return prompt_ids(self.pair.tokenizer, prompt)
+
+    def use_prompt_cache(self, cache: PromptCache | None) -> None:
+        """Begin texts on the rows that a file has of their prompt's beginning, and let it have those that it wants."""
+        self._texts.prompt_cache = cache
 
     def forget(self) -> None:
         """Keep nothing of the texts so far: the next one that reuses their rows finds none."""

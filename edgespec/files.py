@@ -47,6 +47,11 @@ def config_files(asked: Path | None = None) -> list[Path]:
     return [*([asked] if asked is not None else []), *([own] if has_own and not is_same else [])]
 
 
+def machine_file() -> Path:
+    """Return the file of this machine's measured speeds: below EDGESPEC_HOME, or the system's place for state."""
+    return _below_home("machine.json") or user_state_path("edgespec", appauthor=False) / "machine.json"
+
+
 def history_file() -> Path:
     """Return the file of the lines typed in a chat: below EDGESPEC_HOME, or the system's place for state."""
     return _below_home("history") or user_state_path("edgespec", appauthor=False) / "history"

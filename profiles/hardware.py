@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ SHARE = (0.01, 1.0)
 CARD_KEYS = ("memory_gib", "memory_gb_per_s", "half_tflop_per_s", "float32_tflop_per_s")
 LINK_KEYS = ("pcie_generation", "pcie_lanes")
 CASES = ("slow", "likely", "fast")
+# Words of vendors, which users write or leave out
+NOT_TELLING = ("nvidia", "geforce", "amd", "radeon", "apple", "gpu", "rtx", "rx")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,19 +55,10 @@ class Hardware:
     memory_bytes_per_s: float
     half_flops_per_s: float  # bf16 or fp16, dense, FP32 accumulation
     float32_flops_per_s: float  # outside tensor cores
-    pcie_generation: int | None
-    pcie_lanes: int | None
+    link_bytes_per_s: float  # from RAM to the device, one way, after the line code; infinite where RAM is its memory
+    link: str  # in words; empty where there is none
     sources: Mapping[str, str]  # key of the file -> where its value is from
-
-    @property
-    def link_bytes_per_s(self) -> float:
-        """The rate from RAM to the device, one way, after the line code.
-
-        It is infinite where RAM is the device's memory.
-        """
-        if self.pcie_generation is None or self.pcie_lanes is None:
-            return math.inf
-        return PCIE_GT_PER_S[self.pcie_generation] * 1e9 * PCIE_DATA_SHARE / 8 * self.pcie_lanes
+    note: str = ""  # what a user of such a device should know
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +84,19 @@ class Assumptions:
     host_disk_bytes_per_s: float
     reasons: Mapping[str, str]
 
+    def of_measured(self, disk_bytes_per_s: float) -> Assumptions:
+        """Return what is assumed of rates that were measured.
+
+        The fast case reaches them, and others as much less as they do of a data sheet's.
+        """
+
+        def scaled(own: Achieved) -> Achieved:
+            shares = {key: getattr(own, key) / getattr(self.fast, key) for key in ("memory", "compute", "link", "disk")}
+            return replace(own, **shares)
+
+        slow, likely, fast = map(scaled, (self.slow, self.likely, self.fast))
+        return replace(self, slow=slow, likely=likely, fast=fast, host_disk_bytes_per_s=disk_bytes_per_s)
+
     def usable_bytes(self, hardware: Hardware) -> int:
         """Return the device memory that a program can have."""
         share = self.usable_memory if hardware.device == "cuda" else 1.0
@@ -103,17 +110,30 @@ def hardware_names() -> tuple[str, ...]:
 
 def read_hardware(name: str) -> Hardware:
     """Read a known card or CPU; raises ProfileError, which lists the closest names, for an unknown one."""
-    known = hardware_names()
-    wanted = "-".join(name.lower().replace("_", " ").replace("-", " ").split())
-    for vendor in ("nvidia-", "geforce-"):
-        wanted = wanted.removeprefix(vendor)
-    if wanted not in known:
-        # Whole names first: 'a100' is a part of two that difflib finds less alike than others.
-        close = [other for other in known if wanted and (wanted in other or other in wanted)]
-        close += [other for other in difflib.get_close_matches(wanted, known, NUM_CLOSEST, 0.5) if other not in close]
-        hint = f"Closest: {', '.join(close[:NUM_CLOSEST])}. " if close else ""
-        raise ProfileError("E_HARDWARE", f"no hardware '{name}' is known.", f"{hint}Known: {', '.join(known)}.")
-    return parse_hardware((FOLDER / f"{wanted}.toml").read_text(encoding="utf-8"), wanted)
+    known = {_letters_of(other): other for other in hardware_names()}
+    wanted = _letters_of(name)
+    if wanted in known:
+        return _read(known[wanted])
+    for letters, other in known.items():  # with their memory, as shops name cards
+        if wanted.startswith(letters) and wanted == f"{letters}{_read(other).memory_bytes // GIB}gb":
+            return _read(other)
+    # Whole names first: 'a100' is a part of two that difflib finds less alike than others.
+    close = [other for other in known if wanted and (wanted in other or other in wanted)]
+    close += [other for other in difflib.get_close_matches(wanted, known, NUM_CLOSEST, 0.5) if other not in close]
+    hint = f"Closest: {', '.join(known[other] for other in close[:NUM_CLOSEST])}. " if close else ""
+    raise ProfileError("E_HARDWARE", f"no hardware '{name}' is known.", f"{hint}Known: {', '.join(hardware_names())}.")
+
+
+def _letters_of(name: str) -> str:
+    """Return the letters and digits that tell cards apart: '4070ti' of 'NVIDIA GeForce RTX 4070 Ti'."""
+    letters = re.sub(r"[^a-z0-9]", "", name.lower())
+    for word in NOT_TELLING:
+        letters = letters.replace(word, "")
+    return letters
+
+
+def _read(name: str) -> Hardware:
+    return parse_hardware((FOLDER / f"{name}.toml").read_text(encoding="utf-8"), name)
 
 
 def parse_hardware(text: str, name: str) -> Hardware:
@@ -125,12 +145,21 @@ def parse_hardware(text: str, name: str) -> Hardware:
     if not isinstance(content.get("title"), str) or not content["title"]:
         raise _bad(name, "title", "is no text")
     keys = (*CARD_KEYS, *(LINK_KEYS if device == "cuda" else ()))
+    note = content.pop("note", "")
+    if not isinstance(note, str):
+        raise _bad(name, "note", "is no text")
     _check_keys(name, content, {"title", "device", *keys})
     sources = {}
     for key in keys:
         entry = _table(name, key, content[key], {"value", "source"})
         sources[key] = _text(name, f"{key}.source", entry["source"])
     numbers = {key: _number(name, f"{key}.value", content[key]["value"], RANGES[key]) for key in CARD_KEYS}
+    link_bytes_per_s, link = math.inf, ""
+    if device == "cuda":
+        generation = _one_of(name, content, "pcie_generation", set(PCIE_GT_PER_S))
+        lanes = _one_of(name, content, "pcie_lanes", PCIE_LANES)
+        link_bytes_per_s = PCIE_GT_PER_S[generation] * 1e9 * PCIE_DATA_SHARE / 8 * lanes
+        link = f"PCIe {generation}.0 x{lanes}"
     return Hardware(
         name=name,
         title=content["title"],
@@ -139,9 +168,10 @@ def parse_hardware(text: str, name: str) -> Hardware:
         memory_bytes_per_s=numbers["memory_gb_per_s"] * 1e9,
         half_flops_per_s=numbers["half_tflop_per_s"] * 1e12,
         float32_flops_per_s=numbers["float32_tflop_per_s"] * 1e12,
-        pcie_generation=_one_of(name, content, "pcie_generation", set(PCIE_GT_PER_S)) if device == "cuda" else None,
-        pcie_lanes=_one_of(name, content, "pcie_lanes", PCIE_LANES) if device == "cuda" else None,
+        link_bytes_per_s=link_bytes_per_s,
+        link=link,
         sources=sources,
+        note=note,
     )
 
 

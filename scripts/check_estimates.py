@@ -23,6 +23,7 @@ import torch
 from edgespec.config import MemoryLimits
 from edgespec.estimate.speed import (
     PairOnHardware,
+    memory_there,
     open_hardware,
     pair_load,
     place_on,
@@ -180,7 +181,8 @@ def compare(run: Published, folder: Path) -> dict[str, Any]:
     )
     draft = open_architecture(folder / run.draft) if run.draft else None
     weights = pair_weights(open_architecture(folder / run.target), draft, place)
-    pair = PairOnHardware(weights=weights, hardware=hardware, assumptions=assumptions, place=place)
+    memory = memory_there(hardware, assumptions, place.limits)
+    pair = PairOnHardware(weights=weights, hardware=hardware, assumptions=assumptions, place=place, memory=memory)
     tree = TreeSettings(policy="none")
     if run.nodes:
         tree = TreeSettings(policy="sequoia", size=run.nodes, depth=run.depth)

@@ -46,8 +46,9 @@ from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.config import parse_size
 from edgespec.grow.acceptance import AcceptanceModel, default_acceptance
 from edgespec.grow.policies import OpenPolicy, make_grow, open_policy
+from edgespec.measured import acceptance_of
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
-from edgespec.profiled import acceptance_of, tree_settings
+from edgespec.profiled import tree_settings
 from edgespec.sampling.noise import TextNoise
 from edgespec.train.records import expected_tokens
 from edgespec.tree.policies import POLICIES

@@ -73,23 +73,9 @@ An error is one `Error:` line and one `Try:` line on stderr; with `--json`, one 
 
 ## Completion
 
-Commands and options complete with Tab once the shell has been told, for bash (4.4 or newer) in `~/.bashrc`:
-
-```
-eval "$(_EDGESPEC_COMPLETE=bash_source edgespec)"
-```
-
-for zsh in `~/.zshrc`:
-
-```
-eval "$(_EDGESPEC_COMPLETE=zsh_source edgespec)"
-```
-
-and for fish in `~/.config/fish/completions/edgespec.fish`:
-
-```
-_EDGESPEC_COMPLETE=fish_source edgespec | source
-```
+Commands and options complete with Tab once the shell has been told: `eval "$(edgespec completion bash)"` in `~/.bashrc`
+(bash 4.4 or newer), `eval "$(edgespec completion zsh)"` in `~/.zshrc`, or `edgespec completion fish | source` in
+`~/.config/fish/config.fish`.
 """
 
 

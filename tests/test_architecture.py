@@ -28,6 +28,7 @@ LAYERS = (
     {"text"},
     {"decode"},
     {"estimate", "profiled"},
+    {"measured"},
     {"grow", "verify"},
     {"placement"},
     {"pair"},
@@ -52,7 +53,19 @@ OUTSIDE = {
         "train",
         "tune",
     },
-    "profiles": {"errors", "offload", "estimate", "profiled", "decode", "text", "engine", "doctor", "tune", "cli"},
+    "profiles": {
+        "errors",
+        "offload",
+        "estimate",
+        "measured",
+        "profiled",
+        "decode",
+        "text",
+        "engine",
+        "doctor",
+        "tune",
+        "cli",
+    },
 }
 MAX_OUTSIDE_A_ROOM = 8
 OTHER_PROGRAMS = ("hf download ", "python -m ", "pip install ", '"nvidia-smi"')  # whose flags are their own

@@ -26,7 +26,9 @@ EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 COMMANDS = {  # name -> the module that holds `command`
     "bench": "edgespec.cli.bench.command",
+    "cache": "edgespec.cli.cache",
     "chat": "edgespec.cli.chat.command",
+    "completion": "edgespec.cli.completion",
     "config": "edgespec.cli.config.command",
     "doctor": "edgespec.cli.doctor",
     "estimate": "edgespec.cli.estimate.command",

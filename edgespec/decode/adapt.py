@@ -19,7 +19,7 @@ from edgespec.decode.tree_choice import SIZES, GrownTree, StepCosts, TreeChoice,
 from edgespec.grow import Growth
 from edgespec.grow.policies import OpenPolicy
 from edgespec.grow.together import Grow
-from edgespec.profiled import pass_points
+from edgespec.measured import pass_points
 from edgespec.tree.policies import POLICIES
 from edgespec.tree.settings import TreeSettings
 from profiles.schema import Profile

@@ -17,6 +17,7 @@ from torch import Tensor
 from edgespec.decode.accept import accept_together
 from edgespec.decode.session import AcceptedPath, Session
 from edgespec.decode.step import PassCost, StepResult
+from edgespec.draft.distributions import Distributions
 from edgespec.draft.language_model import LanguageModelDrafter, expand_together
 from edgespec.errors import EdgespecError
 from edgespec.grow.together import Expansion, grow_together, one_by_one
@@ -206,7 +207,7 @@ def _num_pending(session: Session) -> int:
     return session.drafter.num_pending if isinstance(session.drafter, LanguageModelDrafter) else 0
 
 
-def _expand(expansions: Sequence[Expansion]) -> Sequence[Tensor | EdgespecError]:
+def _expand(expansions: Sequence[Expansion]) -> Sequence[Distributions | EdgespecError]:
     """Ask the drafts of all texts at once where they are one model."""
     models = [drafter for drafter, _, _ in expansions if isinstance(drafter, LanguageModelDrafter)]
     if len(models) == len(expansions):

@@ -8,6 +8,7 @@ front of the next root.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from edgespec.config import DraftSampling
 from edgespec.draft import ProcessDraft
+from edgespec.draft.distributions import Distributions, LazyDistributions, rows_made_at_once, whole
 from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.new_rows import NewRows, next_rows
@@ -68,7 +70,7 @@ class LanguageModelDrafter:
         (q,) = expand_together([(self, tokens, parent_rows)])
         if isinstance(q, EdgespecError):
             raise q
-        return q
+        return whole(q)
 
     def rows_of(self, tokens: Tensor, parent_rows: Tensor) -> NewRows:
         """Return the rows of an expansion for a pass; `took_in` tells that it was made."""
@@ -179,6 +181,12 @@ class LanguageModelDrafter:
             q[rows] = self._probabilities(self.model.logits(hidden[rows]))
         return q
 
+    def lazy_q(self, hidden: Tensor) -> LazyDistributions:
+        """Return q of hidden states [k, h] as they are now drawn from, to be made chunk by chunk."""
+        return LazyDistributions(
+            hidden=hidden, q_of=functools.partial(self.q_of, is_checked=False), vocab=self.model.vocab
+        )
+
     def _probabilities(self, logits: Tensor) -> Tensor:
         """Return q over the target's vocabulary: padding is cut off, tokens the draft lacks have 0."""
         logits = logits[:, : self._vocab]
@@ -198,15 +206,17 @@ class LanguageModelDrafter:
 
 def expand_together(
     expansions: Sequence[tuple[LanguageModelDrafter, Tensor, Tensor]],
-) -> list[Tensor | EdgespecError]:
+) -> list[Distributions | EdgespecError]:
     """Return what `expand` gives for each drafter's tokens [k] and parent rows [k], after one pass for all of them.
+
+    Where q of all texts would be large, each one's is made when it is looked at.
 
     The drafters, of a text each, are of one model. In place of q is an error where hidden states are not finite.
     """
     drafters = [drafter for drafter, _, _ in expansions]
     read = drafters[0].model.read([drafter.rows_of(tokens, parents) for drafter, tokens, parents in expansions])
     hidden = [drafter.took_in(states) for drafter, states in zip(drafters, read, strict=True)]
-    found: list[Tensor | EdgespecError] = [NOT_FINITE] * len(drafters)
+    found: list[Distributions | EdgespecError] = [NOT_FINITE] * len(drafters)
     together: dict[object, list[int]] = {}
     is_root = any(drafter.num_rows == 1 for drafter in drafters)  # where the check is made, once a tree
     is_finite = torch.stack([states.isfinite().all() for states in hidden]).tolist() if is_root else None
@@ -215,6 +225,11 @@ def expand_together(
             joins = drafter.heads_join and drafter.process is None  # what is done to a text's logits is its own
             together.setdefault(drafter.sampling if joins else index, []).append(index)
     for group in together.values():
+        num_rows = sum(hidden[index].shape[0] for index in group)
+        if not is_root and num_rows > rows_made_at_once(drafters[0].model.vocab):
+            for index in group:
+                found[index] = drafters[index].lazy_q(hidden[index])
+            continue
         try:
             q = drafters[group[0]].q_of(torch.cat([hidden[index] for index in group]), is_checked=is_root)
         except EdgespecError as error:

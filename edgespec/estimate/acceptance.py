@@ -1,14 +1,16 @@
-"""Acceptance by rank for estimates: from one rate, from a file of measurements, or the built-in pair's.
+"""Acceptance by rank for estimates: from one rate, from a file of measurements, as published, or the built-in pair's.
 
 One rate becomes a vector by a power law, Sequoia's model of acceptance (Chen et al. 2024, section 4.2): the
 chance that none of the first k children is accepted is (k + 1)^-b, with b such that the first child is
 accepted at the given rate. The child of rank k then adds (k + 1)^-b - (k + 2)^-b. From the built-in pair's
-first rate this makes 3 to 16 % more tokens a pass, at 16 to 768 nodes, than its measured vectors do.
+first rate this makes 3 to 16 % more tokens a pass, at 16 to 768 nodes, than its measured vectors do. Published
+tokens a pass of Sequoia's trees are turned into a rate by the same law, the other way round.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +27,37 @@ class AssumedAcceptance:
 
     rates: tuple[float, ...]
     about: str  # for people
+    hint: str = ""  # what to try where it was neither measured on this pair nor given
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """Tokens a pass of a pair of real models through Sequoia's trees, and the rate that yields as many."""
+
+    model_type: str  # of both models, as config.json has it
+    pair: str
+    size_ratio: float  # parameters of the target over those of the draft
+    source: str
+    temperature: float
+    rate: float
+    tokens: Mapping[int, float]  # nodes below the root -> tokens a pass
+
+
+_DYSPEC = "DySpec, tables 3 and 4, column Sequoia"
+_LLAMA_2 = "Llama-2 7B drafting for 70B"
+PUBLISHED = (
+    # 64 nodes: the mean of C4, OpenWebText, CNN, GSM8k and MT-Bench; 768 nodes: of the first three
+    Published(
+        model_type="llama", pair=_LLAMA_2, size_ratio=10, source=_DYSPEC, temperature=0.0, rate=0.79,
+        tokens={64: 6.80, 768: 9.58},
+    ),
+    Published(
+        model_type="llama", pair=_LLAMA_2, size_ratio=10, source=_DYSPEC, temperature=0.6, rate=0.775,
+        tokens={64: 6.44, 768: 8.96},
+    ),
+)  # fmt: skip
+HINT = "a guess for yours, which edgespec profile measures; `acceptance=0.7` tries another rate"
+MUCH_SMALLER = 2.0  # a draft that is so many times smaller than the published one is another matter, and said to be
 
 
 def power_law(rate: float, num_ranks: int = NUM_RANKS) -> tuple[float, ...]:
@@ -43,8 +76,14 @@ def acceptance_rate(setting: Path | None) -> float | None:
         return None
 
 
-def assumed_acceptance(tree: TreeSettings, temperature: float | None) -> AssumedAcceptance:
-    """Return acceptance by rank, as the settings say; raises EdgespecError for a bad rate or file."""
+def assumed_acceptance(
+    tree: TreeSettings, temperature: float | None, *, model_types: Collection[str] = (), size_ratio: float = 1.0
+) -> AssumedAcceptance:
+    """Return acceptance by rank, as the settings say; raises EdgespecError for a bad rate or file.
+
+    Where they say nothing it is that of published pairs of the models' types, or the built-in pair's.
+    `size_ratio` is the target's parameters over the draft's.
+    """
     rate = acceptance_rate(tree.acceptance)
     if rate is not None:
         require(
@@ -53,10 +92,31 @@ def assumed_acceptance(tree: TreeSettings, temperature: float | None) -> Assumed
             "Leave it out, or give a file of measurements.",
         )
         return AssumedAcceptance(rates=power_law(rate), about=f"{rate:g} for a first child, a power law for the others")
+    found = [one for one in PUBLISHED if set(model_types) == {one.model_type}] if tree.acceptance is None else []
+    if found:
+        best = min(found, key=lambda one: abs(one.temperature - (temperature or 0.0)))
+        return AssumedAcceptance(rates=power_law(best.rate), about=_as_published(best, size_ratio), hint=HINT)
     model = AcceptanceModel.load(tree.acceptance) if tree.acceptance else default_acceptance()
     at = temperature or 0.0
     draw = tree.children
     owner = f"of '{tree.acceptance}'" if tree.acceptance else "of the built-in pair"
     return AssumedAcceptance(
-        rates=tuple(model.rank_acceptance(at, draw)), about=f"{owner} at temperature {at:g}, {draw} children"
+        rates=tuple(model.rank_acceptance(at, draw)),
+        about=f"{owner} at temperature {at:g}, {draw} children",
+        hint=""
+        if tree.acceptance
+        else f"a tiny pair's: `acceptance={PUBLISHED[0].rate:g}` is {PUBLISHED[0].pair}; {HINT}",
     )
+
+
+def _as_published(found: Published, size_ratio: float) -> str:
+    about = (
+        f"{found.rate:g} for a first child, as published for {found.pair} at temperature {found.temperature:g} "
+        f"({found.source})"
+    )
+    if size_ratio > MUCH_SMALLER * found.size_ratio:
+        about += (
+            f"; this draft is {size_ratio:.0f} times smaller than its target, theirs {found.size_ratio:g} times: "
+            "expect less"
+        )
+    return about

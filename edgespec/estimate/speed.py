@@ -1,4 +1,4 @@
-"""Estimates of a pair on hardware that need not be here: its placement, seconds a step, and the best tree.
+"""Estimates of a pair on hardware, here or elsewhere: its placement, seconds a step, and the best tree.
 
 This module is the boundary to hardware profiles: what goes wrong there leaves here as EdgespecError. Trees are
 Sequoia's, the best static ones for an acceptance by rank. Grown trees yield more from the same acceptance, so
@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from edgespec.config import MAX_TREE_SIZE
+from edgespec.config import MAX_TREE_SIZE, MemoryLimits
 from edgespec.errors import EdgespecError, profile_errors
 from edgespec.estimate.pass_load import model_load
 from edgespec.grow.sequoia import sequoia_table
@@ -33,6 +33,7 @@ class PairOnHardware:
     hardware: Hardware
     assumptions: Assumptions
     place: RunPlace
+    memory: Memory  # that may be used there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,17 +85,16 @@ def open_hardware(name: str) -> tuple[Hardware, Assumptions]:
 
 
 def place_on(pair: PairOnHardware, tree: TreeSettings) -> PlacedWeights:
-    """Return the placement within the hardware's memory, whatever this machine has; raises EdgespecError."""
-    return place_weights(pair.weights, tree, pair.place, _memory(pair))
+    """Return the placement within the memory; raises EdgespecError."""
+    return place_weights(pair.weights, tree, pair.place, pair.memory)
 
 
-def _memory(pair: PairOnHardware) -> Memory:
-    """Return what the hardware has of memory, within the limits."""
-    limits, there_bytes = pair.place.limits, pair.assumptions.usable_bytes(pair.hardware)
-    if pair.hardware.device == "cpu":
+def memory_there(hardware: Hardware, assumptions: Assumptions, limits: MemoryLimits) -> Memory:
+    """Return what hardware that is not here has of memory, within the limits."""
+    there_bytes = assumptions.usable_bytes(hardware)
+    if hardware.device == "cpu":
         return memory_within(limits, host_bytes=there_bytes - MARGIN_BYTES, free_device_bytes=None)
-    host_bytes = pair.assumptions.host_memory_bytes
-    return memory_within(limits, host_bytes=host_bytes, free_device_bytes=there_bytes)
+    return memory_within(limits, host_bytes=assumptions.host_memory_bytes, free_device_bytes=there_bytes)
 
 
 def estimate_plain(pair: PairOnHardware) -> SpeedEstimate:

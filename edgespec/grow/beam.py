@@ -14,10 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from edgespec.draft.distributions import look_at
 from edgespec.grow import Growth
 from edgespec.grow.children import best_children
 from edgespec.grow.growing import GrowingTree, Layer, best_nodes
@@ -74,24 +76,21 @@ def grow_beam(
     tree = GrowingTree(root, device=device, keeps_q=keeps_q)
     yield from tree.expand_root()
     values = tree.q.new_ones(1)  # scores of the nodes expanded last: [k]
-    path_probability = tree.q.new_ones(1)  # [k]
-    scores = [tree.q.new_full((1,), torch.inf)]  # of all nodes; the root is always kept
-    best, worst_kept = tree.q.new_empty(0), tree.q.new_zeros(())
+    path_probability = torch.ones_like(values)  # [k]
+    scores = [values.new_full((1,), torch.inf)]  # of all nodes; the root is always kept
+    best, worst_kept = values.new_empty(0), values.new_zeros(())
 
     for layer_depth in range(1, depth + 1):
-        layer_noise = None if noise is None else noise.below(layer_depth)
-        drawn, q_drawn = best_children(tree.q, max(max_children, rule.num_candidates), layer_noise)  # [k, c]
-        layer = Layer(
+        look = partial(
+            _scored,
+            rule=rule,
+            count=max(max_children, rule.num_candidates),
             depth=layer_depth,
-            draft_q=tree.q,
-            noise=layer_noise,
-            drawn=drawn,
-            q_drawn=q_drawn,
-            values=values,
-            path_probability=path_probability,
-            rows=tree.rows,
+            noise=None if noise is None else noise.below(layer_depth),
+            of_parents=(values, path_probability, tree.rows),
         )
-        score = torch.minimum(rule.score(layer), values[:, None])
+        drawn, q_drawn, score = look_at(tree.distributions, look)  # [k, c]
+        score = torch.minimum(score, values[:, None])
         is_candidate = (q_drawn > 0) & (score >= rule.threshold)
         is_candidate[:, max_children:] = False
         is_candidate &= _is_among_best(score.masked_fill(~is_candidate, -1), rule.layer_nodes)
@@ -122,6 +121,36 @@ def grow_beam(
 
     all_scores = torch.cat(scores)
     return tree.finished(draw, best_nodes(all_scores, size + 1), scores=all_scores)
+
+
+def _scored(
+    q: Tensor,
+    rows: slice,
+    *,
+    rule: BeamRule,
+    count: int,
+    depth: int,
+    noise: Tensor | None,
+    of_parents: tuple[Tensor, Tensor, Tensor],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the `count` best children below a chunk of parents, what they are valued by and their scores: [j, c] each.
+
+    q [j, vocab] is that of the parents `rows`; `of_parents` are the values, path probabilities and draft's rows [k] of
+    all of them.
+    """
+    drawn, q_drawn = best_children(q, count, noise)
+    values, path_probability, draft_rows = (column[rows] for column in of_parents)
+    layer = Layer(
+        depth=depth,
+        draft_q=q,
+        noise=noise,
+        drawn=drawn,
+        q_drawn=q_drawn,
+        values=values,
+        path_probability=path_probability,
+        rows=draft_rows,
+    )
+    return drawn, q_drawn, rule.score(layer)
 
 
 def _is_among_best(scores: Tensor, count: int | None) -> Tensor:

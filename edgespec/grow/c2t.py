@@ -26,11 +26,11 @@ def c2t_rule(classifier: Classifier, *, confidence: float, width: int) -> BeamRu
 
 
 def classifier_exit(classifier: Classifier, *, confidence: float) -> Stops:
-    """Return the early exit of a static tree: it stops where no token of the layer reaches the confidence.
+    """Return the early exit of a static tree: nothing follows tokens of which none reaches the confidence.
 
     Source: C2T, section 5.5, for chains.
     """
-    return lambda layer: (_confidence(classifier, layer) < confidence).all()
+    return lambda layer: (_confidence(classifier, layer) < confidence).all(-1)
 
 
 def _confidence(classifier: Classifier, layer: Layer) -> Tensor:

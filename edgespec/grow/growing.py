@@ -13,12 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from edgespec.draft.distributions import Distributions, whole
 from edgespec.grow.children import under_noise
 from edgespec.sampling.distribution import CHUNK_ELEMENTS
 from edgespec.tree.policies import Draw
 from edgespec.tree.token_tree import TokenTree
 
-Expanding = Generator[tuple[Tensor, Tensor], Tensor, None]  # asks as `Growth` does
+Expanding = Generator[tuple[Tensor, Tensor], Distributions, None]  # asks as `Growth` does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,7 @@ class GrowingTree:
         self._parents = [torch.tensor([-1], device=device)]
         self._ranks = [torch.zeros(1, dtype=torch.long, device=device)]
         self._draft_rows = [torch.zeros(1, dtype=torch.long, device=device)]
-        self._q: list[Tensor] = []  # the last one alone, unless all are kept
+        self._q: list[Distributions] = []  # the last one alone, unless all are kept, whole
         self._expanded = torch.zeros(1, dtype=torch.long, device=device)  # node numbers, [k]
         self._parent_rows = self._draft_rows[0]  # rows of the last layer's parents
         self.rows = self._draft_rows[0]  # rows of the nodes expanded last, [k]
@@ -69,9 +70,14 @@ class GrowingTree:
         return torch.cat(self._parents)
 
     @property
-    def q(self) -> Tensor:
-        """The distributions of the nodes expanded last: [k, vocab]."""
+    def distributions(self) -> Distributions:
+        """The distributions of the nodes expanded last, which may be made only as they are looked at."""
         return self._q[-1]
+
+    @property
+    def q(self) -> Tensor:
+        """The distributions of the nodes expanded last: [k, vocab], all of them."""
+        return whole(self._q[-1])
 
     def add(self, row: Tensor, rank: Tensor, tokens: Tensor) -> None:
         """Add a layer of children [j]: the row of `q` that each comes from, its place among its siblings, its token."""
@@ -85,18 +91,21 @@ class GrowingTree:
 
     def expand_root(self) -> Expanding:
         """Ask the draft what follows the root."""
-        self._q.append((yield self._tokens[0], self._parents[0]))
+        self._take((yield self._tokens[0], self._parents[0]))
 
     def expand(self, which: Tensor) -> Expanding:
         """Ask the draft what follows nodes `which` [k] of the layer added last."""
         first_row, count = self._num_rows, which.shape[0]
         if not self._keeps_q:
             self._q.clear()  # before the next one is made: both at once would be the peak
-        self._q.append((yield self._tokens[-1][which], self._parent_rows[which]))
+        self._take((yield self._tokens[-1][which], self._parent_rows[which]))
         self.rows = torch.arange(first_row, first_row + count, device=self._device)
         self._draft_rows[-1][which] = self.rows
         self._expanded = self._num_before_last + which
         self._num_rows += count
+
+    def _take(self, q: Distributions) -> None:
+        self._q.append(whole(q) if self._keeps_q else q)
 
     def finished(
         self,
@@ -123,7 +132,7 @@ class GrowingTree:
             ranks=torch.cat(self._ranks)[kept],
             draw=draw,
             draft_rows=torch.cat(self._draft_rows)[kept],
-            draft_probs=torch.cat(self._q) if self._keeps_q else None,
+            draft_probs=torch.cat([whole(q) for q in self._q]) if self._keeps_q else None,
             ancestors=ancestors,
             scores=None if scores is None else scores[kept],
         )

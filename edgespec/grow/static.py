@@ -10,10 +10,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from edgespec.draft.distributions import look_at
 from edgespec.grow import Growth
 from edgespec.grow.children import best_children
 from edgespec.grow.growing import GrowingTree, Layer
@@ -23,8 +25,8 @@ from edgespec.tree.policies import Draw
 from edgespec.tree.shapes import TreeShape
 from edgespec.tree.token_tree import TokenTree, all_on_path, ancestors_mask, root_only
 
-# The layer that was just drawn -> [] bool: draft no further one. It may read what was drawn, never
-# what comes later: then the output is unbiased.
+# Some nodes and what was drawn below them -> bool of each: no reason to draft further below it. Growth ends where no
+# node gives one. It may read what was drawn, never what comes later: then the output is unbiased.
 Stops = Callable[[Layer], Tensor]
 
 
@@ -93,33 +95,69 @@ def grow_static(
     yield from tree.expand_root()
     is_token = [torch.ones(1, dtype=torch.bool, device=device)]
     path_probability = tree.q.new_ones(1)  # of the nodes expanded last: [k]
-    layer_noise: Tensor | None = None  # [vocab]
     for layer_depth, layer in enumerate(shape.layers[:depth], start=1):
-        if layer_depth == 1 and first_tokens is not None:
-            q_drawn, drawn = _padded(tree.q.new_ones(1, len(first_tokens)), first_tokens[None], layer.num_drawn)
-        else:
-            layer_noise = None if noise is None else noise.below(layer_depth)
-            q_drawn, drawn = _drawn(tree.q, layer.num_drawn, draw, generator, layer_noise)  # [k, c]
+        is_last = layer_depth == min(depth, shape.depth)
+        look = partial(
+            _looked_at,
+            count=layer.num_drawn,
+            draw=draw,
+            generator=generator,
+            given=first_tokens if layer_depth == 1 else None,
+            stops=None if is_last else stops,
+            depth=layer_depth,
+            noise=None if noise is None else noise.below(layer_depth),
+            of_parents=(path_probability, tree.rows),
+        )
+        q_drawn, drawn, is_useless = look_at(tree.distributions, look)
         tree.add(layer.row, layer.rank, drawn[layer.row, layer.rank])
         is_token.append(q_drawn[layer.row, layer.rank] > 0)
-        if layer_depth == min(depth, shape.depth):
+        if is_last:
             break
         if stops is not None:
-            outcome = Layer(
-                depth=layer_depth,
-                draft_q=tree.q,
-                noise=layer_noise,
-                drawn=drawn,
-                q_drawn=q_drawn,
-                values=path_probability,
-                path_probability=path_probability,
-                rows=tree.rows,
-            )
             path_probability = (path_probability[:, None] * q_drawn)[layer.row, layer.rank][layer.expanded]
-            if bool(stops(outcome)):  # whether to go on depends on it: a wait, where a stop is asked for
+            if bool(is_useless.all()):  # whether to go on depends on it: a wait, where a stop is asked for
                 break
         yield from tree.expand(layer.expanded)
     return _without_empty(tree, torch.cat(is_token), draw, shape)
+
+
+def _looked_at(
+    q: Tensor,
+    rows: slice,
+    *,
+    count: int,
+    draw: Draw,
+    generator: torch.Generator,
+    given: Tensor | None,
+    stops: Stops | None,
+    depth: int,
+    noise: Tensor | None,
+    of_parents: tuple[Tensor, Tensor],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return q and tokens [j, count] of what is drawn below a chunk of parents, and what `stops` says of them: [j].
+
+    q [j, vocab] is that of the parents `rows`; `of_parents` are the path probabilities and the draft's rows [k] of all
+    of them. `given` [w] are tokens that are taken instead.
+    """
+    if given is not None:
+        q_drawn, drawn = _padded(q.new_ones(1, len(given)), given[None], count)
+        noise = None
+    else:
+        q_drawn, drawn = _drawn(q, count, draw, generator, noise)
+    if stops is None:
+        return q_drawn, drawn, torch.zeros(q.shape[0], dtype=torch.bool, device=q.device)
+    path_probability, draft_rows = (column[rows] for column in of_parents)
+    layer = Layer(
+        depth=depth,
+        draft_q=q,
+        noise=noise,
+        drawn=drawn,
+        q_drawn=q_drawn,
+        values=path_probability,
+        path_probability=path_probability,
+        rows=draft_rows,
+    )
+    return q_drawn, drawn, stops(layer)
 
 
 def _drawn(

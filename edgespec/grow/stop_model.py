@@ -110,13 +110,13 @@ def input_names(kind: StopKind, num_inputs: int) -> tuple[str, ...]:
 
 
 def model_exit(model: StopModel, drafter: Drafter, *, confidence: float) -> Callable[[Layer], Tensor]:
-    """Return the early exit: it stops where below none of the nodes expanded last a child looks likely enough.
+    """Return the early exit: nothing follows nodes below which no child looks likely enough.
 
     Source: Improving-MCSD, section 3.3. It reads what the children were drawn from, not the children. Raises
     EdgespecError for a model of hidden states and a drafter that keeps none.
     """
     if model.kind == "probabilities":
-        return lambda layer: (model.predict(distribution_inputs(layer.q, model.num_inputs)) < confidence).all()
+        return lambda layer: model.predict(distribution_inputs(layer.q, model.num_inputs)) < confidence
     if not isinstance(drafter, HiddenStates):
         raise EdgespecError(
             "E_SETTING",
@@ -133,7 +133,7 @@ def model_exit(model: StopModel, drafter: Drafter, *, confidence: float) -> Call
                 f"the decision model reads {model.num_inputs} numbers, the draft's states have {hidden.shape[-1]}.",
                 "Fit it on this draft.",
             )
-        return (model.predict(hidden.float()) < confidence).all()
+        return model.predict(hidden.float()) < confidence
 
     return stops
 

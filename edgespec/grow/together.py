@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from edgespec.draft import Drafter
+from edgespec.draft.distributions import Distributions
 from edgespec.errors import EdgespecError
 from edgespec.grow import Growth
 from edgespec.tree.token_tree import TokenTree
 
 Expansion = tuple[Drafter, Tensor, Tensor]  # tokens [k], rows of their parents [k]
 # Returns q [k, vocab] of every expansion, or what went wrong with it
-ExpandTogether = Callable[[Sequence[Expansion]], Sequence[Tensor | EdgespecError]]
+ExpandTogether = Callable[[Sequence[Expansion]], Sequence[Distributions | EdgespecError]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +46,9 @@ def grown(growth: Growth, drafter: Drafter | None) -> TokenTree:
         return tree
 
 
-def one_by_one(expansions: Sequence[Expansion]) -> list[Tensor | EdgespecError]:
+def one_by_one(expansions: Sequence[Expansion]) -> list[Distributions | EdgespecError]:
     """Expand each by itself, for drafters that have nothing in common."""
-    found: list[Tensor | EdgespecError] = []
+    found: list[Distributions | EdgespecError] = []
     for drafter, tokens, parent_rows in expansions:
         try:
             found.append(drafter.expand(tokens, parent_rows))
@@ -61,7 +62,7 @@ def grow_together(
 ) -> list[TokenTree | EdgespecError]:
     """Return the trees of all texts, or what went wrong with one: the others grow on."""
     found: dict[int, TokenTree | EdgespecError] = {}
-    answers: dict[int, Tensor | EdgespecError | None] = dict.fromkeys(range(len(growths)))
+    answers: dict[int, Distributions | EdgespecError | None] = dict.fromkeys(range(len(growths)))
     while answers:
         asked: dict[int, Expansion] = {}
         for index, answer in answers.items():

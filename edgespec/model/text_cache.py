@@ -6,7 +6,7 @@ Memory grows in steps as the text does. Legend: h the model's hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -65,6 +65,12 @@ class LayerCache:
             other.append(self._keys[:, :, :rows], self._values[:, :, :rows])
         return other
 
+    def rows(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of the first `count` rows: [count, heads, head_dim] each."""
+        assert self._keys is not None
+        assert self._values is not None
+        return self._keys[0, :, :count].transpose(0, 1), self._values[0, :, :count].transpose(0, 1)
+
     def _resized(self, old: Tensor | None, like: Tensor, rows: int) -> Tensor:
         _, heads, _, head_dim = like.shape
         new = like.new_empty(1, heads, rows, head_dim)
@@ -117,6 +123,27 @@ class TextCache:
         other._hidden = None if self._hidden is None else self._hidden.copy(rows)
         other._ids = self._ids[:rows]
         return other
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all that the text's rows are, by name: tensors whose first dimension counts rows."""
+        count = len(self._ids)
+        found: dict[str, Tensor] = {}
+        for index, layer in enumerate(self.layers):
+            keys, values = layer.rows(count)
+            found |= {f"keys.{index}": keys.contiguous(), f"values.{index}": values.contiguous()}
+        if self._hidden is not None:
+            found["hidden"] = self._hidden.before(1, count + 1).contiguous()
+        return found
+
+    def fill(self, tensors: Mapping[str, Tensor], ids: list[int]) -> None:
+        """Let an empty cache have the text of these ids, whose rows another's `tensors` are."""
+        assert not self._ids
+        for index, layer in enumerate(self.layers):
+            keys, values = (tensors[f"{part}.{index}"].transpose(0, 1)[None] for part in ("keys", "values"))
+            layer.append(keys, values)
+        if self._hidden is not None:
+            self._hidden.write(0, tensors["hidden"])
+        self._ids = list(ids)
 
     def commit(self, rows: Tensor, ids: list[int]) -> None:
         """Let `rows` [j], counted from the cache's start, become text of these ids; drop the others behind the text."""

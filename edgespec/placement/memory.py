@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PretrainedConfig
 
+from edgespec.draft.distributions import rows_made_at_once
 from edgespec.model.causal_model import CHUNK_ROWS
 from edgespec.model.new_rows import ALL_PROMPT_ROWS
 from edgespec.model.row_chunks import rows_at_once
@@ -85,14 +86,12 @@ def pass_bytes(
     """Return the bytes of the largest temporaries of one forward of `num_texts` texts: over prompts, or over trees.
 
     A tree's temporaries include what is made of its rows. Logits exist for one chunk of rows at a time. `probs_rows`
-    are rows of a text whose distributions are kept: a draft's, of all nodes that it expands.
+    are the rows of all texts whose distributions exist at once (`draft_probs_rows`).
     """
     sizes = _pass_sizes(config, dtype)
     all_tree_rows = num_texts * tree_rows
     logits_rows = NUM_LOGITS_COPIES * min(all_tree_rows, rows_at_once(config.vocab_size))
-    # Trees that share draft calls are smaller: of the others the nodes of a layer are expanded at the same time.
-    all_probs_rows = probs_rows + (num_texts - 1) * min(probs_rows, LAYER_ROWS)
-    logits_bytes = config.vocab_size * FLOAT32_BYTES * (logits_rows + NUM_DRAFT_PROBS_COPIES * all_probs_rows)
+    logits_bytes = config.vocab_size * FLOAT32_BYTES * (logits_rows + NUM_DRAFT_PROBS_COPIES * probs_rows)
     all_prompt_rows = max(prompt_rows, min(num_texts * prompt_rows, ALL_PROMPT_ROWS))
     chunk_rows = min(all_prompt_rows, CHUNK_ROWS)
     prompt_bytes = chunk_rows * (sizes.row_bytes + prompt_rows * sizes.pair_bytes)
@@ -101,6 +100,18 @@ def pass_bytes(
     tree_bytes = chunk_rows * (sizes.row_bytes + keys * sizes.pair_bytes) + logits_bytes
     tree_bytes += all_tree_rows * (keys * sizes.mask_bytes + NUM_HIDDEN_COPIES * config.hidden_size * dtype.itemsize)
     return int(PASS_SLACK * max(prompt_bytes, tree_bytes))
+
+
+def draft_probs_rows(vocab: int, tree: TreeSettings, place: RunPlace) -> int:
+    """Return of how many rows of a draft, of all texts together, distributions exist at once.
+
+    Those of sampled trees are kept until the tree is verified, and so are all of them for measurements. Others are
+    looked at once.
+    """
+    if tree.children != "sampled" and not place.keeps_draft_probs:
+        return min(place.num_texts * tree.num_drafted, rows_made_at_once(vocab))
+    # Trees that share draft calls are smaller: of the others the nodes of a layer are expanded at the same time.
+    return tree.num_drafted + (place.num_texts - 1) * min(tree.num_drafted, LAYER_ROWS)
 
 
 def texts_bytes(config: PretrainedConfig, *, num_rows: int, text_rows: int, dtype: torch.dtype) -> int:
@@ -178,7 +189,7 @@ def device_uses(
             tree_rows=tree_rows,
             keys=draft_rows,
             dtype=dtype,
-            probs_rows=draft_rows - context_tokens,
+            probs_rows=draft_probs_rows(draft_config.vocab_size, tree, place),
             num_texts=num_texts,
         )
     scratch_bytes = (target.num_scratch + (draft.num_scratch if draft else 0)) * dtype.itemsize

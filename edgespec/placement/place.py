@@ -15,7 +15,7 @@ from edgespec.errors import EdgespecError, offload_errors
 from edgespec.pair.find import find_pair
 from edgespec.pair.folder import ModelFolder, open_architecture, open_draft_architecture
 from edgespec.pair.pair import DEMO_FOLDER
-from edgespec.placement.memory import cache_rows, device_uses, host_uses
+from edgespec.placement.memory import cache_rows, device_uses, draft_probs_rows, host_uses
 from edgespec.placement.run_place import PlaceOptions, RunPlace, resolve_place
 from edgespec.placement.weights import Weights, weights_by_size
 from edgespec.tree.settings import TreeSettings
@@ -88,17 +88,23 @@ class PlacedWeights:
     placement: Placement
 
 
-def check_tree_fits(tree: TreeSettings, planned: TreeSettings) -> None:
-    """Raise EdgespecError for trees that need more room than those that memory was planned for."""
-    if all(rows <= room for rows, room in zip(cache_rows(0, tree), cache_rows(0, planned), strict=True)):
+def check_tree_fits(tree: TreeSettings, planned: TreeSettings, place: RunPlace, *, vocab: int) -> None:
+    """Raise EdgespecError for trees that need more room than those that memory was planned for.
+
+    `vocab` is the draft's: sampled trees keep its distributions.
+    """
+    probs_rows, probs_room = (draft_probs_rows(vocab, one, place) for one in (tree, planned))
+    has_rows = all(rows <= room for rows, room in zip(cache_rows(0, tree), cache_rows(0, planned), strict=True))
+    if has_rows and probs_rows <= probs_room:
         return
     drafted_per_node = tree.num_drafted // (tree.num_nodes + 1)
-    largest = max(0, min(planned.num_nodes, planned.num_drafted // drafted_per_node - 1))
+    drafted_room = planned.num_drafted if probs_rows <= probs_room else min(planned.num_drafted, probs_room)
+    largest = max(0, min(planned.num_nodes, drafted_room // drafted_per_node - 1))
     raise EdgespecError(
         "E_TREE_SIZE",
         f"{tree.policy} trees of {tree.num_nodes} nodes need more memory than is planned, which has room for "
         f"{largest}.",
-        f"Use {largest} or less, or start with `size={tree.num_nodes}`.",
+        f"Use {largest} or less, or start with `policy={tree.policy}`, `size={tree.num_nodes}`.",
     )
 
 

@@ -44,6 +44,7 @@ class RunPlace:
     threads: int | None = None  # of the processor; None: as many as pay, step by step
     num_texts: int = 1  # under way at once
     cache_tokens: int | None = None  # of all texts under way together; None: each may be as long as the context
+    keeps_draft_probs: bool = False  # of all trees, for measurements and records
 
     @property
     def all_tokens(self) -> int:

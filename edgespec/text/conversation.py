@@ -135,6 +135,10 @@ class Conversation:
         said = [{"role": message.role, "content": message.content} for message in whole]
         return template_ids(tokenizer, said, values=self.template_values)
 
+    def first_ids(self, text: str) -> list[int]:
+        """Return the ids of a conversation that begins with this message."""
+        return self.prompt_ids((Message(role="user", content=text),))
+
     def check_room(self, text: str) -> int:
         """Return the number of the prompt's tokens with this said next; raises EdgespecError without room."""
         return len(self._request((*self.messages, Message(role="user", content=text)), tries=0).ids)

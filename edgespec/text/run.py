@@ -27,6 +27,7 @@ from edgespec.pair.pair import ModelPair
 from edgespec.sampling.noise import TextNoise, generator_at, text_key
 from edgespec.text.caches import KeptCaches, TextCaches, new_caches
 from edgespec.text.handle import OnPrefill, TextHandle
+from edgespec.text.prompt_cache import PromptCache
 from edgespec.text.request import TextRequest
 from edgespec.text.results import GenerationResult
 from edgespec.text.watch import PassAbandonedError, watching
@@ -69,6 +70,7 @@ class Texts:
         """
         self.most, self._most_tokens = most, most_tokens
         self.kept = KeptCaches()
+        self.prompt_cache: PromptCache | None = None
         self._pair, self._models, self._use_smaller, self._threads = pair, models, use_smaller, threads
         self._condition = threading.Condition()
         self._is_driven = False
@@ -204,7 +206,8 @@ class Texts:
                 if other.request.ids == ids and other.caches is not None:
                     is_read = other.caches.shared(ids[:-1]) == len(ids) - 1
                     return other.caches.copy_of(ids[:-1]) if is_read else None
-        return new_caches(models.target, models.draft)
+        begun = self.prompt_cache.begin(ids, models.target, models.draft) if self.prompt_cache is not None else None
+        return begun or new_caches(models.target, models.draft)
 
     def _enter(self, handle: TextHandle, caches: TextCaches) -> None:
         """Begin a text, or go on with one behind the tokens that it has."""
@@ -240,9 +243,12 @@ class Texts:
             del self._under_way[session]
             self._batch.leave(session)
         self._draws.pop(handle, None)
-        if handle.caches is not None and handle.keeps and error is None:
+        if handle.caches is not None and error is None:
             handle.caches.target.truncate()
-            self.kept.keep(handle.caches, most=self.most)
+            if self.prompt_cache is not None:
+                self.prompt_cache.keep(handle.caches)
+            if handle.keeps:
+                self.kept.keep(handle.caches, most=self.most)
         handle.caches = None
         if not handle.is_done:
             handle.end(error)

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from edgespec.config import SamplingSettings
 from edgespec.decode.adapt import Tuner, may_follow_clock
 from edgespec.grow.policies import OpenPolicy, open_policy
+from edgespec.measured import acceptance_of
 from edgespec.placement.load import LoadedModels
 from edgespec.placement.place import check_tree_fits
-from edgespec.profiled import PairSetup, acceptance_of
+from edgespec.profiled import PairSetup
 from edgespec.text.run import TextModels
 from edgespec.tree.settings import TreeSettings
 
@@ -21,7 +22,9 @@ class Trees:
     def __init__(self, setup: PairSetup) -> None:
         self.own, self.profile = setup.tree, setup.profile
         self.pinned: TreeSettings | None = None  # that are held to in place of the engine's own
-        self._placed = setup.room
+        self._placed, self._place = setup.room, setup.place
+        model = setup.pair.draft or setup.pair.target
+        self._vocab = int(model.config.get_text_config(decoder=True).vocab_size)
         self._own_tuner: Tuner | None = None
         if setup.is_tuned:
             first = setup.tree.num_nodes if setup.plan is not None else None
@@ -50,7 +53,7 @@ class Trees:
     def use(self, tree: TreeSettings | None) -> None:
         """Hold to these trees, or with None to the engine's own; raises EdgespecError where they are too large."""
         if tree is not None:
-            check_tree_fits(tree, self._placed)
+            check_tree_fits(tree, self._placed, self._place, vocab=self._vocab)
         self.pinned = tree
         self.policy = self._open()
 

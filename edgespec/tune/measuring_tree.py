@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edgespec.config import MAX_TREE_SIZE
 from edgespec.errors import EdgespecError
 from edgespec.pair.pair import ModelPair
@@ -22,6 +24,7 @@ def set_up_to_measure(pair: ModelPair, place: RunPlace) -> PairSetup:
 
     Raises EdgespecError where not even a small one fits.
     """
+    place = replace(place, keeps_draft_probs=True)
     weights = pair_weights(pair.target, pair.draft, place)
     memory = read_memory(place.limits, place.device)
     notes = note_of_costs(weights.target, weights.draft)

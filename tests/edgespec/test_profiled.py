@@ -14,21 +14,13 @@ import torch
 from edgespec import EdgespecError, Engine, MemoryLimits, TreeSettings
 from edgespec.files import profiles_folder
 from edgespec.grow.acceptance import default_acceptance
+from edgespec.measured import acceptance_of, pass_shares
 from edgespec.pair.folder import fingerprint, open_model
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
 from edgespec.placement.parallel import PassShares
 from edgespec.placement.place import Memory
 from edgespec.placement.run_place import RunPlace
-from edgespec.profiled import (
-    PairSetup,
-    acceptance_of,
-    pair_facts,
-    pass_shares,
-    plan_at,
-    set_up,
-    set_up_by_profile,
-    tree_settings,
-)
+from edgespec.profiled import PairSetup, pair_facts, plan_at, set_up, set_up_by_profile, tree_settings
 from profiles.files import write_profile
 from profiles.measure import machine_facts
 from profiles.schema import Plan, Profile

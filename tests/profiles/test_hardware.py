@@ -8,6 +8,7 @@ from profiles.errors import ProfileError
 from profiles.hardware import (
     FOLDER,
     Hardware,
+    _letters_of,
     hardware_names,
     parse_assumptions,
     parse_hardware,
@@ -18,8 +19,11 @@ from profiles.hardware import (
 CARD = (FOLDER / "rtx-4090.toml").read_text(encoding="utf-8")
 ASSUMED = (FOLDER / "assumptions.toml").read_text(encoding="utf-8")
 EXPECTED = {
-    "a100-40gb", "a100-80gb", "cpu", "h100", "h200", "l40", "rtx-3060", "rtx-3090", "rtx-4060-ti-16gb", "rtx-4070-ti",
-    "rtx-4080-super", "rtx-4090", "rtx-5090",
+    "a100-40gb", "a100-80gb", "apple-m2", "apple-m3", "apple-m4", "apple-m4-max", "apple-m4-pro", "cpu", "h100", "h200",
+    "l40", "rtx-3060", "rtx-3060-ti", "rtx-3070", "rtx-3080", "rtx-3090", "rtx-4060", "rtx-4060-laptop",
+    "rtx-4060-ti-16gb", "rtx-4060-ti-8gb", "rtx-4070", "rtx-4070-laptop", "rtx-4070-super", "rtx-4070-ti",
+    "rtx-4070-ti-super", "rtx-4080", "rtx-4080-super", "rtx-4090", "rtx-4090-laptop", "rtx-5060-ti-16gb", "rtx-5070",
+    "rtx-5070-ti", "rtx-5080", "rtx-5090", "rx-6800-xt", "rx-7600", "rx-7800-xt", "rx-7900-xt", "rx-7900-xtx",
 }  # fmt: skip
 
 
@@ -58,12 +62,45 @@ def test_the_link_is_pcie_after_its_line_code(name: str, gb_per_s: float) -> Non
     assert read_hardware(name).link_bytes_per_s / 1e9 == pytest.approx(gb_per_s, rel=0.01)
 
 
-@pytest.mark.parametrize("spelling", ["rtx-4090", "RTX 4090", "rtx_4090", "NVIDIA GeForce RTX 4090"])
-def test_names_are_found_however_they_are_spelled(spelling: str) -> None:
-    assert read_hardware(spelling).name == "rtx-4090"
+@pytest.mark.parametrize(
+    ("spelling", "name"),
+    [
+        *((spelling, "rtx-4090") for spelling in ("rtx-4090", "RTX 4090", "rtx_4090", "rtx4090", "4090", "4090 24GB")),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "rtx-4090-laptop"),
+        ("4070ti", "rtx-4070-ti"),
+        ("RTX 3060 12GB", "rtx-3060"),
+        ("4060 Ti 8 GB", "rtx-4060-ti-8gb"),
+        ("AMD Radeon RX 7900 XTX", "rx-7900-xtx"),
+        ("7900xt", "rx-7900-xt"),
+        ("M4 Max", "apple-m4-max"),
+    ],
+)
+def test_names_are_found_however_they_are_spelled(spelling: str, name: str) -> None:
+    assert read_hardware(spelling).name == name
 
 
-@pytest.mark.parametrize(("name", "closest"), [("a100", "a100-40gb, a100-80gb"), ("rtx-490", "rtx-4090")])
+def test_a_card_of_another_size_is_another_card() -> None:
+    assert "no hardware 'RTX 3060 8GB' is known" in _unknown("RTX 3060 8GB").what
+    assert len({_letters_of(name) for name in EXPECTED}) == len(EXPECTED), "every name can be told from the others"
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_what_is_untried_is_said(name: str) -> None:
+    said = {"rx": "ROCm build, which such a card needs, is untried", "apple": "no Metal (MPS) path"}
+    note = read_hardware(name).note
+    assert next((words for start, words in said.items() if name.startswith(start)), "") in note
+    assert ("laptop" in name) == ("a laptop's card" in note)
+
+
+def _unknown(name: str) -> ProfileError:
+    with pytest.raises(ProfileError) as caught:
+        read_hardware(name)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("name", "closest"), [("a100", "a100-40gb, a100-80gb"), ("rtx-490", "rtx-4090"), ("rtx4700 ti", "rtx-4070-ti")]
+)
 def test_an_unknown_name_lists_the_closest_and_all(name: str, closest: str) -> None:
     with pytest.raises(ProfileError) as caught:
         read_hardware(name)
@@ -144,3 +181,12 @@ def test_assumptions_that_make_no_sense_are_refused_by_name(old: str, new: str, 
     with pytest.raises(ProfileError) as caught:
         parse_assumptions(ASSUMED.replace(old, new, 1))
     assert f"'{named}'" in caught.value.what
+
+
+def test_measured_rates_are_reached_in_the_fast_case_and_by_as_much_less_in_others() -> None:
+    sheet, measured = read_assumptions(), read_assumptions().of_measured(1e9)
+    assert measured.host_disk_bytes_per_s == 1e9
+    for name in ("memory", "compute", "link", "disk"):
+        assert getattr(measured.fast, name) == 1
+        assert getattr(measured.likely, name) == pytest.approx(getattr(sheet.likely, name) / getattr(sheet.fast, name))
+    assert measured.slow.layer_call_s == sheet.slow.layer_call_s

@@ -20,6 +20,7 @@ from edgespec.cli.options.machine import MachineOptions, machine_options
 from edgespec.cli.options.model import AskedModels, model_options
 from edgespec.cli.options.sections import FIRST, LAST, MACHINE, SectionedCommand
 from edgespec.cli.options.tree import AskedTrees, tree_options
+from edgespec.cli.prompt_cache import open_prompt_cache, prompt_cache_option, use_prompt_cache
 from edgespec.cli.prompts.read import read_text
 from edgespec.errors import EdgespecError
 from edgespec.pair.hub_names import short_name
@@ -61,6 +62,7 @@ message begins on a line of its own. A pipe is one turn: all of stdin is the mes
 @chat_options
 @tree_options(has_profile=True)
 @machine_options
+@prompt_cache_option
 @click.option("--no-self-check", is_flag=True, help="Do not try whether the model's family reads token trees rightly.")
 @console_options(has_verbose=True, quiet_help="Print answers and errors only.")
 def command(
@@ -69,6 +71,7 @@ def command(
     asked: AskedChat,
     trees: AskedTrees,
     machine: MachineOptions,
+    prompt_cache: Path | None,
     no_self_check: bool,
     console: Console,
 ) -> int:
@@ -89,9 +92,11 @@ def command(
     with leaving_tidily():
         with console.status("reading headers"):
             pair = open_pair_for(console, models, trees)
+            cache = open_prompt_cache(prompt_cache, pair, machine.place(pair, context_tokens=CONTEXTS[-1]))
         engine = _load(console, pair, asked, trees, machine, self_check=not no_self_check)
     with engine:
         chat = _open_chat(console, engine, asked, is_single=is_single)
+        use_prompt_cache(console, engine, cache, [chat.conversation.first_ids(word) for word in ("a", "b")])
         if is_single:
             return single_turn(chat, first or "")
         with raising_at_the_prompt():

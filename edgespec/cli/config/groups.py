@@ -12,7 +12,7 @@ import click
 
 from edgespec.cli.config.defaults import asked_model, defaults_of, given_on_the_line, load_config, name_variables
 
-READ_CONFIG_THEMSELVES = {"config", "doctor"}  # and go on where it is damaged
+READ_CONFIG_THEMSELVES = {"cache", "completion", "config", "doctor"}  # or need none: they go on where it is damaged
 
 
 class ConfiguredGroup(click.Group):

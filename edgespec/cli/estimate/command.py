@@ -1,6 +1,7 @@
-"""`edgespec estimate`: the memory plan of a pair, from headers or a bare config, without loading it.
+"""`edgespec estimate`: memory and speed of a pair, from headers or a bare config, without loading it.
 
-With --hardware also its speed there, by data sheets and the assumptions of `profiles/builtin`.
+The speed is that of this machine, which is measured once, or with --hardware of another, by data sheets and the
+assumptions of `profiles/builtin`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import click
 
 from edgespec.cli.console import Console
 from edgespec.cli.ctrl_c import import_engine
+from edgespec.cli.estimate.here import is_here, measured_here, refuse_measuring
 from edgespec.cli.estimate.speeds import (
     estimate_speeds,
     refuse_other_device,
@@ -43,13 +45,15 @@ GIB = 1 << 30
     epilog="""\b
 Examples:
   edgespec estimate -m TARGET -md DRAFT                       this machine
+  edgespec estimate -m TARGET -md DRAFT --measure             ... whose speeds are measured again
   edgespec estimate -m TARGET --device cuda --max-gpu-mem 12GiB --max-cpu-mem 48GiB --quant nf4
   edgespec estimate CONFIG_DIR --json                         a folder with config.json alone
   edgespec estimate -m TARGET -md DRAFT --hardware rtx-4090   and the speed on a card that is not here
   edgespec estimate -m TARGET -md DRAFT --hardware rtx-4090 --acceptance 0.8 --max-cpu-mem 128GiB
 
-With --hardware, --acceptance is a file of measurements or the chance that a
-first child is accepted; the others follow a power law (Sequoia). Speeds count
+--acceptance is a file of measurements, or the chance that a first child is
+accepted; the others follow a power law (Sequoia). Without it Llama models have
+the published 0.79 (DySpec), others that of the built-in pair. Speeds count
 after the prompt is read, with the context full.
 """,
 )
@@ -67,10 +71,11 @@ after the prompt is read, with the context full.
     help="Texts that share each pass.",
 )
 @click.option("--prompt-tokens", type=click.IntRange(1), help="Longest prompt. [default: the whole context]")
-@click.option("--hardware", metavar="NAME", help="Estimate the speed there too: rtx-4090, a100-40gb, cpu, ...")
 @click.option(
-    "--temp", "--temperature", "temperature", type=float, help="Of the acceptance, with --hardware. [default: 0]"
+    "--hardware", metavar="NAME", help="Another machine's card or CPU: 4090, 'RTX 4070 Ti', a100-40gb, cpu, ..."
 )
+@click.option("--measure", is_flag=True, help="Measure this machine's speeds again; they are kept.")
+@click.option("--temp", "--temperature", "temperature", type=float, help="Of the acceptance. [default: 0]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def command(
     *,
@@ -80,16 +85,19 @@ def command(
     parallel: int,
     prompt_tokens: int | None,
     hardware: str | None,
+    measure: bool,
     temperature: float | None,
     as_json: bool,
 ) -> int:
-    """Say what would live where, in GiB. Reads headers only; a card that is not there is described by --max-gpu-mem
-    or, with its speed, by --hardware.
+    """Say what would live where, in GiB, and how fast it would be. Reads headers only.
+
+    This machine's memory, arithmetic and disk are measured once. A card that is not there is described by --hardware,
+    or by --max-gpu-mem alone, without its speed.
 
     Exit code 5, with the same table, when the pair does not fit.
     """
     import_engine()
-    from edgespec.estimate.speed import PairOnHardware, open_hardware
+    from edgespec.estimate.speed import PairOnHardware, memory_there, open_hardware
     from edgespec.pair.folder import open_architecture, open_draft_architecture
     from edgespec.pair.pair import DEMO_FOLDER, check_vocabularies
     from edgespec.placement.place import pair_weights, place_weights, read_memory
@@ -108,9 +116,9 @@ def command(
         with naming_drafts(models):
             check_vocabularies(target_model, draft)
     card = open_hardware(hardware) if hardware is not None else None
-    if card is None:
-        refuse_without_hardware(tree, temperature)
-    else:
+    if card is not None:
+        if measure:
+            refuse_measuring(f"--hardware {card[0].name}")
         refuse_other_device(card[0].name, machine.device, card[0].device)
         machine = replace(machine, device=card[0].device)
     limits = [limit for limit in (target_model.max_context, draft.max_context if draft else None) if limit]
@@ -121,14 +129,25 @@ def command(
     options = machine.options(context_tokens=context_tokens, prompt_tokens=prompt_tokens)
     options["parallel"] = parallel
     place = resolve_place(target_model.config, None, is_planned_only=True, **options)
+    if card is None and not is_here(place.device):
+        if measure:
+            refuse_measuring(str(place.device))
+        refuse_without_hardware(tree, temperature)
     weights = pair_weights(target_model, draft, place)
-    speeds = None
     if card is None:
-        plan = place_weights(weights, tree, place, read_memory(place.limits, place.device))
+        memory = read_memory(place.limits, place.device)
+        plan = place_weights(weights, tree, place, memory)
+        machine_speed = measured_here(place.device, target_model, again=measure) if is_here(place.device) else None
     else:
-        pair = PairOnHardware(weights=weights, hardware=card[0], assumptions=card[1], place=place)
+        memory, machine_speed = memory_there(*card, place.limits), card
+    speeds = None
+    if machine_speed is not None:
+        pair = PairOnHardware(
+            weights=weights, hardware=machine_speed[0], assumptions=machine_speed[1], place=place, memory=memory
+        )
         # A size that is not given is any: the settings hold a default.
-        speeds = estimate_speeds(pair, tree, temperature=temperature, size=trees.given.get("size"))
+        size = trees.given.get("size")
+        speeds = estimate_speeds(pair, tree, temperature=temperature, size=size, is_built_in=folder is None)
         plan = speeds.weights
     check_all_resident(machine, plan)
     for note in note_of_costs(weights.target, weights.draft):

@@ -1,10 +1,11 @@
-"""Speeds on hardware that need not be here, for `edgespec estimate`: lines for people, facts for programs."""
+"""Speeds on hardware, here or elsewhere, for `edgespec estimate`: lines for people, facts for programs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from edgespec.cli.spelling import spelled
 from edgespec.config import require
 from edgespec.tree.settings import TreeSettings, preset_shape
 
@@ -28,6 +29,7 @@ class Speeds:
     tree: SpeedEstimate | None  # None: there is no draft, or no tree was wanted
     acceptance: AssumedAcceptance | None
     is_preset: bool  # the settings alone decide on the tree
+    is_built_in: bool  # the pair is the built-in one
 
     @property
     def weights(self) -> PlacedWeights:
@@ -35,12 +37,22 @@ class Speeds:
         return (self.tree or self.plain).weights
 
 
-def estimate_speeds(pair: PairOnHardware, tree: TreeSettings, *, temperature: float | None, size: int | None) -> Speeds:
-    """Estimate plain decoding and the best tree; `size` is None where any budget will do. Raises EdgespecError."""
+def estimate_speeds(
+    pair: PairOnHardware, tree: TreeSettings, *, temperature: float | None, size: int | None, is_built_in: bool
+) -> Speeds:
+    """Estimate plain decoding and the best tree; `size` is None where any budget will do. Raises EdgespecError.
+
+    `is_built_in` says that the pair is the built-in one, whose acceptance is known.
+    """
     from edgespec.estimate.acceptance import assumed_acceptance
     from edgespec.estimate.speed import estimate_best, estimate_plain
 
-    acceptance = assumed_acceptance(tree, temperature)
+    target, draft = pair.weights.target, pair.weights.draft
+    types, ratio = set(), 1.0
+    if draft is not None and not is_built_in and not draft.skeleton.lent:  # a feature head is another matter
+        types = {target.model.config.model_type, draft.model.config.model_type}
+        ratio = target.num_parameters / max(1, draft.num_parameters)
+    acceptance = assumed_acceptance(tree, temperature, model_types=types, size_ratio=ratio)
     plain = estimate_plain(pair)
     wants_tree = tree.policy != "none"
     return Speeds(
@@ -49,11 +61,12 @@ def estimate_speeds(pair: PairOnHardware, tree: TreeSettings, *, temperature: fl
         tree=estimate_best(pair, tree, acceptance.rates, size=size) if wants_tree else None,
         acceptance=acceptance if wants_tree else None,
         is_preset=preset_shape(tree) is not None,
+        is_built_in=is_built_in,
     )
 
 
 def refuse_without_hardware(tree: TreeSettings, temperature: float | None) -> None:
-    """Raise EdgespecError for options that only speeds depend on, where no hardware is named."""
+    """Raise EdgespecError for options that only speeds depend on, where they are not known."""
     from edgespec.estimate.acceptance import acceptance_rate
 
     fix = "Name a card: --hardware rtx-4090."
@@ -75,10 +88,13 @@ def speed_lines(speeds: Speeds) -> list[str]:
     pair, plain, tree = speeds.pair, speeds.plain, speeds.tree
     card = pair.hardware
     flops_per_s = card.half_flops_per_s if pair.place.dtype.itemsize == 2 else card.float32_flops_per_s
-    link = f", PCIe {card.pcie_generation}.0 x{card.pcie_lanes}" if card.pcie_generation else ""
+    link = f", {card.link}" if card.link else ""
+    measured = card.sources.get("all")
     lines = [
         f"{card.name}: {card.title}; {card.memory_bytes / GIB:.0f} GiB at {card.memory_bytes_per_s / 1e9:.0f} GB/s, "
-        f"{flops_per_s / 1e12:.3g} TFLOP/s in {str(pair.place.dtype).removeprefix('torch.')}{link}",
+        f"{flops_per_s / 1e12:.3g} TFLOP/s in {str(pair.place.dtype).removeprefix('torch.')}{link}"
+        + (f"; {measured} (again: --measure)" if measured else ""),
+        *([f"note: {card.note}"] if card.note else []),
         f"assumed: {_assumed(pair)}",
         f"plain decoding: {plain.likely.step_s:.3g} s a pass, {_tokens_per_s(plain)}",
     ]
@@ -87,6 +103,7 @@ def speed_lines(speeds: Speeds) -> list[str]:
     likely = tree.likely
     lines += [
         f"acceptance: {speeds.acceptance.about}",
+        *([f"  {spelled(speeds.acceptance.hint)}"] if speeds.acceptance.hint and not speeds.is_built_in else []),
         f"{'tree' if speeds.is_preset else 'best tree'}: {tree.nodes} nodes in {tree.depth} layers, "
         f"{likely.tokens:.2f} tokens a pass{' and text' if likely.num_texts > 1 else ''}, {_tokens_per_s(tree)}",
         f"  {likely.step_s:.3g} s a step: drafting {likely.draft_s:.3g} s, then a pass of {likely.pass_s:.3g} s "
@@ -137,7 +154,12 @@ def _tokens_per_s(estimate: SpeedEstimate) -> str:
     low, likely, high = (getattr(estimate, case).tokens_per_s for case in CASES)
     count = estimate.likely.num_texts
     together = f" of all {count} texts together" if count > 1 else ""
-    return f"{likely:.3g} tokens/s ({low:.3g} to {high:.3g}){together}"
+    slowly = f", {_token_in_words(1 / likely)}" if likely < 1 else ""
+    return f"{likely:.3g} tokens/s ({low:.3g} to {high:.3g}){together}{slowly}"
+
+
+def _token_in_words(seconds: float) -> str:
+    return f"{seconds / 60:.1f} minutes a token" if seconds >= 90 else f"{seconds:.1f} seconds a token"
 
 
 def _assumed(pair: PairOnHardware) -> str:

@@ -32,6 +32,7 @@ from edgespec.cli.options.machine import MachineOptions, machine_options, parall
 from edgespec.cli.options.model import AskedModels, model_options
 from edgespec.cli.options.sections import FIRST, LAST, SectionedCommand
 from edgespec.cli.options.tree import AskedTrees, tree_options
+from edgespec.cli.prompt_cache import open_prompt_cache, prompt_cache_option, use_prompt_cache
 from edgespec.cli.prompts.read import holds_rows
 from edgespec.errors import EdgespecError
 
@@ -88,6 +89,7 @@ Exit codes: 0 done, 1 failed while running, 2 wrong usage or input, 3 done but s
 @tree_options(has_profile=True)
 @machine_options
 @parallel_option
+@prompt_cache_option
 @click.option("--no-self-check", is_flag=True, help="Do not try whether the model's family reads token trees rightly.")
 @console_options(has_verbose=True)
 def command(
@@ -99,6 +101,7 @@ def command(
     trees: AskedTrees,
     machine: MachineOptions,
     parallel: int | None,
+    prompt_cache: Path | None,
     no_self_check: bool,
     console: Console,
 ) -> int:
@@ -119,6 +122,7 @@ def command(
 
         say_work(console, prepared, machine)
         return 0
+    cache = open_prompt_cache(prompt_cache, prepared.pair, prepared.setup.place) if prepared.requests else None
     with ExitStack() as stack:
         output = _open_output(prompts, prepared, out, format_name, stack)
         if not prepared.requests:
@@ -127,6 +131,7 @@ def command(
         with leaving_tidily():
             engine = open_engine(console, prepared.setup, machine, self_check=not no_self_check)
         stack.callback(engine.close)
+        use_prompt_cache(console, engine, cache, [request.ids for request in prepared.requests])
         return _run(console, prepared, engine, output, out, format_name)
 
 

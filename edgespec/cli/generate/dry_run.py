@@ -6,7 +6,7 @@ from edgespec.cli.console import Console, counted
 from edgespec.cli.generate.prepare import Prepared
 from edgespec.cli.open_engine import say_setup
 from edgespec.cli.options.machine import MachineOptions
-from edgespec.profiled import verify_curve
+from edgespec.measured import verify_curve
 
 MINUTE_S = 60
 HOUR_S = 3600

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +83,7 @@ def _command(
     trees = [setting.tree for setting in settings]
     room = max(map(len, encoded)) + max_new_tokens + max(tree.num_layers for tree in trees)
     largest = max(trees, key=lambda tree: (tree.num_nodes, tree.num_drafted))
-    place = machine.place(pair, context_tokens=machine.ctx_size or room)
+    place = replace(machine.place(pair, context_tokens=machine.ctx_size or room), keeps_draft_probs=True)
     with open_engine(console, set_up(pair, place, largest), machine) as engine:
         console.say(f"records of {counted(len(encoded), 'prompt')} go to '{folder}'")
         with console.progress_bar() as bar:

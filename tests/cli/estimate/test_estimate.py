@@ -25,6 +25,7 @@ def _no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError(f"'{path}' was mapped")
 
     monkeypatch.setattr(MappedFile, "__init__", refuse)
+    monkeypatch.setattr("edgespec.doctor.machine_speed.BUDGET_S", 0.01)
 
 
 def estimate(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:

@@ -10,12 +10,14 @@ import pytest
 
 from edgespec.cli import run
 from edgespec.config import MAX_TREE_SIZE
-from edgespec.estimate.acceptance import power_law
+from edgespec.estimate.acceptance import PUBLISHED, Published, power_law
 from edgespec.estimate.speed import expected_tokens, open_hardware
 from edgespec.grow.acceptance import DEFAULT_FILE, default_acceptance
+from edgespec.grow.sequoia import sequoia_table
 from edgespec.tree.shapes import chain, expansion
 
 LARGE = {"hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64, "num_key_value_heads": 8}
+PLANNED = ["--device", "cuda", "--max-gpu-mem", "12GiB"]  # a card that is not here, and has no known speeds
 SMALL = {"hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 16, "num_key_value_heads": 16}
 
 
@@ -129,8 +131,11 @@ def test_quantised_layers_stream_less_and_cost_unpacking(capsys: pytest.CaptureF
     assert packed["compute_s"]["likely"] > stored["compute_s"]["likely"]
 
 
-def test_the_acceptance_is_the_built_in_pairs_unless_given(capsys: pytest.CaptureFixture[str], pair: list[str]) -> None:
-    card = [*pair, "--hardware", "rtx-4090", "--tree-size", "16"]
+def test_the_acceptance_of_other_families_is_the_built_in_pairs_unless_given(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folders = [write_config(tmp_path / name, 4, SMALL, model_type="mistral") for name in ("one", "other")]
+    card = ["-m", folders[0], "-md", folders[1], "-c", "256", "--hardware", "rtx-4090", "--tree-size", "16"]
     model = default_acceptance()
     for options, temperature in (([], 0.0), (["--temp", "0.6"], 0.6), (["--acceptance", str(DEFAULT_FILE)], 0.0)):
         speed = estimate(capsys, *card, *options)["speed"]
@@ -146,8 +151,7 @@ def test_preset_trees_and_plain_decoding(capsys: pytest.CaptureFixture[str], pai
     card = ["--hardware", "rtx-4090"]
     tree = estimate(capsys, *pair, *card, "--policy", "chain", "--draft-tokens", "5")["speed"]["tree"]
     assert (tree["nodes"], tree["depth"]) == (5, 5)
-    rates = default_acceptance().rank_acceptance(0.0, "coupled")
-    assert tree["tokens_per_pass"] == pytest.approx(expected_tokens(chain(5), rates), abs=1e-3)
+    assert tree["tokens_per_pass"] == pytest.approx(expected_tokens(chain(5), power_law(PUBLISHED[0].rate)), abs=1e-3)
     for options in ([*pair, "--policy", "none"], pair[:2]):
         facts = estimate(capsys, *options, *card)
         assert facts["speed"]["tree"] is None
@@ -188,7 +192,7 @@ def test_experts_that_a_row_does_not_meet_cost_no_arithmetic(
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
-        (["--hardware", "rtx-4080"], 2, "rtx-4080-super"),
+        (["--hardware", "rtx-4085"], 2, "rtx-4080-super"),
         (["--hardware", "banana"], 2, "no hardware 'banana'"),
         (["--hardware", "rtx-4090", "--device", "cpu"], 2, "--device cpu contradicts"),
         (["--hardware", "cpu", "--device", "cuda"], 2, "--device cuda contradicts"),
@@ -197,8 +201,10 @@ def test_experts_that_a_row_does_not_meet_cost_no_arithmetic(
         (["--hardware", "rtx-4090", "--acceptance", "nowhere.json"], 4, "nowhere.json"),
         (["--hardware", "rtx-4090", "--acceptance", "0.5", "--temp", "0.6"], 2, "--temp 0.6 means nothing"),
         (["--hardware", "rtx-4090", "--temp", "-1"], 2, "--temp -1.0"),
-        (["--temp", "0.6"], 2, "--temp 0.6 changes no memory plan"),
-        (["--acceptance", "0.6"], 2, "--acceptance 0.6 changes no memory plan"),
+        ([*PLANNED, "--temp", "0.6"], 2, "--temp 0.6 changes no memory plan"),
+        ([*PLANNED, "--acceptance", "0.6"], 2, "--acceptance 0.6 changes no memory plan"),
+        ([*PLANNED, "--measure"], 2, "--measure measures this machine, and cuda:0 is another"),
+        (["--hardware", "4090", "--measure"], 2, "--measure measures this machine, and --hardware rtx-4090"),
         (["--hardware", "rtx-4090", "--max-gpu-mem", "1GiB"], 5, "more than the limit"),
         (["--hardware", "rtx-4090", "-ngl", "all"], 5, "layers fit the memory"),
     ],
@@ -227,3 +233,42 @@ def test_the_power_law_is_near_what_was_measured(temperature: float, draw: Any) 
     shape = expansion((8, 4, 2, 1, 1, 1))
     ratio = expected_tokens(shape, power_law(measured[0])) / expected_tokens(shape, measured)
     assert 0.95 < ratio < 1.2
+
+
+@pytest.mark.parametrize("published", PUBLISHED, ids=lambda found: f"temperature {found.temperature}")
+def test_published_rates_yield_the_published_tokens_through_sequoias_trees(published: Published) -> None:
+    for nodes, tokens in published.tokens.items():
+        table = sequoia_table(power_law(published.rate), size=nodes, depth=24, max_children=16)
+        found = max(table.expected_tokens(nodes, depth) for depth in range(1, 25))
+        assert found == pytest.approx(tokens, rel=0.03)
+
+
+def test_llamas_have_the_published_acceptance_and_are_told_whose_it_is(
+    capsys: pytest.CaptureFixture[str], pair: list[str], tmp_path: Path
+) -> None:
+    """The built-in pair's would be far too low for a pair of real models."""
+    card = ["--hardware", "rtx-4090", "--tree-size", "16"]
+    for options, rate in (([], 0.79), (["--temp", "0.6"], 0.775), (["--temp", "1"], 0.775)):
+        speed = estimate(capsys, *pair, *card, *options)["speed"]
+        assert speed["acceptance_by_rank"][0] == rate
+        assert "Llama-2 7B drafting for 70B" in speed["acceptance"]
+    assert run(["estimate", *pair, *card]) == 0
+    assert "a guess for yours, which edgespec profile measures; --acceptance 0.7" in capsys.readouterr().out
+    assert "times smaller than its target" in speed["acceptance"], "this draft is far smaller than theirs"
+    large = write_config(tmp_path / "large", 2, LARGE)
+    speed = estimate(capsys, *pair[:2], "-md", large, "-c", "256", "--hardware", "h200", "--tree-size", "16")["speed"]
+    assert "times smaller" not in speed["acceptance"]
+    assert "built-in pair" in estimate(capsys, *card)["speed"]["acceptance"], "which is itself a Llama"
+
+
+def test_what_is_known_of_a_card_and_seconds_a_token_are_said_in_words(
+    capsys: pytest.CaptureFixture[str], pair: list[str]
+) -> None:
+    assert run(["estimate", *pair, "--hardware", "7900 XTX"]) == 0
+    out = capsys.readouterr().out
+    assert "note: torch's ROCm build, which such a card needs, is untried" in out
+    assert "seconds a token" not in out
+    assert run(["estimate", *pair, "--hardware", "cpu", "--max-cpu-mem", "12GiB", "--policy", "none"]) == 0
+    plain = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("plain decoding"))
+    assert plain.endswith("seconds a token")
+    assert float(plain.split()[2]) == pytest.approx(float(plain.split()[-4]), rel=0.05), "one token a pass"

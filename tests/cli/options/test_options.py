@@ -105,6 +105,8 @@ GIVEN = {
     "resume": None,
     "force": None,
     "format_name": None,
+    # test_prompt_cache.py
+    "prompt_cache": None,
     # The profiles' own tests
     "profile": None,
     "quiet": None,

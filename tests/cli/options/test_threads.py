@@ -73,5 +73,5 @@ def test_verbose_and_doctor_say_what_auto_means_here(run_cli: RunCli, monkeypatc
 
 
 def test_every_command_that_runs_models_has_it(run_cli: RunCli) -> None:
-    for command in set(COMMANDS) - {"config", "doctor", "estimate", "models", "train"}:
+    for command in set(COMMANDS) - {"cache", "completion", "config", "doctor", "estimate", "models", "train"}:
         assert "-t, --threads auto|N" in run_cli(["--help"], command=command).out

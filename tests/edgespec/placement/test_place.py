@@ -1,5 +1,7 @@
 """Memory budgets from limits, and the pair's plan for devices that are not there."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import DeepseekV3Config, FalconConfig, LlamaConfig, PretrainedConfig
@@ -8,8 +10,15 @@ from edgespec.config import MemoryLimits
 from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
 from edgespec.pair.pair import open_pair
-from edgespec.placement.memory import cache_bytes, pass_bytes
-from edgespec.placement.place import Memory, PlacedWeights, pair_weights, place_weights, read_memory
+from edgespec.placement.memory import cache_bytes, draft_probs_rows, pass_bytes
+from edgespec.placement.place import (
+    Memory,
+    PlacedWeights,
+    check_tree_fits,
+    pair_weights,
+    place_weights,
+    read_memory,
+)
 from edgespec.placement.run_place import RunPlace
 from edgespec.tree.settings import TreeSettings
 from tests.conftest import EAGER_ONLY, FAMILIES, SMALL, make_model
@@ -136,3 +145,24 @@ def test_texts_under_way_count_once_each_in_caches_and_masks() -> None:
     one, eight = (pass_bytes(config, **shape, num_texts=count) for count in (1, 8))
     assert eight - one > 7 * 65 * 3_000 * 4, "each text has a mask"
     assert eight < 8 * one, "the layers' temporaries are those of one chunk"
+
+
+def test_sampled_trees_need_room_for_the_distributions_that_they_keep() -> None:
+    """In memory that is planned for coupled trees, whose distributions are looked at once, only small ones fit."""
+    place = RunPlace(device=CPU, dtype=torch.float32, limits=MemoryLimits(), context_tokens=512, prompt_tokens=512)
+    planned, large = TreeSettings(size=256), TreeSettings(policy="dyspec", size=200)
+    check_tree_fits(large, planned, place, vocab=8_000)
+    with pytest.raises(EdgespecError, match="room for 42") as caught:
+        check_tree_fits(large, planned, place, vocab=128_256)
+    assert "`policy=dyspec`, `size=200`" in caught.value.fix
+    check_tree_fits(replace(large, size=42), planned, place, vocab=128_256)
+    check_tree_fits(TreeSettings(policy="opt-tree", size=100), planned, place, vocab=128_256)
+    check_tree_fits(large, large, place, vocab=128_256)
+    records = replace(place, keeps_draft_probs=True)
+    check_tree_fits(large, planned, records, vocab=128_256)
+    config = LlamaConfig(**{**SMALL, "vocab_size": 128_256})
+    shape = {"prompt_rows": 1, "tree_rows": 257, "keys": 1000, "dtype": torch.float32}
+    coupled, kept = (
+        pass_bytes(config, **shape, probs_rows=draft_probs_rows(128_256, planned, one)) for one in (place, records)
+    )
+    assert kept > 4 * coupled

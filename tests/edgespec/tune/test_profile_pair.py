@@ -11,8 +11,9 @@ import torch
 
 from edgespec import EdgespecError, Engine, TreeSettings
 from edgespec.grow.acceptance import AcceptanceModel, default_acceptance
+from edgespec.measured import acceptance_of
 from edgespec.pair.pair import open_pair
-from edgespec.profiled import acceptance_of, changes_between, tree_settings
+from edgespec.profiled import changes_between, tree_settings
 from edgespec.tree.policies import DRAWS
 from edgespec.tune import contest, costs
 from edgespec.tune.entrants import contenders

@@ -1,0 +1,102 @@
+"""`edgespec cache`: what edgespec has written that can be made again, with sizes; and its removal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from edgespec.cli.console import visible
+from edgespec.errors import EdgespecError
+
+if TYPE_CHECKING:
+    from edgespec.doctor.kept_files import KeptFile
+
+
+@click.group(
+    name="cache",
+    epilog="""\b
+Examples:
+  edgespec cache list
+  edgespec cache clear quantized           asks before it removes
+  edgespec cache clear nf4-0f3a2b --yes    one of the names of the list
+
+Models, saved chats and the files of --prompt-cache are yours, and are no part of it.
+""",
+)
+def command() -> None:
+    """What edgespec has written and can make again: quantised copies, profiles, this machine's speeds."""
+
+
+@command.command(name="list")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def list_command(*, as_json: bool) -> int:
+    """List what there is, with sizes."""
+    from edgespec.doctor.checks import describe_size
+    from edgespec.doctor.kept_files import kept_files
+
+    found = list(kept_files())
+    if as_json:
+        entries = [
+            {"kind": kept.kind, "name": kept.name, "path": str(kept.path), "bytes": kept.num_bytes,
+             "changed": kept.changed}
+            for kept in found
+        ]  # fmt: skip
+        sys.stdout.write(json.dumps({"kept": entries}) + "\n")
+        return 0
+    for kept in found:
+        line = f"{kept.kind:<10} {describe_size(kept.num_bytes):>10}  {kept.changed}  {kept.name}"
+        sys.stdout.write(visible(line) + "\n")
+    total = describe_size(sum(kept.num_bytes for kept in found))
+    sys.stdout.write(f"together {total}\n" if found else "nothing is kept\n")
+    return 0
+
+
+@command.command(name="clear")
+@click.argument("names", nargs=-1)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def clear_command(*, names: tuple[str, ...], yes: bool) -> int:
+    """Remove what NAMES are, of the list, or whole kinds: quantized, profiles, speeds. Without NAMES all of it."""
+    from edgespec.doctor.checks import describe_size
+    from edgespec.doctor.kept_files import kept_files, remove
+
+    chosen = _chosen(list(kept_files()), names)
+    if not chosen:
+        sys.stdout.write("nothing is kept\n")
+        return 0
+    size = describe_size(sum(kept.num_bytes for kept in chosen))
+    for kept in chosen:
+        sys.stdout.write(visible(f"{kept.kind}: {kept.path}") + "\n")
+    if not yes and not _agrees(f"remove {len(chosen)} of these, {size}?"):
+        sys.stdout.write("nothing is removed\n")
+        return 0
+    for kept in chosen:
+        try:
+            if not remove(kept):
+                sys.stderr.write(visible(f"'{kept.path}' is being written, and stays") + "\n")
+        except OSError as error:
+            raise EdgespecError(
+                "E_OUTPUT", f"'{kept.path}' cannot be removed ({error.strerror}).", "Remove it by hand."
+            ) from error
+    sys.stdout.write(f"removed: {size}\n")
+    return 0
+
+
+def _chosen(found: Sequence[KeptFile], names: Sequence[str]) -> list[KeptFile]:
+    """Return what the names mean, each a kind or one of the list; raises click.UsageError for another."""
+    from edgespec.doctor.kept_files import KINDS
+
+    for name in names:
+        if name not in KINDS and not any(kept.name == name for kept in found):
+            raise click.UsageError(f"'{name}' is neither in the list nor a kind ({', '.join(KINDS)}).")
+    return [kept for kept in found if not names or kept.kind in names or kept.name in names]
+
+
+def _agrees(question: str) -> bool:
+    """Ask on the terminal; where there is none, nobody can be asked."""
+    if not sys.stdin.isatty():
+        raise click.UsageError("This removes files: give --yes where nobody can be asked.")
+    return click.confirm(question, default=False)

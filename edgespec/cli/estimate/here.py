@@ -1,0 +1,63 @@
+"""The machine that runs this, as `edgespec estimate` sees it: measured once, and kept."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from edgespec.errors import EdgespecError
+from edgespec.files import machine_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+
+    from edgespec.pair.folder import ModelFolder
+    from profiles.hardware import Assumptions, Hardware
+
+
+def is_here(device: torch.device) -> bool:
+    """Return whether there is such a device, or it is only planned for."""
+    import torch
+
+    return device.type == "cpu" or torch.cuda.is_available()
+
+
+def refuse_measuring(device: str) -> None:
+    """Raise EdgespecError where `--measure` is asked for and means nothing."""
+    raise EdgespecError(
+        "E_SETTING", f"--measure measures this machine, and {device} is another.", "Leave out one of them."
+    )
+
+
+def measured_here(device: torch.device, target: ModelFolder, *, again: bool) -> tuple[Hardware, Assumptions]:
+    """Return this machine's speeds and what is assumed beside them; what is not known yet is measured and kept."""
+    from edgespec.doctor.machine_speed import disk_of, keep_speed, kept_speed, measure_disk, measure_speed
+    from profiles.hardware import read_assumptions
+
+    assumptions = read_assumptions()
+    files = _files(target)
+    kept = None if again else kept_speed(device)
+    disk = disk_of(files)
+    if kept is not None and disk in kept.disks:
+        return kept.hardware(device), assumptions.of_measured(kept.disks[disk])
+    parts = "the disk" if kept is not None else "memory, arithmetic and disk of this machine"
+    sys.stderr.write(f"measuring {parts}, once: about {1 if kept is not None else 3} s (kept in {machine_file()})\n")
+    sys.stderr.flush()
+    speed = measure_speed(device) if kept is None else kept
+    try:
+        place, found = measure_disk(files)
+        speed = replace(speed, disks={**speed.disks, place: found.bytes_per_s})
+        keep_speed(speed)
+    except OSError as error:
+        sys.stderr.write(f"not kept: {error.strerror} ({error.filename or disk})\n")
+    disk_bytes_per_s = speed.disks.get(disk, assumptions.host_disk_bytes_per_s)
+    return speed.hardware(device), assumptions.of_measured(disk_bytes_per_s)
+
+
+def _files(target: ModelFolder) -> list[Path]:
+    """Return the files that layers would stream from; none where there is a config.json alone."""
+    files = sorted({entry.file for entry in target.checkpoint.tensors.values()})
+    return [path for path in files if path.name and path.exists()]

@@ -1,0 +1,150 @@
+"""The speeds of this machine that estimates need: memory, arithmetic, link and disk, measured in a second or two.
+
+They are kept in the user's folder until the machine changes, or somebody asks to measure again. Memory is measured as
+decoding uses it: by products of a large matrix and a vector.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+from edgespec.doctor.disk_speed import DiskSpeed, read_speed, scratch_speed
+from edgespec.files import cache_folder, machine_file, written_whole
+from profiles.hardware import Hardware
+from profiles.measure import Task, copy_bytes_per_s, machine_facts, time_interleaved
+
+SCHEMA = "edgespec.machine/1"
+MATRIX = {"cpu": (4096, 16384), "cuda": (8192, 16384)}  # read once: larger than any cache
+PRODUCT = {"cpu": 768, "cuda": 4096}  # rows, columns and depth of a square product
+BUDGET_S = 0.3  # of each of three measurements
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineSpeed:
+    """What was measured here, and when."""
+
+    schema: str
+    device_name: str  # what it was measured on: others, and another number of threads, measure again
+    threads: int
+    created: str
+    memory_bytes_per_s: float
+    half_flops_per_s: float
+    float32_flops_per_s: float
+    link_bytes_per_s: float | None  # from locked RAM to the device; None where there is none
+    disks: dict[str, float]  # mount point -> bytes a second
+
+    def hardware(self, device: torch.device) -> Hardware:
+        """Return the machine in the form of a data sheet."""
+        is_cuda = device.type == "cuda"
+        total = torch.cuda.mem_get_info(device)[1] if is_cuda else psutil.virtual_memory().total
+        link = f"copies of {self.link_bytes_per_s / 1e9:.1f} GB/s" if self.link_bytes_per_s else ""
+        return Hardware(
+            name="this machine",
+            title=self.device_name,
+            device=device.type,
+            memory_bytes=total,
+            memory_bytes_per_s=self.memory_bytes_per_s,
+            half_flops_per_s=self.half_flops_per_s,
+            float32_flops_per_s=self.float32_flops_per_s,
+            link_bytes_per_s=self.link_bytes_per_s or math.inf,
+            link=link,
+            sources={"all": f"measured {self.created}"},
+        )
+
+
+def kept_speed(device: torch.device) -> MachineSpeed | None:
+    """Return what was measured of this machine before; None where nothing fits it as it is now."""
+    try:
+        content = json.loads(machine_file().read_text(encoding="utf-8"))
+        found = MachineSpeed(**content)
+    except (OSError, ValueError, TypeError):
+        return None
+    is_sound = found.schema == SCHEMA and all(
+        isinstance(value, float | int) and value > 0
+        for value in (
+            found.memory_bytes_per_s,
+            found.half_flops_per_s,
+            found.float32_flops_per_s,
+            *found.disks.values(),
+        )
+    )
+    is_here = (found.device_name, found.threads) == (_device_name(device), torch.get_num_threads())
+    return found if is_sound and is_here else None
+
+
+def measure_speed(device: torch.device) -> MachineSpeed:
+    """Measure memory, arithmetic and link."""
+    rows, columns = MATRIX[device.type]
+    matrix = torch.ones(rows, columns, dtype=torch.bfloat16 if device.type == "cuda" else torch.float32, device=device)
+    vector = torch.ones(columns, dtype=matrix.dtype, device=device)
+    read_s = _median_s(lambda: matrix @ vector, device)
+    size = PRODUCT[device.type]
+    flops_per_s = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        square = torch.ones(size, size, dtype=dtype, device=device)
+        flops_per_s[dtype] = 2 * size**3 / _median_s(lambda square=square: square @ square, device)  # type: ignore[misc]
+    return MachineSpeed(
+        schema=SCHEMA,
+        device_name=_device_name(device),
+        threads=torch.get_num_threads(),
+        created=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        memory_bytes_per_s=matrix.nbytes / read_s,
+        half_flops_per_s=flops_per_s[torch.bfloat16],
+        float32_flops_per_s=flops_per_s[torch.float32],
+        link_bytes_per_s=copy_bytes_per_s(device, pinned=True) if device.type == "cuda" else None,
+        disks={},
+    )
+
+
+def measure_disk(files: list[Path]) -> tuple[str, DiskSpeed]:
+    """Measure the disk of a model's files, or of the cache where there are none; raises OSError.
+
+    Returns its mount point too.
+    """
+    place = disk_of(files)
+    return place, read_speed(files) if files else scratch_speed(_cache_place())
+
+
+def disk_of(files: list[Path]) -> str:
+    """Return the mount point of the disk that `measure_disk` measures."""
+    path = (files[0] if files else _cache_place()).resolve()
+    return str(
+        next(parent for parent in (path, *path.parents) if os.path.ismount(parent) or parent == Path(path.anchor))
+    )
+
+
+def keep_speed(speed: MachineSpeed) -> None:
+    """Write what was measured to the user's folder; raises OSError."""
+    path = machine_file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with written_whole(path) as partial:
+        partial.write_text(json.dumps(asdict(speed), indent=1) + "\n", encoding="utf-8")
+
+
+def _cache_place() -> Path:
+    return next(path for path in (cache_folder(), *cache_folder().parents) if path.exists())
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    facts = machine_facts()
+    return f"{facts.processor}, {facts.num_cores} cores"
+
+
+def _median_s(run: Callable[[], object], device: torch.device) -> float:
+    def finished() -> None:
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    return time_interleaved({"": Task(run=finished)}, budget_s=BUDGET_S)[""].median_s

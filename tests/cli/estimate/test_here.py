@@ -1,0 +1,116 @@
+"""`edgespec estimate` without --hardware: the speed of the machine that runs it, measured once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from edgespec.cli import run
+from edgespec.doctor import machine_speed
+from edgespec.doctor.disk_speed import DiskSpeed
+from edgespec.doctor.machine_speed import MachineSpeed, measure_speed
+from edgespec.files import machine_file
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was measured, in order: by a machine that reads 10 GB/s and computes 0.1 TFLOP/s, with a disk of 1 GB/s."""
+    parts: list[str] = []
+
+    def speed(device: torch.device) -> MachineSpeed:
+        parts.append("machine")
+        return MachineSpeed(
+            schema=machine_speed.SCHEMA, device_name=machine_speed._device_name(device),
+            threads=torch.get_num_threads(), created="2026-01-02", memory_bytes_per_s=10e9, half_flops_per_s=0.05e12,
+            float32_flops_per_s=0.1e12, link_bytes_per_s=None, disks={},
+        )  # fmt: skip
+
+    def disk(files: list[Path]) -> tuple[str, DiskSpeed]:
+        parts.append("files" if files else "scratch")
+        return machine_speed.disk_of(files), DiskSpeed(bytes_per_s=1e9, num_bytes=1, is_cold=True)
+
+    monkeypatch.setattr(machine_speed, "measure_speed", speed)
+    monkeypatch.setattr(machine_speed, "measure_disk", disk)
+    return parts
+
+
+def estimate(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[dict[str, Any], str]:
+    assert run(["estimate", *arguments, "--json"]) == 0
+    captured = capsys.readouterr()
+    return json.loads(captured.out), captured.err
+
+
+def test_the_machine_is_measured_once_and_again_where_that_is_asked_for(
+    capsys: pytest.CaptureFixture[str], measured: list[str]
+) -> None:
+    _, err = estimate(capsys)
+    assert "measuring memory, arithmetic and disk of this machine, once" in err
+    assert str(machine_file()) in err
+    assert measured == ["machine", "files"]
+    _, err = estimate(capsys)
+    assert (err, len(measured)) == ("", 2), "kept"
+    estimate(capsys, "--measure")
+    assert len(measured) == 4
+
+
+@pytest.mark.parametrize(
+    "change", [{"device_name": "another"}, {"threads": 99}, {"schema": "old"}, {"disks": {"/": -1}}]
+)
+def test_what_was_measured_of_another_machine_is_not_used(
+    change: dict[str, Any], capsys: pytest.CaptureFixture[str], measured: list[str]
+) -> None:
+    estimate(capsys)
+    kept = json.loads(machine_file().read_text(encoding="utf-8"))
+    machine_file().write_text(json.dumps(kept | change), encoding="utf-8")
+    estimate(capsys)
+    assert len(measured) == 4
+    machine_file().write_text("{", encoding="utf-8")
+    estimate(capsys)
+    assert len(measured) == 6, "nor is a damaged file"
+
+
+def test_the_speed_is_that_of_the_measured_rates(capsys: pytest.CaptureFixture[str], measured: list[str]) -> None:
+    """Without a tree, all resident: as long as its memory takes to read layers, keys and values."""
+    facts, _ = estimate(capsys, "--policy", "none", "-c", "512")
+    plain = facts["speed"]["plain"]
+    layers = facts["device_bytes"]["8 resident layers"]
+    # In the fast case the measured rate is reached, and nothing but issuing the layers is slower.
+    assert plain["compute_s"]["fast"] == pytest.approx(max(layers / 10e9, 8 * 0.35e-3), rel=0.2)
+    assert facts["device"] == "cpu"
+    assert run(["estimate", "--max-cpu-mem", "270MiB", "--policy", "none"]) == 0
+    out = capsys.readouterr().out
+    assert "at 10 GB/s, 0.1 TFLOP/s in float32; measured 2026-01-02 (again: --measure)" in out
+    assert "a disk of 0.7 GB/s" in out, "two thirds of what it was read at"
+
+
+def test_a_pair_that_does_not_fit_is_refused_before_anything_is_measured(
+    capsys: pytest.CaptureFixture[str], measured: list[str]
+) -> None:
+    assert run(["estimate", "--max-cpu-mem", "200MiB"]) == 5
+    assert measured == []
+
+
+def test_a_home_that_cannot_be_written_to_ends_nothing(
+    capsys: pytest.CaptureFixture[str], measured: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "home").write_text("no folder")
+    facts, err = estimate(capsys)
+    assert "not kept: " in err
+    assert facts["speed"]["plain"]["tokens_per_s"]["likely"] > 0
+
+
+def test_the_measurement_itself_is_of_a_real_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_speed, "BUDGET_S", 0.01)
+    monkeypatch.setitem(machine_speed.MATRIX, "cpu", (1024, 1024))
+    monkeypatch.setitem(machine_speed.PRODUCT, "cpu", 128)
+    found = measure_speed(CPU)
+    assert 1e7 < found.memory_bytes_per_s < 1e13
+    assert 1e6 < found.half_flops_per_s < 1e15
+    assert 1e6 < found.float32_flops_per_s < 1e15
+    assert found.hardware(CPU).device == "cpu"
