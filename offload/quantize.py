@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 from offload.checkpoint import Checkpoint, TensorEntry
 from offload.errors import CheckpointError
 from offload.formats.known import format_to_pack
-from offload.formats.packed_format import BLOCK_SIZE, PackedFormat
+from offload.formats.packed_format import BLOCK_SIZE, Packer
 from offload.layer_store import LayerRecord, LayerStore, StoredTensor
 from offload.skeleton import Skeleton
 
@@ -76,7 +76,7 @@ def quantize_layer(
     return result
 
 
-def _packed(name: str, weight: Tensor, known: PackedFormat) -> dict[str, Tensor]:
+def _packed(name: str, weight: Tensor, known: Packer) -> dict[str, Tensor]:
     """Return the tensors that the parameter is stored as, on the host."""
     packing, parts = known.pack(weight)
     stored = {stored: parts[part].cpu().contiguous() for part, stored in packing.stored_names(name).items()}

@@ -23,17 +23,31 @@ from transformers.core_model_loading import (
 from offload.checkpoint import Checkpoint, TensorEntry
 
 Pieces = tuple[TensorEntry, ...]
+# Names of the tensors beside a module's `weight` that a packed weight is made of
+PART_LEAVES = (
+    "qweight", "qzeros", "scales", "g_idx",
+    "weight_packed", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale",
+    "weight_zero_point", "weight_shape", "weight_g_idx",
+)  # fmt: skip
 
 
 def pieces_by_parameter(checkpoint: Checkpoint, model: PreTrainedModel) -> dict[str, Pieces]:
-    """Return parameter name -> the tensors that make it up, in the order in which they lie in it."""
+    """Return parameter name -> the tensors that make it up, in the order in which they lie in it.
+
+    The parts of a packed weight go where the weight would go: they stand beside it, or below a parameter that is
+    made of several.
+    """
     mapping = get_model_conversion_mapping(model)
     renamings = [transform for transform in mapping if isinstance(transform, WeightRenaming)]
     converters = [transform for transform in mapping if isinstance(transform, WeightConverter)]
     own_names = model.state_dict()
     found: dict[str, dict[str | None, list[TensorEntry]]] = defaultdict(lambda: defaultdict(list))
     for name in sorted(checkpoint.tensors, key=dot_natural_key):
-        target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, own_names)
+        module, _, leaf = name.rpartition(".")
+        of_weight = f"{module}.weight" if leaf in PART_LEAVES else name
+        target, pattern = rename_source_key(of_weight, renamings, converters, model.base_model_prefix, own_names)
+        if leaf in PART_LEAVES:
+            target = f"{target.removesuffix('.weight')}.{leaf}"
         found[target][pattern].append(checkpoint.tensors[name])
     pieces: dict[str, Pieces] = {}
     for target, by_pattern in found.items():
