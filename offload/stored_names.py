@@ -21,6 +21,7 @@ from transformers.core_model_loading import (
 )
 
 from offload.checkpoint import Checkpoint, TensorEntry
+from offload.errors import CheckpointError
 
 Pieces = tuple[TensorEntry, ...]
 # Names of the tensors beside a module's `weight` that a packed weight is made of
@@ -68,9 +69,24 @@ def _in_memory_order(converter: WeightConverter, sources: list[list[TensorEntry]
         return None
     if steps == [(MergeModulelist, 0)] and len(sources) == 1:  # [experts, ...]
         return tuple(sources[0])
-    if steps == [(MergeModulelist, 0), (Concatenate, 1)] and len({len(source) for source in sources}) == 1:
+    if steps == [(MergeModulelist, 0), (Concatenate, 1)]:
         # [experts, rows of all sources, columns]: every expert's pieces side by side
+        _check_every_expert_has_all(sources)
         return tuple(piece for expert in zip(*sources, strict=True) for piece in expert)
     if steps == [(Concatenate, 0)]:
         return tuple(piece for source in sources for piece in source)
     return None
+
+
+def _check_every_expert_has_all(sources: list[list[TensorEntry]]) -> None:
+    """Raise CheckpointError where an expert lacks a tensor that others have."""
+    ends = [source[0].name.split(".")[-2:] for source in sources]
+    experts = [[piece.name.rsplit(".", 2)[0] for piece in source] for source in sources]
+    for expert in dict.fromkeys(name for source in experts for name in source):
+        end = next((end for end, source in zip(ends, experts, strict=True) if expert not in source), None)
+        if end is not None:
+            raise CheckpointError(
+                "E_TENSOR_MISSING",
+                f"'{'.'.join([expert, *end])}' is missing from '{sources[0][0].file.parent}'.",
+                "Download the model again.",
+            )

@@ -28,7 +28,8 @@ class Awq:
         self, parameter: str, shape: tuple[int, ...], stored: Mapping[str, Pieces], stated: Mapping[str, Any]
     ) -> PublishedWeight | None:
         """Find the format by its words and what config.json states, which tells GPTQ's apart."""
-        if sibling(parameter, "qweight") not in stored or stated.get("quant_method") not in self.methods:
+        is_here = any(sibling(parameter, leaf) in stored for leaf in ("qweight", "qzeros"))
+        if not is_here or stated.get("quant_method") not in self.methods:
             return None
         names = {leaf: sibling(parameter, leaf) for leaf in ("qweight", "qzeros", "scales")}
         found = stored_matrices(parameter, shape, stored, names)

@@ -33,7 +33,8 @@ class Gptq:
         self, parameter: str, shape: tuple[int, ...], stored: Mapping[str, Pieces], stated: Mapping[str, Any]
     ) -> PublishedWeight | None:
         """Find the format by its words and what config.json states, which tells AWQ's apart."""
-        if sibling(parameter, "qweight") not in stored or stated.get("quant_method") not in self.methods:
+        is_here = any(sibling(parameter, leaf) in stored for leaf in ("qweight", "qzeros"))
+        if not is_here or stated.get("quant_method") not in self.methods:
             return None
         leaves = ["qweight", "qzeros", "scales"]
         in_order = not stated.get("desc_act")

@@ -1,5 +1,6 @@
 """Published checkpoints stream as they are: outputs are those of transformers on the weights that they mean."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,13 +12,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, GptOssConfig, LlamaCo
 
 from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.pair.folder import open_model
+from offload import stored_names
 from offload.checkpoint import read_checkpoint
 from offload.errors import CheckpointError
 from offload.placement import place_layers
 from offload.skeleton import build_skeleton
 from offload.streamed_model import StreamedModel
 from tests.conftest import VOCAB, make_model, save_folder
-from tests.offload.formats.published_checkpoints import PUBLISHED, Published, publish, publish_gpt_oss, save
+from tests.offload.formats.published_checkpoints import PUBLISHED, publish, publish_gpt_oss, save
 
 SIZES = {
     "vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -69,10 +71,112 @@ def streamed_logits(folder: Path, *, resident: int) -> Tensor:
         streamed.close()
 
 
-@pytest.mark.parametrize(("form", "model"), CASES, ids="-".join)
+@pytest.mark.parametrize(("form", "model"), CASES, ids=str)
 def test_streamed_and_resident_logits_are_those_of_the_meant_weights(form: str, model: str, tmp_path: Path) -> None:
     plain = published(tmp_path / "model", form, model)
     expected = logits(AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).eval())
     for resident in (0, 2):
         found = streamed_logits(tmp_path / "model", resident=resident)
         torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(("form", "model"), CASES, ids=str)
+def test_trees_over_streamed_layers_write_what_transformers_writes(form: str, model: str, tmp_path: Path) -> None:
+    """The draft is the plain model, so that nodes are accepted; a pass reads the layers as they are published."""
+    folder = tmp_path / "model"
+    plain = published(folder, form, model)
+    prompt = "def main("
+    reference = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).eval()
+    with Engine.from_pretrained(
+        folder,
+        draft=plain,
+        tree=TreeSettings(size=12),
+        dtype="float32",
+        context_tokens=96,
+        limits=MemoryLimits(max_resident_layers=0),
+    ) as engine:
+        ids = torch.tensor([engine.encode(prompt)])
+        found = engine.generate(prompt, max_new_tokens=24)
+        placement = engine.placement
+    expected = reference.generate(ids, max_new_tokens=24, do_sample=False, eos_token_id=256)[0, ids.shape[1] :]
+    assert list(found.token_ids) == expected.tolist()
+    assert len(found.steps) < 0.75 * len(found.token_ids)
+    assert placement.num_resident == 0
+    layers = [entry for name, entry in read_checkpoint(folder).tensors.items() if ".layers." in name]
+    unread = ("weight_shape", "activation_scale", *(() if "act-order" in form else ("g_idx",)))
+    assert placement.streamed_bytes == sum(entry.num_bytes for entry in layers if not entry.name.endswith(unread))
+
+
+def lose(folder: Path, end: str, *, layer: int = 1) -> None:
+    """Leave one tensor out."""
+    tensors = load_file(folder / "model.safetensors")
+    del tensors[next(name for name in tensors if f".{layer}." in name and name.endswith(end))]
+    save(folder, tensors, None)
+
+
+def cut(folder: Path, end: str) -> None:
+    """Leave out the last row of one tensor."""
+    tensors = load_file(folder / "model.safetensors")
+    name = next(name for name in tensors if name.endswith(end))
+    save(folder, {**tensors, name: tensors[name][:-1].contiguous()}, None)
+
+
+def as_numbers(folder: Path, end: str, dtype: torch.dtype) -> None:
+    """Store one tensor in another type, unlike those of the other experts."""
+    tensors = load_file(folder / "model.safetensors")
+    name = next(name for name in tensors if name.endswith(end))
+    save(folder, {**tensors, name: tensors[name].to(dtype)}, None)
+
+
+def stated(folder: Path, **changes: object) -> None:
+    """Change what config.json states."""
+    config = json.loads((folder / "config.json").read_text())
+    save(folder, load_file(folder / "model.safetensors"), config["quantization_config"] | changes)
+
+
+@pytest.mark.parametrize(
+    ("form", "model", "damage", "named"),
+    [
+        ("fp8-blocks", "dense", lambda f: lose(f, "q_proj.weight_scale_inv"), "q_proj.weight' holds .* without scales"),
+        ("fp8-blocks", "dense", lambda f: cut(f, "q_proj.weight_scale_inv"),
+         r"q_proj.weight_scale_inv' has shape \[3, 3\], and 64 rows of 64 columns need \[4, 3\]"),
+        ("fp8-blocks", "dense", lambda f: stated(f, weight_block_size=[24, 16]), r"need \[3, 4\]"),
+        ("fp8-blocks", "experts", lambda f: lose(f, "experts.3.up_proj.weight_scale_inv"),
+         "layers.1.mlp.experts.3.up_proj.weight_scale_inv' is missing"),
+        ("awq", "dense", lambda f: lose(f, "v_proj.qzeros"), "v_proj.qzeros' is missing"),
+        ("awq", "dense", lambda f: lose(f, "v_proj.qweight"), "v_proj.qweight' is missing"),
+        ("awq", "dense", lambda f: cut(f, "q_proj.scales"), "64 columns are no 7 equal groups"),
+        ("awq", "dense", lambda f: cut(f, "q_proj.qzeros"), r"q_proj.qzeros' has shape \[7, 8\], .* need \[8, 8\]"),
+        ("awq", "dense", lambda f: stated(f, quant_method="gptq"), r"q_proj.qweight' has shape \[64, 8\]"),
+        ("awq", "experts", lambda f: lose(f, "experts.11.down_proj.scales"), "experts.11.down_proj.scales' is missing"),
+        ("gptq", "dense", lambda f: stated(f, quant_method="awq"), r"q_proj.qweight' has shape \[8, 64\]"),
+        ("gptq", "dense", lambda f: stated(f, quant_method="fp8"), "config.json states fp8"),
+        ("gptq-act-order", "dense", lambda f: lose(f, "k_proj.g_idx"), "k_proj.g_idx' is missing"),
+        ("gptq", "experts", lambda f: as_numbers(f, "experts.2.gate_proj.scales", torch.float32),
+         "experts.2.gate_proj.scales' is .* unlike"),
+        ("compressed-nvfp4", "dense", lambda f: lose(f, "o_proj.weight_global_scale"), "weight_global_scale' is missing"),
+        ("compressed-int4", "experts", lambda f: lose(f, "experts.0.up_proj.weight_scale"),
+         "experts.0.up_proj.weight_scale' is missing"),
+        ("compressed-int4", "dense", lambda f: cut(f, "q_proj.weight_packed"), r"weight_packed' has shape \[63, 8\]"),
+        ("mxfp4", "gpt-oss", lambda f: lose(f, "gate_up_proj_scales"), "gate_up_proj_scales' is missing"),
+        ("mxfp4", "gpt-oss", lambda f: cut(f, "down_proj_scales"), "is not of 12 experts"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_parts_that_do_not_belong_together_are_named_before_a_weight_is_read(
+    form: str, model: str, damage: Callable[[Path], None], named: str, tmp_path: Path
+) -> None:
+    published(tmp_path / "model", form, model)
+    damage(tmp_path / "model")
+    opened = open_model(tmp_path / "model")
+    with pytest.raises(CheckpointError, match=named) as caught:
+        opened.skeleton(opened.checkpoint, dtype=torch.float32)
+    assert caught.value.code == ("E_TENSOR_MISSING" if "experts" in named and "up_proj" in named else "E_QUANTIZED")
+
+
+def test_experts_follow_each_other_by_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison above sees it where they follow each other by name."""
+    plain = published(tmp_path / "model", "awq", "experts")
+    expected = logits(AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).eval())
+    monkeypatch.setattr(stored_names, "dot_natural_key", lambda name: name)
+    assert (streamed_logits(tmp_path / "model", resident=2) - expected).abs().max() > 1e-2

@@ -371,6 +371,7 @@ def publish_gpt_oss(folder: Path) -> Path:
 
 
 def save(folder: Path, tensors: Parts, stated: dict[str, Any] | None) -> None:
+    """Write the tensors, and into config.json what is stated of them, if anything."""
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
     if stated is not None:
