@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from offload.checkpoint import Checkpoint, TensorEntry
 from offload.errors import CheckpointError
 from offload.formats.known import readable_formats
+from offload.formats.published import temporary_bytes
 from offload.formats.stated import stated_packing
 from offload.layer_store import LayerRecord, StoredTensor
 from offload.packed_checkpoint import attach_packed_weights
@@ -42,6 +43,10 @@ class Skeleton:
     def num_scratch(self) -> int:
         """The number of weights that have to be unpacked at once."""
         return max((module.num_unpacked() for module in self.packed), default=0)
+
+    def unpack_bytes(self, dtype: torch.dtype, device: torch.device) -> int:
+        """Return the bytes of the weights that are unpacked at once, and of what is made on the way."""
+        return self.num_scratch * dtype.itemsize + temporary_bytes(device) if self.packed else 0
 
     @property
     def packed_formats(self) -> tuple[str, ...]:

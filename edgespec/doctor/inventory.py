@@ -101,7 +101,7 @@ class Inspector:
             with offload_errors():
                 weights = weights_by_size(model, dtype=torch.bfloat16, quant=None)
             facts["num_parameters"] = weights.num_parameters
-            facts["quant"] = ", ".join(weights.skeleton.packed_formats) or facts["quant"]
+            facts["quant"] = weights.formats or facts["quant"]
             facts["tokens"] = self._token_digest(folder)
             check_tree_reading(model.config, device=torch.device("cpu"))
         except EdgespecError as error:

@@ -18,7 +18,7 @@ from edgespec.errors import EdgespecError, offload_errors
 from edgespec.model.causal_model import check_can_roll_back
 from offload.architecture import architecture_checkpoint
 from offload.checkpoint import Checkpoint, read_checkpoint
-from offload.formats.stated import check_readable, stated_packing
+from offload.formats.stated import check_readable, format_stated, quantises_activations, stated_packing
 from offload.skeleton import Skeleton, build_skeleton
 
 SAMPLE_BYTES = 1 << 16  # of a weight file: tells one fine-tune from another
@@ -46,6 +46,17 @@ class ModelFolder:
         """The number of tokens that fit the model's positions; None where the family sets no limit."""
         limit = getattr(self.config.get_text_config(decoder=True), "max_position_embeddings", None)
         return int(limit) if limit else None
+
+    @property
+    def weight_only_note(self) -> str | None:
+        """What is to be said of a model whose usual runtime also quantises activations; None of all others."""
+        stated = stated_packing(self.config)
+        if not quantises_activations(stated):
+            return None
+        return (
+            f"is {format_stated(stated)}: other programs quantise its activations too; here they stay as they are, "
+            "so texts may differ from theirs"
+        )
 
 
 def open_model(folder: Path) -> ModelFolder:

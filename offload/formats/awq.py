@@ -48,23 +48,24 @@ class Awq:
 
 def _unpack(parts: Mapping[str, Tensor], out: Tensor) -> None:
     """Write (qweight [n, i, r / 8] - qzeros [n, G, r / 8]) times scales [n, G, r]."""
-    _write_numbers(parts["qweight"], out)
-    zeros = torch.empty_like(parts["scales"].mT, dtype=out.dtype, memory_format=torch.contiguous_format)  # [n, r, G]
-    _write_numbers(parts["qzeros"], zeros)
-    out.unflatten(-1, (zeros.shape[-1], -1)).sub_(zeros[..., None])
-    scale_groups(out, parts["scales"].mT.float())
+    scale = parts["scales"].mT.float()
+    numbers, zeros = _numbers(parts["qweight"]), _numbers(parts["qzeros"])
+    numbers.view(*zeros.shape, -1).sub_(zeros[..., None])
+    scale_groups(numbers, scale, out)
 
 
-def _write_numbers(words: Tensor, out: Tensor) -> None:
-    """Write the numbers of words [n, m, r / 8] to out [n, r, m].
+def _numbers(words: Tensor) -> Tensor:
+    """Return the numbers of words [n, m, r / 8] in rows: float32 [n, r, m].
 
     The halves of a word's four bytes are rows 0 2, 4 6, 1 3, 5 7: byte 2 a + b holds rows a + 4 b + 2 c, c = 0 in its
     low half.
     """
     packed = bytes_of(words).mT.contiguous().unflatten(1, (-1, 2, 2)).transpose(2, 3)  # [n, r / 8, b, a, m]
-    places = out.unflatten(1, (-1, 2, 2, 2))  # [n, r / 8, b, c, a, m]
-    places[:, :, :, 0].copy_(packed & 15)
-    places[:, :, :, 1].copy_(packed >> 4)
+    num_matrices, eighths, _, _, columns = packed.shape
+    found = torch.empty(num_matrices, eighths, 2, 2, 2, columns, device=words.device)  # [n, r / 8, b, c, a, m]
+    found[:, :, :, 0].copy_(packed & 15)
+    found[:, :, :, 1].copy_(packed >> 4)
+    return found.view(num_matrices, 8 * eighths, columns)
 
 
 AWQ = Awq()

@@ -88,7 +88,7 @@ class Mxfp4:
             name=self.name,
             num_matrices=num_matrices,
             parts=parts,
-            unpack_rows=_unpack_transposed if is_transposed else _unpack_powers,
+            unpack_rows=_unpack_blocks if is_transposed else _unpack_powers,
             is_transposed=is_transposed,
         )
 
@@ -115,12 +115,11 @@ def _unpack_powers(parts: Mapping[str, Tensor], out: Tensor) -> None:
 
 def _unpack(packed: Tensor, scale: Tensor, out: Tensor) -> None:
     """Write packed [n, r, i / 2] times scale [n, r, G]."""
-    out.copy_(looked_up(packed, FP4_NUMBERS, out.dtype))
-    scale_groups(out, scale)
+    scale_groups(looked_up(packed, FP4_NUMBERS), scale, out)
 
 
-def _unpack_transposed(parts: Mapping[str, Tensor], out: Tensor) -> None:
-    """Write blocks [n, r, G, 16] to out [n, r, i], whose rows stand side by side in memory."""
+def _unpack_blocks(parts: Mapping[str, Tensor], out: Tensor) -> None:
+    """Write blocks [n, r, G, 16] times scale [n, r, G]."""
     _unpack(parts["packed"].flatten(-2), float_scale(parts["scale"]), out)
 
 

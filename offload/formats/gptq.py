@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from offload.formats.numbers import scale_groups, whole_numbers
@@ -66,16 +67,15 @@ class Gptq:
 
 def _unpack(parts: Mapping[str, Tensor], out: Tensor, *, bits: int, zeros_less: int) -> None:
     """Write (qweight [n, i * bits / 32, r] - qzeros [n, G, r * bits / 32]) times scales [n, G, r]."""
-    out.copy_(whole_numbers(parts["qweight"].mT, bits, out.dtype))
-    zeros = whole_numbers(parts["qzeros"] + zeros_less, bits, out.dtype).mT  # [n, r, G]
+    numbers = whole_numbers(parts["qweight"].mT, bits)
+    zeros = whole_numbers(parts["qzeros"] + zeros_less, bits).mT  # [n, r, G]
     scale = parts["scales"].mT.float()
     if "g_idx" in parts:
-        group = parts["g_idx"].long()[:, None].expand(-1, out.shape[1], -1)
-        out.sub_(zeros.gather(-1, group))
-        out.mul_(scale.gather(-1, group))
+        group = parts["g_idx"].long()[:, None].expand_as(numbers)
+        torch.mul(numbers.sub_(zeros.gather(-1, group)), scale.gather(-1, group), out=out)
         return
-    out.unflatten(-1, (zeros.shape[-1], -1)).sub_(zeros[..., None])
-    scale_groups(out, scale)
+    numbers.view(*zeros.shape, -1).sub_(zeros[..., None])
+    scale_groups(numbers, scale, out)
 
 
 GPTQ = Gptq()

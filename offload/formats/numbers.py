@@ -14,20 +14,18 @@ WHOLE_NUMBERS = tuple(float(number) for number in range(16))
 FP4_NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)  # E2M1
 
 
-def looked_up(packed: Tensor, numbers: tuple[float, ...], dtype: torch.dtype) -> Tensor:
-    """Return the numbers that the halves of bytes stand for: uint8 [..., n] -> [..., 2 n]."""
-    pairs = _pairs(numbers, dtype, packed.device)
-    found = pairs.index_select(0, packed.reshape(-1).int())
-    return found.view(dtype).view(*packed.shape[:-1], -1)
+def looked_up(packed: Tensor, numbers: tuple[float, ...]) -> Tensor:
+    """Return the numbers that the halves of bytes stand for: uint8 [..., n] -> float32 [..., 2 n]."""
+    found = _pairs(numbers, packed.device).index_select(0, packed.reshape(-1).int())
+    return found.view(torch.float32).view(*packed.shape[:-1], -1)
 
 
 @functools.cache
-def _pairs(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _pairs(numbers: tuple[float, ...], device: torch.device) -> Tensor:
     """Return both numbers of every byte, as one wide number each: [256]."""
-    table = torch.tensor(numbers, dtype=dtype, device=device)
+    table = torch.tensor(numbers, device=device)
     every = torch.arange(256, device=device)
-    pairs = torch.stack((table[every & 15], table[every >> 4]), dim=-1)
-    return pairs.view(torch.int64 if dtype.itemsize == 4 else torch.int32).view(-1)
+    return torch.stack((table[every & 15], table[every >> 4]), dim=-1).view(torch.int64).view(-1)
 
 
 def bytes_of(words: Tensor) -> Tensor:
@@ -36,9 +34,9 @@ def bytes_of(words: Tensor) -> Tensor:
     return flat.view(torch.uint8).view(*words.shape[:-1], -1)
 
 
-def whole_numbers(words: Tensor, bits: int, dtype: torch.dtype) -> Tensor:
-    """Return the numbers from 0 on that words of 32 bits are made of: int32 [..., n] -> [..., n * 32 / bits]."""
-    return bytes_of(words).to(dtype) if bits == 8 else looked_up(bytes_of(words), WHOLE_NUMBERS, dtype)
+def whole_numbers(words: Tensor, bits: int) -> Tensor:
+    """Return the numbers from 0 on that 32-bit words are made of: int32 [..., n] -> float32 [..., n * 32 / bits]."""
+    return bytes_of(words).float() if bits == 8 else looked_up(bytes_of(words), WHOLE_NUMBERS)
 
 
 def float_scale(scale: Tensor) -> Tensor:
@@ -46,10 +44,7 @@ def float_scale(scale: Tensor) -> Tensor:
     return (scale.view(torch.float8_e8m0fnu) if scale.dtype == torch.uint8 else scale).float()
 
 
-def scale_groups(out: Tensor, scale: Tensor) -> None:
-    """Multiply groups of columns by a scale each: out [n, r, i], scale [n, r, G].
-
-    The product is that of float32, rounded once.
-    """
-    groups = out.unflatten(-1, (scale.shape[-1], -1))
-    torch.mul(groups, scale[..., None], out=groups)
+def scale_groups(numbers: Tensor, scale: Tensor, out: Tensor) -> None:
+    """Write numbers [n, r, i] times a scale for each group of columns [n, r, G]."""
+    shape = (*scale.shape, -1)
+    torch.mul(numbers.view(shape), scale[..., None], out=out.view(shape))

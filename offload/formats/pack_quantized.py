@@ -62,13 +62,13 @@ def _unpack(parts: Mapping[str, Tensor], out: Tensor, *, bits: int) -> None:
     """Write (packed [n, r, i * bits / 32] - zero) times scale [n, r, G]; zeros are packed along rows."""
     rows, columns = out.shape[1:]
     scale = float_scale(parts["scale"])
-    out.copy_(whole_numbers(parts["packed"], bits, out.dtype)[..., :columns])
+    numbers = whole_numbers(parts["packed"], bits)[..., :columns].contiguous()
     if "zeros" in parts:
-        zeros = whole_numbers(parts["zeros"].mT, bits, out.dtype)[..., :rows].mT  # [n, r, G]
-        out.unflatten(-1, (scale.shape[-1], -1)).sub_(zeros[..., None])
+        zeros = whole_numbers(parts["zeros"].mT, bits)[..., :rows].mT  # [n, r, G]
+        numbers.view(*scale.shape, -1).sub_(zeros[..., None])
     else:
-        out.sub_(1 << (bits - 1))
-    scale_groups(out, scale)
+        numbers.sub_(1 << (bits - 1))
+    scale_groups(numbers, scale, out)
 
 
 PACK_QUANTIZED = PackQuantized()

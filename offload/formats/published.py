@@ -19,9 +19,20 @@ from offload.stored_names import Pieces
 
 # Whose temporaries exist together. On a CPU they stay in its cache; a GPU wants few and large steps.
 WEIGHTS_AT_ONCE_ON_CPU = 1 << 18
-WEIGHTS_AT_ONCE_ON_GPU = 1 << 23
+WEIGHTS_AT_ONCE_ON_GPU = 1 << 22
+TEMPORARY_BYTES = 24  # of a weight that is being unpacked: products, indices, scales
 
-UnpackRows = Callable[[Mapping[str, Tensor], Tensor], None]  # parts [n, ...] -> out [n, r, i], of some of the rows
+UnpackRows = Callable[[Mapping[str, Tensor], Tensor], None]  # parts [n, ...] -> float32 [n, r, i], of some of the rows
+
+
+def weights_at_once(device: torch.device) -> int:
+    """Return how many weights are unpacked in one go."""
+    return WEIGHTS_AT_ONCE_ON_CPU if device.type == "cpu" else WEIGHTS_AT_ONCE_ON_GPU
+
+
+def temporary_bytes(device: torch.device) -> int:
+    """Return the bytes of what is made while weights are unpacked, beside the weights."""
+    return TEMPORARY_BYTES * weights_at_once(device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,21 +66,27 @@ class PublishedWeight:
         return {name: part.stored_name for name, part in self.parts.items()}
 
     def unpack(self, parts: Mapping[str, Tensor], out: Tensor) -> Tensor:
-        """Unpack rows by rows, which bounds the memory of temporaries."""
+        """Unpack a few rows at a time, which bounds the memory of temporaries: in float32, rounded once."""
         matrices = out.view(self.num_matrices, -1, out.shape[-1])
         if self.is_transposed:
             matrices = matrices.transpose(1, 2)
         whole = {name: parts[name].view(self.num_matrices, *part.shape) for name, part in self.parts.items()}
         for first, last, start, end in self._shares(*matrices.shape, device=out.device):
             share = {name: _rows(whole[name][first:last], part, start, end) for name, part in self.parts.items()}
-            self.unpack_rows(share, matrices[first:last, start:end])
+            place = matrices[first:last, start:end]
+            if out.dtype == torch.float32 and not self.is_transposed:
+                self.unpack_rows(share, place)
+            else:
+                products = torch.empty(place.shape, device=out.device)
+                self.unpack_rows(share, products)
+                place.copy_(products)
         return out
 
     def _shares(
         self, num_matrices: int, rows: int, columns: int, *, device: torch.device
     ) -> Iterator[tuple[int, int, int, int]]:
         """Yield which matrices and which of their rows are unpacked together."""
-        at_once = WEIGHTS_AT_ONCE_ON_CPU if device.type == "cpu" else WEIGHTS_AT_ONCE_ON_GPU
+        at_once = weights_at_once(device)
         step = math.lcm(*(part.rows_each for part in self.parts.values()))
         rows_at_once = max(step, at_once // columns // step * step)
         matrices_at_once = max(1, at_once // (rows * columns))

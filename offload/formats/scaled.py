@@ -66,18 +66,25 @@ class ScaledNumbers:
 
 
 def _unpack(parts: Mapping[str, Tensor], out: Tensor, block: tuple[int, int]) -> None:
-    """Write numbers [n, r, i] times the scales of their blocks; the product is that of float32, rounded once."""
+    """Write numbers [n, r, i] times the scales of their blocks."""
     num_matrices, rows, columns = out.shape
     high, wide = block
-    out.copy_(parts["numbers"])
+    numbers = _floats(parts["numbers"])
     scale = float_scale(parts["scale"]).view(num_matrices, -(-rows // high), -(-columns // wide))
     if scale.shape[-1] > 1:
         scale = scale.repeat_interleave(wide, dim=-1)[..., :columns]
-    if high == 1 or scale.shape[1] == 1:
-        out.mul_(scale)
-        return
-    for index in range(scale.shape[1]):
-        out[:, index * high : (index + 1) * high].mul_(scale[:, index : index + 1])
+    for index in range(scale.shape[1] if high > 1 else 1):
+        block_rows = slice(index * high, (index + 1) * high) if high > 1 else slice(None)
+        scale_rows = scale[:, index : index + 1] if high > 1 else scale
+        torch.mul(numbers[:, block_rows], scale_rows, out=out[:, block_rows])
+
+
+def _floats(numbers: Tensor) -> Tensor:
+    """Return numbers of eight bits in float32; on a CPU a table is quicker than float8's own conversion."""
+    if numbers.dtype == torch.int8 or numbers.device.type != "cpu":
+        return numbers.float()
+    table = torch.arange(256).to(torch.uint8).view(numbers.dtype).float()
+    return table.index_select(0, numbers.view(torch.uint8).reshape(-1).int()).view(numbers.shape)
 
 
 def _block_shape(stated: Mapping[str, Any]) -> tuple[int, int]:

@@ -17,7 +17,7 @@ READABLE_COMPRESSED = {
     "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized", "mixed-precision", "dense",
 }  # fmt: skip
 READABLE_BITS = (4, 8)
-MAYBE_8_BITS = {"fp8": "activation_scheme", "modelopt": "quant_algo"}  # method -> the field that says so
+ACTIVATIONS_FIELDS = {"fp8": "activation_scheme", "modelopt": "quant_algo"}  # method -> the field that says so
 
 
 def stated_packing(config: PretrainedConfig) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def quantises_activations(stated: Mapping[str, Any]) -> bool:
     method = stated.get("quant_method")
     if method == COMPRESSED:
         return any(group.get("input_activations") for group in _groups(stated))
-    return method == "fbgemm_fp8" or bool(stated.get(MAYBE_8_BITS.get(str(method), "")))
+    return method == "fbgemm_fp8" or bool(stated.get(ACTIVATIONS_FIELDS.get(str(method), "")))
 
 
 def _reasons(stated: Mapping[str, Any]) -> Iterable[str | None]:
