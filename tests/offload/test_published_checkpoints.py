@@ -1,6 +1,9 @@
 """Published checkpoints stream as they are: outputs are those of transformers on the weights that they mean."""
 
+import functools
 import json
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,9 +16,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, GptOssConfig, LlamaCo
 from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.pair.folder import open_model
 from offload import stored_names
-from offload.checkpoint import read_checkpoint
+from offload.checkpoint import Checkpoint, read_checkpoint
 from offload.errors import CheckpointError
+from offload.formats.packed_format import content_of
 from offload.placement import place_layers
+from offload.quantize import quantized_checkpoint
+from offload.quantized_cache import load_or_quantize
 from offload.skeleton import build_skeleton
 from offload.streamed_model import StreamedModel
 from tests.conftest import VOCAB, make_model, save_folder
@@ -39,6 +45,7 @@ MODELS = {
         layer_types=["sliding_attention", "full_attention"],
     ),
 }  # fmt: skip
+ROOTS: list[tempfile.TemporaryDirectory[str]] = []
 CASES = [
     *((form, "dense") for form in PUBLISHED),
     *((form, "experts") for form in PUBLISHED),
@@ -48,9 +55,20 @@ CASES = [
 
 def published(folder: Path, form: str, model: str) -> Path:
     """A checkpoint in `form` at `folder`; returns the plain one of the same weights."""
-    save_folder(folder, make_model(MODELS[model]()))
+    made = _made(form, model)
+    shutil.copytree(made, folder)
+    return Path(shutil.copytree(f"{made}-plain", f"{folder}-plain"))
+
+
+@functools.cache
+def _made(form: str, model: str) -> Path:
+    """A checkpoint that is made once; it lives as long as the tests."""
+    root = tempfile.TemporaryDirectory()
+    ROOTS.append(root)
+    folder = save_folder(Path(root.name) / "model", make_model(MODELS[model]()))
     torch.manual_seed(1)
-    return publish_gpt_oss(folder) if form == "mxfp4" else publish(folder, PUBLISHED[form])
+    publish_gpt_oss(folder) if form == "mxfp4" else publish(folder, PUBLISHED[form])
+    return folder
 
 
 def logits(model: torch.nn.Module) -> Tensor:
@@ -181,3 +199,36 @@ def test_experts_follow_each_other_by_number(tmp_path: Path, monkeypatch: pytest
     expected = logits(AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).eval())
     monkeypatch.setattr(stored_names, "dot_natural_key", lambda name: name)
     assert (streamed_logits(tmp_path / "model", resident=2) - expected).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("model", ["dense", "experts"])
+def test_weights_of_eight_bits_can_be_made_smaller(model: str, tmp_path: Path) -> None:
+    """FP8 becomes nf4 by way of the bfloat16 weights that it means."""
+    folder = tmp_path / "model"
+    plain = published(folder, "fp8-blocks", model)
+    tensors = {name: tensor.bfloat16() for name, tensor in load_file(plain / "model.safetensors").items()}
+    save(plain, tensors, None)
+
+    def quantized(folder: Path) -> Checkpoint:
+        checkpoint = read_checkpoint(folder)
+        skeleton = build_skeleton(AutoConfig.from_pretrained(folder), checkpoint, dtype=torch.float32)
+        return load_or_quantize(
+            skeleton, checkpoint, "nf4", cache_folder=tmp_path / "cache", device=torch.device("cpu")
+        )
+
+    found, expected = quantized(folder), quantized(plain)
+    names = [name for name, entry in expected.tensors.items() if entry.file.parent != plain and "proj" in name]
+    assert any(name.endswith("absmax") for name in names)
+    assert {name: content_of(found.tensors[name]) for name in names} == {
+        name: content_of(expected.tensors[name]) for name in names
+    }
+
+
+@pytest.mark.parametrize(("form", "quant"), [("fp8-blocks", "int8"), ("compressed-nvfp4", "nf4"), ("awq", "int8")])
+def test_what_would_hardly_be_smaller_is_not_quantised_again(form: str, quant: str, tmp_path: Path) -> None:
+    published(tmp_path / "model", form, "dense")
+    opened = open_model(tmp_path / "model")
+    skeleton = opened.skeleton(opened.checkpoint, dtype=torch.float32)
+    with pytest.raises(CheckpointError, match=rf"quantised already .* as {quant} it would have \d+% of") as caught:
+        quantized_checkpoint(skeleton, opened.checkpoint, quant)
+    assert caught.value.code == "E_QUANTIZED"

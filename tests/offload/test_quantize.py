@@ -110,7 +110,7 @@ def test_a_new_format_needs_a_line_in_the_list_and_nothing_else(
     for resident in (0, 3):
         torch.testing.assert_close(streamed_logits(folder, checkpoint, resident=resident), expected, rtol=0, atol=1e-5)
     with pytest.raises(CheckpointError, match=r"quantised already \(steps\)"):
-        quantized_checkpoint(skeleton, checkpoint, "int8")
+        quantized_checkpoint(skeleton, checkpoint, "steps")
 
 
 @pytest.mark.parametrize("quant", ["int8", "nf4"])

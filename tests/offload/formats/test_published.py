@@ -11,7 +11,8 @@ from offload.formats import published
 from offload.formats.known import packing_of
 from offload.formats.packed_format import Packing
 from offload.stored_names import Pieces
-from tests.offload.formats.published_checkpoints import PUBLISHED, Parts, Published
+from tests.offload.formats.definitions import Parts
+from tests.offload.formats.published_checkpoints import PUBLISHED, Published
 
 SHAPES = [(64, 96), (96, 32), (32, 64)]
 
