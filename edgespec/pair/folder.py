@@ -109,10 +109,12 @@ def open_architecture(folder: Path) -> ModelFolder:
     """Read a folder that may hold a config.json alone: sizes then come from the architecture."""
     if folder.is_dir() and (folder / "config.json").exists() and not any(folder.glob("*.safetensors*")):
         config = _read_config(folder)
-        if stated_packing(config):
+        packed = format_stated(stated_packing(config))
+        if packed is not None:
             raise EdgespecError(
                 "E_QUANTIZED",
-                f"'{folder / 'config.json'}' is of a quantised model, and does not say how large its weights are.",
+                f"'{folder / 'config.json'}' is of a model that is quantised with {packed}, and does not say how large "
+                "its weights are.",
                 "Give the folder with its weights, or the original's config.json with `quant`.",
             )
         check_can_roll_back(config.get_text_config(decoder=True))
