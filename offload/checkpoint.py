@@ -30,9 +30,13 @@ DTYPES: dict[str, torch.dtype] = {
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,  # powers of two: scales
     "I64": torch.int64,
     "I32": torch.int32,
     "I16": torch.int16,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
     "I8": torch.int8,
     "U8": torch.uint8,
     "BOOL": torch.bool,
@@ -200,6 +204,8 @@ def _truncated(path: Path, reason: str) -> CheckpointError:
 
 def _entry(name: str, field: dict[str, Any], path: Path, data_start: int) -> TensorEntry:
     start, end = field["data_offsets"]
+    if field["dtype"] not in DTYPES:
+        raise ValueError(f"tensor '{name}' is of {field['dtype']}, which is none of {', '.join(DTYPES)}")
     dtype = DTYPES[field["dtype"]]
     shape = tuple(int(size) for size in field["shape"])
     if start < 0 or end - start != math.prod(shape) * dtype.itemsize:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -13,18 +15,18 @@ from offload.stored_names import Pieces
 
 
 def attach_packed_weights(
-    model: PreTrainedModel, stored: dict[str, Pieces], ties: dict[str, str]
+    model: PreTrainedModel, stored: dict[str, Pieces], ties: dict[str, str], stated: Mapping[str, Any]
 ) -> tuple[tuple[PackedModule, ...], set[str]]:
     """Give every quantised parameter's module its packed parts, and put them into `stored` by name.
 
-    Returns the modules, and the names of the parameters that are packed. Raises CheckpointError for
-    a packing that is not understood.
+    `stated` is what config.json says of the packing. Returns the modules, and the names of the parameters that are
+    packed. Raises CheckpointError for a packing that is not understood.
     """
     by_module: dict[str, list[tuple[str, PackedWeight]]] = defaultdict(list)
     names = set()
     for name, parameter in list(model.named_parameters(remove_duplicate=False)):
         shape = tuple(parameter.shape)
-        packing = packing_of(name, shape, stored) if name not in ties else None
+        packing = packing_of(name, shape, stored, stated) if name not in ties else None
         if packing is None:
             continue
         if name in ties.values():

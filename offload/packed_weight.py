@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from offload.formats.packed_format import PackedFormat
+from offload.formats.packed_format import Packing
 
 
 class PackedWeight(nn.Module):
     """One weight's packed parts, as parameters."""
 
-    def __init__(self, shape: tuple[int, ...], packing: PackedFormat) -> None:
+    def __init__(self, shape: tuple[int, ...], packing: Packing) -> None:
         super().__init__()
         self.shape = shape
         self.packing = packing

@@ -1,4 +1,4 @@
-"""Quantisation of a checkpoint's decoder layers, one layer at a time.
+"""Quantisation of a checkpoint's decoder layers, one layer at a time, from plain weights or from larger packed ones.
 
 `quantized_layout` says which tensors come out and how large they are, from headers alone;
 `quantize_layer` makes them. What comes out has the names and the form of checkpoints that are published
@@ -8,6 +8,7 @@ in the same format, so that a cached layer and such a checkpoint load the same w
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from pathlib import Path
 
 import torch
@@ -17,27 +18,31 @@ from transformers.pytorch_utils import Conv1D
 from offload.checkpoint import Checkpoint, TensorEntry
 from offload.errors import CheckpointError
 from offload.formats.known import format_to_pack
-from offload.formats.packed_format import BLOCK_SIZE, PackedFormat
+from offload.formats.packed_format import BLOCK_SIZE, Packer
 from offload.layer_store import LayerRecord, LayerStore, StoredTensor
+from offload.packed_weight import PackedWeight
 from offload.skeleton import Skeleton
 
 Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]  # name in the checkpoint -> (shape, dtype)
 # The length of a state depends on the digits of its numbers; it is not streamed.
 STATE = ((0,), torch.uint8)
+LARGEST_SHARE = 0.75  # of packed layers' bytes that smaller ones may have: less saving is not worth the loss
+UNPACKED_DTYPE = torch.bfloat16  # of weights that were packed otherwise
 
 
 def quantized_checkpoint(skeleton: Skeleton, checkpoint: Checkpoint, quant: str) -> Checkpoint:
     """Return the checkpoint as it will be once its layers are quantised.
 
-    It has names, shapes and sizes, and no files. Raises CheckpointError when the checkpoint is quantised already.
+    It has names, shapes and sizes, and no files. Raises CheckpointError when the checkpoint is packed as small already.
     """
-    _check_not_quantized(skeleton, checkpoint)
     tensors = outside_tensors(skeleton)
     for record in skeleton.records:
         for name, (shape, dtype) in quantized_layout(skeleton, record, quant).items():
             num_bytes = math.prod(shape) * dtype.itemsize
             tensors[name] = TensorEntry(name=name, dtype=dtype, shape=shape, file=Path(), offset=0, num_bytes=num_bytes)
-    return Checkpoint(folder=checkpoint.folder, tensors=tensors)
+    planned = Checkpoint(folder=checkpoint.folder, tensors=tensors)
+    _check_smaller(skeleton, planned, quant)
+    return planned
 
 
 def outside_tensors(skeleton: Skeleton) -> dict[str, TensorEntry]:
@@ -49,13 +54,15 @@ def quantized_layout(skeleton: Skeleton, record: LayerRecord, quant: str) -> Lay
     """Return the tensors of one quantised layer; those whose entry is STATE may be of any length."""
     packing = format_to_pack(quant)
     layout: Layout = {}
-    for name, tensor in record.tensors.items():
+    for name, stored in _weights(record).items():
+        weight = skeleton.model.get_parameter(name)
+        shape = tuple(weight.shape)
         if not _is_packed(skeleton, name):
-            layout[name] = (tensor.shape, tensor.pieces[0].dtype)
+            layout[name] = (shape, stored[""].pieces[0].dtype if "" in stored else UNPACKED_DTYPE)
             continue
-        shapes = packing.part_shapes(tensor.shape)
-        layout |= {stored: shapes[part] for part, stored in packing.stored_names(name).items()}
-        layout |= dict.fromkeys(packing.states(name, tensor.shape), STATE)
+        shapes = packing.part_shapes(shape)
+        layout |= {stored_name: shapes[part] for part, stored_name in packing.stored_names(name).items()}
+        layout |= dict.fromkeys(packing.states(name, shape), STATE)
     return layout
 
 
@@ -66,17 +73,35 @@ def quantize_layer(
     """Return the tensors of one quantised layer, on the host; they are computed on `device`."""
     store.populate(record)
     result: dict[str, Tensor] = {}
-    for name, tensor in record.tensors.items():
-        whole = _assembled(store, tensor)
+    for name, stored in _weights(record).items():
+        parts = {part: _assembled(store, tensor) for part, tensor in stored.items()}
+        whole = parts[""] if "" in parts else _unpacked(skeleton, name, parts, device)
         if not _is_packed(skeleton, name):
-            result[name] = whole.clone()  # a view of the file would be written from a page that may go
+            result[name] = whole.cpu().clone()  # a view of the file would be written from a page that may go
         else:
             result |= _packed(name, whole.to(device), format_to_pack(quant))
     store.drop(record)
     return result
 
 
-def _packed(name: str, weight: Tensor, known: PackedFormat) -> dict[str, Tensor]:
+def _weights(record: LayerRecord) -> dict[str, dict[str, StoredTensor]]:
+    """Return parameter -> its parts; a plain one's only part has no name."""
+    weights: dict[str, dict[str, StoredTensor]] = defaultdict(dict)
+    for name, tensor in record.tensors.items():
+        parameter, _, part = name.rpartition("_packed.")
+        weights[parameter or name][part if parameter else ""] = tensor
+    return weights
+
+
+def _unpacked(skeleton: Skeleton, name: str, parts: dict[str, Tensor], device: torch.device) -> Tensor:
+    """Return a weight that the checkpoint has packed."""
+    packed = skeleton.model.get_submodule(f"{name}_packed")
+    assert isinstance(packed, PackedWeight)
+    out = torch.empty(packed.shape, dtype=UNPACKED_DTYPE, device=device)
+    return packed.packing.unpack({part: tensor.to(device) for part, tensor in parts.items()}, out)
+
+
+def _packed(name: str, weight: Tensor, known: Packer) -> dict[str, Tensor]:
     """Return the tensors that the parameter is stored as, on the host."""
     packing, parts = known.pack(weight)
     stored = {stored: parts[part].cpu().contiguous() for part, stored in packing.stored_names(name).items()}
@@ -104,10 +129,14 @@ def _is_packed(skeleton: Skeleton, name: str) -> bool:
     return (is_linear or is_experts) and parameter.numel() % BLOCK_SIZE == 0 and min(parameter.shape[-2:]) > 1
 
 
-def _check_not_quantized(skeleton: Skeleton, checkpoint: Checkpoint) -> None:
-    if skeleton.packed:
+def _check_smaller(skeleton: Skeleton, planned: Checkpoint, quant: str) -> None:
+    """Raise CheckpointError where packed layers would hardly become smaller, and only lose."""
+    packed_bytes = sum(record.stored_bytes for record in skeleton.records)
+    planned_bytes = sum(entry.num_bytes for entry in planned.tensors.values() if not entry.file.name)
+    if skeleton.packed and planned_bytes > LARGEST_SHARE * packed_bytes:
         raise CheckpointError(
             "E_QUANTIZED",
-            f"'{checkpoint.folder}' is quantised already ({', '.join(skeleton.packed_formats)}).",
+            f"'{planned.folder}' is quantised already ({', '.join(skeleton.packed_formats)}), and as {quant} it would "
+            f"have {planned_bytes / packed_bytes:.0%} of its layers' bytes.",
             "Leave out `quant` and `draft_quant` for it.",
         )

@@ -19,6 +19,8 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from offload.checkpoint import Checkpoint, TensorEntry
 from offload.errors import CheckpointError
 from offload.formats.known import readable_formats
+from offload.formats.published import temporary_bytes
+from offload.formats.stated import stated_packing
 from offload.layer_store import LayerRecord, StoredTensor
 from offload.packed_checkpoint import attach_packed_weights
 from offload.packed_weight import PackedModule
@@ -41,6 +43,10 @@ class Skeleton:
     def num_scratch(self) -> int:
         """The number of weights that have to be unpacked at once."""
         return max((module.num_unpacked() for module in self.packed), default=0)
+
+    def unpack_bytes(self, dtype: torch.dtype, device: torch.device) -> int:
+        """Return the bytes of the weights that are unpacked at once, and of what is made on the way."""
+        return self.num_scratch * dtype.itemsize + temporary_bytes(device) if self.packed else 0
 
     @property
     def packed_formats(self) -> tuple[str, ...]:
@@ -70,7 +76,7 @@ def build_skeleton(
     lent = frozenset() if own_modules is None else lent_names(model, own_modules)
     stored = pieces_by_parameter(checkpoint, model)
     ties = _ties(model, stored)
-    packed, packed_names = attach_packed_weights(model, stored, ties)
+    packed, packed_names = attach_packed_weights(model, stored, ties, stated_packing(config))
     layer_pattern = re.compile(re.escape(prefix) + r"\.(\d+)\.")
     layer_tensors: list[dict[str, StoredTensor]] = [{} for _ in layers]
     outside: dict[str, StoredTensor] = {}
@@ -183,19 +189,24 @@ def _ties(model: PreTrainedModel, stored: dict[str, Pieces]) -> dict[str, str]:
 def _stored_tensor(name: str, pieces: Pieces, tensor: Tensor) -> StoredTensor:
     """Return the parameter and its pieces; raises CheckpointError when they do not make it up."""
     shape = tuple(tensor.shape)
-    odd = next((piece for piece in pieces if piece.dtype.is_floating_point != tensor.is_floating_point()), None)
+    odd = next((piece for piece in pieces if piece.dtype != tensor.dtype and not _is_plain(piece.dtype)), None)
     if odd is not None:
         raise CheckpointError(
             "E_QUANTIZED",
-            f"'{odd.name}' holds {odd.dtype} numbers without scales that belong to '{name}': experts that were "
-            "quantised one by one, or half a checkpoint.",
-            "Use the model's bf16 or fp16 safetensors, with `quant=nf4` or int8.",
+            f"'{odd.name}' holds {odd.dtype} numbers without scales that belong to '{name}': experts that "
+            "bitsandbytes quantised one by one, or half a checkpoint.",
+            "Download the model again, or use its bf16 or fp16 safetensors, with `quant=nf4` or int8.",
         )
     if len(pieces) == 1 and pieces[0].shape != shape:
         raise _shape_mismatch(name, list(pieces[0].shape), pieces[0], shape)
-    if sum(_num_elements(piece) for piece in pieces) != tensor.numel() or pieces[0].shape[-1:] != shape[-1:]:
+    if sum(_num_elements(piece) for piece in pieces) != tensor.numel() or pieces[0].shape[-1:] not in (shape[-1:], ()):
         raise _shape_mismatch(name, f"{len(pieces)} times {list(pieces[0].shape)}", pieces[0], shape)
     return StoredTensor(pieces=pieces, shape=shape, dtype=tensor.dtype)
+
+
+def _is_plain(dtype: torch.dtype) -> bool:
+    """Return whether numbers of this type are weights as they are."""
+    return dtype.is_floating_point and dtype.itemsize > 1
 
 
 def _num_elements(entry: TensorEntry) -> int:

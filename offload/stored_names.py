@@ -21,19 +21,34 @@ from transformers.core_model_loading import (
 )
 
 from offload.checkpoint import Checkpoint, TensorEntry
+from offload.errors import CheckpointError
 
 Pieces = tuple[TensorEntry, ...]
+# Names of the tensors beside a module's `weight` that a packed weight is made of
+PART_LEAVES = (
+    "qweight", "qzeros", "scales", "g_idx",
+    "weight_packed", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale",
+    "weight_zero_point", "weight_shape", "weight_g_idx",
+)  # fmt: skip
 
 
 def pieces_by_parameter(checkpoint: Checkpoint, model: PreTrainedModel) -> dict[str, Pieces]:
-    """Return parameter name -> the tensors that make it up, in the order in which they lie in it."""
+    """Return parameter name -> the tensors that make it up, in the order in which they lie in it.
+
+    The parts of a packed weight go where the weight would go: they stand beside it, or below a parameter that is
+    made of several.
+    """
     mapping = get_model_conversion_mapping(model)
     renamings = [transform for transform in mapping if isinstance(transform, WeightRenaming)]
     converters = [transform for transform in mapping if isinstance(transform, WeightConverter)]
     own_names = model.state_dict()
     found: dict[str, dict[str | None, list[TensorEntry]]] = defaultdict(lambda: defaultdict(list))
     for name in sorted(checkpoint.tensors, key=dot_natural_key):
-        target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, own_names)
+        module, _, leaf = name.rpartition(".")
+        of_weight = f"{module}.weight" if leaf in PART_LEAVES else name
+        target, pattern = rename_source_key(of_weight, renamings, converters, model.base_model_prefix, own_names)
+        if leaf in PART_LEAVES:
+            target = f"{target.removesuffix('.weight')}.{leaf}"
         found[target][pattern].append(checkpoint.tensors[name])
     pieces: dict[str, Pieces] = {}
     for target, by_pattern in found.items():
@@ -54,9 +69,24 @@ def _in_memory_order(converter: WeightConverter, sources: list[list[TensorEntry]
         return None
     if steps == [(MergeModulelist, 0)] and len(sources) == 1:  # [experts, ...]
         return tuple(sources[0])
-    if steps == [(MergeModulelist, 0), (Concatenate, 1)] and len({len(source) for source in sources}) == 1:
+    if steps == [(MergeModulelist, 0), (Concatenate, 1)]:
         # [experts, rows of all sources, columns]: every expert's pieces side by side
+        _check_every_expert_has_all(sources)
         return tuple(piece for expert in zip(*sources, strict=True) for piece in expert)
     if steps == [(Concatenate, 0)]:
         return tuple(piece for source in sources for piece in source)
     return None
+
+
+def _check_every_expert_has_all(sources: list[list[TensorEntry]]) -> None:
+    """Raise CheckpointError where an expert lacks a tensor that others have."""
+    ends = [source[0].name.split(".")[-2:] for source in sources]
+    experts = [[piece.name.rsplit(".", 2)[0] for piece in source] for source in sources]
+    for expert in dict.fromkeys(name for source in experts for name in source):
+        end = next((end for end, source in zip(ends, experts, strict=True) if expert not in source), None)
+        if end is not None:
+            raise CheckpointError(
+                "E_TENSOR_MISSING",
+                f"'{'.'.join([expert, *end])}' is missing from '{sources[0][0].file.parent}'.",
+                "Download the model again.",
+            )

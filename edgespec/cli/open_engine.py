@@ -51,11 +51,15 @@ def say_setup(console: Console, setup: PairSetup, machine: MachineOptions) -> No
     layers = f"{placement.num_resident} of {placement.num_layers} layers resident"
     if streamed:
         layers += f", {streamed} streamed{where}, {placement.streamed_bytes / GIB:.3f} GiB a pass"
-    numbers = str(place.dtype).removeprefix("torch.") + (f" from {place.quant}" if place.quant else "")
+    formats = setup.weights.target.formats
+    numbers = str(place.dtype).removeprefix("torch.") + (f" from {formats}" if formats else "")
     folder = setup.pair.target.folder
     trees = trees_in_words(setup.room, is_tuned=setup.is_tuned)
     console.tell(f"{short_name(folder)}: {layers}; {numbers} on {place.device}; {trees}")
     console.detail(f"target: {folder}")
+    for model in (setup.weights.target, setup.weights.draft):
+        if model is not None and model.model.weight_only_note is not None:
+            console.say(f"{short_name(model.model.folder)} {model.model.weight_only_note}")
     _say_threads(console, place.threads)
     if not tree.is_lossless:
         console.tell(

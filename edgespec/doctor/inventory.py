@@ -19,10 +19,11 @@ import torch
 
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.model.self_check import check_tree_reading
-from edgespec.pair.folder import ModelFolder, fingerprint, is_head, open_model, quant_method, read_head_facts
+from edgespec.pair.folder import ModelFolder, fingerprint, is_head, open_model, read_head_facts
 from edgespec.pair.hub_names import cached_repositories, find_cached
 from edgespec.pair.pair import open_tokenizer
 from edgespec.placement.weights import weights_by_size
+from offload.formats.stated import format_stated, stated_packing
 
 TOKENIZER_FILES = ("tokenizer*", "added_tokens.json", "special_tokens_map.json", "vocab.*", "merges.txt")
 SEARCH_DEPTH = 2  # of folders below one that was given
@@ -38,7 +39,7 @@ class LocalModel:
     model_type: str | None = None
     num_parameters: int | None = None
     dtype: str | None = None  # of most bytes of its weights
-    quant: str | None = None  # its packed weights' formats; the method alone where they cannot be read
+    quant: str | None = None  # its packed weights' formats; what config.json states where they cannot be read
     max_context: int | None = None
     tokens: str | None = None  # a digest of which id is which token
     fingerprint: str | None = None
@@ -100,7 +101,7 @@ class Inspector:
             with offload_errors():
                 weights = weights_by_size(model, dtype=torch.bfloat16, quant=None)
             facts["num_parameters"] = weights.num_parameters
-            facts["quant"] = ", ".join(weights.skeleton.packed_formats) or facts["quant"]
+            facts["quant"] = weights.formats or facts["quant"]
             facts["tokens"] = self._token_digest(folder)
             check_tree_reading(model.config, device=torch.device("cpu"))
         except EdgespecError as error:
@@ -144,7 +145,7 @@ def _describe(model: ModelFolder) -> dict[str, Any]:
         "model_type": model.config.model_type,
         "num_bytes": model.checkpoint.num_bytes,
         "dtype": str(by_dtype.most_common(1)[0][0]).removeprefix("torch.") if by_dtype else None,
-        "quant": quant_method(model.config),
+        "quant": format_stated(stated_packing(model.config)),
         "max_context": model.max_context,
     }
 

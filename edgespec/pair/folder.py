@@ -18,7 +18,7 @@ from edgespec.errors import EdgespecError, offload_errors
 from edgespec.model.causal_model import check_can_roll_back
 from offload.architecture import architecture_checkpoint
 from offload.checkpoint import Checkpoint, read_checkpoint
-from offload.formats.known import readable_methods
+from offload.formats.stated import check_readable, format_stated, quantises_activations, stated_packing
 from offload.skeleton import Skeleton, build_skeleton
 
 SAMPLE_BYTES = 1 << 16  # of a weight file: tells one fine-tune from another
@@ -46,6 +46,17 @@ class ModelFolder:
         """The number of tokens that fit the model's positions; None where the family sets no limit."""
         limit = getattr(self.config.get_text_config(decoder=True), "max_position_embeddings", None)
         return int(limit) if limit else None
+
+    @property
+    def weight_only_note(self) -> str | None:
+        """What is to be said of a model whose usual runtime also quantises activations; None of all others."""
+        stated = stated_packing(self.config)
+        if not quantises_activations(stated):
+            return None
+        return (
+            f"is {format_stated(stated)}: other programs quantise its activations too; here they stay as they are, "
+            "so texts may differ from theirs"
+        )
 
 
 def open_model(folder: Path) -> ModelFolder:
@@ -98,10 +109,12 @@ def open_architecture(folder: Path) -> ModelFolder:
     """Read a folder that may hold a config.json alone: sizes then come from the architecture."""
     if folder.is_dir() and (folder / "config.json").exists() and not any(folder.glob("*.safetensors*")):
         config = _read_config(folder)
-        if quant_method(config) is not None:
+        packed = format_stated(stated_packing(config))
+        if packed is not None:
             raise EdgespecError(
                 "E_QUANTIZED",
-                f"'{folder / 'config.json'}' is of a quantised model, and does not say how large its weights are.",
+                f"'{folder / 'config.json'}' is of a model that is quantised with {packed}, and does not say how large "
+                "its weights are.",
                 "Give the folder with its weights, or the original's config.json with `quant`.",
             )
         check_can_roll_back(config.get_text_config(decoder=True))
@@ -118,28 +131,13 @@ def open_draft_architecture(folder: Path, target: ModelFolder) -> ModelFolder:
 def _model_folder(folder: Path, checkpoint: Checkpoint) -> ModelFolder:
     config = _read_config(folder)
     check_can_roll_back(config.get_text_config(decoder=True))
-    method = quant_method(config)
-    if method is not None and method not in readable_methods():
-        raise EdgespecError(
-            "E_QUANTIZED",
-            f"'{folder}' is quantised with {method}, which edgespec does not read.",
-            "Use the model's bf16 or fp16 safetensors with `quant=nf4` or int8, or a checkpoint of "
-            f"{' or '.join(readable_methods())}.",
-        )
+    check_readable(stated_packing(config), folder)
     return ModelFolder(
         folder=folder,
         config=config,
         checkpoint=checkpoint,
         generation_config=read_json(folder / "generation_config.json"),
     )
-
-
-def quant_method(config: PretrainedConfig) -> str | None:
-    """Return what config.json says that the weights are quantised with; None where they are not."""
-    quantization: Any = getattr(config, "quantization_config", None)
-    if not quantization:
-        return None
-    return str(quantization.get("quant_method") if isinstance(quantization, dict) else quantization.quant_method)
 
 
 def read_json(path: Path) -> dict[str, Any]:

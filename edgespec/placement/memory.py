@@ -192,9 +192,9 @@ def device_uses(
             probs_rows=draft_probs_rows(draft_config.vocab_size, tree, place),
             num_texts=num_texts,
         )
-    scratch_bytes = (target.num_scratch + (draft.num_scratch if draft else 0)) * dtype.itemsize
-    if scratch_bytes:
-        uses["weights while unpacked"] = scratch_bytes
+    unpack_bytes = target.unpack_bytes(dtype, device) + (draft.unpack_bytes(dtype, device) if draft else 0)
+    if unpack_bytes:
+        uses["weights while unpacked"] = unpack_bytes
     return uses
 
 

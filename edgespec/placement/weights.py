@@ -37,6 +37,11 @@ class Weights:
     skeleton: Skeleton  # matched with tensors of which some may still have to be made
 
     @property
+    def formats(self) -> str | None:
+        """The formats of packed weights, as published or as they are to be quantised; None where none are packed."""
+        return ", ".join(self.skeleton.packed_formats) or None
+
+    @property
     def num_parameters(self) -> int:
         """The number of the model's weights; packed ones count as the weights that they stand for."""
         packed = [math.prod(weight.shape) for module in self.skeleton.packed for _, weight in module.weights]

@@ -7,12 +7,13 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from offload.formats.bitsandbytes_kernels import bitsandbytes_functional
-from offload.formats.packed_format import BLOCK_SIZE, WEIGHTS_AT_ONCE, cannot_be_used, content_of
+from offload.formats.packed_format import BLOCK_SIZE, WEIGHTS_AT_ONCE, Layouts, cannot_be_used, content_of
 from offload.stored_names import Pieces
 
 STATE_KEY = "quant_state.bitsandbytes__"  # of the small JSON beside a weight; the format's name follows
@@ -28,13 +29,14 @@ class Bitsandbytes4Bit:
     """The facts of one weight; `offset` is the mean that nested scales are stored without."""
 
     name: str  # bitsandbytes' own: of the 16 values that four bits stand for
-    method: str = "bitsandbytes"
-    can_pack: bool
+    methods: tuple[str, ...] = ("bitsandbytes",)
     nested: bool
     block_size: int = BLOCK_SIZE
     offset: float = 0.0
 
-    def detect(self, parameter: str, shape: tuple[int, ...], stored: Mapping[str, Pieces]) -> Bitsandbytes4Bit | None:
+    def detect(
+        self, parameter: str, shape: tuple[int, ...], stored: Mapping[str, Pieces], stated: Mapping[str, Any]
+    ) -> Bitsandbytes4Bit | None:
         """Find the format by its state, a few hundred bytes of JSON that must describe a weight of this shape."""
         if parameter not in stored or f"{parameter}.absmax" not in stored:
             return None
@@ -70,7 +72,7 @@ class Bitsandbytes4Bit:
             raise cannot_be_used(parameter, what)
         return found
 
-    def part_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    def part_shapes(self, shape: tuple[int, ...]) -> Layouts:
         """Return the parts' shapes: two weights a byte, and a scale a block.
 
         A scale itself has 8 bits where scales are nested.
@@ -168,6 +170,6 @@ def _nested_code(device: torch.device) -> Tensor:
     return code
 
 
-NF4 = Bitsandbytes4Bit(name="nf4", can_pack=True, nested=True)
-FP4 = Bitsandbytes4Bit(name="fp4", can_pack=False, nested=False)  # of published checkpoints; nf4 loses less
+NF4 = Bitsandbytes4Bit(name="nf4", nested=True)
+FP4 = Bitsandbytes4Bit(name="fp4", nested=False)  # of published checkpoints; nf4 loses less
 FORMATS_4BIT = (NF4, FP4)

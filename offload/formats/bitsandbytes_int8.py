@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from offload.formats.packed_format import WEIGHTS_AT_ONCE, cannot_be_used, content_of
+from offload.formats.packed_format import WEIGHTS_AT_ONCE, Layouts, cannot_be_used, content_of
 from offload.stored_names import Pieces
 
 LARGEST = 127  # of the whole numbers
@@ -20,10 +21,11 @@ class BitsandbytesInt8:
     """The format, which is the same for every weight: it has no settings."""
 
     name: str = "int8"
-    method: str = "bitsandbytes"
-    can_pack: bool = True
+    methods: tuple[str, ...] = ("bitsandbytes",)
 
-    def detect(self, parameter: str, shape: tuple[int, ...], stored: Mapping[str, Pieces]) -> BitsandbytesInt8 | None:
+    def detect(
+        self, parameter: str, shape: tuple[int, ...], stored: Mapping[str, Pieces], stated: Mapping[str, Any]
+    ) -> BitsandbytesInt8 | None:
         """Find the format by its scales; it is refused where the rows were reordered for a kernel."""
         if parameter not in stored or self.stored_names(parameter)["scale"] not in stored:
             return None
@@ -32,7 +34,7 @@ class BitsandbytesInt8:
             raise cannot_be_used(parameter, "its rows are not stored as rows")
         return self
 
-    def part_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    def part_shapes(self, shape: tuple[int, ...]) -> Layouts:
         """Return the weight's own shape, and that of one scale a row."""
         return {"packed": (shape, torch.int8), "scale": ((math.prod(shape[:-1]),), torch.float32)}
 

@@ -3,34 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
+from offload.formats.awq import AWQ
 from offload.formats.bitsandbytes_4bit import FP4, NF4
 from offload.formats.bitsandbytes_int8 import INT8
-from offload.formats.packed_format import PackedFormat
-from offload.stored_names import Pieces
+from offload.formats.fp4 import MXFP4, NVFP4
+from offload.formats.gptq import GPTQ
+from offload.formats.pack_quantized import PACK_QUANTIZED
+from offload.formats.packed_format import PackedFormat, Packer, Packing, cannot_be_used
+from offload.formats.published import sibling
+from offload.formats.scaled import FP8, INT_QUANTIZED
+from offload.stored_names import PART_LEAVES, Pieces
 
-FORMATS: tuple[PackedFormat, ...] = (INT8, NF4, FP4)
+PACKERS: tuple[Packer, ...] = (INT8, NF4)
+FORMATS: tuple[PackedFormat, ...] = (
+    *PACKERS, FP4, FP8, INT_QUANTIZED, NVFP4, MXFP4, PACK_QUANTIZED, GPTQ, AWQ,
+)  # fmt: skip
 
 
-def packing_of(parameter: str, shape: tuple[int, ...], stored: Mapping[str, Pieces]) -> PackedFormat | None:
+def packing_of(
+    parameter: str, shape: tuple[int, ...], stored: Mapping[str, Pieces], stated: Mapping[str, Any]
+) -> Packing | None:
     """Return how a checkpoint packs the parameter; None where it is a plain tensor, or not stored at all.
 
-    Raises CheckpointError for a packing that is not understood.
+    `stated` is what config.json says of the packing. Raises CheckpointError for a packing that is not understood.
     """
-    found = (known.detect(parameter, shape, stored) for known in FORMATS)
-    return next((packing for packing in found if packing is not None), None)
+    found = (known.detect(parameter, shape, stored, stated) for known in FORMATS)
+    packing = next((packing for packing in found if packing is not None), None)
+    part = next((leaf for leaf in PART_LEAVES if sibling(parameter, leaf) in stored), None)
+    if packing is None and part is not None and parameter not in stored:
+        method = stated.get("quant_method")
+        raise cannot_be_used(
+            parameter, f"it is stored in parts like '{part}', and config.json states {method or 'no quant_method'}"
+        )
+    return packing
 
 
-def format_to_pack(name: str) -> PackedFormat:
+def format_to_pack(name: str) -> Packer:
     """Return the format that `name` asks to pack weights in."""
-    return {known.name: known for known in FORMATS if known.can_pack}[name]
+    return {known.name: known for known in PACKERS}[name]
 
 
 def readable_methods() -> tuple[str, ...]:
     """Return what config.json may state as `quant_method`, each once."""
-    return tuple(dict.fromkeys(known.method for known in FORMATS))
+    return tuple(dict.fromkeys(method for known in FORMATS for method in known.methods))
 
 
 def readable_formats() -> str:
-    """Return the formats for a message to a user: 'bitsandbytes int8, ...'."""
-    return ", ".join(f"{known.method} {known.name}" for known in FORMATS)
+    """Return the formats for a message to a user: 'int8, nf4, ...'."""
+    return ", ".join(known.name for known in FORMATS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,37 +15,49 @@ from offload.stored_names import Pieces
 BLOCK_SIZE = 64  # a matrix that is packed here has a multiple of so many weights, whatever the format
 WEIGHTS_AT_ONCE = 1 << 20  # whose temporaries exist together while a weight is packed
 
+Layouts = dict[str, tuple[tuple[int, ...], torch.dtype]]  # part -> (shape, dtype)
+
+
+class Packing(Protocol):
+    """The way in which one weight is packed: as several parts, which stream like any other parameters."""
+
+    @property
+    def name(self) -> str:
+        """What a user calls the format."""
+
+    def part_shapes(self, shape: tuple[int, ...]) -> Layouts:
+        """Return the parts of a weight of this shape."""
+
+    def stored_names(self, parameter: str) -> dict[str, str]:
+        """Return part -> its name in a checkpoint."""
+
+    def unpack(self, parts: Mapping[str, Tensor], out: Tensor) -> Tensor:
+        """Return the weight, written to `out` in the dtype of `out`."""
+
 
 class PackedFormat(Protocol):
-    """The way in which a weight is packed.
-
-    The one that stands in `known.FORMATS` describes what we pack. `detect` and `pack` return one with the facts of
-    a single weight. A weight is packed as several parts, which stream like any other parameters.
-    """
+    """A format that checkpoints are published in."""
 
     @property
     def name(self) -> str:
         """What a user calls the format."""
 
     @property
-    def method(self) -> str:
-        """The `quant_method` that config.json states for checkpoints in this format."""
+    def methods(self) -> tuple[str, ...]:
+        """What config.json states as `quant_method` for checkpoints in this format."""
 
-    @property
-    def can_pack(self) -> bool:
-        """Return whether weights can be packed here; `pack` and `states` are called only then."""
-
-    def detect(self, parameter: str, shape: tuple[int, ...], stored: Mapping[str, Pieces]) -> PackedFormat | None:
+    def detect(
+        self, parameter: str, shape: tuple[int, ...], stored: Mapping[str, Pieces], stated: Mapping[str, Any]
+    ) -> Packing | None:
         """Return how the checkpoint packs a parameter of this shape; None where it is not in this format.
 
-        Raises CheckpointError where it is in this format and cannot be unpacked.
+        `stated` is what config.json says of the packing. Raises CheckpointError where the parameter is in this
+        format and cannot be unpacked.
         """
 
-    def part_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Return the parts of a weight of this shape: part -> (shape, dtype)."""
 
-    def stored_names(self, parameter: str) -> dict[str, str]:
-        """Return part -> its name in a checkpoint."""
+class Packer(PackedFormat, Packing, Protocol):
+    """A format that weights are packed in here; it describes those before there are any."""
 
     def states(self, parameter: str, shape: tuple[int, ...]) -> dict[str, bytes]:
         """Return what is stored beside the parts: name in a checkpoint -> content.
@@ -53,11 +65,8 @@ class PackedFormat(Protocol):
         It is read once and never streamed.
         """
 
-    def pack(self, weight: Tensor) -> tuple[PackedFormat, dict[str, Tensor]]:
+    def pack(self, weight: Tensor) -> tuple[Packer, dict[str, Tensor]]:
         """Return the weight's own format, and its parts, on the weight's device."""
-
-    def unpack(self, parts: Mapping[str, Tensor], out: Tensor) -> Tensor:
-        """Return the weight, written to `out` in the dtype of `out`."""
 
 
 def cannot_be_used(parameter: str, reason: str) -> CheckpointError:
@@ -65,7 +74,7 @@ def cannot_be_used(parameter: str, reason: str) -> CheckpointError:
     return CheckpointError(
         "E_QUANTIZED",
         f"the quantised weight '{parameter}' cannot be used: {reason}.",
-        "Use the model's bf16 or fp16 safetensors, with `quant=nf4` or int8.",
+        "Download the model again, or use its bf16 or fp16 safetensors, with `quant=nf4` or int8.",
     )
 
 

@@ -110,7 +110,7 @@ def absurd_config(folder: Path) -> None:
 
 
 def quantized(folder: Path) -> None:
-    edit_json(folder / "config.json", quantization_config={"quant_method": "awq", "bits": 4})
+    edit_json(folder / "config.json", quantization_config={"quant_method": "hqq", "bits": 4})
 
 
 def other_shape(folder: Path) -> None:

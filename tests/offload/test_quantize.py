@@ -94,6 +94,7 @@ def test_a_new_format_needs_a_line_in_the_list_and_nothing_else(
 ) -> None:
     """Planned, packed into the cache, found again, detected and computed with."""
     monkeypatch.setattr(known, "FORMATS", (*known.FORMATS, WholeSteps()))
+    monkeypatch.setattr(known, "PACKERS", (*known.PACKERS, WholeSteps()))
     folder = save_folder(tmp_path / "model", make_model(FAMILIES["llama"](), dtype=torch.bfloat16))
     config = AutoConfig.from_pretrained(folder)
     checkpoint = quantized(folder, "steps", tmp_path / "cache")
@@ -109,7 +110,7 @@ def test_a_new_format_needs_a_line_in_the_list_and_nothing_else(
     for resident in (0, 3):
         torch.testing.assert_close(streamed_logits(folder, checkpoint, resident=resident), expected, rtol=0, atol=1e-5)
     with pytest.raises(CheckpointError, match=r"quantised already \(steps\)"):
-        quantized_checkpoint(skeleton, checkpoint, "int8")
+        quantized_checkpoint(skeleton, checkpoint, "steps")
 
 
 @pytest.mark.parametrize("quant", ["int8", "nf4"])

@@ -192,7 +192,7 @@ def _model_line(role: str, weights: Weights) -> str:
     model: ModelFolder = weights.model
     billions = weights.num_parameters / 1e9
     size = f"{model.checkpoint.num_bytes / GIB:.3f} GiB in its files" if _has_files(weights) else "no weights there"
-    quant = f", layers as {weights.quant}" if weights.quant else ""
+    quant = f", layers as {weights.formats}" if weights.formats else ""
     return f"{role}: {model.folder} ({model.config.model_type}, {billions:.3g} B parameters, {size}{quant})"
 
 
@@ -207,7 +207,7 @@ def _facts(plan: PlacedWeights) -> dict[str, Any]:
         "draft": str(plan.draft.model.folder) if plan.draft else None,
         "target_parameters": plan.target.num_parameters,
         "draft_parameters": plan.draft.num_parameters if plan.draft else None,
-        "quant": plan.target.quant or "none",
+        "quant": plan.target.formats or "none",
         "layers": placement.num_layers,
         "resident_layers": placement.num_resident,
         "ram_layers": placement.num_pinned,

@@ -61,9 +61,9 @@ def test_what_cannot_run_is_listed_with_the_reason(
 ) -> None:
     cut = cache.put("acme/Cut-7B", pair_folders[0])
     sorted(cut.glob("*.safetensors"))[0].unlink()
-    awq = cache.put("acme/Quant-7B", pair_folders[1])
-    config = json.loads((awq / "config.json").read_text())
-    (awq / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "awq"}}))
+    aqlm = cache.put("acme/Quant-7B", pair_folders[1])
+    config = json.loads((aqlm / "config.json").read_text())
+    (aqlm / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "aqlm"}}))
     cache.put("acme/NoTokens-7B", shutil.copytree(
         pair_folders[1], tmp_path / "no-tokens", ignore=shutil.ignore_patterns("tokenizer*")
     ))  # fmt: skip

@@ -24,7 +24,7 @@ def test_four_bit_weights_unpack_by_definition(
     if nested:
         parts["nested_absmax"] = state.state2.absmax
     offset = float(state.offset) if nested else 0.0
-    packing = Bitsandbytes4Bit(name=known.name, can_pack=False, nested=nested, offset=offset)
+    packing = Bitsandbytes4Bit(name=known.name, nested=nested, offset=offset)
     expected = looked_up(packed, block_scales(state), shape, known.name)
     torch.testing.assert_close(packing.unpack(parts, torch.empty(shape)), expected)
     monkeypatch.setattr(bitsandbytes_4bit, "MAX_WEIGHTS_AT_ONCE_ON_CPU", 512)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,10 +13,11 @@ from offload.stored_names import Pieces
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeSteps:
     name: str = "steps"
-    method: str = "whole-steps"
-    can_pack: bool = True
+    methods: tuple[str, ...] = ("whole-steps",)
 
-    def detect(self, parameter: str, shape: tuple[int, ...], stored: Mapping[str, Pieces]) -> "WholeSteps | None":
+    def detect(
+        self, parameter: str, shape: tuple[int, ...], stored: Mapping[str, Pieces], stated: Mapping[str, Any]
+    ) -> "WholeSteps | None":
         return self if f"{parameter}.steps" in stored else None
 
     def part_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:

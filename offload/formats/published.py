@@ -1,0 +1,193 @@
+"""A weight as another program packed it: a matrix, or the matrices of a layer's experts.
+
+Most checkpoints have tensors of their own for every expert, and transformers computes with all experts of a layer
+in one parameter: each part is then one tensor that the experts' follow each other in. Some store the experts in one
+tensor as they are. Both look the same here: n matrices of r rows and i columns, each packed by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from offload.formats.packed_format import Layouts, cannot_be_used
+from offload.stored_names import Pieces
+
+# Whose temporaries exist together. On a CPU they stay in its cache; a GPU wants few and large steps.
+WEIGHTS_AT_ONCE_ON_CPU = 1 << 18
+WEIGHTS_AT_ONCE_ON_GPU = 1 << 22
+TEMPORARY_BYTES = 24  # of a weight that is being unpacked: products, indices, scales
+
+UnpackRows = Callable[[Mapping[str, Tensor], Tensor], None]  # parts [n, ...] -> float32 [n, r, i], of some of the rows
+
+
+def weights_at_once(device: torch.device) -> int:
+    """Return how many weights are unpacked in one go."""
+    return WEIGHTS_AT_ONCE_ON_CPU if device.type == "cpu" else WEIGHTS_AT_ONCE_ON_GPU
+
+
+def temporary_bytes(device: torch.device) -> int:
+    """Return the bytes of what is made while weights are unpacked, beside the weights."""
+    return TEMPORARY_BYTES * weights_at_once(device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One of the tensors that a matrix is packed as."""
+
+    stored_name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    rows_dim: int | None  # the dimension that follows the matrix's rows, counted from the last; None: all need all
+    rows_each: int  # rows of the matrix for one index of that dimension
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedWeight:
+    """How one parameter is packed."""
+
+    name: str
+    num_matrices: int
+    parts: dict[str, Part]
+    unpack_rows: UnpackRows
+    is_transposed: bool = False  # the parameter holds [i, r] of each matrix
+
+    def part_shapes(self, shape: tuple[int, ...]) -> Layouts:
+        """Return the parts' shapes as they are stored, the number of matrices in front where there are several."""
+        front = () if len(shape) == 2 and self.num_matrices == 1 else (self.num_matrices,)
+        return {name: ((*front, *part.shape), part.dtype) for name, part in self.parts.items()}
+
+    def stored_names(self, parameter: str) -> dict[str, str]:
+        """Return the names under which the parts were found."""
+        return {name: part.stored_name for name, part in self.parts.items()}
+
+    def unpack(self, parts: Mapping[str, Tensor], out: Tensor) -> Tensor:
+        """Unpack a few rows at a time, which bounds the memory of temporaries: in float32, rounded once."""
+        matrices = out.view(self.num_matrices, -1, out.shape[-1])
+        if self.is_transposed:
+            matrices = matrices.transpose(1, 2)
+        whole = {name: parts[name].view(self.num_matrices, *part.shape) for name, part in self.parts.items()}
+        for first, last, start, end in self._shares(*matrices.shape, device=out.device):
+            share = {name: _rows(whole[name][first:last], part, start, end) for name, part in self.parts.items()}
+            place = matrices[first:last, start:end]
+            if out.dtype == torch.float32 and not self.is_transposed:
+                self.unpack_rows(share, place)
+            else:
+                products = torch.empty(place.shape, device=out.device)
+                self.unpack_rows(share, products)
+                place.copy_(products)
+        return out
+
+    def _shares(
+        self, num_matrices: int, rows: int, columns: int, *, device: torch.device
+    ) -> Iterator[tuple[int, int, int, int]]:
+        """Yield which matrices and which of their rows are unpacked together."""
+        at_once = weights_at_once(device)
+        step = math.lcm(*(part.rows_each for part in self.parts.values()))
+        rows_at_once = max(step, at_once // columns // step * step)
+        matrices_at_once = max(1, at_once // (rows * columns))
+        for first in range(0, num_matrices, matrices_at_once):
+            for start in range(0, rows, rows_at_once):
+                yield first, min(first + matrices_at_once, num_matrices), start, min(start + rows_at_once, rows)
+
+
+def _rows(tensor: Tensor, part: Part, start: int, end: int) -> Tensor:
+    """Return what of a part belongs to rows [start, end)."""
+    if part.rows_dim is None:
+        return tensor
+    first = start // part.rows_each
+    return tensor.narrow(part.rows_dim, first, -(-end // part.rows_each) - first)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredMatrices:
+    """The stored tensors of a parameter, which belong together: as many of each part as there are matrices."""
+
+    parameter: str
+    num_matrices: int
+    rows: int
+    columns: int
+    tensors: dict[str, tuple[str, tuple[int, ...], torch.dtype]]  # part -> stored name, shape of a matrix's, dtype
+
+    def part(self, name: str, *shapes: tuple[int, ...], rows_dim: int | None = None, rows_each: int = 1) -> Part:
+        """Return a part that has one of these shapes; raises CheckpointError where it has another."""
+        stored_name, shape, dtype = self.tensors[name]
+        if shape not in shapes:
+            raise cannot_be_used(
+                self.parameter,
+                f"'{stored_name}' has shape {list(shape)}, and {self.rows} rows of {self.columns} columns need "
+                f"{' or '.join(str(list(possible)) for possible in dict.fromkeys(shapes))}",
+            )
+        return Part(stored_name=stored_name, shape=shape, dtype=dtype, rows_dim=rows_dim, rows_each=rows_each)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a part, of one matrix."""
+        return self.tensors[name][1]
+
+
+def sibling(parameter: str, leaf: str) -> str:
+    """Return the name of a part beside a parameter; those of fused experts stand below it."""
+    base = parameter.removesuffix(".weight")
+    return f"{base}.{leaf}"
+
+
+def first_stored(stored: Mapping[str, Pieces], *names: str) -> str | None:
+    """Return the first of the names that is in the checkpoint."""
+    return next((name for name in names if name in stored), None)
+
+
+def stored_matrices(
+    parameter: str,
+    shape: tuple[int, ...],
+    stored: Mapping[str, Pieces],
+    names: Mapping[str, str],
+    *,
+    is_transposed: bool = False,
+) -> StoredMatrices:
+    """Return the tensors of these names, part -> name; raises CheckpointError where they do not belong together."""
+    missing = next((name for name in names.values() if name not in stored), None)
+    if missing is not None:
+        raise cannot_be_used(parameter, f"'{missing}' is missing")
+    pieces = {part: stored[name] for part, name in names.items()}
+    num_pieces = {len(found) for found in pieces.values()}
+    if num_pieces != {1}:
+        _check_same_owners(parameter, pieces)
+    is_fused = len(shape) == 3
+    num_stored = max(num_pieces)
+    num_matrices = shape[0] if is_fused and num_stored == 1 else num_stored
+    all_rows = math.prod(shape[:-1])
+    if num_stored > 1 and (all_rows % num_stored or (is_fused and num_stored % shape[0])):
+        owner = pieces[next(iter(pieces))][0].name
+        raise cannot_be_used(parameter, f"{num_stored} tensors like '{owner}' cannot make up shape {list(shape)}")
+    tensors = {}
+    for part, found in pieces.items():
+        odd = next((piece for piece in found if (piece.shape, piece.dtype) != (found[0].shape, found[0].dtype)), None)
+        if odd is not None:
+            raise cannot_be_used(
+                parameter, f"'{odd.name}' is {list(odd.shape)} of {odd.dtype}, unlike '{found[0].name}'"
+            )
+        stored_shape = found[0].shape
+        if is_fused and num_stored == 1:
+            if stored_shape[:1] != shape[:1]:
+                raise cannot_be_used(parameter, f"'{found[0].name}' is not of {shape[0]} experts: {list(stored_shape)}")
+            stored_shape = stored_shape[1:]
+        tensors[part] = (names[part], stored_shape, found[0].dtype)
+    rows, columns = all_rows // num_matrices, shape[-1]
+    if is_transposed:
+        rows, columns = columns, rows
+    return StoredMatrices(parameter=parameter, num_matrices=num_matrices, rows=rows, columns=columns, tensors=tensors)
+
+
+def _check_same_owners(parameter: str, pieces: Mapping[str, Pieces]) -> None:
+    """Raise CheckpointError where one of the matrices lacks a part that others have."""
+    owners = {part: [piece.name.rpartition(".")[0] for piece in found] for part, found in pieces.items()}
+    every = list(dict.fromkeys(owner for found in owners.values() for owner in found))
+    for part, found in owners.items():
+        lacking = next((owner for owner in every if owner not in set(found)), None)
+        if lacking is not None:
+            leaf = pieces[part][0].name.rpartition(".")[2]
+            raise cannot_be_used(parameter, f"'{lacking}.{leaf}' is missing")

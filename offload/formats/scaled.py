@@ -1,0 +1,103 @@
+"""Numbers of eight bits times a scale: FP8 as DeepSeek, Qwen, FBGEMM and compressed-tensors publish it, and their int8.
+
+A scale belongs to a block of rows and columns, to a row, or to the whole matrix: its shape says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from offload.formats.numbers import float_scale
+from offload.formats.packed_format import cannot_be_used
+from offload.formats.published import PublishedWeight, StoredMatrices, first_stored, sibling, stored_matrices
+from offload.stored_names import Pieces
+
+BLOCK_SHAPE = (128, 128)  # where config.json states none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaledNumbers:
+    """A kind of numbers."""
+
+    name: str
+    methods: tuple[str, ...]
+    dtypes: frozenset[torch.dtype]
+
+    def detect(
+        self, parameter: str, shape: tuple[int, ...], stored: Mapping[str, Pieces], stated: Mapping[str, Any]
+    ) -> PublishedWeight | None:
+        """Find the format by the numbers' type and their scales."""
+        if parameter not in stored or stored[parameter][0].dtype not in self.dtypes or len(shape) < 2:
+            return None
+        leaves = ("weight_scale_inv", "weight_scale")
+        fused = (f"{parameter}_scale_inv", f"{parameter}_scale")  # experts in one tensor
+        scale = first_stored(stored, *(sibling(parameter, leaf) for leaf in leaves), *fused)
+        if scale is None:
+            return None
+        if sibling(parameter, "weight_zero_point") in stored:
+            raise cannot_be_used(parameter, "its 8-bit numbers have zero points, which are not read")
+        found = stored_matrices(parameter, shape, stored, {"numbers": parameter, "scale": scale})
+        rows, columns = found.rows, found.columns
+        numbers = found.part("numbers", (rows, columns), rows_dim=-2)
+        of_rows, of_matrix = ((rows, 1), (rows,)), ((), (1,), (1, 1))
+        scale_shape = found.shape("scale")
+        if scale_shape in of_matrix:
+            parts = {"numbers": numbers, "scale": found.part("scale", *of_matrix)}
+            return self._weight(found, parts, (rows, columns))
+        if scale_shape in of_rows:
+            rows_dim = -len(scale_shape)
+            parts = {"numbers": numbers, "scale": found.part("scale", *of_rows, rows_dim=rows_dim)}
+            return self._weight(found, parts, (1, columns))
+        block = _block_shape(stated)
+        blocks = (-(-rows // block[0]), -(-columns // block[1]))
+        scale_part = found.part("scale", blocks, *of_rows, (1,), rows_dim=-2, rows_each=block[0])
+        return self._weight(found, {"numbers": numbers, "scale": scale_part}, block)
+
+    def _weight(self, found: StoredMatrices, parts: dict[str, Any], block: tuple[int, int]) -> PublishedWeight:
+        def unpack_rows(parts: Mapping[str, Tensor], out: Tensor) -> None:
+            _unpack(parts, out, block)
+
+        return PublishedWeight(name=self.name, num_matrices=found.num_matrices, parts=parts, unpack_rows=unpack_rows)
+
+
+def _unpack(parts: Mapping[str, Tensor], out: Tensor, block: tuple[int, int]) -> None:
+    """Write numbers [n, r, i] times the scales of their blocks."""
+    num_matrices, rows, columns = out.shape
+    high, wide = block
+    numbers = _floats(parts["numbers"])
+    scale = float_scale(parts["scale"]).view(num_matrices, -(-rows // high), -(-columns // wide))
+    if scale.shape[-1] > 1:
+        scale = scale.repeat_interleave(wide, dim=-1)[..., :columns]
+    for index in range(scale.shape[1] if high > 1 else 1):
+        block_rows = slice(index * high, (index + 1) * high) if high > 1 else slice(None)
+        scale_rows = scale[:, index : index + 1] if high > 1 else scale
+        torch.mul(numbers[:, block_rows], scale_rows, out=out[:, block_rows])
+
+
+def _floats(numbers: Tensor) -> Tensor:
+    """Return numbers of eight bits in float32; on a CPU a table is quicker than float8's own conversion."""
+    if numbers.dtype == torch.int8 or numbers.device.type != "cpu":
+        return numbers.float()
+    table = torch.arange(256).to(torch.uint8).view(numbers.dtype).float()
+    return table.index_select(0, numbers.view(torch.uint8).reshape(-1).int()).view(numbers.shape)
+
+
+def _block_shape(stated: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the rows and columns of a block, as config.json states them."""
+    groups = (stated.get("config_groups") or {}).values()
+    structures = [(group.get("weights") or {}).get("block_structure") for group in groups if isinstance(group, dict)]
+    found = next((shape for shape in (stated.get("weight_block_size"), *structures) if shape), BLOCK_SHAPE)
+    return int(found[0]), int(found[1])
+
+
+FP8 = ScaledNumbers(
+    name="fp8",
+    methods=("fp8", "fbgemm_fp8", "compressed-tensors", "modelopt"),
+    dtypes=frozenset({torch.float8_e4m3fn, torch.float8_e5m2}),
+)
+INT_QUANTIZED = ScaledNumbers(name="int-quantized", methods=("compressed-tensors",), dtypes=frozenset({torch.int8}))

@@ -1,0 +1,42 @@
+"""A model in a published format is named as such by every command, and runs without being told."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import RunCli
+from tests.conftest import FAMILIES, make_model, save_folder
+from tests.offload.formats.published_checkpoints import PUBLISHED, publish
+
+NOTE = "other programs quantise its activations too; here they stay as they are"
+
+
+@pytest.fixture(params=["fp8-blocks", "awq"])
+def form(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    publish(save_folder(tmp_path / "model", make_model(FAMILIES["qwen3"]())), PUBLISHED[request.param])
+    return str(request.param)
+
+
+def test_a_run_says_the_format_and_once_what_is_different(form: str, run_cli: RunCli, tmp_path: Path) -> None:
+    outcome = run_cli(["-m", str(tmp_path / "model"), "--policy", "none", "-n", "4", "-p", "x", "--dtype", "bfloat16"])
+    assert outcome.code == 0, outcome.err
+    assert f"bfloat16 from {PUBLISHED[form].name} on cpu" in outcome.err
+    assert outcome.err.count(NOTE) == (form == "fp8-blocks")
+
+
+def test_models_and_estimates_name_it_and_count_what_it_stands_for(form: str, run_cli: RunCli, tmp_path: Path) -> None:
+    packed, plain = json.loads(run_cli([str(tmp_path), "--json"], command="models").out)["models"]
+    assert packed["quant"] == PUBLISHED[form].name
+    assert (plain["quant"], plain["parameters"]) == (None, packed["parameters"])
+    outcome = run_cli([str(tmp_path / "model"), "--dtype", "float32"], command="estimate")
+    assert f"layers as {PUBLISHED[form].name})" in outcome.out
+    assert re.search(r"weights while unpacked +0\.006 GiB", outcome.out)
+
+
+def test_a_config_alone_names_what_it_cannot_plan(form: str, run_cli: RunCli, tmp_path: Path) -> None:
+    (tmp_path / "model" / "model.safetensors").unlink()
+    outcome = run_cli([str(tmp_path / "model")], command="estimate")
+    assert outcome.code == 2
+    assert f"quantised with {PUBLISHED[form].stated['quant_method']}, and does not say" in outcome.err

@@ -1,0 +1,149 @@
+"""The published formats: what is unpacked is bit for bit what the format's definition says, in slices and in bf16."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from offload.checkpoint import TensorEntry
+from offload.formats import published
+from offload.formats.known import packing_of
+from offload.formats.packed_format import Packing
+from offload.stored_names import Pieces
+from tests.offload.formats.definitions import Parts
+from tests.offload.formats.published_checkpoints import PUBLISHED, Published
+
+SHAPES = [(64, 96), (96, 32), (32, 64)]
+
+
+def stored(parts: Parts, module: str = "a") -> dict[str, Pieces]:
+    """The tensors of a matrix as a checkpoint lists them, without files."""
+    return {f"{module}.{leaf}": (entry(f"{module}.{leaf}", part),) for leaf, part in parts.items()}
+
+
+def entry(name: str, tensor: Tensor) -> TensorEntry:
+    return TensorEntry(
+        name=name, dtype=tensor.dtype, shape=tuple(tensor.shape), file=Path(), offset=0, num_bytes=tensor.nbytes
+    )
+
+
+def found_packing(form: Published, parts: Parts, shape: tuple[int, ...]) -> tuple[Packing, dict[str, Tensor]]:
+    """How a matrix is packed, and its parts by the packing's own names for them."""
+    packing = packing_of("a.weight", shape, stored(parts), form.stated)
+    assert packing is not None
+    named = packing.stored_names("a.weight")
+    return packing, {part: parts[name.removeprefix("a.")] for part, name in named.items()}
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("form", PUBLISHED)
+def test_numbers_are_those_of_the_definition(
+    form: str, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = PUBLISHED[form].parts(*shape)
+    expected = PUBLISHED[form].meaning(parts, *shape)
+    packing, named = found_packing(PUBLISHED[form], parts, shape)
+    assert packing.name == PUBLISHED[form].name
+    assert {part: (tuple(tensor.shape), tensor.dtype) for part, tensor in named.items()} == packing.part_shapes(shape)
+    assert torch.equal(packing.unpack(named, torch.full(shape, torch.nan)), expected)
+    rounded = packing.unpack(named, torch.empty(shape, dtype=torch.bfloat16))
+    assert torch.equal(rounded, expected.bfloat16())  # once, from the exact product
+    monkeypatch.setattr(published, "WEIGHTS_AT_ONCE_ON_CPU", 17 * shape[1])
+    assert torch.equal(packing.unpack(named, torch.full(shape, torch.nan)), expected)
+
+
+@pytest.mark.parametrize("form", PUBLISHED)
+def test_the_experts_of_a_layer_are_unpacked_side_by_side(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six matrices, the halves of three experts' in one parameter."""
+    made = [PUBLISHED[form].parts(32, 64) for _ in range(6)]
+    expected = torch.cat([PUBLISHED[form].meaning(parts, 32, 64) for parts in made]).view(3, 64, 64)
+    names = {"weight": "e", **{leaf: f"e.{leaf}" for leaf in made[0] if leaf != "weight"}}
+    pieces = {
+        names[leaf]: tuple(entry(f"{index}.{leaf}", parts[leaf]) for index, parts in enumerate(made))
+        for leaf in made[0]
+    }
+    packing = packing_of("e", (3, 64, 64), pieces, PUBLISHED[form].stated)
+    assert packing is not None
+    leaves = {name: leaf for leaf, name in names.items()}
+    named = {
+        part: torch.stack([parts[leaves[name]] for parts in made]) for part, name in packing.stored_names("e").items()
+    }
+    for at_once in (published.WEIGHTS_AT_ONCE_ON_CPU, 4 * 32 * 64, 9 * 64):
+        monkeypatch.setattr(published, "WEIGHTS_AT_ONCE_ON_CPU", at_once)
+        assert torch.equal(packing.unpack(named, torch.full((3, 64, 64), torch.nan)), expected)
+
+
+def test_blocks_that_a_matrix_does_not_fill_are_as_large_as_the_others() -> None:
+    """576 rows are four and a half blocks of 128, not five of 116."""
+    numbers = torch.randn(576, 200).to(torch.float8_e4m3fn)
+    scale = torch.rand(5, 2)
+    form = Published(
+        name="fp8", stated={"quant_method": "fp8"}, parts=lambda _r, _c: {}, meaning=lambda p, _r, _c: p[""]
+    )
+    packing, named = found_packing(form, {"weight": numbers, "weight_scale_inv": scale}, (576, 200))
+    whole = scale.repeat_interleave(128, 0)[:576].repeat_interleave(128, 1)[:, :200]
+    assert torch.equal(packing.unpack(named, torch.empty(576, 200)), numbers.float() * whole)
+
+
+def test_one_column_of_blocks_is_told_from_a_scale_for_each_row() -> None:
+    form = PUBLISHED["fp8-blocks"]
+    numbers = torch.randn(64, 20).to(torch.float8_e4m3fn)
+    by_block, by_row = torch.rand(4, 1), torch.rand(64, 1)
+    for scale, whole in ((by_block, by_block.repeat_interleave(16, 0)), (by_row, by_row)):
+        packing, named = found_packing(form, {"weight": numbers, "weight_scale_inv": scale}, (64, 20))
+        assert torch.equal(packing.unpack(named, torch.empty(64, 20)), numbers.float() * whole)
+
+
+def test_scales_may_be_powers_of_two() -> None:
+    """MXFP8: blocks of 32 columns whose scales are exponents."""
+    numbers, scale = torch.randn(8, 64).to(torch.float8_e4m3fn), torch.randint(0, 255, (8, 2)).to(torch.uint8)
+    stated = {"quant_method": "fp8", "weight_block_size": [1, 32]}
+    form = Published(name="fp8", stated=stated, parts=lambda _r, _c: {}, meaning=lambda p, _r, _c: p[""])
+    packing, named = found_packing(form, {"weight": numbers, "weight_scale_inv": scale}, (8, 64))
+    whole = torch.exp2(scale.double() - 127).repeat_interleave(32, 1)
+    assert torch.equal(packing.unpack(named, torch.empty(8, 64)), (numbers.double() * whole).float())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gpt_oss_experts_are_those_of_transformers(dtype: torch.dtype) -> None:
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    blocks = torch.randint(0, 256, (3, 96, 2, 16)).to(torch.uint8)
+    scale = torch.randint(100, 140, (3, 96, 2)).to(torch.uint8)
+    pieces: dict[str, Pieces] = {"e_blocks": (entry("e_blocks", blocks),), "e_scales": (entry("e_scales", scale),)}
+    packing = packing_of("e", (3, 64, 96), pieces, {"quant_method": "mxfp4"})
+    assert packing is not None
+    found = packing.unpack({"packed": blocks, "scale": scale}, torch.empty(3, 64, 96, dtype=dtype))
+    assert torch.equal(found, convert_moe_packed_tensors(blocks, scale, dtype=dtype))
+
+
+@pytest.mark.parametrize("shape", [(64, 96), (128, 192)], ids=str)
+def test_fp8_blocks_are_those_of_transformers(shape: tuple[int, int]) -> None:
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+
+    numbers, scale = torch.randn(shape).to(torch.float8_e4m3fn), torch.rand(4, 3)
+    stated = {"quant_method": "fp8", "weight_block_size": [shape[0] // 4, shape[1] // 3]}
+    form = Published(name="fp8", stated=stated, parts=lambda _r, _c: {}, meaning=lambda p, _r, _c: p[""])
+    packing, named = found_packing(form, {"weight": numbers, "weight_scale_inv": scale}, shape)
+    for dtype in (torch.float32, torch.bfloat16):
+        expected = Fp8Dequantize(None)._dequantize_one(numbers, scale, output_dtype=dtype)
+        assert torch.equal(packing.unpack(named, torch.empty(shape, dtype=dtype)), expected)
+
+
+@pytest.mark.parametrize(
+    "form",
+    ["compressed-int4", "compressed-int4-zeros", "compressed-packed-int8", "compressed-nvfp4", "compressed-mxfp4"],
+)
+def test_compressed_tensors_are_those_of_their_own_library(form: str) -> None:
+    compressors = pytest.importorskip("compressed_tensors.compressors")
+    from compressed_tensors.quantization import QuantizationScheme
+
+    shape = (64, 96)
+    parts = PUBLISHED[form].parts(*shape)
+    stated = PUBLISHED[form].stated
+    compressor = compressors.BaseCompressor.get_value_from_registry(stated["format"])
+    scheme = QuantizationScheme(targets=["Linear"], weights=stated["config_groups"]["group_0"]["weights"])
+    expected = compressor.decompress(dict(parts), scheme)["weight"]
+    packing, named = found_packing(PUBLISHED[form], parts, shape)
+    assert torch.equal(packing.unpack(named, torch.empty(shape, dtype=expected.dtype)), expected)
