@@ -6,7 +6,7 @@ Memory grows in steps as the text does. Legend: h the model's hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -57,6 +57,12 @@ class LayerCache:
             self._keys[:, :, committed:end] = self._keys.index_select(2, rows)
             self._values[:, :, committed:end] = self._values.index_select(2, rows)
         self.length = end
+
+    def rows(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return the first `count` rows, which another layer reads as well."""
+        assert self._keys is not None
+        assert self._values is not None
+        return self._keys[:, :, :count], self._values[:, :, :count]
 
     def copy(self, rows: int) -> LayerCache:
         """Return a cache of its own with the first `rows` rows."""
@@ -157,18 +163,22 @@ class _PassingLayer(LayerCache):
 
 
 class _PassingLayers(list[LayerCache]):
-    """Any layer's: all are alike."""
+    """Any layer's: all are alike but those whose rows later layers read."""
 
-    def __getitem__(self, _layer: object) -> LayerCache:  # type: ignore[override]
-        return _PassingLayer()
+    def __init__(self, shared: Iterable[int]) -> None:
+        super().__init__()
+        self._shared = {layer: LayerCache() for layer in shared}
+
+    def __getitem__(self, layer: int) -> LayerCache:  # type: ignore[override]
+        return self._shared.get(layer) or _PassingLayer()
 
 
 class UncachedText(TextCache):
-    """A text that is read once, whole, and leaves no rows behind."""
+    """A text that is read once, whole, and leaves no rows behind, except in layers that share theirs."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: Iterable[int] = ()) -> None:
         super().__init__(1)
-        self.layers = _PassingLayers()
+        self.layers = _PassingLayers(shared)
 
     @property
     def length(self) -> int:
@@ -185,11 +195,3 @@ def shared_length(one: Sequence[int], other: Sequence[int]) -> int:
     """Return how many ids two texts have in common from their beginning on."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((row for row, (ours, theirs) in pairs if ours != theirs), min(len(one), len(other)))
-
-
-def causal_mask(num_rows: int, num_keys: int, *, device: torch.device, window: int | None = None) -> Tensor:
-    """Return which of the keys each of the last rows sees: [rows, keys] bool."""
-    keys = torch.arange(num_keys, device=device)
-    rows = keys[num_keys - num_rows :, None]
-    visible = keys <= rows
-    return visible if window is None else visible & (rows - keys < window)
