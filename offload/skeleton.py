@@ -23,7 +23,7 @@ from offload.layer_store import LayerRecord, StoredTensor
 from offload.packed_checkpoint import attach_packed_weights
 from offload.packed_weight import PackedModule
 from offload.stored_names import Pieces, pieces_by_parameter
-from offload.text_part import decoder_layers, model_from_config, unread_names
+from offload.text_part import decoder_layers, drop_parameters, model_from_config, unread_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Skeleton:
     outside: LayerRecord  # everything else: embeddings, norms, head, stored buffers
     ties: dict[str, str]  # parameter -> the parameter that it is
     packed: tuple[PackedModule, ...]  # modules with quantised weights
-    num_unread: int = 0  # weights of towers for images and sounds, which stay on the meta device
+    num_unread: int = 0  # weights of towers for images and sounds, which are left out
     lent: frozenset[str] = frozenset()  # parameters and stored buffers that another model lends
 
     @property
@@ -96,6 +96,8 @@ def build_skeleton(
             f"'{checkpoint.folder}' lacks {len(missing)} tensors of {type(model).__name__}, '{missing[0]}' first.",
             f"Download the model again; of quantised checkpoints, these are read: {readable_formats()}.",
         )
+    num_unread = sum(tensor.numel() for name, tensor in model.state_dict().items() if name in unread)
+    drop_parameters(model, unread)
     return Skeleton(
         model=model,
         layers=layers,
@@ -103,7 +105,7 @@ def build_skeleton(
         outside=LayerRecord(index=-1, tensors=outside),
         ties={name: source for name, source in ties.items() if name not in lent and name not in unread},
         packed=packed,
-        num_unread=sum(tensor.numel() for name, tensor in model.state_dict().items() if name in unread),
+        num_unread=num_unread,
         lent=lent,
     )
 

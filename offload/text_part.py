@@ -13,6 +13,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from offload.errors import CheckpointError
 
 
+_FIX = "Use a decoder-only model such as Llama, Qwen, Mistral, Gemma, Phi-3 or GPT-NeoX."
+
+
 def model_from_config(config: PretrainedConfig, *, dtype: torch.dtype) -> PreTrainedModel:
     """Return the family's whole model, which the checkpoint's names are of."""
     is_image_text = config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
@@ -42,11 +45,13 @@ def decoder_layers(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
     if len(outermost) > 1:  # a tower may have as many
         decoder = set(model.get_decoder().modules())
         outermost = [item for item in outermost if item[1] in decoder]
+        depths = [name.count(".") for name, _ in outermost]
+        outermost = [item for item, depth in zip(outermost, depths, strict=True) if depth == min(depths)]
     if len(outermost) != 1:
         raise CheckpointError(
             "E_UNSUPPORTED_ARCHITECTURE",
             f"{type(model).__name__} has no single list of {num_layers} decoder layers.",
-            "Use a decoder-only model such as Llama, Qwen, Mistral, Gemma, Phi-3 or GPT-NeoX.",
+            _FIX,
         )
     return outermost[0]
 
@@ -56,7 +61,22 @@ def unread_names(model: PreTrainedModel) -> frozenset[str]:
     if not is_composite(model.config):
         return frozenset()
     decoder = f"{decoder_layers(model)[0].rpartition('.')[0]}."
-    ends = [module for module in (model.get_input_embeddings(), model.get_output_embeddings()) if module is not None]
+    try:
+        found = (model.get_input_embeddings(), model.get_output_embeddings())
+    except NotImplementedError as error:
+        raise CheckpointError(
+            "E_UNSUPPORTED_ARCHITECTURE", f"{type(model).__name__} names no table of words ({error}).", _FIX
+        ) from error
+    ends = [module for module in found if module is not None]
     own = {id(tensor) for module in ends for tensor in module.state_dict(keep_vars=True).values()}
     names = model.state_dict(keep_vars=True)
     return frozenset(name for name, tensor in names.items() if not name.startswith(decoder) and id(tensor) not in own)
+
+
+def drop_parameters(model: PreTrainedModel, names: frozenset[str]) -> None:
+    """Leave these parameters out of the model: its device and number format are then those of the others."""
+    for name in names:
+        path, _, attribute = name.rpartition(".")
+        module = model.get_submodule(path)
+        if attribute in module._parameters:
+            module._parameters[attribute] = None

@@ -39,7 +39,7 @@ SIZES: dict[str, Any] = {
                      "max_target_positions", "n_ctx"), 256),
     **dict.fromkeys(("sliding_window", "window_size", "attention_window_size", "attention_chunk_size"), WINDOW),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
-    **dict.fromkeys(("num_experts_per_tok", "top_k_experts", "moe_topk", "num_experts_per_token"), 2),
+    **dict.fromkeys(("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k", "num_experts_per_token"), 2),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_intermediate_size",
                      "moe_shared_expert_intermediate_size"), 16),
     **dict.fromkeys(("n_group", "topk_group", "n_shared_experts"), 1),
@@ -62,12 +62,19 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 # What single families want: type -> fields of the text part
+MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
 DENSE_FIRST = ["dense", "sparse", "sparse", "sparse"]
 FULL_ROPE = {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}
 SHARED = {"num_hidden_layers": 6, "num_kv_shared_layers": 2,
           "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2}  # fmt: skip
 OWN: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("ministral", "hunyuan_v1_dense", "hunyuan_v1_moe", "hunyuan_vl_text"), {"head_dim": 8}),
+    **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text", "glm_ocr_text", "paddleocr_vl_text",
+                     "hunyuan_vl_text", "glm4v_text"), {"rope_parameters": MROPE}),
+    "glm4v_moe_text": {"rope_parameters": {**MROPE, "mrope_section": [1, 1, 0]}},
+    "mistral4": {"head_dim": 16},
+    "mistral4_text": {"head_dim": 16},
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    **dict.fromkeys(("ministral", "hunyuan_v1_dense", "hunyuan_v1_moe"), {"head_dim": 8}),
     "cohere_compass_text": {"rope_parameters": FULL_ROPE},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "dots3_note_text": {"num_key_value_heads": 4, "use_dsa": False, "swa_num_attention_heads": 4,

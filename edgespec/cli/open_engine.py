@@ -55,6 +55,9 @@ def say_setup(console: Console, setup: PairSetup, machine: MachineOptions) -> No
     folder = setup.pair.target.folder
     trees = trees_in_words(setup.room, is_tuned=setup.is_tuned)
     console.say(f"{short_name(folder)}: {layers}; {numbers} on {place.device}; {trees}")
+    for role, weights in (("target", setup.weights.target), ("draft", setup.weights.draft)):
+        if weights is not None and weights.unread_note is not None:
+            console.say(f"{role}: {weights.unread_note}")
     console.detail(f"target: {folder}")
     _say_threads(console, place.threads)
     if not tree.is_lossless:

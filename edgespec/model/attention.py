@@ -128,7 +128,9 @@ def attend(
         else:  # where later rows of this pass may be by now
             keys, values = cache.rows(cache.length - (span.rows.count - span.end))
         own = _Attention(span, keys, values, reach.within(keys.shape[2]), scale)
-        attended.append(own.plain(queries) if softcap is None and s_aux is None else own.capped(queries, softcap, s_aux))
+        attended.append(
+            own.plain(queries) if softcap is None and s_aux is None else own.capped(queries, softcap, s_aux)
+        )
     whole = attended[0] if len(attended) == 1 else torch.cat(attended, 2)
     return whole.transpose(1, 2).contiguous(), None
 

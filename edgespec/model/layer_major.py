@@ -24,9 +24,7 @@ Watch = Callable[[float], None]  # the share of a pass that is done, 0 to 1; may
 class LayerMajor:
     """Wraps the forward of decoder layers, to split a pass into chunks and to call `watch` before each of them."""
 
-    def __init__(
-        self, layers: nn.ModuleList, *, text_by_text: bool, mask: Tensor, reaches: Sequence[Reach]
-    ) -> None:
+    def __init__(self, layers: nn.ModuleList, *, text_by_text: bool, mask: Tensor, reaches: Sequence[Reach]) -> None:
         """`mask` is what the model is given in place of one; with `text_by_text` layers get each text's own instead.
 
         That one is of the layer's reach.
@@ -78,7 +76,9 @@ class LayerMajor:
                 first = end
             if len(outputs) == 1:
                 return outputs[0]
-            rows = next(_row_dim(value, num_rows) for value in (*arguments, *named.values()) if isinstance(value, Tensor))
+            rows = next(
+                _row_dim(value, num_rows) for value in (*arguments, *named.values()) if isinstance(value, Tensor)
+            )
             if not isinstance(outputs[0], tuple):
                 return torch.cat(outputs, rows or 1)
             return (torch.cat([output[0] for output in outputs], rows or 1), *outputs[-1][1:])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,13 +21,15 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
+from edgespec.model.family_logits import decoder_of
 from edgespec.model.fewer_layers import keep_layers, layer_overrides
 from edgespec.model.layer_attention import key_sources
 from edgespec.model.target import Target
 from edgespec.tree.token_tree import TokenTree
 from offload.skeleton import build_on_meta
-from offload.text_part import unread_names
+from offload.text_part import drop_parameters, unread_names
 
+WRONG = "does not read token trees rightly"
 VOCAB = 96
 HEADS = 4
 WINDOW = 8  # shorter than the text, so that a missing one shows
@@ -38,6 +41,11 @@ COMMITTED_PATH = (1, 4)
 TOLERANCE = 1e-3  # of the largest logit; right readings differ by some 1e-6 of it
 # Reduced where a configuration has them; what they are multiples of each other for is kept.
 HEAD_NAMES = ("num_attention_heads", "encoder_attention_heads", "decoder_attention_heads")
+KNOWN_REASONS = {  # of families whose code takes positions, and does not go by them alone
+    "bloom": "its biases go by places in the cache",
+    "gpt_neo": "its local layers cut their window by places in the cache",
+    "mpt": "its biases go by places in the cache",
+}
 WINDOW_NAMES = ("sliding_window", "window_size", "attention_window_size", "attention_chunk_size")
 NARROW = {
     "intermediate_size": 64,
@@ -72,19 +80,39 @@ def check_tree_reading(config: PretrainedConfig, *, device: torch.device) -> Non
     try:
         small = narrow_copy(config)
         facts = small.to_json_string(use_diff=False)
-        failure = _failure(
-            _Trial(facts=facts, attention=config._attn_implementation, device=device, config=small)
-        )
-        verdict = "does not read token trees rightly"
+        failure = _failure(_Trial(facts=facts, attention=config._attn_implementation, device=device, config=small))
+        verdict = WRONG
     except Exception as error:  # whatever a family's code raises, it cannot be verified
         failure = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         verdict = "could not be shown to read token trees rightly"
     if failure is not None:
         raise EdgespecError(
             "E_SELF_CHECK",
-            f"model type '{config.model_type}' {verdict} with transformers {transformers.__version__} ({failure}).",
+            f"model type '{config.model_type}' {verdict} with transformers {transformers.__version__}: "
+            f"{_known_reason(config, is_read=verdict == WRONG)}{failure}.",
             "Use a model with rotary or learned positions; `self_check=False` runs it all the same, at your own risk.",
         )
+
+
+def _known_reason(config: PretrainedConfig, *, is_read: bool) -> str:
+    """Return why a family fails, where its code shows it, before what was seen; `is_read` where logits came out."""
+    text = config.get_text_config(decoder=True)
+    if text.model_type in KNOWN_REASONS:
+        return f"{KNOWN_REASONS[text.model_type]}; "
+    try:
+        model = build_on_meta(narrow_copy(config), "a narrow copy", dtype=torch.float32)
+        decoder = decoder_of(model)
+    except Exception:  # which the failure tells of
+        return ""
+    if any(_is_required(parameter) for parameter in inspect.signature(model.forward).parameters.values()):
+        return "it reads no words without an image; "
+    takes_positions = not is_read or "position_ids" in inspect.signature(type(decoder).forward).parameters
+    return "" if takes_positions else "it takes no positions, and counts a row's place in the cache instead; "
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    return is_named and parameter.default is parameter.empty and parameter.name != "input_ids"
 
 
 def narrow_copy(config: PretrainedConfig) -> PretrainedConfig:
@@ -150,7 +178,7 @@ def _failure(trial: _Trial) -> str | None:
 
 @torch.no_grad()
 def _random_model(config: PretrainedConfig, device: torch.device) -> PreTrainedModel:
-    """Return the model with random weights in its text part; towers for images stay on the meta device."""
+    """Return the model with random weights, and without its towers for images."""
     model = build_on_meta(config, "a narrow copy", dtype=torch.float32)
     unread = unread_names(model)
     for path, module in model.named_modules():
@@ -162,14 +190,10 @@ def _random_model(config: PretrainedConfig, device: torch.device) -> PreTrainedM
             module._is_hf_initialized = False  # type: ignore[assignment]
     model.initialize_weights()
     model.tie_weights()
-    for module in model.modules():
-        for parameter in module._parameters.values():
-            if parameter is not None and not parameter.is_meta:
-                parameter.data = parameter.data.to(device)
-        for name, buffer in module._buffers.items():
-            module._buffers[name] = None if buffer is None else buffer.to(device)
+    drop_parameters(model, unread)
+    model.to(device)
     for parameter in model.parameters():
-        if parameter.dim() > 1 and not parameter.is_meta:
+        if parameter.dim() > 1:
             parameter.mul_(4)  # so that attention looks somewhere, and a wrong place shows
     return model
 

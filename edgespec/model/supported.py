@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from transformers import PretrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+)
 
 from edgespec.errors import EdgespecError
 
-READ_KINDS = {"full_attention", "sliding_attention", "chunked_attention"}
+READ_KINDS = {"full_attention", "sliding_attention", "chunked_attention", "mlp", "moe"}
 _STATE = "keep a state of all that was read, which cannot be rolled back to a node of a tree"
 _INDEX = "choose the keys that they read by an index of their own, which is not kept for a tree's rows"
 _COMPRESSED = "read keys that several rows were compressed into, which a tree's rows would have to be taken out of"
@@ -24,7 +27,6 @@ _UNREAD_KINDS = {
     "compressed_sparse_attention": _COMPRESSED,
     "heavily_compressed_attention": _COMPRESSED,
     "reference_sliding_attention": "count the generated tokens' places in a ring, whatever their positions",
-    "moe": "have no attention, among layers that do",
 }
 # What no field of a configuration shows
 _BY_TYPE = {
@@ -43,8 +45,7 @@ _FIX = "Use a model with full, sliding-window or chunked attention in every laye
 def check_supported(config: PretrainedConfig) -> None:
     """Raise EdgespecError for a model whose text part is no decoder that reads positions, with the reason."""
     with understanding(config):
-        text = config.get_text_config(decoder=True)
-        reason = _reason(text)
+        reason = _reason_of_the_whole(config) or _reason(config.get_text_config(decoder=True))
     if reason is not None:
         raise EdgespecError("E_UNSUPPORTED_ARCHITECTURE", f"model type '{config.model_type}' {reason}.", _FIX)
 
@@ -61,6 +62,14 @@ def understanding(config: PretrainedConfig) -> Iterator[None]:
             f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}).",
             "Use a model of another family.",
         ) from error
+
+
+def _reason_of_the_whole(config: PretrainedConfig) -> str | None:
+    if config.model_type == "shieldgemma2":
+        return "is a classifier of images"
+    if config.is_encoder_decoder and config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return "is an encoder with a decoder: it reads the whole prompt before the first token"
+    return None
 
 
 def _reason(text: PretrainedConfig) -> str | None:

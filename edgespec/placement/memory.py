@@ -14,6 +14,7 @@ from edgespec.model.causal_model import CHUNK_ROWS
 from edgespec.model.layer_attention import key_sources
 from edgespec.model.new_rows import ALL_PROMPT_ROWS
 from edgespec.model.row_chunks import rows_at_once
+from edgespec.model.supported import understanding
 from edgespec.model.text_cache import rows_held
 from edgespec.placement.run_place import RunPlace
 from edgespec.tree.settings import TreeSettings
@@ -39,16 +40,16 @@ def resident_bytes(record: LayerRecord, *, device: torch.device) -> int:
 
 def cache_bytes(config: PretrainedConfig, *, rows: int, dtype: torch.dtype) -> int:
     """Return the bytes of the keys and values of `rows` rows in all layers that have some of their own."""
-    numbers = 0  # of a row
-    for layer, source in enumerate(key_sources(config)):
-        if source == layer:
-            of = config.per_layer_config[layer]
-            numbers += _num_kv_heads(of) * sum(_head_dims(of))
+    with understanding(config):
+        own = [layer for layer, source in enumerate(key_sources(config)) if source == layer]
+        # of a row
+        numbers = sum(_num_kv_heads(config, layer) * sum(_head_dims(config.per_layer_config[layer])) for layer in own)
     return numbers * rows * dtype.itemsize
 
 
-def _num_kv_heads(config: PretrainedConfig) -> int:
+def _num_kv_heads(whole: PretrainedConfig, layer: int) -> int:
     """Return how many heads' keys and values a layer keeps; latent attention keeps one row for all heads."""
+    config = whole.per_layer_config[layer]
     if getattr(config, "kv_lora_rank", None):
         return 1
     if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
@@ -58,8 +59,11 @@ def _num_kv_heads(config: PretrainedConfig) -> int:
         or getattr(config, "num_kv_heads", None)
         or config.num_attention_heads
     )
-    # JetMoe repeats them for each expert of attention.
-    return heads * config.num_experts_per_tok if config.model_type == "jetmoe" else heads
+    if config.model_type == "jetmoe":
+        return heads * config.num_experts_per_tok  # repeated for each expert of attention
+    if config.model_type == "mimo_v2_flash" and config.layer_types[layer] == "sliding_attention":
+        return 2 * heads
+    return heads
 
 
 def _head_dims(config: PretrainedConfig) -> tuple[int, int]:
@@ -131,18 +135,19 @@ class _PassSizes:
 
 
 def _pass_sizes(config: PretrainedConfig, dtype: torch.dtype) -> _PassSizes:
-    layers = [config.per_layer_config[layer] for layer in range(config.num_hidden_layers)]
-    inner = max(_inner_size(of, layer) for layer, of in enumerate(layers))
-    heads = max(of.num_attention_heads for of in layers)
+    with understanding(config):
+        inner = max(_inner_size(of, layer) for layer, of in enumerate(config.per_layer_config))
+        heads = max(of.num_attention_heads for of in config.per_layer_config)
+        groups = max(
+            of.num_attention_heads // _num_kv_heads(config, layer) for layer, of in enumerate(config.per_layer_config)
+        )
     has_scores = getattr(config, "attn_logit_softcapping", None) or config.model_type == "gpt_oss"
-    groups = max(of.num_attention_heads // _num_kv_heads(of) for of in layers)
     return _PassSizes(
         # Norms compute in float32, the rest in the layers' own dtype.
         row_bytes=(3 * inner + 6 * config.hidden_size) * dtype.itemsize + 2 * config.hidden_size * FLOAT32_BYTES,
         mask_bytes=2 * dtype.itemsize + 3,  # with a window and without
         # The mask is repeated for the heads of a group; capped scores exist for all heads.
-        pair_bytes=groups * dtype.itemsize
-        + (heads * (2 * dtype.itemsize + FLOAT32_BYTES) if has_scores else 0),
+        pair_bytes=groups * dtype.itemsize + (heads * (2 * dtype.itemsize + FLOAT32_BYTES) if has_scores else 0),
     )
 
 

@@ -44,6 +44,17 @@ class Weights:
         ]
         return sum(packed) + sum(plain)
 
+    @property
+    def unread_note(self) -> str | None:
+        """Return in words what of the model is left out; None where all of it is a language model."""
+        unread = self.skeleton.num_unread
+        if not unread:
+            return None
+        return (
+            f"the text part of {self.model.config.model_type}: {unread / 1e9:.3g} B weights for images or sounds "
+            "are not read"
+        )
+
     def loadable(self, device: torch.device, *, announce: Announce | None, progress: Progress | None) -> Skeleton:
         """Return the skeleton of files that exist: the folder's, or quantised ones, which are made now if need be."""
         if self.quant is None:

@@ -84,7 +84,10 @@ def command(
 
     Exit code 5, with the same table, when the pair does not fit.
     """
+    import torch
+
     from edgespec.estimate.speed import PairOnHardware, open_hardware
+    from edgespec.model.self_check import check_tree_reading
     from edgespec.pair.folder import open_architecture, open_draft_architecture
     from edgespec.pair.pair import DEMO_FOLDER
     from edgespec.placement.place import pair_weights, place_weights, read_memory
@@ -113,6 +116,9 @@ def command(
     options["parallel"] = parallel
     place = resolve_place(target_model.config, None, is_planned_only=True, **options)
     weights = pair_weights(target_model, draft, place)
+    for model in (weights.target, weights.draft):
+        if model is not None:  # what would be refused when it is loaded
+            check_tree_reading(model.skeleton.model.config, device=torch.device("cpu"))
     speeds = None
     if card is None:
         plan = place_weights(weights, tree, place, read_memory(place.limits, place.device))
@@ -163,7 +169,8 @@ def _model_line(role: str, weights: Weights) -> str:
     billions = weights.num_parameters / 1e9
     size = f"{model.checkpoint.num_bytes / GIB:.3f} GiB in its files" if _has_files(weights) else "no weights there"
     quant = f", layers as {weights.quant}" if weights.quant else ""
-    return f"{role}: {model.folder} ({model.config.model_type}, {billions:.3g} B parameters, {size}{quant})"
+    left_out = f"; {weights.unread_note}" if weights.unread_note else ""
+    return f"{role}: {model.folder} ({model.config.model_type}, {billions:.3g} B parameters, {size}{quant}{left_out})"
 
 
 def _has_files(weights: Weights) -> bool:
@@ -177,6 +184,7 @@ def _facts(plan: PlacedWeights) -> dict[str, Any]:
         "draft": str(plan.draft.model.folder) if plan.draft else None,
         "target_parameters": plan.target.num_parameters,
         "draft_parameters": plan.draft.num_parameters if plan.draft else None,
+        "unread_parameters": plan.target.skeleton.num_unread,
         "quant": plan.target.quant or "none",
         "layers": placement.num_layers,
         "resident_layers": placement.num_resident,
