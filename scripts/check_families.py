@@ -4,10 +4,10 @@
     python -m scripts.check_families --json families.json       all of them: half an hour
     python -m scripts.check_families --json families.json --resume --page docs/models.md
 
-A tiny random checkpoint of each type goes through `Engine`, streamed, with trees of two drafts (itself, whose tokens are
-taken, and another one, whose tokens are not), and with two texts in each pass; the tokens must be those of transformers'
-own `generate`, in float32. The memory of the keys and values is compared with what the plan counts. Each type has a
-process and a time limit of its own. Exits 1 where anything is a fault.
+A tiny random checkpoint of each type goes through `Engine`, streamed, with trees of two drafts (itself, whose tokens
+are taken, and another one, whose tokens are not), and with two texts in each pass; the tokens must be those of
+transformers' own `generate`, in float32. The memory of the keys and values is compared with what the plan counts.
+Each type has a process and a time limit of its own. Exits 1 where anything is a fault.
 """
 
 from __future__ import annotations
@@ -152,6 +152,7 @@ def verdict_on(model_type: str) -> dict[str, str]:
 
 
 def short(error: Exception) -> str:
+    """What a library says went wrong, in one line."""
     return f"{type(error).__name__}: {error}".strip().splitlines()[0][:300]
 
 
@@ -201,6 +202,7 @@ def write_page(page: Path, found: dict[str, dict[str, str]]) -> None:
 
 
 def main() -> int:
+    """Look at the types that are asked for; return 1 where one is a fault."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="TYPE", help="these types alone")
     parser.add_argument("--json", type=Path, help="where the verdicts go; those of other types there stay")

@@ -68,13 +68,14 @@ FULL_ROPE = {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}
 SHARED = {"num_hidden_layers": 6, "num_kv_shared_layers": 2,
           "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2}  # fmt: skip
 OWN: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text", "glm_ocr_text", "paddleocr_vl_text",
-                     "hunyuan_vl_text", "glm4v_text"), {"rope_parameters": MROPE}),
+    **{name: {"rope_parameters": MROPE} for name in ("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text",
+                                                     "glm_ocr_text", "paddleocr_vl_text", "glm4v_text")},
+    "hunyuan_vl_text": {"rope_parameters": MROPE, "head_dim": 8},
     "glm4v_moe_text": {"rope_parameters": {**MROPE, "mrope_section": [1, 1, 0]}},
     "mistral4": {"head_dim": 16},
     "mistral4_text": {"head_dim": 16},
     "deepseek_v2": {"num_experts_per_tok": 2},
-    **dict.fromkeys(("ministral", "hunyuan_v1_dense", "hunyuan_v1_moe"), {"head_dim": 8}),
+    **{name: {"head_dim": 8} for name in ("ministral", "hunyuan_v1_dense", "hunyuan_v1_moe")},
     "cohere_compass_text": {"rope_parameters": FULL_ROPE},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "dots3_note_text": {"num_key_value_heads": 4, "use_dsa": False, "swa_num_attention_heads": 4,

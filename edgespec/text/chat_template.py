@@ -47,10 +47,17 @@ def template_ids(
             "the model's tokenizer has no chat template.",
             "Give the prompt as text, or use `raw=True`.",
         )
-    said: list[dict[str, Any]] = [{**message, "content": text_of(message.get("content"))} for message in messages]
+    said: list[dict[str, Any]] = [
+        {name: text_of(value) if name == "content" else value for name, value in message.items()}
+        for message in messages
+    ]
     try:
         if reads_parts(tokenizer):
-            said = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in said]
+            said = [
+                {**message, "content": [{"type": "text", "text": message["content"]}]}
+                for message in said
+                if message.get("content")
+            ]
         ids: Any = tokenizer.apply_chat_template(
             said,
             add_generation_prompt=True,
@@ -65,13 +72,13 @@ def template_ids(
     return list(ids)
 
 
-def text_of(content: object, where: str = "a message") -> str | None:
-    """Return a message's content as one text; parts of it stand one below the other.
+def text_of(content: object, where: str = "a message") -> object:
+    """Return a message's content as it is, and one in parts as one text, a part a line.
 
     Raises EdgespecError for parts that are images, sounds or anything else: only the text part of a model is run.
     """
     if not isinstance(content, list):
-        return content if isinstance(content, str) else None
+        return content
     texts = []
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None

@@ -12,8 +12,8 @@ from edgespec.errors import EdgespecError
 from edgespec.model import attention, layer_major
 from edgespec.model.layer_attention import QueryGrowth
 from edgespec.model.new_rows import Span
-from edgespec.model.self_check import _failure, check_tree_reading, narrow_copy
 from edgespec.model.reach import WHOLE, Reach, causal_mask
+from edgespec.model.self_check import _failure, check_tree_reading, narrow_copy
 from edgespec.model.text_cache import LayerCache
 from tests.conftest import EAGER_ONLY, FAMILIES, GROUPED
 from tests.edgespec.placement.test_place import small_deepseek

@@ -48,5 +48,5 @@ def test_what_can_be_read_is_not_refused(family: str) -> None:
 
 def test_an_attribute_that_a_family_lacks_is_named_with_the_family() -> None:
     config: PretrainedConfig = LlamaConfig()
-    with pytest.raises(EdgespecError, match="'llama' is not understood .*'num_feet'"), understanding(config):
+    with pytest.raises(EdgespecError, match=r"'llama' is not understood .*'num_feet'"), understanding(config):
         config.num_feet  # noqa: B018
