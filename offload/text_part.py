@@ -5,6 +5,8 @@ A tower for images stays on the meta device: its weights are not read, and need 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
@@ -18,7 +20,7 @@ _FIX = "Use a decoder-only model such as Llama, Qwen, Mistral, Gemma, Phi-3 or G
 def model_from_config(config: PretrainedConfig, *, dtype: torch.dtype) -> PreTrainedModel:
     """Return the family's whole model, which the checkpoint's names are of."""
     is_image_text = config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
-    family = AutoModelForImageTextToText if is_image_text else AutoModelForCausalLM
+    family: Any = AutoModelForImageTextToText if is_image_text else AutoModelForCausalLM
     model: PreTrainedModel = family.from_config(config, dtype=dtype, trust_remote_code=False)
     return model
 

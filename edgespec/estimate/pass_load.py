@@ -72,7 +72,7 @@ def _row_flops(skeleton: Skeleton, config: PretrainedConfig, *, keys: int) -> fl
         for shape in (*plain, *_packed_shapes(skeleton))
     )
     widths = [  # of all heads of a layer together
-        of.num_attention_heads * int(getattr(of, "head_dim", None) or of.hidden_size // of.num_attention_heads)
+        int(of.num_attention_heads) * int(getattr(of, "head_dim", None) or of.hidden_size // of.num_attention_heads)
         for of in config.per_layer_config
     ]
     return 2.0 * num_weights + 4.0 * keys * sum(widths)

@@ -81,12 +81,12 @@ def use_own_attention(decoder: nn.Module, config: PretrainedConfig) -> None:
             module.layer_attention = LayerAttention(  # type: ignore[assignment]
                 reach=reaches[layer], source=sources[layer], query_growth=take_over_query_growth(module)
             )
-        config = getattr(module, "config", None)
-        if isinstance(config, PretrainedConfig):
-            if id(config) not in own:
-                own[id(config)] = copy.deepcopy(config)
-                own[id(config)]._attn_implementation = NAME
-            module.config = own[id(config)]
+        theirs = getattr(module, "config", None)
+        if isinstance(theirs, PretrainedConfig):
+            if id(theirs) not in own:
+                own[id(theirs)] = copy.deepcopy(theirs)
+                own[id(theirs)]._attn_implementation = NAME
+            module.config = own[id(theirs)]
 
 
 def attend(

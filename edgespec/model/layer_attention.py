@@ -58,5 +58,5 @@ def take_over_query_growth(module: nn.Module) -> QueryGrowth | None:
     """
     if not getattr(module, "attn_temperature_tuning", False) or getattr(module, "use_rope", True):
         return None
-    module.attn_temperature_tuning = False
+    module.attn_temperature_tuning = False  # type: ignore[assignment]
     return QueryGrowth(step=module.floor_scale, factor=module.attn_scale)  # type: ignore[arg-type]

@@ -191,7 +191,7 @@ def _random_model(config: PretrainedConfig, device: torch.device) -> PreTrainedM
     model.initialize_weights()
     model.tie_weights()
     drop_parameters(model, unread)
-    model.to(device)
+    nn.Module.to(model, device)
     for parameter in model.parameters():
         if parameter.dim() > 1:
             parameter.mul_(4)  # so that attention looks somewhere, and a wrong place shows

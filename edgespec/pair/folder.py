@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PretrainedConfig
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
@@ -172,7 +171,7 @@ def _read_config(folder: Path) -> PretrainedConfig:
         fix = "Use a decoder-only model such as Llama, Qwen, Mistral, Gemma, Phi-3 or GPT-NeoX"
         if model_type in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
             what += "is an encoder with a decoder: it reads the whole prompt before the first token."
-        elif model_type in CONFIG_MAPPING_NAMES:
+        elif model_type in CONFIG_MAPPING:
             what += "transformers knows, and not as a language model."
         else:
             what += "the installed transformers does not know."

@@ -60,7 +60,7 @@ def _num_kv_heads(whole: PretrainedConfig, layer: int) -> int:
         or config.num_attention_heads
     )
     if config.model_type == "jetmoe":
-        return heads * config.num_experts_per_tok  # repeated for each expert of attention
+        return heads * int(config.num_experts_per_tok)  # repeated for each expert of attention
     if config.model_type == "mimo_v2_flash" and config.layer_types[layer] == "sliding_attention":
         return 2 * heads
     return heads
