@@ -90,6 +90,14 @@ def build_skeleton(
         # Buffers are small and stay: they need no place in the stream.
         place = layer_tensors[int(match[1])] if match and name not in buffers else outside
         place[name] = _stored_tensor(name, pieces, tensor)
+    rearranged = next((name for name in missing if name in checkpoint.tensors), None)
+    if rearranged is not None:
+        raise CheckpointError(
+            "E_UNSUPPORTED_ARCHITECTURE",
+            f"'{checkpoint.folder}' stores '{rearranged}' transposed or in another order than transformers computes "
+            "with, and weights are streamed as they lie in the file.",
+            "Use a model of another family.",
+        )
     if missing:
         raise CheckpointError(
             "E_TENSOR_MISSING",

@@ -121,7 +121,7 @@ def _tiny(kind: type[PretrainedConfig]) -> PretrainedConfig:
     if isinstance(kinds, list) and kinds:
         sizes["layer_types"] = _each_kind(kinds)
     if "kv_lora_rank" in sizes and "num_key_value_heads" in sizes:
-        sizes["num_key_value_heads"] = sizes["num_attention_heads"]
+        sizes["num_key_value_heads"] = sizes["num_attention_heads"]  # as families with latents have it
     return kind(**{**sizes, **own, **parts})
 
 
