@@ -90,6 +90,7 @@ OWN: dict[str, dict[str, Any]] = {
     "glm5_next_text": {"num_key_value_heads": 4, "index_topk": 16},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "granite4_vision": {"spatial_target_layers": [1]},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "llama4_text": {"floor_scale": 4, "no_rope_layers": [1, 0, 1, 0]},
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1},
