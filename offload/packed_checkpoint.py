@@ -15,7 +15,11 @@ from offload.stored_names import Pieces
 
 
 def attach_packed_weights(
-    model: PreTrainedModel, stored: dict[str, Pieces], ties: dict[str, str], stated: Mapping[str, Any]
+    model: PreTrainedModel,
+    stored: dict[str, Pieces],
+    ties: dict[str, str],
+    stated: Mapping[str, Any],
+    unread: frozenset[str] = frozenset(),
 ) -> tuple[tuple[PackedModule, ...], set[str]]:
     """Give every quantised parameter's module its packed parts, and put them into `stored` by name.
 
@@ -26,7 +30,7 @@ def attach_packed_weights(
     names = set()
     for name, parameter in list(model.named_parameters(remove_duplicate=False)):
         shape = tuple(parameter.shape)
-        packing = packing_of(name, shape, stored, stated) if name not in ties else None
+        packing = packing_of(name, shape, stored, stated) if name not in ties and name not in unread else None
         if packing is None:
             continue
         if name in ties.values():

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from accelerate import init_empty_weights
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from offload.checkpoint import Checkpoint, TensorEntry
 from offload.errors import CheckpointError
@@ -25,6 +25,7 @@ from offload.layer_store import LayerRecord, StoredTensor
 from offload.packed_checkpoint import attach_packed_weights
 from offload.packed_weight import PackedModule
 from offload.stored_names import Pieces, pieces_by_parameter
+from offload.text_part import decoder_layers, drop_parameters, model_from_config, unread_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,7 @@ class Skeleton:
     outside: LayerRecord  # everything else: embeddings, norms, head, stored buffers
     ties: dict[str, str]  # parameter -> the parameter that it is
     packed: tuple[PackedModule, ...]  # modules with quantised weights
+    num_unread: int = 0  # weights of towers for images and sounds, which are left out
     lent: frozenset[str] = frozenset()  # parameters and stored buffers that another model lends
 
     @property
@@ -74,16 +76,17 @@ def build_skeleton(
         attach(model)
     prefix, layers = decoder_layers(model)
     lent = frozenset() if own_modules is None else lent_names(model, own_modules)
+    unread = unread_names(model)
     stored = pieces_by_parameter(checkpoint, model)
     ties = _ties(model, stored)
-    packed, packed_names = attach_packed_weights(model, stored, ties, stated_packing(config))
+    packed, packed_names = attach_packed_weights(model, stored, ties, stated_packing(config), unread)
     layer_pattern = re.compile(re.escape(prefix) + r"\.(\d+)\.")
     layer_tensors: list[dict[str, StoredTensor]] = [{} for _ in layers]
     outside: dict[str, StoredTensor] = {}
     missing = []
     buffers = stored_buffers(model)
     for name, tensor in [*model.named_parameters(remove_duplicate=False), *buffers.items()]:
-        if name in ties or name in packed_names or name in lent:
+        if name in ties or name in packed_names or name in lent or name in unread:
             continue
         pieces = stored.get(name)
         if pieces is None:
@@ -93,19 +96,30 @@ def build_skeleton(
         # Buffers are small and stay: they need no place in the stream.
         place = layer_tensors[int(match[1])] if match and name not in buffers else outside
         place[name] = _stored_tensor(name, pieces, tensor)
+    rearranged = next((name for name in missing if name in checkpoint.tensors), None)
+    if rearranged is not None:
+        raise CheckpointError(
+            "E_UNSUPPORTED_ARCHITECTURE",
+            f"'{checkpoint.folder}' stores '{rearranged}' transposed or in another order than transformers computes "
+            "with, and weights are streamed as they lie in the file.",
+            "Use a model of another family.",
+        )
     if missing:
         raise CheckpointError(
             "E_TENSOR_MISSING",
             f"'{checkpoint.folder}' lacks {len(missing)} tensors of {type(model).__name__}, '{missing[0]}' first.",
             f"Download the model again; of quantised checkpoints, these are read: {readable_formats()}.",
         )
+    num_unread = sum(tensor.numel() for name, tensor in model.state_dict().items() if name in unread)
+    drop_parameters(model, unread)
     return Skeleton(
         model=model,
         layers=layers,
         records=tuple(LayerRecord(index=index, tensors=tensors) for index, tensors in enumerate(layer_tensors)),
         outside=LayerRecord(index=-1, tensors=outside),
-        ties={name: source for name, source in ties.items() if name not in lent},
+        ties={name: source for name, source in ties.items() if name not in lent and name not in unread},
         packed=packed,
+        num_unread=num_unread,
         lent=lent,
     )
 
@@ -122,11 +136,7 @@ def build_on_meta(config: PretrainedConfig, folder: object, *, dtype: torch.dtyp
     try:
         # Buffers stay real: rotary frequencies are computed, not stored, and must stay float32.
         with init_empty_weights(include_buffers=False):
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(
-                copy.deepcopy(config),
-                dtype=dtype,
-                trust_remote_code=False,  # from_config writes the dtype into it
-            )
+            model = model_from_config(copy.deepcopy(config), dtype=dtype)  # which writes the dtype into it
         model.tie_weights()  # registering on the meta device made separate objects of tied parameters
     except Exception as error:  # a value that a family cannot use shows in many ways
         raise CheckpointError(
@@ -142,29 +152,6 @@ def stored_buffers(model: PreTrainedModel) -> dict[str, Tensor]:
     """Return the buffers that belong to a checkpoint."""
     names = model.state_dict()
     return {name: buffer for name, buffer in model.named_buffers() if name in names}
-
-
-def decoder_layers(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
-    """Return the one ModuleList that holds the decoder layers, with its name."""
-    text_config = model.config.get_text_config(decoder=True)
-    num_layers = text_config.num_hidden_layers
-    if num_layers < 1:
-        raise CheckpointError(
-            "E_CONFIG_INVALID", f"num_hidden_layers is {num_layers}.", "Download the model's config.json again."
-        )
-    found = [
-        (name, module)
-        for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and len(module) == num_layers and "." in name
-    ]
-    outermost = [item for item in found if not any(item[0].startswith(f"{other}.") for other, _ in found)]
-    if len(outermost) != 1:
-        raise CheckpointError(
-            "E_UNSUPPORTED_ARCHITECTURE",
-            f"{type(model).__name__} has no single list of {num_layers} decoder layers.",
-            "Use a decoder-only model such as Llama, Qwen, Mistral, Gemma, Phi-3 or GPT-NeoX.",
-        )
-    return outermost[0]
 
 
 def _ties(model: PreTrainedModel, stored: dict[str, Pieces]) -> dict[str, str]:

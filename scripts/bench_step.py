@@ -25,7 +25,7 @@ from edgespec import Engine, SamplingSettings, TreeSettings
 from edgespec.cli.prompts.read import read_prompts
 from edgespec.model.causal_model import CausalModel
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
-from offload.skeleton import decoder_layers
+from offload.text_part import decoder_layers
 from profiles.measure import machine_facts
 
 

@@ -17,11 +17,13 @@ import torch
 from huggingface_hub import constants
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
-    AutoModelForCausalLM,
     Gemma2Config,
+    Gemma3Config,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     GPT2Config,
     GPTNeoXConfig,
+    Llama4TextConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -36,6 +38,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from offload.text_part import model_from_config
 from tests.hub import Cache
 
 transformers_logging.disable_progress_bar()
@@ -56,6 +59,12 @@ SMALL: dict[str, Any] = {
 GROUPED: dict[str, Any] = {**SMALL, "num_key_value_heads": 2}  # two query heads read one key/value head
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 EXPERTS: dict[str, Any] = {**GROUPED, "num_experts_per_tok": 2}
+TWO_SIZES: dict[str, Any] = {
+    "head_dim": 8, "global_head_dim": 24, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
+    "sliding_window": WINDOW, "vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 8,
+}  # fmt: skip
+IMAGES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2,
+          "image_size": 16, "patch_size": 8, "model_type": "siglip_vision_model"}  # fmt: skip
 FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
     "llama": lambda: LlamaConfig(**GROUPED, tie_word_embeddings=True),
     "llama-bias": lambda: LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True),
@@ -70,6 +79,27 @@ FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
     "mixtral": lambda: MixtralConfig(**EXPERTS, num_local_experts=4, sliding_window=None),
     "gemma2": lambda: Gemma2Config(**GROUPED, head_dim=8, sliding_window=WINDOW, layer_types=MIXED),
     "gemma3": lambda: Gemma3TextConfig(**GROUPED, head_dim=8, sliding_window=WINDOW, layer_types=MIXED),
+    # As many layers in the tower for images as in the text part
+    "gemma3-images": lambda: Gemma3Config(
+        text_config=FAMILIES["gemma3"](), vision_config=IMAGES, image_token_index=255, mm_tokens_per_image=4
+    ),
+    # Two sizes of heads, and layers that read the keys of earlier ones
+    "gemma4": lambda: Gemma4TextConfig(**{**GROUPED, "num_hidden_layers": 4}, **TWO_SIZES, layer_types=MIXED[:2] * 2),
+    "gemma4-shared": lambda: Gemma4TextConfig(
+        **{**GROUPED, "num_hidden_layers": 5}, **TWO_SIZES, layer_types=[*MIXED, *MIXED[:2]], num_kv_shared_layers=2
+    ),
+    "llama4": lambda: Llama4TextConfig(
+        **EXPERTS,
+        head_dim=8,
+        num_local_experts=4,
+        attention_chunk_size=WINDOW,
+        intermediate_size_mlp=64,
+        layer_types=["chunked_attention", "full_attention", "chunked_attention"],
+        no_rope_layers=[1, 0, 1],
+        interleave_moe_layer_step=2,
+        floor_scale=4,
+        attn_scale=0.3,
+    ),
     "phi3": lambda: Phi3Config(**GROUPED),
     "phi3-window": lambda: Phi3Config(**GROUPED, sliding_window=WINDOW),
     "opt": lambda: OPTConfig(**SMALL, ffn_dim=64, word_embed_proj_dim=32),
@@ -107,7 +137,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
 def make_model(config: PretrainedConfig, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """A random model whose logits are spread enough for argmaxes to be clear."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config)
+    model = model_from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:

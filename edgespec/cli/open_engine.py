@@ -56,6 +56,9 @@ def say_setup(console: Console, setup: PairSetup, machine: MachineOptions) -> No
     folder = setup.pair.target.folder
     trees = trees_in_words(setup.room, is_tuned=setup.is_tuned)
     console.tell(f"{short_name(folder)}: {layers}; {numbers} on {place.device}; {trees}")
+    for role, weights in (("target", setup.weights.target), ("draft", setup.weights.draft)):
+        if weights is not None and weights.unread_note is not None:
+            console.say(f"{role}: {weights.unread_note}")
     console.detail(f"target: {folder}")
     for model in (setup.weights.target, setup.weights.draft):
         if model is not None and model.model.weight_only_note is not None:

@@ -19,7 +19,7 @@ import torch
 
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.model.self_check import check_tree_reading
-from edgespec.pair.folder import ModelFolder, fingerprint, is_head, open_model, read_head_facts
+from edgespec.pair.folder import ModelFolder, fingerprint, is_head, open_architecture, open_model, read_head_facts
 from edgespec.pair.hub_names import cached_repositories, find_cached
 from edgespec.pair.pair import open_tokenizer
 from edgespec.placement.weights import weights_by_size
@@ -44,6 +44,7 @@ class LocalModel:
     tokens: str | None = None  # a digest of which id is which token
     fingerprint: str | None = None
     head_of: str | None = None  # of a feature head: its target's fingerprint
+    num_unread: int = 0  # weights of towers for images or sounds, which are left out
     problem: EdgespecError | None = None  # why it cannot run
 
     def draft_ratio(self, draft: LocalModel) -> str:
@@ -91,16 +92,20 @@ class Inspector:
         """Return what can be known of a model without loading it, including what is wrong with it."""
         facts: dict[str, Any] = {"name": name, "folder": folder, "num_bytes": _file_bytes(folder)}
         try:
-            model = open_model(folder)
-            facts |= _describe(model)
+            has_files = any(folder.glob("*.safetensors*"))
+            model = open_model(folder) if has_files else open_architecture(folder)
+            facts |= _describe(model) if has_files else {"model_type": model.config.model_type}
             if is_head(folder):
                 head_of = read_head_facts(folder).target_fingerprint
                 num_parameters = sum(math.prod(entry.shape) for entry in model.checkpoint.tensors.values())
                 return LocalModel(**facts, num_parameters=num_parameters, head_of=head_of)
-            facts["fingerprint"] = fingerprint(model)
             with offload_errors():
                 weights = weights_by_size(model, dtype=torch.bfloat16, quant=None)
-            facts["num_parameters"] = weights.num_parameters
+            facts |= {"num_parameters": weights.num_parameters, "num_unread": weights.skeleton.num_unread}
+            if not has_files:  # what keeps the family from running comes before that
+                check_tree_reading(model.config, device=torch.device("cpu"))
+                open_model(folder)
+            facts["fingerprint"] = fingerprint(model)
             facts["quant"] = weights.formats or facts["quant"]
             facts["tokens"] = self._token_digest(folder)
             check_tree_reading(model.config, device=torch.device("cpu"))

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from edgespec.draft.head_router import HeadRouter
-from offload.skeleton import decoder_layers
+from edgespec.model.fewer_layers import keep_layers
+from offload.text_part import decoder_layers
 
 HEAD_KEY = "edgespec_head"  # of the config.json that makes a folder a feature head
 FORMAT = 1
@@ -61,10 +62,7 @@ def head_config(target: PretrainedConfig) -> PretrainedConfig:
     config.__dict__.pop("quantization_config", None)
     kinds = getattr(config, "layer_types", None)
     layer = kinds.index("full_attention") if kinds and "full_attention" in kinds else 0
-    for name, value in list(vars(config).items()):
-        if isinstance(value, list) and len(value) == config.num_hidden_layers:
-            setattr(config, name, [value[layer]])  # what is said of each layer
-    config.num_hidden_layers = 1
+    keep_layers(config, [layer])
     return config
 
 

@@ -8,6 +8,7 @@ import torch
 from transformers import PretrainedConfig
 
 from edgespec.model.row_chunks import rows_at_once
+from edgespec.model.supported import understanding
 from edgespec.placement.memory import cache_bytes, resident_bytes
 from edgespec.placement.weights import Weights, chosen_experts
 from offload.placement import Placement
@@ -29,6 +30,8 @@ def model_load(
     unpacked_bytes = dtype.itemsize * sum(math.prod(shape) for shape in _packed_shapes(skeleton))
     if device.type == "cpu":  # converted as they come; resident ones were converted when they were loaded
         unpacked_bytes += sum(record.copied.flat_bytes for record in skeleton.records[num_resident:])
+    with understanding(config):
+        row_flops = _row_flops(skeleton, config, keys=keys)
     vocab, hidden = skeleton.model.get_output_embeddings().weight.shape
     return ModelLoad(
         num_layers=len(skeleton.records),
@@ -37,7 +40,7 @@ def model_load(
         disk_bytes=disk_bytes,
         unpacked_bytes=unpacked_bytes,
         cache_bytes=num_texts * cache_bytes(config, rows=keys, dtype=dtype),
-        row_flops=_row_flops(skeleton, config, keys=keys),
+        row_flops=row_flops,
         head_bytes=vocab * hidden * dtype.itemsize,
         head_row_flops=2.0 * vocab * hidden,
         head_rows=rows_at_once(vocab),
@@ -64,5 +67,8 @@ def _row_flops(skeleton: Skeleton, config: PretrainedConfig, *, keys: int) -> fl
         math.prod(shape) * (chosen if len(shape) == 3 and shape[0] == num_experts else 1.0)
         for shape in (*plain, *_packed_shapes(skeleton))
     )
-    head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-    return 2.0 * num_weights + 4.0 * keys * int(config.num_attention_heads * config.num_hidden_layers) * head_dim
+    widths = [  # of all heads of a layer together
+        int(of.num_attention_heads) * int(getattr(of, "head_dim", None) or of.hidden_size // of.num_attention_heads)
+        for of in config.per_layer_config
+    ]
+    return 2.0 * num_weights + 4.0 * keys * sum(widths)

@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, PretrainedConfig
 from transformers.cache_utils import Cache
 
 from edgespec.errors import EdgespecError
+from edgespec.model.layer_attention import LayerAttention, key_sources, layer_reaches, take_over_query_growth
 from edgespec.model.new_rows import Span
-from edgespec.model.text_cache import LayerCache
+from edgespec.model.reach import WHOLE, Reach
 
 NAME = "edgespec"
 _spans: ContextVar[Sequence[Span] | None] = ContextVar("spans", default=None)
@@ -67,19 +68,25 @@ def attending(spans: Sequence[Span]) -> Iterator[None]:
         _spans.reset(token)
 
 
-def use_own_attention(model: PreTrainedModel) -> None:
-    """Let a model's layers call `attend`, where its family asks the registry at all.
+def use_own_attention(decoder: nn.Module, config: PretrainedConfig) -> None:
+    """Let a decoder's layers call `attend`, where its family asks the registry at all.
 
     Its configuration may be others' as well: theirs stays.
     """
     own: dict[int, Any] = {}
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        if isinstance(config, PretrainedConfig):
-            if id(config) not in own:
-                own[id(config)] = copy.deepcopy(config)
-                own[id(config)]._attn_implementation = NAME
-            module.config = own[id(config)]
+    reaches, sources = layer_reaches(config), key_sources(config)
+    for module in decoder.modules():
+        layer = getattr(module, "layer_idx", None)
+        if isinstance(layer, int) and layer < len(reaches):
+            module.layer_attention = LayerAttention(  # type: ignore[assignment]
+                reach=reaches[layer], source=sources[layer], query_growth=take_over_query_growth(module)
+            )
+        theirs = getattr(module, "config", None)
+        if isinstance(theirs, PretrainedConfig):
+            if id(theirs) not in own:
+                own[id(theirs)] = copy.deepcopy(theirs)
+                own[id(theirs)]._attn_implementation = NAME
+            module.config = own[id(theirs)]
 
 
 def attend(
@@ -104,15 +111,26 @@ def attend(
             "E_UNSUPPORTED_ARCHITECTURE", "this attention cannot be computed text by text.", "Use another model."
         )
     del attention_mask
-    layer = module.layer_idx
+    of: LayerAttention = module.layer_attention  # type: ignore[assignment]
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    reach = of.reach if of.reach.in_chunks else Reach(sliding_window or None)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     attended, first = [], 0
     for span in spans:
         rows = slice(first, first + span.count)
         first += span.count
-        own = _Attention(span, span.rows.cache.layers[int(layer)], sliding_window or None, scale)  # type: ignore[arg-type]
-        new = query[:, :, rows], key[:, :, rows], value[:, :, rows]
-        attended.append(own.plain(*new) if softcap is None and s_aux is None else own.capped(*new, softcap, s_aux))
+        queries = query[:, :, rows]
+        if of.query_growth is not None:
+            queries = (queries * of.query_growth.of(span.positions)[:, None]).to(query.dtype)
+        cache = span.rows.cache.layers[of.source]
+        if of.source == layer:
+            keys, values = cache.append(key[:, :, rows], value[:, :, rows])
+        else:  # where later rows of this pass may be by now
+            keys, values = cache.rows(cache.length - (span.rows.count - span.end))
+        own = _Attention(span, keys, values, reach.within(keys.shape[2]), scale)
+        attended.append(
+            own.plain(queries) if softcap is None and s_aux is None else own.capped(queries, softcap, s_aux)
+        )
     whole = attended[0] if len(attended) == 1 else torch.cat(attended, 2)
     return whole.transpose(1, 2).contiguous(), None
 
@@ -121,26 +139,24 @@ AttentionInterface.register(NAME, attend)
 
 
 class _Attention:
-    """One text's rows in one layer."""
+    """One text's rows in one layer, and the keys and values [1, key heads, keys, head_dim] behind and among them."""
 
-    def __init__(self, span: Span, cache: LayerCache, window: int | None, scale: float) -> None:
-        self.span, self.cache, self.window, self.scale = span, cache, window, scale
+    def __init__(self, span: Span, keys: Tensor, values: Tensor, reach: Reach, scale: float) -> None:
+        self.span, self.keys, self.values, self.reach, self.scale = span, keys, values, reach, scale
 
-    def plain(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def plain(self, query: Tensor) -> Tensor:
         """Return softmax(scores) @ values: [1, heads, m, head_dim]."""
-        keys, values = self.cache.append(key, value)
+        keys, values = self.keys, self.values
         num_rows, num_keys = query.shape[2], keys.shape[2]
         is_text = self.span.rows.visible is None
-        window = self.window if self.window is not None and self.window < num_keys else None
         if is_text and num_rows == 1:
-            if window is not None:
-                keys, values = keys[:, :, -window:], values[:, :, -window:]
-            return self._folded(query, keys, values, None)
-        if is_text and num_rows == num_keys and window is None:
+            first = self.reach.first_seen(num_keys - 1)
+            return self._folded(query, keys[:, :, first:], values[:, :, first:], None)
+        if is_text and num_rows == num_keys and self.reach == WHOLE:
             return scaled_dot_product_attention(
                 query, keys, values, is_causal=True, scale=self.scale, enable_gqa=keys.shape[1] != query.shape[1]
             )
-        return self._folded(query, keys, values, self.span.mask(num_keys, window, query.dtype))
+        return self._folded(query, keys, values, self.span.mask(num_keys, self.reach, query.dtype))
 
     def _folded(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         """Attend with the rows of a group one after the other, so that keys and values need not be repeated."""
@@ -151,18 +167,17 @@ class _Attention:
         found = scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=self.scale)
         return found.reshape(1, heads, num_rows, values.shape[-1])
 
-    def capped(self, query: Tensor, key: Tensor, value: Tensor, softcap: float | None, sinks: Tensor | None) -> Tensor:
+    def capped(self, query: Tensor, softcap: float | None, sinks: Tensor | None) -> Tensor:
         """Return the same with capped scores, or with `sinks` [heads] that take their part of the attention."""
-        keys, values = self.cache.append(key, value)
+        keys, values = self.keys, self.values
         _, heads, num_rows, head_dim = query.shape
         key_heads, num_keys = keys.shape[1], keys.shape[2]
         folded = query.reshape(1, key_heads, -1, head_dim)
         scores = (folded @ keys.transpose(2, 3)).reshape(1, heads, num_rows, num_keys) * self.scale
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
-        window = self.window if self.window is not None and self.window < num_keys else None
-        if num_rows > 1 or window is not None:
-            scores = scores + self.span.mask(num_keys, window, query.dtype)
+        if num_rows > 1 or self.reach != WHOLE:
+            scores = scores + self.span.mask(num_keys, self.reach, query.dtype)
         if sinks is not None:
             scores = torch.cat([scores, sinks.to(scores.dtype).reshape(1, -1, 1, 1).expand(1, -1, num_rows, 1)], -1)
         weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)[..., :num_keys]

@@ -12,36 +12,18 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from edgespec.errors import EdgespecError
 from edgespec.model.attention import PassCache, use_own_attention
 from edgespec.model.family_logits import decoder_of, family_logits
+from edgespec.model.layer_attention import key_sources, layer_reaches
 from edgespec.model.layer_major import LayerMajor, Watch
 from edgespec.model.new_rows import NewRows, Span, chunks_of, next_rows
 from edgespec.model.text_cache import TextCache, UncachedText
-from offload.skeleton import decoder_layers
+from offload.text_part import decoder_layers
 
 CHUNK_ROWS = 512  # that pass a layer at once
 
-_LAYER_KINDS = {"full_attention", "sliding_attention"}
+_ASK_TWICE = {"diffllama"}  # for the attention of a layer, with the same keys
 _LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
-
-
-def check_can_roll_back(config: PretrainedConfig) -> None:
-    """Raise EdgespecError for layers whose state cannot forget the nodes of a tree: recurrent, linear attention."""
-    if not getattr(config, "num_attention_heads", None):
-        raise EdgespecError(
-            "E_UNSUPPORTED_ARCHITECTURE",
-            f"model type '{config.model_type}' has no attention, and the state that it keeps cannot be rolled back.",
-            "Use a model with full or sliding-window attention in every layer.",
-        )
-    kinds = set(getattr(config, "layer_types", None) or []) - _LAYER_KINDS
-    if kinds:
-        raise EdgespecError(
-            "E_UNSUPPORTED_ARCHITECTURE",
-            f"model type '{config.model_type}' has {', '.join(sorted(kinds))} layers, "
-            "whose state cannot be rolled back.",
-            "Use a model with full or sliding-window attention in every layer.",
-        )
 
 
 def shares_passes(config: PretrainedConfig) -> bool:
@@ -49,6 +31,17 @@ def shares_passes(config: PretrainedConfig) -> bool:
     scaling = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     kinds = [scaling, *(kind for kind in scaling.values() if isinstance(kind, dict))]
     return not any(kind.get("rope_type", kind.get("type")) in _LENGTH_DEPENDENT_ROPE for kind in kinds)
+
+
+def _is_text_by_text(model: PreTrainedModel, config: PretrainedConfig) -> bool:
+    """Return whether each text passes a layer by itself.
+
+    So it is in families that do not ask the registry for attention, and in those with latent attention: the cache
+    gets their latents, which are far smaller than the keys that attention is given.
+    """
+    has_latents = any(getattr(of, "kv_lora_rank", None) for of in config.per_layer_config)
+    asks = getattr(model, "_supports_attention_backend", False) and config.model_type not in _ASK_TWICE
+    return has_latents or not asks
 
 
 class CausalModel:
@@ -73,17 +66,18 @@ class CausalModel:
         self._keeps_hidden, self._chunk_rows = keeps_hidden, chunk_rows
         self._decoder = decoder_of(model)
         self._cache = PassCache()
-        # Families that do not ask the registry for attention read each text by itself, and so do those with latent
-        # attention: the cache gets their latents, which are far smaller than the keys that attention is given.
-        self._cache.text_by_text = not getattr(model, "_supports_attention_backend", False) or bool(
-            getattr(self.config, "kv_lora_rank", None)
-        )
+        self._cache.text_by_text = _is_text_by_text(model, self.config)
         self._shares_passes = shares_passes(self.config)
         if not self._cache.text_by_text:
-            use_own_attention(model)
+            use_own_attention(self._decoder, self.config)
         # Four dimensions: transformers takes it for a finished mask, and makes none.
         self._mask = torch.zeros(1, 1, 1, 1, dtype=model.dtype, device=device)
-        self._layer_major = LayerMajor(decoder_layers(model)[1], text_by_text=self._cache.text_by_text, mask=self._mask)
+        self._layer_major = LayerMajor(
+            decoder_layers(model)[1],
+            text_by_text=self._cache.text_by_text,
+            mask=self._mask,
+            reaches=layer_reaches(self.config),
+        )
 
     def close(self) -> None:
         """Leave the layers as they were found, so that nothing keeps their weights alive."""
@@ -135,7 +129,8 @@ class CausalModel:
         It takes one pass over the weights for all texts that may share one, and the temporaries of some texts at a
         time. Nothing is cached.
         """
-        parts = [next_rows(UncachedText(), text) for text in ids]
+        shared = {source for layer, source in enumerate(key_sources(self.config)) if source != layer}
+        parts = [next_rows(UncachedText(shared), text) for text in ids]
         if not self._shares_passes:
             return [hidden for part in parts for hidden in self._run([part], [[Span(part, 0, part.count)]])]
         chunks: list[list[Span]] = []

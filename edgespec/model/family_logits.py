@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from offload.skeleton import decoder_layers
+from offload.text_part import decoder_layers
 
 
 def decoder_of(model: PreTrainedModel) -> nn.Module:

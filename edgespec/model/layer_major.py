@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from edgespec.errors import EdgespecError
 from edgespec.model.attention import attending
-from edgespec.model.new_rows import Span, additive
-from edgespec.model.text_cache import causal_mask
+from edgespec.model.new_rows import Span
+from edgespec.model.reach import Reach
 
 Watch = Callable[[float], None]  # the share of a pass that is done, 0 to 1; may raise, which ends the pass
 
@@ -24,11 +24,14 @@ Watch = Callable[[float], None]  # the share of a pass that is done, 0 to 1; may
 class LayerMajor:
     """Wraps the forward of decoder layers, to split a pass into chunks and to call `watch` before each of them."""
 
-    def __init__(self, layers: nn.ModuleList, *, text_by_text: bool, mask: Tensor) -> None:
-        """`mask` is what the model is given in place of one; with `text_by_text` layers get each text's own instead."""
+    def __init__(self, layers: nn.ModuleList, *, text_by_text: bool, mask: Tensor, reaches: Sequence[Reach]) -> None:
+        """`mask` is what the model is given in place of one; with `text_by_text` layers get each text's own instead.
+
+        That one is of the layer's reach.
+        """
         self.watch: Watch | None = None
         self._chunks: Sequence[Sequence[Span]] = ()  # of the pass under way
-        self._text_by_text, self._mask = text_by_text, mask
+        self._text_by_text, self._mask, self._reaches = text_by_text, mask, reaches
         self._layers = layers
         for index, layer in enumerate(layers):
             layer.forward = self._wrap(index, layer.forward)
@@ -73,18 +76,18 @@ class LayerMajor:
                 first = end
             if len(outputs) == 1:
                 return outputs[0]
+            rows = next(
+                _row_dim(value, num_rows) for value in (*arguments, *named.values()) if isinstance(value, Tensor)
+            )
             if not isinstance(outputs[0], tuple):
-                return torch.cat(outputs, 1)
-            return (torch.cat([output[0] for output in outputs], 1), *outputs[-1][1:])
+                return torch.cat(outputs, rows or 1)
+            return (torch.cat([output[0] for output in outputs], rows or 1), *outputs[-1][1:])
 
         return chunked
 
     def _mask_of(self, index: int, span: Span) -> Tensor:
         num_keys = span.rows.cache.layers[index].length + span.count
-        if span.rows.visible is None:
-            visible = causal_mask(span.count, num_keys, device=self._mask.device)
-            return additive(visible, self._mask.dtype)[None, None]
-        return span.mask(num_keys, None, self._mask.dtype)[None, None]
+        return span.mask(num_keys, self._reaches[index], self._mask.dtype)[None, None]
 
 
 class _Share:
@@ -106,5 +109,15 @@ class _Share:
             return self.own_mask
         if self._end - self._first == self._num_rows:
             return value
-        has_rows = value.dim() >= 2 and value.shape[1] == self._num_rows
-        return value[:, self._first : self._end] if has_rows else value
+        rows = _row_dim(value, self._num_rows)
+        return value if rows is None else value.narrow(rows, self._first, self._end - self._first)
+
+
+def _row_dim(value: Tensor, num_rows: int) -> int | None:
+    """Return the dimension in which a layer's argument has a row for each token; None where it has none.
+
+    Gemma 3n's hidden states come several times over: [copies, 1, rows, h].
+    """
+    if value.dim() >= 2 and value.shape[1] == num_rows:
+        return 1
+    return 2 if value.dim() == 4 and value.shape[1:3] == (1, num_rows) else None

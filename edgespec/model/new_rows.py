@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from edgespec.model.text_cache import TextCache, causal_mask
+from edgespec.model.reach import Reach, causal_mask
+from edgespec.model.text_cache import TextCache
 
 ALL_PROMPT_ROWS = 8192  # of several prompts that a pass reads; one alone is read whole
 
@@ -52,39 +53,43 @@ class Span:
     rows: NewRows
     first: int
     end: int
-    masks: dict[int | None, Tensor] = field(default_factory=dict)  # by window
+    masks: dict[Reach, Tensor] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
         """The number of rows."""
         return self.end - self.first
 
-    def mask(self, num_keys: int, window: int | None, dtype: torch.dtype) -> Tensor:
+    @property
+    def positions(self) -> Tensor:
+        """The positions of the rows: [count]."""
+        return self.rows.row_positions[self.first : self.end]
+
+    def mask(self, num_keys: int, reach: Reach, dtype: torch.dtype) -> Tensor:
         """Return what is added to the scores of the rows and of all keys in use: [rows, keys].
 
         A tree's mask is kept for the layers that follow. That of a text, which may be long, is made again.
         """
-        kept = self.masks.get(window)
+        kept = self.masks.get(reach)
         if kept is None:
-            kept = additive(self._visible(num_keys, window), dtype)
+            kept = additive(self._visible(num_keys, reach), dtype)
             if self.rows.visible is not None:
-                self.masks[window] = kept
+                self.masks[reach] = kept
         return kept
 
-    def _visible(self, num_keys: int, window: int | None) -> Tensor:
+    def _visible(self, num_keys: int, reach: Reach) -> Tensor:
         device = self.rows.ids.device
         if self.rows.visible is None:
-            return causal_mask(self.count, num_keys, device=device, window=window)
+            return causal_mask(self.count, num_keys, device=device, reach=reach)
         behind = self.rows.count - self.end  # new rows that come later
         tail = self.rows.positions.shape[0] - behind
         num_before = num_keys - tail
         before = torch.ones(self.count, num_before, dtype=torch.bool, device=device)
         visible = torch.cat([before, self.rows.visible[self.first : self.end, :tail]], 1)
-        if window is None:
+        if reach.size is None:
             return visible
         key_positions = torch.cat([torch.arange(num_before, device=device), self.rows.positions[:tail]])
-        positions = self.rows.row_positions[self.first : self.end, None]
-        return visible & (positions - key_positions < window)
+        return visible & reach.sees(self.positions[:, None], key_positions)
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:

@@ -10,32 +10,49 @@ from __future__ import annotations
 
 import copy
 import functools
-import json
+import inspect
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
 
 from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
+from edgespec.model.family_logits import decoder_of
+from edgespec.model.fewer_layers import keep_layers, layer_overrides
+from edgespec.model.layer_attention import key_sources
 from edgespec.model.target import Target
 from edgespec.tree.token_tree import TokenTree
+from offload.skeleton import build_on_meta
+from offload.text_part import drop_parameters, unread_names
 
+WRONG = "does not read token trees rightly"
 VOCAB = 96
+HEADS = 4
 WINDOW = 8  # shorter than the text, so that a missing one shows
 TEXT_TOKENS = 21
 OTHER_TOKENS = 14
-CHUNK_ROWS = 9  # so that the text takes three
+CHUNK_ROWS = 7  # so that the text takes three, and borders lie within trees
 PARENTS = (-1, 0, 0, 1, 1, 2, 4, 4)
 COMMITTED_PATH = (1, 4)
 TOLERANCE = 1e-3  # of the largest logit; right readings differ by some 1e-6 of it
 # Reduced where a configuration has them; what they are multiples of each other for is kept.
+HEAD_NAMES = ("num_attention_heads", "encoder_attention_heads", "decoder_attention_heads")
+KNOWN_REASONS = {  # of families whose code takes positions, and does not go by them alone
+    "bloom": "its biases go by places in the cache",
+    "gpt_neo": "its local layers cut their window by places in the cache",
+    "mpt": "its biases go by places in the cache",
+}
 WINDOW_NAMES = ("sliding_window", "window_size", "attention_window_size", "attention_chunk_size")
 NARROW = {
     "intermediate_size": 64,
     "ffn_dim": 64,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "floor_scale": 4,
     "n_inner": 64,
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,
@@ -48,21 +65,54 @@ NARROW = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trial:
+    """What is tried: the same once a process."""
+
+    facts: str  # all that the configuration says
+    attention: str | None
+    device: torch.device
+    config: PretrainedConfig = field(compare=False)
+
+
 def check_tree_reading(config: PretrainedConfig, *, device: torch.device) -> None:
     """Raise EdgespecError when trees are read wrongly, or when that cannot be tried."""
     try:
         small = narrow_copy(config)
-        failure = _failure(small.model_type, small.to_json_string(use_diff=False), config._attn_implementation, device)
-        verdict = "does not read token trees rightly"
+        facts = small.to_json_string(use_diff=False)
+        failure = _failure(_Trial(facts=facts, attention=config._attn_implementation, device=device, config=small))
+        verdict = WRONG
     except Exception as error:  # whatever a family's code raises, it cannot be verified
         failure = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         verdict = "could not be shown to read token trees rightly"
     if failure is not None:
         raise EdgespecError(
             "E_SELF_CHECK",
-            f"model type '{config.model_type}' {verdict} with transformers {transformers.__version__} ({failure}).",
+            f"model type '{config.model_type}' {verdict} with transformers {transformers.__version__}: "
+            f"{_known_reason(config, is_read=verdict == WRONG)}{failure}.",
             "Use a model with rotary or learned positions; `self_check=False` runs it all the same, at your own risk.",
         )
+
+
+def _known_reason(config: PretrainedConfig, *, is_read: bool) -> str:
+    """Return why a family fails, where its code shows it, before what was seen; `is_read` where logits came out."""
+    text = config.get_text_config(decoder=True)
+    if text.model_type in KNOWN_REASONS:
+        return f"{KNOWN_REASONS[text.model_type]}; "
+    try:
+        model = build_on_meta(narrow_copy(config), "a narrow copy", dtype=torch.float32)
+        decoder = decoder_of(model)
+    except Exception:  # which the failure tells of
+        return ""
+    if any(_is_required(parameter) for parameter in inspect.signature(model.forward).parameters.values()):
+        return "it reads no words without an image; "
+    takes_positions = not is_read or "position_ids" in inspect.signature(type(decoder).forward).parameters
+    return "" if takes_positions else "it takes no positions, and counts a row's place in the cache instead; "
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    return is_named and parameter.default is parameter.empty and parameter.name != "input_ids"
 
 
 def narrow_copy(config: PretrainedConfig) -> PretrainedConfig:
@@ -70,56 +120,85 @@ def narrow_copy(config: PretrainedConfig) -> PretrainedConfig:
     small = copy.deepcopy(config)
     small.__dict__.pop("quantization_config", None)
     text: Any = small.get_text_config(decoder=True)
-    heads = text.num_attention_heads
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
-    changes: dict[str, Any] = {name: value for name, value in NARROW.items() if getattr(text, name, None)}
-    layers = _one_layer_of_each_kind(text)
-    for name, value in vars(text).items():
-        if isinstance(value, list) and len(value) == text.num_hidden_layers:
-            changes[name] = [value[layer] for layer in layers]  # what is said of each layer
+    if not any(text is part for part in (small, *vars(small).values())):
+        text = small  # an encoder's with a decoder: what was returned is a copy
+    keep_layers(text, _one_layer_of_each_kind(text))
+    overrides = layer_overrides(text)
+    text.per_layer_config = None
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    names = (*NARROW, *HEAD_NAMES, "num_key_value_heads", *WINDOW_NAMES)
+    changes = _narrowed({name: getattr(text, name, None) for name in names}, text.num_attention_heads)
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         if getattr(text, name, None) is not None:
             changes[name] = 0
-    if getattr(text, "num_key_value_heads", None):
-        changes["num_key_value_heads"] = 1 if text.num_key_value_heads < heads else 2
     if "head_dim" in vars(text):
         changes["head_dim"] = head_dim
     if getattr(text, "word_embed_proj_dim", None):
-        changes["word_embed_proj_dim"] = 2 * head_dim
-    changes |= {name: WINDOW for name in WINDOW_NAMES if getattr(text, name, None)}
-    changes |= {"num_hidden_layers": len(layers), "num_attention_heads": 2, "hidden_size": 2 * head_dim}
-    for name, value in {**changes, "vocab_size": VOCAB}.items():
+        changes["word_embed_proj_dim"] = HEADS * head_dim
+    for name, value in {**changes, "hidden_size": HEADS * head_dim, "vocab_size": VOCAB}.items():
         setattr(text, name, value)
-    for name in getattr(small, "sub_configs", {}):  # a vision tower is built, and not looked at
-        other: Any = getattr(small, name, None)
-        if other is not text and getattr(other, "num_hidden_layers", 0) > 1:
-            other.num_hidden_layers = 1
+    num_heads = config.get_text_config(decoder=True)._getattr_without_heterogeneous_validation("num_attention_heads")
+    text.per_layer_config = {layer: _narrowed(own, num_heads) for layer, own in overrides.items()} or None
     return small
+
+
+def _narrowed(values: dict[str, Any], num_heads: int) -> dict[str, Any]:
+    """Return what is given of a configuration or a layer with small numbers in place of those that have any."""
+    num_heads = values.get("num_attention_heads") or num_heads
+    small = dict.fromkeys(HEAD_NAMES, HEADS) | dict.fromkeys(WINDOW_NAMES, WINDOW) | NARROW
+    small["num_key_value_heads"] = HEADS // 2 if (values.get("num_key_value_heads") or 0) < num_heads else HEADS
+    return {
+        name: [small[name]] * len(value) if name in small and isinstance(value, list) else small.get(name, value)
+        for name, value in values.items()
+        if value
+    }
 
 
 def _one_layer_of_each_kind(text: Any) -> list[int]:
     """Return indices of the first layer of each kind, and of at least two layers where there are two."""
     kinds = getattr(text, "layer_types", None) or [None] * text.num_hidden_layers
-    firsts = {kind: index for index, kind in reversed(list(enumerate(kinds)))}
+    overrides, sources = layer_overrides(text), key_sources(text)
+    firsts: dict[str, int] = {}
+    for layer, kind in enumerate(kinds):
+        firsts.setdefault(f"{kind} {overrides.get(layer)} {sources[layer] != layer}", layer)
     return sorted({*firsts.values(), *range(min(2, len(kinds)))} if len(firsts) == 1 else firsts.values())
 
 
 @functools.lru_cache
-def _failure(model_type: str, config_json: str, attention: str | None, device: torch.device) -> str | None:
-    """Return what is wrong, or None; it is tried once a process."""
-    config = CONFIG_MAPPING[model_type].from_dict(json.loads(config_json))
-    config._attn_implementation = attention
+def _failure(trial: _Trial) -> str | None:
+    """Return what is wrong, or None."""
+    config = copy.deepcopy(trial.config)
+    config._attn_implementation = trial.attention
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(device).eval()
-        tokens = torch.randint(1, VOCAB, (TEXT_TOKENS + 2 * len(PARENTS),), device="cpu").to(device)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(4)  # so that attention looks somewhere, and a wrong place shows
-        return _difference(model, tokens, device)
+        model = _random_model(config, trial.device)
+        tokens = torch.randint(1, VOCAB, (TEXT_TOKENS + 2 * len(PARENTS),), device="cpu").to(trial.device)
+    return _difference(model, tokens, trial.device)
 
 
+@torch.no_grad()
+def _random_model(config: PretrainedConfig, device: torch.device) -> PreTrainedModel:
+    """Return the model with random weights, and without its towers for images."""
+    model = build_on_meta(config, "a narrow copy", dtype=torch.float32)
+    unread = unread_names(model)
+    for path, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and f"{path}.{name}".removeprefix(".") not in unread:
+                module._parameters[name] = nn.Parameter(torch.empty_like(parameter, device="cpu"), requires_grad=False)
+    for module in model.modules():
+        if not all(parameter.is_meta for parameter in module.parameters()):
+            module._is_hf_initialized = False  # type: ignore[assignment]
+    model.initialize_weights()
+    model.tie_weights()
+    drop_parameters(model, unread)
+    nn.Module.to(model, device)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.mul_(4)  # so that attention looks somewhere, and a wrong place shows
+    return model
+
+
+@torch.no_grad()
 def _difference(model: PreTrainedModel, tokens: Tensor, device: torch.device) -> str | None:
     """Compare two rounds of tree, commit, tree with plain forwards over every path; return what differs, if any.
 

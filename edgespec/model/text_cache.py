@@ -6,9 +6,8 @@ Memory grows in steps as the text does. Legend: h the model's hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from edgespec.model.hidden_rows import HiddenRows
@@ -58,18 +57,18 @@ class LayerCache:
             self._values[:, :, committed:end] = self._values.index_select(2, rows)
         self.length = end
 
+    def rows(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return the first `count` rows, which another layer reads as well."""
+        assert self._keys is not None
+        assert self._values is not None
+        return self._keys[:, :, :count], self._values[:, :, :count]
+
     def copy(self, rows: int) -> LayerCache:
         """Return a cache of its own with the first `rows` rows."""
         other = LayerCache()
         if self._keys is not None and self._values is not None and rows:
             other.append(self._keys[:, :, :rows], self._values[:, :, :rows])
         return other
-
-    def rows(self, count: int) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of the first `count` rows: [count, heads, head_dim] each."""
-        assert self._keys is not None
-        assert self._values is not None
-        return self._keys[0, :, :count].transpose(0, 1), self._values[0, :, :count].transpose(0, 1)
 
     def _resized(self, old: Tensor | None, like: Tensor, rows: int) -> Tensor:
         _, heads, _, head_dim = like.shape
@@ -129,8 +128,9 @@ class TextCache:
         count = len(self._ids)
         found: dict[str, Tensor] = {}
         for index, layer in enumerate(self.layers):
-            keys, values = layer.rows(count)
-            found |= {f"keys.{index}": keys.contiguous(), f"values.{index}": values.contiguous()}
+            if layer.capacity:  # some read those of others
+                keys, values = (part[0].transpose(0, 1).contiguous() for part in layer.rows(count))
+                found |= {f"keys.{index}": keys, f"values.{index}": values}
         if self._hidden is not None:
             found["hidden"] = self._hidden.before(1, count + 1).contiguous()
         return found
@@ -139,8 +139,9 @@ class TextCache:
         """Let an empty cache have the text of these ids, whose rows another's `tensors` are."""
         assert not self._ids
         for index, layer in enumerate(self.layers):
-            keys, values = (tensors[f"{part}.{index}"].transpose(0, 1)[None] for part in ("keys", "values"))
-            layer.append(keys, values)
+            if f"keys.{index}" in tensors:
+                keys, values = (tensors[f"{part}.{index}"].transpose(0, 1)[None] for part in ("keys", "values"))
+                layer.append(keys, values)
         if self._hidden is not None:
             self._hidden.write(0, tensors["hidden"])
         self._ids = list(ids)
@@ -184,18 +185,22 @@ class _PassingLayer(LayerCache):
 
 
 class _PassingLayers(list[LayerCache]):
-    """Any layer's: all are alike."""
+    """Any layer's: all are alike but those whose rows later layers read."""
 
-    def __getitem__(self, _layer: object) -> LayerCache:  # type: ignore[override]
-        return _PassingLayer()
+    def __init__(self, shared: Iterable[int]) -> None:
+        super().__init__()
+        self._shared = {layer: LayerCache() for layer in shared}
+
+    def __getitem__(self, layer: int) -> LayerCache:  # type: ignore[override]
+        return self._shared.get(layer) or _PassingLayer()
 
 
 class UncachedText(TextCache):
-    """A text that is read once, whole, and leaves no rows behind."""
+    """A text that is read once, whole, and leaves no rows behind, except in layers that share theirs."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: Iterable[int] = ()) -> None:
         super().__init__(1)
-        self.layers = _PassingLayers()
+        self.layers = _PassingLayers(shared)
 
     @property
     def length(self) -> int:
@@ -212,11 +217,3 @@ def shared_length(one: Sequence[int], other: Sequence[int]) -> int:
     """Return how many ids two texts have in common from their beginning on."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((row for row, (ours, theirs) in pairs if ours != theirs), min(len(one), len(other)))
-
-
-def causal_mask(num_rows: int, num_keys: int, *, device: torch.device, window: int | None = None) -> Tensor:
-    """Return which of the keys each of the last rows sees: [rows, keys] bool."""
-    keys = torch.arange(num_keys, device=device)
-    rows = keys[num_keys - num_rows :, None]
-    visible = keys <= rows
-    return visible if window is None else visible & (rows - keys < window)

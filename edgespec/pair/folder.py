@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PretrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+)
 
 from edgespec.draft.head_network import FORMAT, HEAD_KEY, OWN_MODULES, HeadFacts, attach_head_parts
 from edgespec.errors import EdgespecError, offload_errors
-from edgespec.model.causal_model import check_can_roll_back
+from edgespec.model.supported import check_supported
 from offload.architecture import architecture_checkpoint
 from offload.checkpoint import Checkpoint, read_checkpoint
 from offload.formats.stated import check_readable, format_stated, quantises_activations, stated_packing
@@ -117,7 +121,7 @@ def open_architecture(folder: Path) -> ModelFolder:
                 "its weights are.",
                 "Give the folder with its weights, or the original's config.json with `quant`.",
             )
-        check_can_roll_back(config.get_text_config(decoder=True))
+        check_supported(config)
         with offload_errors():
             return _model_folder(folder, architecture_checkpoint(config, folder))
     return open_model(folder)
@@ -130,7 +134,7 @@ def open_draft_architecture(folder: Path, target: ModelFolder) -> ModelFolder:
 
 def _model_folder(folder: Path, checkpoint: Checkpoint) -> ModelFolder:
     config = _read_config(folder)
-    check_can_roll_back(config.get_text_config(decoder=True))
+    check_supported(config)
     check_readable(stated_packing(config), folder)
     return ModelFolder(
         folder=folder,
@@ -160,13 +164,17 @@ def _read_config(folder: Path) -> PretrainedConfig:
         raise EdgespecError("E_CONFIG_MISSING", f"'{folder}' has no config.json.", "Download the whole model folder.")
     fields = read_json(folder / "config.json")
     model_type = fields.get("model_type")
-    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        raise EdgespecError(
-            "E_UNSUPPORTED_ARCHITECTURE",
-            f"'{folder}' has model type '{model_type}', which the installed transformers does not know "
-            "as a causal language model.",
-            "Use a decoder-only model such as Llama, Qwen, Mistral, Gemma, Phi-3 or GPT-NeoX, or update transformers.",
-        )
+    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES | MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
+        what = f"'{folder}' has model type '{model_type}', which "
+        fix = "Use a decoder-only model such as Llama, Qwen, Mistral, Gemma, Phi-3 or GPT-NeoX"
+        if model_type in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
+            what += "is an encoder with a decoder: it reads the whole prompt before the first token."
+        elif model_type in CONFIG_MAPPING:
+            what += "transformers knows, and not as a language model."
+        else:
+            what += "the installed transformers does not know."
+            fix += ", or update transformers"
+        raise EdgespecError("E_UNSUPPORTED_ARCHITECTURE", what, f"{fix}.")
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds for a field that is wrong

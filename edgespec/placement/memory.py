@@ -12,8 +12,10 @@ from transformers import PretrainedConfig
 
 from edgespec.draft.distributions import rows_made_at_once
 from edgespec.model.causal_model import CHUNK_ROWS
+from edgespec.model.layer_attention import key_sources
 from edgespec.model.new_rows import ALL_PROMPT_ROWS
 from edgespec.model.row_chunks import rows_at_once
+from edgespec.model.supported import understanding
 from edgespec.model.text_cache import rows_held
 from edgespec.placement.run_place import RunPlace
 from edgespec.tree.settings import TreeSettings
@@ -38,31 +40,43 @@ def resident_bytes(record: LayerRecord, *, device: torch.device) -> int:
 
 
 def cache_bytes(config: PretrainedConfig, *, rows: int, dtype: torch.dtype) -> int:
-    """Return the bytes of the keys and values of `rows` rows in all layers."""
-    heads = _num_kv_heads(config)
-    key_dim, value_dim = _head_dims(config)
-    return int(config.num_hidden_layers * heads * (key_dim + value_dim) * rows * dtype.itemsize)
+    """Return the bytes of the keys and values of `rows` rows in all layers that have some of their own."""
+    with understanding(config):
+        own = [layer for layer, source in enumerate(key_sources(config)) if source == layer]
+        # of a row
+        numbers = sum(_num_kv_heads(config, layer) * sum(_head_dims(config.per_layer_config[layer])) for layer in own)
+    return numbers * rows * dtype.itemsize
 
 
-def _num_kv_heads(config: PretrainedConfig) -> int:
-    """Return how many heads' keys and values are kept; latent attention keeps one row for all heads."""
+def _num_kv_heads(whole: PretrainedConfig, layer: int) -> int:
+    """Return how many heads' keys and values a layer keeps; latent attention keeps one row for all heads."""
+    config = whole.per_layer_config[layer]
     if getattr(config, "kv_lora_rank", None):
         return 1
     if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
         return 1  # the older Falcon models
-    return int(
+    heads = int(
         getattr(config, "num_key_value_heads", None)
         or getattr(config, "num_kv_heads", None)
         or config.num_attention_heads
     )
+    if config.model_type == "jetmoe":
+        return heads * int(config.num_experts_per_tok)  # repeated for each expert of attention
+    if config.model_type == "mimo_v2_flash" and config.layer_types[layer] == "sliding_attention":
+        return 2 * heads
+    return heads
 
 
 def _head_dims(config: PretrainedConfig) -> tuple[int, int]:
-    """Return the width of a head's keys and of its values."""
+    """Return the width of a head's keys and of its values in a layer."""
     if getattr(config, "kv_lora_rank", None):
         return config.qk_rope_head_dim, config.kv_lora_rank
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return head_dim, head_dim
+    head_dim = (
+        getattr(config, "head_dim", None)
+        or getattr(config, "kv_channels", None)
+        or config.hidden_size // config.num_attention_heads
+    )
+    return head_dim, getattr(config, "v_head_dim", None) or head_dim
 
 
 def cache_rows(context_tokens: int, tree: TreeSettings) -> tuple[int, int]:
@@ -132,17 +146,28 @@ class _PassSizes:
 
 
 def _pass_sizes(config: PretrainedConfig, dtype: torch.dtype) -> _PassSizes:
-    inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    with understanding(config):
+        inner = max(_inner_size(of, layer) for layer, of in enumerate(config.per_layer_config))
+        heads = max(of.num_attention_heads for of in config.per_layer_config)
+        groups = max(
+            of.num_attention_heads // _num_kv_heads(config, layer) for layer, of in enumerate(config.per_layer_config)
+        )
     has_scores = getattr(config, "attn_logit_softcapping", None) or config.model_type == "gpt_oss"
-    groups = config.num_attention_heads // _num_kv_heads(config)
     return _PassSizes(
         # Norms compute in float32, the rest in the layers' own dtype.
         row_bytes=(3 * inner + 6 * config.hidden_size) * dtype.itemsize + 2 * config.hidden_size * FLOAT32_BYTES,
         mask_bytes=2 * dtype.itemsize + 3,  # with a window and without
         # The mask is repeated for the heads of a group; capped scores exist for all heads.
-        pair_bytes=groups * dtype.itemsize
-        + (config.num_attention_heads * (2 * dtype.itemsize + FLOAT32_BYTES) if has_scores else 0),
+        pair_bytes=groups * dtype.itemsize + (heads * (2 * dtype.itemsize + FLOAT32_BYTES) if has_scores else 0),
     )
+
+
+def _inner_size(config: PretrainedConfig, layer: int) -> int:
+    """Return the width inside a layer's network; some families state it for each layer."""
+    inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    inner = inner[layer] if isinstance(inner, list | tuple) else inner
+    is_wide = getattr(config, "use_double_wide_mlp", False)  # Gemma 4's layers that share keys
+    return int(2 * inner if is_wide else inner)
 
 
 def device_uses(

@@ -22,6 +22,7 @@ from offload.quantized_cache import load_or_quantize
 from offload.skeleton import Skeleton
 
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")  # what families call it
+CHOSEN_COUNTS = ("num_experts_per_tok", "top_k_experts")
 
 Announce = Callable[[Path, int, int], None]  # folder, bytes that will be written there, bytes free
 Progress = Callable[[int, int], None]  # layers done, layers in all
@@ -65,6 +66,17 @@ class Weights:
         )
         return float(head_bytes + layers_bytes)
 
+    @property
+    def unread_note(self) -> str | None:
+        """Return in words what of the model is left out; None where all of it is a language model."""
+        unread = self.skeleton.num_unread
+        if not unread:
+            return None
+        return (
+            f"the text part of {self.model.config.model_type}: {unread / 1e9:.3g} B weights for images or sounds "
+            "are not read"
+        )
+
     def loadable(self, device: torch.device, *, announce: Announce | None, progress: Progress | None) -> Skeleton:
         """Return the skeleton of files that exist: the folder's, or quantised ones, which are made now if need be."""
         if self.quant is None:
@@ -84,7 +96,8 @@ class Weights:
 def chosen_experts(config: PretrainedConfig) -> tuple[int | None, float]:
     """Return how many experts a layer has, None where it has none, and the share of them that a token meets."""
     num_experts = next((int(count) for key in EXPERT_COUNTS if (count := getattr(config, key, None))), None)
-    return num_experts, (getattr(config, "num_experts_per_tok", None) or 1) / num_experts if num_experts else 1.0
+    chosen = next((int(count) for key in CHOSEN_COUNTS if (count := getattr(config, key, None))), 1)
+    return num_experts, chosen / num_experts if num_experts else 1.0
 
 
 def note_of_costs(target: Weights, draft: Weights | None) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from edgespec.errors import EdgespecError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+PROBE = "edgespec-probe"
 Role = Literal["system", "user", "assistant"]
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]  # a text, token ids, or messages
 
@@ -46,9 +47,19 @@ def template_ids(
             "the model's tokenizer has no chat template.",
             "Give the prompt as text, or use `raw=True`.",
         )
+    said: list[dict[str, Any]] = [
+        {name: text_of(value) if name == "content" else value for name, value in message.items()}
+        for message in messages
+    ]
     try:
+        if reads_parts(tokenizer):
+            said = [
+                {**message, "content": [{"type": "text", "text": message["content"]}]}
+                for message in said
+                if message.get("content")
+            ]
         ids: Any = tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
+            said,
             add_generation_prompt=True,
             tokenize=True,
             return_dict=False,
@@ -59,6 +70,37 @@ def template_ids(
             "E_CHAT_TEMPLATE", f"the model's chat template fails ({error}).", "Use `raw=True`."
         ) from error
     return list(ids)
+
+
+def text_of(content: object, where: str = "a message") -> object:
+    """Return a message's content as it is, and one in parts as one text, a part a line.
+
+    Raises EdgespecError for parts that are images, sounds or anything else: only the text part of a model is run.
+    """
+    if not isinstance(content, list):
+        return content
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get("text") if isinstance(part, dict) and kind == "text" else None
+        if not isinstance(text, str):
+            named = f"of type '{kind}'" if isinstance(kind, str) else "without a type"
+            raise EdgespecError(
+                "E_PROMPT_INVALID",
+                f"{where} has a part {named}, and only text is read.",
+                "Keep the parts of type text.",
+            )
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def reads_parts(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether the chat template wants a message's content as parts, and would lose a plain text."""
+    message = {"role": "user", "content": PROBE}
+    try:
+        return PROBE not in tokenizer.apply_chat_template([message], tokenize=False)
+    except Exception:  # a template is a program of the model's: one that fails says why when it is used
+        return False
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:

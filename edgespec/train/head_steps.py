@@ -14,7 +14,9 @@ from torch import Tensor
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
 from edgespec.model.family_logits import decoder_of
+from edgespec.model.layer_attention import layer_reaches
 from edgespec.model.new_rows import additive
+from edgespec.model.reach import Reach
 from edgespec.train.feature_files import FeatureBatch
 
 
@@ -28,7 +30,7 @@ def head_steps(
     """
     num_rows = batch.ids.shape[1]
     device = batch.ids.device
-    window = _window(model.config.get_text_config(decoder=True))
+    reach = _reach(model.config.get_text_config(decoder=True))
     decoder = decoder_of(model)
     embedded = model.get_input_embeddings()(batch.ids)  # [B, S, h]
     positions = torch.arange(num_rows, device=device)
@@ -38,8 +40,8 @@ def head_steps(
     for step in range(1, num_steps + 1):
         previous = torch.nn.functional.pad(before[:, :-1], (0, 0, 1, 0))  # zeros before the first row
         visible = visible_rows(step, num_rows, device=device)
-        if window is not None:
-            visible &= positions[:, None] - positions.repeat(step) < window
+        if reach.size is not None:
+            visible &= reach.sees(positions[:, None], positions.repeat(step))
         mask = additive(visible, mask_dtype)[None, None]
         output = decoder(
             inputs_embeds=model.fuse(embedded, previous),  # type: ignore[operator]
@@ -53,11 +55,11 @@ def head_steps(
     return features
 
 
-def _window(config: PretrainedConfig) -> int | None:
-    """Return the window of a head's only layer."""
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
-    window: int | None = getattr(config, "sliding_window", None)
-    return window if kinds[0] == "sliding_attention" else None
+def _reach(config: PretrainedConfig) -> Reach:
+    """Return how far a head's only layer sees; families without kinds of layers have one window for all."""
+    if getattr(config, "layer_types", None):
+        return layer_reaches(config)[0]
+    return Reach(getattr(config, "sliding_window", None))
 
 
 def visible_rows(step: int, num_rows: int, *, device: torch.device) -> Tensor:

@@ -97,7 +97,10 @@ def command(
     Exit code 5, with the same table, when the pair does not fit.
     """
     import_engine()
+    import torch
+
     from edgespec.estimate.speed import PairOnHardware, memory_there, open_hardware
+    from edgespec.model.self_check import check_tree_reading
     from edgespec.pair.folder import open_architecture, open_draft_architecture
     from edgespec.pair.pair import DEMO_FOLDER, check_vocabularies
     from edgespec.placement.place import pair_weights, place_weights, read_memory
@@ -134,6 +137,9 @@ def command(
             refuse_measuring(str(place.device))
         refuse_without_hardware(tree, temperature)
     weights = pair_weights(target_model, draft, place)
+    for model in (weights.target, weights.draft):
+        if model is not None:  # what would be refused when it is loaded
+            check_tree_reading(model.skeleton.model.config, device=torch.device("cpu"))
     if card is None:
         memory = read_memory(place.limits, place.device)
         plan = place_weights(weights, tree, place, memory)
@@ -193,7 +199,8 @@ def _model_line(role: str, weights: Weights) -> str:
     billions = weights.num_parameters / 1e9
     size = f"{model.checkpoint.num_bytes / GIB:.3f} GiB in its files" if _has_files(weights) else "no weights there"
     quant = f", layers as {weights.formats}" if weights.formats else ""
-    return f"{role}: {model.folder} ({model.config.model_type}, {billions:.3g} B parameters, {size}{quant})"
+    left_out = f"; {weights.unread_note}" if weights.unread_note else ""
+    return f"{role}: {model.folder} ({model.config.model_type}, {billions:.3g} B parameters, {size}{quant}{left_out})"
 
 
 def _has_files(weights: Weights) -> bool:
@@ -207,6 +214,7 @@ def _facts(plan: PlacedWeights) -> dict[str, Any]:
         "draft": str(plan.draft.model.folder) if plan.draft else None,
         "target_parameters": plan.target.num_parameters,
         "draft_parameters": plan.draft.num_parameters if plan.draft else None,
+        "unread_parameters": plan.target.skeleton.num_unread,
         "quant": plan.target.formats or "none",
         "layers": placement.num_layers,
         "resident_layers": placement.num_resident,

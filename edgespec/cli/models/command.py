@@ -92,7 +92,7 @@ def _cells(model: LocalModel) -> tuple[str, ...]:
     weights = SHORT_DTYPES.get(model.dtype or "", model.dtype or "-")
     return (
         visible(spelled(model.name)),
-        (model.model_type or "-") + (" head" if model.head_of else ""),
+        (model.model_type or "-") + (" head" if model.head_of else " text part" if model.num_unread else ""),
         _count(model.num_parameters),
         f"{model.num_bytes / GIB:.1f} GiB" if model.num_bytes >= GIB else f"{model.num_bytes / (1 << 20):.1f} MiB",
         model.quant or weights,
@@ -123,6 +123,7 @@ def _facts(model: LocalModel, models: Sequence[LocalModel]) -> dict[str, Any]:
         "folder": str(model.folder),
         "type": model.model_type,
         "parameters": model.num_parameters,
+        "unread_parameters": model.num_unread,
         "bytes": model.num_bytes,
         "dtype": model.dtype,
         "quant": model.quant,

@@ -15,6 +15,7 @@ from typing import Any
 
 from edgespec.cli.prompts.row_settings import IGNORED_KEYS, SETTING_KEYS, RowSettings, parse_settings
 from edgespec.errors import EdgespecError
+from edgespec.text.chat_template import text_of
 
 MessageFields = Mapping[str, Any]  # role, content, and what else the template may read
 
@@ -168,12 +169,7 @@ def _parse_message(message: object, where: str) -> MessageFields:
         raise _invalid(f'{where} has no "role".', _MESSAGE_FIX)
     content = message.get("content")
     if isinstance(content, list):
-        parts = [
-            part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content
-        ]
-        if not all(isinstance(part, str) for part in parts):
-            raise _invalid(f"{where} has parts that are not text.", "Keep the parts of type text.")
-        content = "\n".join(str(part) for part in parts)
+        content = text_of(content, where)
     if content is None and message["role"] == "assistant":
         content = ""  # a call of a tool
     if not isinstance(content, str):

@@ -14,7 +14,7 @@ from edgespec.cli import run
 from edgespec.config import parse_size
 from edgespec.pair.pair import open_pair
 from offload.pages import MappedFile
-from tests.conftest import GROUPED, make_tokenizer
+from tests.conftest import FAMILIES, GROUPED, make_tokenizer
 
 CARD = ["--device", "cuda", "--max-gpu-mem", "2GiB", "--max-cpu-mem", "1GiB"]
 
@@ -136,6 +136,35 @@ def test_configs_alone_tell_vocabularies_that_cannot_match(capsys: pytest.Captur
         "the draft's token ids differ from the target's: its config.json has 32000 of them, and that 151936." in error
     )
     assert "Try: Use a draft of the same model family, or --policy none without a draft." in error
+
+
+def test_the_text_part_is_planned_from_a_bare_config(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for family in ("gemma3", "gemma3-images"):
+        FAMILIES[family]().save_pretrained(tmp_path / family)
+    text, seeing = (estimate(capsys, str(tmp_path / family)) for family in ("gemma3", "gemma3-images"))
+    assert seeing["unread_parameters"]
+    same = ("device_bytes", "target_parameters", "pass_bytes")
+    assert {key: seeing[key] for key in same} == {key: text[key] for key in same}
+    assert run(["estimate", str(tmp_path / "gemma3-images")]) == 0
+    assert "the text part of gemma3: " in capsys.readouterr().out
+
+
+def test_what_would_be_refused_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    reasons = {
+        "mpt": "biases",
+        "qwen3_next": "keep a state",
+        "t5": "encoder with a decoder",
+        "vit": "knows, and not as",
+    }
+    for model_type, reason in reasons.items():
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+        assert run(["estimate", str(tmp_path)]) == 2
+        err = capsys.readouterr().err
+        assert reason in err
+        assert "update transformers" not in err
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama9"}))
+    assert run(["estimate", str(tmp_path)]) == 2
+    assert "update transformers" in capsys.readouterr().err
 
 
 def test_mistakes_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import MptConfig
+from transformers import MambaConfig, MptConfig
 
 from tests.cli.conftest import RunCli
 from tests.conftest import FAMILIES, make_model, make_tokenizer, save_folder
@@ -79,6 +79,26 @@ def test_what_cannot_run_is_listed_with_the_reason(
     }
     assert found["acme/Cut-7B"]["type"] == "llama"
     assert all(model["drafts"] == [] for model in found.values())
+
+
+def test_a_config_alone_says_what_would_be_refused(cache: Cache, run_cli: RunCli, tmp_path: Path) -> None:
+    """The family's own reason comes before the weights, which are not there."""
+    for name, config in {"mamba": MambaConfig(), "mpt": MptConfig(), "llama": FAMILIES["llama"]()}.items():
+        config.save_pretrained(tmp_path / name)
+    found = listed(run_cli, str(tmp_path))
+    codes = {Path(name).name: model["problem"]["code"] for name, model in found.items()}
+    assert codes == {"llama": "E_NO_SAFETENSORS", "mamba": "E_UNSUPPORTED_ARCHITECTURE", "mpt": "E_SELF_CHECK"}
+    assert found[str(tmp_path / "llama")]["parameters"] > 0
+
+
+def test_a_model_that_also_sees_is_listed_as_its_text_part(cache: Cache, run_cli: RunCli, tmp_path: Path) -> None:
+    save_folder(tmp_path / "seeing", make_model(FAMILIES["gemma3-images"]()))
+    save_folder(tmp_path / "text", make_model(FAMILIES["gemma3"]()))
+    found = {Path(name).name: model for name, model in listed(run_cli, str(tmp_path)).items()}
+    assert found["seeing"]["problem"] is None
+    assert found["seeing"]["parameters"] == found["text"]["parameters"]
+    assert found["seeing"]["unread_parameters"] > found["text"]["unread_parameters"] == 0
+    assert "gemma3 text part" in run_cli([str(tmp_path)], command="models").out
 
 
 def test_a_model_at_a_revision_alone_is_named_with_it(

@@ -4,17 +4,25 @@ The reference is the same transformers model run on each root-to-node path witho
 """
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, Qwen3NextConfig
+from transformers import (
+    DiffLlamaConfig,
+    Dots3NoteTextConfig,
+    Gemma3nTextConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen3VLConfig,
+)
 
-from edgespec.errors import EdgespecError
-from edgespec.model.causal_model import CausalModel, check_can_roll_back
+from edgespec.model.causal_model import CausalModel
 from edgespec.model.target import Target
 from edgespec.tree.token_tree import TokenTree
-from tests.conftest import EAGER_ONLY, FAMILIES, SMALL, VOCAB, WINDOW, make_model
+from tests.conftest import EAGER_ONLY, FAMILIES, GROUPED, MIXED, SMALL, VOCAB, WINDOW, make_model
 
 CPU = torch.device("cpu")
 
@@ -48,13 +56,43 @@ def path_logits(model: PreTrainedModel, text: list[int], tree: TokenTree) -> Ten
     return torch.stack(rows)
 
 
+LATENT: dict[str, Any] = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+                          "v_head_dim": 8}  # fmt: skip
+# Of which each has something that no other family has
+UNUSUAL: dict[str, Callable[[], PretrainedConfig]] = {
+    # hidden states that come several times over, and a number for each layer where others have one for all
+    "gemma3n": lambda: Gemma3nTextConfig(
+        **{**GROUPED, "num_hidden_layers": 4, "intermediate_size": [64] * 4}, head_dim=8, sliding_window=WINDOW,
+        layer_types=MIXED[:2] * 2, num_kv_shared_layers=2, activation_sparsity_pattern=[0.5, 0.0, 0.0, 0.0],
+        vocab_size_per_layer_input=VOCAB, hidden_size_per_layer_input=8, laurel_rank=8,
+    ),
+    # latents of two sizes, and a window in some layers
+    "dots3": lambda: Dots3NoteTextConfig(
+        **SMALL, **LATENT, num_key_value_heads=4, moe_intermediate_size=16, n_routed_experts=4, num_experts_per_tok=2,
+        shared_experts_intermediate_size=16, use_dsa=False, layer_types=MIXED, sliding_window=WINDOW, head_dim=16,
+        swa_num_attention_heads=2, swa_num_key_value_heads=2, swa_q_lora_rank=16, swa_kv_lora_rank=24,
+        swa_head_dim=16, swa_qk_nope_head_dim=8, swa_v_head_dim=8,
+    ),
+    # attention that is asked for twice a layer
+    "diffllama": lambda: DiffLlamaConfig(**GROUPED),
+    # positions that images would have three numbers of
+    "qwen3-vl": lambda: Qwen3VLConfig(
+        text_config={**GROUPED, "head_dim": 8, "rope_parameters": {"mrope_section": [2, 1, 1], "rope_theta": 1e4}},
+        vision_config={"depth": 2, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "patch_size": 8,
+                       "out_hidden_size": 32, "num_position_embeddings": 16, "deepstack_visual_indexes": [1]},
+    ),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("chunk_rows", [512, 7])
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "attention"),
+    [*((family, kind) for family in FAMILIES for kind in ("sdpa", "eager")), *((family, "sdpa") for family in UNUSUAL)],
+)
 def test_tree_logits_are_path_logits_over_rounds_of_commits(family: str, attention: str, chunk_rows: int) -> None:
     if attention == "sdpa" and family in EAGER_ONLY:
         pytest.skip("transformers refuses sdpa for soft-capped scores")
-    config = FAMILIES[family]()
+    config = {**FAMILIES, **UNUSUAL}[family]()
     config._attn_implementation = attention
     model = make_model(config)
     plain = copy.deepcopy(model)
@@ -75,17 +113,27 @@ def test_tree_logits_are_path_logits_over_rounds_of_commits(family: str, attenti
         root = int(torch.randint(VOCAB - 1, (1,), generator=generator))
 
 
-def test_an_abandoned_pass_leaves_no_trace() -> None:
+@pytest.mark.parametrize("family", ["llama", "gemma4-shared", "llama4", *UNUSUAL])
+def test_a_pass_that_is_cut_and_made_again_leaves_no_trace(family: str) -> None:
     """Rows of a pass that was never committed, in all layers or in some, are forgotten by the next one."""
-    model = make_model(FAMILIES["llama"]())
+    model = make_model({**FAMILIES, **UNUSUAL}[family]())
     plain = copy.deepcopy(model)
-    target = Target(CausalModel(model, device=CPU))
+    causal = CausalModel(model, device=CPU, chunk_rows=5)
+    target = Target(causal)
     generator = torch.Generator().manual_seed(1)
     text = list(range(20))
     target.prefill(torch.tensor(text))
     tree = random_tree(3, generator, nodes=9)
-    target.look(tree)
-    target.cache.layers[1].length += 5
+    target.look(random_tree(3, generator, nodes=9))
+
+    def cut(share: float) -> None:
+        if share > 0.5:
+            raise KeyboardInterrupt
+
+    causal.watch = cut
+    with pytest.raises(KeyboardInterrupt):
+        target.look(random_tree(3, generator, nodes=9))
+    causal.watch = None
     torch.testing.assert_close(target.logits(target.look(tree)), path_logits(plain, text, tree), rtol=1e-4, atol=2e-5)
 
 
@@ -96,9 +144,3 @@ def test_a_missing_window_would_be_noticed() -> None:
     ids = torch.arange(WINDOW + 9)[None]
     difference = make_model(windowed)(input_ids=ids).logits[0, -1] - make_model(plain)(input_ids=ids).logits[0, -1]
     assert difference.abs().max() > 1e-2
-
-
-def test_layers_that_cannot_roll_back_are_refused_by_name() -> None:
-    config = Qwen3NextConfig(**{**SMALL, "num_hidden_layers": 4})
-    with pytest.raises(EdgespecError, match="linear_attention"):
-        check_can_roll_back(config)

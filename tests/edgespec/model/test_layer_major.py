@@ -13,6 +13,7 @@ from edgespec.model.new_rows import chunks_of, next_rows
 from edgespec.model.text_cache import TextCache
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from offload.stream import LayerStream
+from offload.text_part import decoder_layers
 from tests.conftest import EAGER_ONLY, FAMILIES, GROUPED, VOCAB, make_model
 
 CPU = torch.device("cpu")
@@ -45,9 +46,8 @@ def test_a_layer_sees_no_more_rows_than_a_chunk_has(family: str) -> None:
     plain = copy.deepcopy(model)
     causal = CausalModel(model, device=CPU, chunk_rows=16)
     rows: list[int] = []
-    module = next(
-        layer for name, layer in model.named_modules() if name.endswith(("layers.0.mlp", "h.0.mlp", "layers.0.fc1"))
-    )
+    layer = decoder_layers(model)[1][0]
+    module = next(part for name, part in layer.named_children() if name in {"mlp", "fc1", "feed_forward"})
     module.register_forward_pre_hook(lambda _module, arguments: rows.append(arguments[0].shape[-2]))
     ids = torch.arange(41) % (VOCAB - 1)
     text = causal.new_text()

@@ -9,10 +9,12 @@ from torch import Tensor
 from transformers import BloomConfig, FalconConfig, GPTNeoConfig, LlamaConfig, MptConfig, PretrainedConfig
 
 from edgespec.errors import EdgespecError
-from edgespec.model import layer_major
+from edgespec.model import attention, layer_major
+from edgespec.model.layer_attention import QueryGrowth
 from edgespec.model.new_rows import Span
+from edgespec.model.reach import WHOLE, Reach, causal_mask
 from edgespec.model.self_check import _failure, check_tree_reading, narrow_copy
-from edgespec.model.text_cache import LayerCache, causal_mask
+from edgespec.model.text_cache import LayerCache
 from tests.conftest import EAGER_ONLY, FAMILIES, GROUPED
 from tests.edgespec.placement.test_place import small_deepseek
 
@@ -61,12 +63,12 @@ def test_families_that_do_not_are_refused_by_name(family: str) -> None:
     assert config.model_type in caught.value.what
 
 
-def no_window(self: Span, num_keys: int, _window: int | None) -> Tensor:
-    return visible_of(self, num_keys, None)
+def no_window(self: Span, num_keys: int, _reach: Reach) -> Tensor:
+    return visible_of(self, num_keys, WHOLE)
 
 
-def as_if_it_were_text(self: Span, num_keys: int, window: int | None) -> Tensor:
-    return causal_mask(self.count, num_keys, device=CPU, window=window)
+def as_if_it_were_text(self: Span, num_keys: int, reach: Reach) -> Tensor:
+    return causal_mask(self.count, num_keys, device=CPU, reach=reach)
 
 
 def forgotten_rows(self: LayerCache, committed: int, rows: Tensor) -> None:
@@ -77,7 +79,24 @@ def rows_of_the_first_text(spans: Sequence[Span]) -> Any:
     return attending_to([Span(spans[0].rows, span.first, span.end) for span in spans])
 
 
+def borders_off_by_one(self: Reach, rows: Tensor, keys: Tensor) -> Tensor:
+    return sees(self, rows + 1, keys + 1) if self.in_chunks else sees(self, rows, keys)
+
+
+def of_the_layer_before(config: PretrainedConfig) -> list[Any]:
+    return [*reaches(config)[-1:], *reaches(config)[:-1]]
+
+
+def rows_of_later_chunks_too(self: LayerCache, _count: int) -> tuple[Tensor, Tensor]:
+    return rows_of(self, self.length)
+
+
+def by_slots(self: QueryGrowth, positions: Tensor) -> Tensor:
+    return growth(self, torch.arange(positions.shape[0]))
+
+
 visible_of, attending_to = Span._visible, layer_major.attending
+sees, growth, reaches, rows_of = Reach.sees, QueryGrowth.of, attention.layer_reaches, LayerCache.rows
 
 
 @pytest.mark.parametrize(
@@ -88,22 +107,26 @@ visible_of, attending_to = Span._visible, layer_major.attending
         ("llama", Span, "_visible", as_if_it_were_text),
         ("llama", LayerCache, "keep", forgotten_rows),
         ("llama", layer_major, "attending", rows_of_the_first_text),
+        ("llama4", Reach, "sees", borders_off_by_one),
+        ("llama4", attention, "layer_reaches", of_the_layer_before),
+        ("llama4", QueryGrowth, "of", by_slots),
+        ("gemma4-shared", LayerCache, "rows", rows_of_later_chunks_too),
     ],
-    ids=["window-by-kind", "window", "siblings", "rollback", "another-text"],
+    ids=["window-by-kind", "window", "siblings", "rollback", "another-text", "chunk", "layer", "growth", "shared"],
 )
 def test_a_wrong_reading_of_our_own_would_be_noticed(
     family: str, place: Any, name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(place, name, wrong)
-    with pytest.raises(EdgespecError, match="are off by"):
+    with pytest.raises(EdgespecError, match=r"are off by|The size of tensor"):
         check_tree_reading(FAMILIES[family](), device=CPU)
 
 
 def test_the_copy_is_narrow_and_keeps_one_layer_of_each_kind() -> None:
     config = LlamaConfig(num_hidden_layers=80, hidden_size=8192, num_attention_heads=64, num_key_value_heads=8)
     small = narrow_copy(config)
-    assert (small.num_hidden_layers, small.hidden_size, small.head_dim) == (2, 256, 128)
-    assert (small.num_attention_heads, small.num_key_value_heads) == (2, 1)
+    assert (small.num_hidden_layers, small.hidden_size, small.head_dim) == (2, 512, 128)
+    assert (small.num_attention_heads, small.num_key_value_heads) == (4, 2)
     mixed = narrow_copy(FAMILIES["gemma3"]())
     assert mixed.layer_types == ["sliding_attention", "full_attention"]
     assert config.num_hidden_layers == 80

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from edgespec.model.text_cache import STEP_ROWS, TextCache, causal_mask, shared_length
+from edgespec.model.text_cache import STEP_ROWS, TextCache, shared_length
 
 
 def rows(start: int, count: int) -> torch.Tensor:
@@ -144,12 +144,3 @@ def test_memory_of_a_long_text_grows_by_a_share_of_it() -> None:
     assert layer.capacity == 4096
     layer.append(rows(4096, 1), rows(4096, 1))
     assert layer.capacity == 4096 + 256
-
-
-@pytest.mark.parametrize("window", [None, 1, 3])
-def test_rows_of_a_text_see_what_comes_before_them(window: int | None) -> None:
-    mask = causal_mask(4, 9, device=torch.device("cpu"), window=window)
-    for row in range(4):
-        position = 5 + row
-        first = 0 if window is None else max(0, position - window + 1)
-        assert mask[row].nonzero().flatten().tolist() == list(range(first, position + 1))

@@ -127,7 +127,9 @@ def test_rows_of_keys_and_values_are_those_that_a_cache_keeps() -> None:
         causal = CausalModel(make_model(config), device=CPU)
         text = causal.new_text()
         causal.read_text(text, torch.arange(5))
-        assert cache_bytes(config, rows=text.layers[0].capacity, dtype=torch.float32) == text.num_bytes > 0, family
+        assert cache_bytes(causal.config, rows=text.layers[0].capacity, dtype=torch.float32) == text.num_bytes > 0, (
+            family
+        )
 
 
 def test_a_mask_counts_for_every_head_of_a_group() -> None:

@@ -68,6 +68,15 @@ def test_prompts_are_texts_ids_or_messages() -> None:
         prompt_ids(tokenizer, [{"role": "user", "content": "x"}])
     tokenizer.chat_template = "{% for message in messages %}{{ message.content }}|{% endfor %}"
     assert prompt_ids(tokenizer, [{"role": "user", "content": "x"}]) == tokenizer.encode("x|")
+    parts = [{"type": "text", "text": "x"}, {"type": "text", "text": "y"}]
+    assert prompt_ids(tokenizer, [{"role": "user", "content": parts}]) == tokenizer.encode("x\ny|")  # type: ignore[list-item]
+    with pytest.raises(EdgespecError, match="a part of type 'image_url', and only text is read"):
+        prompt_ids(tokenizer, [{"role": "user", "content": [{"type": "image_url"}]}])  # type: ignore[list-item]
+    tokenizer.chat_template = (
+        "{% for message in messages %}{% for part in message.content %}{% if part.type == 'text' %}{{ part.text }}|"
+        "{% endif %}{% endfor %}{% endfor %}"
+    )  # as models that see have it: it would say nothing of a plain text
+    assert prompt_ids(tokenizer, [{"role": "user", "content": "x"}]) == tokenizer.encode("x|")
     tokenizer.chat_template = "{{ raise_exception('no') }}"
     with pytest.raises(EdgespecError, match="template fails"):
         prompt_ids(tokenizer, [{"role": "user", "content": "x"}])

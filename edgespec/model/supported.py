@@ -1,0 +1,90 @@
+"""What of a model can be read with token trees, as far as its configuration says it; the self-check tries the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from transformers import PretrainedConfig
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+)
+
+from edgespec.errors import EdgespecError
+
+READ_KINDS = {"full_attention", "sliding_attention", "chunked_attention", "mlp", "moe"}
+_STATE = "keep a state of all that was read, which cannot be rolled back to a node of a tree"
+_INDEX = "choose the keys that they read by an index of their own, which is not kept for a tree's rows"
+_COMPRESSED = "read keys that several rows were compressed into, which a tree's rows would have to be taken out of"
+_UNREAD_KINDS = {
+    "linear_attention": _STATE,
+    "conv": _STATE,
+    "hybrid": _STATE,
+    "hybrid_sliding": _STATE,
+    "indexed_attention": _INDEX,
+    "minimax_m3_sparse": _INDEX,
+    "compressed_sparse_attention": _COMPRESSED,
+    "heavily_compressed_attention": _COMPRESSED,
+    "reference_sliding_attention": "count the generated tokens' places in a ring, whatever their positions",
+}
+# What no field of a configuration shows
+_BY_TYPE = {
+    "blt": "reads bytes in patches of unequal length, with a model for patches between two for bytes",
+    "gemma4_assistant": "reads its target's keys and values, and is no model by itself",
+    "gemma4_unified_assistant": "reads its target's keys and values, and is no model by itself",
+    "inkling2_text": "has convolutions inside its attention, whose state cannot be rolled back to a node of a tree",
+    "inkling_text": "has convolutions inside its attention, whose state cannot be rolled back to a node of a tree",
+    "minimax": "keeps the state of its linear attention in a cache of its own, which cannot be rolled back",
+    "recurrent_gemma": "keeps a state in its modules, which cannot be rolled back to a node of a tree",
+    "zaya": "has convolutions inside its attention, whose state cannot be rolled back to a node of a tree",
+}
+_FIX = "Use a model with full, sliding-window or chunked attention in every layer."
+
+
+def check_supported(config: PretrainedConfig) -> None:
+    """Raise EdgespecError for a model whose text part is no decoder that reads positions, with the reason."""
+    with understanding(config):
+        reason = _reason_of_the_whole(config) or _reason(config.get_text_config(decoder=True))
+    if reason is not None:
+        raise EdgespecError("E_UNSUPPORTED_ARCHITECTURE", f"model type '{config.model_type}' {reason}.", _FIX)
+
+
+@contextmanager
+def understanding(config: PretrainedConfig) -> Iterator[None]:
+    """Within this block, what a configuration lacks or says in an unknown form is an EdgespecError of its family."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise EdgespecError(
+            "E_UNSUPPORTED_ARCHITECTURE",
+            f"the configuration of model type '{config.model_type}' is not understood "
+            f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}).",
+            "Use a model of another family.",
+        ) from error
+
+
+def _reason_of_the_whole(config: PretrainedConfig) -> str | None:
+    if config.model_type == "shieldgemma2":
+        return "is a classifier of images"
+    if config.is_encoder_decoder and config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return "is an encoder with a decoder: it reads the whole prompt before the first token"
+    return None
+
+
+def _reason(text: PretrainedConfig) -> str | None:
+    """Return why a text part cannot be read, in words that follow the model's name; None where nothing is known."""
+    if text.model_type in _BY_TYPE:
+        return _BY_TYPE[text.model_type]
+    kinds = sorted(set(getattr(text, "layer_types", None) or []) - READ_KINDS)
+    if kinds:
+        why = dict.fromkeys(_UNREAD_KINDS.get(kind, "are unknown here") for kind in kinds)
+        return f"has {', '.join(kinds)} layers, which {'; or '.join(why)}"
+    if not any(getattr(of, "num_attention_heads", None) for of in text.per_layer_config):
+        return "has no attention in its layers: all that they keep of a text is a state, which cannot be rolled back"
+    is_encoder = text.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not text.is_encoder_decoder
+    if is_encoder and getattr(text, "is_decoder", None) is False:
+        return "reads a text in both directions: `is_decoder` is false in its config.json"
+    if getattr(text, "use_bidirectional_attention", None) in (True, "all"):
+        return "reads a text in both directions: `use_bidirectional_attention` is set in its config.json"
+    return None

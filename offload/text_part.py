@@ -1,0 +1,83 @@
+"""The text part of a model: all of a language model, and of a model that also sees or hears, what words pass through.
+
+A tower for images stays on the meta device: its weights are not read, and need not be there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+from offload.errors import CheckpointError
+
+_FIX = "Use a decoder-only model such as Llama, Qwen, Mistral, Gemma, Phi-3 or GPT-NeoX."
+
+
+def model_from_config(config: PretrainedConfig, *, dtype: torch.dtype) -> PreTrainedModel:
+    """Return the family's whole model, which the checkpoint's names are of."""
+    is_image_text = config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    family: Any = AutoModelForImageTextToText if is_image_text else AutoModelForCausalLM
+    model: PreTrainedModel = family.from_config(config, dtype=dtype, trust_remote_code=False)
+    return model
+
+
+def is_composite(config: PretrainedConfig) -> bool:
+    """Return whether a configuration has a text part beside others."""
+    return type(config.get_text_config(decoder=True)) is not type(config)
+
+
+def decoder_layers(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
+    """Return the one ModuleList that holds the decoder layers, with its name."""
+    num_layers = model.config.get_text_config(decoder=True).num_hidden_layers
+    if num_layers < 1:
+        raise CheckpointError(
+            "E_CONFIG_INVALID", f"num_hidden_layers is {num_layers}.", "Download the model's config.json again."
+        )
+    found = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers and "." in name
+    ]
+    outermost = [item for item in found if not any(item[0].startswith(f"{other}.") for other, _ in found)]
+    if len(outermost) > 1:  # a tower may have as many
+        decoder = set(model.get_decoder().modules())
+        outermost = [item for item in outermost if item[1] in decoder]
+        depths = [name.count(".") for name, _ in outermost]
+        outermost = [item for item, depth in zip(outermost, depths, strict=True) if depth == min(depths)]
+    if len(outermost) != 1:
+        raise CheckpointError(
+            "E_UNSUPPORTED_ARCHITECTURE",
+            f"{type(model).__name__} has no single list of {num_layers} decoder layers.",
+            _FIX,
+        )
+    return outermost[0]
+
+
+def unread_names(model: PreTrainedModel) -> frozenset[str]:
+    """Return the names of the parameters and stored buffers that words do not pass through."""
+    if not is_composite(model.config):
+        return frozenset()
+    decoder = f"{decoder_layers(model)[0].rpartition('.')[0]}."
+    try:
+        found = (model.get_input_embeddings(), model.get_output_embeddings())
+    except NotImplementedError as error:
+        raise CheckpointError(
+            "E_UNSUPPORTED_ARCHITECTURE", f"{type(model).__name__} names no table of words ({error}).", _FIX
+        ) from error
+    ends = [module for module in found if module is not None]
+    own = {id(tensor) for module in ends for tensor in module.state_dict(keep_vars=True).values()}
+    names = model.state_dict(keep_vars=True)
+    return frozenset(name for name, tensor in names.items() if not name.startswith(decoder) and id(tensor) not in own)
+
+
+def drop_parameters(model: PreTrainedModel, names: frozenset[str]) -> None:
+    """Leave these parameters out of the model: its device and number format are then those of the others."""
+    for name in names:
+        path, _, attribute = name.rpartition(".")
+        module = model.get_submodule(path)
+        if attribute in module._parameters:
+            module._parameters[attribute] = None

@@ -1,0 +1,52 @@
+"""What cannot be read is refused by its name and its true reason, from the configuration alone."""
+
+from typing import Any
+
+import pytest
+from transformers import CONFIG_MAPPING, LlamaConfig, PretrainedConfig
+
+from edgespec.errors import EdgespecError
+from edgespec.model.supported import check_supported, understanding
+from tests.conftest import FAMILIES
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "qwen3_next": ({}, "linear_attention layers, which keep a state"),
+    "deepseek_v32": ({}, "indexed_attention layers, which choose the keys that they read by an index"),
+    "deepseek_v4": ({}, "read keys that several rows were compressed into"),
+    "mamba": ({}, "linear_attention layers, which keep a state"),
+    "rwkv": ({}, "has no attention in its layers"),
+    "udop": ({}, "an encoder with a decoder"),
+    "minimax": ({}, "in a cache of its own"),
+    "zaya": ({}, "convolutions inside its attention"),
+    "bert": ({}, "in both directions: `is_decoder` is false"),
+    "gemma3_text": ({"use_bidirectional_attention": True}, "in both directions"),
+    "recurrent_gemma": ({}, "keeps a state in its modules"),
+    "blt": ({}, "bytes in patches"),
+}
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_what_cannot_be_read_is_refused_with_the_reason(model_type: str) -> None:
+    fields, reason = REFUSED[model_type]
+    with pytest.raises(EdgespecError, match=reason) as caught:
+        check_supported(CONFIG_MAPPING[model_type](**fields))
+    assert caught.value.code == "E_UNSUPPORTED_ARCHITECTURE"
+    assert f"'{model_type}'" in caught.value.what
+
+
+def test_only_a_state_is_said_to_be_beyond_rolling_back() -> None:
+    for model_type in ("deepseek_v32", "deepseek_v4", "bert", "blt"):
+        with pytest.raises(EdgespecError) as caught:
+            check_supported(CONFIG_MAPPING[model_type]())
+        assert "rolled back" not in caught.value.what
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_can_be_read_is_not_refused(family: str) -> None:
+    check_supported(FAMILIES[family]())
+
+
+def test_an_attribute_that_a_family_lacks_is_named_with_the_family() -> None:
+    config: PretrainedConfig = LlamaConfig()
+    with pytest.raises(EdgespecError, match=r"'llama' is not understood .*'num_feet'"), understanding(config):
+        config.num_feet  # noqa: B018

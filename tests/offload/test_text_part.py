@@ -1,0 +1,54 @@
+"""A model that also sees is run by its text part: the weights of its tower are neither read nor wanted."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from offload.checkpoint import read_checkpoint
+from offload.errors import CheckpointError
+from offload.skeleton import build_skeleton
+from offload.text_part import decoder_layers, unread_names
+from tests.conftest import FAMILIES, make_model, save_folder
+
+
+def without(folder: Path, part: str) -> Path:
+    """The folder, whose tensors of this part are gone."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    kept = {name: tensor for name, tensor in tensors.items() if part not in name}
+    assert len(kept) < len(tensors)
+    save_file(kept, file, metadata={"format": "pt"})
+    return folder
+
+
+def test_the_layers_are_those_of_the_text_though_the_tower_has_as_many() -> None:
+    name, layers = decoder_layers(make_model(FAMILIES["gemma3-images"]()))
+    assert name == "model.language_model.layers"
+    assert len(layers) == 3
+
+
+def test_the_tower_need_not_be_there(tmp_path: Path) -> None:
+    config = FAMILIES["gemma3-images"]()
+    model = make_model(config)
+    folder = without(save_folder(tmp_path, model), "vision_tower")
+    skeleton = build_skeleton(config, read_checkpoint(folder), dtype=torch.float32)
+    read = {name for record in (*skeleton.records, skeleton.outside) for name in record.tensors}
+    assert not any("vision" in name or "projector" in name for name in read)
+    names = unread_names(model)
+    assert skeleton.num_unread == sum(tensor.numel() for name, tensor in model.state_dict().items() if name in names)
+    assert not any("language_model" in name or "lm_head" in name for name in names)
+
+
+def test_the_text_part_must_be_there(tmp_path: Path) -> None:
+    config = FAMILIES["gemma3-images"]()
+    folder = without(save_folder(tmp_path, make_model(config)), "layers.1.mlp.up_proj")
+    (folder / "model.safetensors.index.json").unlink(missing_ok=True)
+    with pytest.raises(CheckpointError, match="lacks"):
+        build_skeleton(config, read_checkpoint(folder), dtype=torch.float32)
+
+
+def test_a_language_model_is_read_whole() -> None:
+    for family in ("llama", "gemma3", "gemma4-shared", "opt"):
+        assert unread_names(make_model(FAMILIES[family]())) == frozenset()
