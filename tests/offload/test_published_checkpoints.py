@@ -180,7 +180,7 @@ def stated(folder: Path, **changes: object) -> None:
         ("mxfp4", "gpt-oss", lambda f: lose(f, "gate_up_proj_scales"), "gate_up_proj_scales' is missing"),
         ("mxfp4", "gpt-oss", lambda f: cut(f, "down_proj_scales"), "is not of 12 experts"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",  # a function's address differs by process
 )  # fmt: skip
 def test_parts_that_do_not_belong_together_are_named_before_a_weight_is_read(
     form: str, model: str, damage: Callable[[Path], None], named: str, tmp_path: Path
