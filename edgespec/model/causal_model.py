@@ -6,6 +6,7 @@ together, h the hidden size.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 
 import torch
@@ -13,34 +14,29 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from edgespec.errors import EdgespecError
-from edgespec.model.attention import PassCache, use_own_attention
+from edgespec.model.attention import asks_for_attention, use_own_attention
 from edgespec.model.family_logits import decoder_of, family_logits
+from edgespec.model.layer_kinds import unreadable
 from edgespec.model.layer_major import LayerMajor, Watch
 from edgespec.model.new_rows import NewRows, Span, chunks_of, next_rows
+from edgespec.model.pass_cache import PassCache
+from edgespec.model.recurrent import use_own_functions
 from edgespec.model.text_cache import TextCache, UncachedText
 from offload.skeleton import decoder_layers
 
 CHUNK_ROWS = 512  # that pass a layer at once
 
-_LAYER_KINDS = {"full_attention", "sliding_attention"}
 _LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 
 
 def check_can_roll_back(config: PretrainedConfig) -> None:
-    """Raise EdgespecError for layers whose state cannot forget the nodes of a tree: recurrent, linear attention."""
-    if not getattr(config, "num_attention_heads", None):
+    """Raise EdgespecError for layers whose state cannot be followed through a tree, and then forget its nodes."""
+    layers = unreadable(config)
+    if layers is not None:
         raise EdgespecError(
             "E_UNSUPPORTED_ARCHITECTURE",
-            f"model type '{config.model_type}' has no attention, and the state that it keeps cannot be rolled back.",
-            "Use a model with full or sliding-window attention in every layer.",
-        )
-    kinds = set(getattr(config, "layer_types", None) or []) - _LAYER_KINDS
-    if kinds:
-        raise EdgespecError(
-            "E_UNSUPPORTED_ARCHITECTURE",
-            f"model type '{config.model_type}' has {', '.join(sorted(kinds))} layers, "
-            "whose state cannot be rolled back.",
-            "Use a model with full or sliding-window attention in every layer.",
+            f"model type '{config.model_type}' has {layers}, whose state cannot be followed through a token tree.",
+            "Use a model with full or sliding-window attention, short convolutions, gated delta or Mamba 2 layers.",
         )
 
 
@@ -75,9 +71,11 @@ class CausalModel:
         self._cache = PassCache()
         # Families that do not ask the registry for attention read each text by itself, and so do those with latent
         # attention: the cache gets their latents, which are far smaller than the keys that attention is given.
-        self._cache.text_by_text = not getattr(model, "_supports_attention_backend", False) or bool(
-            getattr(self.config, "kv_lora_rank", None)
-        )
+        self._cache.text_by_text = not asks_for_attention(model) or bool(getattr(self.config, "kv_lora_rank", None))
+        use_own_functions(decoder_layers(model)[1])
+        # What the cache is called: pure Mamba models have their own word.
+        takes = inspect.signature(type(self._decoder).forward).parameters
+        self._cache_name = "cache_params" if "cache_params" in takes else "past_key_values"
         self._shares_passes = shares_passes(self.config)
         if not self._cache.text_by_text:
             use_own_attention(model)
@@ -166,8 +164,8 @@ class CausalModel:
                 **inputs,
                 attention_mask=self._mask,
                 position_ids=torch.cat([part.row_positions for part in parts])[None],
-                past_key_values=self._cache,
                 use_cache=True,
+                **{self._cache_name: self._cache},
             )
         hidden: Tensor = output.last_hidden_state[0]
         return list(hidden.split([part.count for part in parts]))

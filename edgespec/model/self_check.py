@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
-import json
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from edgespec.tree.token_tree import TokenTree
 
 VOCAB = 96
 WINDOW = 8  # shorter than the text, so that a missing one shows
-TEXT_TOKENS = 21
+TEXT_TOKENS = 41  # so that recurrent layers fold some of it into their state, and leave some
 OTHER_TOKENS = 14
 CHUNK_ROWS = 9  # so that the text takes three
 PARENTS = (-1, 0, 0, 1, 1, 2, 4, 4)
@@ -33,6 +33,10 @@ COMMITTED_PATH = (1, 4)
 TOLERANCE = 1e-3  # of the largest logit; right readings differ by some 1e-6 of it
 # Reduced where a configuration has them; what they are multiples of each other for is kept.
 WINDOW_NAMES = ("sliding_window", "window_size", "attention_window_size", "attention_chunk_size")
+MAMBA_NAMES = (  # of heads, their width, their groups, and of the layer's width over the model's
+    ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_expand"),
+    ("num_heads", "head_dim", "n_groups", "expand"),
+)
 NARROW = {
     "intermediate_size": 64,
     "ffn_dim": 64,
@@ -52,7 +56,8 @@ def check_tree_reading(config: PretrainedConfig, *, device: torch.device) -> Non
     """Raise EdgespecError when trees are read wrongly, or when that cannot be tried."""
     try:
         small = narrow_copy(config)
-        failure = _failure(small.model_type, small.to_json_string(use_diff=False), config._attn_implementation, device)
+        key = small.model_type, small.to_json_string(use_diff=False), config._attn_implementation, device
+        failure = _failure(_Trial(key=key, config=small))
         verdict = "does not read token trees rightly"
     except Exception as error:  # whatever a family's code raises, it cannot be verified
         failure = f"{type(error).__name__}: {error}".splitlines()[0][:200]
@@ -70,7 +75,7 @@ def narrow_copy(config: PretrainedConfig) -> PretrainedConfig:
     small = copy.deepcopy(config)
     small.__dict__.pop("quantization_config", None)
     text: Any = small.get_text_config(decoder=True)
-    heads = text.num_attention_heads
+    heads = getattr(text, "num_attention_heads", None) or text.num_heads  # pure Mamba models have the latter
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
     changes: dict[str, Any] = {name: value for name, value in NARROW.items() if getattr(text, name, None)}
     layers = _one_layer_of_each_kind(text)
@@ -88,6 +93,7 @@ def narrow_copy(config: PretrainedConfig) -> PretrainedConfig:
         changes["word_embed_proj_dim"] = 2 * head_dim
     changes |= {name: WINDOW for name in WINDOW_NAMES if getattr(text, name, None)}
     changes |= {"num_hidden_layers": len(layers), "num_attention_heads": 2, "hidden_size": 2 * head_dim}
+    changes |= _recurrent_changes(text, 2 * head_dim)
     for name, value in {**changes, "vocab_size": VOCAB}.items():
         setattr(text, name, value)
     for name in getattr(small, "sub_configs", {}):  # a vision tower is built, and not looked at
@@ -104,10 +110,32 @@ def _one_layer_of_each_kind(text: Any) -> list[int]:
     return sorted({*firsts.values(), *range(min(2, len(kinds)))} if len(firsts) == 1 else firsts.values())
 
 
+def _recurrent_changes(text: Any, hidden_size: int) -> dict[str, Any]:
+    """Return what becomes of the heads of recurrent layers: two groups at most, of as many heads as are wide enough."""
+    changes: dict[str, Any] = {}
+    if getattr(text, "linear_num_key_heads", None):
+        groups = text.linear_num_value_heads // text.linear_num_key_heads
+        changes |= {"linear_num_key_heads": 2, "linear_num_value_heads": 2 * groups}
+    for heads, width, groups_name, expand in MAMBA_NAMES:
+        if getattr(text, heads, None) and getattr(text, expand, None) and not getattr(text, "mamba_d_ssm", None):
+            changes[heads] = getattr(text, expand) * hidden_size // getattr(text, width)
+            changes[groups_name] = min(2, getattr(text, groups_name))
+    return changes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trial:
+    """A family that is tried; trials of one `key` have one outcome."""
+
+    key: tuple[str, str, str | None, torch.device]
+    config: PretrainedConfig = field(compare=False)
+
+
 @functools.lru_cache
-def _failure(model_type: str, config_json: str, attention: str | None, device: torch.device) -> str | None:
+def _failure(trial: _Trial) -> str | None:
     """Return what is wrong, or None; it is tried once a process."""
-    config = CONFIG_MAPPING[model_type].from_dict(json.loads(config_json))
+    model_type, _, attention, device = trial.key
+    config = CONFIG_MAPPING[model_type].from_dict(trial.config.to_dict())
     config._attn_implementation = attention
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -11,10 +11,12 @@ import torch
 from transformers import PretrainedConfig
 
 from edgespec.model.causal_model import CHUNK_ROWS
+from edgespec.model.layer_kinds import num_attention_layers
 from edgespec.model.new_rows import ALL_PROMPT_ROWS
 from edgespec.model.row_chunks import rows_at_once
 from edgespec.model.text_cache import rows_held
 from edgespec.placement.run_place import RunPlace
+from edgespec.placement.states import state_sizes
 from edgespec.tree.settings import TreeSettings
 from offload.layer_store import LayerRecord
 from offload.skeleton import Skeleton
@@ -37,10 +39,13 @@ def resident_bytes(record: LayerRecord, *, device: torch.device) -> int:
 
 
 def cache_bytes(config: PretrainedConfig, *, rows: int, dtype: torch.dtype) -> int:
-    """Return the bytes of the keys and values of `rows` rows in all layers."""
+    """Return the bytes of the keys and values of `rows` rows in all layers that keep them."""
+    num_layers = num_attention_layers(config)
+    if num_layers == 0:
+        return 0
     heads = _num_kv_heads(config)
     key_dim, value_dim = _head_dims(config)
-    return int(config.num_hidden_layers * heads * (key_dim + value_dim) * rows * dtype.itemsize)
+    return int(num_layers * heads * (key_dim + value_dim) * rows * dtype.itemsize)
 
 
 def _num_kv_heads(config: PretrainedConfig) -> int:
@@ -123,14 +128,14 @@ class _PassSizes:
 def _pass_sizes(config: PretrainedConfig, dtype: torch.dtype) -> _PassSizes:
     inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
     has_scores = getattr(config, "attn_logit_softcapping", None) or config.model_type == "gpt_oss"
-    groups = config.num_attention_heads // _num_kv_heads(config)
+    heads = config.num_attention_heads if num_attention_layers(config) else 0
+    groups = heads // _num_kv_heads(config) if heads else 0
     return _PassSizes(
         # Norms compute in float32, the rest in the layers' own dtype.
         row_bytes=(3 * inner + 6 * config.hidden_size) * dtype.itemsize + 2 * config.hidden_size * FLOAT32_BYTES,
         mask_bytes=2 * dtype.itemsize + 3,  # with a window and without
         # The mask is repeated for the heads of a group; capped scores exist for all heads.
-        pair_bytes=groups * dtype.itemsize
-        + (config.num_attention_heads * (2 * dtype.itemsize + FLOAT32_BYTES) if has_scores else 0),
+        pair_bytes=groups * dtype.itemsize + (heads * (2 * dtype.itemsize + FLOAT32_BYTES) if has_scores else 0),
     )
 
 
@@ -166,6 +171,7 @@ def device_uses(
             num_texts=num_texts,
         ),
     }
+    uses |= _states_uses("target", target, tree_rows=tree_rows, place=place)
     if draft is not None:
         draft_config = draft.model.config.get_text_config(decoder=True)
         if draft.lent:
@@ -181,10 +187,22 @@ def device_uses(
             probs_rows=draft_rows - context_tokens,
             num_texts=num_texts,
         )
+        uses |= _states_uses("draft", draft, tree_rows=draft_rows - context_tokens, place=place)
     scratch_bytes = (target.num_scratch + (draft.num_scratch if draft else 0)) * dtype.itemsize
     if scratch_bytes:
         uses["weights while unpacked"] = scratch_bytes
     return uses
+
+
+def _states_uses(name: str, model: Skeleton, *, tree_rows: int, place: RunPlace) -> dict[str, int]:
+    """Return what recurrent layers need, if there are any."""
+    sizes = state_sizes(model.model, place.dtype)
+    if not sizes.row_bytes:
+        return {}
+    most_rows = max(place.num_texts * tree_rows, min(place.prompt_tokens, CHUNK_ROWS))
+    pass_bytes = PASS_SLACK * sizes.pass_bytes(chunk_rows=min(most_rows, CHUNK_ROWS), rows=tree_rows)
+    held_bytes = sizes.texts_bytes(num_texts=place.num_texts, rows=tree_rows)
+    return {f"{name}: recurrent states": held_bytes + int(pass_bytes)}
 
 
 def host_uses(target: Skeleton) -> dict[str, int]:

@@ -8,13 +8,21 @@ import copy
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, Qwen3NextConfig
+from transformers import (
+    JambaConfig,
+    MambaConfig,
+    MiniMaxConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    RwkvConfig,
+    Zamba2Config,
+)
 
 from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel, check_can_roll_back
 from edgespec.model.target import Target
 from edgespec.tree.token_tree import TokenTree
-from tests.conftest import EAGER_ONLY, FAMILIES, SMALL, VOCAB, WINDOW, make_model
+from tests.conftest import EAGER_ONLY, FAMILIES, VOCAB, WINDOW, make_model
 
 CPU = torch.device("cpu")
 
@@ -98,7 +106,19 @@ def test_a_missing_window_would_be_noticed() -> None:
     assert difference.abs().max() > 1e-2
 
 
-def test_layers_that_cannot_roll_back_are_refused_by_name() -> None:
-    config = Qwen3NextConfig(**{**SMALL, "num_hidden_layers": 4})
-    with pytest.raises(EdgespecError, match="linear_attention"):
+@pytest.mark.parametrize(
+    ("config", "layers"),
+    [
+        (JambaConfig(), "Mamba 1 layers"),
+        (MambaConfig(), "Mamba 1 layers"),
+        (MiniMaxConfig(), "recurrent layers of a kind of its own"),
+        (RwkvConfig(), "recurrent layers of a kind of its own"),
+        (Zamba2Config(), "layers that share one block of attention"),
+    ],
+    ids=lambda value: getattr(value, "model_type", ""),
+)
+def test_states_that_cannot_be_followed_through_a_tree_are_refused_by_name(
+    config: PretrainedConfig, layers: str
+) -> None:
+    with pytest.raises(EdgespecError, match=f"'{config.model_type}' has {layers}"):
         check_can_roll_back(config)
