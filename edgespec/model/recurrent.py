@@ -8,6 +8,7 @@ of all texts, m of one, c channels, w taps, g heads of keys, h heads of values, 
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,6 +25,8 @@ from edgespec.model.text_cache import causal_mask
 
 def use_own_functions(layers: nn.ModuleList) -> None:
     """Let the recurrent mixers of these layers call our functions while a pass of ours runs."""
+    # It would tell of kernels that are not installed, which trees do not use.
+    logging.getLogger("transformers.integrations.hub_kernels").setLevel(logging.ERROR)
     for name in {type(module).__module__ for module in layers.modules()}:
         names = sys.modules[name].__dict__
         for function, own in OWN.items():
