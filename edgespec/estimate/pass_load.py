@@ -7,6 +7,7 @@ import math
 import torch
 from transformers import PretrainedConfig
 
+from edgespec.model.layer_kinds import num_attention_layers
 from edgespec.model.row_chunks import rows_at_once
 from edgespec.placement.memory import cache_bytes, resident_bytes
 from edgespec.placement.weights import Weights
@@ -67,5 +68,8 @@ def _row_flops(skeleton: Skeleton, config: PretrainedConfig, *, keys: int) -> fl
         math.prod(shape) * (chosen if len(shape) == 3 and shape[0] == num_experts else 1.0)
         for shape in (*plain, *_packed_shapes(skeleton))
     )
+    num_layers = num_attention_layers(config)
+    if num_layers == 0:
+        return 2.0 * num_weights
     head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-    return 2.0 * num_weights + 4.0 * keys * int(config.num_attention_heads * config.num_hidden_layers) * head_dim
+    return 2.0 * num_weights + 4.0 * keys * int(config.num_attention_heads * num_layers) * head_dim

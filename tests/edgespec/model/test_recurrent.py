@@ -319,3 +319,16 @@ def test_wrong_versions_would_be_noticed(
     for family in families:
         with pytest.raises((AssertionError, RuntimeError)):
             test_a_pass_that_is_cut_and_made_again_counts_once(family, 0.5)
+
+
+@pytest.mark.parametrize("count", [3, 60])
+@pytest.mark.parametrize("family", KINDS)
+def test_the_last_token_of_a_prompt_may_become_a_root(family: str, count: int) -> None:
+    (reader,) = readers(family)
+    reader.read_prompt(count)
+    reader.target.uncommit_last()
+    tree = reader.tree()
+    tree.tokens[0] = reader.text.pop()
+    reader.check(tree, reader.target.look(tree))
+    reader.commit(tree, 5)
+    reader.look(None)
