@@ -8,7 +8,7 @@ from edgespec.config import MemoryLimits, SamplingSettings
 from edgespec.engine import Engine
 from edgespec.tree.settings import TreeSettings
 from tests.conftest import RECURRENT, make_model, save_folder
-from tests.edgespec.model.test_recurrent import KINDS
+from tests.edgespec.model.reader import KINDS
 
 PROMPT = [7 * number % 256 for number in range(50)]
 
