@@ -17,24 +17,36 @@ import torch
 from huggingface_hub import constants
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    BambaConfig,
+    FalconH1Config,
     Gemma2Config,
     Gemma3Config,
     Gemma3TextConfig,
     Gemma4TextConfig,
     GPT2Config,
     GPTNeoXConfig,
+    GraniteMoeHybridConfig,
+    Lfm2Config,
+    Lfm2MoeConfig,
+    Lfm3Config,
     Llama4TextConfig,
     LlamaConfig,
+    Mamba2Config,
     MistralConfig,
     MixtralConfig,
+    NemotronHConfig,
+    OlmoHybridConfig,
     OPTConfig,
     Phi3Config,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
 )
 from transformers.utils import logging as transformers_logging
 
@@ -106,7 +118,55 @@ FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
     "gpt2": lambda: GPT2Config(**SMALL, n_inner=64),
     "gpt-neox": lambda: GPTNeoXConfig(**SMALL),
 }
-EAGER_ONLY = {"gemma2"}  # soft-capped scores: transformers refuses sdpa for them
+CONVOLUTIONS: dict[str, Any] = {"layer_types": ["conv", "full_attention", "conv"]}
+DELTA: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+}
+MAMBA: dict[str, Any] = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 16,
+}
+SHARED_EXPERT: dict[str, Any] = {"num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
+RECURRENT: dict[str, Callable[[], PretrainedConfig]] = {
+    "lfm2": lambda: Lfm2Config(**GROUPED, **CONVOLUTIONS, block_auto_adjust_ff_dim=False),
+    "lfm2-moe": lambda: Lfm2MoeConfig(
+        **EXPERTS, **CONVOLUTIONS, num_experts=4, moe_intermediate_size=16, num_dense_layers=1
+    ),
+    "lfm3": lambda: Lfm3Config(**GROUPED, **CONVOLUTIONS),
+    "qwen3-next": lambda: Qwen3NextConfig(**EXPERTS, **DELTA, **SHARED_EXPERT, head_dim=8),
+    "qwen3.5": lambda: Qwen3_5TextConfig(**GROUPED, **DELTA, head_dim=8),
+    "qwen3.5-moe": lambda: Qwen3_5MoeTextConfig(**EXPERTS, **DELTA, **SHARED_EXPERT, head_dim=8),
+    "olmo-hybrid": lambda: OlmoHybridConfig(**GROUPED, **{**DELTA, "linear_num_key_heads": 4}),
+    "bamba": lambda: BambaConfig(**GROUPED, **MAMBA, attn_layer_indices=[1]),
+    "granite-hybrid": lambda: GraniteMoeHybridConfig(
+        **EXPERTS, **MAMBA, layer_types=DELTA["layer_types"], num_local_experts=4, shared_intermediate_size=32
+    ),
+    "falcon-h1": lambda: FalconH1Config(**GROUPED, **MAMBA, mamba_d_ssm=64, head_dim=8),
+    "nemotron-h": lambda: NemotronHConfig(
+        **EXPERTS,
+        layers_block_type=["linear_attention", "moe", "full_attention", "mlp"],
+        mamba_num_heads=8,
+        mamba_head_dim=8,
+        ssm_state_size=16,
+        n_groups=2,
+        chunk_size=16,
+        head_dim=8,
+        n_routed_experts=4,
+        moe_intermediate_size=16,
+        moe_shared_expert_intermediate_size=16,
+        n_group=1,
+        topk_group=1,
+    ),
+    "mamba2": lambda: Mamba2Config(**SMALL, num_heads=8, head_dim=8, state_size=16, n_groups=2, chunk_size=16),
+}
+EAGER_ONLY = {"gemma2", "mamba2"}  # soft-capped scores, and no attention at all: transformers refuses sdpa for them
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from edgespec.draft.head_router import HeadRouter
+from edgespec.errors import EdgespecError
 from edgespec.model.fewer_layers import keep_layers
+from edgespec.model.layer_kinds import has_recurrent_layers
 from offload.text_part import decoder_layers
 
 HEAD_KEY = "edgespec_head"  # of the config.json that makes a folder a feature head
@@ -57,12 +59,21 @@ class Fuse(nn.Module):
 
 
 def head_config(target: PretrainedConfig) -> PretrainedConfig:
-    """Return a configuration of one layer like the target's, with full attention where the family has two kinds."""
+    """Return a configuration of one layer like the target's, with full attention where the family has two kinds.
+
+    Raises EdgespecError where such a layer would be recurrent: its training reads a cache of keys and values.
+    """
     config = copy.deepcopy(target.get_text_config(decoder=True))
     config.__dict__.pop("quantization_config", None)
     kinds = getattr(config, "layer_types", None)
     layer = kinds.index("full_attention") if kinds and "full_attention" in kinds else 0
     keep_layers(config, [layer])
+    if has_recurrent_layers(config):
+        raise EdgespecError(
+            "E_UNSUPPORTED_ARCHITECTURE",
+            f"a head of '{config.model_type}' would be a recurrent layer, which cannot be trained as a head.",
+            "Use a language model as draft.",
+        )
     return config
 
 

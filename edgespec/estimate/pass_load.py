@@ -7,6 +7,7 @@ import math
 import torch
 from transformers import PretrainedConfig
 
+from edgespec.model.layer_kinds import attention_layers
 from edgespec.model.row_chunks import rows_at_once
 from edgespec.model.supported import understanding
 from edgespec.placement.memory import cache_bytes, resident_bytes
@@ -67,8 +68,9 @@ def _row_flops(skeleton: Skeleton, config: PretrainedConfig, *, keys: int) -> fl
         math.prod(shape) * (chosen if len(shape) == 3 and shape[0] == num_experts else 1.0)
         for shape in (*plain, *_packed_shapes(skeleton))
     )
+    layers = config.per_layer_config
     widths = [  # of all heads of a layer together
         int(of.num_attention_heads) * int(getattr(of, "head_dim", None) or of.hidden_size // of.num_attention_heads)
-        for of in config.per_layer_config
+        for of in (layers[layer] for layer in attention_layers(config))
     ]
     return 2.0 * num_weights + 4.0 * keys * sum(widths)

@@ -9,63 +9,32 @@ keys in groups.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+import sys
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, PretrainedConfig
-from transformers.cache_utils import Cache
+from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
 from edgespec.errors import EdgespecError
 from edgespec.model.layer_attention import LayerAttention, key_sources, layer_reaches, take_over_query_growth
+from edgespec.model.layer_kinds import attention_layers, has_recurrent_layers
 from edgespec.model.new_rows import Span
+from edgespec.model.pass_cache import spans_under_way
 from edgespec.model.reach import WHOLE, Reach
 
 NAME = "edgespec"
-_spans: ContextVar[Sequence[Span] | None] = ContextVar("spans", default=None)
 
 
-class PassCache(Cache):
-    """What a model is given in place of a cache: new keys and values go through it to `attend`.
-
-    Families that bypass the registry, or cache latents, get all keys of the text whose rows pass the layer alone.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(layers=[])
-        self.text_by_text = False
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Return the rows as they are, or all rows of the only text."""
-        if not self.text_by_text:
-            return key_states, value_states
-        spans = _spans.get()
-        assert spans is not None
-        return spans[0].rows.cache.layers[layer_idx].append(key_states, value_states)
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return 0: positions are given."""
-        return 0
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Return the key length and the offset for a mask, which nobody reads."""
-        return query_length, 0
-
-
-@contextmanager
-def attending(spans: Sequence[Span]) -> Iterator[None]:
-    """Within this block, attention is over these rows."""
-    token = _spans.set(spans)
-    try:
-        yield
-    finally:
-        _spans.reset(token)
+def asks_for_attention(model: PreTrainedModel) -> bool:
+    """Return whether a family asks the registry for attention, or has none."""
+    if getattr(model, "_supports_attention_backend", False):
+        return True
+    # Families with recurrent layers do not say so, because of those.
+    config = model.config.get_text_config(decoder=True)
+    asks = "ALL_ATTENTION_FUNCTIONS" in vars(sys.modules[type(model).__module__])
+    return has_recurrent_layers(config) and (asks or not attention_layers(config))
 
 
 def use_own_attention(decoder: nn.Module, config: PretrainedConfig) -> None:
@@ -105,7 +74,7 @@ def attend(
 
     `key` and `value` [1, key heads, rows, head_dim] are those of the new rows, which the texts' caches gain.
     """
-    spans = _spans.get()
+    spans = spans_under_way()
     if spans is None or kwargs.get("position_bias") is not None:
         raise EdgespecError(
             "E_UNSUPPORTED_ARCHITECTURE", "this attention cannot be computed text by text.", "Use another model."

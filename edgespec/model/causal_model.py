@@ -6,17 +6,20 @@ together, h the hidden size.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from edgespec.model.attention import PassCache, use_own_attention
+from edgespec.model.attention import asks_for_attention, use_own_attention
 from edgespec.model.family_logits import decoder_of, family_logits
 from edgespec.model.layer_attention import key_sources, layer_reaches
 from edgespec.model.layer_major import LayerMajor, Watch
 from edgespec.model.new_rows import NewRows, Span, chunks_of, next_rows
+from edgespec.model.pass_cache import PassCache
+from edgespec.model.recurrent import use_own_functions
 from edgespec.model.text_cache import TextCache, UncachedText
 from offload.text_part import decoder_layers
 
@@ -40,8 +43,7 @@ def _is_text_by_text(model: PreTrainedModel, config: PretrainedConfig) -> bool:
     gets their latents, which are far smaller than the keys that attention is given.
     """
     has_latents = any(getattr(of, "kv_lora_rank", None) for of in config.per_layer_config)
-    asks = getattr(model, "_supports_attention_backend", False) and config.model_type not in _ASK_TWICE
-    return has_latents or not asks
+    return has_latents or config.model_type in _ASK_TWICE or not asks_for_attention(model)
 
 
 class CausalModel:
@@ -67,6 +69,10 @@ class CausalModel:
         self._decoder = decoder_of(model)
         self._cache = PassCache()
         self._cache.text_by_text = _is_text_by_text(model, self.config)
+        use_own_functions(decoder_layers(model)[1])
+        # What the cache is called: pure Mamba models have their own word.
+        takes = inspect.signature(type(self._decoder).forward).parameters
+        self._cache_name = "cache_params" if "cache_params" in takes else "past_key_values"
         self._shares_passes = shares_passes(self.config)
         if not self._cache.text_by_text:
             use_own_attention(self._decoder, self.config)
@@ -161,8 +167,8 @@ class CausalModel:
                 **inputs,
                 attention_mask=self._mask,
                 position_ids=torch.cat([part.row_positions for part in parts])[None],
-                past_key_values=self._cache,
                 use_cache=True,
+                **{self._cache_name: self._cache},
             )
         hidden: Tensor = output.last_hidden_state[0]
         return list(hidden.split([part.count for part in parts]))

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from edgespec.errors import EdgespecError
-from edgespec.model.attention import attending
 from edgespec.model.new_rows import Span
+from edgespec.model.pass_cache import attending
 from edgespec.model.reach import Reach
 
 Watch = Callable[[float], None]  # the share of a pass that is done, 0 to 1; may raise, which ends the pass

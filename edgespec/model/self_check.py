@@ -33,7 +33,7 @@ WRONG = "does not read token trees rightly"
 VOCAB = 96
 HEADS = 4
 WINDOW = 8  # shorter than the text, so that a missing one shows
-TEXT_TOKENS = 21
+TEXT_TOKENS = 41  # so that recurrent layers fold some of it into their state, and leave some
 OTHER_TOKENS = 14
 CHUNK_ROWS = 7  # so that the text takes three, and borders lie within trees
 PARENTS = (-1, 0, 0, 1, 1, 2, 4, 4)
@@ -47,6 +47,10 @@ KNOWN_REASONS = {  # of families whose code takes positions, and does not go by 
     "mpt": "its biases go by places in the cache",
 }
 WINDOW_NAMES = ("sliding_window", "window_size", "attention_window_size", "attention_chunk_size")
+MAMBA_NAMES = (  # of heads, their width, their groups, and of the layer's width over the model's
+    ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_expand"),
+    ("num_heads", "head_dim", "n_groups", "expand"),
+)
 NARROW = {
     "intermediate_size": 64,
     "ffn_dim": 64,
@@ -125,9 +129,11 @@ def narrow_copy(config: PretrainedConfig) -> PretrainedConfig:
     keep_layers(text, _one_layer_of_each_kind(text))
     overrides = layer_overrides(text)
     text.per_layer_config = None
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    heads = getattr(text, "num_attention_heads", None) or text.num_heads  # pure Mamba models have the latter
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
     names = (*NARROW, *HEAD_NAMES, "num_key_value_heads", *WINDOW_NAMES)
-    changes = _narrowed({name: getattr(text, name, None) for name in names}, text.num_attention_heads)
+    changes = _narrowed({name: getattr(text, name, None) for name in names}, heads)
+    changes |= _recurrent_changes(text, HEADS * head_dim)
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         if getattr(text, name, None) is not None:
             changes[name] = 0
@@ -137,8 +143,10 @@ def narrow_copy(config: PretrainedConfig) -> PretrainedConfig:
         changes["word_embed_proj_dim"] = HEADS * head_dim
     for name, value in {**changes, "hidden_size": HEADS * head_dim, "vocab_size": VOCAB}.items():
         setattr(text, name, value)
-    num_heads = config.get_text_config(decoder=True)._getattr_without_heterogeneous_validation("num_attention_heads")
-    text.per_layer_config = {layer: _narrowed(own, num_heads) for layer, own in overrides.items()} or None
+    if overrides:
+        whole = config.get_text_config(decoder=True)
+        num_heads = whole._getattr_without_heterogeneous_validation("num_attention_heads")
+        text.per_layer_config = {layer: _narrowed(own, num_heads) for layer, own in overrides.items()}
     return small
 
 
@@ -162,6 +170,19 @@ def _one_layer_of_each_kind(text: Any) -> list[int]:
     for layer, kind in enumerate(kinds):
         firsts.setdefault(f"{kind} {overrides.get(layer)} {sources[layer] != layer}", layer)
     return sorted({*firsts.values(), *range(min(2, len(kinds)))} if len(firsts) == 1 else firsts.values())
+
+
+def _recurrent_changes(text: Any, hidden_size: int) -> dict[str, Any]:
+    """Return what becomes of the heads of recurrent layers: two groups at most, of as many heads as are wide enough."""
+    changes: dict[str, Any] = {}
+    if getattr(text, "linear_num_key_heads", None):
+        groups = text.linear_num_value_heads // text.linear_num_key_heads
+        changes |= {"linear_num_key_heads": 2, "linear_num_value_heads": 2 * groups}
+    for heads, width, groups_name, expand in MAMBA_NAMES:
+        if getattr(text, heads, None) and getattr(text, expand, None) and not getattr(text, "mamba_d_ssm", None):
+            changes[heads] = getattr(text, expand) * hidden_size // getattr(text, width)
+            changes[groups_name] = min(2, getattr(text, groups_name))
+    return changes
 
 
 @functools.lru_cache

@@ -12,15 +12,13 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from edgespec.errors import EdgespecError
+from edgespec.model.layer_kinds import ATTENTION, BOTH, NEITHER, RECURRENT, has_recurrent_layers, unknown_recurrent
 
-READ_KINDS = {"full_attention", "sliding_attention", "chunked_attention", "mlp", "moe"}
-_STATE = "keep a state of all that was read, which cannot be rolled back to a node of a tree"
+READ_KINDS = ATTENTION | RECURRENT | BOTH | NEITHER
+_STATE = "keep a state of all that was read, which cannot be followed through a token tree"
 _INDEX = "choose the keys that they read by an index of their own, which is not kept for a tree's rows"
 _COMPRESSED = "read keys that several rows were compressed into, which a tree's rows would have to be taken out of"
 _UNREAD_KINDS = {
-    "linear_attention": _STATE,
-    "conv": _STATE,
-    "hybrid": _STATE,
     "hybrid_sliding": _STATE,
     "indexed_attention": _INDEX,
     "minimax_m3_sparse": _INDEX,
@@ -39,7 +37,7 @@ _BY_TYPE = {
     "recurrent_gemma": "keeps a state in its modules, which cannot be rolled back to a node of a tree",
     "zaya": "has convolutions inside its attention, whose state cannot be rolled back to a node of a tree",
 }
-_FIX = "Use a model with full, sliding-window or chunked attention in every layer."
+_FIX = "Use a model with full, sliding-window or chunked attention, short convolutions, gated delta or Mamba 2 layers."
 
 
 def check_supported(config: PretrainedConfig) -> None:
@@ -80,8 +78,12 @@ def _reason(text: PretrainedConfig) -> str | None:
     if kinds:
         why = dict.fromkeys(_UNREAD_KINDS.get(kind, "are unknown here") for kind in kinds)
         return f"has {', '.join(kinds)} layers, which {'; or '.join(why)}"
-    if not any(getattr(of, "num_attention_heads", None) for of in text.per_layer_config):
-        return "has no attention in its layers: all that they keep of a text is a state, which cannot be rolled back"
+    recurrent = unknown_recurrent(text)
+    if recurrent is not None:
+        return f"has {recurrent}, whose state cannot be followed through a token tree"
+    is_attending = any(getattr(of, "num_attention_heads", None) for of in text.per_layer_config)
+    if not is_attending and not has_recurrent_layers(text):
+        return "has recurrent layers of a kind of its own, whose state cannot be followed through a token tree"
     is_encoder = text.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not text.is_encoder_decoder
     if is_encoder and getattr(text, "is_decoder", None) is False:
         return "reads a text in both directions: `is_decoder` is false in its config.json"

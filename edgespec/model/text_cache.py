@@ -1,16 +1,18 @@
 """One text in one model: the ids of its committed rows, and their keys and values, with room for a tree behind them.
 
 A pass appends rows; `commit` moves the rows of an accepted path down to the committed end and forgets the others.
-Memory grows in steps as the text does. Legend: h the model's hidden size.
+Memory grows in steps as the text does. Recurrent layers have states in place of keys and values, which cannot be cut
+to any length. Legend: h the model's hidden size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 from torch import Tensor
 
 from edgespec.model.hidden_rows import HiddenRows
+from edgespec.model.state_cache import Fold, StateCache
 
 STEP_ROWS = 128  # that memory grows by at least
 STEP_SHARE = 16  # and by this part of what there is, so that long texts are copied seldom
@@ -84,6 +86,7 @@ class TextCache:
     def __init__(self, num_layers: int, *, keeps_hidden: bool = False) -> None:
         """With `keeps_hidden`, `features_before` gives the last hidden states of the text's rows."""
         self.layers = [LayerCache() for _ in range(num_layers)]
+        self._states: dict[Hashable, StateCache] = {}  # those of recurrent layers, from their first rows on
         self._hidden = HiddenRows() if keeps_hidden else None
         self._ids: list[int] = []
 
@@ -94,31 +97,57 @@ class TextCache:
 
     @property
     def length(self) -> int:
-        """The number of rows in use, the same in every layer between passes."""
-        return self.layers[0].length
+        """The number of rows in use, the same between passes in every layer that keeps any."""
+        return max(part.length for part in self._parts)
+
+    @property
+    def _parts(self) -> list[LayerCache | StateCache]:
+        return [*self.layers, *self._states.values()]
 
     @property
     def num_bytes(self) -> int:
-        """The memory of the keys and values, those that are free included."""
-        return sum(part.nbytes for layer in self.layers for part in (layer._keys, layer._values) if part is not None)
+        """The memory of the keys and values, those that are free included, and of states."""
+        keys_and_values = [part for layer in self.layers for part in (layer._keys, layer._values) if part is not None]
+        return sum(part.nbytes for part in keys_and_values) + sum(state.num_bytes for state in self._states.values())
+
+    def state(self, key: Hashable, initial: Callable[[], Tensor], fold: Fold) -> StateCache:
+        """Return what a recurrent function keeps of this text under a name of its own; `initial` begins it."""
+        if key not in self._states:
+            self._states[key] = StateCache(initial(), fold)
+        return self._states[key]
 
     def truncate(self, rows: int | None = None) -> None:
-        """Forget what lies behind the first `rows`, or behind the text, also what an interrupted pass left."""
-        rows = len(self._ids) if rows is None else rows
+        """Forget what lies behind the first `rows`, or behind the text, also what an interrupted pass left.
+
+        States may not reach back to `rows`: then what is left is as long as they can be.
+        """
+        rows = self._reach(len(self._ids) if rows is None else rows)
         del self._ids[rows:]
         for layer in self.layers:
             layer.length = min(layer.length, rows)
+        if rows == 0:
+            self._states = {}
+        for state in self._states.values():
+            state.truncate(rows)
 
     def keep_prefix(self, ids: Sequence[int]) -> int:
-        """Keep the rows of the beginning that the text and `ids` share, and return how many those are."""
-        kept = shared_length(self._ids, ids)
-        self.truncate(kept)
-        return kept
+        """Keep the rows of the beginning that the text and `ids` share, and return how many could be kept."""
+        self.truncate(shared_length(self._ids, ids))
+        return len(self._ids)
+
+    def _reach(self, rows: int) -> int:
+        """Return the length, `rows` at most, that all states can be cut to."""
+        for state in self._states.values():
+            state.settle(len(self._ids))
+        least = min((state.reach(rows) for state in self._states.values()), default=rows)
+        return rows if least == rows else self._reach(least)
 
     def copy(self, rows: int) -> TextCache:
-        """Return a cache of its own with the first `rows` rows of the text."""
+        """Return a cache of its own with the first `rows` rows of the text, or fewer where states reach no `rows`."""
+        rows = self._reach(rows)
         other = TextCache(0)
         other.layers = [layer.copy(rows) for layer in self.layers]
+        other._states = {key: state.copy(rows) for key, state in self._states.items()} if rows else {}
         other._hidden = None if self._hidden is None else self._hidden.copy(rows)
         other._ids = self._ids[:rows]
         return other
@@ -148,8 +177,8 @@ class TextCache:
 
     def commit(self, rows: Tensor, ids: list[int]) -> None:
         """Let `rows` [j], counted from the cache's start, become text of these ids; drop the others behind the text."""
-        for layer in self.layers:
-            layer.keep(len(self._ids), rows)
+        for part in self._parts:
+            part.keep(len(self._ids), rows)
         if self._hidden is not None:
             self._hidden.keep(len(self._ids), rows)
         self._ids += ids  # last: whatever ends this before leaves the text that there was
@@ -206,6 +235,11 @@ class UncachedText(TextCache):
     def length(self) -> int:
         """Return 0."""
         return 0
+
+    def state(self, key: Hashable, initial: Callable[[], Tensor], fold: Fold) -> StateCache:
+        """Return a state that nobody keeps."""
+        del key
+        return StateCache(initial(), fold)
 
 
 def rows_held(rows: int) -> int:

@@ -13,11 +13,13 @@ from transformers import PretrainedConfig
 from edgespec.draft.distributions import rows_made_at_once
 from edgespec.model.causal_model import CHUNK_ROWS
 from edgespec.model.layer_attention import key_sources
+from edgespec.model.layer_kinds import attention_layers
 from edgespec.model.new_rows import ALL_PROMPT_ROWS
 from edgespec.model.row_chunks import rows_at_once
 from edgespec.model.supported import understanding
 from edgespec.model.text_cache import rows_held
 from edgespec.placement.run_place import RunPlace
+from edgespec.placement.states import state_sizes
 from edgespec.tree.settings import TreeSettings
 from offload.layer_store import LayerRecord
 from offload.skeleton import Skeleton
@@ -42,7 +44,8 @@ def resident_bytes(record: LayerRecord, *, device: torch.device) -> int:
 def cache_bytes(config: PretrainedConfig, *, rows: int, dtype: torch.dtype) -> int:
     """Return the bytes of the keys and values of `rows` rows in all layers that have some of their own."""
     with understanding(config):
-        own = [layer for layer, source in enumerate(key_sources(config)) if source == layer]
+        sources = key_sources(config)
+        own = [layer for layer in attention_layers(config) if sources[layer] == layer]
         # of a row
         numbers = sum(_num_kv_heads(config, layer) * sum(_head_dims(config.per_layer_config[layer])) for layer in own)
     return numbers * rows * dtype.itemsize
@@ -148,10 +151,9 @@ class _PassSizes:
 def _pass_sizes(config: PretrainedConfig, dtype: torch.dtype) -> _PassSizes:
     with understanding(config):
         inner = max(_inner_size(of, layer) for layer, of in enumerate(config.per_layer_config))
-        heads = max(of.num_attention_heads for of in config.per_layer_config)
-        groups = max(
-            of.num_attention_heads // _num_kv_heads(config, layer) for layer, of in enumerate(config.per_layer_config)
-        )
+        attending = [(layer, config.per_layer_config[layer]) for layer in attention_layers(config)]
+        heads = max((of.num_attention_heads for _, of in attending), default=0)
+        groups = max((of.num_attention_heads // _num_kv_heads(config, layer) for layer, of in attending), default=0)
     has_scores = getattr(config, "attn_logit_softcapping", None) or config.model_type == "gpt_oss"
     return _PassSizes(
         # Norms compute in float32, the rest in the layers' own dtype.
@@ -202,6 +204,7 @@ def device_uses(
             num_texts=num_texts,
         ),
     }
+    uses |= _states_uses("target", target, tree_rows=tree_rows, place=place)
     if draft is not None:
         draft_config = draft.model.config.get_text_config(decoder=True)
         if draft.lent:
@@ -217,10 +220,22 @@ def device_uses(
             probs_rows=draft_probs_rows(draft_config.vocab_size, tree, place),
             num_texts=num_texts,
         )
+        uses |= _states_uses("draft", draft, tree_rows=draft_rows - context_tokens, place=place)
     unpack_bytes = target.unpack_bytes(dtype, device) + (draft.unpack_bytes(dtype, device) if draft else 0)
     if unpack_bytes:
         uses["weights while unpacked"] = unpack_bytes
     return uses
+
+
+def _states_uses(name: str, model: Skeleton, *, tree_rows: int, place: RunPlace) -> dict[str, int]:
+    """Return what recurrent layers need, if there are any."""
+    sizes = state_sizes(model.model, place.dtype)
+    if not sizes.row_bytes:
+        return {}
+    most_rows = max(place.num_texts * tree_rows, min(place.prompt_tokens, CHUNK_ROWS))
+    pass_bytes = PASS_SLACK * sizes.pass_bytes(chunk_rows=min(most_rows, CHUNK_ROWS), rows=tree_rows)
+    held_bytes = sizes.texts_bytes(num_texts=place.num_texts, rows=tree_rows)
+    return {f"{name}: recurrent states": held_bytes + int(pass_bytes)}
 
 
 def host_uses(target: Skeleton) -> dict[str, int]:

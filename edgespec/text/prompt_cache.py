@@ -23,6 +23,7 @@ from torch import Tensor
 from edgespec.errors import EdgespecError
 from edgespec.files import written_whole
 from edgespec.model.causal_model import CausalModel, shares_passes
+from edgespec.model.layer_kinds import has_recurrent_layers
 from edgespec.model.text_cache import TextCache, shared_length
 from edgespec.pair.folder import ModelFolder, fingerprint
 from edgespec.pair.pair import ModelPair
@@ -45,13 +46,21 @@ class PromptKey:
 
 
 def prompt_key(pair: ModelPair, place: RunPlace) -> PromptKey:
-    """Return the key of a pair at a place; raises EdgespecError for a target whose rows depend on what follows."""
+    """Return the key of a pair at a place; raises EdgespecError for models whose rows cannot begin another text."""
     if not shares_passes(pair.target.config.get_text_config(decoder=True)):
         raise EdgespecError(
             "E_PROMPT_CACHE",
             f"the rows of '{pair.target.folder.name}' depend on the length of the whole text (its rotation does).",
             "Leave out `prompt_cache`.",
         )
+
+    for model in (pair.target, pair.draft):
+        if model is not None and has_recurrent_layers(model.config.get_text_config(decoder=True)):
+            raise EdgespecError(
+                "E_PROMPT_CACHE",
+                f"'{model.folder.name}' has recurrent layers, whose state is of a whole text and of no part of it.",
+                "Leave out `prompt_cache`.",
+            )
 
     def of(model: ModelFolder, quant: str | None) -> dict[str, str]:
         dtype = str(place.dtype).removeprefix("torch.")

@@ -21,7 +21,7 @@ from offload.loaders import CpuLoader
 from offload.placement import Placement, place_layers
 from offload.skeleton import build_skeleton
 from offload.streamed_model import StreamedModel
-from tests.conftest import FAMILIES, SMALL, make_model, save_folder
+from tests.conftest import FAMILIES, RECURRENT, SMALL, make_model, save_folder
 
 CPU = torch.device("cpu")
 UNLIMITED = 1 << 40
@@ -62,6 +62,15 @@ def test_streamed_logits_equal_resident_logits_bit_for_bit(
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
     with streamed(folder, dtype=dtype, resident=resident) as model:
         for rows in (20, 1, 7):
+            assert torch.equal(logits(model, rows=rows), logits(reference, rows=rows))
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+def test_recurrent_layers_stream_too(family: str, tmp_path: Path) -> None:
+    folder = save_folder(tmp_path, make_model(RECURRENT[family](), dtype=torch.bfloat16), shard="10KB")
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    with streamed(folder, dtype=torch.bfloat16, resident=0) as model:
+        for rows in (20, 1, 40):
             assert torch.equal(logits(model, rows=rows), logits(reference, rows=rows))
 
 

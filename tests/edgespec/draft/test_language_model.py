@@ -14,15 +14,23 @@ from edgespec.grow.together import grow_together, grown
 from edgespec.model.causal_model import CausalModel
 from edgespec.sampling.distribution import to_draft_probs
 from edgespec.tree.token_tree import TokenTree
-from tests.conftest import FAMILIES, VOCAB, make_model
+from tests.conftest import FAMILIES, RECURRENT, VOCAB, make_model
 
 CPU = torch.device("cpu")
 SAMPLING = DraftSampling(temperature=0.8, top_p=0.95, tail_share=0.05)
 
 
-@pytest.mark.parametrize("vocab", [VOCAB, VOCAB + 7, VOCAB - 3], ids=["equal", "target-padded", "draft-padded"])
-def test_q_is_the_models_own_after_each_path(vocab: int) -> None:
-    model = make_model(FAMILIES["llama"]())
+@pytest.mark.parametrize(
+    ("family", "vocab"),
+    [
+        ("llama", VOCAB),
+        ("llama", VOCAB + 7),  # the target's is padded
+        ("llama", VOCAB - 3),  # the draft's is
+        *((family, VOCAB) for family in RECURRENT),
+    ],
+)
+def test_q_is_the_models_own_after_each_path(family: str, vocab: int) -> None:
+    model = make_model({**FAMILIES, **RECURRENT}[family]())
     plain = copy.deepcopy(model)
     drafter = LanguageModelDrafter(CausalModel(model, device=CPU), vocab=vocab, sampling=SAMPLING)
     generator = torch.Generator().manual_seed(0)
@@ -31,7 +39,7 @@ def test_q_is_the_models_own_after_each_path(vocab: int) -> None:
         logits = plain(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1:, :vocab]
         return torch.nn.functional.pad(to_draft_probs(logits, SAMPLING), (0, vocab - logits.shape[1]))[0]
 
-    text = list(range(30, 50))
+    text = list(range(30, 70))
     drafter.begin(text)
     root = 7
     for round_number in range(5):

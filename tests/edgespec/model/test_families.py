@@ -14,12 +14,19 @@ from transformers import (
     DiffLlamaConfig,
     Dots3NoteTextConfig,
     Gemma3nTextConfig,
+    JambaConfig,
+    MambaConfig,
+    MiniMaxConfig,
     PretrainedConfig,
     PreTrainedModel,
     Qwen3VLConfig,
+    RwkvConfig,
+    Zamba2Config,
 )
 
+from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
+from edgespec.model.supported import check_supported
 from edgespec.model.target import Target
 from edgespec.tree.token_tree import TokenTree
 from tests.conftest import EAGER_ONLY, FAMILIES, GROUPED, MIXED, SMALL, VOCAB, WINDOW, make_model
@@ -144,3 +151,21 @@ def test_a_missing_window_would_be_noticed() -> None:
     ids = torch.arange(WINDOW + 9)[None]
     difference = make_model(windowed)(input_ids=ids).logits[0, -1] - make_model(plain)(input_ids=ids).logits[0, -1]
     assert difference.abs().max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (JambaConfig(), "has Mamba 1 layers"),
+        (MambaConfig(), "has Mamba 1 layers"),
+        (MiniMaxConfig(), "keeps the state of its linear attention in a cache of its own"),
+        (RwkvConfig(), "has recurrent layers of a kind of its own"),
+        (Zamba2Config(), "has layers that share one block of attention"),
+    ],
+    ids=lambda value: getattr(value, "model_type", ""),
+)
+def test_states_that_cannot_be_followed_through_a_tree_are_refused_by_name(
+    config: PretrainedConfig, reason: str
+) -> None:
+    with pytest.raises(EdgespecError, match=f"'{config.model_type}' {reason}"):
+        check_supported(config)

@@ -6,16 +6,27 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import BloomConfig, FalconConfig, GPTNeoConfig, LlamaConfig, MptConfig, PretrainedConfig
+from transformers import (
+    BambaConfig,
+    BloomConfig,
+    FalconConfig,
+    GPTNeoConfig,
+    LlamaConfig,
+    MptConfig,
+    PretrainedConfig,
+    Qwen3NextConfig,
+)
 
 from edgespec.errors import EdgespecError
 from edgespec.model import attention, layer_major
 from edgespec.model.layer_attention import QueryGrowth
 from edgespec.model.new_rows import Span
 from edgespec.model.reach import WHOLE, Reach, causal_mask
+from edgespec.model.recurrent_forms import Convolution
 from edgespec.model.self_check import _failure, check_tree_reading, narrow_copy
+from edgespec.model.state_cache import StateCache, StateRows
 from edgespec.model.text_cache import LayerCache
-from tests.conftest import EAGER_ONLY, FAMILIES, GROUPED
+from tests.conftest import EAGER_ONLY, FAMILIES, GROUPED, RECURRENT
 from tests.edgespec.placement.test_place import small_deepseek
 
 CPU = torch.device("cpu")
@@ -39,9 +50,9 @@ def _fresh() -> None:
     _failure.cache_clear()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *RECURRENT])
 def test_families_that_read_trees_rightly_pass(family: str) -> None:
-    config = FAMILIES[family]()
+    config = {**FAMILIES, **RECURRENT}[family]()
     config._attn_implementation = "eager" if family in EAGER_ONLY else "sdpa"
     check_tree_reading(config, device=CPU)
 
@@ -75,6 +86,14 @@ def forgotten_rows(self: LayerCache, committed: int, rows: Tensor) -> None:
     self.length = committed + rows.shape[0]
 
 
+def rows_of_another_path(self: StateCache, committed: int, rows: Tensor) -> None:
+    keep(self, committed, torch.arange(committed, committed + len(rows)))
+
+
+def siblings_inputs(self: Convolution, first: int, held: StateRows, visible: Tensor) -> Any:
+    return beside(self, first, held, causal_mask(*visible.shape, device=CPU))
+
+
 def rows_of_the_first_text(spans: Sequence[Span]) -> Any:
     return attending_to([Span(spans[0].rows, span.first, span.end) for span in spans])
 
@@ -97,6 +116,7 @@ def by_slots(self: QueryGrowth, positions: Tensor) -> Tensor:
 
 visible_of, attending_to = Span._visible, layer_major.attending
 sees, growth, reaches, rows_of = Reach.sees, QueryGrowth.of, attention.layer_reaches, LayerCache.rows
+beside, keep = Convolution.beside, StateCache.keep
 
 
 @pytest.mark.parametrize(
@@ -111,15 +131,21 @@ sees, growth, reaches, rows_of = Reach.sees, QueryGrowth.of, attention.layer_rea
         ("llama4", attention, "layer_reaches", of_the_layer_before),
         ("llama4", QueryGrowth, "of", by_slots),
         ("gemma4-shared", LayerCache, "rows", rows_of_later_chunks_too),
+        ("qwen3-next", StateCache, "keep", rows_of_another_path),
+        ("mamba2", StateCache, "keep", rows_of_another_path),
+        ("lfm2", Convolution, "beside", siblings_inputs),
     ],
-    ids=["window-by-kind", "window", "siblings", "rollback", "another-text", "chunk", "layer", "growth", "shared"],
+    ids=[
+        *("window-by-kind", "window", "siblings", "rollback", "another-text", "chunk", "layer", "growth", "shared"),
+        *("rollback-delta", "rollback-mamba2", "siblings-convolution"),
+    ],
 )
 def test_a_wrong_reading_of_our_own_would_be_noticed(
     family: str, place: Any, name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(place, name, wrong)
     with pytest.raises(EdgespecError, match=r"are off by|The size of tensor"):
-        check_tree_reading(FAMILIES[family](), device=CPU)
+        check_tree_reading({**FAMILIES, **RECURRENT}[family](), device=CPU)
 
 
 def test_the_copy_is_narrow_and_keeps_one_layer_of_each_kind() -> None:
@@ -130,6 +156,11 @@ def test_the_copy_is_narrow_and_keeps_one_layer_of_each_kind() -> None:
     mixed = narrow_copy(FAMILIES["gemma3"]())
     assert mixed.layer_types == ["sliding_attention", "full_attention"]
     assert config.num_hidden_layers == 80
+    recurrent = narrow_copy(Qwen3NextConfig(num_hidden_layers=8))
+    assert recurrent.layer_types == ["linear_attention", "full_attention"]
+    assert (recurrent.linear_num_key_heads, recurrent.linear_num_value_heads) == (2, 4)
+    mamba = narrow_copy(BambaConfig())
+    assert mamba.mamba_n_heads * mamba.mamba_d_head == mamba.mamba_expand * mamba.hidden_size
 
 
 def test_the_check_leaves_the_random_numbers_alone() -> None:

@@ -20,8 +20,9 @@ from edgespec.placement.place import (
     read_memory,
 )
 from edgespec.placement.run_place import RunPlace
+from edgespec.placement.states import state_sizes
 from edgespec.tree.settings import TreeSettings
-from tests.conftest import EAGER_ONLY, FAMILIES, SMALL, make_model
+from tests.conftest import EAGER_ONLY, FAMILIES, RECURRENT, SMALL, make_model
 
 GIB = 1 << 30
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -130,6 +131,24 @@ def test_rows_of_keys_and_values_are_those_that_a_cache_keeps() -> None:
         assert cache_bytes(causal.config, rows=text.layers[0].capacity, dtype=torch.float32) == text.num_bytes > 0, (
             family
         )
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+def test_states_and_rows_beside_them_are_those_that_a_cache_keeps(family: str) -> None:
+    config = RECURRENT[family]()
+    model = make_model(config)
+    sizes = state_sizes(model, torch.float32)
+    causal = CausalModel(model, device=CPU)
+    text = causal.new_text()
+    causal.read_text(text, torch.arange(8))  # none of which is folded yet
+    keys_bytes = cache_bytes(config, rows=max(layer.capacity for layer in text.layers), dtype=torch.float32)
+    assert text.num_bytes == keys_bytes + sizes.state_bytes + 8 * sizes.row_bytes
+    text.truncate(0)
+    causal.read_text(text, torch.arange(60))
+    text.truncate()
+    causal.read_text(text, torch.arange(20))
+    keys_bytes = cache_bytes(config, rows=max(layer.capacity for layer in text.layers), dtype=torch.float32)
+    assert text.num_bytes <= keys_bytes + sizes.texts_bytes(num_texts=1, rows=20)
 
 
 def test_a_mask_counts_for_every_head_of_a_group() -> None:

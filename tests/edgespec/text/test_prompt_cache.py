@@ -19,7 +19,7 @@ from edgespec.errors import EdgespecError
 from edgespec.model.text_cache import TextCache
 from edgespec.pair.pair import open_pair
 from edgespec.text.prompt_cache import HEADER, PromptCache, prompt_key
-from tests.conftest import FAMILIES, SMALL, make_model, save_folder
+from tests.conftest import FAMILIES, RECURRENT, SMALL, make_model, save_folder
 
 SYSTEM = [(7 * number) % 250 for number in range(40)]  # longer than the sliding windows
 PROMPTS = [[*SYSTEM, 3, 4, 5], [*SYSTEM, 9, 8], [*SYSTEM, 3, 1]]
@@ -279,3 +279,9 @@ def test_features_that_a_head_reads_are_kept_too() -> None:
     keys, values = other.layers[0].append(rows[:, :, 4:], rows[:, :, 4:] + 1)
     assert torch.equal(keys, rows)
     assert torch.equal(values, rows + 1)
+
+
+def test_a_recurrent_state_is_refused(tmp_path: Path) -> None:
+    target = save_folder(tmp_path / "recurrent", make_model(RECURRENT["lfm2"]()))
+    with open_engine(target, None) as engine, pytest.raises(EdgespecError, match="has recurrent layers"):
+        prompt_key(engine.pair, engine.place)

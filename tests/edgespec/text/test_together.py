@@ -17,7 +17,7 @@ from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.new_rows import NewRows
 from edgespec.text.request import TextRequest
-from tests.conftest import FAMILIES, SMALL, make_model, save_folder
+from tests.conftest import FAMILIES, RECURRENT, SMALL, make_model, save_folder
 
 NUM_TEXTS = 16
 TREES = {
@@ -26,7 +26,11 @@ TREES = {
     "sequoia": TreeSettings(policy="sequoia", size=9, draw="coupled"),
 }
 # Falcon computes its own attention: each of its layers reads one text after the other.
-READERS = {**FAMILIES, "falcon": lambda: FalconConfig(**{**SMALL, "num_attention_heads": 4}, alibi=False)}
+READERS = {
+    **FAMILIES,
+    **{family: RECURRENT[family] for family in ("lfm2", "qwen3-next", "falcon-h1", "mamba2")},
+    "falcon": lambda: FalconConfig(**{**SMALL, "num_attention_heads": 4}, alibi=False),
+}
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,51 @@
+"""What kinds of layers a configuration has: which keep keys and values, and which a recurrent state.
+
+A state can be followed through a tree where we know the functions that make it: see `edgespec.model.recurrent`.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from transformers import PretrainedConfig
+
+ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
+RECURRENT = {"linear_attention", "conv"}
+BOTH = {"hybrid"}
+NEITHER = {"mlp", "moe"}
+
+# Functions of transformers' modules: those that we know, and those of layers that we know by name alone.
+CONVOLUTION = "causal_conv1d_fn"
+SCANS = {"torch_chunk_gated_delta_rule", "mamba2_chunk_scan"}
+OTHER_SCANS = {"mamba_selective_scan": "Mamba 1 layers", "chunk_kimi_delta_attention": "Kimi delta attention"}
+
+
+def kinds_of(config: PretrainedConfig) -> list[str]:
+    """Return each layer's kind, as transformers names it."""
+    kinds = getattr(config, "layer_types", None)
+    return list(kinds) if kinds else ["full_attention"] * int(getattr(config, "num_hidden_layers", 0))
+
+
+def has_recurrent_layers(config: PretrainedConfig) -> bool:
+    """Return whether some layers keep a state."""
+    return not (RECURRENT | BOTH).isdisjoint(kinds_of(config))
+
+
+def attention_layers(config: PretrainedConfig) -> list[int]:
+    """Return the layers that keep keys and values: all kinds that are not known to have none."""
+    return [layer for layer, kind in enumerate(kinds_of(config)) if kind not in RECURRENT | NEITHER]
+
+
+def unknown_recurrent(config: PretrainedConfig) -> str | None:
+    """Return what recurrent layers there are that a tree cannot pass; None where it can pass all of them."""
+    if not has_recurrent_layers(config):
+        return None
+    if getattr(config, "num_mem_blocks", None):  # Zamba's: their caches are the layers' own all the same
+        return "layers that share one block of attention"
+    names = vars(importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_")))
+    others = [layers for scan, layers in OTHER_SCANS.items() if scan in names]
+    if others:
+        return others[0]
+    needs_scan = "conv" not in kinds_of(config)
+    is_known = CONVOLUTION in names and not (needs_scan and SCANS.isdisjoint(names))
+    return None if is_known else "recurrent layers of a kind of its own"

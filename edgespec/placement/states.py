@@ -1,0 +1,75 @@
+"""The memory of recurrent layers, in bytes, from the shapes of their mixers: states, rows beside them, temporaries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from edgespec.model.state_cache import OPEN_ROWS
+from offload.text_part import decoder_layers
+
+FLOAT32_BYTES = 4
+NUM_STATES = 2  # of a text: its own, and that of the prompt that was read last, or of the one that is being read
+NUM_ROW_COPIES = 6  # of a row's inputs, keys and values while they pass a mixer
+NUM_PAIR_COPIES = 4  # of what two rows of a tree have in common for each head
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSizes:
+    """The bytes that recurrent layers take."""
+
+    state_bytes: int = 0  # of all layers' states of a text
+    row_bytes: int = 0  # of a row beside all states
+    work_bytes: int = 0  # of a row's temporaries in the widest layer
+    pair_bytes: int = 0  # of two rows' temporaries in the widest layer
+
+    def texts_bytes(self, *, num_texts: int, rows: int) -> int:
+        """Return the bytes of texts under way, each with so many rows of a tree."""
+        return num_texts * (NUM_STATES * self.state_bytes + (rows + 2 * OPEN_ROWS) * self.row_bytes)
+
+    def pass_bytes(self, *, chunk_rows: int, rows: int) -> int:
+        """Return the bytes of the temporaries of a chunk of rows, each of which sees `rows`."""
+        return chunk_rows * (self.work_bytes + rows * self.pair_bytes)
+
+
+def state_sizes(model: PreTrainedModel, dtype: torch.dtype) -> StateSizes:
+    """Return the sizes of a model's recurrent layers, which need have no weights; zeros where it has none."""
+    mixers = [_sizes(module, dtype) for module in decoder_layers(model)[1].modules() if hasattr(module, "layer_idx")]
+    return StateSizes(
+        state_bytes=sum(sizes.state_bytes for sizes in mixers),
+        row_bytes=sum(sizes.row_bytes for sizes in mixers),
+        work_bytes=max((sizes.work_bytes for sizes in mixers), default=0),
+        pair_bytes=max((sizes.pair_bytes for sizes in mixers), default=0),
+    )
+
+
+def _sizes(mixer: nn.Module, dtype: torch.dtype) -> StateSizes:
+    """Return the sizes of one mixer; zeros where it is none."""
+    convolution = getattr(mixer, "conv1d", None) or getattr(mixer, "conv", None)
+    if not isinstance(convolution, nn.Conv1d):
+        return StateSizes()
+    channels, _, width = convolution.weight.shape
+    groups, key_width, heads, value_width = _memory_shape(mixer)
+    item = dtype.itemsize
+    return StateSizes(
+        state_bytes=(width - 1) * channels * item + heads * key_width * value_width * FLOAT32_BYTES,
+        row_bytes=(channels + groups * key_width + heads * value_width) * item + heads * FLOAT32_BYTES,
+        work_bytes=NUM_ROW_COPIES * (channels * item + heads * (key_width + value_width) * FLOAT32_BYTES),
+        pair_bytes=NUM_PAIR_COPIES * heads * FLOAT32_BYTES,
+    )
+
+
+def _memory_shape(mixer: nn.Module) -> tuple[int, int, int, int]:
+    """Return the groups of keys, a key's width, the heads, and a head's width; zeros without a memory."""
+    names = next((names for names in _SHAPES if all(hasattr(mixer, name) for name in names)), ())
+    groups, key_width, heads, value_width = (int(getattr(mixer, name)) for name in names) if names else (0, 0, 0, 0)
+    return groups, key_width, heads, value_width
+
+
+_SHAPES = (
+    ("num_k_heads", "head_k_dim", "num_v_heads", "head_v_dim"),  # gated delta rule
+    ("n_groups", "ssm_state_size", "num_heads", "head_dim"),  # Mamba 2
+)

@@ -1,0 +1,84 @@
+"""A target with recurrent layers, beside plain forwards of the same transformers model over the text that it holds."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from edgespec.model.causal_model import CausalModel
+from edgespec.model.target import Target
+from edgespec.tree.token_tree import TokenTree
+from tests.conftest import RECURRENT, VOCAB, make_model
+from tests.edgespec.model.test_families import path_logits, path_of, random_tree
+
+CPU = torch.device("cpu")
+KINDS = ["lfm2", "qwen3-next", "mamba2", "falcon-h1"]  # a short convolution, delta rule, Mamba 2, attention beside it
+
+
+class CutError(Exception):
+    """Ends a pass from within."""
+
+
+class Reader:
+    """A target, and plain forwards over the text that it holds."""
+
+    def __init__(self, model: PreTrainedModel, causal: CausalModel, seed: int) -> None:
+        self.plain, self.causal = model, causal
+        self.target = Target(causal)
+        self.generator = torch.Generator().manual_seed(seed)
+        self.text: list[int] = []
+
+    def tokens(self, count: int) -> list[int]:
+        return torch.randint(VOCAB - 1, (count,), generator=self.generator).tolist()
+
+    def read_prompt(self, count: int) -> None:
+        self.text = self.tokens(count)
+        assert_same(self.target.prefill(torch.tensor(self.text)), self.plain_logits())
+
+    def plain_logits(self) -> Tensor:
+        return self.plain(input_ids=torch.tensor([self.text]), use_cache=False).logits[0, -1]
+
+    def tree(self, nodes: int = 17) -> TokenTree:
+        return random_tree(self.tokens(1)[0], self.generator, nodes=nodes)
+
+    def check(self, tree: TokenTree, hidden: Tensor) -> None:
+        assert_same(self.target.logits(hidden), path_logits(self.plain, self.text, tree))
+
+    def commit(self, tree: TokenTree, node: int) -> None:
+        """Accept the path to `node`."""
+        path = path_of(tree, node)
+        self.target.commit(tuple(path[1:]))
+        self.text += [int(tree.tokens[node]) for node in path]
+
+    def look(self, node: int | None, *, nodes: int = 17) -> None:
+        """Read a tree, check it, and accept the path to a node: the deepest, unless told."""
+        tree = self.tree(nodes)
+        self.check(tree, self.target.look(tree))
+        deepest = max(range(tree.num_nodes), key=lambda node: len(path_of(tree, node)))
+        self.commit(tree, deepest if node is None else node)
+
+    def cut(self, make: Callable[[], object], share: float) -> None:
+        """Begin a pass, and end it after this share of its layers."""
+
+        def watch(done: float) -> None:
+            if done >= share:
+                raise CutError
+
+        self.causal.watch = watch
+        with pytest.raises(CutError):
+            make()
+        self.causal.watch = None
+
+
+def assert_same(found: Tensor, expected: Tensor) -> None:
+    error = float((found - expected).abs().max() / expected.abs().max())
+    assert error < 3e-5, error
+
+
+def readers(family: str, count: int = 1, *, chunk_rows: int = 512) -> list[Reader]:
+    model = make_model(RECURRENT[family]())
+    causal = CausalModel(copy.deepcopy(model), device=CPU, chunk_rows=chunk_rows)
+    return [Reader(model, causal, seed) for seed in range(count)]

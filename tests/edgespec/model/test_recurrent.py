@@ -1,0 +1,117 @@
+"""Recurrent layers under trees: nodes continue their parents' states, text by text.
+
+The reference is the same transformers model on each root-to-node path, without a cache.
+"""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from edgespec.model.causal_model import CausalModel
+from edgespec.model.state_cache import OPEN_ROWS
+from edgespec.tree.token_tree import TokenTree
+from tests.conftest import RECURRENT, make_model
+from tests.edgespec.model.reader import CPU, KINDS, assert_same, readers
+
+
+@pytest.mark.parametrize("chunk_rows", [512, 7])
+@pytest.mark.parametrize("family", RECURRENT)
+def test_trees_are_paths_over_commits_of_all_lengths(family: str, chunk_rows: int) -> None:
+    (reader,) = readers(family, chunk_rows=chunk_rows)
+    reader.read_prompt(3 * OPEN_ROWS + 5)
+    for node in (None, 0, 0, None, 3, 0, None):  # the root alone again and again: nothing was accepted
+        reader.look(node)
+
+
+@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize("count", [1, 2, OPEN_ROWS, OPEN_ROWS + 1, 2 * OPEN_ROWS, 2 * OPEN_ROWS + 1, 100])
+def test_prompts_of_any_length_are_read(family: str, count: int) -> None:
+    (reader,) = readers(family, chunk_rows=40)
+    reader.read_prompt(count)
+    reader.look(None)
+    reader.look(0)
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_a_prompt_may_be_read_in_several_passes(family: str) -> None:
+    (reader,) = readers(family)
+    reader.text = reader.tokens(90)
+    reader.target.begin(reader.text)
+    for count in (1, 50, 2, 33, 4):
+        (hidden,) = reader.target.read([reader.target.text_rows(count)])
+        reader.target.took_in(count)
+    assert_same(reader.target.logits(hidden[-1:])[0], reader.plain_logits())
+    reader.look(None)
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_large_trees_and_long_paths_are_read(family: str) -> None:
+    """A draft that has learnt the text has most of a deep tree accepted."""
+    (reader,) = readers(family, chunk_rows=24)
+    reader.read_prompt(20)
+    for _ in range(3):
+        tree = reader.tree(60)
+        near = [-1] + [max(0, node - 1 - node % 3) for node in range(1, 60)]
+        tree = TokenTree(**{**vars_of(tree), "parents": torch.tensor(near)})
+        reader.check(tree, reader.target.look(tree))
+        reader.commit(tree, 59)
+    assert len(reader.text) > 20 + 3 * 20
+
+
+def vars_of(tree: TokenTree) -> dict[str, Any]:
+    names = ("tokens", "parents", "ranks", "draw", "draft_rows")
+    return {name: getattr(tree, name) for name in names}
+
+
+@pytest.mark.parametrize("chunk_rows", [512, 24])
+@pytest.mark.parametrize("family", RECURRENT)
+def test_texts_share_passes_each_with_its_own_state(family: str, chunk_rows: int) -> None:
+    one, other, late = readers(family, 3, chunk_rows=chunk_rows)
+    one.read_prompt(40)
+    other.read_prompt(7)
+    late.text = late.tokens(45)
+    late.target.begin(late.text)
+    for node in (4, 0, 9):
+        trees = [one.tree(), other.tree()]
+        parts = [reader.target.tree_rows(tree) for reader, tree in zip((one, other), trees, strict=True)]
+        hidden = one.target.read([parts[0], late.target.text_rows(15), parts[1]])
+        late.target.took_in(15)
+        for reader, tree, states in ((one, trees[0], hidden[0]), (other, trees[1], hidden[2])):
+            reader.check(tree, states)
+            reader.commit(tree, node)
+    assert_same(late.target.logits(hidden[1][-1:])[0], late.plain_logits())
+    late.look(None)
+
+
+def test_features_of_texts_leave_no_state_behind() -> None:
+    (reader,) = readers("qwen3-next")
+    texts = [torch.tensor(reader.tokens(count)) for count in (50, 3, 20)]
+    together = reader.causal.features_of_texts(texts)
+    for text, features in zip(texts, together, strict=True):
+        expected = reader.plain(input_ids=text[None], use_cache=False).logits[0]
+        assert_same(reader.causal.logits(features), expected)
+
+
+def test_outside_our_passes_transformers_functions_are_what_they_were() -> None:
+    model = make_model(RECURRENT["qwen3.5"]())
+    ids = torch.arange(40)[None]
+    before = model(input_ids=ids).logits
+    CausalModel(copy.deepcopy(model), device=CPU)
+    assert torch.equal(model(input_ids=ids).logits, before)
+    generated = model.generate(ids, max_new_tokens=4, do_sample=False, eos_token_id=None)
+    assert generated.shape[1] == 44
+
+
+@pytest.mark.parametrize("count", [3, 60])
+@pytest.mark.parametrize("family", KINDS)
+def test_the_last_token_of_a_prompt_may_become_a_root(family: str, count: int) -> None:
+    (reader,) = readers(family)
+    reader.read_prompt(count)
+    reader.target.uncommit_last()
+    tree = reader.tree()
+    tree.tokens[0] = reader.text.pop()
+    reader.check(tree, reader.target.look(tree))
+    reader.commit(tree, 5)
+    reader.look(None)

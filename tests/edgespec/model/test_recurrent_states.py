@@ -1,0 +1,172 @@
+"""States of recurrent layers: what was cut or dropped leaves no trace, and texts go on from where states reach.
+
+Wrong versions are tried at the end: each of them fails a test of this file.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from edgespec.model.recurrent_forms import Convolution, DeltaRule, Mamba2
+from edgespec.model.state_cache import OPEN_ROWS, StateCache, StateRows
+from edgespec.model.target import Target
+from edgespec.model.reach import causal_mask
+from tests.edgespec.model.reader import CPU, KINDS, CutError, Reader, assert_same, readers
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5])  # before the second layer, and before the last
+@pytest.mark.parametrize("family", KINDS)
+def test_a_pass_that_is_cut_and_made_again_counts_once(family: str, share: float) -> None:
+    (reader,) = readers(family)
+    reader.text = reader.tokens(60)
+    reader.target.begin(reader.text)
+    reader.target.read([reader.target.text_rows(50)])  # whole, and not taken in
+    reader.cut(lambda: reader.target.prefill(torch.tensor(reader.text)), share)
+    assert_same(reader.target.prefill(torch.tensor(reader.text)), reader.plain_logits())
+    reader.look(None)
+    for _ in range(2):
+        tree = reader.tree()
+        reader.cut(lambda tree=tree: reader.target.look(tree), share)  # type: ignore[misc]
+        reader.look(None)
+        reader.target.look(reader.tree())  # whole, and not accepted
+        reader.look(0)
+
+
+@pytest.mark.parametrize("form", [DeltaRule, Mamba2])
+def test_a_pass_may_end_between_the_functions_of_a_mixer(form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (reader,) = readers("qwen3-next" if form is DeltaRule else "mamba2")
+    reader.read_prompt(40)
+    reader.look(None)
+
+    def fail(*_: Any) -> None:
+        raise CutError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(form, "beside", fail)
+        with pytest.raises(CutError):
+            reader.target.look(reader.tree())
+    reader.look(None)
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_rows_are_kept_as_far_as_states_reach_back(family: str) -> None:
+    """A text goes on from its whole, or from the end of its last prompt; from before that it is read again."""
+    (reader,) = readers(family)
+    reader.read_prompt(60)
+    prompt = list(reader.text)
+    reader.look(None)
+    reader.look(None)
+    whole, length = list(reader.text), len(reader.text)
+    cases = [
+        (whole + reader.tokens(50), length),
+        ([*whole[: 60 - 5], 1, 2, 3], 55),
+        (prompt[:-OPEN_ROWS] + reader.tokens(2), 60 - OPEN_ROWS),
+        (whole[:61] + reader.tokens(5), 60),
+        (whole[:-1] + reader.tokens(5), length - 1),
+        (prompt[:20] + reader.tokens(30), 0),
+    ]
+    for ids, kept in cases:
+        again = Reader(reader.plain, reader.causal, seed=5)
+        again.target = Target(reader.causal, reader.target.cache.copy(length))
+        again.text = ids
+        assert_same(again.target.prefill(torch.tensor(ids)), again.plain_logits())
+        assert again.target.num_kept == kept
+        again.look(None)
+        again.look(0)
+    reader.look(None)  # the copies have left it alone
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_copies_of_a_text_share_what_it_has_read(family: str) -> None:
+    """Samples of one prompt begin on its rows, also when the first of them has gone on."""
+    (reader,) = readers(family)
+    reader.read_prompt(60)
+    prompt = list(reader.text)
+    reader.look(None)
+    copied = reader.target.cache.copy(59)
+    assert list(copied.ids) == prompt[:59]
+    assert copied.length == 59
+    sample = Reader(reader.plain, reader.causal, seed=9)
+    sample.target, sample.text = Target(reader.causal, copied), prompt
+    assert_same(sample.target.prefill(torch.tensor(prompt)), sample.plain_logits())
+    assert sample.target.num_kept == 59
+    sample.look(None)
+    reader.look(None)
+    sample.look(None)
+
+
+def test_states_count_as_memory_once_where_they_are_shared() -> None:
+    (reader,) = readers("qwen3-next")
+    reader.read_prompt(60)
+    before = reader.target.cache.num_bytes
+    state_bytes = 2 * 4 * 8 * 16 * 4  # layers, heads, key and value dimensions, float32
+    reader.target.cache.truncate()  # the state of the prompt is the text's, and is kept for the next turn
+    assert reader.target.cache.num_bytes == before - state_bytes - 2 * 3 * (2 * 2 * 8 + 4 * 16) * 4
+
+
+SIGHTED = {form: form.beside for form in (Convolution, DeltaRule, Mamba2)}
+TRUNCATE, KEEP, AT = StateCache.truncate, StateCache.keep, StateCache.at
+
+
+def sees_siblings(self: Any, first: int, held: StateRows, visible: Tensor) -> Any:
+    return SIGHTED[type(self)](self, first, held, causal_mask(*visible.shape, device=CPU))
+
+
+def keeps_what_was_cut(self: StateCache, rows: int) -> None:
+    if self._ahead is not None:
+        self._kept, self._ahead = self._ahead.until(self._ahead.start), None
+
+
+def forgets_the_root(self: StateCache, committed: int, rows: Tensor) -> None:
+    KEEP(self, committed, rows[1:])
+
+
+def keeps_other_rows(self: StateCache, committed: int, rows: Tensor) -> None:
+    KEEP(self, committed, torch.arange(committed, committed + len(rows)))
+
+
+def folds_again(self: StateCache, committed: int) -> StateRows:
+    before = self._kept
+    held = AT(self, committed)
+    if self._kept is not before and before.num_open:
+        state, _ = self._fold(self._kept.state, before.rows, committed - before.start)
+        self._kept = StateRows(start=committed, state=state, rows=held.rows)
+    return self._last
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "wrong", "families"),
+    [
+        (Convolution, "beside", sees_siblings, KINDS),
+        (DeltaRule, "beside", sees_siblings, ["qwen3-next"]),
+        (Mamba2, "beside", sees_siblings, ["mamba2", "falcon-h1"]),
+        (StateCache, "truncate", keeps_what_was_cut, KINDS),
+        (StateCache, "keep", forgets_the_root, KINDS),
+        (StateCache, "keep", keeps_other_rows, KINDS),
+        (StateCache, "at", folds_again, KINDS),
+    ],
+    ids=["sibling-taps", "wrong-parent-delta", "wrong-parent-mamba2", "cut", "empty", "path", "twice"],
+)
+def test_wrong_versions_would_be_noticed(
+    place: Any, name: str, wrong: Any, families: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, name, wrong)
+    for family in families:
+        with pytest.raises((AssertionError, RuntimeError)):
+            test_a_pass_that_is_cut_and_made_again_counts_once(family, 0.5)
+
+
+def test_a_state_that_is_thought_to_reach_back_further_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut_anywhere(self: StateCache, rows: int) -> None:
+        if rows < self._kept.start:
+            self._kept, self._turn = StateRows(start=rows, state=self._kept.state), None
+        else:
+            TRUNCATE(self, rows)
+
+    monkeypatch.setattr(StateCache, "reach", lambda _self, rows: rows)
+    monkeypatch.setattr(StateCache, "truncate", cut_anywhere)
+    for family in KINDS:
+        with pytest.raises(AssertionError):
+            test_rows_are_kept_as_far_as_states_reach_back(family)
