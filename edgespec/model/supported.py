@@ -81,12 +81,12 @@ def _reason(text: PretrainedConfig) -> str | None:
     recurrent = unknown_recurrent(text)
     if recurrent is not None:
         return f"has {recurrent}, whose state cannot be followed through a token tree"
-    is_attending = any(getattr(of, "num_attention_heads", None) for of in text.per_layer_config)
-    if not is_attending and not has_recurrent_layers(text):
+    layers = [getattr(of, "num_attention_heads", None) for of in text.per_layer_config]
+    if layers and not any(layers) and not has_recurrent_layers(text):
         return "has recurrent layers of a kind of its own, whose state cannot be followed through a token tree"
     is_encoder = text.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not text.is_encoder_decoder
     if is_encoder and getattr(text, "is_decoder", None) is False:
-        return "reads a text in both directions: `is_decoder` is false in its config.json"
+        return "reads a text in both directions: is_decoder is false in its config.json"
     if getattr(text, "use_bidirectional_attention", None) in (True, "all"):
-        return "reads a text in both directions: `use_bidirectional_attention` is set in its config.json"
+        return "reads a text in both directions: use_bidirectional_attention is set in its config.json"
     return None

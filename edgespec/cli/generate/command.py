@@ -48,7 +48,7 @@ SECTIONS = {
     "Prompts": (
         "prompts_file", "lines", "start", "limit", "only", "category", "repeat", "system_file", "raw", "truncate",
     ),
-    "Results": ("format_name", "ordered", "overwrite", "force", "fail_fast", "live_text", "dry_run"),
+    "Results": ("format_name", "logprobs", "ordered", "overwrite", "force", "fail_fast", "live_text", "dry_run"),
     **LAST,
 }  # fmt: skip
 

@@ -9,10 +9,13 @@ import click
 
 FIRST = "Options"
 MODELS = ("revision", "draft_revision", "online", "config")
-SAMPLING = ("greedy", "top_k", "top_p", "min_p", "stop")
+SAMPLING = (
+    "greedy", "top_k", "top_p", "min_p", "stop", "ignore_eos", "repetition_penalty", "presence_penalty",
+    "frequency_penalty", "logit_bias", "json_schema", "grammar",
+)  # fmt: skip
 MACHINE = (
     "max_cpu_mem", "gpu_margin", "resident_layers", "ctx_size", "parallel", "quant", "draft_quant", "device", "dtype",
-    "threads",
+    "threads", "prompt_cache",
 )  # fmt: skip
 MESSAGES = ("quiet", "verbose", "log_file")
 ADVANCED = (

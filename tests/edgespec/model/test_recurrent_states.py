@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from edgespec.model.reach import causal_mask
 from edgespec.model.recurrent_forms import Convolution, DeltaRule, Mamba2
 from edgespec.model.state_cache import OPEN_ROWS, StateCache, StateRows
 from edgespec.model.target import Target
-from edgespec.model.reach import causal_mask
 from tests.edgespec.model.reader import CPU, KINDS, CutError, Reader, assert_same, readers
 
 

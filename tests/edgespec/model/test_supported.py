@@ -18,7 +18,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "udop": ({}, "an encoder with a decoder"),
     "minimax": ({}, "in a cache of its own"),
     "zaya": ({}, "convolutions inside its attention"),
-    "bert": ({}, "in both directions: `is_decoder` is false"),
+    "bert": ({}, "in both directions: is_decoder is false"),
     "gemma3_text": ({"use_bidirectional_attention": True}, "in both directions"),
     "recurrent_gemma": ({}, "keeps a state in its modules"),
     "blt": ({}, "bytes in patches"),
