@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -18,14 +19,19 @@ from tests.cli.conftest import RunCli
 SECTIONED = ("chat", "generate")
 
 
+def context_of(command: click.Command, **options: Any) -> click.Context:
+    """A context as a run has it: a command keeps the help option of its first one."""
+    return click.Context(command, help_option_names=["-h", "--help"], **options)
+
+
 def command_named(name: str) -> SectionedCommand:
-    found = leaf_commands(click.Context(cli, info_name="edgespec"))[name]
+    found = leaf_commands(context_of(cli, info_name="edgespec"))[name]
     assert isinstance(found, SectionedCommand)
     return found
 
 
 def help_of(name: str) -> str:
-    return command_named(name).get_help(click.Context(command_named(name), info_name=name, terminal_width=80))
+    return command_named(name).get_help(context_of(command_named(name), info_name=name, terminal_width=80))
 
 
 @pytest.mark.parametrize("name", SECTIONED)
@@ -45,7 +51,7 @@ def test_the_first_screen_has_what_most_people_need(name: str) -> None:
 def test_every_option_stands_in_one_section_with_all_its_spellings(name: str) -> None:
     command, text = command_named(name), help_of(name)
     placed = [option for options in command.sections.values() for option in options]
-    known = {str(option.name) for option in command.get_params(click.Context(command))}
+    known = {str(option.name) for option in command.get_params(context_of(command))}
     assert len(placed) == len(set(placed))
     assert known - set(placed) <= {"prompts", "target", "_click_default_help"}  # arguments, and --help
     for option in command.params:
@@ -56,7 +62,7 @@ def test_every_option_stands_in_one_section_with_all_its_spellings(name: str) ->
 
 
 def test_names_of_sections_are_those_of_options() -> None:
-    known = {str(option.name) for name in SECTIONED for option in command_named(name).get_params(click.Context(cli))}
+    known = {str(option.name) for name in SECTIONED for option in command_named(name).get_params(context_of(cli))}
     placed = {option for name in SECTIONED for options in command_named(name).sections.values() for option in options}
     assert placed <= known
     assert {field.name for field in dataclasses.fields(TreeSettings)} - {"reranked"} <= set(ADVANCED)

@@ -56,8 +56,8 @@ class Request:
     max_new_tokens: int  # of each turn
     seed: int
     stop: tuple[str, ...]
-    grammar: Grammar | None
-    logprobs: int | None
+    grammar: Grammar | None = None
+    logprobs: int | None = None
     truncated: Truncated | None = None
     fault: EdgespecError | None = None  # why it cannot be run
 

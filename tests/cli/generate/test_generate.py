@@ -79,7 +79,10 @@ def test_a_record_has_the_fields_that_are_promised(run_cli: RunCli, pair_options
     assert sum(spec["accept_lengths"]) == 8  # the first token comes from the prompt's pass
     assert spec["passes"] == len(spec["accept_lengths"])
     assert spec["draft_n_accepted"] == 8 - spec["passes"]
-    assert record["sampling"] == {"temperature": 0.7, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": 3}
+    assert record["sampling"] == {
+        "temperature": 0.7, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0,
+        "frequency_penalty": 0.0, "logit_bias": {}, "ignore_eos": False, "seed": 3,
+    }  # fmt: skip
     assert {"ttft_s", "prefill_s", "prefill_tps", "decode_s", "decode_tps", "total_s"} == record["timings"].keys()
     assert record["memory"]["cpu_peak_bytes"] > 0
     assert {"model", "draft_model", "quant", "config_hash", "edgespec", "created", "error"} <= record.keys()

@@ -126,7 +126,7 @@ class Terminal:
     @property
     def drawn(self) -> list[str]:
         """The lines that were drawn to be drawn over."""
-        lines = re.split(r"\r\n|\r|\n|\x1b\[\d*[AK]", self.written)
+        lines = re.split(r"\r\n|\r|\n|\x1b\[\d*[AK]|(?=loading target)", self.written)
         plain = [SEQUENCE.sub("", line) for line in lines]
         return [line for line in plain if re.search("of 12 prompts|MiB|loading|reading|/40", line)]
 
@@ -142,7 +142,7 @@ def test_a_terminal_shows_what_is_under_way_and_no_line_is_too_long(columns: int
     drawn = terminal.drawn
     assert any("loading torch and transformers" in line for line in drawn)
     assert any(re.match(r"\d+ of 12 prompts · at most \d+ s left", line) for line in drawn)
-    assert any(re.match(r"a-name-\[red\]\d+ \d+/40, .*\+\d more$", line) for line in drawn)
+    assert any(re.match(r"a-name-\[red\]\d+ \d+/40(, |$)", line) for line in drawn)
     if columns == 100:
         assert any(re.search(r"left · \d+\.\d tok/s · 5 under way · \d+ tokens$", line) for line in drawn)
     assert max(map(len, drawn)) <= columns

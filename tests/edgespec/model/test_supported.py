@@ -10,11 +10,10 @@ from edgespec.model.supported import check_supported, understanding
 from tests.conftest import FAMILIES
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "qwen3_next": ({}, "linear_attention layers, which keep a state"),
     "deepseek_v32": ({}, "indexed_attention layers, which choose the keys that they read by an index"),
     "deepseek_v4": ({}, "read keys that several rows were compressed into"),
-    "mamba": ({}, "linear_attention layers, which keep a state"),
-    "rwkv": ({}, "has no attention in its layers"),
+    "mamba": ({}, "Mamba 1 layers, whose state cannot be followed"),
+    "rwkv": ({}, "recurrent layers of a kind of its own"),
     "udop": ({}, "an encoder with a decoder"),
     "minimax": ({}, "in a cache of its own"),
     "zaya": ({}, "convolutions inside its attention"),
