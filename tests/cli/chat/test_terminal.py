@@ -167,7 +167,9 @@ def test_interrupts_of_an_answer(tmp_path: Path) -> None:
 def test_a_narrow_terminal_breaks_the_first_lines_between_words(columns: int, tmp_path: Path) -> None:
     terminal = Terminal(["-m", "edgespec", "chat", "-n", "5"], tmp_path)
     terminal.child.setwinsize(30, columns)
-    shown = [re.split(r"\r|\x1b\[\d*[AK]", line.rstrip("\r"))[-1] for line in terminal.ready().split("\n")]
+    terminal.ready()
+    pieces = re.split(r"\r\n|\r|\n|\x1b\[\d*[AK]", terminal.child.before)  # what is drawn over stands alone
+    shown = [SEQUENCE.sub("", piece) for piece in pieces]
     lines = [line for line in shown if line.strip() and "MiB" not in line and "loading" not in line]
     assert max(map(len, lines)) <= columns
     text = " ".join(line.strip() for line in lines)
