@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 from transformers import (
     DiffLlamaConfig,
-    Dots3NoteTextConfig,
     Gemma3nTextConfig,
     JambaConfig,
     MambaConfig,
@@ -73,13 +73,6 @@ UNUSUAL: dict[str, Callable[[], PretrainedConfig]] = {
         layer_types=MIXED[:2] * 2, num_kv_shared_layers=2, activation_sparsity_pattern=[0.5, 0.0, 0.0, 0.0],
         vocab_size_per_layer_input=VOCAB, hidden_size_per_layer_input=8, laurel_rank=8,
     ),
-    # latents of two sizes, and a window in some layers
-    "dots3": lambda: Dots3NoteTextConfig(
-        **SMALL, **LATENT, num_key_value_heads=4, moe_intermediate_size=16, n_routed_experts=4, num_experts_per_tok=2,
-        shared_experts_intermediate_size=16, use_dsa=False, layer_types=MIXED, sliding_window=WINDOW, head_dim=16,
-        swa_num_attention_heads=2, swa_num_key_value_heads=2, swa_q_lora_rank=16, swa_kv_lora_rank=24,
-        swa_head_dim=16, swa_qk_nope_head_dim=8, swa_v_head_dim=8,
-    ),
     # attention that is asked for twice a layer
     "diffllama": lambda: DiffLlamaConfig(**GROUPED),
     # positions that images would have three numbers of
@@ -89,6 +82,28 @@ UNUSUAL: dict[str, Callable[[], PretrainedConfig]] = {
                        "out_hidden_size": 32, "num_position_embeddings": 16, "deepstack_visual_indexes": [1]},
     ),
 }  # fmt: skip
+if hasattr(transformers, "Dots3NoteTextConfig"):  # not in the oldest transformers that we take
+    # latents of two sizes, and a window in some layers
+    UNUSUAL["dots3"] = lambda: transformers.Dots3NoteTextConfig(
+        **SMALL,
+        **LATENT,
+        num_key_value_heads=4,
+        moe_intermediate_size=16,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        shared_experts_intermediate_size=16,
+        use_dsa=False,
+        layer_types=MIXED,
+        sliding_window=WINDOW,
+        head_dim=16,
+        swa_num_attention_heads=2,
+        swa_num_key_value_heads=2,
+        swa_q_lora_rank=16,
+        swa_kv_lora_rank=24,
+        swa_head_dim=16,
+        swa_qk_nope_head_dim=8,
+        swa_v_head_dim=8,
+    )
 
 
 @pytest.mark.parametrize("chunk_rows", [512, 7])
