@@ -167,6 +167,8 @@ RECURRENT: dict[str, Callable[[], PretrainedConfig]] = {
 }
 if hasattr(transformers, "Lfm3Config"):  # not in the oldest transformers that we take
     RECURRENT["lfm3"] = lambda: transformers.Lfm3Config(**GROUPED, **CONVOLUTIONS)
+if not hasattr(Gemma4TextConfig, "kv_sharing_modes"):  # in the oldest transformers that we take
+    del FAMILIES["gemma4-shared"]
 EAGER_ONLY = {"gemma2", "mamba2"}  # soft-capped scores, and no attention at all: transformers refuses sdpa for them
 
 

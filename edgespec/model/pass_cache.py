@@ -66,6 +66,10 @@ class PassCache(Cache):
         """Return the key length and the offset for a mask, which nobody reads."""
         return query_length, 0
 
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        """Return False."""
+        return False
+
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
         """Return None, and remember who asked."""
         _mixer.set((layer_idx, state_idx))

@@ -78,6 +78,8 @@ def _reason(text: PretrainedConfig) -> str | None:
     if kinds:
         why = dict.fromkeys(_UNREAD_KINDS.get(kind, "are unknown here") for kind in kinds)
         return f"has {', '.join(kinds)} layers, which {'; or '.join(why)}"
+    if getattr(text, "num_kv_shared_layers", None) and not hasattr(text, "kv_sharing_modes"):
+        return "shares keys and values among layers, which only a newer transformers lets others know of"
     recurrent = unknown_recurrent(text)
     if recurrent is not None:
         return f"has {recurrent}, whose state cannot be followed through a token tree"

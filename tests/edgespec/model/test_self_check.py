@@ -143,9 +143,12 @@ beside, keep = Convolution.beside, StateCache.keep
 def test_a_wrong_reading_of_our_own_would_be_noticed(
     family: str, place: Any, name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    families = {**FAMILIES, **RECURRENT}
+    if family not in families:
+        pytest.skip("this transformers does not have it")
     monkeypatch.setattr(place, name, wrong)
     with pytest.raises(EdgespecError, match=r"are off by|The size of tensor"):
-        check_tree_reading({**FAMILIES, **RECURRENT}[family](), device=CPU)
+        check_tree_reading(families[family](), device=CPU)
 
 
 def test_the_copy_is_narrow_and_keeps_one_layer_of_each_kind() -> None:
