@@ -200,6 +200,8 @@ def test_ctrl_c_while_importing_leaves_with_130_and_no_trace(command: str, after
     terminal = Terminal(["-c", program], tmp_path)
     terminal.see("begun")
     time.sleep(after_s)
+    if not terminal.child.isalive():
+        pytest.skip("it was over before")
     terminal.keys("\x03")
     assert terminal.end() == 130
     assert terminal.child.before.count("stopped: interrupted") == 1

@@ -103,11 +103,13 @@ class Terminal:
     def __init__(self, arguments: list[str], folder: Path, *, columns: int) -> None:
         pexpect = pytest.importorskip("pexpect")
         started = time.perf_counter()
+        # Its width is the terminal's own, whatever COLUMNS says here.
+        environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         child = pexpect.spawn(
             sys.executable,
             ["-m", "edgespec", *arguments],
             cwd=str(folder),
-            env={**os.environ, "PYTHONPATH": str(ROOT), "EDGESPEC_HOME": str(folder), "TERM": "xterm"},
+            env={**environment, "PYTHONPATH": str(ROOT), "EDGESPEC_HOME": str(folder), "TERM": "xterm"},
             encoding="utf-8",
             timeout=120,
             dimensions=(30, columns),
