@@ -70,6 +70,7 @@ def _memory_shape(mixer: nn.Module) -> tuple[int, int, int, int]:
 
 
 _SHAPES = (
-    ("num_k_heads", "head_k_dim", "num_v_heads", "head_v_dim"),  # gated delta rule
+    # Gated delta rule. The oldest transformers we run with repeats a group's key for each of its heads.
+    ("num_v_heads", "head_k_dim", "num_v_heads", "head_v_dim"),
     ("n_groups", "ssm_state_size", "num_heads", "head_dim"),  # Mamba 2
 )
