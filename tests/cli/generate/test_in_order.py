@@ -182,7 +182,7 @@ def record(name: str) -> str:
 @pytest.mark.skipif(sys.platform == "win32", reason="no signal that cannot be caught")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_process_that_is_killed_keeps_what_waits(number: signal.Signals, tmp_path: Path) -> None:
-    rows = [{"id": "slow", "prompt": "def main(", "max_new_tokens": 1500}]
+    rows = [{"id": "slow", "prompt": "def main(", "max_new_tokens": 300}]
     rows += [{"id": f"r{index}", "prompt": "import os", "max_new_tokens": 3} for index in range(6)]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     command = [sys.executable, "-m", "edgespec", "generate", "p.jsonl", "-o", "out.jsonl", "--ordered", "--temp", "0"]

@@ -290,7 +290,7 @@ def test_what_sigterm_ends_goes_on_by_the_command_that_it_prints(
 ) -> None:
     """Also before there is a record that could tell the seed."""
     (tmp_path / "p.jsonl").write_text(prompts("a", "b", "c")["p.jsonl"])
-    common = ["p.jsonl", "-m", str(pair_folders[0].absolute()), "--temp", "1", "-n", "200", "-np", "1", "-o"]
+    common = ["p.jsonl", "-m", str(pair_folders[0].absolute()), "--temp", "1", "-n", "80", "-np", "1", "-o"]
     command = [sys.executable, "-m", "edgespec", "generate"]
     more: dict[str, Any] = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(Path.cwd())}, "text": True}
     out = tmp_path / "out.jsonl"
