@@ -21,6 +21,7 @@ import psutil
 from edgespec import __version__
 from edgespec.files import cache_folder, history_file, profiles_folder, sessions_folder
 from edgespec.model.cores import WAITING, chosen_by, read_cores, threads_in_words
+from edgespec.model.host_memory import free_host_bytes
 
 GIB = 1 << 30
 OK, WARN, FAIL = "ok", "warn", "fail"
@@ -86,13 +87,14 @@ def _numbers(version: str) -> list[int]:
 def check_memory() -> Check:
     """Check that there is free RAM."""
     memory = psutil.virtual_memory()
+    free_bytes = min(memory.available, free_host_bytes())
     text = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB of RAM are free"
-    status = OK if memory.available >= LEAST_FREE_BYTES else WARN
+    if free_bytes < memory.available:
+        text += f", of which this process's control group leaves {free_bytes / GIB:.1f} GiB"
+    status = OK if free_bytes >= LEAST_FREE_BYTES else WARN
     if status == WARN:
         text += ": little room for anything but streaming from disk"
-    return Check(
-        name="memory", status=status, text=text, facts={"free_bytes": memory.available, "total_bytes": memory.total}
-    )
+    return Check(name="memory", status=status, text=text, facts={"free_bytes": free_bytes, "total_bytes": memory.total})
 
 
 def check_threads() -> Check:

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from edgespec.config import require
+from edgespec.model.cgroup import cgroup_folders
 
 # Whoever sets one of these has chosen the number of threads; torch reads them when it is imported.
 CHOSEN_BY = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -99,24 +100,9 @@ def _physical(allowed: tuple[int, ...], root: Path) -> int:
 
 def _cpu_quota(root: Path) -> float | None:
     """Return the least quota of the process's cgroup and of those above it, of either version."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:  # not Linux
-        return None
-    found = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            places, read = ["sys/fs/cgroup"], _quota_v2
-        elif "cpu" in controllers.split(","):
-            places, read = [f"sys/fs/cgroup/{controllers}", "sys/fs/cgroup/cpu"], _quota_v1
-        else:
-            continue
-        below = Path(path.strip("/"))
-        # A container may be shown its path on the host, of which only the end is mounted: the mount itself counts too.
-        for place in places:
-            found += [quota for part in (below, *below.parents) if (quota := read(root / place / part)) is not None]
-    return min(found, default=None)
+    read = {1: _quota_v1, 2: _quota_v2}
+    found = (read[version](folder) for version, folder in cgroup_folders("cpu", root))
+    return min((quota for quota in found if quota is not None), default=None)
 
 
 def _quota_v2(folder: Path) -> float | None:

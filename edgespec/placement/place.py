@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Unpack
 
-import psutil
 import torch
 
 from edgespec.config import MIN_CONTEXT, MemoryLimits
 from edgespec.errors import EdgespecError, offload_errors
+from edgespec.model.host_memory import free_host_bytes
 from edgespec.pair.find import find_pair
 from edgespec.pair.folder import ModelFolder, open_architecture, open_draft_architecture
 from edgespec.pair.pair import DEMO_FOLDER
@@ -39,7 +39,7 @@ def read_memory(limits: MemoryLimits, device: torch.device) -> Memory:
 
     Raises EdgespecError for a device that is not there and has no limit to plan for.
     """
-    host_bytes = max(0, psutil.virtual_memory().available - MARGIN_BYTES)
+    host_bytes = max(0, free_host_bytes() - MARGIN_BYTES)
     if device.type == "cpu":
         return memory_within(limits, host_bytes=host_bytes, free_device_bytes=None)
     if torch.cuda.is_available():

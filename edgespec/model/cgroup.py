@@ -1,0 +1,30 @@
+"""The control groups that this process is in: where Linux and containers write down its limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def cgroup_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[int, Path]]:
+    """Yield the folders that may limit this process: its own group's and those above it, each with its version, 1 or 2.
+
+    Not all of them exist. There are none where the system is not Linux. `root` is where the system's files lie.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            version, places = 2, ["sys/fs/cgroup"]
+        elif controller in controllers.split(","):
+            version, places = 1, [f"sys/fs/cgroup/{controllers}", f"sys/fs/cgroup/{controller}"]
+        else:
+            continue
+        below = Path(path.strip("/"))
+        # A container may be shown its path on the host, of which only the end is mounted: the mount itself counts too.
+        for place in places:
+            for part in (below, *below.parents):
+                yield version, root / place / part
