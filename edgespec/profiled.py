@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from edgespec.errors import EdgespecError, profile_errors
 from edgespec.files import profiles_folder
 from edgespec.measured import pass_shares
@@ -146,7 +148,7 @@ def set_up_by_profile(
     weights = pair_weights(pair.target, pair.draft, place)
     placed = _placer(weights, read_memory(place.limits, place.device))
     facts_with = _matcher(pair, place, placed, given, temperature)
-    profile, differences, notes = _find(source, pair, facts_with)
+    profile, differences, notes = _find(source, pair, place.device, facts_with)
     if profile is None:
         found = set_up(pair, share_passes(place, PassShares()), own, is_tuned=is_tuned)
         return replace(found, notes=notes + found.notes)
@@ -177,7 +179,7 @@ def kept_profile(pair: ModelPair, place: RunPlace) -> Profile:
     placed = _placer(pair_weights(pair.target, pair.draft, place), read_memory(place.limits, place.device))
     folder = profiles_folder()
     with profile_errors():
-        found = find_profile(folder, machine_facts(), pair.names, _matcher(pair, place, placed, {}, 0.0))
+        found = find_profile(folder, machine_facts(place.device), pair.names, _matcher(pair, place, placed, {}, 0.0))
     if found.profile is not None:
         return found.profile
     why = f", and '{found.path}' does not fit: {'; '.join(found.stale)}" if found.stale else ""
@@ -213,10 +215,10 @@ def _matcher(
 
 
 def _find(
-    source: str, pair: ModelPair, facts_with: Callable[[Profile], PairFacts]
+    source: str, pair: ModelPair, device: torch.device, facts_with: Callable[[Profile], PairFacts]
 ) -> tuple[Profile | None, tuple[str, ...], tuple[str, ...]]:
     """Return the profile, how what it was measured with differs, and what is to be said about it."""
-    machine = machine_facts()
+    machine = machine_facts(device)
     with profile_errors():
         if source == "auto":
             found = find_profile(profiles_folder(), machine, pair.names, facts_with)

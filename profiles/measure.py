@@ -122,10 +122,12 @@ class Series(Generic[Key]):
         return {key: Repeats(tuple(s for found in self._sittings for s in found[key].seconds)) for key in self.tasks}
 
 
-def machine_facts() -> MachineFacts:
-    """Return the facts of the machine that runs this."""
-    accelerator = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
-    driver, link = _driver_and_link() if accelerator else (None, None)
+def machine_facts(device: torch.device | None = None) -> MachineFacts:
+    """Return the facts of the machine that computes on this device; without one, on its first card if it has any."""
+    device = torch.device("cuda", 0) if device is None else device
+    is_there = device.type == "cuda" and torch.cuda.is_available()
+    accelerator = torch.cuda.get_device_properties(device) if is_there else None
+    driver, link = _driver_and_link(f"GPU-{accelerator.uuid}") if accelerator else (None, None)
     return MachineFacts(
         system=platform.platform(),
         processor=_processor_name(),
@@ -201,15 +203,15 @@ def copy_bytes_per_s(device: torch.device, *, pinned: bool) -> float | None:
     return COPY_BYTES / statistics.median(seconds)
 
 
-def _driver_and_link() -> tuple[str | None, str | None]:
-    """Return the driver's version, and the link as "PCIe 4.0 x16", as nvidia-smi tells.
+def _driver_and_link(card: str) -> tuple[str | None, str | None]:
+    """Return the driver's version, and the link as "PCIe 4.0 x16", as nvidia-smi tells of the card of this UUID.
 
-    Each is None where it does not tell.
+    Each is None where it does not tell. A number would be another card's where CUDA_VISIBLE_DEVICES hides some.
     """
     query = "driver_version,pcie.link.gen.max,pcie.link.width.max"
     try:
         answer = subprocess.run(
-            ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader", "--id=0"],
+            ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader", f"--id={card}"],
             capture_output=True,
             text=True,
             timeout=SMI_SECONDS,

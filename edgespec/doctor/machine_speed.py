@@ -137,7 +137,7 @@ def _cache_place() -> Path:
 def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    facts = machine_facts()
+    facts = machine_facts(device)
     return f"{facts.processor}, {facts.num_cores} cores"
 
 

@@ -70,7 +70,7 @@ def _profile(
     run: Run, costs: MeasuredCosts, together: Together, outcome: Outcome, plans: tuple[TemperaturePlan, ...]
 ) -> Profile:
     engine, model = run.engine, outcome.model
-    machine = machine_facts()
+    machine = machine_facts(engine.device)
     pair = pair_facts(engine.pair, engine.place, engine.placement)
     return Profile(
         schema=SCHEMA,

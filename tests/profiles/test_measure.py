@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +30,25 @@ def test_facts_name_the_machine_and_its_software() -> None:
     assert facts.num_cores >= 1
     assert facts.versions["torch"] == torch.__version__
     assert facts.processor
+
+
+def test_a_card_is_asked_about_by_its_own_name_whatever_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = {1: SimpleNamespace(name="RTX 3060", total_memory=12 << 30, uuid="b"), 0: None}
+    asked: list[list[str]] = []
+
+    def run(command: list[str], **_options: Any) -> SimpleNamespace:
+        asked.append(command)
+        return SimpleNamespace(stdout="580.1, 4, 8\n")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: cards[device.index])
+    monkeypatch.setattr(subprocess, "run", run)
+    facts = machine_facts(torch.device("cuda", 1))
+    assert (facts.accelerator, facts.accelerator_bytes) == ("RTX 3060", 12 << 30)
+    assert (facts.driver, facts.link) == ("580.1", "PCIe 4.0 x8")
+    assert "--id=GPU-b" in asked[0]
+    assert machine_facts(torch.device("cpu")).accelerator is None
+    assert len(asked) == 1
 
 
 def test_sequential_read_counts_every_byte(tmp_path: Path) -> None:
