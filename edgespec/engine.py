@@ -67,8 +67,9 @@ class Engine:
         self._loaded = LoadedModels({}, device=self.device)
         with offload_errors():
             self._loaded = load_models(
-                setup.weights, device=self.device, self_check=self_check, on_quantize=on_quantize, progress=progress
-            )
+                setup.weights, device=self.device, most_device_bytes=self.place.limits.max_gpu_bytes,
+                self_check=self_check, on_quantize=on_quantize, progress=progress,
+            )  # fmt: skip
 
     @classmethod
     def from_pair(

@@ -75,6 +75,9 @@ def main() -> NoReturn:
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    if sys.platform != "win32" and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
+        # Read when CUDA starts: caches and masks that grow step by step leave no blocks behind that fit nothing.
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
     def terminate(_signal: int, _frame: FrameType | None) -> None:
         raise Terminated

@@ -9,7 +9,9 @@ import torch
 
 from edgespec.draft.head_network import lend
 from edgespec.model.causal_model import CausalModel
+from edgespec.model.claim import claim_device
 from edgespec.model.self_check import check_tree_reading
+from edgespec.placement.memory import CUDA_CONTEXT_BYTES
 from edgespec.placement.place import PlacedWeights
 from edgespec.placement.weights import Announce
 from offload.placement import all_resident
@@ -22,13 +24,19 @@ class LoadedModels:
     """The models by their roles, `target` and `draft`, until `close`."""
 
     def __init__(
-        self, streamed: Mapping[str, StreamedModel], *, device: torch.device, lent: frozenset[str] = frozenset()
+        self,
+        streamed: Mapping[str, StreamedModel],
+        *,
+        device: torch.device,
+        lent: frozenset[str] = frozenset(),
+        release: Callable[[], None] = lambda: None,
     ) -> None:
         """A draft that borrows parameters of the target (`lent`) is a feature head.
 
-        It reads the target's hidden states, which are then kept.
+        It reads the target's hidden states, which are then kept. `release` gives the device back.
         """
         self._streamed = dict(streamed)
+        self._release = release
         if lent:
             lend(streamed["target"].model, streamed["draft"].model, lent)
         self._causal = {
@@ -59,17 +67,40 @@ class LoadedModels:
             causal.close()
         _close(self._streamed)
         self._causal = {}
+        self._release()
+        self._release = lambda: None
 
 
 def load_models(
     placed: PlacedWeights,
     *,
     device: torch.device,
+    most_device_bytes: int | None,
     self_check: bool,
     on_quantize: Announce | None,
     progress: Progress | None,
 ) -> LoadedModels:
-    """Load the weights to their places; raises OffloadError, and EdgespecError for a family that fails."""
+    """Load the weights to their places; raises OffloadError, and EdgespecError for a family that fails.
+
+    Of a CUDA device no more than `most_device_bytes` are taken from now on, its context included.
+    """
+    most_bytes = None if most_device_bytes is None else most_device_bytes - CUDA_CONTEXT_BYTES
+    release = claim_device(device, most_bytes=most_bytes)
+    try:
+        return _load(placed, device, self_check, on_quantize, progress, release)
+    except BaseException:
+        release()
+        raise
+
+
+def _load(
+    placed: PlacedWeights,
+    device: torch.device,
+    self_check: bool,
+    on_quantize: Announce | None,
+    progress: Progress | None,
+    release: Callable[[], None],
+) -> LoadedModels:
     weights = {"target": placed.target} | ({"draft": placed.draft} if placed.draft else {})
     if self_check:
         for model in weights.values():
@@ -87,7 +118,7 @@ def load_models(
                 skeleton, placement, device=device, progress=_phase(progress, f"loading {role}")
             )
         lent = skeletons["draft"].lent if "draft" in skeletons else frozenset()
-        return LoadedModels(streamed, device=device, lent=lent)
+        return LoadedModels(streamed, device=device, lent=lent, release=release)
     except BaseException:
         _close(streamed)
         raise

@@ -15,7 +15,7 @@ from edgespec.model.host_memory import free_host_bytes
 from edgespec.pair.find import find_pair
 from edgespec.pair.folder import ModelFolder, open_architecture, open_draft_architecture
 from edgespec.pair.pair import DEMO_FOLDER
-from edgespec.placement.memory import cache_rows, device_uses, draft_probs_rows, host_uses
+from edgespec.placement.memory import CUDA_CONTEXT_BYTES, cache_rows, device_uses, draft_probs_rows, host_uses
 from edgespec.placement.run_place import PlaceOptions, RunPlace, resolve_place
 from edgespec.placement.weights import Weights, weights_by_size
 from edgespec.tree.settings import TreeSettings
@@ -43,7 +43,8 @@ def read_memory(limits: MemoryLimits, device: torch.device) -> Memory:
     if device.type == "cpu":
         return memory_within(limits, host_bytes=host_bytes, free_device_bytes=None)
     if torch.cuda.is_available():
-        free_bytes, _ = torch.cuda.mem_get_info(device)
+        # The plan counts the context, which exists as soon as anything is asked of the device.
+        free_bytes = torch.cuda.mem_get_info(device)[0] + CUDA_CONTEXT_BYTES
     elif limits.max_gpu_bytes is not None:
         free_bytes = limits.max_gpu_bytes  # a card that is only planned for
     else:

@@ -10,7 +10,7 @@ from edgespec.config import MemoryLimits
 from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
 from edgespec.pair.pair import open_pair
-from edgespec.placement.memory import cache_bytes, draft_probs_rows, pass_bytes
+from edgespec.placement.memory import CUDA_CONTEXT_BYTES, cache_bytes, draft_probs_rows, pass_bytes
 from edgespec.placement.place import (
     Memory,
     PlacedWeights,
@@ -30,9 +30,9 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A card with 10 of 12 GiB free."""
+    """A card with 10 of 12 GiB free, of which asking makes a context."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (10 * GIB, 12 * GIB))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (10 * GIB - CUDA_CONTEXT_BYTES, 12 * GIB))
 
 
 @pytest.mark.usefixtures("card")
