@@ -1,0 +1,59 @@
+"""The checks of a CUDA device, as far as a machine without one can try them: no part is lost by another's fault."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from scripts import gpu_check
+from tests.profiles.examples import MACHINE
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu_check, "machine_facts", lambda _device: MACHINE)
+    monkeypatch.setattr("sys.argv", ["gpu_check.py", "--only", "greedy", "slow", "tests"])
+
+
+def breaks(_rows: list[int]) -> tuple[bool, Any]:
+    raise RuntimeError("CUDA error: an illegal memory access")
+
+
+@pytest.mark.usefixtures("card")
+def test_a_part_that_breaks_or_fails_takes_no_other_with_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = {"greedy": breaks, "slow": lambda _rows: (False, "differ"), "tests": lambda _rows: (True, "passed: 9")}
+    monkeypatch.setattr(gpu_check, "PARTS", parts)
+    assert gpu_check.main() == 1
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report["failed"] == ["greedy", "slow"]
+    assert "illegal memory access" in report["greedy"]
+    assert report["tests"] == "passed: 9"
+
+
+@pytest.mark.usefixtures("card")
+def test_who_stops_it_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def stopped(_rows: list[int]) -> tuple[bool, Any]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu_check, "PARTS", {"greedy": lambda _rows: (True, 6), "slow": stopped, "tests": breaks})
+    with pytest.raises(KeyboardInterrupt):
+        gpu_check.main()
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["greedy"] == 6
+
+
+def test_every_file_with_tests_of_a_device_is_run() -> None:
+    marked = {
+        str(path.relative_to(ROOT)).replace("\\", "/")
+        for path in (ROOT / "tests").rglob("*.py")
+        if "pytest.mark.gpu" in path.read_text(encoding="utf-8") and path != Path(__file__)
+    }
+    assert marked == {*gpu_check.GPU_TESTS}
