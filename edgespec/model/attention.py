@@ -21,10 +21,13 @@ from edgespec.errors import EdgespecError
 from edgespec.model.layer_attention import LayerAttention, key_sources, layer_reaches, take_over_query_growth
 from edgespec.model.layer_kinds import attention_layers, has_recurrent_layers
 from edgespec.model.new_rows import Span
+from edgespec.model.partial_attention import MASK_WIDTH, attend_part, has_kernel, joined
 from edgespec.model.pass_cache import spans_under_way
 from edgespec.model.reach import WHOLE, Reach
 
 NAME = "edgespec"
+LEAST_SHARED = 2048  # keys that all rows see: with fewer, two kernels take longer than one with a mask
+MOST_SCORES = 1 << 26  # of capped heads that exist at once
 
 
 def asks_for_attention(model: PreTrainedModel) -> bool:
@@ -118,6 +121,7 @@ class _Attention:
         keys, values = self.keys, self.values
         num_rows, num_keys = query.shape[2], keys.shape[2]
         is_text = self.span.rows.visible is None
+        least_shared = LEAST_SHARED if has_kernel(query.shape[-1], values.shape[-1]) else None
         if is_text and num_rows == 1:
             first = self.reach.first_seen(num_keys - 1)
             return self._folded(query, keys[:, :, first:], values[:, :, first:], None)
@@ -125,30 +129,63 @@ class _Attention:
             return scaled_dot_product_attention(
                 query, keys, values, is_causal=True, scale=self.scale, enable_gqa=keys.shape[1] != query.shape[1]
             )
-        return self._folded(query, keys, values, self.span.mask(num_keys, self.reach, query.dtype))
+        seen = self.span.seen(num_keys, self.reach, least_shared=least_shared)
+        mask = self.span.mask(seen, self.reach, query.dtype)
+        if not seen.num_shared:
+            return self._folded(query, seen.masked(keys), seen.masked(values), mask)
+        folded, own = self._fold(query, mask)
+        shared = slice(seen.shared, seen.tail)
+        parts = (
+            attend_part(folded, keys[:, :, shared], values[:, :, shared], None, self.scale),
+            attend_part(folded, seen.masked(keys), seen.masked(values), own, self.scale),
+        )
+        return joined(*parts).reshape(query.shape)
 
     def _folded(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """Attend with the rows of a group one after the other, so that keys and values need not be repeated."""
-        _, heads, num_rows, head_dim = query.shape
-        groups = heads // keys.shape[1]
-        folded = query.reshape(1, keys.shape[1], groups * num_rows, head_dim)
-        mask = mask if mask is None or groups == 1 else mask.repeat(groups, 1)
+        folded, mask = self._fold(query, mask)
         found = scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=self.scale)
-        return found.reshape(1, heads, num_rows, values.shape[-1])
+        return found.reshape(*query.shape[:3], values.shape[-1])
+
+    def _fold(self, query: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return the rows of a group one after the other, so that keys and values need not be repeated."""
+        key_heads = self.keys.shape[1]
+        groups = query.shape[1] // key_heads
+        folded = query.reshape(1, key_heads, -1, query.shape[-1])
+        return folded, mask if mask is None or groups == 1 else repeated(mask, groups)
 
     def capped(self, query: Tensor, softcap: float | None, sinks: Tensor | None) -> Tensor:
         """Return the same with capped scores, or with `sinks` [heads] that take their part of the attention."""
-        keys, values = self.keys, self.values
+        seen = self.span.seen(self.keys.shape[2], self.reach)
+        keys, values = seen.masked(self.keys), seen.masked(self.values)
+        mask = self.span.mask(seen, self.reach, query.dtype)
+        at_once = max(1, MOST_SCORES // (query.shape[1] * keys.shape[2]))
+        found = [
+            self._capped(query[:, :, rows], keys, values, mask[rows], softcap, sinks)
+            for first in range(0, query.shape[2], at_once)
+            if (rows := slice(first, first + at_once))
+        ]
+        return found[0] if len(found) == 1 else torch.cat(found, 2)
+
+    def _capped(
+        self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, softcap: float | None, sinks: Tensor | None
+    ) -> Tensor:
         _, heads, num_rows, head_dim = query.shape
         key_heads, num_keys = keys.shape[1], keys.shape[2]
         folded = query.reshape(1, key_heads, -1, head_dim)
         scores = (folded @ keys.transpose(2, 3)).reshape(1, heads, num_rows, num_keys) * self.scale
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
-        if num_rows > 1 or self.reach != WHOLE:
-            scores = scores + self.span.mask(num_keys, self.reach, query.dtype)
+        scores = scores + mask
         if sinks is not None:
             scores = torch.cat([scores, sinks.to(scores.dtype).reshape(1, -1, 1, 1).expand(1, -1, num_rows, 1)], -1)
         weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)[..., :num_keys]
         found = weights.reshape(1, key_heads, -1, num_keys) @ values
         return found.reshape(1, heads, num_rows, values.shape[-1])
+
+
+def repeated(mask: Tensor, groups: int) -> Tensor:
+    """Return a mask [rows, keys] once for each head of a group: [groups * rows, keys]; its rows stay padded."""
+    rows, keys = mask.shape
+    padded = mask.new_empty(groups, rows, -(-keys // MASK_WIDTH) * MASK_WIDTH)
+    padded[..., :keys] = mask
+    return padded.flatten(0, 1)[:, :keys]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -87,7 +88,9 @@ class LayerMajor:
 
     def _mask_of(self, index: int, span: Span) -> Tensor:
         num_keys = span.rows.cache.layers[index].length + span.count
-        return span.mask(num_keys, self._reaches[index], self._mask.dtype)[None, None]
+        reach = self._reaches[index]
+        seen = replace(span.seen(num_keys, reach), first=0)  # families that mask by themselves want all keys
+        return span.mask(seen, reach, self._mask.dtype)[None, None]
 
 
 class _Share:

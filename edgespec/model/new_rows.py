@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from edgespec.model.reach import Reach, causal_mask
+from edgespec.model.partial_attention import MASK_WIDTH
+from edgespec.model.reach import Reach
 from edgespec.model.text_cache import TextCache
 
 ALL_PROMPT_ROWS = 8192  # of several prompts that a pass reads; one alone is read whole
@@ -46,6 +47,27 @@ def next_rows(cache: TextCache, ids: Tensor, *, previous: Tensor | None = None) 
     return NewRows(cache=cache, ids=ids, positions=positions, previous=previous)
 
 
+@dataclass(frozen=True, slots=True)
+class SeenKeys:
+    """Which of a text's keys some rows see: those from `first` on, all rows those from `shared` up to `tail`."""
+
+    first: int
+    shared: int
+    tail: int
+    end: int
+
+    @property
+    def num_shared(self) -> int:
+        """The number of keys that need no mask."""
+        return self.tail - self.shared
+
+    def masked(self, keys: Tensor) -> Tensor:
+        """Return the keys, or values, that not all rows see: [1, heads, masked keys, head_dim]."""
+        if self.num_shared == 0 or self.shared == self.first:
+            return keys[:, :, self.tail if self.num_shared else self.first : self.end]
+        return torch.cat([keys[:, :, self.first : self.shared], keys[:, :, self.tail : self.end]], 2)
+
+
 @dataclass(slots=True)
 class Span:
     """Rows [first, end) of a text's new rows; `masks` keeps what their layers have in common."""
@@ -53,7 +75,7 @@ class Span:
     rows: NewRows
     first: int
     end: int
-    masks: dict[Reach, Tensor] = field(default_factory=dict)
+    masks: dict[tuple[SeenKeys, Reach], Tensor] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -65,36 +87,50 @@ class Span:
         """The positions of the rows: [count]."""
         return self.rows.row_positions[self.first : self.end]
 
-    def mask(self, num_keys: int, reach: Reach, dtype: torch.dtype) -> Tensor:
-        """Return what is added to the scores of the rows and of all keys in use: [rows, keys].
+    def seen(self, num_keys: int, reach: Reach, *, least_shared: int | None = None) -> SeenKeys:
+        """Return which of the keys in use the rows see, with a shared part where that has `least_shared` keys."""
+        tail = num_keys - self._num_tail
+        first = reach.first_seen(tail)  # no row lies before the tail's first
+        shared = max(first, reach.first_seen(num_keys - 1))
+        is_split = least_shared is not None and tail - shared >= max(1, least_shared)
+        return SeenKeys(first=first, shared=shared if is_split else tail, tail=tail, end=num_keys)
+
+    def mask(self, seen: SeenKeys, reach: Reach, dtype: torch.dtype) -> Tensor:
+        """Return what is added to the scores of the rows and of the masked keys: [rows, masked keys].
 
         A tree's mask is kept for the layers that follow. That of a text, which may be long, is made again.
         """
-        kept = self.masks.get(reach)
+        kept = self.masks.get((seen, reach))
         if kept is None:
-            kept = additive(self._visible(num_keys, reach), dtype)
+            kept = additive(self._visible(seen, reach), dtype)
             if self.rows.visible is not None:
-                self.masks[reach] = kept
+                self.masks[seen, reach] = kept
         return kept
 
-    def _visible(self, num_keys: int, reach: Reach) -> Tensor:
-        device = self.rows.ids.device
-        if self.rows.visible is None:
-            return causal_mask(self.count, num_keys, device=device, reach=reach)
+    @property
+    def _num_tail(self) -> int:
+        """The number of the last keys, those that some row does not see because they come later or lie beside it."""
         behind = self.rows.count - self.end  # new rows that come later
-        tail = self.rows.positions.shape[0] - behind
-        num_before = num_keys - tail
-        before = torch.ones(self.count, num_before, dtype=torch.bool, device=device)
-        visible = torch.cat([before, self.rows.visible[self.first : self.end, :tail]], 1)
-        if reach.size is None:
-            return visible
-        key_positions = torch.cat([torch.arange(num_before, device=device), self.rows.positions[:tail]])
-        return visible & reach.sees(self.positions[:, None], key_positions)
+        return self.count if self.rows.visible is None else self.rows.positions.shape[0] - behind
+
+    def _visible(self, seen: SeenKeys, reach: Reach) -> Tensor:
+        device, num_tail = self.rows.ids.device, seen.end - seen.tail
+        before = torch.arange(seen.first, seen.shared, device=device)
+        if self.rows.visible is None:
+            tail = torch.arange(seen.tail, seen.end, device=device)
+            rows, visible = tail[:, None], tail <= tail[:, None]
+        else:
+            tail = self.rows.positions[:num_tail]
+            rows, visible = self.positions[:, None], self.rows.visible[self.first : self.end, :num_tail]
+        visible = torch.cat([visible.new_ones(self.count, before.shape[0]), visible], 1)
+        return visible if reach.size is None else visible & reach.sees(rows, torch.cat([before, tail]))
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return 0 where `visible` holds, and the least number elsewhere."""
-    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, torch.finfo(dtype).min)
+    """Return 0 where `visible` [rows, keys] holds, and the least number elsewhere; in memory rows are padded."""
+    rows, keys = visible.shape
+    padded = torch.zeros(rows, -(-keys // MASK_WIDTH) * MASK_WIDTH, dtype=dtype, device=visible.device)
+    return padded[:, :keys].masked_fill_(~visible, torch.finfo(dtype).min)
 
 
 def chunks_of(parts: Sequence[NewRows], *, most_rows: int, text_by_text: bool) -> list[list[Span]]:

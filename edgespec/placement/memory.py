@@ -6,15 +6,18 @@ Estimates lean high: peak memory must stay within the limit that a user gave.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import starmap
 
 import torch
 from transformers import PretrainedConfig
 
 from edgespec.draft.distributions import rows_made_at_once
+from edgespec.model.attention import LEAST_SHARED, asks_for_attention
 from edgespec.model.causal_model import CHUNK_ROWS
 from edgespec.model.layer_attention import key_sources
 from edgespec.model.layer_kinds import attention_layers
 from edgespec.model.new_rows import ALL_PROMPT_ROWS
+from edgespec.model.partial_attention import has_kernel
 from edgespec.model.row_chunks import rows_at_once
 from edgespec.model.supported import understanding
 from edgespec.model.text_cache import rows_held
@@ -97,13 +100,15 @@ def pass_bytes(
     tree_rows: int,
     keys: int,
     dtype: torch.dtype,
+    prompt_keys: int | None = None,
     probs_rows: int = 0,
     num_texts: int = 1,
 ) -> int:
     """Return the bytes of the largest temporaries of one forward of `num_texts` texts: over prompts, or over trees.
 
-    A tree's temporaries include what is made of its rows. Logits exist for one chunk of rows at a time. `probs_rows`
-    are the rows of all texts whose distributions exist at once (`draft_probs_rows`).
+    A tree's temporaries include what is made of its rows, which are masked for `keys`; those of a prompt are masked
+    for `prompt_keys`, or for all of it. Logits exist for one chunk of rows at a time. `probs_rows` are the rows of all
+    texts whose distributions exist at once (`draft_probs_rows`).
     """
     sizes = _pass_sizes(config, dtype)
     all_tree_rows = num_texts * tree_rows
@@ -111,7 +116,7 @@ def pass_bytes(
     logits_bytes = config.vocab_size * FLOAT32_BYTES * (logits_rows + NUM_DRAFT_PROBS_COPIES * probs_rows)
     all_prompt_rows = max(prompt_rows, min(num_texts * prompt_rows, ALL_PROMPT_ROWS))
     chunk_rows = min(all_prompt_rows, CHUNK_ROWS)
-    prompt_bytes = chunk_rows * (sizes.row_bytes + prompt_rows * sizes.pair_bytes)
+    prompt_bytes = chunk_rows * (sizes.row_bytes + (prompt_keys or prompt_rows) * sizes.pair_bytes)
     prompt_bytes += NUM_HIDDEN_COPIES * all_prompt_rows * config.hidden_size * dtype.itemsize
     chunk_rows = min(all_tree_rows, CHUNK_ROWS)
     tree_bytes = chunk_rows * (sizes.row_bytes + keys * sizes.pair_bytes) + logits_bytes
@@ -154,14 +159,19 @@ def _pass_sizes(config: PretrainedConfig, dtype: torch.dtype) -> _PassSizes:
         attending = [(layer, config.per_layer_config[layer]) for layer in attention_layers(config)]
         heads = max((of.num_attention_heads for _, of in attending), default=0)
         groups = max((of.num_attention_heads // _num_kv_heads(config, layer) for layer, of in attending), default=0)
-    has_scores = getattr(config, "attn_logit_softcapping", None) or config.model_type == "gpt_oss"
     return _PassSizes(
         # Norms compute in float32, the rest in the layers' own dtype.
         row_bytes=(3 * inner + 6 * config.hidden_size) * dtype.itemsize + 2 * config.hidden_size * FLOAT32_BYTES,
         mask_bytes=2 * dtype.itemsize + 3,  # with a window and without
         # The mask is repeated for the heads of a group; capped scores exist for all heads.
-        pair_bytes=groups * dtype.itemsize + (heads * (2 * dtype.itemsize + FLOAT32_BYTES) if has_scores else 0),
+        pair_bytes=groups * dtype.itemsize
+        + (heads * (2 * dtype.itemsize + FLOAT32_BYTES) if _has_scores(config) else 0),
     )
+
+
+def _has_scores(config: PretrainedConfig) -> bool:
+    """Return whether attention computes its scores one by one: capped ones, and those beside sinks."""
+    return bool(getattr(config, "attn_logit_softcapping", None) or config.model_type == "gpt_oss")
 
 
 def _inner_size(config: PretrainedConfig, layer: int) -> int:
@@ -170,6 +180,15 @@ def _inner_size(config: PretrainedConfig, layer: int) -> int:
     inner = inner[layer] if isinstance(inner, list | tuple) else inner
     is_wide = getattr(config, "use_double_wide_mlp", False)  # Gemma 4's layers that share keys
     return int(2 * inner if is_wide else inner)
+
+
+def masked_keys(of: Skeleton, keys: int, tail: int) -> int:
+    """Return for how many keys the mask of a pass is made, where not all rows see the last `tail` ones."""
+    config = of.model.config.get_text_config(decoder=True)
+    with understanding(config):
+        dims = {_head_dims(config.per_layer_config[layer]) for layer in attention_layers(config)}
+    splits = asks_for_attention(of.model) and not _has_scores(config) and all(starmap(has_kernel, dims))
+    return min(keys, LEAST_SHARED + 2 * tail) if splits else keys
 
 
 def device_uses(
@@ -199,7 +218,8 @@ def device_uses(
             config,
             prompt_rows=place.prompt_tokens,
             tree_rows=tree_rows,
-            keys=target_rows,
+            keys=masked_keys(target, target_rows, target_rows - context_tokens),
+            prompt_keys=masked_keys(target, place.prompt_tokens, CHUNK_ROWS),
             dtype=dtype,
             num_texts=num_texts,
         ),
@@ -215,7 +235,8 @@ def device_uses(
             draft_config,
             prompt_rows=place.prompt_tokens,
             tree_rows=tree_rows,
-            keys=draft_rows,
+            keys=masked_keys(draft, draft_rows, draft_rows - context_tokens),
+            prompt_keys=masked_keys(draft, place.prompt_tokens, CHUNK_ROWS),
             dtype=dtype,
             probs_rows=draft_probs_rows(draft_config.vocab_size, tree, place),
             num_texts=num_texts,

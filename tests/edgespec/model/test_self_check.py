@@ -20,7 +20,7 @@ from transformers import (
 from edgespec.errors import EdgespecError
 from edgespec.model import attention, layer_major
 from edgespec.model.layer_attention import QueryGrowth
-from edgespec.model.new_rows import Span
+from edgespec.model.new_rows import SeenKeys, Span
 from edgespec.model.reach import WHOLE, Reach, causal_mask
 from edgespec.model.recurrent_forms import Convolution
 from edgespec.model.self_check import _failure, check_tree_reading, narrow_copy
@@ -74,12 +74,12 @@ def test_families_that_do_not_are_refused_by_name(family: str) -> None:
     assert config.model_type in caught.value.what
 
 
-def no_window(self: Span, num_keys: int, _reach: Reach) -> Tensor:
-    return visible_of(self, num_keys, WHOLE)
+def no_window(self: Span, seen: SeenKeys, _reach: Reach) -> Tensor:
+    return visible_of(self, seen, WHOLE)
 
 
-def as_if_it_were_text(self: Span, num_keys: int, reach: Reach) -> Tensor:
-    return causal_mask(self.count, num_keys, device=CPU, reach=reach)
+def as_if_it_were_text(self: Span, seen: SeenKeys, reach: Reach) -> Tensor:
+    return causal_mask(self.count, seen.end, device=CPU, reach=reach)[:, seen.first :]
 
 
 def forgotten_rows(self: LayerCache, committed: int, rows: Tensor) -> None:

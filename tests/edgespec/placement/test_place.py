@@ -83,7 +83,9 @@ def small_falcon() -> PretrainedConfig:
     return FalconConfig(vocab_size=257, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, multi_query=True)
 
 
-def plan(*, quant: str | None = None, tree_size: int = 64, context_tokens: int = 512) -> PlacedWeights:
+def plan(
+    *, quant: str | None = None, tree_size: int = 64, context_tokens: int = 512, prompt_tokens: int | None = None
+) -> PlacedWeights:
     pair = open_pair(None, None)
     place = RunPlace(
         limits=MemoryLimits(max_cpu_bytes=4 * GIB, max_gpu_bytes=4 * GIB, max_resident_layers=0),
@@ -92,7 +94,7 @@ def plan(*, quant: str | None = None, tree_size: int = 64, context_tokens: int =
         quant=quant,
         draft_quant=quant,
         context_tokens=context_tokens,
-        prompt_tokens=context_tokens,
+        prompt_tokens=prompt_tokens or context_tokens,
     )
     weights = pair_weights(pair.target, pair.draft, place)
     return place_weights(weights, TreeSettings(size=tree_size), place, read_memory(place.limits, CUDA))
@@ -187,3 +189,10 @@ def test_sampled_trees_need_room_for_the_distributions_that_they_keep() -> None:
         pass_bytes(config, **shape, probs_rows=draft_probs_rows(128_256, planned, one)) for one in (place, records)
     )
     assert kept > 4 * coupled
+
+
+def test_a_long_context_is_not_masked() -> None:
+    """Keys and values grow with the context; a pass hardly does."""
+    short, long = (plan(context_tokens=tokens, prompt_tokens=500).placement.device_bytes for tokens in (8_000, 32_000))
+    assert long["target: one pass"] == short["target: one pass"]
+    assert long["target: keys and values"] > 3 * short["target: keys and values"]
