@@ -18,6 +18,7 @@ from pathlib import Path
 from edgespec import EdgespecError, Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.cli.prompts.read import read_prompts
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
+from edgespec.text.results import GenerationResult
 
 POLICIES = ("adaptive", "opt-tree", "eagle2", "c2t", "chain")
 SAMPLINGS = {
@@ -44,15 +45,21 @@ def texts(
 ) -> dict[str, list[list[int]]]:
     """Every prompt's tokens, by sampling."""
     engine.use_tree(settings)
-    return {
-        name: [
-            list(
-                engine.generate(ids, max_new_tokens=new_tokens, sampling=sampling, seed=SEED, name=str(index)).token_ids
-            )
+    found: dict[str, list[list[int]]] = {}
+    for name, sampling in SAMPLINGS.items():
+        requests = [
+            engine.request(ids, max_new_tokens=new_tokens, sampling=sampling, seed=SEED, name=str(index))
             for index, ids in enumerate(prompts)
         ]
-        for name, sampling in SAMPLINGS.items()
-    }
+        ended = dict(engine.generate_many(requests))
+        found[name] = [list(_result(ended[index]).token_ids) for index in range(len(prompts))]
+    return found
+
+
+def _result(ended: GenerationResult | Exception) -> GenerationResult:
+    if isinstance(ended, Exception):
+        raise ended
+    return ended
 
 
 def count_differences(found: dict[str, list[list[int]]], expected: dict[str, list[list[int]]]) -> int:
@@ -77,6 +84,7 @@ def main() -> int:
     parser.add_argument("--sizes", default="1,16,64,768")
     parser.add_argument("--policies", default=",".join(POLICIES))
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("-np", "--parallel", type=int, default=1, help="texts that share each pass [%(default)s]")
     arguments = parser.parse_args()
 
     pair = open_pair(arguments.model, arguments.draft_model)
@@ -93,6 +101,7 @@ def main() -> int:
             limits=MemoryLimits(max_resident_layers=resident),
             device=arguments.device,
             dtype="float32",
+            parallel=arguments.parallel,
             context_tokens=max(map(len, prompts)) + arguments.max_new_tokens,
         ) as engine:
             streamed = engine.placement.num_layers - engine.placement.num_resident
