@@ -63,8 +63,8 @@ def peak_bytes(work: Callable[[], object], device: torch.device) -> int:
     return peak
 
 
-def measure(rows: int, context: int, *, dtype: torch.dtype, device: torch.device, repeats: int) -> list[str]:
-    """One line of the table."""
+def measure(rows: int, context: int, *, dtype: torch.dtype, device: torch.device, repeats: int) -> dict[str, float]:
+    """Both ways of one size: what a line of the table shows."""
     positions, visible = a_tree(rows, context, device)
     cache = TextCache(1)
     keys, values = (torch.randn(1, KEY_HEADS, context, HEAD_DIM, dtype=dtype, device=device) for _ in range(2))
@@ -95,8 +95,10 @@ def measure(rows: int, context: int, *, dtype: torch.dtype, device: torch.device
     one, two = (statistics.median(times[way]) for way in ways)
     peaks = [peak_bytes(functools.partial(attended, least), device) / MIB for least in ways.values()]
     difference = (results["one"].float() - results["two"].float()).abs().max().item()
-    cells = [str(rows), str(context), f"{one:.1f}", f"{two:.1f}", f"{two / one:.2f}", f"{difference:.0e}"]
-    return [*cells, *(f"{peak:.0f}" for peak in peaks)]
+    return {
+        "rows": rows, "keys": context, "one ms": one, "two ms": two, "ratio": two / one, "difference": difference,
+        "one MiB": peaks[0], "two MiB": peaks[1],
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -108,15 +110,13 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
-    heads = ("rows", "keys", "one ms", "two ms", "ratio", "difference", "one MiB", "two MiB")
-    print("".join(f"{head:>11}" for head in heads))
     for context in arguments.keys:
         for rows in arguments.rows:
-            line = measure(
+            found = measure(
                 rows, context, dtype=DTYPES[arguments.dtype], device=torch.device(arguments.device),
                 repeats=arguments.repeats,
             )  # fmt: skip
-            print("".join(f"{cell:>11}" for cell in line), flush=True)
+            print("  ".join(f"{name} {value:.3g}" for name, value in found.items()), flush=True)
 
 
 if __name__ == "__main__":

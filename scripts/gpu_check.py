@@ -2,10 +2,10 @@
 
     python scripts/gpu_check.py
 
-Copies pinned and pageable; streamed against resident logits in bfloat16 and nf4, also with compute or
-copies made slow; pass time against the slower of its copies and its compute; peak memory against the
-plan; allocations after the first pass; the tests marked gpu; the built-in pair's greedy text through
-trees on the device against transformers', and its texts in company against those alone. Each part runs whatever
+Attention in two parts against one kernel; the built-in pair's greedy text through trees on the device against
+transformers', and its texts in company against those alone; the tests marked gpu; copies or compute made slow; copies
+pinned and pageable; streamed against resident logits in bfloat16 and nf4; pass time against the slower of its copies
+and its compute; peak memory against the plan; allocations after the first pass. Each part runs whatever
 became of the others (`--only` takes some); shapes that do not fit the card are left out, and said so. Prints a table
 and, in any case, one JSON line to send along; exits 1 when a check fails.
 
@@ -32,11 +32,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from edgespec import EdgespecError, Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.cli.prompts.read import read_prompts
-from edgespec.model.new_rows import next_rows
+from edgespec.model.new_rows import additive, next_rows
+from edgespec.model.partial_attention import attend_part, joined
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
 from edgespec.placement.memory import LIBRARIES_BYTES
 from offload.loaders import CudaLoader
@@ -326,7 +328,31 @@ def written_shape(name: str) -> Iterator[ModelPair]:
         yield open_pair(Path(work) / name, None)
 
 
+def attention_part(_rows: list[int]) -> tuple[bool, Any]:
+    """Attention in two parts is that of one kernel, within the rounding of its format."""
+    table, ok = [], True
+    for dtype in (torch.bfloat16, torch.float32):
+        for context in (4096, 32768):
+            query, keys, values = (
+                torch.randn(1, 8, rows, 128, dtype=dtype, device=DEVICE) for rows in (768, context + 768, context + 768)
+            )
+            own = additive(torch.ones(768, 768, dtype=torch.bool, device=DEVICE).tril(), dtype)
+            mask = torch.cat([own.new_zeros(768, context), own], 1)
+            scale = 128**-0.5
+            one = scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
+            parts = [
+                attend_part(query, keys[:, :, part], values[:, :, part], masked, scale)
+                for part, masked in ((slice(0, context), None), (slice(context, None), own))
+            ]
+            difference = (joined(*parts).float() - one.float()).abs().max().item()
+            ok &= difference <= 4 * torch.finfo(dtype).eps
+            table.append({"attention": str(dtype), "keys": context, "difference": difference})
+            print_row({**table[-1], "difference": f"{difference:.0e}"})
+    return ok, table
+
+
 PARTS: dict[str, Callable[[list[int]], tuple[bool, Any]]] = {
+    "attention": attention_part,
     "greedy": greedy_part,
     "together": together_part,
     "tests": tests_part,

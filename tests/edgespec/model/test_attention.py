@@ -8,11 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from edgespec.model import attention
 from edgespec.model.attention import attend
 from edgespec.model.layer_attention import LayerAttention
 from edgespec.model.new_rows import NewRows, Span
+from edgespec.model.partial_attention import attend_part
 from edgespec.model.pass_cache import attending
 from edgespec.model.reach import WHOLE, Reach
 from edgespec.model.text_cache import TextCache
@@ -154,3 +156,16 @@ def test_mixed_precision_is_as_near_as_one_kernel(width: int, monkeypatch: pytes
     assert (found[0].float() - found[1].float()).abs().max() <= 2 * torch.finfo(torch.bfloat16).eps * found[
         1
     ].abs().max()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
+def test_cudas_kernels_take_what_they_are_given(head_dim: int, dtype: torch.dtype) -> None:
+    """As far as shapes and formats tell, which is all that a machine without CUDA can see."""
+    with FakeTensorMode():
+        query, keys = (torch.empty(1, 2, rows, head_dim, dtype=dtype, device="cuda") for rows in (36, 100))
+        mask = torch.empty(36, 112, dtype=dtype, device="cuda").narrow(1, 0, 100)
+        parts = [attend_part(query, keys, keys, of, 0.1) for of in (None, mask)]
+    for part in parts:
+        assert (part.attended.shape, part.attended.dtype) == (query.shape, dtype)
+        assert (part.log_sum.shape, part.log_sum.dtype) == ((1, 2, 36), torch.float32)
