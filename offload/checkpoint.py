@@ -53,6 +53,12 @@ class TensorEntry:
     file: Path
     offset: int  # bytes from the start of the file
     num_bytes: int
+    is_transposed: bool = False  # the parameter has the last two dimensions exchanged
+
+    @property
+    def parameter_shape(self) -> tuple[int, ...]:
+        """The shape of the parameter that is stored here alone."""
+        return (*self.shape[:-2], *self.shape[:-3:-1]) if self.is_transposed else self.shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

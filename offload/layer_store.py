@@ -29,7 +29,7 @@ SAMPLE_BYTES = 64  # of each tensor, looked at on every read
 class StoredTensor:
     """A parameter, and the tensors of the checkpoint that make it up: several where experts are fused.
 
-    The pieces follow each other in memory, row-major.
+    The pieces follow each other in memory, row-major; one that is transposed is a view of its memory.
     """
 
     pieces: tuple[TensorEntry, ...]
@@ -45,6 +45,12 @@ class StoredTensor:
     def is_mappable(self) -> bool:
         """Return whether the file's own bytes can be computed with."""
         return len(self.pieces) == 1 and self.pieces[0].dtype == self.dtype
+
+    def parameter(self, memory: Tensor) -> Tensor:
+        """Return the parameter as a view of the memory that holds its pieces."""
+        if self.pieces[0].is_transposed:
+            return memory.view(self.pieces[0].shape).mT
+        return memory.view(self.shape)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +110,7 @@ class LayerRecord:
         """Return the layer's parameters as views of a flat uint8 buffer of `flat_bytes` bytes."""
         views, offset = {}, 0
         for name, tensor in self.tensors.items():
-            views[name] = flat[offset : offset + tensor.num_bytes].view(tensor.dtype).view(tensor.shape)
+            views[name] = tensor.parameter(flat[offset : offset + tensor.num_bytes].view(tensor.dtype))
             offset += _aligned(tensor.num_bytes)
         return views
 
@@ -129,13 +135,14 @@ class LayerStore:
 
     def views(self, record: LayerRecord) -> dict[str, Tensor]:
         """Return all tensors of a record that needs no copy, where they lie in the file."""
-        return {name: self.view(tensor.pieces[0]) for name, tensor in record.tensors.items()}
+        return {name: tensor.parameter(self.view(tensor.pieces[0])) for name, tensor in record.tensors.items()}
 
     def copy(self, record: LayerRecord, flat: Tensor) -> None:
         """Copy a layer into a flat buffer, in its compute dtypes."""
         for name, destination in record.flat_views(flat).items():
-            whole, done = destination.view(-1), 0
-            for piece in record.tensors[name].pieces:
+            pieces, done = record.tensors[name].pieces, 0
+            whole = (destination.mT if pieces[0].is_transposed else destination).view(-1)
+            for piece in pieces:
                 view = self.view(piece).view(-1)
                 whole[done : done + view.numel()].copy_(view)
                 done += view.numel()

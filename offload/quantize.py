@@ -112,7 +112,9 @@ def _packed(name: str, weight: Tensor, known: Packer) -> dict[str, Tensor]:
 def _assembled(store: LayerStore, tensor: StoredTensor) -> Tensor:
     """Return the parameter in its stored dtype."""
     views = [store.view(piece) for piece in tensor.pieces]
-    return views[0] if len(views) == 1 else torch.cat([view.reshape(-1) for view in views]).view(tensor.shape)
+    if len(views) == 1:
+        return tensor.parameter(views[0]).contiguous()
+    return torch.cat([view.reshape(-1) for view in views]).view(tensor.shape)
 
 
 def _is_packed(skeleton: Skeleton, name: str) -> bool:

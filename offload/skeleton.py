@@ -184,9 +184,10 @@ def _stored_tensor(name: str, pieces: Pieces, tensor: Tensor) -> StoredTensor:
             "bitsandbytes quantised one by one, or half a checkpoint.",
             "Download the model again, or use its bf16 or fp16 safetensors, with `quant=nf4` or int8.",
         )
-    if len(pieces) == 1 and pieces[0].shape != shape:
+    found = pieces[0].parameter_shape
+    if len(pieces) == 1 and found != shape:
         raise _shape_mismatch(name, list(pieces[0].shape), pieces[0], shape)
-    if sum(_num_elements(piece) for piece in pieces) != tensor.numel() or pieces[0].shape[-1:] not in (shape[-1:], ()):
+    if sum(_num_elements(piece) for piece in pieces) != tensor.numel() or found[-1:] not in (shape[-1:], ()):
         raise _shape_mismatch(name, f"{len(pieces)} times {list(pieces[0].shape)}", pieces[0], shape)
     return StoredTensor(pieces=pieces, shape=shape, dtype=tensor.dtype)
 

@@ -2,18 +2,22 @@
 
 transformers has renamed modules over time and fuses the experts of a layer into one parameter. It
 describes both in its conversion mapping, which is read here and applied to names alone: the
-pieces of a fused parameter follow each other in memory, so that no weight has to be rearranged.
+pieces of a fused parameter follow each other in memory, and what is stored transposed is seen
+through a view, so that no weight has to be rearranged.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
     Concatenate,
     MergeModulelist,
+    Transpose,
     WeightConverter,
     WeightRenaming,
     dot_natural_key,
@@ -56,7 +60,8 @@ def pieces_by_parameter(checkpoint: Checkpoint, model: PreTrainedModel) -> dict[
             pieces[target] = (by_pattern[None][0],)
             continue
         converter = next(c for c in converters if set(by_pattern) <= set(c.source_patterns))
-        in_order = _in_memory_order(converter, [by_pattern[p] for p in converter.source_patterns if p in by_pattern])
+        sources = [by_pattern[pattern] for pattern in converter.source_patterns if pattern in by_pattern]
+        in_order = _transposed(converter, sources, own_names.get(target)) or _in_memory_order(converter, sources)
         if in_order is not None:
             pieces[target] = in_order
     return pieces
@@ -76,6 +81,23 @@ def _in_memory_order(converter: WeightConverter, sources: list[list[TensorEntry]
     if steps == [(Concatenate, 0)]:
         return tuple(piece for source in sources for piece in source)
     return None
+
+
+def _transposed(
+    converter: WeightConverter, sources: list[list[TensorEntry]], parameter: Tensor | None
+) -> Pieces | None:
+    """Return the piece that a converter transposes, or as it is where it looks at the shape first; None of others."""
+    if len(converter.operations) != 1 or [len(source) for source in sources] != [1]:
+        return None
+    operation, (piece,) = converter.operations[0], sources[0]
+    if not isinstance(operation, Transpose):
+        return None
+    exchanged, dimensions = replace(piece, is_transposed=True), len(piece.shape)
+    is_of_matrices = {operation.dim0, operation.dim1} == {dimensions - 2, dimensions - 1}
+    # Parts of a packed weight, which have other shapes or no parameter, stay as they are.
+    shape = None if parameter is None else tuple(parameter.shape)
+    is_as_stored = operation.check_dims and piece.shape == shape
+    return (exchanged if is_of_matrices and exchanged.parameter_shape == shape and not is_as_stored else piece,)
 
 
 def _check_every_expert_has_all(sources: list[list[TensorEntry]]) -> None:

@@ -1,6 +1,6 @@
 """Many prompts: edgespec with texts under way together, against transformers with accelerate and its batches.
 
-    python scripts/inflate.py large --params 1B
+    python -m scripts.inflate large --params 1B
     python -m scripts.bench_batch large                                  warm and cold, bf16
     python -m scripts.bench_batch large --modes cold --max-cpu-mem 478MiB
     python -m scripts.bench_batch large --modes cold --link-gib-per-s 0.5

@@ -1,6 +1,6 @@
 """Decode a checkpoint from the disk: edgespec against transformers with accelerate, alternating.
 
-    python scripts/inflate.py large --params 1B
+    python -m scripts.inflate large --params 1B
     python scripts/bench_offload.py large                       warm and cold, bf16
     python scripts/bench_offload.py large --link-gib-per-s 0.5  a slower link, simulated
 

@@ -1,6 +1,6 @@
 """A file of prompts under a memory limit, killed and resumed: nothing lost, doubled or different from texts alone.
 
-    python scripts/inflate.py large --params 300M
+    python -m scripts.inflate large --params 300M
     python -m scripts.check_batch large                     200 prompts, half the checkpoint's size, five kills
 
 The rows have 5 to 1,500 tokens, and lengths, temperatures, stop strings, seeds and turns of their own. `edgespec

@@ -1,6 +1,6 @@
 """Is the profile's plan the best setting there is, and as fast as predicted? In several situations.
 
-    python scripts/inflate.py /tmp/1b --params 1B
+    python -m scripts.inflate /tmp/1b --params 1B
     python -m scripts.check_plan /tmp/1b
 
 Situations: the built-in pair; the given checkpoint warm (all layers resident), cold (no layer is ever found

@@ -1,6 +1,6 @@
 """Do trees that tune themselves come near the best fixed ones, and never fall behind plain decoding?
 
-    python scripts/inflate.py /tmp/1b --params 1B
+    python -m scripts.inflate /tmp/1b --params 1B
     python -m scripts.check_tuned /tmp/1b --only warm
 
 The situations are those of `check_plan`, each in a process of its own. All ways of decoding take every prompt in

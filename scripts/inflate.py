@@ -1,15 +1,15 @@
-"""Write a large checkpoint that computes the same function as a small Llama.
+"""Write a large checkpoint that computes the same function as a small Llama, or a small Qwen3.5 with recurrent layers.
 
-    python scripts/inflate.py OUT --params 1B                    a shape of about that size
-    python scripts/inflate.py OUT --hidden 1024 --layers 24      a shape of your own
-    python scripts/inflate.py OUT --check                        only check a folder that is there
+    python -m scripts.inflate OUT --params 1B                    a shape of about that size
+    python -m scripts.inflate OUT --hidden 1024 --layers 24      a shape of your own
+    python -m scripts.inflate OUT --check                        only check a folder that is there
 
 For benchmarks at real sizes without real checkpoints: real bytes, real arithmetic, the acceptance rates of
-the small model. Added layers write nothing: their output projections are zero. Added width carries zeros.
-Added heads and inner units compute on random weights, and nobody reads them. Zeros make the root mean
-square of RMSNorm smaller by sqrt(small / large width): norm weights shrink by that, eps by its square.
-bf16 holds the factor exactly where it is a power of two, which --params sees to. --check compares logits
-with the source's in float32, streamed by accelerate; it exits 1 where exact weights differ in them.
+the small model. Added layers write nothing: their output projections are zero. Added width repeats the hidden
+state, which leaves its root mean square as it is, and the norms hide the repetitions: their added weights are
+zero. Added heads and inner units, and what reads added width, are random weights that change nothing. No weight
+is rounded, but to --dtype. --check compares logits with the source's in float32, streamed by accelerate; it
+exits 1 where they differ.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 from safetensors import safe_open
@@ -41,6 +40,15 @@ from edgespec.config import parse_size
 from edgespec.model.device import DTYPES
 from edgespec.pair.folder import ModelFolder, open_model
 from edgespec.pair.pair import DEMO_FOLDER
+from scripts.inflated_parts import (
+    NORM_ZEROS,
+    Part,
+    Shape,
+    layer_kinds,
+    list_parts,
+    make_tensor,
+    shape_of,
+)
 
 COUNTS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 TYPICAL_GROUP = 4  # query heads that share a key head, as in Llama 3
@@ -53,71 +61,32 @@ CHECK_TOLERANCE = 1e-3  # of logits, where the inflated weights are exact
 COMPANIONS = ("generation_config.json", "tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt")
 RESIDENT = ("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head")
 
-Role = Literal["reads", "writes", "norm"]  # what a tensor does with the hidden state
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """The sizes of a Llama that inflating can change."""
-
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    inner: int
-
-    @property
-    def group(self) -> int:
-        """Query heads that read one key head."""
-        return self.heads // self.kv_heads
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One tensor to be written, and where its values come from."""
-
-    name: str
-    old_name: str | None  # the source's tensor; None in a layer that is added
-    role: Role
-    shape: tuple[int, ...]
-    places: Tensor  # where the old rows ("reads"), columns ("writes") or values ("norm") go
-
-
-def shape_of(model: ModelFolder) -> Shape:
-    """The shape that a folder's config names."""
-    config = model.config
-    return Shape(
-        hidden=config.hidden_size,
-        layers=config.num_hidden_layers,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
-        inner=config.intermediate_size,
-    )
-
-
-def choose_shape(small: Shape, num_parameters: int, *, vocab: int, head_dim: int) -> Shape:
+def choose_shape(source: ModelFolder, num_parameters: int) -> Shape:
     """A shape of about `num_parameters`, as deep as real models of that size are.
 
-    The width is the source's times a power of four, so that the norms' factor is a power of two; the
-    inner size takes up what such a width misses.
+    The width is the source's times a power of four; the inner size takes up what such a width misses.
     """
+    small, config = shape_of(source), source.config
     typical = LAYER_PARAMETERS_PER_SQUARED_HIDDEN
     layers = max(small.layers, round((num_parameters / (typical * TYPICAL_HIDDEN_PER_LAYER**2)) ** (1 / 3)))
     typical_hidden = math.sqrt(num_parameters / layers / typical)
     hidden = small.hidden * nearest_power(4, typical_hidden / small.hidden)
-    layer_parameters = (num_parameters - vocab * hidden) / layers
+    layer_parameters = (num_parameters - config.vocab_size * hidden) / layers
     group = small.group * nearest_power(2, TYPICAL_GROUP / small.group)
-    head_parameters = 2 * hidden * head_dim  # a query head has rows and columns, a key head keys and values
+    head_parameters = 2 * hidden * config.head_dim  # a query head has rows and columns, a key head keys and values
     # A quarter of the layer; a power of two, because transformers wants the heads to divide the width.
-    kv_heads = small.kv_heads * nearest_power(2, layer_parameters / 4 / head_parameters / (group + 1) / small.kv_heads)
-    inner = (layer_parameters - kv_heads * (group + 1) * head_parameters) / (3 * hidden)
-    return Shape(
+    factor = nearest_power(2, layer_parameters / 4 / head_parameters / (group + 1) / small.kv_heads)
+    shape = Shape(
         hidden=hidden,
         layers=layers,
-        heads=group * kv_heads,
-        kv_heads=kv_heads,
-        inner=max(small.inner, INNER_STEP * round(inner / INNER_STEP)),
+        heads=group * small.kv_heads * factor,
+        kv_heads=small.kv_heads * factor,
+        inner=small.inner,
+        linear_heads=small.linear_heads * factor,
     )
+    missing = (num_parameters - count_parameters(list_parts(source, shape))) / (3 * hidden * layers)
+    return replace(shape, inner=max(small.inner, INNER_STEP * round((small.inner + missing) / INNER_STEP)))
 
 
 def nearest_power(base: int, ratio: float) -> int:
@@ -131,6 +100,8 @@ def check_shape(small: Shape, large: Shape) -> None:
         ours = getattr(large, name)
         if ours < theirs:
             raise ValueError(f"--{name.replace('_', '-')} {ours} is below the source's {theirs}")
+    if large.hidden % small.hidden:
+        raise ValueError(f"--hidden {large.hidden} is no multiple of the source's {small.hidden}")
     if large.heads % large.kv_heads or large.hidden % large.heads:
         raise ValueError(
             f"--kv-heads {large.kv_heads}, --heads {large.heads}, --hidden {large.hidden}: each must divide the next"
@@ -140,67 +111,6 @@ def check_shape(small: Shape, large: Shape) -> None:
             f"--heads {large.heads} on --kv-heads {large.kv_heads} are {large.group} a key head; the source's "
             f"{small.group} have to stay together: raise --heads or lower --kv-heads"
         )
-
-
-def norm_factor(small: Shape, large: Shape) -> float:
-    """What zeros in the added width make of a root mean square."""
-    return math.sqrt(small.hidden / large.hidden)
-
-
-def query_places(small: Shape, large: Shape, head_dim: int) -> Tensor:
-    """Rows for the source's query rows: each group stands at the start of its larger group."""
-    heads = torch.arange(small.heads)
-    places = heads // small.group * large.group + heads % small.group
-    return (places[:, None] * head_dim + torch.arange(head_dim)).flatten()
-
-
-def list_parts(source: ModelFolder, large: Shape) -> list[Part]:
-    """All tensors of the large model, in the order of a pass; the source's layers are spread evenly."""
-    small, vocab, head_dim = shape_of(source), source.config.vocab_size, source.config.head_dim
-    width, inner = torch.arange(small.hidden), torch.arange(small.inner)
-    queries, keys = query_places(small, large, head_dim), torch.arange(small.kv_heads * head_dim)
-    num_queries, num_keys = large.heads * head_dim, large.kv_heads * head_dim
-    of_layer: tuple[tuple[str, Role, tuple[int, ...], Tensor], ...] = (
-        ("input_layernorm", "norm", (large.hidden,), width),
-        ("self_attn.q_proj", "reads", (num_queries, large.hidden), queries),
-        ("self_attn.k_proj", "reads", (num_keys, large.hidden), keys),
-        ("self_attn.v_proj", "reads", (num_keys, large.hidden), keys),
-        ("self_attn.o_proj", "writes", (large.hidden, num_queries), queries),
-        ("post_attention_layernorm", "norm", (large.hidden,), width),
-        ("mlp.gate_proj", "reads", (large.inner, large.hidden), inner),
-        ("mlp.up_proj", "reads", (large.inner, large.hidden), inner),
-        ("mlp.down_proj", "writes", (large.hidden, large.inner), inner),
-    )
-    # Rows of the embedding become hidden states; as a tied head, it meets zeros in the added width.
-    parts = [Part("model.embed_tokens.weight", "model.embed_tokens.weight", "writes", (vocab, large.hidden), width)]
-    source_layer = {index * large.layers // small.layers: index for index in range(small.layers)}
-    for layer in range(large.layers):
-        old = f"model.layers.{source_layer[layer]}." if layer in source_layer else None
-        parts += [
-            Part(f"model.layers.{layer}.{name}.weight", old and f"{old}{name}.weight", role, shape, places)
-            for name, role, shape, places in of_layer
-        ]
-    parts.append(Part("model.norm.weight", "model.norm.weight", "norm", (large.hidden,), width))
-    if not source.config.tie_word_embeddings:
-        parts.append(Part("lm_head.weight", "lm_head.weight", "reads", (vocab, large.hidden), torch.arange(vocab)))
-    return parts
-
-
-def make_tensor(part: Part, old: Tensor | None, *, factor: float, generator: torch.Generator) -> Tensor:
-    """The part in float32: the old values in their places, around them what changes nothing."""
-    if part.role == "norm":
-        wide = 1 + 0.1 * torch.randn(part.shape, generator=generator)
-        if old is not None:
-            wide[part.places] = old.float() * factor
-    elif part.role == "reads":  # all that it would read in the added width is zero
-        wide = torch.randn(part.shape, generator=generator) * part.shape[1] ** -0.5
-        if old is not None:
-            wide[part.places, : old.shape[1]] = old.float()
-    else:
-        wide = torch.zeros(part.shape)
-        if old is not None:
-            wide[: old.shape[0], part.places] = old.float()
-    return wide
 
 
 def count_parameters(parts: Sequence[Part]) -> int:
@@ -230,7 +140,11 @@ def write_companions(source: ModelFolder, folder: Path, large: Shape, *, dtype: 
     config.hidden_size, config.intermediate_size = large.hidden, large.inner
     config.num_hidden_layers = large.layers
     config.num_attention_heads, config.num_key_value_heads = large.heads, large.kv_heads
-    config.rms_norm_eps *= norm_factor(shape_of(source), large) ** 2
+    if large.linear_heads:
+        config.layer_types = layer_kinds(source, large)
+        values_a_key = config.linear_num_value_heads // config.linear_num_key_heads
+        config.linear_num_key_heads = large.linear_heads
+        config.linear_num_value_heads = values_a_key * large.linear_heads
     config.dtype = dtype
     config.save_pretrained(folder)
 
@@ -243,7 +157,7 @@ def inflate(
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     write_companions(source, partial, large, dtype=dtype)
-    factor = norm_factor(shape_of(source), large)
+    norm_zero = NORM_ZEROS[source.config.model_type]
     generator = torch.Generator().manual_seed(seed)
     parts = list_parts(source, large)
     shards = into_shards(parts, shard_values=shard_bytes // dtype.itemsize)
@@ -253,7 +167,7 @@ def inflate(
         tensors = {}
         for part in shard:
             old = read_tensor(source, part.old_name) if part.old_name else None
-            tensors[part.name] = make_tensor(part, old, factor=factor, generator=generator).to(dtype)
+            tensors[part.name] = make_tensor(part, old, norm_zero=norm_zero, generator=generator).to(dtype)
         save_file(tensors, partial / name, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(tensors, name)
         print(f"shard {number} of {len(shards)}", file=sys.stderr)
@@ -301,10 +215,8 @@ def check(source: ModelFolder, folder: Path) -> int:
     """Print the comparison; 1 when weights that are exact give other logits."""
     difference, equal_share = compare(source, folder)
     print(f"largest logit difference {difference:.2e} in float32, {equal_share:.1%} of argmaxes equal")
-    inflated = open_model(folder)
-    mantissa, _ = math.frexp(norm_factor(shape_of(source), shape_of(inflated)))
-    stored, wanted = inflated.config.dtype, source.config.dtype
-    if stored == torch.float32 or (stored == wanted and mantissa == 0.5):
+    stored, wanted = open_model(folder).config.dtype, source.config.dtype
+    if stored in (torch.float32, wanted):
         return int(difference > CHECK_TOLERANCE)
     print(f"the weights are rounded to {stored}: no exact copy to expect")
     return 0
@@ -321,14 +233,14 @@ def parse_count(text: str) -> int:
 def wanted_shape(source: ModelFolder, arguments: argparse.Namespace) -> Shape:
     """The shape that the options ask for; raises ValueError where it or its place is impossible."""
     folder, small, config = arguments.folder, shape_of(source), source.config
-    if config.model_type != "llama" or config.attention_bias or config.mlp_bias:
-        raise ValueError(f"'{source.folder}' is no Llama without biases: its parts are not known here")
+    if config.model_type not in NORM_ZEROS or config.attention_bias or getattr(config, "mlp_bias", False):
+        raise ValueError(f"'{source.folder}' is no Llama or Qwen3.5 without biases: its parts are not known here")
     given = {name: value for name in asdict(small) if (value := getattr(arguments, name)) is not None}
     if (arguments.params is None) == (not given):
         raise ValueError("give either --params or sizes such as --hidden and --layers")
     large = replace(small, **given)
     if arguments.params is not None:
-        large = choose_shape(small, arguments.params, vocab=config.vocab_size, head_dim=config.head_dim)
+        large = choose_shape(source, arguments.params)
         num_parameters = count_parameters(list_parts(source, large))
         if abs(num_parameters / arguments.params - 1) > COUNT_TOLERANCE:
             raise ValueError(f"no shape of --params {arguments.params} holds the source; {num_parameters} would")
@@ -350,7 +262,9 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     parser.add_argument("--shard-size", type=parse_size, default="512MiB")
     parser.add_argument("--seed", type=int, default=0, help="of the random weights that nobody reads")
-    parser.add_argument("--source", type=Path, default=DEMO_FOLDER / "target", help="a Llama; the built-in target")
+    parser.add_argument(
+        "--source", type=Path, default=DEMO_FOLDER / "target", help="a Llama or Qwen3.5; the built-in target"
+    )
     parser.add_argument("--overwrite", action="store_true")
     parser.add_argument("--check", action="store_true", help="compare logits with the source's")
     arguments = parser.parse_args(given)

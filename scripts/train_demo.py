@@ -26,7 +26,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 END_OF_TEXT = "<|endoftext|>"
 EXCLUDED_FOLDERS = {"test", "tests", "idlelib", "idle_test", "site-packages", "__pycache__"}
@@ -38,7 +38,6 @@ SEED = 20
 DECAY_SHARE = 0.33  # of the time, with a falling learning rate
 SHORT_WINDOW_TOKENS = 256
 LONG_WINDOW_SHARE = 0.5  # of the time, on windows as long as the evaluation's
-WARMUP_STEPS = 150
 CHECKPOINT_EVERY_S = 120.0
 EVALUATE_EVERY_S = 600.0
 QUICK_EVALUATION_TOKENS = 40_000
@@ -58,6 +57,7 @@ class Stage:
     vector_lr: float  # AdamW: embeddings and norms
     dropout: float
     tokens_per_step: int
+    warmup_steps: int = 150
 
 
 TARGET_STAGE = Stage(name="target", share=0.84, matrix_lr=4e-3, vector_lr=3e-3, dropout=0.2, tokens_per_step=8192)
@@ -162,13 +162,13 @@ def build_optimizers(model: nn.Module, stage: Stage) -> list[torch.optim.Optimiz
     ]
 
 
-def learning_rate_factor(step: int, progress: float) -> float:
+def learning_rate_factor(stage: Stage, step: int, progress: float) -> float:
     """Warm-up by steps, then constant, then linear to zero over the last DECAY_SHARE of the time."""
-    return min(1.0, (step + 1) / WARMUP_STEPS, max(0.0, 1.0 - progress) / DECAY_SHARE)
+    return min(1.0, (step + 1) / stage.warmup_steps, max(0.0, 1.0 - progress) / DECAY_SHARE)
 
 
 def train(
-    model: LlamaForCausalLM,
+    model: PreTrainedModel,
     stage: Stage,
     *,
     loss_of: Callable[[Tensor], Tensor],
@@ -177,8 +177,9 @@ def train(
     minutes: float,
     checkpoint: Path,
     device: torch.device,
+    clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Train `model` in place until its minutes are used up; resumes from `checkpoint`."""
+    """Train `model` in place until its minutes by `clock` are used up; resumes from `checkpoint`."""
     optimizers = build_optimizers(model, stage)
     step, spent_s = 0, 0.0
     if checkpoint.exists():
@@ -204,7 +205,7 @@ def train(
         partial.replace(checkpoint)
 
     model.train()
-    last = saved_at = reported_at = evaluated_at = time.monotonic()
+    last = saved_at = reported_at = evaluated_at = clock()
     running_loss = math.nan
     while spent_s < minutes * 60:
         progress = spent_s / (minutes * 60)
@@ -213,7 +214,7 @@ def train(
         windows = sample_windows(
             train_stream, windows=stage.tokens_per_step // length, length=length, generator=generator
         ).to(device)
-        factor = learning_rate_factor(step, progress)
+        factor = learning_rate_factor(stage, step, progress)
         for optimizer, base_lr in zip(optimizers, base_lrs, strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = base_lr * factor
@@ -228,7 +229,7 @@ def train(
             raise SystemExit(f"{stage.name}: loss is NaN at step {step}; the last good state is {checkpoint}")
         running_loss = value if math.isnan(running_loss) else 0.98 * running_loss + 0.02 * value
         step += 1
-        now = time.monotonic()
+        now = clock()
         spent_s, last = spent_s + now - last, now
         if now - reported_at > 60:
             reported_at = now
@@ -258,7 +259,7 @@ def evaluation_windows(stream: Tensor, device: torch.device, batch: int = 8) -> 
 
 
 @torch.no_grad()
-def held_out_loss(model: LlamaForCausalLM, stream: Tensor, device: torch.device) -> float:
+def held_out_loss(model: PreTrainedModel, stream: Tensor, device: torch.device) -> float:
     """Mean nats per token, each window read from its start."""
     was_training = model.training
     model.eval()
@@ -272,7 +273,7 @@ def held_out_loss(model: LlamaForCausalLM, stream: Tensor, device: torch.device)
 
 
 @torch.no_grad()
-def mean_acceptance(target: LlamaForCausalLM, draft: LlamaForCausalLM, stream: Tensor, device: torch.device) -> float:
+def mean_acceptance(target: PreTrainedModel, draft: PreTrainedModel, stream: Tensor, device: torch.device) -> float:
     """Mean over held-out positions of 1 - total variation: the chance that one drafted token is accepted."""
     total, count = 0.0, 0
     for windows in evaluation_windows(stream, device):
@@ -286,7 +287,7 @@ def mean_acceptance(target: LlamaForCausalLM, draft: LlamaForCausalLM, stream: T
 # ---- the run ---------------------------------------------------------------------------------
 
 
-def compiled(model: LlamaForCausalLM, enabled: bool) -> Callable[[Tensor], Tensor]:
+def compiled(model: PreTrainedModel, enabled: bool) -> Callable[[Tensor], Tensor]:
     """The model's logits as a function of token ids, in bf16 where autocast allows."""
     body = torch.compile(model.model) if enabled else model.model
     device_type = next(model.parameters()).device.type
@@ -299,7 +300,21 @@ def compiled(model: LlamaForCausalLM, enabled: bool) -> Callable[[Tensor], Tenso
     return logits
 
 
-def save_pair_member(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+def distillation_loss(
+    teacher_logits: Callable[[Tensor], Tensor], logits: Callable[[Tensor], Tensor]
+) -> Callable[[Tensor], Tensor]:
+    """The divergence from the teacher's distribution, as a function of windows."""
+
+    def loss(windows: Tensor) -> Tensor:
+        with torch.no_grad():
+            log_p = teacher_logits(windows[:, :-1]).float().log_softmax(-1)
+        log_q = logits(windows[:, :-1]).float().log_softmax(-1)
+        return functional.kl_div(log_q, log_p, log_target=True, reduction="none").sum(-1).mean()
+
+    return loss
+
+
+def save_pair_member(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """One Hugging Face folder: config, generation config, tokenizer, bf16 safetensors."""
     model.config._attn_implementation = "sdpa"
     model.generation_config = GenerationConfig(
@@ -359,14 +374,8 @@ def main() -> None:
     draft = build_model(DRAFT_SHAPE, tokenizer.eos_token_id).to(device)
     draft_logits = compiled(draft, not arguments.no_compile)
 
-    def distillation_loss(windows: Tensor) -> Tensor:
-        with torch.no_grad():
-            log_p = target_logits(windows[:, :-1]).float().log_softmax(-1)
-        log_q = draft_logits(windows[:, :-1]).float().log_softmax(-1)
-        return functional.kl_div(log_q, log_p, log_target=True, reduction="none").sum(-1).mean()
-
-    train(draft, DRAFT_STAGE, loss_of=distillation_loss, minutes=arguments.minutes * DRAFT_STAGE.share,
-          checkpoint=arguments.work / "draft.pt", **streams)  # fmt: skip
+    train(draft, DRAFT_STAGE, loss_of=distillation_loss(target_logits, draft_logits),
+          minutes=arguments.minutes * DRAFT_STAGE.share, checkpoint=arguments.work / "draft.pt", **streams)  # fmt: skip
     draft.eval()
 
     save_pair_member(target, tokenizer, arguments.out / "target")

@@ -68,6 +68,8 @@ NARROW = {
     "topk_group": 1,
 }
 
+UNTOUCHED = 0.1  # what a parameter is that its family's own initialisation leaves out
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Trial:
@@ -205,7 +207,8 @@ def _random_model(config: PretrainedConfig, device: torch.device) -> PreTrainedM
     for path, module in model.named_modules():
         for name, parameter in module._parameters.items():
             if parameter is not None and f"{path}.{name}".removeprefix(".") not in unread:
-                module._parameters[name] = nn.Parameter(torch.empty_like(parameter, device="cpu"), requires_grad=False)
+                weight = torch.full_like(parameter, UNTOUCHED, device="cpu")
+                module._parameters[name] = nn.Parameter(weight, requires_grad=False)
     for module in model.modules():
         if not all(parameter.is_meta for parameter in module.parameters()):
             module._is_hf_initialized = False  # type: ignore[assignment]

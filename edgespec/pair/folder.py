@@ -113,16 +113,9 @@ def open_architecture(folder: Path) -> ModelFolder:
     """Read a folder that may hold a config.json alone: sizes then come from the architecture."""
     if folder.is_dir() and (folder / "config.json").exists() and not any(folder.glob("*.safetensors*")):
         config = _read_config(folder)
-        packed = format_stated(stated_packing(config))
-        if packed is not None:
-            raise EdgespecError(
-                "E_QUANTIZED",
-                f"'{folder / 'config.json'}' is of a model that is quantised with {packed}, and does not say how large "
-                "its weights are.",
-                "Give the folder with its weights, or the original's config.json with `quant`.",
-            )
         check_supported(config)
         with offload_errors():
+            check_readable(stated_packing(config), folder)
             return _model_folder(folder, architecture_checkpoint(config, folder))
     return open_model(folder)
 

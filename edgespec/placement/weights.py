@@ -58,7 +58,8 @@ class Weights:
     def token_bytes(self) -> float:
         """The bytes that a pass over one token reads: the layers, of experts those that are chosen, and the head."""
         num_experts, share = chosen_experts(self.skeleton.model.config.get_text_config(decoder=True))
-        head_bytes = math.prod(self.skeleton.model.get_output_embeddings().weight.shape) * self.dtype.itemsize
+        head = self.skeleton.model.get_output_embeddings()
+        head_bytes = 0 if head is None else math.prod(head.weight.shape) * self.dtype.itemsize
         layers_bytes = sum(
             tensor.num_bytes * (share if len(tensor.shape) == 3 and tensor.shape[0] == num_experts else 1.0)
             for record in self.skeleton.records

@@ -88,10 +88,12 @@ def _floats(numbers: Tensor) -> Tensor:
 
 
 def _block_shape(stated: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the rows and columns of a block, as config.json states them."""
+    """Return the rows and columns of a block, as config.json states them; a group of columns is of one row."""
     groups = (stated.get("config_groups") or {}).values()
-    structures = [(group.get("weights") or {}).get("block_structure") for group in groups if isinstance(group, dict)]
-    found = next((shape for shape in (stated.get("weight_block_size"), *structures) if shape), BLOCK_SHAPE)
+    weights = [group.get("weights") or {} for group in groups if isinstance(group, dict)]
+    sizes = [(1, each["group_size"]) for each in weights if each.get("strategy") == "group" and each.get("group_size")]
+    structures = [each.get("block_structure") for each in weights]
+    found = next((shape for shape in (stated.get("weight_block_size"), *structures, *sizes) if shape), BLOCK_SHAPE)
     return int(found[0]), int(found[1])
 
 

@@ -59,8 +59,14 @@ def quantises_activations(stated: Mapping[str, Any]) -> bool:
     """Return whether other programs also quantise what the weights are multiplied with."""
     method = stated.get("quant_method")
     if method == COMPRESSED:
-        return any(group.get("input_activations") for group in _groups(stated))
+        return any(group.get("input_activations") for group in compressed_groups(stated))
     return method == "fbgemm_fp8" or bool(stated.get(ACTIVATIONS_FIELDS.get(str(method), "")))
+
+
+def compressed_groups(stated: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the groups of modules that compressed-tensors packs alike."""
+    groups = stated.get("config_groups") or {}
+    return [group for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
 
 
 def _reasons(stated: Mapping[str, Any]) -> Iterable[str | None]:
@@ -75,7 +81,7 @@ def _reasons(stated: Mapping[str, Any]) -> Iterable[str | None]:
     if method == "awq" and str(stated.get("version") or "gemm").lower() != "gemm":
         yield f"its version is {stated['version']}, not gemm"
     if method == COMPRESSED:
-        formats = {stated.get("format"), *(group.get("format") for group in _groups(stated))} - {None}
+        formats = {stated.get("format"), *(group.get("format") for group in compressed_groups(stated))} - {None}
         odd = sorted(str(name) for name in formats if name not in READABLE_COMPRESSED)
         if odd:
             yield f"{odd[0]} is not read"
@@ -83,11 +89,6 @@ def _reasons(stated: Mapping[str, Any]) -> Iterable[str | None]:
             yield f"its sparse weights ({stated['sparsity_config']['format']}) are not read"
         if (stated.get("transform_config") or {}).get("config_groups"):
             yield "its weights are rotated (transform_config), which the model would have to undo"
-
-
-def _groups(stated: Mapping[str, Any]) -> list[dict[str, Any]]:
-    groups = stated.get("config_groups") or {}
-    return [group for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
 
 
 def _not_read(folder: Path, reason: str) -> CheckpointError:

@@ -35,8 +35,18 @@ def test_models_and_estimates_name_it_and_count_what_it_stands_for(form: str, ru
     assert re.search(r"weights while unpacked +0\.006 GiB", outcome.out)
 
 
-def test_a_config_alone_names_what_it_cannot_plan(form: str, run_cli: RunCli, tmp_path: Path) -> None:
+def test_a_config_alone_is_planned_as_it_is_published(form: str, run_cli: RunCli, tmp_path: Path) -> None:
     (tmp_path / "model" / "model.safetensors").unlink()
-    outcome = run_cli([str(tmp_path / "model")], command="estimate")
+    outcome = run_cli([str(tmp_path / "model"), "--dtype", "float32"], command="estimate")
+    assert outcome.code == 0, outcome.err
+    assert f"layers as {PUBLISHED[form].name})" in outcome.out
+    assert re.search(r"weights while unpacked +0\.006 GiB", outcome.out)
+
+
+def test_a_config_alone_of_a_format_that_is_not_read_is_refused_by_its_name(run_cli: RunCli, tmp_path: Path) -> None:
+    FAMILIES["qwen3"]().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "aqlm"}}))
+    outcome = run_cli([str(tmp_path)], command="estimate")
     assert outcome.code == 2
-    assert f"quantised with {PUBLISHED[form].stated['quant_method']}, and does not say" in outcome.err
+    assert "is quantised with aqlm, which edgespec does not read" in outcome.err

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GptOssConfig, LlamaCo
 from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.pair.folder import open_model
 from offload import stored_names
+from offload.architecture import architecture_checkpoint
 from offload.checkpoint import Checkpoint, read_checkpoint
 from offload.errors import CheckpointError
 from offload.formats.packed_format import content_of
@@ -123,6 +124,23 @@ def test_trees_over_streamed_layers_write_what_transformers_writes(form: str, mo
     layers = [entry for name, entry in read_checkpoint(folder).tensors.items() if ".layers." in name]
     unread = ("weight_shape", "activation_scale", *(() if "act-order" in form else ("g_idx",)))
     assert placement.streamed_bytes == sum(entry.num_bytes for entry in layers if not entry.name.endswith(unread))
+
+
+@pytest.mark.parametrize(("form", "model"), CASES, ids=str)
+def test_a_config_alone_has_the_sizes_of_what_is_published(form: str, model: str, tmp_path: Path) -> None:
+    """Experts are planned as one matrix each, which has fewer scales and indices than two that lie together."""
+    published(tmp_path / "model", form, model)
+    config = AutoConfig.from_pretrained(tmp_path / "model")
+    stored, planned = (
+        build_skeleton(config, checkpoint, dtype=torch.float32)
+        for checkpoint in (read_checkpoint(tmp_path / "model"), architecture_checkpoint(config, tmp_path / "model"))
+    )
+    assert planned.packed_formats == stored.packed_formats
+    assert planned.num_scratch == stored.num_scratch
+    tolerance = 0.0 if model == "dense" else 0.05
+    for ours, theirs in zip(planned.records, stored.records, strict=True):
+        assert ours.stored_bytes == pytest.approx(theirs.stored_bytes, rel=tolerance, abs=0)
+    assert planned.outside.stored_bytes == stored.outside.stored_bytes
 
 
 def lose(folder: Path, end: str, *, layer: int = 1) -> None:

@@ -11,7 +11,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaModel, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    LlamaConfig,
+    LlamaModel,
+    PreTrainedModel,
+)
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from offload.checkpoint import read_checkpoint
@@ -21,6 +28,7 @@ from offload.loaders import CpuLoader
 from offload.placement import Placement, place_layers
 from offload.skeleton import build_skeleton
 from offload.streamed_model import StreamedModel
+from scripts.tiny_configs import tiny_config
 from tests.conftest import FAMILIES, RECURRENT, SMALL, make_model, save_folder
 
 CPU = torch.device("cpu")
@@ -63,6 +71,30 @@ def test_streamed_logits_equal_resident_logits_bit_for_bit(
     with streamed(folder, dtype=dtype, resident=resident) as model:
         for rows in (20, 1, 7):
             assert torch.equal(logits(model, rows=rows), logits(reference, rows=rows))
+
+
+@pytest.mark.parametrize("resident", [0, 1])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["as-stored", "converted"])
+@pytest.mark.parametrize("is_transposed", [True, False], ids=["transposed", "as-computed"])
+def test_experts_that_are_stored_transposed_are_seen_through_a_view(
+    is_transposed: bool, dtype: torch.dtype, resident: int, tmp_path: Path
+) -> None:
+    """Qwen publishes Qwen3-VL's so, and transformers writes them as it computes with them; their shapes tell."""
+    config = tiny_config("qwen3_vl_moe")
+    config.text_config.moe_intermediate_size = 24
+    folder = save_folder(tmp_path, AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16))
+    if is_transposed:
+        file = folder / "model.safetensors"
+        tensors = {
+            name: tensor.mT.contiguous() if ".mlp.experts." in name else tensor
+            for name, tensor in load_file(file).items()
+        }
+        assert tensors["model.language_model.layers.0.mlp.experts.gate_up_proj"].shape == (4, 32, 48)
+        save_file(tensors, file, metadata={"format": "pt"})
+    reference = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype).eval()
+    with streamed(folder, dtype=dtype, resident=resident) as model:
+        for rows in (20, 1):
+            torch.testing.assert_close(logits(model, rows=rows), logits(reference, rows=rows))
 
 
 @pytest.mark.parametrize("family", RECURRENT)

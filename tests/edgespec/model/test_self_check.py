@@ -23,9 +23,10 @@ from edgespec.model.layer_attention import QueryGrowth
 from edgespec.model.new_rows import SeenKeys, Span
 from edgespec.model.reach import WHOLE, Reach, causal_mask
 from edgespec.model.recurrent_forms import Convolution
-from edgespec.model.self_check import _failure, check_tree_reading, narrow_copy
+from edgespec.model.self_check import _failure, _random_model, check_tree_reading, narrow_copy
 from edgespec.model.state_cache import StateCache, StateRows
 from edgespec.model.text_cache import LayerCache
+from scripts.tiny_configs import tiny_config
 from tests.conftest import EAGER_ONLY, FAMILIES, GROUPED, RECURRENT
 from tests.edgespec.placement.test_place import small_deepseek
 
@@ -171,3 +172,15 @@ def test_the_check_leaves_the_random_numbers_alone() -> None:
     before = torch.get_rng_state()
     check_tree_reading(LlamaConfig(**GROUPED), device=CPU)
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_parameters_that_a_family_leaves_out_when_it_begins_are_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Apertus' activations are: memory as it was found would now and then refuse the family."""
+    empty_like = torch.empty_like
+
+    def as_found(*arguments: Any, **named: Any) -> Tensor:
+        return empty_like(*arguments, **named).fill_(torch.nan)
+
+    monkeypatch.setattr(torch, "empty_like", as_found)
+    model = _random_model(narrow_copy(tiny_config("apertus")), torch.device("cpu"))
+    assert all(parameter.isfinite().all() for parameter in model.parameters())

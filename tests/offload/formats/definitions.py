@@ -70,6 +70,16 @@ def matrix_meaning(parts: Parts, rows: int, columns: int) -> Tensor:
     return by_element(rows, columns, lambda r, c: numbers[r][c] * scale)
 
 
+def mxfp8_parts(rows: int, columns: int) -> Parts:
+    numbers = torch.randn(rows, columns).to(torch.float8_e4m3fn)
+    return {"weight": numbers, "weight_scale": torch.randint(120, 124, (rows, columns // 32)).to(torch.uint8)}
+
+
+def mxfp8_meaning(parts: Parts, rows: int, columns: int) -> Tensor:
+    numbers, scale = lists(parts["weight"]), lists(powers(parts["weight_scale"]))
+    return by_element(rows, columns, lambda r, c: numbers[r][c] * scale[r][c // 32])
+
+
 def int8_parts(rows: int, columns: int) -> Parts:
     numbers = torch.randint(-127, 128, (rows, columns)).to(torch.int8)
     return {"weight": numbers, "weight_scale": scales(rows, 1, size=2e-3).bfloat16()}

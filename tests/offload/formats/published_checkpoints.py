@@ -28,6 +28,8 @@ from tests.offload.formats.definitions import (
     modelopt_parts,
     mxfp4_meaning,
     mxfp4_parts,
+    mxfp8_meaning,
+    mxfp8_parts,
     nvfp4_meaning,
     nvfp4_parts,
     packed_meaning,
@@ -83,6 +85,12 @@ PUBLISHED: dict[str, Published] = {
         stated={"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0},
         parts=fp8_parts("weight_scale", lambda rows, _columns: (rows, 1)),
         meaning=rows_meaning,
+    ),
+    "compressed-mxfp8": Published(
+        name="fp8",
+        stated=compressed("mxfp8-quantized", {**FLOAT8, "strategy": "group", "group_size": 32}, ACTIVATIONS),
+        parts=mxfp8_parts,
+        meaning=mxfp8_meaning,
     ),
     "compressed-int8": Published(
         name="int-quantized",
@@ -140,7 +148,7 @@ PUBLISHED: dict[str, Published] = {
     ),
     "gptq-v2": Published(
         name="gptq",
-        stated={"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2", "desc_act": False},
+        stated={"quant_method": "gptq", "bits": 4, "group_size": GROUP, "checkpoint_format": "gptq_v2"},
         parts=gptq_parts(),
         meaning=gptq_meaning(less=0),
     ),

@@ -71,6 +71,6 @@ def test_the_format_is_named_in_a_few_words() -> None:
 def test_formats_whose_runtimes_quantise_activations_are_known() -> None:
     quantising = {form for form, published in PUBLISHED.items() if quantises_activations(published.stated)}
     assert quantising == {
-        "fp8-blocks", "fp8-matrix", "compressed-fp8-rows", "compressed-fp8-blocks", "fbgemm-fp8", "compressed-int8",
-        "compressed-nvfp4", "modelopt-nvfp4",
+        "fp8-blocks", "fp8-matrix", "compressed-fp8-rows", "compressed-fp8-blocks", "compressed-mxfp8", "fbgemm-fp8",
+        "compressed-int8", "compressed-nvfp4", "modelopt-nvfp4",
     }  # fmt: skip
