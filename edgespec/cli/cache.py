@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 @click.group(
     name="cache",
+    short_help="List or remove what edgespec keeps here and can make again.",
     epilog="""\b
 Examples:
   edgespec cache list
