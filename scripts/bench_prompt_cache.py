@@ -1,11 +1,12 @@
 """What the first turn behind a long system prompt waits for, with and without a prompt cache on disk.
 
-    python scripts/bench_prompt_cache.py -m LARGE -md edgespec/demo/draft --max-cpu-mem 1GiB --tokens 2000
+    python -m scripts.bench_prompt_cache -m LARGE -md edgespec/demo/draft --max-cpu-mem 1GiB
 
-A turn is asked in a conversation whose system prompt has so many tokens: without a file, once with one that is written
-then, and, in turns, with the file and without. Before each turn the pages of the target's weights are dropped from memory, so
-that they come from disk. Opening the file, which checks it whole, counts as waiting. The answers must be equal.
-Prints seconds to the first token (medians, lowest and highest), the file's size, and one JSON line.
+A conversation with a system prompt of so many tokens is asked its first question: once with a file that is written
+then, and after that, in turns, without the file and with it. Before each question the target's files are dropped from
+the page cache, so that weights come from disk. Opening the prompt cache, which checks it whole, counts as waiting.
+Prints seconds to the first token (medians, lowest and highest), the file's size, and one JSON line. Answers must be
+equal.
 """
 
 from __future__ import annotations
@@ -61,8 +62,9 @@ def main() -> int:
                 found[name].append(seconds)
         placement = engine.placement
         size_bytes = file.stat().st_size
-    print(f"{placement.num_resident} of {placement.num_layers} layers resident, "
-          f"{placement.streamed_bytes / GIB:.2f} GiB a pass, {asked.tokens} tokens, a file of {size_bytes / 2**20:.1f} MiB")  # fmt: skip
+    layers = f"{placement.num_resident} of {placement.num_layers} layers resident"
+    streamed = f"{placement.streamed_bytes / GIB:.2f} GiB streamed a pass"
+    print(f"{layers}, {streamed}; {asked.tokens} tokens, a file of {size_bytes / 2**20:.1f} MiB")
     medians = {name: statistics.median(own) for name, own in found.items()}
     for name, own in found.items():
         print(f"first token {name:<8}{medians[name]:8.2f} s ({min(own):.2f} to {max(own):.2f})")
@@ -79,7 +81,7 @@ def first_turn(engine: Engine, system: str, new_tokens: int, path: Path | None) 
     chat = engine.chat(system=system, temperature=0, max_new_tokens=new_tokens)
     cache = None if path is None else PromptCache(path, prompt_key(engine.pair, engine.place))
     if cache is not None:
-        cache.keep_beginning([chat.prompt_ids([*chat.messages, {"role": "user", "content": QUESTION}])])
+        cache.keep_beginning([chat.first_ids(QUESTION)])
     engine.use_prompt_cache(cache)
     opened_s = time.perf_counter() - started
     result = chat.send(QUESTION)

@@ -2,9 +2,8 @@
 
     python scripts/first_hour.py --program VENV/bin/edgespec --columns 80 > hour.txt
 
-Every command runs in an empty home and folder. Printed are the seconds until something stands on the screen, those
-until the command has ended, its exit status, and what the terminal shows then; at last all of it as a table.
-It needs `pip install pexpect pyte`.
+The home is empty at first. Printed are the seconds until something stands on the screen, those until the command has
+ended, its exit status, and what the terminal shows then; at last a table. It needs `pip install pexpect pyte`.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -22,12 +20,8 @@ from pathlib import Path
 import pexpect
 import pyte
 
+DEMO = Path(__file__).parents[1] / "edgespec/demo"
 ROWS = 24
-PROMPTS = """\
-{"id": "a", "prompt": "def read_lines(path):"}
-{"id": "b", "prompt": "class Queue:\\n    def put(self, item):"}
-{"id": "c", "prompt": "import os\\n\\ndef main("}
-"""
 CTRL_C, CTRL_D, READY = "\x03", "\x04", "> "
 WRITE = "generate p.jsonl -o out.jsonl -n 400 --seed 7"
 
@@ -44,11 +38,10 @@ class Step:
 class Recorded:
     """What came of a step."""
 
-    command: str
-    first_s: float  # until something stands on the screen
+    first_s: float
     total_s: float
     status: int
-    screens: Sequence[str]  # when keys were sent, every few seconds where it changed, and at the end
+    screens: Sequence[str]  # when keys were sent, and at the end
 
 
 def steps(program: str) -> Iterator[Step]:
@@ -59,8 +52,7 @@ def steps(program: str) -> Iterator[Step]:
         "generate -p 'def main(' -n 40 | cat", "generate p.jsonl -n 40 --temp 0 --format text",
     )  # fmt: skip
     yield from (Step(command=f"{program} {words}") for words in plain)
-    yield Step(command=f"{program} {WRITE}", keys=[("tok/s", CTRL_C)])
-    yield Step(command=f"{program} {WRITE}")
+    yield Step(command=f"{program} {WRITE}", keys=[("1 of 3 prompts", CTRL_C)])
     yield Step(command=f"{program} {WRITE} --resume")
     chat = [
         "def read_lines(path):\r", "/help\r", "/set temperature 0.5\r", "/regen\r", "/stats\r", "/save talk.json\r",
@@ -68,22 +60,19 @@ def steps(program: str) -> Iterator[Step]:
     ]  # fmt: skip
     keys = [(READY, line) for line in chat] + [(0.4, CTRL_C), (READY, CTRL_D)]
     yield Step(command=f"{program} chat -n 200", keys=keys)
-    later = (
+    others = (
         "estimate", "estimate --hardware 4090", "profile", "profile --list", "generate -p 'def main(' -n 64",
-        "bench -n 32 --repeats 1", "models", "cache list", "config init", "config show",
-    )  # fmt: skip
-    yield from (Step(command=f"{program} {words}") for words in later)
-    mistakes = (
-        "genrate p.jsonl", "generate 'def main('", "generate nowhere.jsonl", "generate -p hi --max-tokns 5",
-        "generate -p hi -m Qwen/Qwen3-32B", "generate -p hi -m nowhere", "generate p.jsonl -o out.jsonl",
-        "generate p.jsonl -o /nowhere/out.jsonl", "generate p.jsonl -n 9 > /dev/full", "generate -p hi --temp -1",
+        "bench -n 32 --repeats 1", "models", "cache list", "config init", "config show", "genrate p.jsonl",
+        "generate 'def main('", "generate nowhere.jsonl", "generate -p hi --max-tokns 5", "generate -p hi -m nowhere",
+        "generate -p hi -m Qwen/Qwen3-32B", "generate p.jsonl -o out.jsonl", "generate p.jsonl -o /nowhere/out.jsonl",
+        "generate p.jsonl -n 9 > /dev/full", "generate -p hi --temp -1",
         "generate", "chat nowhere", "chat < p.txt", "estimate --hardware 9999", "generate p.jsonl --max-cpu-mem 10MiB",
         "generate bad.jsonl", "generate -p hi --json-schema nowhere.json", "generate -p hi --quant q4_k_m",
     )  # fmt: skip
-    yield from (Step(command=f"{program} {words}") for words in mistakes)
+    yield from (Step(command=f"{program} {words}") for words in others)
 
 
-def record(step: Step, folder: Path, columns: int, *, every_s: float) -> Recorded:
+def record(step: Step, folder: Path, columns: int) -> Recorded:
     """Type a step in a terminal, and return what it shows."""
     screen = pyte.HistoryScreen(columns, ROWS, history=5000)
     stream = pyte.ByteStream(screen)
@@ -91,7 +80,7 @@ def record(step: Step, folder: Path, columns: int, *, every_s: float) -> Recorde
     started = time.monotonic()
     child = pexpect.spawn("bash", ["-c", step.command], cwd=folder, env=own, dimensions=(ROWS, columns), timeout=None)
     screens: list[str] = []
-    first_s, seen, sent_at, shown_at = 0.0, b"", started, started
+    first_s, sent_at = 0.0, started
     keys = list(step.keys)
     while True:
         try:
@@ -105,30 +94,24 @@ def record(step: Step, folder: Path, columns: int, *, every_s: float) -> Recorde
             if b"\x1b[6n" in got:  # where the cursor is
                 child.send(f"\x1b[{screen.cursor.y + 1};{screen.cursor.x + 1}R")
             stream.feed(got)
-            seen += got
             first_s = first_s or now - started
         if keys and _has_come(keys[0][0], screen, now - sent_at):
             screens.append(shown(screen))
             child.send(keys.pop(0)[1])
-            sent_at, seen = now, b""
-        if now - shown_at >= every_s:
-            screens.append(shown(screen))
-            shown_at = now
+            sent_at = now
     child.close()
     status = child.exitstatus if child.exitstatus is not None else 128 + (child.signalstatus or 0)
     screens.append(shown(screen))
-    distinct = [text for index, text in enumerate(screens) if text not in screens[index + 1 :]]
-    return Recorded(command=step.command, first_s=first_s, total_s=time.monotonic() - started, status=status,
-                    screens=distinct)  # fmt: skip
+    return Recorded(first_s=first_s, total_s=time.monotonic() - started, status=status, screens=screens)
 
 
 def _has_come(awaited: str | float, screen: pyte.Screen, waited_s: float) -> bool:
-    """Return whether the line with the cursor has the text, or the seconds have passed."""
+    """Return whether the text stands on the screen, or an empty prompt if it is that, or the seconds have passed."""
     if isinstance(awaited, float):
         return waited_s >= awaited
-    line = screen.display[screen.cursor.y]
-    return waited_s > 0.3 and (line.startswith(awaited) and not line[2:].strip() if awaited == READY else
-                               awaited in "\n".join(screen.display))  # fmt: skip
+    if awaited != READY:
+        return any(awaited in line for line in screen.display)
+    return waited_s > 0.3 and screen.display[screen.cursor.y].rstrip() == READY.rstrip()
 
 
 def shown(screen: pyte.HistoryScreen) -> str:
@@ -143,20 +126,20 @@ def main() -> None:
     parser.add_argument("--program", default="edgespec")
     parser.add_argument("--columns", type=int, default=80)
     parser.add_argument("--only", default="", help="a regular expression of the commands to record")
-    parser.add_argument("--every", type=float, default=1e9, help="seconds between screens that are kept meanwhile")
     asked = parser.parse_args()
     table = []
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
-        (home / "p.jsonl").write_text(PROMPTS)
+        rows = (DEMO / "prompts.jsonl").read_text().splitlines(keepends=True)
+        (home / "prompts.jsonl").write_text("".join(rows))
+        (home / "p.jsonl").write_text("".join(rows[:3]))
         (home / "p.txt").write_text("def read_lines(path):\n")
         (home / "bad.jsonl").write_text('{"prompt": "a"}\n{"promt": "b"}\n')
-        shutil.copy(Path(__file__).parents[1] / "edgespec/demo/prompts.jsonl", home)
         for step in steps(asked.program):
             if not re.search(asked.only, step.command):
                 continue
-            found = record(step, home, asked.columns, every_s=asked.every)
-            command = found.command.replace(asked.program, "edgespec", 1)
+            found = record(step, home, asked.columns)
+            command = step.command.replace(asked.program, "edgespec", 1)
             table.append(f"{command:<60} {found.first_s:8.2f} {found.total_s:8.1f} {found.status:5}")
             rule = "-" * asked.columns
             print(f"$ {command}\n" + f"\n{rule}\n".join(found.screens) + f"\n[{table[-1][60:].strip()}]\n", flush=True)
