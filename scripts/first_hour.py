@@ -52,7 +52,7 @@ def steps(program: str) -> Iterator[Step]:
         "generate -p 'def main(' -n 40 | cat", "generate p.jsonl -n 40 --temp 0 --format text",
     )  # fmt: skip
     yield from (Step(command=f"{program} {words}") for words in plain)
-    yield Step(command=f"{program} {WRITE}", keys=[("1 of 3 prompts", CTRL_C)])
+    yield Step(command=f"{program} {WRITE}", keys=[("at most", CTRL_C)])
     yield Step(command=f"{program} {WRITE} --resume")
     chat = [
         "def read_lines(path):\r", "/help\r", "/set temperature 0.5\r", "/regen\r", "/stats\r", "/save talk.json\r",
