@@ -210,7 +210,7 @@ def _list() -> int:
         line = f"{profile.name}  {pair.target} + {pair.draft}, {profile.created}: {plans}"
         write_lines(visible(line))
     if not found:
-        write_lines(f"no profiles in {profiles_folder()}; edgespec profile measures a pair")
+        write_lines(f"no profiles in {profiles_folder()}")
     return 0
 
 
