@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 @click.group(
     name="cache",
+    short_help="List or remove what edgespec keeps here and can make again.",
     epilog="""\b
 Examples:
   edgespec cache list
@@ -91,7 +93,8 @@ def _chosen(found: Sequence[KeptFile], names: Sequence[str]) -> list[KeptFile]:
 
     for name in names:
         if name not in KINDS and not any(kept.name == name for kept in found):
-            raise click.UsageError(f"'{name}' is neither in the list nor a kind ({', '.join(KINDS)}).")
+            own = " It is a file of your own, to be removed by hand." if Path(name).exists() else ""
+            raise click.UsageError(f"'{name}' is neither in the list nor a kind ({', '.join(KINDS)}).{own}")
     return [kept for kept in found if not names or kept.kind in names or kept.name in names]
 
 

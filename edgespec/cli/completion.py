@@ -11,6 +11,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 @click.command(
     name="completion",
+    short_help="Print the script by which a shell completes commands.",
     epilog="""\b
 Examples:
   eval "$(edgespec completion bash)"       in ~/.bashrc (bash 4.4 or newer)

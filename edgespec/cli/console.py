@@ -9,7 +9,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from edgespec.cli.log_file import LOG
 
@@ -29,8 +29,26 @@ COLOR = re.compile(r"\x1b\[[0-9;]*m")
 def print_error(what: str, fix: str) -> None:
     """Write the two lines of an error to stderr."""
     LOG.error("%s %s", what.rstrip(), fix)
-    sys.stderr.write(f"Error: {what.rstrip()}\nTry: {fix}\n")
+    sys.stderr.write(broken(f"Error: {what.rstrip()}\nTry: {fix}\n", terminal_width(sys.stderr)))
     sys.stderr.flush()
+
+
+def terminal_width(stream: TextIO) -> int:
+    """Return the columns of the terminal that a stream goes to, as it is now; elsewhere there is no limit."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or DEFAULT_WIDTH
+    except (OSError, ValueError):
+        return UNLIMITED_WIDTH
+
+
+def broken(text: str, width: int, *, indent: str = "  ") -> str:
+    """Return text whose lines are broken between words where they are too long; what goes on is indented."""
+    return "\n".join(
+        line if len(COLOR.sub("", line)) <= width else
+        textwrap.fill(line, width, subsequent_indent=line[: len(line) - len(line.lstrip())] + indent,
+                      break_long_words=False, break_on_hyphens=False)
+        for line in text.split("\n")
+    )  # fmt: skip
 
 
 def visible(text: str) -> str:
@@ -55,6 +73,11 @@ def named(names: Sequence[str]) -> str:
     return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
+def write_lines(text: str, *, indent: str = "  ") -> None:
+    """Write lines for people to stdout, broken between words where they are longer than a terminal's."""
+    sys.stdout.write(broken(text, terminal_width(sys.stdout), indent=indent) + "\n")
+
+
 class Console:
     """Messages for people, on stderr; `quiet` drops all but errors."""
 
@@ -68,21 +91,15 @@ class Console:
     @property
     def width(self) -> int:
         """Return the columns of the terminal as it is now; without a terminal there is no limit."""
-        try:
-            return os.get_terminal_size(sys.stderr.fileno()).columns or DEFAULT_WIDTH
-        except (OSError, ValueError):
-            return UNLIMITED_WIDTH
+        return terminal_width(sys.stderr)
 
-    def say(self, text: str) -> None:
-        """Write one line, unless quiet; the log has it in any case."""
+    def say(self, text: str, *, breaks: bool = True) -> None:
+        """Write lines, unless quiet, broken between words where a terminal's line ends; the log has them as they are.
+
+        What is to be copied from the terminal does not break.
+        """
         LOG.info(COLOR.sub("", text))
-        self._write(text)
-
-    def tell(self, text: str) -> None:
-        """Write sentences, broken between words where a terminal's line ends; what is to be copied goes to `say`."""
-        self.say(
-            textwrap.fill(text, self.width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-        )
+        self._write(broken(text, self.width) if breaks else text)
 
     def detail(self, text: str) -> None:
         """Write one line where -v asks for details, as the log always does."""
@@ -166,6 +183,7 @@ class Console:
         from rich.text import Text
 
         with Live(
+            Text(),  # so that there is a line from the first moment on
             console=RichConsole(stderr=True),
             transient=True,
             auto_refresh=False,

@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING
 from edgespec.cli import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
+    from edgespec.cli.console import Console
     from edgespec.engine import Engine
 
 STDERR = 2
-STOPPING = b"\nstopping after this pass (Ctrl-C again: within it)\n"
+STOPPING = "stopping after this pass (Ctrl-C again: within it)"
 IMPORTING = "loading torch and transformers"  # said meanwhile: it takes seconds
 Handler = Callable[[int, FrameType | None], None]
 
 
-def import_engine() -> None:
-    """Import torch, transformers and the engine, which takes seconds."""
-    with leaving_at_once():
+def import_engine(console: Console) -> None:
+    """Import torch, transformers and the engine, which takes seconds, and say so meanwhile."""
+    with console.status(IMPORTING), leaving_at_once():
         import edgespec.engine  # noqa: F401
 
 
@@ -100,6 +101,16 @@ def cancelling(engine: Engine, *, notices: Sequence[bytes], give_up: Callable[[]
 
     with _handler(press):
         yield lambda: num_pressed
+
+
+def stopping_notice(*, line_width: int | None) -> bytes:
+    """Return what the first Ctrl-C is answered with: lines of its own, or one in place of the last that is drawn over.
+
+    A newline there would leave what is drawn behind, since whoever draws counts lines.
+    """
+    if line_width is None:
+        return f"\n{STOPPING}\n".encode()
+    return f"\r\x1b[K{STOPPING[: line_width - 1]}".encode()
 
 
 def _notice(line: bytes) -> None:

@@ -45,7 +45,7 @@ def say_setup(console: Console, setup: PairSetup, machine: MachineOptions) -> No
     """Layers, formats, trees and profile in a few lines; raises EdgespecError where -ngl all cannot be had."""
     place, placement, tree = setup.place, setup.placement, setup.tree
     for note in setup.notes:
-        console.tell(spelled(note))
+        console.say(spelled(note))
     streamed = placement.num_layers - placement.num_resident
     where = "" if not placement.num_pinned else f" ({placement.num_pinned} from RAM, {placement.num_on_disk} from disk)"
     layers = f"{placement.num_resident} of {placement.num_layers} layers resident"
@@ -55,7 +55,7 @@ def say_setup(console: Console, setup: PairSetup, machine: MachineOptions) -> No
     numbers = str(place.dtype).removeprefix("torch.") + (f" from {formats}" if formats else "")
     folder = setup.pair.target.folder
     trees = trees_in_words(setup.room, is_tuned=setup.is_tuned)
-    console.tell(f"{short_name(folder)}: {layers}; {numbers} on {place.device}; {trees}")
+    console.say(f"{short_name(folder)}: {layers}; {numbers} on {place.device}; {trees}")
     for role, weights in (("target", setup.weights.target), ("draft", setup.weights.draft)):
         if weights is not None and weights.unread_note is not None:
             console.say(f"{role}: {weights.unread_note}")
@@ -65,13 +65,13 @@ def say_setup(console: Console, setup: PairSetup, machine: MachineOptions) -> No
             console.say(f"{short_name(model.model.folder)} {model.model.weight_only_note}")
     _say_threads(console, place.threads)
     if not tree.is_lossless:
-        console.tell(
+        console.say(
             f"LOSSY: --target-width {tree.target_width} takes the longest of so many branches that the target "
             "starts; the output does not have the target's distribution"
         )
     console.detail(f"memory plan:\n{placement.table()}")
     if setup.plan is not None:
-        console.tell(_profile_note(setup))
+        console.say(_profile_note(setup))
     if place.limits.max_gpu_bytes is not None and place.device.type == "cpu":
         console.say("--max-gpu-mem is not used: the device is the CPU")
     if place.limits.gpu_margin_bytes is not None and place.device.type == "cpu":
@@ -116,7 +116,7 @@ def _say_threads(console: Console, threads: int | None) -> None:
     if threads is None:
         console.detail(f"threads: {threads_in_words(cores, os.environ)}")
     elif threads > cores.usable:
-        console.tell(f"--threads {threads}: {cores.usable} have a core of their own here; more may be slower")
+        console.say(f"--threads {threads}: {cores.usable} have a core of their own here; more may be slower")
 
 
 def _profile_note(setup: PairSetup) -> str:

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from edgespec.placement.run_place import RunPlace
     from edgespec.text.prompt_cache import PromptCache
 
-HELP = "Keep what prompts begin with alike, read, in this file, and begin on what it has."
+HELP = (
+    "Keep what prompts begin with alike, read, in this file, and begin on what it has. The file is yours: "
+    "`edgespec cache` neither lists nor removes it."
+)
 
 
 def prompt_cache_option(function: Command) -> Command:

@@ -23,7 +23,7 @@ PAIR_SPELLINGS = {
     **{key: key for key in PAIR_KEYS},
     **dict.fromkeys(("draft", "model_draft", "assistant_model"), "draft_model"),
 }
-Value = str | int | float | bool | list[str | int | float]
+Value = str | int | float | bool | list[str | int | float] | dict[str, str | int | float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +170,9 @@ def _table(path: Path, section: str, entries: Mapping[str, Any], known: KnownKey
             raise _wrong(path, f"[{section}] has '{key}' twice, once as '{written}'", "Leave one out.")
         if not _is_value(value):
             raise _wrong(
-                path, f"[{section}] {written} is neither text, number, true, false nor a list", "Write one of them."
+                path,
+                f"[{section}] {written} is neither text, number, true, false, nor a list or table of them",
+                "Write one.",
             )
         if "\0" in str(value):  # no command line can hold one, and no path
             raise _wrong(path, f"[{section}] {written} holds a zero byte", "Leave it out.")
@@ -185,8 +187,9 @@ def _table(path: Path, section: str, entries: Mapping[str, Any], known: KnownKey
 
 
 def _is_value(value: object) -> bool:
-    if isinstance(value, list):
-        return all(isinstance(item, str | int | float) and not isinstance(item, bool) for item in value)
+    if isinstance(value, list | dict):
+        items = value.values() if isinstance(value, dict) else value
+        return all(isinstance(item, str | int | float) and not isinstance(item, bool) for item in items)
     return isinstance(value, str | int | float)  # true and false are ints
 
 

@@ -83,6 +83,18 @@ def test_where_nobody_can_be_asked_and_for_unknown_names_nothing_is_removed(
     assert len(kept_names(capsys)) == len(kept)
 
 
+def test_the_users_own_files_are_neither_listed_nor_removed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kept: dict[str, Path]
+) -> None:
+    """As those of --prompt-cache are: whoever names one is told so."""
+    own = tmp_path / "system.safetensors"
+    own.write_text("keys and values")
+    assert len(kept_names(capsys)) == len(kept)
+    assert run(["cache", "clear", str(own), "--yes"]) == 2
+    assert "a file of your own, to be removed by hand" in capsys.readouterr().err
+    assert own.exists()
+
+
 def test_a_copy_that_is_being_written_stays(capsys: pytest.CaptureFixture[str], kept: dict[str, Path]) -> None:
     with FileLock(str(cache_folder() / "quantized" / "int8-def.lock")):
         assert run(["cache", "clear", "--yes"]) == 0

@@ -122,6 +122,21 @@ def test_sampling_is_the_flags_then_the_configurations_then_the_models(
     assert set_up_of("--temp", "0.3")["temperature"] == 0.3
 
 
+def test_penalties_of_the_configuration_are_those_of_the_same_flags(run_cli: RunCli, write_config: WriteConfig) -> None:
+    """They change the text, and a flag counts more."""
+    ask = ["-p", "def main(", "-n", "12", "--seed", "3", "--format", "jsonl", "--profile", "none"]
+    flags = ["--repeat-penalty", "1.3", "--presence-penalty", "0.5", "--frequency-penalty", "0.1",
+             "--logit-bias", "42=-100", "--logit-bias", "self=5", "--ignore-eos"]  # fmt: skip
+    plain, flagged = (json.loads(run_cli([*ask, *more]).out) for more in ([], flags))
+    penalties = "repetition_penalty = 1.3\npresence_penalty = 0.5\nfrequency_penalty = 0.1\n"
+    write_config(f"[sampling]\n{penalties}logit_bias = {{42 = -100, self = 5}}\nignore_eos = true\n")
+    configured, overridden = (json.loads(run_cli([*ask, *more]).out) for more in ([], ["--repeat-penalty", "1.2"]))
+    assert configured["sampling"] == flagged["sampling"] != plain["sampling"]
+    assert configured["text"] == flagged["text"] != plain["text"]
+    assert overridden["sampling"]["repetition_penalty"] == 1.2
+    assert overridden["sampling"]["presence_penalty"] == 0.5
+
+
 def test_trees_are_the_configurations_before_a_profiles(
     set_up_of: Callable[..., dict[str, Any]], write_config: WriteConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,6 +212,12 @@ def test_no_flag_is_set_by_a_variable_that_means_something_else() -> None:
         ("[defaults]\ndraft_model = 'x'\n", ["no model that it belongs to"]),
         ("[defaults]\nctx_size = 'many'\n", ["[defaults] ctx_size = 'many'", "not auto or a number of tokens"]),
         ("[defaults]\nmax_cpu_mem = 'lots'\n", ["[defaults] max_cpu_mem = 'lots'", "is not a size"]),
+        ("[sampling]\npresence_penalty = 7\n", ["presence_penalty = 7", "not in [-2, 2]"]),
+        ("[sampling]\nrepetition_penalty = nan\n", ["repetition_penalty = nan", "not in (0, 100)"]),
+        ("[sampling]\nlogit_bias = '42'\n", ["logit_bias = '42'", "no TOKEN=BIAS"]),
+        ("[sampling]\nlogit_bias = {42 = 101}\n", ["logit_bias = {'42': 101}", "not in [-100, 100]"]),
+        ("[sampling]\ntop_k = {a = 1}\n", ["top_k = {'a': 1}", "no table"]),
+        ("[sampling]\nlogit_bias = {42 = {a = 1}}\n", ["logit_bias is neither text"]),
         ("[defaults]\nquiet = 'yes'\n", ["true or false"]),
         ("[defaults]\nctx_size = true\n", ["for flags"]),
         ("[defaults]\nhelp = true\n", ["'help'"]),

@@ -103,3 +103,11 @@ def test_a_prompt_in_a_files_place_is_told_of_p(given: str, hint: str | None, ru
     assert hint is None or hint in outcome.err
     assert len(outcome.err) < 400
     assert not Path(given[:100]).exists()
+
+
+def test_the_list_of_commands_says_what_each_is_for_in_one_whole_line() -> None:
+    """At eighty columns nothing is cut off with dots, or goes on in a second line."""
+    text = cli.get_help(context_of(cli, info_name="edgespec", terminal_width=80))
+    lines = text.partition("\nCommands:\n")[2].partition("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in lines] == cli.list_commands(context_of(cli))
+    assert all(line.endswith(".") and not line.endswith("...") for line in lines), text

@@ -47,8 +47,8 @@ Examples:
   edgespec bench TARGET -md DRAFT --check           is the text through trees the target's own?
 
 Trees are those of the pair's profile where there is one; tree options
-override it. Speeds are medians of the repeats, with the lowest and the
-highest. Both modes use the memory plan of the pair with its draft.
+override it. Speeds are medians of the repeats, the speed-up with its lowest
+and highest. Both modes use the memory plan of the pair with its draft.
 """,
 )
 @click.argument("target", required=False, type=click.Path(path_type=Path))
@@ -99,7 +99,7 @@ def command(
         _refuse_with_check(click.get_current_context(), form)
     rows = read_prompts(prompts, lines=lines) if prompts else None
 
-    import_engine()
+    import_engine(console)
     from edgespec.pair.pair import DEMO_FOLDER
     from edgespec.text.bias import with_token_ids
     from edgespec.tune.benchmark import compare_modes

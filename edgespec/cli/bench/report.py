@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from edgespec import __version__
-from edgespec.cli.console import counted, visible
+from edgespec.cli.console import counted, visible, write_lines
 from edgespec.config import SamplingSettings
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "edgespec.bench/1"
 FORMATS = ("md", "csv", "json", "jsonl")
-COLUMNS = ("mode", "policy", "nodes", "tok/s", "lowest", "highest", "tok/pass", "prompt tok/s", "speed-up")
+COLUMNS = ("mode", "policy", "nodes", "tok/s", "tok/pass", "prompt/s", "speed-up")
 
 
 def write_report(engine: Engine, rounds: dict[str, list[Round]], sampling: SamplingSettings, *, form: str) -> None:
@@ -37,7 +37,7 @@ def write_report(engine: Engine, rounds: dict[str, list[Round]], sampling: Sampl
         writer.writeheader()
         writer.writerows(flat)
     else:
-        sys.stdout.write(_table(engine, rows))
+        write_lines(_table(engine, rows))
 
 
 def write_verdicts(engine: Engine, verdicts: Sequence[Verdict], *, as_json: bool) -> None:
@@ -139,8 +139,6 @@ def _table(engine: Engine, rows: Sequence[dict[str, Any]]) -> str:
             row["policy"],
             str(row["nodes"]),
             f"{row['tokens_per_s']:.2f}",
-            f"{row['lowest_tokens_per_s']:.2f}",
-            f"{row['highest_tokens_per_s']:.2f}",
             f"{row['tokens_per_pass']:.2f}",
             f"{row['prompt_tokens_per_s']:.1f}",
             f"{row['speed_up']:.2f} ({row['lowest_speed_up']:.2f} to {row['highest_speed_up']:.2f})"
@@ -163,7 +161,7 @@ def _table(engine: Engine, rows: Sequence[dict[str, Any]]) -> str:
         f"{counted(plain['repeats'], 'repeat')}\n\n"
     )
     ruler = "|" + "|".join("-" * (width + 2) for width in widths) + "|\n"
-    return about + line(COLUMNS) + ruler + "".join(map(line, cells))
+    return about + line(COLUMNS) + ruler + "".join(map(line, cells)).rstrip("\n")
 
 
 def _rounded(value: float) -> float:

@@ -25,6 +25,7 @@ from edgespec.cli.open_engine import trees_in_words
 from edgespec.errors import EdgespecError
 from edgespec.files import sessions_folder
 
+USAGE_COLUMNS = 24  # of the list of commands; what they do has the rest of a line of 80
 KEYS = """\
 Enter             send                       Alt-Enter, Ctrl-J  new line
 \"\"\" ... \"\"\"       several lines              \\ at a line's end  go on below
@@ -68,9 +69,9 @@ def _help(chat: Chat, argument: str) -> None:
         raise EdgespecError("E_COMMAND", f"there is no command /{name}.", "/help lists them.")
     for action in chosen.values():
         also = f" (/{', /'.join(action.aliases)})" if action.aliases else ""
-        chat.screen.say(f"{action.usage:<28}{action.help}{also}")
+        chat.screen.say(f"{action.usage:<{USAGE_COLUMNS}}{action.help}{also}")
     if not name:
-        chat.screen.say(f"{'/? keys':<28}shortcuts")
+        chat.screen.say(f"{'/? keys':<{USAGE_COLUMNS}}shortcuts")
 
 
 def _exit(chat: Chat, _argument: str) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from edgespec.cli import EXIT_INTERRUPTED
 from edgespec.cli.chat.footer import GIB, Turn, footer
 from edgespec.cli.chat.state import Chat
-from edgespec.cli.ctrl_c import STDERR, STOPPING, cancelling
+from edgespec.cli.ctrl_c import STDERR, cancelling, stopping_notice
 from edgespec.cli.open_engine import trees_in_words
 from edgespec.errors import EdgespecError, is_out_of_memory
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edgespec.text.handle import OnPrefill
     from edgespec.text.results import TextChunk
 
-NOTICES = (STOPPING, b"\nabandoning the pass (Ctrl-C again: leave the program)\n")
+NOTICES = (stopping_notice(line_width=None), b"\nabandoning the pass (Ctrl-C again: leave the program)\n")
 Ask = Callable[["OnPrefill"], Generator["TextChunk", None, None]]
 
 

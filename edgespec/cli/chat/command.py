@@ -12,7 +12,7 @@ import click
 from edgespec import __version__
 from edgespec.cli.chat.options import AskedChat, chat_options
 from edgespec.cli.console import Console
-from edgespec.cli.ctrl_c import IMPORTING, import_engine, leaving_at_once, leaving_tidily, raising_at_the_prompt
+from edgespec.cli.ctrl_c import import_engine, leaving_at_once, leaving_tidily, raising_at_the_prompt
 from edgespec.cli.open_engine import open_engine
 from edgespec.cli.open_pair import open_pair_for
 from edgespec.cli.options.console import console_options
@@ -45,6 +45,7 @@ RAW_NEW_TOKENS = 256  # a model without a chat template seldom ends by itself
 
 @click.command(
     name="chat",
+    short_help="Talk with a model: a turn reads only what is new.",
     cls=SectionedCommand,
     sections=SECTIONS,
     examples="""\
@@ -83,10 +84,9 @@ def command(
     first = _first_message(asked)
     draft = models.draft if trees.settings.policy != "none" else None
     names = [short_name(path) for path in (models.target, draft) if path]
-    console.tell(f"edgespec {__version__} · {' + '.join(names) or 'the built-in pair'}")
+    console.say(f"edgespec {__version__} · {' + '.join(names) or 'the built-in pair'}")
 
-    with console.status(IMPORTING):
-        import_engine()
+    import_engine(console)
     with leaving_at_once():
         from edgespec.cli.chat.loop import converse, single_turn
     with leaving_tidily():
@@ -175,12 +175,12 @@ def _open_chat(console: Console, engine: Engine, asked: AskedChat, *, is_single:
     )
     sampling = conversation.options["sampling"]
     assert sampling is not None
-    console.tell(
+    console.say(
         f"context {engine.max_context} tokens · temperature {sampling.temperature:g} · "
         f"answers of {'any length' if length < 0 else f'up to {length} tokens'}"
     )
     if conversation.is_raw and not asked.raw:
-        console.tell("no chat template: your text and the model's are one, and it continues yours")
+        console.say("no chat template: your text and the model's are one, and it continues yours")
     if not is_single:
         from edgespec.cli.chat.actions import ACTIONS, SUBJECTS
         from edgespec.cli.chat.line_editor import open_reader

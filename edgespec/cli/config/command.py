@@ -44,6 +44,8 @@ TEMPLATE = """\
 [sampling]                       # left out, the model's own generation_config.json counts
 # temperature = 0.7
 # top_p = 0.95
+# repetition_penalty = 1.1
+# logit_bias = {"42" = -100}     # a token's id, or its text
 
 # A name for a pair: `edgespec generate prompts.jsonl -m big`. Settings here count more than [defaults].
 # [models.big]

@@ -8,20 +8,19 @@ checked here, so that an error names the file.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import click
 
+from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
 from edgespec.files import config_files
 from edgespec.pair.user_config import KnownKeys, Setting, UserConfig, read_config
 
 NO_KEYS = {"help", "version", "config"}
-SAMPLING_KEYS = (
-    "temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty", "presence_penalty", "frequency_penalty",
-    "logit_bias",
-)  # fmt: skip
+SAMPLING_KEYS = (*(setting.name for setting in fields(SamplingSettings)), "seed")
 # A command with this option samples; others may have a temperature or a seed that means something else.
 SAMPLES = "top_p"
 # What options raise for a value; the last for text that no command line can hold, as a path with a zero byte
@@ -173,6 +172,10 @@ def _as_click_takes_it(option: click.Option, setting: Setting, *, is_opposite: b
         return value != is_opposite
     if isinstance(value, bool):
         raise click.BadParameter("true and false are for flags.")
+    if isinstance(value, dict):
+        if "=" not in (option.metavar or ""):
+            raise click.BadParameter("it is no table.")
+        return [f"{name}={number}" for name, number in value.items()]
     if option.multiple:
         return [str(item) for item in value] if isinstance(value, list) else [str(value)]
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.console import Console
+from edgespec.cli.console import Console, write_lines
 from edgespec.cli.ctrl_c import import_engine
 from edgespec.cli.estimate.here import is_here, measured_here, refuse_measuring
 from edgespec.cli.estimate.speeds import (
@@ -96,7 +96,7 @@ def command(
 
     Exit code 5, with the same table, when the pair does not fit.
     """
-    import_engine()
+    import_engine(Console(quiet=False, verbose=False))
     import torch
 
     from edgespec.estimate.speed import PairOnHardware, memory_there, open_hardware
@@ -157,7 +157,7 @@ def command(
         plan = speeds.weights
     check_all_resident(machine, plan)
     for note in note_of_costs(weights.target, weights.draft):
-        Console(quiet=False, verbose=False).tell(spelled(note))
+        Console(quiet=False, verbose=False).say(spelled(note))
     settings = {
         "device": str(place.device) if card is None else card[0].name,
         "dtype": str(place.dtype).removeprefix("torch."),
@@ -169,13 +169,12 @@ def command(
         more = {} if speeds is None else {"speed": speed_facts(speeds)}
         sys.stdout.write(json.dumps({**settings, **_facts(plan), **more}) + "\n")
     else:
-        sys.stdout.write(_text(plan, settings))
-        if speeds is not None:
-            sys.stdout.write("\n".join([*speed_lines(speeds), ""]))
+        speed = [] if speeds is None else speed_lines(speeds)
+        write_lines("\n".join([*_lines(plan, settings), *speed]))
     return 0
 
 
-def _text(plan: PlacedWeights, settings: dict[str, Any]) -> str:
+def _lines(plan: PlacedWeights, settings: dict[str, Any]) -> list[str]:
     placement = plan.placement
     lines = [_model_line("target", plan.target)]
     if plan.draft is not None:
@@ -191,16 +190,17 @@ def _text(plan: PlacedWeights, settings: dict[str, Any]) -> str:
         f"{placement.num_on_disk} on disk"
         + (f"; {placement.streamed_bytes / GIB:.3f} GiB move in each pass" if streamed else "")
     )
-    return "\n".join([*lines, placement.table(), ""])
+    return [*lines, placement.table()]
 
 
 def _model_line(role: str, weights: Weights) -> str:
     model: ModelFolder = weights.model
-    billions = weights.num_parameters / 1e9
+    count, unit = (weights.num_parameters / 1e9, "B") if weights.num_parameters >= 1e9 else (
+        weights.num_parameters / 1e6, "M")  # fmt: skip
     size = f"{model.checkpoint.num_bytes / GIB:.3f} GiB in its files" if _has_files(weights) else "no weights there"
     quant = f", layers as {weights.formats}" if weights.formats else ""
     left_out = f"; {weights.unread_note}" if weights.unread_note else ""
-    return f"{role}: {model.folder} ({model.config.model_type}, {billions:.3g} B parameters, {size}{quant}{left_out})"
+    return f"{role}: {model.folder} ({model.config.model_type}, {count:.3g} {unit} parameters, {size}{quant}{left_out})"
 
 
 def _has_files(weights: Weights) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from edgespec.cli.console import Console
 from edgespec.errors import EdgespecError
 from edgespec.files import machine_file
 
@@ -44,15 +44,15 @@ def measured_here(device: torch.device, target: ModelFolder, *, again: bool) -> 
     if kept is not None and disk in kept.disks:
         return kept.hardware(device), assumptions.of_measured(kept.disks[disk])
     parts = "the disk" if kept is not None else "memory, arithmetic and disk of this machine"
-    sys.stderr.write(f"measuring {parts}, once: about {1 if kept is not None else 3} s (kept in {machine_file()})\n")
-    sys.stderr.flush()
+    console = Console(quiet=False, verbose=False)
+    console.say(f"measuring {parts}, once: about {1 if kept is not None else 3} s (kept in {machine_file()})")
     speed = measure_speed(device) if kept is None else kept
     try:
         place, found = measure_disk(files)
         speed = replace(speed, disks={**speed.disks, place: found.bytes_per_s})
         keep_speed(speed)
     except OSError as error:
-        sys.stderr.write(f"not kept: {error.strerror} ({error.filename or disk})\n")
+        console.say(f"not kept: {error.strerror} ({error.filename or disk})")
     disk_bytes_per_s = speed.disks.get(disk, assumptions.host_disk_bytes_per_s)
     return speed.hardware(device), assumptions.of_measured(disk_bytes_per_s)
 

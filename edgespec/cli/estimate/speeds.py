@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from edgespec.cli.console import counted
 from edgespec.cli.spelling import spelled
 from edgespec.config import require
 from edgespec.tree.settings import TreeSettings, preset_shape
@@ -104,7 +105,8 @@ def speed_lines(speeds: Speeds) -> list[str]:
     lines += [
         f"acceptance: {speeds.acceptance.about}",
         *([f"  {spelled(speeds.acceptance.hint)}"] if speeds.acceptance.hint and not speeds.is_built_in else []),
-        f"{'tree' if speeds.is_preset else 'best tree'}: {tree.nodes} nodes in {tree.depth} layers, "
+        f"{'tree' if speeds.is_preset else 'best tree'}: "
+        f"{counted(tree.nodes, 'node')} in {counted(tree.depth, 'layer')}, "
         f"{likely.tokens:.2f} tokens a pass{' and text' if likely.num_texts > 1 else ''}, {_tokens_per_s(tree)}",
         f"  {likely.step_s:.3g} s a step: drafting {likely.draft_s:.3g} s, then a pass of {likely.pass_s:.3g} s "
         f"(streaming {likely.stream_s:.3g} s while computing {likely.compute_s:.3g} s)",

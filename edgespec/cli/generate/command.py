@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edgespec.cli.console import Console
-from edgespec.cli.ctrl_c import IMPORTING, STOPPING, cancelling, import_engine, leaving_tidily
+from edgespec.cli.ctrl_c import cancelling, import_engine, leaving_tidily, stopping_notice
 from edgespec.cli.generate.in_order import InOrder
 from edgespec.cli.generate.options import (
     AskedOutput,
@@ -55,6 +55,7 @@ SECTIONS = {
 
 @click.command(
     name="generate",
+    short_help="Complete prompts: of a file, a pipe, or -p TEXT.",
     cls=SectionedCommand,
     sections=SECTIONS,
     examples="""\
@@ -111,8 +112,7 @@ def command(
     """
     prompts, format_name = _prompts(console, asked, out)
     out = replace(out, format_name=format_name)
-    with console.status(IMPORTING):
-        import_engine()
+    import_engine(console)
     run = AskedRun(prompts=asked, out=out, wanted=wanted, models=models, trees=trees, machine=machine,
                    parallel=parallel)  # fmt: skip
     with console.status("reading headers and prompts"):
@@ -140,7 +140,10 @@ def _prompts(console: Console, asked: AskedPrompts, out: AskedOutput) -> tuple[P
     format_name = out.format_name or ("jsonl" if out.path else "")
     rows, wanted = read_rows(console, asked, format_name)
     if not format_name:
-        format_name = "jsonl" if holds_rows(asked.source) or (len(wanted) > 1 and not sys.stdout.isatty()) else "text"
+        is_seen = sys.stdout.isatty()
+        format_name = "jsonl" if holds_rows(asked.source) or (len(wanted) > 1 and not is_seen) else "text"
+        if format_name == "jsonl" and is_seen and not out.dry_run:
+            console.say("JSON rows give JSON records: -o FILE keeps them, --format text shows the texts alone")
     results = None
     if out.path is not None:
         _check_output(out, asked.source)
@@ -193,7 +196,8 @@ def _run(
     sink, in_order = output
     to_stdout = out.path is None
     requests = prepared.requests
-    notices = () if console.quiet else (STOPPING,)
+    draws = console.is_terminal and not out.shows_text
+    notices = () if console.quiet else (stopping_notice(line_width=console.width if draws else None),)
     with cancelling(engine, notices=notices, give_up=_raise_interrupt) as num_pressed:
         run = Run(
             console=console,

@@ -78,7 +78,7 @@ def write_records(
         written = f"{tally.num_written} of {counted(len(requests), 'record')} written"
         console.say(f"stopped{why} with {written}{waiting}")
         if not to_stdout and format_name != "text":
-            console.say(f"to go on: {command_to_continue(run.settings.seed)}")
+            console.say(f"to go on: {command_to_continue(run.settings.seed)}", breaks=False)
 
     with console.live_lines(wanted=not is_live) as draw:
         shown = functools.partial(_Shown, run, to_stdout=not live_text)

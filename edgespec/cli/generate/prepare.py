@@ -203,8 +203,8 @@ def _report_ignored_settings(console: Console, pair: ModelPair, rows: list[Promp
     """Say once what rows, model or template ask for and this run does not do."""
     ignored = sorted({key for row in rows for key in row.ignored_keys})
     if ignored:
-        console.tell(f"not applied, only handed through to the records: {', '.join(ignored)} of the rows")
+        console.say(f"not applied, only handed through to the records: {', '.join(ignored)} of the rows")
     if not pair.tokenizer.chat_template and not asked.raw:
         has_several = any(len(row.messages) > 1 or row.follow_ups or row.settings.system for row in rows)
         how = ", each message on a line of its own" if has_several or asked.system else ""
-        console.tell(f"no chat template: prompts are read as they are{how}")
+        console.say(f"no chat template: prompts are read as they are{how}")

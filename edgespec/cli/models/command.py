@@ -52,8 +52,10 @@ def command(*, folders: tuple[Path, ...], as_json: bool, quiet: bool) -> int:
     if not models:
         from edgespec.pair.hub_names import hub_cache
 
-        console.say(f"no models in {hub_cache()}: {EXAMPLE} where there is a network, or name your folders;")
-        console.say("the built-in pair needs none: edgespec generate without -m")
+        console.say(
+            f"no models in {hub_cache()}: {EXAMPLE} where there is a network, or name your folders; "
+            "the built-in pair needs none: edgespec generate without -m"
+        )
     return 0
 
 

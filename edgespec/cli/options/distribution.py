@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
@@ -33,7 +33,7 @@ def distribution_options(*, has_greedy: bool) -> Callable[[Command], Command]:
             repetition_penalty: float | None,
             presence_penalty: float | None,
             frequency_penalty: float | None,
-            logit_bias: tuple[str, ...],
+            logit_bias: Mapping[int | str, float],
             ignore_eos: bool,
             greedy: bool = False,
             **others: Any,
@@ -43,30 +43,32 @@ def distribution_options(*, has_greedy: bool) -> Callable[[Command], Command]:
             given = {
                 "temperature": 0.0 if greedy else temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
                 "repetition_penalty": repetition_penalty, "presence_penalty": presence_penalty,
-                "frequency_penalty": frequency_penalty, "logit_bias": _parse_bias(logit_bias) or None,
+                "frequency_penalty": frequency_penalty, "logit_bias": logit_bias or None,
                 "ignore_eos": ignore_eos or None,
             }  # fmt: skip
             chosen = {name: value for name, value in given.items() if value is not None}
-            SamplingSettings(**chosen)  # type: ignore[arg-type]  # wrong values are named before a model is touched
             return function(chosen=chosen, **others)
 
         greedy_option = click.option("--greedy", is_flag=True, help="The same as --temp 0.")
         options = [
-            click.option("--temp", "--temperature", "temperature", type=float,
+            click.option("--temp", "--temperature", "temperature", type=float, callback=_checked,
                          help="0 is greedy. [default: the model's]"),
             *([greedy_option] if has_greedy else []),
-            click.option("--top-k", type=int, help="Keep the k likeliest tokens; 0 keeps all. [default: the model's]"),
-            click.option("--top-p", type=float, help="Keep the likeliest tokens of this mass. [default: the model's]"),
-            click.option("--min-p", type=float,
+            click.option("--top-k", type=int, callback=_checked,
+                         help="Keep the k likeliest tokens; 0 keeps all. [default: the model's]"),
+            click.option("--top-p", type=float, callback=_checked,
+                         help="Keep the likeliest tokens of this mass. [default: the model's]"),
+            click.option("--min-p", type=float, callback=_checked,
                          help="Drop tokens below this share of the likeliest. [default: the model's]"),
             click.option("--repeat-penalty", "--repetition-penalty", "repetition_penalty", type=float,
+                         callback=_checked,
                          help="Divides logits of tokens in prompt and text, multiplies negative ones; 1 is none. "
                          "[default: the model's]"),
-            click.option("--presence-penalty", type=float,
+            click.option("--presence-penalty", type=float, callback=_checked,
                          help="Taken from logits of tokens in the new text, -2 to 2. [default: 0]"),
-            click.option("--frequency-penalty", type=float,
+            click.option("--frequency-penalty", type=float, callback=_checked,
                          help="The same for each time that they stand there, -2 to 2. [default: 0]"),
-            click.option("--logit-bias", multiple=True, metavar="TOKEN=BIAS",
+            click.option("--logit-bias", multiple=True, metavar="TOKEN=BIAS", callback=_parsed_bias,
                          help="Added to a token's logit, -100 to 100; TOKEN is an id, or the text of one. "
                          "ID+BIAS and ID-BIAS do as well; repeatable."),
             click.option("--ignore-eos", is_flag=True, help="Never draw the model's own end of a text."),
@@ -76,8 +78,19 @@ def distribution_options(*, has_greedy: bool) -> Callable[[Command], Command]:
     return decorate
 
 
-def _parse_bias(given: tuple[str, ...]) -> dict[int | str, float]:
-    """Parse biases of tokens; raises click.BadParameter."""
+def _checked(context: click.Context, option: click.Parameter, value: Any) -> Any:
+    """Return a value that its setting takes; raises EdgespecError.
+
+    That is known option by option, so that a value of a configuration is refused with its file.
+    """
+    del context
+    if value is not None:
+        SamplingSettings(**{str(option.name): value})
+    return value
+
+
+def _parsed_bias(context: click.Context, option: click.Parameter, given: tuple[str, ...]) -> Mapping[int | str, float]:
+    """Parse biases of tokens; raises click.BadParameter or EdgespecError."""
     found: dict[int | str, float] = {}
     for text in given:
         require_text("--logit-bias", text)
@@ -89,7 +102,8 @@ def _parse_bias(given: tuple[str, ...]) -> dict[int | str, float]:
         if bias is None:
             raise click.BadParameter(f"'{text}' is no TOKEN=BIAS, such as 42=-100.", param_hint="--logit-bias")
         found[token_named(token)] = bias
-    return found
+    checked: Mapping[int | str, float] = _checked(context, option, found)
+    return checked
 
 
 def parse_temperatures(text: str) -> list[float]:

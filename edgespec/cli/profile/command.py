@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.console import Console, visible
+from edgespec.cli.console import Console, visible, write_lines
 from edgespec.cli.ctrl_c import import_engine
 from edgespec.cli.open_engine import open_engine
 from edgespec.cli.open_pair import open_pair_with_draft
@@ -95,7 +95,7 @@ def command(
             raise click.UsageError(
                 "--export and --import go alone: nothing is measured, so leave out --full, --prompts, --temps."
             )
-        import_engine()
+        import_engine(console)
         from edgespec.cli.profile.exchange import export_profile, import_profile
 
         if imported is not None:
@@ -135,7 +135,7 @@ def _measure(
     seed: int,
 ) -> Profile:
     """Load the pair and measure it."""
-    import_engine()
+    import_engine(console)
     from edgespec.grow.acceptance import default_acceptance
     from edgespec.pair.pair import DEMO_FOLDER
     from edgespec.tune.measuring_tree import set_up_to_measure
@@ -159,7 +159,7 @@ def _measure(
             effort=FULL if effort == "full" else QUICK,
             seed=seed,
             report=_progress(console, bar),
-            warn=console.tell,
+            warn=console.say,
         )
         return profile_pair(run, default_acceptance())
 
@@ -200,7 +200,7 @@ def _list() -> int:
     found = list(all_profiles(profiles_folder()))
     for path, profile in found:
         if isinstance(profile, ProfileError):
-            sys.stdout.write(f"{visible(f'{path}: {profile.what}')}\n")
+            write_lines(visible(f"{path}: {profile.what}"))
             continue
         plans = ", ".join(
             f"T={plan.temperature:g} {plan.best.policy} {plan.best.size or ''} {plan.best.tokens_per_s:.3g} tok/s"
@@ -208,9 +208,9 @@ def _list() -> int:
         )
         pair = profile.pair
         line = f"{profile.name}  {pair.target} + {pair.draft}, {profile.created}: {plans}"
-        sys.stdout.write(f"{visible(line)}\n")
+        write_lines(visible(line))
     if not found:
-        sys.stdout.write(f"no profiles in {profiles_folder()}\n")
+        write_lines(f"no profiles in {profiles_folder()}")
     return 0
 
 

@@ -56,7 +56,7 @@ def import_profile(
             "Give --overwrite to replace it.",
         )
     if setup.differences:
-        console.tell(f"{spelled(setup.notes[0])}; runs here leave it aside, unless --profile {path} names it")
+        console.say(f"{spelled(setup.notes[0])}; runs here leave it aside, unless --profile {path} names it")
     with profile_errors():
         write_profile(profile, kept)
     return profile, f"kept as {kept}"

@@ -10,6 +10,7 @@ from edgespec.cli.train.growth import WHATS, growth_command
 
 @click.group(
     name="train",
+    short_help="Train drafts (heads, routers), and what trees grow by.",
     cls=ConfiguredGroup,
     modules={"head": "edgespec.cli.train.head", "router": "edgespec.cli.train.router"},
     epilog="""\b

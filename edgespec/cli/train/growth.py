@@ -65,7 +65,7 @@ def _command(
         raise EdgespecError("E_OUTPUT", f"there is no folder '{output.parent}' to write in.", "Make it first.")
     rows = read_prompts(prompts, lines=lines)
 
-    import_engine()
+    import_engine(console)
     from edgespec.profiled import set_up
     from edgespec.train import collect
     from edgespec.train.record_files import load_records

@@ -76,7 +76,7 @@ def command(
     """
     check_output(output, overwrite=overwrite)
 
-    import_engine()
+    import_engine(console)
     from edgespec.draft.head_network import HeadFacts
     from edgespec.pair.pair import open_pair
     from edgespec.train.feature_files import FeatureFiles

@@ -68,7 +68,7 @@ def command(
     if models.draft is None:
         raise EdgespecError("E_SETTING", "there is no head to train a router for.", "Name one with -md.")
 
-    import_engine()
+    import_engine(console)
     from edgespec.pair.pair import open_pair
     from edgespec.train.feature_files import FeatureFiles
     from edgespec.train.head_model import lender, load_head, save_head

@@ -100,7 +100,7 @@ def test_in_a_pipe_there_are_no_lines_to_draw_over(run_cli: RunCli, pair_folders
 class Terminal:
     """A program in a terminal, with what it wrote and when."""
 
-    def __init__(self, arguments: list[str], folder: Path, *, columns: int) -> None:
+    def __init__(self, arguments: list[str], folder: Path, *, columns: int, ctrl_c_at: str = "") -> None:
         pexpect = pytest.importorskip("pexpect")
         started = time.perf_counter()
         # Its width is the terminal's own, whatever COLUMNS says here.
@@ -121,6 +121,9 @@ class Terminal:
             except pexpect.EOF:
                 break
             self.pieces[-1] = (time.perf_counter() - started, self.pieces[-1][1])
+            if ctrl_c_at and ctrl_c_at in self.pieces[-1][1]:
+                child.sendintr()
+                ctrl_c_at = ""
         child.close()
         self.written = "".join(text for _, text in self.pieces)
         self.code = child.exitstatus
@@ -151,11 +154,28 @@ def test_a_terminal_shows_what_is_under_way_and_no_line_is_too_long(columns: int
     # Two lines, and a third while prompts are read: a wrapped one would take another step up.
     assert max(map(len, re.findall(r"(?:\x1b\[1A\x1b\[2K)+", terminal.written))) <= 3 * len("\x1b[1A\x1b[2K")
     # What was drawn is gone at the end: the last line is the summary.
-    assert "12 prompts · 480 tokens" in terminal.written.rstrip().rpartition("\n")[2]
+    assert re.search(r"\x1b\[2K12 prompts · 480 tokens[^\x1b]*$", terminal.written)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
-@pytest.mark.parametrize("arguments", [["generate", "-p", "def", "-n", "2"], ["chat", "-p", "def", "-st", "-n", "2"]])
+@pytest.mark.parametrize("columns", [40, 100])
+def test_ctrl_c_leaves_nothing_of_what_was_drawn(columns: int, tmp_path: Path) -> None:
+    """Whoever draws lines over counts them: what Ctrl-C is answered with adds none, and goes with them."""
+    (tmp_path / "p.jsonl").write_text('{"prompt": "def main("}\n' * 3)
+    options = ["generate", "p.jsonl", "-o", "out.jsonl", "-n", "900", "--ignore-eos", "--policy", "none"]
+    terminal = Terminal(options, tmp_path, columns=columns, ctrl_c_at="3 prompts")
+    assert terminal.code == 130, terminal.written
+    notice, _, after = terminal.written.partition("stopping after this pass")[2].partition("\x1b[")
+    assert "\n" not in notice
+    assert len("stopping after this pass" + notice.rstrip("\r")) < columns
+    assert "stopped with 0 of 3 records written" in after
+    assert "under way" not in after.rpartition("\x1b[2K")[2]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+@pytest.mark.parametrize(
+    "arguments", [["generate", "-p", "def", "-n", "2"], ["chat", "-p", "def", "-st", "-n", "2"], ["estimate"]]
+)
 def test_there_is_a_sign_of_life_while_torch_is_loaded(arguments: list[str], tmp_path: Path) -> None:
     """It says what is loaded, long before that is done."""
     terminal = Terminal(arguments, tmp_path, columns=80)
