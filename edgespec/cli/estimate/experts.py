@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from edgespec.estimate.experts import ExpertPlaces
     from edgespec.estimate.speed import PairOnHardware, SpeedEstimate
 
 GIB = 1 << 30
@@ -17,29 +18,32 @@ def expert_lines(pair: PairOnHardware, estimate: SpeedEstimate) -> list[str]:
     experts, places = estimate.likely.experts, estimate.places
     if experts is None or places is None:
         return []
-    sizes, on_cpu = places.sizes, pair.place.device.type == "cpu"
-    lines = []
-    if estimate.nodes == 0:
-        kept = f"{places.device_kept:.0f} stay in RAM" if on_cpu else (
-            f"{places.device_kept:.0f} stay on the card, {places.ram_kept:.0f} in RAM"
-        )  # fmt: skip
-        rest = ", the rest on disk" if places.ram_kept < sizes.num_experts else ""
-        slow, likely, fast = (getattr(pair.assumptions, case).expert_spread for case in ("slow", "likely", "fast"))
-        lines += [
-            f"  experts on demand: a row asks for {sizes.chosen} of {sizes.num_experts} in each of {sizes.num_layers} "
-            f"layers, {sizes.expert_bytes / MIB:.3g} MiB each, {sizes.all_bytes / GIB:.1f} GiB in all; of a layer {kept}"
-            f"{rest}",
-            f"  assumed: n rows of a text ask for as many experts as n^{likely:g} independent ones ({fast:g} to "
-            f"{slow:g}); those asked for last are kept",
-        ]
+    lines = [] if estimate.nodes else _lines_of_places(pair, places)
     rows = estimate.likely.num_texts * (1 + estimate.nodes)
     sources = {"RAM": experts.link_bytes, "disk": experts.disk_bytes}
     moved = " and ".join(f"{num_bytes / GIB:.2f} GiB from {name}" for name, num_bytes in sources.items() if num_bytes)
     lines.append(
-        f"  {rows} {'rows ask' if rows > 1 else 'row asks'} for {experts.asked:.0f} experts: {moved or 'all are there'}, "
-        f"{experts.stream_s:.3g} s while computing {experts.compute_s:.3g} s"
+        f"  {rows} {'rows ask' if rows > 1 else 'row asks'} for {experts.asked:.0f} experts: "
+        f"{moved or 'all are there'}, {experts.stream_s:.3g} s while computing {experts.compute_s:.3g} s"
     )
     return lines + _lines_on_cpu(pair, estimate)
+
+
+def _lines_of_places(pair: PairOnHardware, places: ExpertPlaces) -> list[str]:
+    """Say how large a mixture's experts are, how many of them stay where, and what is assumed of rows."""
+    sizes = places.sizes
+    kept = f"{places.device_kept:.0f} stay on the card, {places.ram_kept:.0f} in RAM"
+    if pair.place.device.type == "cpu":
+        kept = f"{places.device_kept:.0f} stay in RAM"
+    rest = ", the rest on disk" if places.ram_kept < sizes.num_experts else ""
+    slow, likely, fast = (getattr(pair.assumptions, case).expert_spread for case in ("slow", "likely", "fast"))
+    return [
+        f"  experts on demand: a row asks for {sizes.chosen} of {sizes.num_experts} in each of {sizes.num_layers} "
+        f"layers, {sizes.expert_bytes / MIB:.3g} MiB each, {sizes.all_bytes / GIB:.1f} GiB in all; of a layer "
+        f"{kept}{rest}",
+        f"  assumed: n rows of a text ask for as many experts as n^{likely:g} independent ones ({fast:g} to {slow:g}); "
+        "those asked for last are kept",
+    ]
 
 
 def _lines_on_cpu(pair: PairOnHardware, estimate: SpeedEstimate) -> list[str]:
@@ -54,8 +58,8 @@ def _lines_on_cpu(pair: PairOnHardware, estimate: SpeedEstimate) -> list[str]:
     if found.unpacking >= CLEARLY * here:
         return [f"  computed on the CPU where they lie, it would be {found.unpacking:.3g} tokens/s{built}"]
     return [
-        f"  computed on the CPU where they lie, by kernels that multiply packed weights, it would be {found.direct:.3g} "
-        f"tokens/s{built}; unpacked there first, {found.unpacking:.3g}"
+        "  computed on the CPU where they lie, by kernels that multiply packed weights, it would be "
+        f"{found.direct:.3g} tokens/s, and unpacked there first {found.unpacking:.3g}{built}"
     ]
 
 

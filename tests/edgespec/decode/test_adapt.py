@@ -33,9 +33,7 @@ HOPELESS = {
 FINE, COARSE = Routing(num_experts=128, chosen=4, spread=0.75), Routing(num_experts=8, chosen=2, spread=0.9)
 # Passes over mixtures cost the more the first rows they have: the curve is steep, and then ever flatter.
 MIXTURES = {
-    "experts from the disk, none kept": mixture(
-        dense_s=0.02, all_experts_s=10.0, kept=0.0, layer_s=2e-3, routing=FINE
-    ),
+    "experts from the disk, none kept": mixture(dense_s=0.02, all_experts_s=10.0, kept=0.0, layer_s=2e-3, routing=FINE),
     "half of the experts kept": mixture(dense_s=0.1, all_experts_s=2.0, kept=0.5, layer_s=2e-3, routing=FINE),
     "most experts kept": mixture(dense_s=0.1, all_experts_s=2.0, kept=0.9, layer_s=2e-3, routing=FINE),
     "few large experts, soon all of them": mixture(
