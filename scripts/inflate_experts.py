@@ -1,8 +1,7 @@
 """Write a mixture of experts for benchmarks: one that computes what a small Llama does, or a random one.
 
     python -m scripts.inflate_experts OUT                     the built-in target as 4 of 128 experts, 1.13 GiB
-    python -m scripts.inflate_experts OUT --spread 1          ... whose rows choose nearly independently
-    python -m scripts.inflate_experts OUT --hidden 1024       ... with larger experts
+    python -m scripts.inflate_experts OUT --spread 0.9        ... whose rows choose more independently
     python -m scripts.inflate_experts OUT --random            a Qwen3-MoE of random weights, 4 of 64 experts, 1.6 GiB
 
 The mixture is a Mixtral. Every expert of a layer is a copy of the source's own network, and a row's weights sum to 1,
@@ -39,7 +38,6 @@ from profiles.experts import fit_spread
 from scripts.fit_demo_models import cut_texts, held_out_halves
 from scripts.inflate import (
     COMPANIONS,
-    Part,
     Shape,
     check_shape,
     compare,
@@ -153,19 +151,16 @@ def mixture_tensors(source: ModelFolder, large: Shape, mixture: Mixture, *, seed
     factor = norm_factor(shape_of(source), large)
     states = inner_states(source, calibration_ids(source))
     spreads = []
-
-    def made(part: Part) -> Tensor:
-        old = read_tensor(source, part.old_name) if part.old_name else None
-        return make_tensor(part, old, factor=factor, generator=generator)
-
     networks: dict[str, Tensor] = {}
     for part in list_parts(source, large):
         layer, _, name = part.name.removeprefix("model.layers.").partition(".mlp.")
+        old = read_tensor(source, part.old_name) if part.old_name else None
+        tensor = make_tensor(part, old, factor=factor, generator=generator)
         if not name:
-            yield part.name, made(part)
+            yield part.name, tensor
             continue
-        networks[name.removesuffix("_proj.weight")] = made(part)
-        if len(networks) < len(("gate", "up", "down")):
+        networks[name.removesuffix("_proj.weight")] = tensor
+        if name != "down_proj.weight":  # the last of three
             continue
         router, spread = routed(states[int(layer)], mixture, seed=seed + int(layer))
         spreads.append(spread)
@@ -173,8 +168,7 @@ def mixture_tensors(source: ModelFolder, large: Shape, mixture: Mixture, *, seed
         wide[:, : router.shape[1]] = router.float()
         yield from layer_tensors(f"model.layers.{layer}", networks, wide, separate=separate)
         networks = {}
-    print(f"spread of the layers' rows on held-out text: {', '.join(f'{found:.2f}' for found in spreads)}",
-          file=sys.stderr)  # fmt: skip
+    print(f"spread of the rows of held-out text: {', '.join(f'{one:.2f}' for one in spreads)}", file=sys.stderr)
 
 
 def layer_tensors(prefix: str, networks: dict[str, Tensor], router: Tensor, *, separate: bool) -> Tensors:
@@ -266,8 +260,8 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--chosen", type=int, default=4, help="by a row")
     parser.add_argument("--spread", type=float, default=0.75, help="of a text's rows over experts; 1 is independent")
     parser.add_argument("--skew", type=float, default=0.3, help="of the popularity of experts")
-    parser.add_argument("--hidden", type=int)
-    parser.add_argument("--inner", type=int, help="width inside an expert")
+    for name in ("--hidden", "--inner"):
+        parser.add_argument(name, type=int, help="width of hidden states, or inside an expert")
     parser.add_argument("--separate", action="store_true", help="a tensor for each expert")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     parser.add_argument("--seed", type=int, default=0)

@@ -171,11 +171,11 @@ def test_trees_are_smaller_where_their_nodes_add_experts(tmp_path: Path) -> None
 
 
 def test_many_texts_share_the_experts_that_they_ask_for(tmp_path: Path) -> None:
-    alone, together = (estimate_plain(big_pair(tmp_path, ram=3, num_texts=count)) for count in (1, 64))
+    alone, together = (estimate_plain(big_pair(tmp_path, ram=3, num_texts=count)) for count in (1, 32))
     assert alone.likely.experts is not None
     assert together.likely.experts is not None
-    assert alone.likely.experts.asked < together.likely.experts.asked <= 12 * 64
-    assert tokens_per_s(together) > 1.5 * tokens_per_s(alone)
+    assert together.likely.experts.asked < min(12 * 64, 16 * alone.likely.experts.asked)
+    assert tokens_per_s(together) > tokens_per_s(alone)
 
 
 def test_the_slow_case_is_that_of_rows_that_spread(tmp_path: Path) -> None:
