@@ -118,8 +118,8 @@ EXPERTS_SPREAD = (
 )
 EXPERTS_MOVE = (
     "llama.cpp computes experts on the CPU, where RAM hands them over, with kernels that multiply packed weights; "
-    "edgespec moves the {fetched:.0f} of {asked:.0f} that the card lacks ({stream_s:.3f} s), unpacks all of them before "
-    "they are multiplied ({experts_s:.3f} s), and issues each layer's and expert's kernels from Python"
+    "edgespec moves the {fetched:.0f} of {asked:.0f} that the card lacks ({stream_s:.3f} s), unpacks all of them "
+    "before they are multiplied ({experts_s:.3f} s), and issues each layer's and expert's kernels from Python"
 )
 
 
@@ -178,8 +178,8 @@ RUNS = (
 LEFT_OUT = {
     "SpecExec": "its summary (4 to 6 tokens/s in 4 bits, 2 to 3 in 16) names no card for a number, and the README's "
     "sample table (3.8 tokens/s at 6.7 to 8.0 tokens a pass) names neither card nor models",
-    "llama.cpp, gpt-oss-120b": "other reports have 1.6 tokens/s on a 3090 beside an EPYC 7343 (hardware-corner.net) and "
-    "25.6 with 8 GB of a card beside a 14900K: the host's memory decides, and neither says what it reaches",
+    "llama.cpp, gpt-oss-120b": "other reports have 1.6 tokens/s on a 3090 beside an EPYC 7343 (hardware-corner.net) "
+    "and 25.6 with 8 GB of a card beside a 14900K: the host's memory decides, and neither says what it reaches",
     "AirLLM": "no tree; the reports at hand lack the card and the disk's rate (Llama-3.1 405B, 3.3 s a layer), or ran "
     "on a card without a profile (Qwen2.5 3B on an RTX 5060 Ti, loaded synchronously: 28.6 s a token)",
 }

@@ -66,19 +66,22 @@ def test_what_would_be_faster_on_the_cpu_is_said_and_not_promised(
     options = [mixture, *CARD, "--max-cpu-mem", "16GiB"]
     line = next(line for line in said(capsys, *options).splitlines() if "on the CPU" in line)
     assert line.endswith("edgespec does not do that")
-    packed = next(line for line in said(capsys, *options, "--quant", "nf4", "--max-gpu-mem", "2300MiB").splitlines()
-                  if "on the CPU" in line)  # fmt: skip
-    assert "by kernels that multiply packed weights" in packed
+    packed = cpu_experts.CpuExperts(unpacking=0.5, direct=1000.0)
+    monkeypatch.setattr(cpu_experts, "cpu_experts", lambda *_: packed)
+    out = said(capsys, *options)
+    assert "by kernels that multiply packed weights, it would be 1e+03 tokens/s, and unpacked there first 0.5" in out
     monkeypatch.setattr(cpu_experts, "IS_BUILT", True)
     assert "edgespec does not" not in said(capsys, *options)
 
 
-def test_texts_together_are_faster_and_a_dense_model_says_nothing_of_experts(
+def test_texts_together_ask_for_more_than_one_and_less_than_each_alone(
     capsys: pytest.CaptureFixture[str], mixture: str
 ) -> None:
-    rates = [
-        plain(capsys, mixture, *CARD, "--max-cpu-mem", "16GiB", "-np", count)["tokens_per_s"]["likely"]
-        for count in ("1", "64", "256")
-    ]
-    assert rates == sorted(rates)
+    options = [mixture, "--hardware", "rtx-4060", "-c", "256", "--max-cpu-mem", "16GiB"]
+    asked = [plain(capsys, *options, "-np", count)["experts"]["asked"] for count in ("1", "8")]
+    assert asked[0] < asked[1] < 8 * asked[0]
+    assert "8 rows ask for" in said(capsys, *options, "-np", "8")
+
+
+def test_a_dense_model_says_nothing_of_experts(capsys: pytest.CaptureFixture[str]) -> None:
     assert "experts" not in said(capsys, "--hardware", "rtx-3060")

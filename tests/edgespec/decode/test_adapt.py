@@ -9,7 +9,8 @@ import pytest
 
 from edgespec import Engine, SamplingSettings, TreeSettings
 from edgespec.decode.adapt import LEAST_LIMIT, MAX_SAMPLINGS, Tuner, may_follow_clock
-from edgespec.decode.tree_choice import NOTCHES, SIZES, StepCosts, TreeChoice, Wanted
+from edgespec.decode.costs import StepCosts
+from edgespec.decode.tree_choice import NOTCHES, SIZES, TreeChoice, Wanted
 from edgespec.pair.pair import open_pair
 from edgespec.placement.run_place import resolve_place
 from edgespec.profiled import set_up, tree_settings
@@ -60,11 +61,20 @@ def test_on_mixtures_it_is_within_a_tenth_of_the_best_fixed_trees_and_never_slow
     machine: Machine, first: tuple[float, float]
 ) -> None:
     best, _ = best_fixed(machine, first=first)
-    choice, pair = new_choice(), Pair(first=first)
-    begun = simulate(choice, machine, pair, steps=80)
-    whole = [*begun, *simulate(choice, machine, pair, steps=400)]
-    assert tokens_per_s(whole[80:]) > 0.9 * best
-    assert tokens_per_s(whole) > 0.97 / machine.pass_s(1)
+    for seed in (7, 8):
+        choice, pair = new_choice(), Pair(first=first, seed=seed)
+        whole = simulate(choice, machine, pair, steps=480)
+        assert tokens_per_s(whole[80:]) > 0.9 * best
+        assert tokens_per_s(whole) > 0.95 / machine.pass_s(1)
+
+
+def test_where_passes_are_flat_beyond_small_trees_far_larger_ones_are_tried() -> None:
+    """Small trees are the best of their neighbours here: only a trial says that large ones are far better."""
+    choice, machine = new_choice(), MIXTURES["few large experts, soon all of them"]
+    choice.wanted = Wanted(8, 0.25)
+    sizes = {step.nodes for step in simulate(choice, machine, Pair(seed=8), steps=200)}
+    assert max(sizes) >= 64
+    assert choice.wanted.size >= 64
 
 
 @pytest.mark.parametrize("machine", HOPELESS.values(), ids=HOPELESS)

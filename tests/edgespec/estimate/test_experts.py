@@ -12,6 +12,7 @@ import torch
 from transformers import LlamaConfig, PretrainedConfig, Qwen3MoeConfig
 
 from edgespec.config import MemoryLimits
+from edgespec.estimate.cpu_experts import cpu_experts
 from edgespec.estimate.experts import expert_modules, expert_sizes, place_experts
 from edgespec.estimate.pass_load import model_load, resident_load
 from edgespec.estimate.speed import (
@@ -176,6 +177,22 @@ def test_many_texts_share_the_experts_that_they_ask_for(tmp_path: Path) -> None:
     assert together.likely.experts is not None
     assert together.likely.experts.asked < min(12 * 64, 16 * alone.likely.experts.asked)
     assert tokens_per_s(together) > tokens_per_s(alone)
+
+
+def test_experts_computed_on_the_cpu_wait_for_its_memory_or_for_unpacking(tmp_path: Path) -> None:
+    pair = big_pair(tmp_path, ram=16)
+    found = cpu_experts(pair, estimate_plain(pair))
+    assert found is not None
+    assert found.direct == found.unpacking > tokens_per_s(estimate_plain(pair)), "RAM is faster than the link"
+    place = replace(pair.place, quant="nf4", limits=replace(pair.place.limits, max_gpu_bytes=2 * GIB))
+    weights = pair_weights(pair.weights.target.model, None, place)
+    memory = memory_there(pair.hardware, pair.assumptions, place.limits)
+    packed = replace(pair, weights=weights, place=place, memory=replace(memory, device_bytes=int(2.2 * GIB)))
+    found = cpu_experts(packed, estimate_plain(packed))
+    assert found is not None
+    assert found.unpacking < found.direct
+    roomy = replace(pair, memory=replace(pair.memory, device_bytes=40 * GIB))
+    assert cpu_experts(roomy, estimate_plain(roomy)) is None, "all of them are on the card"
 
 
 def test_the_slow_case_is_that_of_rows_that_spread(tmp_path: Path) -> None:
