@@ -68,15 +68,6 @@ def test_on_mixtures_it_is_within_a_tenth_of_the_best_fixed_trees_and_never_slow
         assert tokens_per_s(whole) > 0.95 / machine.pass_s(1)
 
 
-def test_where_passes_are_flat_beyond_small_trees_far_larger_ones_are_tried() -> None:
-    """Small trees are the best of their neighbours here: only a trial says that large ones are far better."""
-    choice, machine = new_choice(), MIXTURES["few large experts, soon all of them"]
-    choice.wanted = Wanted(8, 0.25)
-    sizes = {step.nodes for step in simulate(choice, machine, Pair(seed=8), steps=200)}
-    assert max(sizes) >= 64
-    assert choice.wanted.size >= 64
-
-
 @pytest.mark.parametrize("machine", HOPELESS.values(), ids=HOPELESS)
 def test_where_no_tree_pays_it_decodes_plainly_and_seldom_looks_again(machine: Machine) -> None:
     choice, pair = new_choice(), Pair(first=(0.1, 0.4))
