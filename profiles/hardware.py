@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from profiles.errors import ProfileError
+from profiles.experts import INDEPENDENT, LEAST_SPREAD
 
 FOLDER = Path(__file__).parent / "builtin"
 ASSUMPTIONS = "assumptions"
@@ -35,7 +36,12 @@ RANGES: dict[str, tuple[float, float]] = {
     "host_disk_gb_per_s": (0.01, 1_000),
     "usable_memory": (0.5, 1),
     "layer_call_s": (0, 1),
+    "expert_call_s": (0, 1),
+    "expert_spread": (LEAST_SPREAD, INDEPENDENT),
+    "host_memory_gb_per_s": (1, 10_000),
+    "host_unpack_gweights_per_s": (0.01, 10_000),
 }
+FALLING = ("layer_call_s", "expert_call_s", "expert_spread")  # from slow to fast
 SHARE = (0.01, 1.0)
 CARD_KEYS = ("memory_gib", "memory_gb_per_s", "half_tflop_per_s", "float32_tflop_per_s")
 LINK_KEYS = ("pcie_generation", "pcie_lanes")
@@ -63,13 +69,15 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Achieved:
-    """The shares of the data sheet's rates that a pass reaches, and the seconds to issue a decoder layer."""
+    """The shares of the data sheet's rates that a pass reaches, what issuing kernels takes, and how rows spread."""
 
     memory: float
     compute: float
     link: float
     disk: float
-    layer_call_s: float
+    layer_call_s: float  # of a decoder layer
+    expert_call_s: float  # of an expert
+    expert_spread: float  # of the rows of a text over experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +90,8 @@ class Assumptions:
     usable_memory: float  # share of a card's memory
     host_memory_bytes: int
     host_disk_bytes_per_s: float
+    host_memory_bytes_per_s: float
+    host_unpack_weights_per_s: float
     reasons: Mapping[str, str]
 
     def of_measured(self, disk_bytes_per_s: float) -> Assumptions:
@@ -184,7 +194,9 @@ def parse_assumptions(text: str) -> Assumptions:
     """Check the content of the file; raises ProfileError naming the key that is wrong."""
     content = _content(text, ASSUMPTIONS)
     spans = [field.name for field in fields(Achieved)]
-    single = ("usable_memory", "host_memory_gib", "host_disk_gb_per_s")
+    single = (
+        "usable_memory", "host_memory_gib", "host_disk_gb_per_s", "host_memory_gb_per_s", "host_unpack_gweights_per_s",
+    )  # fmt: skip
     _check_keys(ASSUMPTIONS, content, {*spans, *single})
     numbers: dict[str, dict[str, float]] = {}
     reasons = {}
@@ -195,7 +207,7 @@ def parse_assumptions(text: str) -> Assumptions:
         limits = RANGES.get(key, SHARE)
         numbers[key] = {case: _number(ASSUMPTIONS, f"{key}.{case}", entry[case], limits) for case in cases}
     for key in spans:
-        slow, likely, fast = (numbers[key][case] * (-1 if key == "layer_call_s" else 1) for case in CASES)
+        slow, likely, fast = (numbers[key][case] * (-1 if key in FALLING else 1) for case in CASES)
         if not slow <= likely <= fast:
             raise _bad(ASSUMPTIONS, key, "is not in order from slow to fast")
     return Assumptions(
@@ -203,6 +215,8 @@ def parse_assumptions(text: str) -> Assumptions:
         usable_memory=numbers["usable_memory"]["likely"],
         host_memory_bytes=int(numbers["host_memory_gib"]["likely"] * GIB),
         host_disk_bytes_per_s=numbers["host_disk_gb_per_s"]["likely"] * 1e9,
+        host_memory_bytes_per_s=numbers["host_memory_gb_per_s"]["likely"] * 1e9,
+        host_unpack_weights_per_s=numbers["host_unpack_gweights_per_s"]["likely"] * 1e9,
         reasons=reasons,
     )
 

@@ -2,10 +2,13 @@
 
     stream   ram / link + disk / min(disk rate, link)        layers come in order, one after the other
     compute  unpacked / memory + max(read / memory, rows * FLOP / rate)
-    pass     max(stream, compute, layers * layer call) + heads
+    experts  max(stream of those asked for and not kept, compute of those asked for, asked * expert call)
+    pass     max(stream, compute, layers * layer call) + experts + heads
 
 `read` is every byte that kernels read: layers, resident or just arrived, keys and values, unpacked weights.
-It leaves out the host's work around a pass, and the two layers that load while a draft grows the tree.
+Experts of a mixture that move on demand are asked for once their router has spoken, so what they take comes on top
+of the rest; which of them a pass asks for, and which are kept, `experts.py` expects. It leaves out the host's work
+around a pass, and the two layers that load while a draft grows the tree.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from profiles.experts import Routing
 from profiles.hardware import Achieved, Hardware
 
 
@@ -25,11 +29,31 @@ class Rates:
     link_bytes_per_s: float  # infinite where RAM is the device's memory
     disk_bytes_per_s: float
     layer_call_s: float
+    expert_call_s: float
+    expert_spread: float  # of `experts.Routing`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertLoad:
+    """The experts of a mixture that move on demand, alike in all of its layers."""
+
+    num_layers: int  # that have experts
+    num_experts: int  # of a layer
+    chosen: int  # by a row
+    expert_bytes: float  # as stored
+    unpacked_bytes: float  # of an expert: written and read again, where weights are packed or converted
+    row_flops: float  # of an expert, for one row
+    device_kept: float  # of a layer's experts, in the device's memory
+    ram_kept: float  # in RAM, those on the device among them; what is not there is read from disk
+
+    def routing(self, spread: float) -> Routing:
+        """Return the choice of experts in a layer."""
+        return Routing(num_experts=self.num_experts, chosen=self.chosen, spread=spread)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLoad:
-    """The bytes that one pass of a model moves, and what it computes."""
+    """The bytes that one pass of a model moves, and what it computes; of a mixture, all but its `experts`."""
 
     num_layers: int
     resident_bytes: int  # decoder layers that stay on the device
@@ -41,6 +65,7 @@ class ModelLoad:
     head_bytes: int
     head_row_flops: float
     head_rows: int  # that the head takes at once
+    experts: ExpertLoad | None = None
 
     @property
     def layer_bytes(self) -> int:
@@ -57,6 +82,8 @@ def achieved_rates(hardware: Hardware, achieved: Achieved, *, half: bool, disk_b
         link_bytes_per_s=achieved.link * hardware.link_bytes_per_s,
         disk_bytes_per_s=achieved.disk * disk_bytes_per_s,
         layer_call_s=achieved.layer_call_s,
+        expert_call_s=achieved.expert_call_s,
+        expert_spread=achieved.expert_spread,
     )
 
 
@@ -74,23 +101,67 @@ def compute_s(load: ModelLoad, rates: Rates, *, rows: int) -> float:
     return max(unpack_s + products_s, load.num_layers * rates.layer_call_s)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertSeconds:
+    """The experts that a pass asks for in all layers, and the seconds that they add."""
+
+    asked: float
+    link_bytes: float  # of those that are not on the device, from RAM
+    disk_bytes: float
+    stream_s: float
+    compute_s: float
+
+    @property
+    def seconds(self) -> float:
+        """The longer of both: copies and arithmetic overlap."""
+        return max(self.stream_s, self.compute_s)
+
+
+def expert_seconds(load: ExpertLoad, rates: Rates, *, rows: int, num_texts: int = 1) -> ExpertSeconds:
+    """Return what the experts add to a pass of so many rows of `num_texts` texts, each expert moved once for all."""
+    routing = load.routing(rates.expert_spread)
+    asked = load.num_layers * routing.distinct(rows, num_texts=num_texts)
+    not_on_device, not_in_ram = (
+        load.num_layers * routing.fetched(rows, kept=kept, num_texts=num_texts)
+        for kept in (load.device_kept, load.ram_kept)
+    )
+    disk_bytes = not_in_ram * load.expert_bytes
+    link_bytes = max(0.0, not_on_device - not_in_ram) * load.expert_bytes
+    unpack_s = asked * load.unpacked_bytes / rates.memory_bytes_per_s
+    read_s = asked * (load.expert_bytes + load.unpacked_bytes) / rates.memory_bytes_per_s
+    products_s = load.num_layers * load.chosen * rows * load.row_flops / rates.flops_per_s
+    return ExpertSeconds(
+        asked=asked,
+        link_bytes=link_bytes,
+        disk_bytes=disk_bytes,
+        stream_s=link_bytes / rates.link_bytes_per_s + disk_bytes / min(rates.disk_bytes_per_s, rates.link_bytes_per_s),
+        compute_s=max(unpack_s + max(read_s, products_s), asked * rates.expert_call_s),
+    )
+
+
 def head_s(load: ModelLoad, rates: Rates, *, rows: int) -> float:
     """Return the seconds of logits of so many rows at once: the head's matrix is read once for every `head_rows`."""
     read_bytes = math.ceil(rows / load.head_rows) * load.head_bytes
     return max(read_bytes / rates.memory_bytes_per_s, rows * load.head_row_flops / rates.flops_per_s)
 
 
-def verify_s(load: ModelLoad, rates: Rates, *, rows: int, head_calls: float = 1.0) -> float:
-    """Return the seconds of a target's pass over a tree: max(stream, compute), then the head.
+def layers_s(load: ModelLoad, rates: Rates, *, rows: int, num_texts: int = 1) -> float:
+    """Return the seconds of all decoder layers: max(stream, compute), and what experts on demand add."""
+    experts_s = expert_seconds(load.experts, rates, rows=rows, num_texts=num_texts).seconds if load.experts else 0.0
+    return max(stream_s(load, rates), compute_s(load, rates, rows=rows)) + experts_s
+
+
+def verify_s(load: ModelLoad, rates: Rates, *, rows: int, head_calls: float = 1.0, num_texts: int = 1) -> float:
+    """Return the seconds of a target's pass over the trees of `num_texts` texts: the layers, then the head.
 
     The head computes row by row along the accepted path.
     """
-    return max(stream_s(load, rates), compute_s(load, rates, rows=rows)) + head_calls * head_s(load, rates, rows=1)
+    return layers_s(load, rates, rows=rows, num_texts=num_texts) + head_calls * head_s(load, rates, rows=1)
 
 
-def draft_call_s(load: ModelLoad, rates: Rates, *, width: int) -> float:
+def draft_call_s(load: ModelLoad, rates: Rates, *, width: int, num_texts: int = 1) -> float:
     """Return the seconds of one call of a resident draft on a layer of `width` nodes.
 
     The logits of all nodes are needed.
     """
-    return compute_s(load, rates, rows=width) + head_s(load, rates, rows=width)
+    return layers_s(load, rates, rows=width, num_texts=num_texts) + head_s(load, rates, rows=width)

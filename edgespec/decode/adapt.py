@@ -14,8 +14,9 @@ from typing import Any
 from torch import Tensor
 
 from edgespec.config import SamplingSettings
+from edgespec.decode.costs import StepCosts
 from edgespec.decode.step import PassCost, StepResult
-from edgespec.decode.tree_choice import SIZES, GrownTree, StepCosts, TreeChoice, Wanted
+from edgespec.decode.tree_choice import SIZES, GrownTree, TreeChoice, Wanted
 from edgespec.grow import Growth
 from edgespec.grow.policies import OpenPolicy
 from edgespec.grow.together import Grow

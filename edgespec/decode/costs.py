@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+
+from edgespec.decode.yields import Yield
 
 REMEMBERED = 9  # times of a size: the median of an odd number
 SPEED_STEPS = 5
@@ -181,3 +183,34 @@ class GrowthCosts:
 
 def _dot(left: Sequence[float], right: Sequence[float]) -> float:
     return sum(one * other for one, other in zip(left, right, strict=True))
+
+
+@dataclass(slots=True)
+class StepCosts:
+    """What passes and draft calls take, whatever the text and its sampling."""
+
+    known_passes: Mapping[int, Sequence[tuple[float, float]]] = field(
+        default_factory=dict
+    )  # rows and seconds, by texts
+    growth: GrowthCosts = field(default_factory=GrowthCosts)
+    _passes: dict[int, PassCosts] = field(default_factory=dict)  # by the octave of texts
+
+    def passes(self, num_texts: int) -> PassCosts:
+        """Return the costs of passes that about so many texts share; at first, those of the nearest number."""
+        octave = num_texts.bit_length()
+        found = self._passes.get(octave)
+        if found is None:
+            points = {texts.bit_length(): list(known) for texts, known in self.known_passes.items()}
+            points |= {other: costs.points() for other, costs in self._passes.items()}
+            near = min(points, key=lambda other: abs(other - octave), default=octave)
+            found = self._passes[octave] = PassCosts(points.get(near, ()))
+        return found
+
+    def of(self, tree: Yield, num_texts: int) -> float:
+        """Return the seconds of a step with such trees, one a text."""
+        nodes = num_texts * tree.nodes
+        return self.passes(num_texts).seconds(num_texts + nodes) + self.growth.seconds(tree.layers, nodes)
+
+    def plain_s(self, num_texts: int) -> float:
+        """Return the seconds of a step without trees."""
+        return self.passes(num_texts).seconds(num_texts)

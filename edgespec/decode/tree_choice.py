@@ -9,10 +9,11 @@ lines: a few rows more may cost nothing, or a jump.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from edgespec.decode.costs import GrowthCosts, PassCosts
+from edgespec.decode.costs import StepCosts
+from edgespec.decode.far_trial import FarTrial
 from edgespec.decode.promises import Promises, depths, scores_by_rank
 from edgespec.decode.step import PassCost, StepResult
 from edgespec.decode.yields import Yield, Yields
@@ -46,37 +47,6 @@ class Wanted:
     stop_gain: float = 0.0
 
 
-@dataclass(slots=True)
-class StepCosts:
-    """What passes and draft calls take, whatever the text and its sampling."""
-
-    known_passes: Mapping[int, Sequence[tuple[float, float]]] = field(
-        default_factory=dict
-    )  # rows and seconds, by texts
-    growth: GrowthCosts = field(default_factory=GrowthCosts)
-    _passes: dict[int, PassCosts] = field(default_factory=dict)  # by the octave of texts
-
-    def passes(self, num_texts: int) -> PassCosts:
-        """Return the costs of passes that about so many texts share; at first, those of the nearest number."""
-        octave = num_texts.bit_length()
-        found = self._passes.get(octave)
-        if found is None:
-            points = {texts.bit_length(): list(known) for texts, known in self.known_passes.items()}
-            points |= {other: costs.points() for other, costs in self._passes.items()}
-            near = min(points, key=lambda other: abs(other - octave), default=octave)
-            found = self._passes[octave] = PassCosts(points.get(near, ()))
-        return found
-
-    def of(self, tree: Yield, num_texts: int) -> float:
-        """Return the seconds of a step with such trees, one a text."""
-        nodes = num_texts * tree.nodes
-        return self.passes(num_texts).seconds(num_texts + nodes) + self.growth.seconds(tree.layers, nodes)
-
-    def plain_s(self, num_texts: int) -> float:
-        """Return the seconds of a step without trees."""
-        return self.passes(num_texts).seconds(num_texts)
-
-
 @dataclass(frozen=True, slots=True)
 class GrownTree:
     """What a text's tree promised."""
@@ -104,6 +74,7 @@ class TreeChoice:
         self._num_looks, self._until_look = 0, 0
         self._plain_wait = self._more_wait = PROBE_AFTER
         self._until_plain, self._until_more = PROBE_AFTER, PROBE_AFTER
+        self._trial, self._is_far_next = FarTrial(), True
 
     def begin_text(self) -> None:
         """Let what the last text yielded count for less: the next one may be of another kind."""
@@ -129,10 +100,13 @@ class TreeChoice:
                     return None
                 self._trees_left = self._look_trees
                 self.yields.forget(0.8)  # of trees with other limits
+                self._begin_trial()
             self._trees_left -= 1
-            return self.wanted
+            return self._wanted_of_trial() or self.wanted
         if self.yields.num_trees and not self.costs.passes(self._num_texts).times_seen(self._num_texts):
             return None
+        if self._trial.size is not None:
+            return self._wanted_of_trial()
         self._until_plain -= 1
         self._until_more -= 1
         if self._until_plain <= 0:
@@ -140,9 +114,29 @@ class TreeChoice:
             return None
         if self._until_more <= 0:
             self._more_wait = self._until_more = min(PROBE_WAIT, 2 * self._more_wait)
+            trial = self._begin_trial()
+            if trial is not None:
+                return trial
             threshold = self.wanted.threshold / PROBE_LESS
             return Wanted(self._near(self.wanted.size)[-1], threshold, self.wanted.stop_gain)
         return self.wanted
+
+    def _begin_trial(self) -> Wanted | None:
+        """Begin a trial of far larger trees, if there are any to try, every second time that something is looked at."""
+        self._is_far_next = not self._is_far_next
+        if self._is_far_next:
+            return None
+        num_texts, layers = self._num_texts, 2 * self._now().layers
+
+        def step_s(size: int) -> float:
+            nodes = num_texts * size
+            return self.costs.passes(num_texts).seconds(num_texts + nodes) + self.costs.growth.seconds(layers, nodes)
+
+        self._trial.begin(self.yields.sizes, self._near(self.wanted.size)[-1], step_s)
+        return self._wanted_of_trial()
+
+    def _wanted_of_trial(self) -> Wanted | None:
+        return None if self._trial.size is None else Wanted(self._trial.size)
 
     def expect(self, tree: TokenTree, wanted: Wanted, max_depth: int) -> GrownTree:
         """Return what a tree promises before it is verified; the text had room for `max_depth` layers."""
@@ -191,11 +185,14 @@ class TreeChoice:
             accepted[node - 1] = True
         self.promises.learn(grown.scores, accepted)
         num_layers = max(grown.layers, default=1)  # a call finds out that no node is worth it
-        if not grown.is_typical:
-            return
         expected = self.promises.expected(grown.scores)
         order = sorted(range(len(expected)), key=grown.scores.__getitem__, reverse=True)
-        self.yields.learn([expected[n] for n in order], [grown.layers[n] for n in order], grown.limit)
+        best_first = [expected[n] for n in order], [grown.layers[n] for n in order]
+        if grown.limit == self._trial.size:
+            self._trial.learn(*best_first)
+        if not grown.is_typical:
+            return
+        self.yields.learn(*best_first, grown.limit)
         by_layer = [0.0] * (num_layers + 1)
         for layer, tokens in zip(grown.layers, expected, strict=True):
             by_layer[layer] += tokens
@@ -209,6 +206,13 @@ class TreeChoice:
         num_texts = self._num_texts
         per_s = {size: num_texts * found.tokens / self.costs.of(found, num_texts) for size, found in yields.items()}
         plain_per_s = num_texts / self.costs.plain_s(num_texts)
+        tried = self._trial.end(self.yields.sizes, is_cut=self.is_plain)
+        if tried is not None:
+            size, self._trial = self._trial.size, FarTrial()
+            far_per_s = num_texts * tried[1].tokens / self.costs.of(tried[1], num_texts)
+            if size is not None and far_per_s > CLEARLY * max(plain_per_s, per_s[self.wanted.size]):
+                self.yields, self.wanted, self.is_plain, self._num_looks = tried[0], Wanted(size), False, 0
+                return
         near = self._near(self.wanted.size)
         is_early = self.yields.num_trees < FIRST_TREES and per_s[self.wanted.size] > HOPELESS * plain_per_s
         if is_early:

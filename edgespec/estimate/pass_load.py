@@ -3,36 +3,76 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from transformers import PretrainedConfig
 
+from edgespec.estimate.experts import ExpertPlaces, dense_part, expert_modules, expert_sizes
 from edgespec.model.layer_kinds import attention_layers
 from edgespec.model.row_chunks import rows_at_once
 from edgespec.model.supported import understanding
 from edgespec.placement.memory import cache_bytes, resident_bytes
 from edgespec.placement.weights import Weights, chosen_experts
+from offload.layer_store import LayerRecord
 from offload.placement import Placement
 from offload.skeleton import Skeleton
 from profiles.roofline import ModelLoad
 
 
 def model_load(
-    weights: Weights, placement: Placement | None, *, keys: int, num_texts: int, device: torch.device
+    weights: Weights,
+    placement: Placement | None,
+    *,
+    keys: int,
+    num_texts: int,
+    device: torch.device,
+    places: ExpertPlaces | None = None,
 ) -> ModelLoad:
     """Return one model's load for texts of so many `keys`; without a placement all of it is resident.
 
-    A pass is assumed to reach every expert.
+    Experts move on demand where `places` says where they wait; a pass over whole layers reaches all of them. Those of
+    a resident model are there, and only those that rows ask for are read.
     """
+    load = _layers_load(weights, placement, keys=keys, num_texts=num_texts, device=device, are_whole=places is None)
+    if places is not None:
+        return replace(
+            load,
+            resident_bytes=places.dense_resident_bytes,
+            ram_bytes=places.dense_ram_bytes,
+            disk_bytes=places.dense_disk_bytes,
+            experts=places.load(),
+        )
+    return load
+
+
+def resident_load(weights: Weights, *, keys: int, num_texts: int, device: torch.device) -> ModelLoad:
+    """Return the load of a model that is resident as a whole, as drafts are; rows read the experts they ask for."""
+    sizes = expert_sizes(weights, device)
+    load = _layers_load(weights, None, keys=keys, num_texts=num_texts, device=device, are_whole=sizes is None)
+    if sizes is None:
+        return load
+    experts = sizes.load(device_kept=sizes.num_experts, ram_kept=sizes.num_experts)
+    return replace(load, resident_bytes=sum(sizes.dense_bytes), experts=experts)
+
+
+def _layers_load(
+    weights: Weights, placement: Placement | None, *, keys: int, num_texts: int, device: torch.device, are_whole: bool
+) -> ModelLoad:
+    """Return the load of whole layers, or of what is left of them without experts; bytes are those of whole ones."""
     skeleton, dtype = weights.skeleton, weights.dtype
     config = skeleton.model.config.get_text_config(decoder=True)
     num_resident = placement.num_resident if placement else len(skeleton.records)
     disk_bytes = placement.disk_bytes if placement else 0
-    unpacked_bytes = dtype.itemsize * sum(math.prod(shape) for shape in _packed_shapes(skeleton))
+    left_out = () if are_whole else expert_modules(weights)
+    records = [dense_part(record, left_out) for record in skeleton.records]
+    packed = _packed_shapes(skeleton, left_out)
+    unpacked_bytes = dtype.itemsize * sum(map(math.prod, packed))
     if device.type == "cpu":  # converted as they come; resident ones were converted when they were loaded
-        unpacked_bytes += sum(record.copied.flat_bytes for record in skeleton.records[num_resident:])
+        unpacked_bytes += sum(record.copied.flat_bytes for record in records[num_resident:])
     with understanding(config):
-        row_flops = _row_flops(skeleton, config, keys=keys)
+        row_flops = _row_flops(records, packed, config, keys=keys)
     vocab, hidden = skeleton.model.get_output_embeddings().weight.shape
     return ModelLoad(
         num_layers=len(skeleton.records),
@@ -48,25 +88,33 @@ def model_load(
     )
 
 
-def _packed_shapes(skeleton: Skeleton) -> list[tuple[int, ...]]:
-    return [weight.shape for module in skeleton.packed for _, weight in module.weights]
+def _packed_shapes(skeleton: Skeleton, left_out: tuple[str, ...]) -> list[tuple[int, ...]]:
+    names = {module: f"{name}." for name, module in skeleton.model.named_modules()} if left_out else {}
+    return [
+        weight.shape
+        for module in skeleton.packed
+        if not (left_out and names[module.module].startswith(left_out))
+        for _, weight in module.weights
+    ]
 
 
-def _row_flops(skeleton: Skeleton, config: PretrainedConfig, *, keys: int) -> float:
+def _row_flops(
+    records: Sequence[LayerRecord], packed: Sequence[tuple[int, ...]], config: PretrainedConfig, *, keys: int
+) -> float:
     """Return the FLOP of one row: 2 a weight that the row meets, and attention over `keys` rows.
 
     Of experts, the row meets those chosen.
     """
     plain = [
         tensor.shape
-        for record in skeleton.records
+        for record in records
         for name, tensor in record.tensors.items()
         if "_packed." not in name and len(tensor.shape) > 1
     ]
     num_experts, chosen = chosen_experts(config)
     num_weights = sum(
         math.prod(shape) * (chosen if len(shape) == 3 and shape[0] == num_experts else 1.0)
-        for shape in (*plain, *_packed_shapes(skeleton))
+        for shape in (*plain, *packed)
     )
     layers = config.per_layer_config
     widths = [  # of all heads of a layer together

@@ -2,7 +2,7 @@
 
 This module is the boundary to hardware profiles: what goes wrong there leaves here as EdgespecError. Trees are
 Sequoia's, the best static ones for an acceptance by rank. Grown trees yield more from the same acceptance, so
-they are no slower than this says.
+they are no slower than this says. Experts of a mixture move on demand: each node adds those that it asks for.
 """
 
 from __future__ import annotations
@@ -13,14 +13,25 @@ from dataclasses import dataclass, replace
 
 from edgespec.config import MAX_TREE_SIZE, MemoryLimits
 from edgespec.errors import EdgespecError, profile_errors
-from edgespec.estimate.pass_load import model_load
+from edgespec.estimate.experts import ExpertPlaces, place_experts
+from edgespec.estimate.pass_load import model_load, resident_load
 from edgespec.grow.sequoia import sequoia_table
 from edgespec.placement.place import MARGIN_BYTES, Memory, PairWeights, PlacedWeights, memory_within, place_weights
 from edgespec.placement.run_place import RunPlace
 from edgespec.tree.settings import TreeSettings, preset_shape
 from edgespec.tree.shapes import TreeShape
 from profiles.hardware import Achieved, Assumptions, Hardware, read_assumptions, read_hardware
-from profiles.roofline import ModelLoad, Rates, achieved_rates, compute_s, draft_call_s, stream_s, verify_s
+from profiles.roofline import (
+    ExpertSeconds,
+    ModelLoad,
+    Rates,
+    achieved_rates,
+    compute_s,
+    draft_call_s,
+    expert_seconds,
+    stream_s,
+    verify_s,
+)
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, MAX_TREE_SIZE)
 
@@ -45,7 +56,8 @@ class StepSeconds:
     draft_s: float
     stream_s: float  # of the target's pass; it and compute_s go on at once
     compute_s: float
-    pass_s: float  # the longer of the two, and the head
+    experts: ExpertSeconds | None  # that come on top of them, where a mixture's move on demand
+    pass_s: float  # the longer of stream and compute, the experts, and the head
 
     @property
     def step_s(self) -> float:
@@ -65,6 +77,7 @@ class SpeedEstimate:
     weights: PlacedWeights
     nodes: int  # below the root; 0 is plain decoding
     depth: int
+    places: ExpertPlaces | None
     slow: StepSeconds
     likely: StepSeconds
     fast: StepSeconds
@@ -76,6 +89,7 @@ class PairLoad:
 
     target: ModelLoad
     draft: ModelLoad | None
+    places: ExpertPlaces | None = None  # of the target's experts
 
 
 def open_hardware(name: str) -> tuple[Hardware, Assumptions]:
@@ -154,7 +168,7 @@ def _estimate(pair: PairOnHardware, weights: PlacedWeights, *, nodes: int, depth
             ("fast", pair.assumptions.fast),
         )
     }
-    return SpeedEstimate(weights=weights, nodes=nodes, depth=depth, **cases)
+    return SpeedEstimate(weights=weights, nodes=nodes, depth=depth, places=load.places, **cases)
 
 
 def step_seconds(load: PairLoad, rates: Rates, num_texts: int, *, nodes: int, depth: int, tokens: float) -> StepSeconds:
@@ -164,16 +178,19 @@ def step_seconds(load: PairLoad, rates: Rates, num_texts: int, *, nodes: int, de
     """
     draft_s = 0.0
     if nodes and load.draft is not None:
-        draft_s = depth * draft_call_s(load.draft, rates, width=num_texts * math.ceil(nodes / depth))
+        width = num_texts * math.ceil(nodes / depth)
+        draft_s = depth * draft_call_s(load.draft, rates, width=width, num_texts=num_texts)
     rows = num_texts * (1 + nodes)
+    experts = load.target.experts
     return StepSeconds(
         num_texts=num_texts,
         tokens=tokens,
         draft_s=draft_s,
         stream_s=stream_s(load.target, rates),
         compute_s=compute_s(load.target, rates, rows=rows),
+        experts=expert_seconds(experts, rates, rows=rows, num_texts=num_texts) if experts else None,
         # The head looks at the rows of the accepted paths, one after the other.
-        pass_s=verify_s(load.target, rates, rows=rows, head_calls=num_texts * tokens),
+        pass_s=verify_s(load.target, rates, rows=rows, head_calls=num_texts * tokens, num_texts=num_texts),
     )
 
 
@@ -191,7 +208,11 @@ def pair_load(pair: PairOnHardware, weights: PlacedWeights) -> PairLoad:
     """Return what passes of both models move and compute, at the end of the context."""
     keys, device, draft = pair.place.context_tokens, pair.place.device, weights.draft
     num_texts = pair.place.num_texts
+    places = place_experts(weights.target, weights.placement, device)
     return PairLoad(
-        target=model_load(weights.target, weights.placement, keys=keys, num_texts=num_texts, device=device),
-        draft=model_load(draft, None, keys=keys, num_texts=num_texts, device=device) if draft else None,
+        target=model_load(
+            weights.target, weights.placement, keys=keys, num_texts=num_texts, device=device, places=places
+        ),
+        draft=resident_load(draft, keys=keys, num_texts=num_texts, device=device) if draft else None,
+        places=places,
     )

@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from profiles.hardware import read_assumptions, read_hardware
 from profiles.roofline import (
+    ExpertLoad,
     ModelLoad,
     Rates,
     achieved_rates,
     compute_s,
     draft_call_s,
+    expert_seconds,
     head_s,
     stream_s,
     verify_s,
@@ -23,6 +25,17 @@ from profiles.roofline import (
 
 ROUNDING = 1 + 1e-12
 SIZES = st.integers(0, 10**12)
+experts = st.builds(
+    ExpertLoad,
+    num_layers=st.integers(1, 100),
+    num_experts=st.integers(8, 512),
+    chosen=st.integers(1, 8),
+    expert_bytes=st.floats(1, 1e9),
+    unpacked_bytes=st.floats(0, 1e9),
+    row_flops=st.floats(1, 1e9),
+    device_kept=st.floats(0, 8),
+    ram_kept=st.floats(0, 8),
+)
 loads = st.builds(
     ModelLoad,
     num_layers=st.integers(1, 200),
@@ -35,6 +48,7 @@ loads = st.builds(
     head_bytes=SIZES,
     head_row_flops=st.floats(1, 1e10),
     head_rows=st.integers(1, 1000),
+    experts=st.none() | experts,
 )
 RATE = st.floats(1e6, 1e16)
 rates = st.builds(
@@ -44,6 +58,8 @@ rates = st.builds(
     link_bytes_per_s=st.one_of(RATE, st.just(math.inf)),
     disk_bytes_per_s=RATE,
     layer_call_s=st.floats(0, 0.1),
+    expert_call_s=st.floats(0, 0.01),
+    expert_spread=st.floats(0.1, 1),
 )
 RATE_NAMES = ("memory_bytes_per_s", "flops_per_s", "link_bytes_per_s", "disk_bytes_per_s")
 BYTE_NAMES = ("resident_bytes", "ram_bytes", "disk_bytes", "unpacked_bytes", "cache_bytes", "head_bytes")
@@ -60,8 +76,18 @@ PLAIN = ModelLoad(
     head_rows=4,
 )
 MACHINE = Rates(
-    memory_bytes_per_s=1000.0, flops_per_s=10_000.0, link_bytes_per_s=100.0, disk_bytes_per_s=10.0, layer_call_s=0.01
+    memory_bytes_per_s=1000.0,
+    flops_per_s=10_000.0,
+    link_bytes_per_s=100.0,
+    disk_bytes_per_s=10.0,
+    layer_call_s=0.01,
+    expert_call_s=0.0,
+    expert_spread=1.0,
 )
+MIXTURE = ExpertLoad(
+    num_layers=3, num_experts=8, chosen=2, expert_bytes=10.0, unpacked_bytes=0.0, row_flops=100.0, device_kept=0.0,
+    ram_kept=8.0,
+)  # fmt: skip
 
 
 @given(loads, rates, st.integers(1, 800), st.integers(0, 800), st.floats(0, 50))
@@ -129,3 +155,34 @@ def test_achieved_rates_are_shares_of_the_data_sheet() -> None:
     assert half.link_bytes_per_s == pytest.approx(achieved.link * 31.5e9, rel=1e-3)
     assert half.disk_bytes_per_s == pytest.approx(achieved.disk * 7e9)
     assert achieved_rates(read_hardware("cpu"), achieved, half=False, disk_bytes_per_s=7e9).link_bytes_per_s == math.inf
+
+
+def test_experts_that_are_asked_for_and_not_kept_move_and_those_asked_for_are_read() -> None:
+    all_in_ram = expert_seconds(MIXTURE, MACHINE, rows=1)
+    assert all_in_ram.asked == pytest.approx(3 * 2)
+    assert (all_in_ram.link_bytes, all_in_ram.disk_bytes) == pytest.approx((60, 0))
+    assert all_in_ram.stream_s == pytest.approx(60 / 100)
+    assert all_in_ram.compute_s == pytest.approx(max(60 / 1000, 3 * 2 * 100 / 10_000))
+    assert all_in_ram.seconds == all_in_ram.stream_s
+    on_disk = expert_seconds(dataclasses.replace(MIXTURE, ram_kept=0.0), MACHINE, rows=1)
+    assert (on_disk.link_bytes, on_disk.disk_bytes) == pytest.approx((0, 60))
+    assert on_disk.stream_s == pytest.approx(60 / 10)
+    half = expert_seconds(dataclasses.replace(MIXTURE, device_kept=4.0, ram_kept=6.0), MACHINE, rows=1)
+    assert (half.link_bytes, half.disk_bytes) == pytest.approx((30 - 15, 15)), "a half and a quarter are missed"
+    there = expert_seconds(dataclasses.replace(MIXTURE, device_kept=8.0), MACHINE, rows=1)
+    assert there.seconds == there.compute_s
+
+
+def test_a_pass_over_a_mixture_is_its_dense_part_and_its_experts() -> None:
+    mixture = dataclasses.replace(PLAIN, experts=MIXTURE)
+    added_s = expert_seconds(MIXTURE, MACHINE, rows=4).seconds
+    assert verify_s(mixture, MACHINE, rows=4) == pytest.approx(verify_s(PLAIN, MACHINE, rows=4) + added_s)
+    slow_host = dataclasses.replace(MACHINE, expert_call_s=1.0)
+    assert expert_seconds(MIXTURE, slow_host, rows=1).seconds == pytest.approx(6)
+
+
+def test_the_first_rows_of_a_mixture_are_the_dear_ones_and_texts_that_differ_ask_for_more() -> None:
+    alike = dataclasses.replace(MACHINE, expert_spread=0.7)
+    seconds = [expert_seconds(MIXTURE, alike, rows=rows).seconds for rows in (1, 2, 4, 8)]
+    assert seconds[1] - seconds[0] > (seconds[3] - seconds[2]) / 4
+    assert expert_seconds(MIXTURE, alike, rows=4, num_texts=4).asked > expert_seconds(MIXTURE, alike, rows=4).asked

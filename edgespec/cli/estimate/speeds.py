@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.console import counted
+from edgespec.cli.estimate.experts import expert_facts, expert_lines
 from edgespec.cli.spelling import spelled
 from edgespec.config import require
 from edgespec.tree.settings import TreeSettings, preset_shape
@@ -19,6 +20,7 @@ GIB = 1 << 30
 CASES = ("slow", "likely", "fast")
 STEP_FACTS = ("step_s", "draft_s", "pass_s", "stream_s", "compute_s")
 SHARES = ("memory", "compute", "link", "disk", "layer_call_s")
+EXPERT_SHARES = ("expert_call_s", "expert_spread")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +100,7 @@ def speed_lines(speeds: Speeds) -> list[str]:
         *([f"note: {card.note}"] if card.note else []),
         f"assumed: {_assumed(pair)}",
         f"plain decoding: {plain.likely.step_s:.3g} s a pass, {_tokens_per_s(plain)}",
+        *expert_lines(pair, plain),
     ]
     if tree is None or speeds.acceptance is None:
         return lines
@@ -109,7 +112,9 @@ def speed_lines(speeds: Speeds) -> list[str]:
         f"{counted(tree.nodes, 'node')} in {counted(tree.depth, 'layer')}, "
         f"{likely.tokens:.2f} tokens a pass{' and text' if likely.num_texts > 1 else ''}, {_tokens_per_s(tree)}",
         f"  {likely.step_s:.3g} s a step: drafting {likely.draft_s:.3g} s, then a pass of {likely.pass_s:.3g} s "
-        f"(streaming {likely.stream_s:.3g} s while computing {likely.compute_s:.3g} s)",
+        f"(streaming {likely.stream_s:.3g} s while computing {likely.compute_s:.3g} s"
+        + (f", experts {likely.experts.seconds:.3g} s)" if likely.experts else ")"),
+        *(expert_lines(pair, tree) if likely.experts else []),
     ]
     if plain.likely.tokens_per_s >= likely.tokens_per_s:
         lines.append("  no tree pays here: decode without one (--policy none)")
@@ -123,7 +128,7 @@ def speed_facts(speeds: Speeds) -> dict[str, Any]:
         "host_memory_bytes": None if _knows_host(pair) else pair.assumptions.host_memory_bytes,
         "host_disk_bytes_per_s": pair.assumptions.host_disk_bytes_per_s,
         "usable_memory": pair.assumptions.usable_memory,
-        **{name: {case: getattr(getattr(pair.assumptions, case), name) for case in CASES} for name in SHARES},
+        **{name: {case: getattr(getattr(pair.assumptions, case), name) for case in CASES} for name in _shares(speeds)},
     }
     return {
         "hardware": pair.hardware.name,
@@ -131,12 +136,16 @@ def speed_facts(speeds: Speeds) -> dict[str, Any]:
         "assumed": assumed,
         "acceptance": acceptance.about if acceptance else None,
         "acceptance_by_rank": [round(rate, 5) for rate in acceptance.rates] if acceptance else None,
-        "plain": _facts(speeds.plain),
-        "tree": _facts(speeds.tree) if speeds.tree else None,
+        "plain": _facts(pair, speeds.plain),
+        "tree": _facts(pair, speeds.tree) if speeds.tree else None,
     }
 
 
-def _facts(estimate: SpeedEstimate) -> dict[str, Any]:
+def _shares(speeds: Speeds) -> tuple[str, ...]:
+    return SHARES + EXPERT_SHARES if speeds.plain.places else SHARES
+
+
+def _facts(pair: PairOnHardware, estimate: SpeedEstimate) -> dict[str, Any]:
     cases = {case: getattr(estimate, case) for case in CASES}
     return {
         "nodes": estimate.nodes,
@@ -149,6 +158,7 @@ def _facts(estimate: SpeedEstimate) -> dict[str, Any]:
             name: {case: float(f"{getattr(found, name):.5g}") for case, found in cases.items()}
             for name in ("tokens_per_s", *STEP_FACTS)
         },
+        **({"experts": facts} if (facts := expert_facts(pair, estimate)) else {}),
     }
 
 

@@ -7,12 +7,14 @@ import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from edgespec.decode.step import PassCost, StepResult
 from edgespec.decode.tree_choice import TreeChoice, Wanted
 from edgespec.tree.token_tree import TokenTree
+from profiles.experts import Routing
 
 WIDTH = 4
 MAX_DEPTH = 24
@@ -138,7 +140,17 @@ def tokens_per_s(steps: Sequence[Done]) -> float:
     return sum(step.tokens for step in steps) / sum(step.seconds for step in steps)
 
 
-def best_fixed(machine: Machine, **pair: float) -> tuple[float, Wanted | None]:
+def mixture(*, dense_s: float, all_experts_s: float, kept: float, layer_s: float, routing: Routing) -> Machine:
+    """A machine that keeps a share of a mixture's experts, and moves the others that rows ask for."""
+    num_experts = routing.num_experts
+
+    def pass_s(rows: int) -> float:
+        return dense_s + all_experts_s * routing.fetched(rows, kept=kept * num_experts) / num_experts
+
+    return Machine(pass_s=pass_s, layer_s=layer_s)
+
+
+def best_fixed(machine: Machine, **pair: Any) -> tuple[float, Wanted | None]:
     """The fastest of fixed limits, and its speed."""
     tries: list[Wanted | None] = [None]
     tries += [

@@ -9,11 +9,13 @@ import pytest
 
 from edgespec import Engine, SamplingSettings, TreeSettings
 from edgespec.decode.adapt import LEAST_LIMIT, MAX_SAMPLINGS, Tuner, may_follow_clock
-from edgespec.decode.tree_choice import NOTCHES, SIZES, StepCosts, TreeChoice, Wanted
+from edgespec.decode.costs import StepCosts
+from edgespec.decode.tree_choice import NOTCHES, SIZES, TreeChoice, Wanted
 from edgespec.pair.pair import open_pair
 from edgespec.placement.run_place import resolve_place
 from edgespec.profiled import set_up, tree_settings
-from tests.edgespec.decode.simulated import Machine, Pair, best_fixed, simulate, tokens_per_s
+from profiles.experts import Routing
+from tests.edgespec.decode.simulated import Machine, Pair, best_fixed, mixture, simulate, tokens_per_s
 from tests.profiles.examples import example_plan, example_profile
 
 LIMITS = [size for size in SIZES if LEAST_LIMIT <= size <= 256]
@@ -29,6 +31,17 @@ HOPELESS = {
     "a draft as slow as the target": Machine(pass_s=lambda _rows: 1.0, layer_s=1.0),
 }
 
+FINE, COARSE = Routing(num_experts=128, chosen=4, spread=0.75), Routing(num_experts=8, chosen=2, spread=0.9)
+# Passes over mixtures cost the more the first rows they have: the curve is steep, and then ever flatter.
+MIXTURES = {
+    "experts from the disk, none kept": mixture(dense_s=0.02, all_experts_s=10.0, kept=0.0, layer_s=2e-3, routing=FINE),
+    "half of the experts kept": mixture(dense_s=0.1, all_experts_s=2.0, kept=0.5, layer_s=2e-3, routing=FINE),
+    "most experts kept": mixture(dense_s=0.1, all_experts_s=2.0, kept=0.9, layer_s=2e-3, routing=FINE),
+    "few large experts, soon all of them": mixture(
+        dense_s=0.02, all_experts_s=1.0, kept=0.0, layer_s=2e-3, routing=COARSE
+    ),
+}
+
 
 def new_choice(size: int = 8) -> TreeChoice:
     return TreeChoice(StepCosts(), LIMITS, start=Wanted(size))
@@ -40,6 +53,19 @@ def test_it_comes_near_the_best_fixed_trees(machine: Machine) -> None:
     choice, pair = new_choice(), Pair()
     simulate(choice, machine, pair, steps=60)
     assert tokens_per_s(simulate(choice, machine, pair, steps=250)) > 0.85 * best
+
+
+@pytest.mark.parametrize("first", [(0.1, 0.5), (0.45, 0.95)], ids=["a poor draft", "a good draft"])
+@pytest.mark.parametrize("machine", MIXTURES.values(), ids=MIXTURES)
+def test_on_mixtures_it_is_within_a_tenth_of_the_best_fixed_trees_and_never_slower_than_plain(
+    machine: Machine, first: tuple[float, float]
+) -> None:
+    best, _ = best_fixed(machine, first=first)
+    for seed in (7, 8):
+        choice, pair = new_choice(), Pair(first=first, seed=seed)
+        whole = simulate(choice, machine, pair, steps=480)
+        assert tokens_per_s(whole[80:]) > 0.9 * best
+        assert tokens_per_s(whole) > 0.95 / machine.pass_s(1)
 
 
 @pytest.mark.parametrize("machine", HOPELESS.values(), ids=HOPELESS)

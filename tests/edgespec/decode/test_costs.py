@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from edgespec.decode.costs import NODES_A_LAYER, GrowthCosts, PassCosts
-from edgespec.decode.tree_choice import StepCosts
+from edgespec.decode.costs import NODES_A_LAYER, GrowthCosts, PassCosts, StepCosts
 
 
 def pass_s(rows: float) -> float:

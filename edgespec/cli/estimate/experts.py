@@ -1,0 +1,95 @@
+"""A mixture's experts in an estimate: what a pass asks for, where it comes from, and what that takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edgespec.estimate.experts import ExpertPlaces
+    from edgespec.estimate.speed import PairOnHardware, SpeedEstimate
+
+GIB = 1 << 30
+MIB = 1 << 20
+CLEARLY = 1.1  # faster, for a word on what is not built
+
+
+def expert_lines(pair: PairOnHardware, estimate: SpeedEstimate) -> list[str]:
+    """Return lines about the experts of an estimate; none of a model without experts."""
+    experts, places = estimate.likely.experts, estimate.places
+    if experts is None or places is None:
+        return []
+    lines = [] if estimate.nodes else _lines_of_places(pair, places)
+    rows = estimate.likely.num_texts * (1 + estimate.nodes)
+    sources = {"RAM": experts.link_bytes, "disk": experts.disk_bytes}
+    moved = " and ".join(f"{num_bytes / GIB:.2f} GiB from {name}" for name, num_bytes in sources.items() if num_bytes)
+    lines.append(
+        f"  {rows} {'rows ask' if rows > 1 else 'row asks'} for {experts.asked:.0f} experts: "
+        f"{moved or 'all are there'}, {experts.stream_s:.3g} s while computing {experts.compute_s:.3g} s"
+    )
+    return lines + _lines_on_cpu(pair, estimate)
+
+
+def _lines_of_places(pair: PairOnHardware, places: ExpertPlaces) -> list[str]:
+    """Say how large a mixture's experts are, how many of them stay where, and what is assumed of rows."""
+    sizes = places.sizes
+    kept = f"{places.device_kept:.0f} stay on the card, {places.ram_kept:.0f} in RAM"
+    if pair.place.device.type == "cpu":
+        kept = f"{places.device_kept:.0f} stay in RAM"
+    rest = ", the rest on disk" if places.ram_kept < sizes.num_experts else ""
+    slow, likely, fast = (getattr(pair.assumptions, case).expert_spread for case in ("slow", "likely", "fast"))
+    return [
+        f"  experts on demand: a row asks for {sizes.chosen} of {sizes.num_experts} in each of {sizes.num_layers} "
+        f"layers, {sizes.expert_bytes / MIB:.3g} MiB each, {sizes.all_bytes / GIB:.1f} GiB in all; of a layer "
+        f"{kept}{rest}",
+        f"  assumed: n rows of a text ask for as many experts as n^{likely:g} independent ones ({fast:g} to {slow:g}); "
+        "those asked for last are kept",
+    ]
+
+
+def _lines_on_cpu(pair: PairOnHardware, estimate: SpeedEstimate) -> list[str]:
+    """Say what computing experts where they lie would be, where it would be clearly faster."""
+    from edgespec.estimate.cpu_experts import IS_BUILT, cpu_experts
+
+    found = cpu_experts(pair, estimate)
+    here = estimate.likely.tokens_per_s
+    if found is None or found.direct < CLEARLY * here:
+        return []
+    built = "" if IS_BUILT else "; edgespec does not do that"
+    if found.unpacking >= CLEARLY * here:
+        return [f"  computed on the CPU where they lie, it would be {found.unpacking:.3g} tokens/s{built}"]
+    return [
+        "  computed on the CPU where they lie, by kernels that multiply packed weights, it would be "
+        f"{found.direct:.3g} tokens/s, and unpacked there first {found.unpacking:.3g}{built}"
+    ]
+
+
+def expert_facts(pair: PairOnHardware, estimate: SpeedEstimate) -> dict[str, Any]:
+    """Return what `expert_lines` says as values for programs; nothing of a model without experts."""
+    from edgespec.estimate.cpu_experts import IS_BUILT, cpu_experts
+
+    experts, places = estimate.likely.experts, estimate.places
+    if experts is None or places is None:
+        return {}
+    sizes, on_cpu = places.sizes, cpu_experts(pair, estimate)
+    return {
+        "layers": sizes.num_layers,
+        "experts_a_layer": sizes.num_experts,
+        "chosen": sizes.chosen,
+        "expert_bytes": round(sizes.expert_bytes),
+        "dense_bytes": sum(sizes.dense_bytes),
+        "dense_resident_bytes": places.dense_resident_bytes,
+        "kept_on_device": round(places.device_kept, 2),
+        "kept_in_ram": round(places.ram_kept, 2),
+        "asked": round(experts.asked, 2),
+        "link_bytes": round(experts.link_bytes),
+        "disk_bytes": round(experts.disk_bytes),
+        "stream_s": float(f"{experts.stream_s:.5g}"),
+        "compute_s": float(f"{experts.compute_s:.5g}"),
+        "on_cpu": {
+            "is_built": IS_BUILT,
+            "tokens_per_s": float(f"{on_cpu.unpacking:.5g}"),
+            "tokens_per_s_of_packed_kernels": float(f"{on_cpu.direct:.5g}"),
+        }
+        if on_cpu
+        else None,
+    }

@@ -1,0 +1,87 @@
+"""`edgespec estimate` of a mixture: what a row asks for, where it comes from, and what would be elsewhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.cli import run
+from edgespec.estimate import cpu_experts
+from tests.edgespec.estimate.test_experts import BIG
+
+CARD = ["--hardware", "rtx-4060", "--max-gpu-mem", "3GiB", "-c", "256"]
+
+
+@pytest.fixture
+def mixture(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text(json.dumps({**BIG, "dtype": "bfloat16"}))
+    return str(tmp_path)
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    capsys.readouterr()
+    assert run(["estimate", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def plain(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads(said(capsys, *arguments, "--json"))["speed"]["plain"]
+    return facts
+
+
+def test_it_says_what_a_row_asks_for_and_where_it_comes_from(capsys: pytest.CaptureFixture[str], mixture: str) -> None:
+    out = said(capsys, mixture, *CARD, "--max-cpu-mem", "5GiB")
+    assert "a row asks for 4 of 64 in each of 12 layers, 12 MiB each, 9.0 GiB in all" in out
+    assert "stay on the card" in out
+    assert "the rest on disk" in out
+    assert "n rows of a text ask for as many experts as n^0.75 independent ones (0.65 to 0.9)" in out
+    assert "1 row asks for 48 experts: " in out
+    assert "GiB from disk" in out
+    roomy = said(capsys, mixture, *CARD, "--max-cpu-mem", "16GiB")
+    assert "disk" not in next(line for line in roomy.splitlines() if "row asks for 48" in line)
+
+
+def test_the_seconds_of_experts_come_on_top_and_are_given_to_programs(
+    capsys: pytest.CaptureFixture[str], mixture: str
+) -> None:
+    facts = plain(capsys, mixture, *CARD, "--max-cpu-mem", "16GiB")
+    experts = facts["experts"]
+    assert (experts["layers"], experts["experts_a_layer"], experts["chosen"]) == (12, 64, 4)
+    assert experts["asked"] == 48
+    assert experts["disk_bytes"] == 0
+    assert experts["stream_s"] == pytest.approx(experts["link_bytes"] / (0.8 * 15.754e9), rel=1e-3)
+    added_s = max(experts["stream_s"], experts["compute_s"])
+    assert facts["pass_s"]["likely"] >= max(facts["stream_s"]["likely"], facts["compute_s"]["likely"]) + added_s
+    everything = plain(capsys, mixture, "--hardware", "h200", "-c", "256")["experts"]
+    assert everything["link_bytes"] == everything["disk_bytes"] == 0
+    assert everything["on_cpu"] is None
+
+
+def test_what_would_be_faster_on_the_cpu_is_said_and_not_promised(
+    capsys: pytest.CaptureFixture[str], mixture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = [mixture, *CARD, "--max-cpu-mem", "16GiB"]
+    line = next(line for line in said(capsys, *options).splitlines() if "on the CPU" in line)
+    assert line.endswith("edgespec does not do that")
+    packed = cpu_experts.CpuExperts(unpacking=0.5, direct=1000.0)
+    monkeypatch.setattr(cpu_experts, "cpu_experts", lambda *_: packed)
+    out = said(capsys, *options)
+    assert "by kernels that multiply packed weights, it would be 1e+03 tokens/s, and unpacked there first 0.5" in out
+    monkeypatch.setattr(cpu_experts, "IS_BUILT", True)
+    assert "edgespec does not" not in said(capsys, *options)
+
+
+def test_texts_together_ask_for_more_than_one_and_less_than_each_alone(
+    capsys: pytest.CaptureFixture[str], mixture: str
+) -> None:
+    options = [mixture, "--hardware", "rtx-4060", "-c", "256", "--max-cpu-mem", "16GiB"]
+    asked = [plain(capsys, *options, "-np", count)["experts"]["asked"] for count in ("1", "8")]
+    assert asked[0] < asked[1] < 8 * asked[0]
+    assert "8 rows ask for" in said(capsys, *options, "-np", "8")
+
+
+def test_a_dense_model_says_nothing_of_experts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "experts" not in said(capsys, "--hardware", "rtx-3060")

@@ -1,0 +1,203 @@
+"""A mixture's experts by size and place: nothing is lost between dense parts and experts, and memory is shared out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, PretrainedConfig, Qwen3MoeConfig
+
+from edgespec.config import MemoryLimits
+from edgespec.estimate.cpu_experts import cpu_experts
+from edgespec.estimate.experts import expert_modules, expert_sizes, place_experts
+from edgespec.estimate.pass_load import model_load, resident_load
+from edgespec.estimate.speed import (
+    PairOnHardware,
+    SpeedEstimate,
+    estimate_best,
+    estimate_plain,
+    memory_there,
+    open_hardware,
+)
+from edgespec.pair.folder import open_architecture
+from edgespec.placement.place import PlacedWeights, pair_weights, place_weights
+from edgespec.placement.run_place import RunPlace
+from edgespec.placement.weights import Weights
+from edgespec.tree.settings import TreeSettings
+from tests.conftest import FAMILIES, GROUPED
+
+GIB = 1 << 30
+CUDA = torch.device("cuda:0")
+BIG: dict[str, Any] = {  # 12 layers of 64 experts of 12 MiB
+    "model_type": "qwen3_moe", "hidden_size": 2048, "moe_intermediate_size": 1024, "num_hidden_layers": 12,
+    "num_experts": 64, "num_experts_per_tok": 4, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128,
+    "vocab_size": 32000, "max_position_embeddings": 4096,
+}  # fmt: skip
+
+
+def run_place(**settings: Any) -> RunPlace:
+    return RunPlace(
+        **{"device": CUDA, "dtype": torch.bfloat16, "limits": MemoryLimits(), "context_tokens": 256,
+           "prompt_tokens": 256, **settings}
+    )  # fmt: skip
+
+
+def weights_of(folder: Path, config: PretrainedConfig, place: RunPlace) -> Weights:
+    config.save_pretrained(folder)
+    return pair_weights(open_architecture(folder), None, place).target
+
+
+def big_pair(folder: Path, *, ram: int, num_texts: int = 1, with_draft: bool = False) -> PairOnHardware:
+    hardware, assumptions = open_hardware("rtx-3060")
+    limits = MemoryLimits(max_cpu_bytes=ram * GIB, max_gpu_bytes=3 * GIB)
+    place = run_place(limits=limits, num_texts=num_texts)
+    Qwen3MoeConfig(**BIG).save_pretrained(folder / "target")
+    LlamaConfig(**{**GROUPED, "vocab_size": 32000}).save_pretrained(folder / "draft")
+    draft = open_architecture(folder / "draft") if with_draft else None
+    weights = pair_weights(open_architecture(folder / "target"), draft, place)
+    memory = memory_there(hardware, assumptions, limits)
+    return PairOnHardware(weights=weights, hardware=hardware, assumptions=assumptions, place=place, memory=memory)
+
+
+@pytest.mark.parametrize("family", ["qwen3-moe", "mixtral"])
+@pytest.mark.parametrize("quant", [None, "nf4"])
+def test_dense_parts_and_experts_are_all_of_the_layers(tmp_path: Path, family: str, quant: str | None) -> None:
+    weights = weights_of(tmp_path, FAMILIES[family](), run_place(quant=quant))
+    sizes = expert_sizes(weights, CUDA)
+    assert sizes is not None
+    assert sum(sizes.dense_bytes) + sizes.all_bytes == sum(record.flat_bytes for record in weights.skeleton.records)
+    assert sizes.num_experts == 4
+    assert sizes.num_weights == 3 * 32 * (16 if family == "qwen3-moe" else 64)
+    assert (sizes.unpacked_bytes > 0) == (quant is not None)
+    whole = model_load(weights, None, keys=16, num_texts=1, device=CUDA)
+    apart = resident_load(weights, keys=16, num_texts=1, device=CUDA)
+    assert apart.experts is not None
+    chosen_flops = apart.experts.num_layers * sizes.chosen * apart.experts.row_flops
+    assert apart.row_flops + chosen_flops == pytest.approx(whole.row_flops)
+    assert apart.resident_bytes + sizes.all_bytes == whole.resident_bytes
+    assert apart.unpacked_bytes + apart.experts.num_layers * 4 * sizes.unpacked_bytes == whole.unpacked_bytes
+
+
+def test_a_router_is_no_expert_and_a_dense_model_has_none(tmp_path: Path) -> None:
+    weights = weights_of(tmp_path, FAMILIES["qwen3-moe"](), run_place())
+    assert all(name.endswith(".mlp.experts.") for name in expert_modules(weights))
+    dense = weights_of(tmp_path, LlamaConfig(**GROUPED), run_place())
+    assert expert_sizes(dense, CUDA) is None
+    placed = place_weights(pair_weights(dense.model, None, run_place()), TreeSettings(policy="none"), run_place(),
+                           memory_there(*open_hardware("rtx-3060"), MemoryLimits()))  # fmt: skip
+    assert place_experts(dense, placed.placement, CUDA) is None
+
+
+def placed(pair: PairOnHardware) -> PlacedWeights:
+    return place_weights(pair.weights, TreeSettings(policy="none"), pair.place, pair.memory)
+
+
+def test_what_the_dense_parts_leave_of_the_card_and_of_ram_holds_experts(tmp_path: Path) -> None:
+    pair = big_pair(tmp_path, ram=5)
+    plan = placed(pair)
+    places = place_experts(plan.target, plan.placement, CUDA)
+    assert places is not None
+    sizes = places.sizes
+    assert places.dense_resident_bytes == sum(sizes.dense_bytes)
+    assert places.dense_ram_bytes == places.dense_disk_bytes == 0
+    assert 0 < places.device_kept < places.ram_kept < sizes.num_experts
+    on_card = places.dense_resident_bytes + places.device_kept * sizes.num_layers * sizes.expert_bytes
+    assert 1.5 * GIB < on_card < 2.5 * GIB, "of 3 GiB, what the context, the head and keys leave"
+    in_ram = places.ram_kept * sizes.num_layers * sizes.expert_bytes
+    assert 5 * GIB > in_ram > 4 * GIB, "libraries and the pages of a layer that is read have the rest"
+
+
+def test_dense_parts_that_do_not_fit_the_card_come_from_ram_and_then_from_disk(tmp_path: Path) -> None:
+    pair = big_pair(tmp_path, ram=5)
+    plan = placed(pair)
+    sizes = expert_sizes(plan.target, CUDA)
+    assert sizes is not None
+    full = place_experts(plan.target, plan.placement, CUDA)
+    assert full is not None
+    on_card_bytes = int(full.device_kept * sizes.num_layers * sizes.expert_bytes) + full.dense_resident_bytes // 2
+    tight = replace(plan.placement, device_budget_bytes=plan.placement.device_budget_bytes - on_card_bytes)
+    places = place_experts(plan.target, tight, CUDA)
+    assert places is not None
+    parts = (places.dense_resident_bytes, places.dense_ram_bytes, places.dense_disk_bytes)
+    assert sum(parts) == sum(sizes.dense_bytes)
+    assert parts[1] > 0
+    nowhere = place_experts(plan.target, replace(tight, host_budget_bytes=0), CUDA)
+    assert nowhere is not None
+    assert nowhere.dense_disk_bytes == parts[1] + parts[2]
+    assert nowhere.ram_kept == nowhere.device_kept
+
+
+def test_on_a_cpu_the_experts_that_stay_are_those_in_ram(tmp_path: Path) -> None:
+    place = run_place(device=torch.device("cpu"), limits=MemoryLimits(max_cpu_bytes=4 * GIB))
+    pair = replace(big_pair(tmp_path, ram=5), place=place)
+    weights = pair_weights(pair.weights.target.model, None, place)
+    memory = memory_there(*open_hardware("cpu"), place.limits)
+    plan = place_weights(weights, TreeSettings(policy="none"), place, memory)
+    places = place_experts(plan.target, plan.placement, place.device)
+    assert places is not None
+    assert 0 < places.device_kept == places.ram_kept < 64
+
+
+def tokens_per_s(estimate: SpeedEstimate) -> float:
+    return estimate.likely.tokens_per_s
+
+
+def test_a_pass_fetches_the_experts_of_its_rows_and_more_memory_leaves_fewer_to_fetch(tmp_path: Path) -> None:
+    short, roomy = (estimate_plain(big_pair(tmp_path, ram=ram)) for ram in (4, 16))
+    assert short.likely.experts is not None
+    assert roomy.likely.experts is not None
+    assert short.likely.experts.asked == roomy.likely.experts.asked == pytest.approx(12 * 4)
+    assert short.likely.experts.disk_bytes > 0
+    assert roomy.likely.experts.disk_bytes == 0
+    assert tokens_per_s(roomy) > 2 * tokens_per_s(short)
+    whole_s = placed(big_pair(tmp_path, ram=16)).placement.streamed_bytes / (0.8 * 15.75e9)
+    assert roomy.likely.step_s < whole_s / 2, "whole layers would have to move"
+
+
+def test_trees_are_smaller_where_their_nodes_add_experts(tmp_path: Path) -> None:
+    """The same card and draft: of a dense target that streams, large trees pay."""
+    rates = [0.7, 0.12, 0.05, 0.03]
+    best = estimate_best(big_pair(tmp_path, ram=4, with_draft=True), TreeSettings(), rates, size=None)
+    assert best.nodes <= 4
+    dense = big_pair(tmp_path, ram=16, with_draft=True)
+    config = LlamaConfig(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
+                         num_key_value_heads=8, vocab_size=32000)  # fmt: skip
+    config.save_pretrained(tmp_path / "dense")
+    weights = replace(dense.weights, target=weights_of(tmp_path / "dense", config, dense.place))
+    assert estimate_best(replace(dense, weights=weights), TreeSettings(), rates, size=None).nodes >= 64
+
+
+def test_many_texts_share_the_experts_that_they_ask_for(tmp_path: Path) -> None:
+    alone, together = (estimate_plain(big_pair(tmp_path, ram=3, num_texts=count)) for count in (1, 32))
+    assert alone.likely.experts is not None
+    assert together.likely.experts is not None
+    assert together.likely.experts.asked < min(12 * 64, 16 * alone.likely.experts.asked)
+    assert tokens_per_s(together) > tokens_per_s(alone)
+
+
+def test_experts_computed_on_the_cpu_wait_for_its_memory_or_for_unpacking(tmp_path: Path) -> None:
+    pair = big_pair(tmp_path, ram=16)
+    found = cpu_experts(pair, estimate_plain(pair))
+    assert found is not None
+    assert found.direct == found.unpacking > tokens_per_s(estimate_plain(pair)), "RAM is faster than the link"
+    place = replace(pair.place, quant="nf4", limits=replace(pair.place.limits, max_gpu_bytes=2 * GIB))
+    weights = pair_weights(pair.weights.target.model, None, place)
+    memory = memory_there(pair.hardware, pair.assumptions, place.limits)
+    packed = replace(pair, weights=weights, place=place, memory=replace(memory, device_bytes=int(2.2 * GIB)))
+    found = cpu_experts(packed, estimate_plain(packed))
+    assert found is not None
+    assert found.unpacking < found.direct
+    roomy = replace(pair, memory=replace(pair.memory, device_bytes=40 * GIB))
+    assert cpu_experts(roomy, estimate_plain(roomy)) is None, "all of them are on the card"
+
+
+def test_the_slow_case_is_that_of_rows_that_spread(tmp_path: Path) -> None:
+    found = estimate_plain(big_pair(tmp_path, ram=4))
+    fetched = [case.experts.link_bytes + case.experts.disk_bytes
+               for case in (found.fast, found.likely, found.slow) if case.experts is not None]  # fmt: skip
+    assert fetched == sorted(fetched)
+    assert math.isfinite(fetched[-1])
