@@ -180,10 +180,10 @@ def test_mistakes_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "rwkv"}))
     assert run(["estimate", str(tmp_path)]) == 2
     assert "rwkv" in capsys.readouterr().err
-    config = {"model_type": "llama", "quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
+    config = {"model_type": "llama", "quantization_config": {"quant_method": "hqq"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert run(["estimate", str(tmp_path)]) == 2
-    assert "quantised" in capsys.readouterr().err
+    assert "hqq" in capsys.readouterr().err
 
 
 def test_the_advice_for_a_card_keeps_to_the_ram_that_there_is(capsys: pytest.CaptureFixture[str]) -> None:
