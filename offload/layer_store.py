@@ -97,6 +97,11 @@ class LayerRecord:
         """The bytes of the layer in a CPU's memory."""
         return self.copied.flat_bytes + self.mapped.stored_bytes
 
+    def without(self, names: frozenset[str]) -> LayerRecord:
+        """Return the record without these parameters."""
+        tensors = {name: tensor for name, tensor in self.tensors.items() if name not in names}
+        return LayerRecord(index=self.index, tensors=tensors, expert=self.expert)
+
     def _part(self, *, is_mappable: bool) -> LayerRecord:
         tensors = {name: tensor for name, tensor in self.tensors.items() if tensor.is_mappable == is_mappable}
         return LayerRecord(index=self.index, tensors=tensors, expert=self.expert)

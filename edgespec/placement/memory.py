@@ -178,8 +178,12 @@ def device_uses(
     *,
     tree: TreeSettings,
     place: RunPlace,
+    on_demand: bool = False,
 ) -> dict[str, int]:
-    """Return the bytes of each use of the device, all but the target's decoder layers: use -> bytes."""
+    """Return the bytes of each use of the device, all but the target's decoder layers: use -> bytes.
+
+    `on_demand` says that the target's experts come one by one.
+    """
     config = target.model.config.get_text_config(decoder=True)
     device, dtype, context_tokens, num_texts = place.device, place.dtype, place.context_tokens, place.num_texts
     target_rows, draft_rows = cache_rows(context_tokens, tree)
@@ -221,7 +225,9 @@ def device_uses(
             num_texts=num_texts,
         )
         uses |= _states_uses("draft", draft, tree_rows=draft_rows - context_tokens, place=place)
-    unpack_bytes = target.unpack_bytes(dtype, device) + (draft.unpack_bytes(dtype, device) if draft else 0)
+    unpack_bytes = target.unpack_bytes(dtype, device, on_demand=on_demand) + (
+        draft.unpack_bytes(dtype, device) if draft else 0
+    )
     if unpack_bytes:
         uses["weights while unpacked"] = unpack_bytes
     return uses
@@ -238,7 +244,8 @@ def _states_uses(name: str, model: Skeleton, *, tree_rows: int, place: RunPlace)
     return {f"{name}: recurrent states": held_bytes + int(pass_bytes)}
 
 
-def host_uses(target: Skeleton) -> dict[str, int]:
+def host_uses(target: Skeleton, *, on_demand: bool = False) -> dict[str, int]:
     """Return what an accelerator's program needs of RAM, beside layers that wait there: use -> bytes."""
-    read_bytes = max(record.stored_bytes for record in (*target.records, target.outside))
+    records = target.dense_records if on_demand else target.records
+    read_bytes = max(record.stored_bytes for record in (*records, target.outside))
     return {"libraries": LIBRARIES_BYTES, "pages while they are read": read_bytes}

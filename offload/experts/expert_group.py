@@ -21,7 +21,9 @@ from offload.packed_weight import PackedWeight
 # Weights that are converted together: they stay in a core's own cache until they are multiplied with
 CONVERTED_AT_ONCE = 1 << 18
 
-ExpertWeights = Mapping[str, Iterable[Tensor]]  # attribute -> its rows in blocks, each valid until the next is asked for
+ExpertWeights = Mapping[
+    str, Iterable[Tensor]
+]  # attribute -> its rows in blocks, each valid until the next is asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +66,10 @@ class ExpertGroup:
         """The bytes of one expert in the checkpoint: all have as many."""
         return sum(piece.num_bytes for tensor in self.tensors.values() for piece in tensor.pieces) // self.num_experts
 
-    @property
+    @cached_property
     def expert_flat_bytes(self) -> int:
         """The bytes of the flat buffer that holds one expert."""
-        return self.experts[0].flat_bytes
+        return self._expert(0).flat_bytes
 
     def scratch_weights(self) -> int:
         """Return how many of an expert's weights are unpacked or converted at once."""
@@ -127,7 +129,9 @@ class ExpertGroup:
         return StoredTensor(pieces=pieces, shape=shape, dtype=tensor.dtype)
 
 
-def find_experts(layer: int, module_name: str, module: nn.Module, stored: Mapping[str, StoredTensor]) -> ExpertGroup | None:
+def find_experts(
+    layer: int, module_name: str, module: nn.Module, stored: Mapping[str, StoredTensor]
+) -> ExpertGroup | None:
     """Return the experts of a module that they can be taken out of; None for any other module.
 
     Such a module is one whose experts transformers lets others compute, in the form that it describes by attributes.
@@ -154,9 +158,10 @@ def find_experts(layer: int, module_name: str, module: nn.Module, stored: Mappin
         matrices.append(
             ExpertMatrix(attribute=attribute, shape=shape, packing=packing, in_blocks=not module.is_transposed)
         )
-        tensors |= {name: stored[f"{module_name}.{name}"] for name in names if f"{module_name}.{name}" in stored}
-        if len(tensors) < len(names) or not all(_is_divided(tensors[name], num_experts) for name in names if name in tensors):
+        found = {name: stored.get(f"{module_name}.{name}") for name in names}
+        if any(tensor is None or not _is_divided(tensor, num_experts) for tensor in found.values()):
             return None
+        tensors |= {name: tensor for name, tensor in found.items() if tensor is not None}
     return ExpertGroup(
         layer=layer, module_name=module_name, num_experts=num_experts, matrices=tuple(matrices), tensors=tensors
     )

@@ -37,7 +37,9 @@ def mix(module: nn.Module, row: int, source: ExpertSource, hidden: Tensor, chose
     order = order.to(hidden.device, non_blocking=True)  # places of a row and one of its experts, by expert
     inputs = hidden[order // each]  # [n * k, h]
     weights = shares.reshape(-1)[order, None]
-    parts = torch.zeros(num_rows * each, hidden.shape[-1], dtype=torch.result_type(inputs, weights), device=hidden.device)
+    parts = torch.zeros(
+        num_rows * each, hidden.shape[-1], dtype=torch.result_type(inputs, weights), device=hidden.device
+    )
     with closing(source.take(row, list(spans))) as taken:
         for number, expert in taken:
             start, end = spans[number]
