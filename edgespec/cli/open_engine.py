@@ -18,7 +18,6 @@ from edgespec.tree.settings import TreeSettings
 if TYPE_CHECKING:
     from edgespec.engine import Engine
     from edgespec.profiled import PairSetup
-    from offload.placement import Placement
 
 GIB = 1 << 30
 
@@ -47,7 +46,7 @@ def say_setup(console: Console, setup: PairSetup, machine: MachineOptions) -> No
     place, placement, tree = setup.place, setup.placement, setup.tree
     for note in setup.notes:
         console.tell(spelled(note))
-    layers = where_layers_live(placement)
+    layers = where_layers_live(setup)
     formats = setup.weights.target.formats
     numbers = str(place.dtype).removeprefix("torch.") + (f" from {formats}" if formats else "")
     folder = setup.pair.target.folder
@@ -78,8 +77,9 @@ def say_setup(console: Console, setup: PairSetup, machine: MachineOptions) -> No
     check_all_resident(machine, setup.weights)
 
 
-def where_layers_live(placement: Placement) -> str:
+def where_layers_live(setup: PairSetup) -> str:
     """Say how many layers stay in memory, how many stream and from where, and how many experts are kept."""
+    placement = setup.placement
     streamed = placement.num_layers - placement.num_resident
     where = "" if not placement.num_pinned else f" ({placement.num_pinned} from RAM, {placement.num_on_disk} from disk)"
     found = f"{placement.num_resident} of {placement.num_layers} layers resident"

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 
 import torch
 
-HALF_LIFE_PASSES = 16.0
+# Of routers whose experts are popular, and those of which a part comes again in the next pass: shorter forgets what
+# is popular, longer forgets what was just asked for.
+HALF_LIFE_PASSES = 3.0
 NEVER = float("-inf")
 KEPT_FOR_NOW = float("inf")
 
@@ -30,8 +32,9 @@ class ExpertCache:
         # log2 of the value, as it would be at the first pass: halving changes all alike, so none has to be updated.
         self._values = torch.full(shape, NEVER, dtype=torch.float64)  # [layers, experts]
         self._is_kept = torch.zeros(shape, dtype=torch.bool)
-        self._in_use: dict[tuple[int, int], int] = {}
+        self._is_in_use = torch.zeros(shape, dtype=torch.bool)
         self._pass, self._last_row = 0, -1
+        self._is_asked = torch.zeros(num_experts, dtype=torch.bool)  # of the layer that is asked at the moment
 
     @property
     def used_bytes(self) -> int:
@@ -40,66 +43,67 @@ class ExpertCache:
 
     def ask(self, row: int, experts: Sequence[int]) -> list[int]:
         """Count that a layer's experts are asked for; return those in memory, which are in use from now on."""
-        self._pass += row < self._last_row  # a pass begins where the first layers come again
-        self._last_row = row
+        if row != self._last_row:
+            self._pass += row < self._last_row  # a pass begins where the first layers come again
+            self._last_row = row
+            self._is_asked.zero_()
         asked = torch.tensor(experts)
         now = torch.tensor(self._pass / HALF_LIFE_PASSES, dtype=torch.float64)
         self._values[row, asked] = torch.logaddexp2(self._values[row, asked], now)
+        self._is_asked[asked] = True
         kept: list[int] = asked[self._is_kept[row, asked]].tolist()
-        for expert in kept:
-            self._hold(row, expert)
+        self._is_in_use[row, kept] = True
         return kept
 
     def admit(self, row: int, expert: int) -> list[tuple[int, int]] | None:
         """Make room for an expert, which is in use from now on; return those that leave for it.
 
-        None says that there is no room before another expert is released. Experts in use stay, and so do those of
-        the same layer as long as others can leave: the next rows of the pass may ask for them.
+        None says that there is no room before another expert is released. Experts in use stay, and so do those that
+        the layer asked for, as long as others can leave: the next rows of the pass may ask for them too.
         """
-        wanted_bytes = self._used_bytes + self._expert_bytes[row] - self._capacity_bytes
-        leaving: list[tuple[int, int]] = []
-        if wanted_bytes > 0:
-            values = self._values.masked_fill(~self._is_kept, KEPT_FOR_NOW)
-            for held in self._in_use:
-                values[held] = KEPT_FOR_NOW
-            own = values[row].clone()
-            values[row] = KEPT_FOR_NOW
-            while wanted_bytes > 0:
-                place = int(values.argmin())
-                if values.view(-1)[place] == KEPT_FOR_NOW:
-                    if (own == KEPT_FOR_NOW).all():
-                        break
-                    values[row], own = own, torch.full_like(own, KEPT_FOR_NOW)
-                    continue
-                values.view(-1)[place] = KEPT_FOR_NOW
-                leaving.append(divmod(place, values.shape[1]))
-                wanted_bytes -= self._expert_bytes[leaving[-1][0]]
-            if wanted_bytes > 0 and self._in_use:
-                return None
-        for left in leaving:
-            self._remove(*left)
-        self._is_kept[row, expert] = True
+        leaving = self._leaving(row, self._used_bytes + self._expert_bytes[row] - self._capacity_bytes)
+        if leaving is None and self._is_in_use.any():
+            return None
+        leaving = self._is_kept.nonzero().tolist() if leaving is None else leaving
+        for other, left in leaving:
+            self._remove(other, left)
+        self._is_kept[row, expert] = self._is_in_use[row, expert] = True
         self._used_bytes += self._expert_bytes[row]
-        self._hold(row, expert)
-        return leaving
+        return [(other, left) for other, left in leaving]
 
     def release(self, row: int, expert: int) -> None:
         """Say that an expert is not in use any more; it may leave."""
-        left = self._in_use.pop((row, expert)) - 1
-        if left:
-            self._in_use[row, expert] = left
+        self._is_in_use[row, expert] = False
 
     def forget(self, row: int, expert: int) -> None:
-        """Say that an expert could not be brought into memory, or was in use in vain."""
-        self._in_use.pop((row, expert), None)
+        """Say that an expert could not be brought into memory."""
+        self._is_in_use[row, expert] = False
         self._remove(row, expert)
 
     def is_kept(self, row: int, expert: int) -> bool:
         """Return whether an expert is in memory."""
         return bool(self._is_kept[row, expert])
 
-    def _hold(self, row: int, expert: int) -> None:
-        self._in_use[row, expert] = self._in_use.get((row, expert), 0) + 1
+    def _leaving(self, row: int, wanted_bytes: int) -> list[tuple[int, int]] | None:
+        """Return the least valued experts that have so many bytes together; None where too many are in use."""
+        leaving: list[tuple[int, int]] = []
+        if wanted_bytes <= 0:
+            return leaving
+        values = self._values.masked_fill(~self._is_kept | self._is_in_use, KEPT_FOR_NOW)
+        spared = values[row, self._is_asked]
+        values[row, self._is_asked] = KEPT_FOR_NOW
+        while wanted_bytes > 0:
+            place = int(values.argmin())
+            if values.view(-1)[place] == KEPT_FOR_NOW:
+                if not (spared < KEPT_FOR_NOW).any():
+                    return None
+                values[row, self._is_asked] = spared
+                spared = spared[:0]
+                continue
+            values.view(-1)[place] = KEPT_FOR_NOW
+            leaving.append(divmod(place, values.shape[1]))
+            wanted_bytes -= self._expert_bytes[leaving[-1][0]]
+        return leaving
 
     def _remove(self, row: int, expert: int) -> None:
         self._is_kept[row, expert] = False
