@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Unpack
 
+from offload.errors import PlacementError
 from offload.experts.cpu_experts import NUM_READERS
 from offload.experts.expert_group import ExpertGroup
 from offload.layer_store import LayerRecord
@@ -32,11 +33,18 @@ def place_on_demand(
     reserved_bytes = max(expert_bytes, min(layer_bytes, free_bytes // 2))
     if host_uses is not None:
         host_uses = {**host_uses, "experts while they are read": NUM_READERS * expert_bytes}
-    others: PlaceBytes = {
-        **memory, "device_uses": {**device_uses, EXPERTS: reserved_bytes}, "host_uses": host_uses,
-    }  # fmt: skip
-    placed = place_layers(dense, **others)
-    left_bytes = memory["device_budget_bytes"] - placed.planned_bytes + reserved_bytes
+
+    def place_dense(reserved_bytes: int) -> Placement:
+        others: PlaceBytes = {
+            **memory, "device_uses": {**device_uses, EXPERTS: reserved_bytes}, "host_uses": host_uses,
+        }  # fmt: skip
+        return place_layers(dense, **others)
+
+    try:
+        placed = place_dense(reserved_bytes)
+    except PlacementError:
+        placed = place_dense(expert_bytes)
+    left_bytes = memory["device_budget_bytes"] - placed.planned_bytes + placed.device_bytes[EXPERTS]
     num_kept = min(num_experts, left_bytes // expert_bytes)
     num_pinned = 0
     if on_accelerator and num_kept < num_experts:
