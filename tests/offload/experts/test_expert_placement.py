@@ -58,8 +58,8 @@ def test_all_that_is_left_beside_the_dense_parts_goes_to_experts(skeleton: Skele
         assert not placement.is_resident
 
 
-def test_where_little_is_left_half_of_it_is_for_experts(skeleton: Skeleton) -> None:
-    """Where a layer's experts do not fit, a prompt's chunks read them again; one always has room."""
+def test_where_little_is_left_one_expert_has_room(skeleton: Skeleton) -> None:
+    """One expert always has room beside the stream of dense parts, or nothing has."""
     expert, dense = skeleton.experts[0].expert_stored_bytes, max(dense_bytes(skeleton))
     converted = max(record.copied.stored_bytes for record in skeleton.dense_records)
     least = USED + MIN_SLOTS * dense + converted + expert
