@@ -20,6 +20,7 @@ from edgespec.model.supported import understanding
 from edgespec.model.text_cache import rows_held
 from edgespec.placement.run_place import RunPlace
 from edgespec.placement.states import state_sizes
+from edgespec.placement.weights import num_chosen
 from edgespec.tree.settings import TreeSettings
 from offload.layer_store import LayerRecord
 from offload.skeleton import Skeleton
@@ -156,8 +157,10 @@ def _pass_sizes(config: PretrainedConfig, dtype: torch.dtype) -> _PassSizes:
         groups = max((of.num_attention_heads // _num_kv_heads(config, layer) for layer, of in attending), default=0)
     has_scores = getattr(config, "attn_logit_softcapping", None) or config.model_type == "gpt_oss"
     return _PassSizes(
-        # Norms compute in float32, the rest in the layers' own dtype.
-        row_bytes=(3 * inner + 6 * config.hidden_size) * dtype.itemsize + 2 * config.hidden_size * FLOAT32_BYTES,
+        # Norms compute in float32, the rest in the layers' own dtype. Experts' inputs and outputs exist for all chosen.
+        row_bytes=num_chosen(config) * config.hidden_size * (dtype.itemsize + FLOAT32_BYTES)
+        + (3 * inner + 6 * config.hidden_size) * dtype.itemsize
+        + 2 * config.hidden_size * FLOAT32_BYTES,
         mask_bytes=2 * dtype.itemsize + 3,  # with a window and without
         # The mask is repeated for the heads of a group; capped scores exist for all heads.
         pair_bytes=groups * dtype.itemsize + (heads * (2 * dtype.itemsize + FLOAT32_BYTES) if has_scores else 0),
