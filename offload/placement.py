@@ -31,6 +31,11 @@ class ExpertPlacement:
     expert_bytes: int  # of one on the device, the largest
 
     @property
+    def num_left(self) -> int:
+        """The number of experts that have no place on the device."""
+        return self.num_experts - self.num_kept
+
+    @property
     def kept_bytes(self) -> int:
         """The bytes of the device that experts may take."""
         return self.num_kept * self.expert_bytes
@@ -65,6 +70,12 @@ class Placement:
         """The share of the weights that stays on the device."""
         share = self.num_resident / self.num_layers
         return share if self.experts is None else min(share, self.experts.num_kept / self.experts.num_experts)
+
+    @property
+    def every_pass_bytes(self) -> int:
+        """The bytes that every pass reads or copies: all but those of experts."""
+        experts = self.experts
+        return self.streamed_bytes - (experts.num_left * experts.expert_bytes if experts is not None else 0)
 
     @property
     def in_words(self) -> str:

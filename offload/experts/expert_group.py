@@ -13,10 +13,10 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from offload.checkpoint import TensorEntry
 from offload.formats.packed_format import Packing
 from offload.layer_store import LayerRecord, StoredTensor
 from offload.packed_weight import PackedWeight
+from offload.stored_names import Pieces
 
 # Weights that are converted together: they stay in a core's own cache until they are multiplied with
 CONVERTED_AT_ONCE = 1 << 18
@@ -122,7 +122,7 @@ class ExpertGroup:
         if len(tensor.pieces) == 1:
             num_bytes = tensor.pieces[0].num_bytes // self.num_experts
             offset = tensor.pieces[0].offset + number * num_bytes
-            pieces = (replace(tensor.pieces[0], shape=shape, offset=offset, num_bytes=num_bytes),)
+            pieces: Pieces = (replace(tensor.pieces[0], shape=shape, offset=offset, num_bytes=num_bytes),)
         else:
             each = len(tensor.pieces) // self.num_experts
             pieces = _as_one(tensor.pieces[number * each : (number + 1) * each], shape)
@@ -174,7 +174,7 @@ def _is_divided(tensor: StoredTensor, num_experts: int) -> bool:
     return len(tensor.pieces) % num_experts == 0
 
 
-def _as_one(pieces: tuple[TensorEntry, ...], shape: tuple[int, ...]) -> tuple[TensorEntry, ...]:
+def _as_one(pieces: Pieces, shape: tuple[int, ...]) -> Pieces:
     """Return pieces that follow each other in their file as one: nothing has to be copied to compute with both."""
     first = pieces[0]
     end = first.offset

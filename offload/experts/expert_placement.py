@@ -57,12 +57,12 @@ def place_on_demand(
     host_bytes = dict(placed.host_bytes)
     if num_pinned:
         host_bytes[f"{num_pinned} experts, copied when asked for"] = num_pinned * expert_bytes
-    disk_bytes = max(0, num_experts - num_kept - num_pinned) * expert_bytes
+    disk_bytes = max(0, experts.num_left - num_pinned) * expert_bytes
     return replace(
         placed,
         device_bytes=device_bytes,
         host_bytes=host_bytes,
-        streamed_bytes=placed.streamed_bytes + (num_experts - num_kept) * expert_bytes,
+        streamed_bytes=placed.streamed_bytes + experts.num_left * expert_bytes,
         disk_bytes=placed.disk_bytes + disk_bytes,
         experts=experts,
     )

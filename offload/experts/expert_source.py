@@ -7,7 +7,7 @@ device's, is the business of `ExpertMemory`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -69,9 +69,10 @@ class ExpertSource:
         self._groups = tuple(groups)
         self._cache = cache
         self._memory = memory
+        self._announced: int | None = None  # the layer whose experts the disk was told of last
         self.counts = ExpertCounts()
 
-    def take(self, row: int, experts: Sequence[int]) -> Iterator[tuple[int, ExpertWeights]]:
+    def take(self, row: int, experts: Sequence[int]) -> Generator[tuple[int, ExpertWeights]]:
         """Yield each of the experts with its weights, which are valid until the next is asked for.
 
         Whoever does not take all closes the iterator. Raises what reading an expert met.
@@ -119,6 +120,9 @@ class ExpertSource:
     def _announce_next(self, row: int) -> None:
         """Let the disk go on with the next layer, after what this one asks for."""
         following = (row + 1) % len(self._groups)
+        if following == self._announced:
+            return  # by earlier rows of the same pass
+        self._announced = following
         for expert, record in enumerate(self._groups[following].experts):
             if not self._cache.is_kept(following, expert):
                 self._memory.announce(record)
