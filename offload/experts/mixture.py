@@ -62,9 +62,9 @@ def _expert_output(module: nn.Module, number: int, weights: ExpertWeights, input
 def _linear(module: nn.Module, name: str, number: int, blocks: Iterable[Tensor], inputs: Tensor) -> Tensor:
     """Return the rows times a weight that comes in blocks; one that is stored transposed comes in one."""
     if module.is_transposed:
-        outputs = [inputs @ block for block in blocks]
+        outputs = [inputs.to(block.dtype) @ block for block in blocks]
     else:
-        outputs = [nn.functional.linear(inputs, block) for block in blocks]
+        outputs = [nn.functional.linear(inputs.to(block.dtype), block) for block in blocks]
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
     if module.has_bias:
         output += getattr(module, f"{name}_bias")[number]

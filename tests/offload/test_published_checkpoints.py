@@ -18,13 +18,15 @@ from edgespec.pair.folder import open_model
 from offload import stored_names
 from offload.checkpoint import Checkpoint, read_checkpoint
 from offload.errors import CheckpointError
+from offload.experts.expert_placement import place_on_demand
 from offload.formats.packed_format import content_of
-from offload.placement import place_layers
+from offload.placement import PlaceBytes, place_layers
 from offload.quantize import quantized_checkpoint
 from offload.quantized_cache import load_or_quantize
 from offload.skeleton import build_skeleton
 from offload.streamed_model import StreamedModel
 from tests.conftest import VOCAB, make_model, save_folder
+from tests.offload.experts.mixtures import with_room_for
 from tests.offload.formats.published_checkpoints import PUBLISHED, publish, publish_gpt_oss, save
 
 SIZES = {
@@ -79,9 +81,12 @@ def logits(model: torch.nn.Module) -> Tensor:
     return found
 
 
-def streamed_logits(folder: Path, *, resident: int) -> Tensor:
+def streamed_logits(folder: Path, *, resident: int, on_demand: bool = False) -> Tensor:
     skeleton = build_skeleton(AutoConfig.from_pretrained(folder), read_checkpoint(folder), dtype=torch.float32)
-    placement = place_layers(skeleton.records, device_uses={}, device_budget_bytes=1 << 40, max_resident=resident)
+    memory: PlaceBytes = {"device_uses": {}, "device_budget_bytes": 1 << 40, "max_resident": resident}
+    placement = place_layers(skeleton.records, **memory)
+    if on_demand:
+        placement = with_room_for(place_on_demand(skeleton.dense_records, skeleton.experts, **memory), 2)
     streamed = StreamedModel(skeleton, placement, device=torch.device("cpu"))
     try:
         return logits(streamed.model)
@@ -96,6 +101,8 @@ def test_streamed_and_resident_logits_are_those_of_the_meant_weights(form: str, 
     for resident in (0, 2):
         found = streamed_logits(tmp_path / "model", resident=resident)
         torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+    if model != "dense":
+        assert torch.equal(streamed_logits(tmp_path / "model", resident=0, on_demand=True), found)
 
 
 @pytest.mark.parametrize(("form", "model"), CASES, ids=str)
