@@ -128,7 +128,7 @@ def build_skeleton(
     groups = (
         find_experts(int(match[1]), name, module, layer_tensors[int(match[1])])
         for name, module in model.named_modules()
-        if name not in unread and (match := layer_pattern.match(name))
+        if (match := layer_pattern.match(name))
     )
     num_unread = sum(tensor.numel() for name, tensor in model.state_dict().items() if name in unread)
     drop_parameters(model, unread)
