@@ -20,6 +20,9 @@ QUANT_NAMES = {
     "bnb-8bit": "int8",
 }
 
+# How the experts of a target that does not fit are moved: one by one when asked for, with their layers, or not at all
+EXPERTS_NAMES = ("auto", "stream", "resident")
+
 MAX_SEED = 2**63 - 1  # of torch's generators
 MAX_TREE_SIZE = 768  # nodes below the root
 DEFAULT_NEW_TOKENS = 512  # of a text
@@ -55,6 +58,12 @@ def parse_quant(name: str | None, *, setting: str = "quant") -> str | None:
     key = (name or "none").lower()
     require(key in QUANT_NAMES, f"`{setting}={name}` is unknown.", f"Use one of: {', '.join(QUANT_NAMES)}.")
     return QUANT_NAMES[key]
+
+
+def parse_experts(name: str) -> str:
+    """Return the name of a way to move experts; raises EdgespecError for an unknown one."""
+    require(name in EXPERTS_NAMES, f"`experts={name}` is unknown.", f"Use one of: {', '.join(EXPERTS_NAMES)}.")
+    return name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

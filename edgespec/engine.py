@@ -32,6 +32,7 @@ from edgespec.text.results import GenerationResult, Streamer, TextChunk, put_ids
 from edgespec.text.run import Texts
 from edgespec.text.trees import Trees
 from edgespec.tree.settings import TreeSettings
+from offload.experts.expert_source import ExpertCounts
 from profiles.schema import Profile
 
 
@@ -254,6 +255,11 @@ class Engine:
         )
 
     placement_for = staticmethod(placement_for)
+
+    @property
+    def expert_counts(self) -> ExpertCounts:
+        """The experts that rows asked for since the target was loaded, and what of them was read."""
+        return self._loaded.expert_counts
 
     @property
     def num_texts(self) -> int:

@@ -55,10 +55,11 @@ class StoredTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerRecord:
-    """The record of one decoder layer: parameter name -> where it is stored."""
+    """The record of one decoder layer, or of one of its experts: parameter name -> where it is stored."""
 
     index: int
     tensors: dict[str, StoredTensor]
+    expert: int | None = None
 
     @cached_property
     def entries(self) -> tuple[TensorEntry, ...]:
@@ -102,9 +103,14 @@ class LayerRecord:
         """The bytes of the layer in a CPU's memory."""
         return self.copied.flat_bytes + self.mapped.stored_bytes
 
+    def without(self, names: frozenset[str]) -> LayerRecord:
+        """Return the record without these parameters."""
+        tensors = {name: tensor for name, tensor in self.tensors.items() if name not in names}
+        return LayerRecord(index=self.index, tensors=tensors, expert=self.expert)
+
     def _part(self, *, is_mappable: bool) -> LayerRecord:
         tensors = {name: tensor for name, tensor in self.tensors.items() if tensor.is_mappable == is_mappable}
-        return LayerRecord(index=self.index, tensors=tensors)
+        return LayerRecord(index=self.index, tensors=tensors, expert=self.expert)
 
     def flat_views(self, flat: Tensor) -> dict[str, Tensor]:
         """Return the layer's parameters as views of a flat uint8 buffer of `flat_bytes` bytes."""
@@ -124,7 +130,8 @@ class LayerStore:
 
     def __init__(self, files: Iterable[Path]) -> None:
         self._files = {path: MappedFile(path) for path in files}
-        self._samples: dict[int, int] = {}  # layer -> checksum of a few bytes of each of its tensors
+        # (layer, expert) -> checksum of a few bytes of each of its tensors
+        self._samples: dict[tuple[int, int | None], int] = {}
 
     def view(self, entry: TensorEntry) -> Tensor:
         """Return the tensor as it lies in the file; its pages load when they are touched."""
@@ -136,6 +143,10 @@ class LayerStore:
     def views(self, record: LayerRecord) -> dict[str, Tensor]:
         """Return all tensors of a record that needs no copy, where they lie in the file."""
         return {name: tensor.parameter(self.view(tensor.pieces[0])) for name, tensor in record.tensors.items()}
+
+    def pieces(self, record: LayerRecord) -> dict[str, list[Tensor]]:
+        """Return the pieces of all tensors of a record, where they lie in the file."""
+        return {name: [self.view(piece) for piece in tensor.pieces] for name, tensor in record.tensors.items()}
 
     def copy(self, record: LayerRecord, flat: Tensor) -> None:
         """Copy a layer into a flat buffer, in its compute dtypes."""
@@ -181,7 +192,7 @@ class LayerStore:
                 middle : min(middle + SAMPLE_BYTES, entry.offset + entry.num_bytes)
             ]
             checksum = zlib.crc32(sample, checksum)
-        if self._samples.setdefault(record.index, checksum) != checksum:
+        if self._samples.setdefault((record.index, record.expert), checksum) != checksum:
             files = ", ".join(sorted({entry.file.name for entry in record.entries}))
             raise StreamError(
                 "E_FILE_CHANGED",

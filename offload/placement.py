@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NotRequired, TypedDict, Unpack
 
 from offload.errors import PlacementError
 from offload.layer_store import LayerRecord
@@ -21,19 +22,68 @@ MIN_SLOTS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertPlacement:
+    """How many of the experts that come on demand have a place, and where."""
+
+    num_experts: int  # of all layers
+    num_kept: int  # that stay on the device at a time: those that are asked for most
+    num_pinned: int  # that wait in pinned host memory
+    expert_bytes: int  # of one on the device, the largest
+
+    @property
+    def num_left(self) -> int:
+        """The number of experts that have no place on the device."""
+        return self.num_experts - self.num_kept
+
+    @property
+    def kept_bytes(self) -> int:
+        """The bytes of the device that experts may take."""
+        return self.num_kept * self.expert_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where each layer lives, and what the memory is spent on."""
+    """Where each layer lives, and what the memory is spent on.
+
+    Where experts come on demand, the layers counted here are the layers' dense parts.
+    """
 
     num_layers: int
     num_resident: int  # layers [0, num_resident) stay on the device
     num_pinned: int  # the next ones are in pinned host memory; the rest is read from disk each pass
     num_slots: int
-    streamed_bytes: int  # bytes a pass reads or copies
+    streamed_bytes: int  # bytes a pass reads or copies; of experts, at most
     disk_bytes: int  # of these, from disk
     device_bytes: dict[str, int]  # what -> bytes, on the compute device
     device_budget_bytes: int
     host_bytes: dict[str, int]  # what -> bytes in RAM beside an accelerator; empty where RAM is the device's
     host_budget_bytes: int
+    experts: ExpertPlacement | None = None  # None: they are parts of their layers, which live and stream whole
+
+    @property
+    def is_resident(self) -> bool:
+        """Return whether all weights stay on the device."""
+        return self.num_resident == self.num_layers and self.experts is None
+
+    @property
+    def resident_share(self) -> float:
+        """The share of the weights that stays on the device."""
+        share = self.num_resident / self.num_layers
+        return share if self.experts is None else min(share, self.experts.num_kept / self.experts.num_experts)
+
+    @property
+    def every_pass_bytes(self) -> int:
+        """The bytes that every pass reads or copies: all but those of experts."""
+        experts = self.experts
+        return self.streamed_bytes - (experts.num_left * experts.expert_bytes if experts is not None else 0)
+
+    @property
+    def in_words(self) -> str:
+        """What stays on the device, for a sentence."""
+        if self.experts is None:
+            return f"{self.num_resident} of {self.num_layers} layers"
+        kept = f"{self.experts.num_kept} of {self.experts.num_experts} experts"
+        return f"{kept} and the rest of {self.num_resident} of {self.num_layers} layers"
 
     @property
     def num_on_disk(self) -> int:
@@ -59,8 +109,10 @@ class Placement:
         lines = [_column(device, self.device_bytes, self.device_budget_bytes)]
         if self.host_bytes:
             lines.append(_column("RAM", self.host_bytes, self.host_budget_bytes))
-        if self.num_on_disk:
+        if self.disk_bytes:
             on_disk = f"{self.num_on_disk} layers, read in each pass"
+            if self.experts is not None:
+                on_disk = "what is read in a pass, at most"
             lines.append(f"  disk  {on_disk:<34}{self.disk_bytes / GIB:9.3f} GiB")
         return "\n".join(lines)
 
@@ -72,20 +124,24 @@ def _column(title: str, uses: dict[str, int], budget_bytes: int) -> str:
     return "\n".join([*lines, f"  {title:<6}{'together':<34}{total}"])
 
 
-def place_layers(
-    records: Sequence[LayerRecord],
-    *,
-    device_uses: dict[str, int],
-    device_budget_bytes: int,
-    host_uses: dict[str, int] | None = None,
-    host_budget_bytes: int = 0,
-    max_resident: int | None = None,
-) -> Placement:
-    """Keep as many layers on the device as fit beside `device_uses`.
+class PlaceBytes(TypedDict):
+    """The memory that layers are placed in."""
 
-    `host_uses` is None where the device's memory is RAM itself. Raises PlacementError, with the
-    whole table, when not even a stream of all layers fits.
+    device_uses: dict[str, int]  # of the device, by others
+    device_budget_bytes: int
+    host_uses: NotRequired[dict[str, int] | None]  # of RAM; None where the device's memory is RAM itself
+    host_budget_bytes: NotRequired[int]
+    max_resident: NotRequired[int | None]  # layers; None: as many as fit
+
+
+def place_layers(records: Sequence[LayerRecord], **memory: Unpack[PlaceBytes]) -> Placement:
+    """Keep as many layers on the device as fit beside what others use of it.
+
+    Raises PlacementError, with the whole table, when not even a stream of all layers fits.
     """
+    device_uses, device_budget_bytes = memory["device_uses"], memory["device_budget_bytes"]
+    host_uses, host_budget_bytes = memory.get("host_uses"), memory.get("host_budget_bytes", 0)
+    max_resident = memory.get("max_resident")
     on_accelerator = host_uses is not None
     layer_bytes, num_slots, read_bytes = _stream_shape(records, on_accelerator=on_accelerator)
     free_bytes = device_budget_bytes - sum(device_uses.values())

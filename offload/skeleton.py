@@ -18,6 +18,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from offload.checkpoint import Checkpoint, TensorEntry
 from offload.errors import CheckpointError
+from offload.experts.expert_group import ExpertGroup, find_experts
 from offload.formats.known import readable_formats
 from offload.formats.published import temporary_bytes
 from offload.formats.stated import stated_packing
@@ -40,15 +41,29 @@ class Skeleton:
     packed: tuple[PackedModule, ...]  # modules with quantised weights
     num_unread: int = 0  # weights of towers for images and sounds, which are left out
     lent: frozenset[str] = frozenset()  # parameters and stored buffers that another model lends
+    experts: tuple[ExpertGroup, ...] = ()  # of layers whose experts can be taken out of their records
 
     @property
-    def num_scratch(self) -> int:
-        """The number of weights that have to be unpacked at once."""
-        return max((module.num_unpacked() for module in self.packed), default=0)
+    def dense_records(self) -> tuple[LayerRecord, ...]:
+        """The decoder layers without those experts."""
+        names = frozenset(name for group in self.experts for name in group.names)
+        return tuple(record.without(names) for record in self.records)
 
-    def unpack_bytes(self, dtype: torch.dtype, device: torch.device) -> int:
+    def unpacked_whole(self, *, on_demand: bool) -> tuple[PackedModule, ...]:
+        """Return the modules whose weights are unpacked before they run: not those of experts on demand."""
+        apart = {self.model.get_submodule(group.module_name) for group in self.experts} if on_demand else set()
+        return tuple(packed for packed in self.packed if packed.module not in apart)
+
+    def num_scratch(self, *, on_demand: bool = False) -> int:
+        """Return the number of weights that have to be unpacked at once, those of single experts aside."""
+        return max((module.num_unpacked() for module in self.unpacked_whole(on_demand=on_demand)), default=0)
+
+    def unpack_bytes(self, dtype: torch.dtype, device: torch.device, *, on_demand: bool = False) -> int:
         """Return the bytes of the weights that are unpacked at once, and of what is made on the way."""
-        return self.num_scratch * dtype.itemsize + temporary_bytes(device) if self.packed else 0
+        num_scratch = self.num_scratch(on_demand=on_demand)
+        if on_demand:
+            num_scratch += max(group.scratch_weights() for group in self.experts)
+        return num_scratch * dtype.itemsize + (temporary_bytes(device) if self.packed else 0)
 
     @property
     def packed_formats(self) -> tuple[str, ...]:
@@ -110,6 +125,11 @@ def build_skeleton(
             f"'{checkpoint.folder}' lacks {len(missing)} tensors of {type(model).__name__}, '{missing[0]}' first.",
             f"Download the model again; of quantised checkpoints, these are read: {readable_formats()}.",
         )
+    groups = (
+        find_experts(int(match[1]), name, module, layer_tensors[int(match[1])])
+        for name, module in model.named_modules()
+        if (match := layer_pattern.match(name))
+    )
     num_unread = sum(tensor.numel() for name, tensor in model.state_dict().items() if name in unread)
     drop_parameters(model, unread)
     return Skeleton(
@@ -121,6 +141,7 @@ def build_skeleton(
         packed=packed,
         num_unread=num_unread,
         lent=lent,
+        experts=tuple(group for group in groups if group is not None),
     )
 
 

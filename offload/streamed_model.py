@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from offload.experts.expert_source import ExpertCounts
+from offload.experts.on_demand import ExpertsOnDemand
 from offload.layer_store import LayerRecord, LayerStore
 from offload.loaders import CpuLoader, CudaLoader
 from offload.placement import Placement
@@ -41,8 +43,9 @@ class StreamedModel:
         self.layers = skeleton.layers
         self.device = device
         self.placement = placement
-        records = skeleton.records
-        files = {entry.file for record in (*records, skeleton.outside) for entry in record.entries}
+        on_demand = placement.experts is not None
+        records = skeleton.dense_records if on_demand else skeleton.records
+        files = {entry.file for record in (*skeleton.records, skeleton.outside) for entry in record.entries}
         self._store = LayerStore(sorted(files))
         self._parents = {name: _parent(self.model, name) for record in records for name in record.tensors}
 
@@ -64,8 +67,8 @@ class StreamedModel:
 
         self._stream: LayerStream | None = None
         self._hooks: list[RemovableHandle] = []
-        scratch = torch.empty(skeleton.num_scratch, dtype=self.model.dtype, device=device)
-        for packed in skeleton.packed:
+        scratch = torch.empty(skeleton.num_scratch(on_demand=on_demand), dtype=self.model.dtype, device=device)
+        for packed in skeleton.unpacked_whole(on_demand=on_demand):
             self._hooks += packed.hook(scratch)
         streamed = records[placement.num_resident :]
         if streamed:
@@ -84,11 +87,22 @@ class StreamedModel:
             for record in streamed:
                 self._hook(skeleton.layers[record.index], record.index, self._stream)
 
+        self._experts: ExpertsOnDemand | None = None
+        if placement.experts is not None:
+            self._experts = ExpertsOnDemand(self.model, skeleton.experts, placement.experts, self._store, device=device)
+
+    @property
+    def expert_counts(self) -> ExpertCounts:
+        """The experts that were asked for since the model was loaded: none where they are parts of their layers."""
+        return self._experts.counts if self._experts else ExpertCounts()
+
     def close(self) -> None:
         """End the reader and unhook the layers, so that nothing keeps the weights alive."""
         if self._stream is not None:
             self._stream.close()
             self._stream = None
+        if self._experts is not None:
+            self._experts.close()
         for hook in self._hooks:
             hook.remove()
         self._hooks = []

@@ -46,11 +46,7 @@ def say_setup(console: Console, setup: PairSetup, machine: MachineOptions) -> No
     place, placement, tree = setup.place, setup.placement, setup.tree
     for note in setup.notes:
         console.say(spelled(note))
-    streamed = placement.num_layers - placement.num_resident
-    where = "" if not placement.num_pinned else f" ({placement.num_pinned} from RAM, {placement.num_on_disk} from disk)"
-    layers = f"{placement.num_resident} of {placement.num_layers} layers resident"
-    if streamed:
-        layers += f", {streamed} streamed{where}, {placement.streamed_bytes / GIB:.3f} GiB a pass"
+    layers = where_layers_live(setup)
     formats = setup.weights.target.formats
     numbers = str(place.dtype).removeprefix("torch.") + (f" from {formats}" if formats else "")
     folder = setup.pair.target.folder
@@ -79,6 +75,25 @@ def say_setup(console: Console, setup: PairSetup, machine: MachineOptions) -> No
     if place.draft_quant is not None and tree.policy == "none":
         console.say("--draft-quant is not used: there is no draft")
     check_all_resident(machine, setup.weights)
+
+
+def where_layers_live(setup: PairSetup) -> str:
+    """Say how many layers stay in memory, how many stream and from where, and how many experts are kept."""
+    placement = setup.placement
+    streamed = placement.num_layers - placement.num_resident
+    where = "" if not placement.num_pinned else f" ({placement.num_pinned} from RAM, {placement.num_on_disk} from disk)"
+    found = f"{placement.num_resident} of {placement.num_layers} layers resident"
+    if streamed:
+        found += f", {streamed} streamed{where}"
+    at_most = ""
+    if placement.experts is not None:
+        experts = placement.experts
+        waiting = f", {experts.num_pinned} in RAM" if experts.num_pinned else ""
+        found += f", their experts on demand: {experts.num_kept} of {experts.num_experts} kept{waiting}"
+        at_most = " at most"
+    if placement.streamed_bytes:
+        found += f", {placement.streamed_bytes / GIB:.3f} GiB a pass{at_most}"
+    return found
 
 
 def trees_in_words(tree: TreeSettings, *, is_tuned: bool = False) -> str:

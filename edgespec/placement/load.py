@@ -14,6 +14,7 @@ from edgespec.model.self_check import check_tree_reading
 from edgespec.placement.memory import CUDA_CONTEXT_BYTES
 from edgespec.placement.place import PlacedWeights
 from edgespec.placement.weights import Announce
+from offload.experts.expert_source import ExpertCounts
 from offload.placement import all_resident
 from offload.streamed_model import StreamedModel
 
@@ -55,6 +56,11 @@ class LoadedModels:
     def draft(self) -> CausalModel | None:
         """The draft; None where there is none."""
         return self._causal.get("draft")
+
+    @property
+    def expert_counts(self) -> ExpertCounts:
+        """The experts that the target's rows asked for since it was loaded."""
+        return self._streamed["target"].expert_counts
 
     @property
     def models(self) -> tuple[CausalModel, ...]:

@@ -23,6 +23,7 @@ from edgespec.model.supported import understanding
 from edgespec.model.text_cache import rows_held
 from edgespec.placement.run_place import RunPlace
 from edgespec.placement.states import state_sizes
+from edgespec.placement.weights import num_chosen
 from edgespec.tree.settings import TreeSettings
 from offload.layer_store import LayerRecord
 from offload.skeleton import Skeleton
@@ -160,8 +161,10 @@ def _pass_sizes(config: PretrainedConfig, dtype: torch.dtype) -> _PassSizes:
         heads = max((of.num_attention_heads for _, of in attending), default=0)
         groups = max((of.num_attention_heads // _num_kv_heads(config, layer) for layer, of in attending), default=0)
     return _PassSizes(
-        # Norms compute in float32, the rest in the layers' own dtype.
-        row_bytes=(3 * inner + 6 * config.hidden_size) * dtype.itemsize + 2 * config.hidden_size * FLOAT32_BYTES,
+        # Norms compute in float32, the rest in the layers' own dtype. Experts' inputs and outputs exist for all chosen.
+        row_bytes=num_chosen(config) * config.hidden_size * (dtype.itemsize + FLOAT32_BYTES)
+        + (3 * inner + 6 * config.hidden_size) * dtype.itemsize
+        + 2 * config.hidden_size * FLOAT32_BYTES,
         mask_bytes=2 * dtype.itemsize + 3,  # with a window and without
         # The mask is repeated for the heads of a group; capped scores exist for all heads.
         pair_bytes=groups * dtype.itemsize
@@ -197,8 +200,12 @@ def device_uses(
     *,
     tree: TreeSettings,
     place: RunPlace,
+    on_demand: bool = False,
 ) -> dict[str, int]:
-    """Return the bytes of each use of the device, all but the target's decoder layers: use -> bytes."""
+    """Return the bytes of each use of the device, all but the target's decoder layers: use -> bytes.
+
+    `on_demand` says that the target's experts come one by one.
+    """
     config = target.model.config.get_text_config(decoder=True)
     device, dtype, context_tokens, num_texts = place.device, place.dtype, place.context_tokens, place.num_texts
     target_rows, draft_rows = cache_rows(context_tokens, tree)
@@ -242,7 +249,9 @@ def device_uses(
             num_texts=num_texts,
         )
         uses |= _states_uses("draft", draft, tree_rows=draft_rows - context_tokens, place=place)
-    unpack_bytes = target.unpack_bytes(dtype, device) + (draft.unpack_bytes(dtype, device) if draft else 0)
+    unpack_bytes = target.unpack_bytes(dtype, device, on_demand=on_demand) + (
+        draft.unpack_bytes(dtype, device) if draft else 0
+    )
     if unpack_bytes:
         uses["weights while unpacked"] = unpack_bytes
     return uses
@@ -259,7 +268,8 @@ def _states_uses(name: str, model: Skeleton, *, tree_rows: int, place: RunPlace)
     return {f"{name}: recurrent states": held_bytes + int(pass_bytes)}
 
 
-def host_uses(target: Skeleton) -> dict[str, int]:
+def host_uses(target: Skeleton, *, on_demand: bool = False) -> dict[str, int]:
     """Return what an accelerator's program needs of RAM, beside layers that wait there: use -> bytes."""
-    read_bytes = max(record.stored_bytes for record in (*target.records, target.outside))
+    records = target.dense_records if on_demand else target.records
+    read_bytes = max(record.stored_bytes for record in (*records, target.outside))
     return {"libraries": LIBRARIES_BYTES, "pages while they are read": read_bytes}

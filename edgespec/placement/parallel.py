@@ -29,7 +29,7 @@ class PassShares:
 
     def step(self, placement: Placement, num_texts: int) -> float:
         """Return the seconds of a step, where one over the weights, all streamed, takes 1."""
-        streamed = 1 - placement.num_resident / placement.num_layers
+        streamed = 1 - placement.resident_share
         return streamed + self.resident * (1 - streamed) + self.text * num_texts
 
     def tokens(self, num_texts: int) -> float:

@@ -20,7 +20,8 @@ from edgespec.placement.run_place import PlaceOptions, RunPlace, resolve_place
 from edgespec.placement.weights import Weights, weights_by_size
 from edgespec.tree.settings import TreeSettings
 from offload.errors import PlacementError
-from offload.placement import GIB, Placement, place_layers
+from offload.experts.expert_placement import place_on_demand
+from offload.placement import GIB, PlaceBytes, Placement, place_layers
 
 MARGIN_BYTES = GIB  # left free when no limit is given
 NUM_SUGGESTIONS = 2
@@ -142,14 +143,43 @@ class _Wanted:
 
 
 def _place(wanted: _Wanted, memory: Memory) -> Placement:
+    """Place whole layers where all fit, or where that was asked for; else let their experts come on demand."""
+    target, experts = wanted.weights.target.skeleton, wanted.place.experts
+    if not target.experts or experts == "stream":
+        return _place_as(wanted, memory, on_demand=False)
+    if experts == "resident":
+        return _checked_resident(_place_as(wanted, memory, on_demand=False))
+    try:
+        whole = _place_as(wanted, memory, on_demand=False)
+    except PlacementError:
+        return _place_as(wanted, memory, on_demand=True)
+    return whole if whole.is_resident else _place_as(wanted, memory, on_demand=True)
+
+
+def _place_as(wanted: _Wanted, memory: Memory, *, on_demand: bool) -> Placement:
     target, draft, place = wanted.weights.target.skeleton, wanted.weights.draft, wanted.place
-    return place_layers(
-        target.records,
-        device_uses=device_uses(target, draft.skeleton if draft else None, tree=wanted.tree, place=place),
-        device_budget_bytes=memory.device_bytes,
-        host_uses=host_uses(target) if place.device.type == "cuda" else None,
-        host_budget_bytes=memory.host_bytes,
-        max_resident=place.limits.max_resident_layers,
+    draft_skeleton = draft.skeleton if draft else None
+    options: PlaceBytes = {
+        "device_uses": device_uses(target, draft_skeleton, tree=wanted.tree, place=place, on_demand=on_demand),
+        "device_budget_bytes": memory.device_bytes,
+        "host_uses": host_uses(target, on_demand=on_demand) if place.device.type == "cuda" else None,
+        "host_budget_bytes": memory.host_bytes,
+        "max_resident": place.limits.max_resident_layers,
+    }
+    if on_demand:
+        return place_on_demand(target.dense_records, target.experts, **options)
+    return place_layers(target.records, **options)
+
+
+def _checked_resident(placement: Placement) -> Placement:
+    """Return the placement; raises PlacementError where layers, and their experts, would stream."""
+    if placement.is_resident:
+        return placement
+    raise PlacementError(
+        "E_MEMORY",
+        f"`experts=resident` keeps all experts in memory, and {placement.in_words} fit:\n{placement.table()}\n",
+        "Raise the limit, or let the experts come on demand: `experts=auto`.",
+        needed_bytes=placement.planned_bytes + placement.streamed_bytes,
     )
 
 

@@ -8,7 +8,7 @@ from typing import TypedDict, Unpack
 import torch
 from transformers import PretrainedConfig
 
-from edgespec.config import MemoryLimits, parse_quant, require
+from edgespec.config import MemoryLimits, parse_experts, parse_quant, require
 from edgespec.model.cores import check_threads
 from edgespec.model.device import planning_device, resolve_device, resolve_dtype
 
@@ -22,6 +22,7 @@ class PlaceOptions(TypedDict, total=False):
     dtype: str  # auto, float32, bfloat16 or float16
     quant: str | None  # of the target's layers: none, nf4 or int8
     draft_quant: str | None
+    experts: str  # of a target that streams: auto, stream or resident
     limits: MemoryLimits | None  # None: what is free, less a margin
     context_tokens: int  # of the longest text, 2048
     prompt_tokens: int | None  # of the longest prompt; None: as long as the context
@@ -38,6 +39,7 @@ class RunPlace:
     dtype: torch.dtype  # that layers compute in
     quant: str | None = None
     draft_quant: str | None = None
+    experts: str = "auto"  # of a target that streams: on demand, streamed with their layers, or all resident
     limits: MemoryLimits
     context_tokens: int
     prompt_tokens: int
@@ -73,6 +75,7 @@ def resolve_place(
         dtype=resolve_dtype(options.get("dtype", "auto"), config, device),
         quant=parse_quant(options.get("quant")),
         draft_quant=parse_quant(options.get("draft_quant"), setting="draft_quant"),
+        experts=parse_experts(options.get("experts", "auto")),
         limits=options.get("limits") or MemoryLimits(),
         context_tokens=context_tokens,
         prompt_tokens=options.get("prompt_tokens") or context_tokens,

@@ -94,11 +94,17 @@ class Weights:
         return self.model.skeleton(checkpoint, dtype=self.dtype)
 
 
+def num_chosen(config: PretrainedConfig) -> int:
+    """Return the number of experts that a token meets in a layer; 0 where the layers have none."""
+    if not any(getattr(config, key, None) for key in EXPERT_COUNTS):
+        return 0
+    return next((int(count) for key in CHOSEN_COUNTS if (count := getattr(config, key, None))), 1)
+
+
 def chosen_experts(config: PretrainedConfig) -> tuple[int | None, float]:
     """Return how many experts a layer has, None where it has none, and the share of them that a token meets."""
     num_experts = next((int(count) for key in EXPERT_COUNTS if (count := getattr(config, key, None))), None)
-    chosen = next((int(count) for key in CHOSEN_COUNTS if (count := getattr(config, key, None))), 1)
-    return num_experts, chosen / num_experts if num_experts else 1.0
+    return num_experts, num_chosen(config) / num_experts if num_experts else 1.0
 
 
 def note_of_costs(target: Weights, draft: Weights | None) -> tuple[str, ...]:

@@ -202,7 +202,7 @@ def _smaller(contender: Contender) -> list[TreeSettings]:
 
 def _time_prefetch(run: Run, text: Text, plain_s: float, *, budget_s: float) -> float:
     """Time what a pass saves when the stream had time to read ahead."""
-    if run.engine.placement.num_resident == run.engine.placement.num_layers:
+    if run.engine.placement.is_resident:
         return 0.0
     tasks = prefetch_tasks(run.engine, text, pause_s=min(LONGEST_PAUSE_S, plain_s), seed=run.seed)
     timed = time_interleaved(tasks, budget_s=budget_s)

@@ -40,7 +40,7 @@ def set_up_to_measure(pair: ModelPair, place: RunPlace) -> PairSetup:
             found = set_up(size)
         except EdgespecError:
             continue
-        if found.placement.num_resident >= LEAST_SHARE * smallest.placement.num_resident:
+        if found.placement.resident_share >= LEAST_SHARE * smallest.placement.resident_share:
             return found
     return smallest
 

@@ -123,7 +123,7 @@ def _bandwidths(engine: Engine, *, plain_s: float) -> Bandwidths:
     disk_per_s = None
     if placement.num_on_disk and drop_page_cache(files):
         disk_per_s = read_sequentially(files, most_bytes=DISK_READ_BYTES).bytes_per_s
-    has_copies = engine.device.type == "cuda" and placement.num_resident < placement.num_layers
+    has_copies = engine.device.type == "cuda" and not placement.is_resident
     return Bandwidths(
         disk_sequential_per_s=disk_per_s,
         disk_streamed_per_s=placement.disk_bytes / plain_s if placement.num_on_disk else None,

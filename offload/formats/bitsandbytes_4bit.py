@@ -93,6 +93,11 @@ class Bitsandbytes4Bit:
         names = {"packed": parameter, "absmax": f"{parameter}.absmax"}
         return {**names, "nested_absmax": f"{parameter}.nested_absmax"} if self.nested else names
 
+    def of_share(self, shape: tuple[int, ...], num_shares: int) -> Bitsandbytes4Bit | None:
+        """Return the same where a share has whole blocks, and whole blocks of scales."""
+        block_weights = self.block_size * (NESTED_BLOCK_SIZE if self.nested else 1)
+        return None if math.prod(shape) // num_shares % block_weights else self
+
     def states(self, parameter: str, shape: tuple[int, ...]) -> dict[str, bytes]:
         """Return the JSON that bitsandbytes stores beside a weight."""
         state: dict[str, object] = {

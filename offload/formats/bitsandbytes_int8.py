@@ -43,6 +43,10 @@ class BitsandbytesInt8:
         module, _, attribute = parameter.rpartition(".")
         return {"packed": parameter, "scale": f"{module}.SCB" if attribute == "weight" else f"{parameter}.SCB"}
 
+    def of_share(self, shape: tuple[int, ...], num_shares: int) -> BitsandbytesInt8:
+        """Return the same: each row is packed by itself."""
+        return self
+
     def states(self, parameter: str, shape: tuple[int, ...]) -> dict[str, bytes]:
         """Return nothing: the parts say everything."""
         return {}

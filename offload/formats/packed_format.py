@@ -31,6 +31,12 @@ class Packing(Protocol):
     def stored_names(self, parameter: str) -> dict[str, str]:
         """Return part -> its name in a checkpoint."""
 
+    def of_share(self, shape: tuple[int, ...], num_shares: int) -> Packing | None:
+        """Return how an equal share of such a weight's first dimension is packed, whose parts are as equal shares.
+
+        None where shares have parts in common.
+        """
+
     def unpack(self, parts: Mapping[str, Tensor], out: Tensor) -> Tensor:
         """Return the weight, written to `out` in the dtype of `out`."""
 

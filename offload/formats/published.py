@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -64,6 +64,11 @@ class PublishedWeight:
     def stored_names(self, parameter: str) -> dict[str, str]:
         """Return the names under which the parts were found."""
         return {name: part.stored_name for name, part in self.parts.items()}
+
+    def of_share(self, shape: tuple[int, ...], num_shares: int) -> PublishedWeight | None:
+        """Return how the matrices of one share are packed."""
+        each, rest = divmod(self.num_matrices, num_shares)
+        return None if rest or not each else replace(self, num_matrices=each)
 
     def unpack(self, parts: Mapping[str, Tensor], out: Tensor) -> Tensor:
         """Unpack a few rows at a time, which bounds the memory of temporaries: in float32, rounded once."""

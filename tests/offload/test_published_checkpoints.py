@@ -19,13 +19,15 @@ from offload import stored_names
 from offload.architecture import architecture_checkpoint
 from offload.checkpoint import Checkpoint, read_checkpoint
 from offload.errors import CheckpointError
+from offload.experts.expert_placement import place_on_demand
 from offload.formats.packed_format import content_of
-from offload.placement import place_layers
+from offload.placement import PlaceBytes, place_layers
 from offload.quantize import quantized_checkpoint
 from offload.quantized_cache import load_or_quantize
 from offload.skeleton import build_skeleton
 from offload.streamed_model import StreamedModel
 from tests.conftest import VOCAB, make_model, save_folder
+from tests.offload.experts.mixtures import with_room_for
 from tests.offload.formats.published_checkpoints import PUBLISHED, publish, publish_gpt_oss, save
 
 SIZES = {
@@ -80,9 +82,12 @@ def logits(model: torch.nn.Module) -> Tensor:
     return found
 
 
-def streamed_logits(folder: Path, *, resident: int) -> Tensor:
+def streamed_logits(folder: Path, *, resident: int, on_demand: bool = False) -> Tensor:
     skeleton = build_skeleton(AutoConfig.from_pretrained(folder), read_checkpoint(folder), dtype=torch.float32)
-    placement = place_layers(skeleton.records, device_uses={}, device_budget_bytes=1 << 40, max_resident=resident)
+    memory: PlaceBytes = {"device_uses": {}, "device_budget_bytes": 1 << 40, "max_resident": resident}
+    placement = place_layers(skeleton.records, **memory)
+    if on_demand:
+        placement = with_room_for(place_on_demand(skeleton.dense_records, skeleton.experts, **memory), 2)
     streamed = StreamedModel(skeleton, placement, device=torch.device("cpu"))
     try:
         return logits(streamed.model)
@@ -97,6 +102,8 @@ def test_streamed_and_resident_logits_are_those_of_the_meant_weights(form: str, 
     for resident in (0, 2):
         found = streamed_logits(tmp_path / "model", resident=resident)
         torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+    if model != "dense":
+        assert torch.equal(streamed_logits(tmp_path / "model", resident=0, on_demand=True), found)
 
 
 @pytest.mark.parametrize(("form", "model"), CASES, ids=str)
@@ -123,7 +130,9 @@ def test_trees_over_streamed_layers_write_what_transformers_writes(form: str, mo
     assert placement.num_resident == 0
     layers = [entry for name, entry in read_checkpoint(folder).tensors.items() if ".layers." in name]
     unread = ("weight_shape", "activation_scale", *(() if "act-order" in form else ("g_idx",)))
-    assert placement.streamed_bytes == sum(entry.num_bytes for entry in layers if not entry.name.endswith(unread))
+    kept_bytes = placement.experts.kept_bytes if placement.experts else 0  # the experts' of layers that stream
+    read_bytes = sum(entry.num_bytes for entry in layers if not entry.name.endswith(unread))
+    assert (placement.streamed_bytes, bool(kept_bytes)) == (read_bytes - kept_bytes, model != "dense")
 
 
 @pytest.mark.parametrize(("form", "model"), CASES, ids=str)

@@ -136,7 +136,9 @@ def _show(chat: Chat, argument: str) -> None:
 
 
 def _stats(chat: Chat, _argument: str) -> None:
-    for line in session_report(chat.turns, streamed_bytes=chat.engine.placement.streamed_bytes):
+    engine = chat.engine
+    pass_bytes, expert_bytes = engine.placement.every_pass_bytes, engine.expert_counts.read_bytes
+    for line in session_report(chat.turns, pass_bytes=pass_bytes, expert_bytes=expert_bytes):
         chat.screen.say(line)
 
 

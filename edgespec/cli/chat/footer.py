@@ -59,8 +59,11 @@ def _mean_size(result: GenerationResult) -> str | None:
     return f"{sum(sizes) / len(sizes):.1f} nodes (tuned)" if sizes else None
 
 
-def session_report(turns: Sequence[Turn], *, streamed_bytes: int) -> Iterable[str]:
-    """Yield the totals of all answers: lengths of passes, where the time went, and speculation against none."""
+def session_report(turns: Sequence[Turn], *, pass_bytes: int, expert_bytes: int) -> Iterable[str]:
+    """Yield the totals of all answers: lengths of passes, where the time went, and speculation against none.
+
+    Each pass moves `pass_bytes`, and experts that were asked for moved `expert_bytes` in all.
+    """
     if not turns:
         yield "no answers yet"
         return
@@ -86,8 +89,8 @@ def session_report(turns: Sequence[Turn], *, streamed_bytes: int) -> Iterable[st
         f"time: draft {draft_s:.1f} s ({draft_s / whole_s:.0%}) · target {verify_s:.1f} s ({verify_s / whole_s:.0%}) · "
         f"rest {rest_s:.1f} s"
     )
-    if streamed_bytes and steps:
-        total = streamed_bytes * len(steps)
+    total = pass_bytes * len(steps) + expert_bytes
+    if total and steps:
         rate = total / GIB / (verify_s or 1.0)
         yield f"streamed {total / GIB:.2f} GiB in {counted(len(steps), 'pass')} · {rate:.2f} GiB/s"
     rates = {spec: _rate(turn.result for turn in turns if turn.spec == spec) for spec in ("off", "tree", "chain")}

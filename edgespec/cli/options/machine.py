@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.options.group import Command, with_options
-from edgespec.config import QUANT_NAMES, MemoryLimits, parse_quant, parse_size
+from edgespec.config import EXPERTS_NAMES, QUANT_NAMES, MemoryLimits, parse_quant, parse_size
 from edgespec.errors import EdgespecError
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ GPU_MEMORY_HELP = "Most GPU memory to use. [default: what is free, less the marg
 MARGIN_HELP = "GPU memory to leave free. [default: 1GiB without --max-gpu-mem]"
 DTYPE_HELP = "To compute in: float32, bfloat16 or float16. [auto: float32 on a CPU, the model's own on a GPU]"
 QUANT_HELP = "Quantise the target's layers: none, nf4 or int8. Made once, then kept in the cache."
+EXPERTS_HELP = "Of mixtures: read those that are asked for (auto, where layers stream), whole layers, or keep all."
 THREADS_HELP = "Threads of the processor. [auto: as many as pay, fewer while other programs run]"
 PARALLEL_HELP = "Texts that share each pass. [auto: as many as pay]"
 CONTEXT_HELP = "Tokens of prompt and answer to make room for, as 8k. [auto: what is needed]"
@@ -40,6 +41,7 @@ class MachineOptions:
     dtype: str
     quant: str | None
     draft_quant: str | None
+    experts: str
     threads: int | None
 
     def options(self, *, context_tokens: int, prompt_tokens: int | None = None) -> PlaceOptions:
@@ -49,6 +51,7 @@ class MachineOptions:
             "dtype": self.dtype,
             "quant": self.quant,
             "draft_quant": self.draft_quant,
+            "experts": self.experts,
             "threads": self.threads,
             "limits": self.limits,
             "context_tokens": context_tokens,
@@ -85,6 +88,7 @@ def planning_options(function: Command) -> Command:
         dtype: str,
         quant: str,
         draft_quant: str,
+        experts: str,
         threads: int | None = None,
         **others: Any,
     ) -> Any:
@@ -101,6 +105,7 @@ def planning_options(function: Command) -> Command:
             dtype=dtype,
             quant=parse_quant(quant),
             draft_quant=parse_quant(draft_quant, setting="draft_quant"),
+            experts=experts,
             threads=threads,
         )
         return function(machine=machine, **others)
@@ -113,6 +118,8 @@ def planning_options(function: Command) -> Command:
         click.option("-ngl", "--gpu-layers", "resident_layers", callback=_resident_layers, default="auto",
                      show_default=True, metavar="auto|all|N",
                      help="Target layers that stay resident; the others stream."),
+        click.option("--experts", type=click.Choice(EXPERTS_NAMES), default="auto", show_default=True,
+                     help=EXPERTS_HELP),
         click.option("-c", *CONTEXT_SPELLINGS, "ctx_size", callback=_tokens, default="auto", metavar="N|auto",
                      help=CONTEXT_HELP),
         click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N."),
@@ -127,10 +134,10 @@ def planning_options(function: Command) -> Command:
 def check_all_resident(machine: MachineOptions, weights: PlacedWeights) -> None:
     """Raise EdgespecError when all layers were asked for and do not fit."""
     placement = weights.placement
-    if machine.wants_all_resident and placement.num_resident < placement.num_layers:
+    if machine.wants_all_resident and not placement.is_resident:
         raise EdgespecError(
             "E_MEMORY",
-            f"only {placement.num_resident} of {placement.num_layers} layers fit the memory.",
+            f"only {placement.in_words} fit the memory.",
             "Raise the limit, or leave out -ngl all and let the others stream.",
         )
 

@@ -14,8 +14,8 @@ SAMPLING = (
     "frequency_penalty", "logit_bias", "json_schema", "grammar",
 )  # fmt: skip
 MACHINE = (
-    "max_cpu_mem", "gpu_margin", "resident_layers", "ctx_size", "parallel", "quant", "draft_quant", "device", "dtype",
-    "threads", "prompt_cache",
+    "max_cpu_mem", "gpu_margin", "resident_layers", "experts", "ctx_size", "parallel", "quant", "draft_quant", "device",
+    "dtype", "threads", "prompt_cache",
 )  # fmt: skip
 MESSAGES = ("quiet", "verbose", "log_file")
 ADVANCED = (

@@ -1,0 +1,49 @@
+"""Experts in main memory are the mapped pages of the checkpoint's files: only those that are asked for are read."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from offload.experts.expert_group import ExpertGroup, ExpertWeights
+from offload.experts.expert_source import Wait
+from offload.layer_store import LayerRecord, LayerStore
+
+NUM_READERS = 4  # threads, which wait for the disk most of the time
+
+
+class CpuExperts:
+    """Experts as pages of files; what is packed or of another dtype becomes weights when it is computed with."""
+
+    def __init__(self, store: LayerStore, *, num_scratch: int, dtype: torch.dtype) -> None:
+        self._store = store
+        self._scratch = torch.empty(num_scratch, dtype=dtype)
+        self._readers = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="edgespec-experts")
+
+    def bring(self, group: ExpertGroup, record: LayerRecord) -> Wait:
+        """Read the expert's pages in another thread."""
+        return self._readers.submit(self._read, record).result
+
+    def hand_out(self, group: ExpertGroup, record: LayerRecord) -> ExpertWeights:
+        """Return the expert's weights where they lie in the file, as far as they can be computed with."""
+        return group.weights(self._store.pieces(record), self._scratch)
+
+    def take_back(self, record: LayerRecord) -> None:
+        """Do nothing: what was computed with the expert is finished."""
+
+    def drop(self, record: LayerRecord) -> None:
+        """Let the expert's pages go."""
+        self._store.drop(record)
+
+    def announce(self, record: LayerRecord) -> None:
+        """Let the disk start on the expert, after those that were asked for before."""
+        self._readers.submit(self._store.announce, record)
+
+    def close(self) -> None:
+        """End the reading threads."""
+        self._readers.shutdown(cancel_futures=True)
+
+    def _read(self, record: LayerRecord) -> None:
+        self._store.announce(record)  # all of it at once: pages are read in far smaller steps
+        self._store.populate(record)

@@ -1,0 +1,180 @@
+"""Experts on a CUDA device: slots of one expert each, filled from pinned memory or from the files.
+
+As in the ring of layers, the copy stream waits for a slot's last reader and compute waits for the copy, both by events.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from offload.experts.cpu_experts import NUM_READERS
+from offload.experts.expert_group import ExpertGroup, ExpertWeights
+from offload.experts.expert_source import Wait
+from offload.layer_store import LayerRecord, LayerStore
+from offload.pinned import PinnedBuffer, PinningError
+
+logger = logging.getLogger("edgespec.offload")
+
+Key = tuple[int, int | None]  # layer, expert
+
+
+@dataclass(slots=True)
+class _Staging:
+    """A buffer that a reader fills before it is copied."""
+
+    bytes: Tensor
+    copied: torch.cuda.Event
+
+
+class CudaExperts:
+    """Experts in slots of a device.
+
+    The first `num_pinned` experts of all layers wait in pinned memory, as far as the system lets them be locked; the
+    others pass through staging buffers.
+    """
+
+    def __init__(
+        self,
+        store: LayerStore,
+        groups: Sequence[ExpertGroup],
+        *,
+        num_slots: int,
+        num_pinned: int,
+        num_scratch: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        slot_bytes = max(group.expert_flat_bytes for group in groups)
+        self._store, self._device = store, device
+        self._slots = [torch.empty(slot_bytes, dtype=torch.uint8, device=device) for _ in range(num_slots)]
+        self._scratch = torch.empty(num_scratch, dtype=dtype, device=device)
+        self._copy_stream = torch.cuda.Stream(device)
+        self._copy_stream.wait_stream(torch.cuda.current_stream(device))  # the slots' memory may still be read
+        self._copied = [torch.cuda.Event() for _ in range(num_slots)]
+        self._released = [torch.cuda.Event() for _ in range(num_slots)]
+        self._free = list(range(num_slots))
+        self._slot_of: dict[Key, int] = {}
+        self._locked: list[PinnedBuffer] = []
+        self._staging: queue.SimpleQueue[_Staging] = queue.SimpleQueue()
+        self._readers = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="edgespec-experts")
+        records = [record for group in groups for record in group.experts]
+        if num_pinned < len(records):  # the staging buffers first: where little can be locked, they are what matters
+            self._make_staging(slot_bytes)
+        self._pinned: dict[Key, Tensor] = {}
+        self._pin(groups, num_pinned)
+        if num_pinned == len(records) > len(self._pinned):
+            self._make_staging(slot_bytes)
+
+    @property
+    def num_pinned(self) -> int:
+        """The number of experts that wait in locked memory."""
+        return len(self._pinned)
+
+    def bring(self, group: ExpertGroup, record: LayerRecord) -> Wait:
+        """Issue one copy into a free slot, after the slot's last reader; another thread reads the files."""
+        slot = self._slot_of[_key(record)] = self._free.pop()
+        host = self._pinned.get(_key(record))
+        if host is None:
+            return self._readers.submit(self._read, record, slot).result
+        self._copy(host, record, slot)
+        return _is_there
+
+    def hand_out(self, group: ExpertGroup, record: LayerRecord) -> ExpertWeights:
+        """Return the expert in its slot; compute issued from now on waits for the copy."""
+        slot = self._slot_of[_key(record)]
+        torch.cuda.current_stream(self._device).wait_event(self._copied[slot])
+        views = record.flat_views(self._slots[slot])
+        return group.weights({name: [view] for name, view in views.items()}, self._scratch)
+
+    def take_back(self, record: LayerRecord) -> None:
+        """Let the next copy into the slot wait for the compute issued so far."""
+        self._released[self._slot_of[_key(record)]].record(torch.cuda.current_stream(self._device))
+
+    def drop(self, record: LayerRecord) -> None:
+        """Let another expert have the slot."""
+        self._free.append(self._slot_of.pop(_key(record)))
+
+    def announce(self, record: LayerRecord) -> None:
+        """Let the disk start on an expert that does not wait in memory."""
+        if _key(record) not in self._pinned:
+            self._readers.submit(self._store.announce, record)
+
+    def close(self) -> None:
+        """Wait for the copies under way, and unlock the memory, which is about to be another's."""
+        self._readers.shutdown(cancel_futures=True)
+        self._copy_stream.synchronize()
+        for buffer in self._locked:
+            buffer.close()
+        self._locked = []
+
+    def _read(self, record: LayerRecord, slot: int) -> None:
+        """Read an expert from the files into the slot, by way of a staging buffer."""
+        self._store.announce(record)
+        self._store.populate(record)
+        staging = self._staging.get()
+        try:
+            staging.copied.synchronize()  # a reading thread waits for an old copy, nobody else does
+            self._store.copy(record, staging.bytes)
+            self._store.drop(record)
+            self._copy(staging.bytes, record, slot, staging)
+        finally:
+            self._staging.put(staging)
+
+    def _copy(self, host: Tensor, record: LayerRecord, slot: int, staging: _Staging | None = None) -> None:
+        num_bytes = record.flat_bytes
+        with torch.cuda.stream(self._copy_stream):
+            self._copy_stream.wait_event(self._released[slot])
+            self._slots[slot][:num_bytes].copy_(host[:num_bytes], non_blocking=True)
+            self._copied[slot].record(self._copy_stream)
+            if staging is not None:
+                staging.copied.record(self._copy_stream)
+
+    def _pin(self, groups: Sequence[ExpertGroup], num_pinned: int) -> None:
+        """Fill locked memory, a buffer a layer, as far as the system lets us lock it."""
+        left = num_pinned
+        for group in groups:
+            records = group.experts[:left]
+            left -= len(records)
+            if not records:
+                return
+            try:
+                buffer = PinnedBuffer(len(records) * group.expert_flat_bytes, device=self._device)
+            except PinningError as error:
+                logger.warning(
+                    "only %d of %d experts could be kept in locked memory (%s); the others are read from their files",
+                    len(self._pinned), num_pinned, error,
+                )  # fmt: skip
+                return
+            self._locked.append(buffer)
+            for record, host in zip(records, buffer.bytes.split(group.expert_flat_bytes), strict=True):
+                self._store.populate(record)
+                self._store.copy(record, host)
+                self._store.drop(record)
+                self._pinned[_key(record)] = host
+
+    def _make_staging(self, num_bytes: int) -> None:
+        """Make a staging buffer for each reader, locked where possible; pageable ones block their reader."""
+        for _ in range(NUM_READERS):
+            try:
+                buffer = PinnedBuffer(num_bytes, device=self._device)
+                self._locked.append(buffer)
+                place = buffer.bytes
+            except PinningError as error:
+                logger.warning("cannot lock %d MiB (%s): copies to the device are slower", num_bytes >> 20, error)
+                place = torch.empty(num_bytes, dtype=torch.uint8)
+            self._staging.put(_Staging(place, torch.cuda.Event(blocking=True)))
+
+
+def _key(record: LayerRecord) -> Key:
+    return record.index, record.expert
+
+
+def _is_there() -> None:
+    """Return at once: a copy that was issued is waited for on the device."""

@@ -1,0 +1,110 @@
+"""Which experts stay in memory: those that were asked for most often and most lately.
+
+An expert's value is the number of times that it was asked for, each halved for every so many passes since. Values of
+all experts are remembered, of those in memory and of others, so that an expert's past counts when it comes back.
+This is bookkeeping alone; what an expert's memory is, is somebody else's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+# Of routers whose experts are popular, and those of which a part comes again in the next pass: shorter forgets what
+# is popular, longer forgets what was just asked for.
+HALF_LIFE_PASSES = 3.0
+NEVER = float("-inf")
+KEPT_FOR_NOW = float("inf")
+
+
+class ExpertCache:
+    """The experts in memory, within `capacity_bytes`; one is always admitted where none is in use.
+
+    `expert_bytes` has the size of an expert for each of the layers that have some.
+    """
+
+    def __init__(self, expert_bytes: Sequence[int], *, num_experts: int, capacity_bytes: int) -> None:
+        self._expert_bytes = tuple(expert_bytes)
+        self._capacity_bytes = capacity_bytes
+        self._used_bytes = 0
+        shape = (len(self._expert_bytes), num_experts)
+        # log2 of the value, as it would be at the first pass: halving changes all alike, so none has to be updated.
+        self._values = torch.full(shape, NEVER, dtype=torch.float64)  # [layers, experts]
+        self._is_kept = torch.zeros(shape, dtype=torch.bool)
+        self._is_in_use = torch.zeros(shape, dtype=torch.bool)
+        self._pass, self._last_row = 0, -1
+        self._is_asked = torch.zeros(num_experts, dtype=torch.bool)  # of the layer that is asked at the moment
+
+    @property
+    def used_bytes(self) -> int:
+        """The bytes of the experts in memory."""
+        return self._used_bytes
+
+    def ask(self, row: int, experts: Sequence[int]) -> list[int]:
+        """Count that a layer's experts are asked for; return those in memory, which are in use from now on."""
+        if row != self._last_row:
+            self._pass += row < self._last_row  # a pass begins where the first layers come again
+            self._last_row = row
+            self._is_asked.zero_()
+        asked = torch.tensor(experts)
+        now = torch.tensor(self._pass / HALF_LIFE_PASSES, dtype=torch.float64)
+        self._values[row, asked] = torch.logaddexp2(self._values[row, asked], now)
+        self._is_asked[asked] = True
+        kept: list[int] = asked[self._is_kept[row, asked]].tolist()
+        self._is_in_use[row, kept] = True
+        return kept
+
+    def admit(self, row: int, expert: int) -> list[tuple[int, int]] | None:
+        """Make room for an expert, which is in use from now on; return those that leave for it.
+
+        None says that there is no room before another expert is released. Experts in use stay, and so do those that
+        the layer asked for, as long as others can leave: the next rows of the pass may ask for them too.
+        """
+        leaving = self._leaving(row, self._used_bytes + self._expert_bytes[row] - self._capacity_bytes)
+        if leaving is None and self._is_in_use.any():
+            return None
+        leaving = self._is_kept.nonzero().tolist() if leaving is None else leaving
+        for other, left in leaving:
+            self._remove(other, left)
+        self._is_kept[row, expert] = self._is_in_use[row, expert] = True
+        self._used_bytes += self._expert_bytes[row]
+        return [(other, left) for other, left in leaving]
+
+    def release(self, row: int, expert: int) -> None:
+        """Say that an expert is not in use any more; it may leave."""
+        self._is_in_use[row, expert] = False
+
+    def forget(self, row: int, expert: int) -> None:
+        """Say that an expert could not be brought into memory."""
+        self._is_in_use[row, expert] = False
+        self._remove(row, expert)
+
+    def is_kept(self, row: int, expert: int) -> bool:
+        """Return whether an expert is in memory."""
+        return bool(self._is_kept[row, expert])
+
+    def _leaving(self, row: int, wanted_bytes: int) -> list[tuple[int, int]] | None:
+        """Return the least valued experts that have so many bytes together; None where too many are in use."""
+        leaving: list[tuple[int, int]] = []
+        if wanted_bytes <= 0:
+            return leaving
+        values = self._values.masked_fill(~self._is_kept | self._is_in_use, KEPT_FOR_NOW)
+        spared = values[row, self._is_asked]
+        values[row, self._is_asked] = KEPT_FOR_NOW
+        while wanted_bytes > 0:
+            place = int(values.argmin())
+            if values.view(-1)[place] == KEPT_FOR_NOW:
+                if not (spared < KEPT_FOR_NOW).any():
+                    return None
+                values[row, self._is_asked] = spared
+                spared = spared[:0]
+                continue
+            values.view(-1)[place] = KEPT_FOR_NOW
+            leaving.append(divmod(place, values.shape[1]))
+            wanted_bytes -= self._expert_bytes[leaving[-1][0]]
+        return leaving
+
+    def _remove(self, row: int, expert: int) -> None:
+        self._is_kept[row, expert] = False
+        self._used_bytes -= self._expert_bytes[row]

@@ -1,0 +1,189 @@
+"""The experts of one decoder layer, taken apart: where each expert's own weights lie in the checkpoint.
+
+transformers computes with all experts of a layer in one parameter. A checkpoint stores them in one tensor, or in
+tensors of their own for every expert; either way an expert's weights are slices that can be read by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from offload.formats.packed_format import Packing
+from offload.layer_store import LayerRecord, StoredTensor
+from offload.packed_weight import PackedWeight
+from offload.stored_names import Pieces
+
+# Weights that are converted together: they stay in a core's own cache until they are multiplied with
+CONVERTED_AT_ONCE = 1 << 18
+
+ExpertWeights = Mapping[
+    str, Iterable[Tensor]
+]  # attribute -> its rows in blocks, each valid until the next is asked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertMatrix:
+    """One attribute of an experts' module: the shape of one expert's, and how it is packed."""
+
+    attribute: str
+    shape: tuple[int, int]  # of one expert's
+    packing: Packing | None  # of one expert's; None where it is a plain tensor
+    in_blocks: bool  # whether its rows may be multiplied with a few at a time
+
+    @property
+    def num_weights(self) -> int:
+        """The weights of one expert's matrix."""
+        return self.shape[0] * self.shape[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertGroup:
+    """The experts of one layer."""
+
+    layer: int
+    module_name: str
+    num_experts: int
+    matrices: tuple[ExpertMatrix, ...]
+    tensors: dict[str, StoredTensor]  # of all experts together, by their names below the module
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of the tensors in the model."""
+        return frozenset(f"{self.module_name}.{name}" for name in self.tensors)
+
+    @cached_property
+    def experts(self) -> tuple[LayerRecord, ...]:
+        """The record of each expert; its names are those below the module."""
+        return tuple(self._expert(number) for number in range(self.num_experts))
+
+    @cached_property
+    def expert_stored_bytes(self) -> int:
+        """The bytes of one expert in the checkpoint: all have as many."""
+        return sum(piece.num_bytes for tensor in self.tensors.values() for piece in tensor.pieces) // self.num_experts
+
+    @cached_property
+    def expert_flat_bytes(self) -> int:
+        """The bytes of the flat buffer that holds one expert."""
+        return self._expert(0).flat_bytes
+
+    def scratch_weights(self) -> int:
+        """Return how many of an expert's weights are unpacked or converted at once."""
+        return max(
+            matrix.num_weights if matrix.packing or not matrix.in_blocks else CONVERTED_AT_ONCE + matrix.shape[1]
+            for matrix in self.matrices
+        )
+
+    def weights(self, stored: Mapping[str, Sequence[Tensor]], scratch: Tensor) -> ExpertWeights:
+        """Return an expert's weights in the form that is computed with.
+
+        `stored` has the pieces of each of its tensors. What is packed, or of another dtype than `scratch`, passes
+        through that, one block after the other.
+        """
+        return {matrix.attribute: self._blocks(matrix, stored, scratch) for matrix in self.matrices}
+
+    def _blocks(
+        self, matrix: ExpertMatrix, stored: Mapping[str, Sequence[Tensor]], scratch: Tensor
+    ) -> Iterator[Tensor]:
+        if matrix.packing is not None:
+            shapes = matrix.packing.part_shapes(matrix.shape)
+            pieces = {part: stored[f"{matrix.attribute}_packed.{part}"] for part in shapes}
+            parts = {part: _joined(pieces[part]).view(shape) for part, (shape, _) in shapes.items()}
+            yield matrix.packing.unpack(parts, scratch[: matrix.num_weights].view(matrix.shape))
+            return
+        blocks = [block.view(-1, matrix.shape[1]) for block in stored[matrix.attribute]]
+        if not matrix.in_blocks:
+            blocks = [torch.cat(blocks) if len(blocks) > 1 else blocks[0]]
+        for block in blocks:
+            if block.dtype == scratch.dtype:
+                yield block
+                continue
+            rows = max(1, CONVERTED_AT_ONCE // matrix.shape[1]) if matrix.in_blocks else matrix.shape[0]
+            for share in block.split(rows):
+                yield scratch[: share.numel()].view(share.shape).copy_(share)
+
+    def _expert(self, number: int) -> LayerRecord:
+        shapes: dict[str, tuple[int, ...]] = {}
+        for matrix in self.matrices:
+            if matrix.packing is None:
+                shapes[matrix.attribute] = matrix.shape
+                continue
+            parts = matrix.packing.part_shapes(matrix.shape)
+            shapes |= {f"{matrix.attribute}_packed.{part}": shape for part, (shape, _) in parts.items()}
+        tensors = {name: self._slice(self.tensors[name], shape, number) for name, shape in shapes.items()}
+        return LayerRecord(index=self.layer, expert=number, tensors=tensors)
+
+    def _slice(self, tensor: StoredTensor, shape: tuple[int, ...], number: int) -> StoredTensor:
+        """Return one expert's part of a tensor."""
+        if len(tensor.pieces) == 1:
+            num_bytes = tensor.pieces[0].num_bytes // self.num_experts
+            offset = tensor.pieces[0].offset + number * num_bytes
+            pieces: Pieces = (replace(tensor.pieces[0], shape=shape, offset=offset, num_bytes=num_bytes),)
+        else:
+            each = len(tensor.pieces) // self.num_experts
+            pieces = _as_one(tensor.pieces[number * each : (number + 1) * each], shape)
+        return StoredTensor(pieces=pieces, shape=shape, dtype=tensor.dtype)
+
+
+def find_experts(
+    layer: int, module_name: str, module: nn.Module, stored: Mapping[str, StoredTensor]
+) -> ExpertGroup | None:
+    """Return the experts of a module that they can be taken out of; None for any other module.
+
+    Such a module is one whose experts transformers lets others compute, in the form that it describes by attributes.
+    `stored` are the tensors of the module's layer.
+    """
+    num_experts = getattr(module, "num_experts", None)
+    if not isinstance(num_experts, int) or not hasattr(module, "_apply_gate") or not hasattr(module, "is_transposed"):
+        return None
+    matrices: list[ExpertMatrix] = []
+    tensors: dict[str, StoredTensor] = {}
+    for attribute in ("gate_up_proj" if module.has_gate else "up_proj", "down_proj"):
+        parameter = module._parameters.get(attribute)
+        if parameter is None or parameter.dim() != 3 or parameter.shape[0] != num_experts:
+            return None
+        shape = (int(parameter.shape[1]), int(parameter.shape[2]))
+        packed = module._modules.get(f"{attribute}_packed")
+        packing = None
+        names = [attribute]
+        if isinstance(packed, PackedWeight):
+            packing = packed.packing.of_share(tuple(parameter.shape), num_experts)
+            if packing is None:
+                return None
+            names = [f"{attribute}_packed.{part}" for part in packed._parameters]
+        matrices.append(
+            ExpertMatrix(attribute=attribute, shape=shape, packing=packing, in_blocks=not module.is_transposed)
+        )
+        found = {name: stored.get(f"{module_name}.{name}") for name in names}
+        if any(tensor is None or not _is_divided(tensor, num_experts) for tensor in found.values()):
+            return None
+        tensors |= {name: tensor for name, tensor in found.items() if tensor is not None}
+    return ExpertGroup(
+        layer=layer, module_name=module_name, num_experts=num_experts, matrices=tuple(matrices), tensors=tensors
+    )
+
+
+def _is_divided(tensor: StoredTensor, num_experts: int) -> bool:
+    """Return whether every expert has an equal part of the tensor, or as many of its pieces."""
+    if len(tensor.pieces) == 1:
+        return tensor.pieces[0].num_bytes % num_experts == 0
+    return len(tensor.pieces) % num_experts == 0
+
+
+def _as_one(pieces: Pieces, shape: tuple[int, ...]) -> Pieces:
+    """Return pieces that follow each other in their file as one: nothing has to be copied to compute with both."""
+    first = pieces[0]
+    end = first.offset
+    for piece in pieces:
+        if piece.file != first.file or piece.offset != end or piece.dtype != first.dtype:
+            return pieces
+        end += piece.num_bytes
+    return (replace(first, shape=shape, num_bytes=end - first.offset),)
+
+
+def _joined(pieces: Sequence[Tensor]) -> Tensor:
+    return pieces[0] if len(pieces) == 1 else torch.cat([piece.reshape(-1) for piece in pieces])

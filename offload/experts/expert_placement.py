@@ -1,0 +1,68 @@
+"""How many experts stay in memory: what is left beside the dense parts of all layers. It is arithmetic over bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Unpack
+
+from offload.errors import PlacementError
+from offload.experts.cpu_experts import NUM_READERS
+from offload.experts.expert_group import ExpertGroup
+from offload.layer_store import LayerRecord
+from offload.placement import ExpertPlacement, PlaceBytes, Placement, place_layers
+
+EXPERTS = "experts"
+
+
+def place_on_demand(
+    dense: Sequence[LayerRecord], groups: Sequence[ExpertGroup], **memory: Unpack[PlaceBytes]
+) -> Placement:
+    """Place the layers' dense parts as whole layers are placed, and give the experts what is left.
+
+    A pass reads every dense part, and few experts: so dense parts come first. But as many experts as a layer has can
+    stay, where half of the free memory suffices for them: a prompt's rows pass a layer in chunks, which ask for the
+    same experts. Raises PlacementError where not even a stream of dense parts and one expert fit.
+    """
+    device_uses, host_uses = memory["device_uses"], memory.get("host_uses")
+    on_accelerator = host_uses is not None
+    expert_bytes = max(group.expert_flat_bytes if on_accelerator else group.expert_stored_bytes for group in groups)
+    num_experts = sum(group.num_experts for group in groups)
+    free_bytes = memory["device_budget_bytes"] - sum(device_uses.values())
+    layer_bytes = max(group.num_experts for group in groups) * expert_bytes
+    reserved_bytes = max(expert_bytes, min(layer_bytes, free_bytes // 2))
+    if host_uses is not None:
+        host_uses = {**host_uses, "experts while they are read": NUM_READERS * expert_bytes}
+
+    def place_dense(reserved_bytes: int) -> Placement:
+        others: PlaceBytes = {
+            **memory, "device_uses": {**device_uses, EXPERTS: reserved_bytes}, "host_uses": host_uses,
+        }  # fmt: skip
+        return place_layers(dense, **others)
+
+    try:
+        placed = place_dense(reserved_bytes)
+    except PlacementError:
+        placed = place_dense(expert_bytes)
+    left_bytes = memory["device_budget_bytes"] - placed.planned_bytes + placed.device_bytes[EXPERTS]
+    num_kept = min(num_experts, left_bytes // expert_bytes)
+    num_pinned = 0
+    if on_accelerator and num_kept < num_experts:
+        num_pinned = min(num_experts, (placed.host_budget_bytes - sum(placed.host_bytes.values())) // expert_bytes)
+    experts = ExpertPlacement(
+        num_experts=num_experts, num_kept=num_kept, num_pinned=num_pinned, expert_bytes=expert_bytes
+    )
+    device_bytes = {what: used for what, used in placed.device_bytes.items() if what != EXPERTS}
+    device_bytes[f"{num_kept} of {num_experts} experts"] = experts.kept_bytes
+    host_bytes = dict(placed.host_bytes)
+    if num_pinned:
+        host_bytes[f"{num_pinned} experts, copied when asked for"] = num_pinned * expert_bytes
+    disk_bytes = max(0, experts.num_left - num_pinned) * expert_bytes
+    return replace(
+        placed,
+        device_bytes=device_bytes,
+        host_bytes=host_bytes,
+        streamed_bytes=placed.streamed_bytes + experts.num_left * expert_bytes,
+        disk_bytes=placed.disk_bytes + disk_bytes,
+        experts=experts,
+    )

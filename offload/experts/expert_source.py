@@ -1,0 +1,151 @@
+"""Experts are handed out as their layers ask for them: those in memory at once, the others as they are read.
+
+The order in which they come is free, so reading and computing overlap. What an expert's memory is, mapped pages or a
+device's, is the business of `ExpertMemory`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from offload.experts.expert_cache import ExpertCache
+from offload.experts.expert_group import ExpertGroup, ExpertWeights
+from offload.layer_store import LayerRecord
+
+# Of a layer's experts: where so many were asked for, the next layer's are likely to be, and may be read meanwhile
+SHARE_FOR_ALL = 0.75
+MOST_UNDER_WAY = 16  # that are being read at a time
+
+Wait = Callable[[], None]  # until an expert is there; raises what reading it met
+
+
+class ExpertMemory(Protocol):
+    """Where experts live while they are in memory, and how they get there. All is called on one thread."""
+
+    def bring(self, group: ExpertGroup, record: LayerRecord) -> Wait:
+        """Begin to bring an expert into memory."""
+
+    def hand_out(self, group: ExpertGroup, record: LayerRecord) -> ExpertWeights:
+        """Return the weights of an expert that is there."""
+
+    def take_back(self, record: LayerRecord) -> None:
+        """Know that all work that reads the expert is issued."""
+
+    def drop(self, record: LayerRecord) -> None:
+        """Let an expert's memory go, once it is not being read from or brought any more."""
+
+    def announce(self, record: LayerRecord) -> None:
+        """Let the disk start on an expert that is likely to be asked for."""
+
+    def close(self) -> None:
+        """End all reading: nothing is brought any more when this returns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertCounts:
+    """What was asked for since the model was loaded; the difference of two is what happened between them."""
+
+    asked: int = 0  # experts, each once for a layer's rows
+    hits: int = 0  # of these, in memory
+    read_bytes: int = 0  # of the others, as they are stored
+
+    def __sub__(self, before: ExpertCounts) -> ExpertCounts:
+        """Return what was asked for since `before`."""
+        return ExpertCounts(
+            asked=self.asked - before.asked,
+            hits=self.hits - before.hits,
+            read_bytes=self.read_bytes - before.read_bytes,
+        )
+
+
+class ExpertSource:
+    """The experts of a model's layers, which are known by their place in `groups`."""
+
+    def __init__(self, groups: Sequence[ExpertGroup], cache: ExpertCache, memory: ExpertMemory) -> None:
+        self._groups = tuple(groups)
+        self._cache = cache
+        self._memory = memory
+        self._announced: int | None = None  # the layer whose experts the disk was told of last
+        self.counts = ExpertCounts()
+
+    def take(self, row: int, experts: Sequence[int]) -> Generator[tuple[int, ExpertWeights]]:
+        """Yield each of the experts with its weights, which are valid until the next is asked for.
+
+        Whoever does not take all closes the iterator. Raises what reading an expert met.
+        """
+        group, cache, memory = self._groups[row], self._cache, self._memory
+        ready = deque(cache.ask(row, experts))
+        kept = set(ready)
+        missing = deque(expert for expert in experts if expert not in kept)
+        under_way: deque[tuple[int, Wait]] = deque()
+        self._count(group, asked=len(experts), hits=len(ready))
+        asks_for_all = len(experts) >= SHARE_FOR_ALL * group.num_experts
+        try:
+            while ready or missing or under_way:
+                self._begin(row, missing, under_way)
+                if asks_for_all and not missing:
+                    asks_for_all = False
+                    self._announce_next(row)
+                if not ready:
+                    self._await(row, under_way, ready)
+                yield ready[0], memory.hand_out(group, group.experts[ready[0]])
+                self._release(row, ready.popleft())
+        finally:
+            while under_way:
+                with suppress(Exception):  # one error is on its way out, and who asks again meets the others again
+                    self._await(row, under_way, ready)
+            while ready:
+                self._release(row, ready.popleft())
+
+    def close(self) -> None:
+        """End all reading."""
+        self._memory.close()
+
+    def _begin(self, row: int, missing: deque[int], under_way: deque[tuple[int, Wait]]) -> None:
+        """Begin to read what is missing, as far as there is room."""
+        group = self._groups[row]
+        while missing and len(under_way) < MOST_UNDER_WAY:
+            leaving = self._cache.admit(row, missing[0])
+            if leaving is None:
+                return
+            for other, expert in leaving:
+                self._memory.drop(self._groups[other].experts[expert])
+            expert = missing.popleft()
+            under_way.append((expert, self._memory.bring(group, group.experts[expert])))
+
+    def _announce_next(self, row: int) -> None:
+        """Let the disk go on with the next layer, after what this one asks for."""
+        following = (row + 1) % len(self._groups)
+        if following == self._announced:
+            return  # by earlier rows of the same pass
+        self._announced = following
+        for expert, record in enumerate(self._groups[following].experts):
+            if not self._cache.is_kept(following, expert):
+                self._memory.announce(record)
+
+    def _await(self, row: int, under_way: deque[tuple[int, Wait]], ready: deque[int]) -> None:
+        """Wait for the expert that was begun first; one that cannot be read is forgotten."""
+        expert, wait = under_way.popleft()
+        try:
+            wait()
+        except BaseException:
+            self._cache.forget(row, expert)
+            self._memory.drop(self._groups[row].experts[expert])
+            raise
+        ready.append(expert)
+
+    def _release(self, row: int, expert: int) -> None:
+        self._memory.take_back(self._groups[row].experts[expert])
+        self._cache.release(row, expert)
+
+    def _count(self, group: ExpertGroup, *, asked: int, hits: int) -> None:
+        before = self.counts
+        self.counts = ExpertCounts(
+            asked=before.asked + asked,
+            hits=before.hits + hits,
+            read_bytes=before.read_bytes + (asked - hits) * group.expert_stored_bytes,
+        )

@@ -1,0 +1,71 @@
+"""A mixture's output for rows whose router has spoken, from experts that come one by one.
+
+The arithmetic is that of transformers' own grouped function, so that results are the same as with all experts in
+memory: an expert's rows are multiplied together, in the order of rows, and a row's experts are summed in the order in
+which the router named them. Legend: n rows, k experts of a row, h the hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from offload.experts.expert_group import ExpertWeights
+    from offload.experts.expert_source import ExpertSource
+
+
+def mix(module: nn.Module, row: int, source: ExpertSource, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+    """Return the sum [n, h] of the experts `chosen` [n, k] for `hidden` [n, h], weighted by `shares` [n, k].
+
+    `row` is the module's place among those of `source`. A number beyond the last expert stands for none at all.
+    """
+    num_rows, each = chosen.shape
+    # Which weights are needed is decided here, on the host: on an accelerator this waits for the router.
+    numbers, order = chosen.reshape(-1).cpu().sort(stable=True)
+    found, counts = numbers.unique_consecutive(return_counts=True)
+    starts = (counts.cumsum(0) - counts).tolist()
+    spans = {
+        number: (start, start + count)
+        for number, start, count in zip(found.tolist(), starts, counts.tolist(), strict=True)
+        if number < module.num_experts
+    }
+    order = order.to(hidden.device, non_blocking=True)  # places of a row and one of its experts, by expert
+    inputs = hidden[order // each]  # [n * k, h]
+    weights = shares.reshape(-1)[order, None]
+    parts = torch.zeros(
+        num_rows * each, hidden.shape[-1], dtype=torch.result_type(inputs, weights), device=hidden.device
+    )
+    with closing(source.take(row, list(spans))) as taken:
+        for number, expert in taken:
+            start, end = spans[number]
+            output = _expert_output(module, number, expert, inputs[start:end])
+            parts[order[start:end]] = output * weights[start:end]
+    return parts.view(num_rows, each, -1).sum(1).to(hidden.dtype)
+
+
+def _expert_output(module: nn.Module, number: int, weights: ExpertWeights, inputs: Tensor) -> Tensor:
+    """Return what one expert makes of its rows."""
+    first = "gate_up_proj" if module.has_gate else "up_proj"
+    inner = _linear(module, first, number, weights[first], inputs)
+    inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)  # type: ignore[operator]
+    output = _linear(module, "down_proj", number, weights["down_proj"], inner)
+    if getattr(module, "has_post_expert_norm", False):
+        output = module.post_expert_norm(output)  # type: ignore[operator]
+    return output
+
+
+def _linear(module: nn.Module, name: str, number: int, blocks: Iterable[Tensor], inputs: Tensor) -> Tensor:
+    """Return the rows times a weight that comes in blocks; one that is stored transposed comes in one."""
+    if module.is_transposed:
+        outputs = [inputs.to(block.dtype) @ block for block in blocks]
+    else:
+        outputs = [nn.functional.linear(inputs.to(block.dtype), block) for block in blocks]
+    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
+    if module.has_bias:
+        output += getattr(module, f"{name}_bias")[number]
+    return output

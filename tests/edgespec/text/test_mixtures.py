@@ -1,0 +1,75 @@
+"""Texts of a mixture are the same whether its experts come on demand, stream with their layers, or stay in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec import Engine, MemoryLimits, TreeSettings
+from edgespec.errors import EdgespecError
+from edgespec.placement import place as placing
+from offload.experts.expert_placement import place_on_demand
+from offload.placement import Placement
+from tests.conftest import FAMILIES, make_model, save_folder
+from tests.offload.experts.mixtures import MIXTURES, save_mixture
+
+TREE = TreeSettings(size=9)
+ROOM = 2  # experts at a time: fewer than a layer's, whose rows ask for all
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_folder(tmp_path_factory.mktemp("pair") / "draft", make_model(FAMILIES["llama"](), seed=1))
+
+
+@pytest.fixture
+def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under a limit that leaves few experts in memory."""
+
+    def place(*arguments: Any, **memory: Any) -> Placement:
+        found = place_on_demand(*arguments, **memory)
+        assert found.experts is not None
+        return dataclasses.replace(found, experts=dataclasses.replace(found.experts, num_kept=ROOM))
+
+    monkeypatch.setattr(placing, "place_on_demand", place)
+
+
+def texts(target: Path, draft: Path, *, experts: str, resident: int | None, tree: TreeSettings) -> Sequence[Any]:
+    """The tokens of three texts that share passes; the last one's prompt passes each layer in two chunks."""
+    limits = MemoryLimits(max_resident_layers=resident)
+    prompts = [list(range(5)), list(range(60, 90)), [(7 * number) % 251 for number in range(100)]]
+    with Engine.from_pretrained(
+        target, draft=draft, limits=limits, context_tokens=160, parallel=3, tree=TREE, experts=experts
+    ) as engine:
+        assert (engine.placement.experts is not None) == (experts == "auto" and resident == 0)
+        engine.use_tree(tree)
+        engine._loaded.target._chunk_rows = 64
+        requests = [
+            engine.request(prompt, max_new_tokens=12, seed=3, name=str(number), temperature=0.8)
+            for number, prompt in enumerate(prompts)
+        ]
+        return sorted((place, result.token_ids) for place, result in engine.generate_many(requests))  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_texts_are_those_of_experts_in_memory(family: str, draft: Path, tmp_path: Path, little_room: None) -> None:
+    target = save_mixture(tmp_path / "target", family)
+    plain = TREE.plain()
+    expected = texts(target, draft, experts="resident", resident=None, tree=plain)
+    assert texts(target, draft, experts="auto", resident=0, tree=plain) == expected
+    assert texts(target, draft, experts="auto", resident=0, tree=TREE) == expected
+    assert texts(target, draft, experts="stream", resident=0, tree=TREE) == expected
+
+
+def test_experts_that_are_to_be_resident_and_do_not_fit_are_one_error(tmp_path: Path) -> None:
+    target = save_mixture(tmp_path, "qwen3-moe")
+    limits = MemoryLimits(max_resident_layers=1)
+    with pytest.raises(EdgespecError, match="1 of 3 layers") as caught:
+        Engine.from_pretrained(target, tree=TREE.plain(), limits=limits, experts="resident")
+    assert caught.value.code == "E_MEMORY"
+    with pytest.raises(EdgespecError, match="`experts=some` is unknown"):
+        Engine.from_pretrained(target, tree=TREE.plain(), experts="some")

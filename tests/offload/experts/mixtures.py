@@ -1,0 +1,86 @@
+"""Tiny mixtures of experts of many families, in folders, and what a limit leaves of their experts in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    DeepseekV3Config,
+    Glm4MoeConfig,
+    GptOssConfig,
+    GraniteMoeConfig,
+    OlmoeConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+
+from offload.checkpoint import read_checkpoint
+from offload.experts.expert_placement import place_on_demand
+from offload.placement import ExpertPlacement, Placement
+from offload.skeleton import Skeleton, build_skeleton
+from offload.streamed_model import StreamedModel
+from tests.conftest import EXPERTS, FAMILIES, GROUPED, MIXED, RECURRENT, WINDOW, make_model, save_folder
+
+CPU = torch.device("cpu")
+UNLIMITED = 1 << 40
+EIGHT: dict[str, Any] = {"n_routed_experts": 8, "moe_intermediate_size": 16, "n_group": 1, "topk_group": 1}
+MIXTURES: dict[str, Callable[[], PretrainedConfig]] = {
+    **{name: FAMILIES[name] for name in ("qwen3-moe", "mixtral")},
+    **{name: RECURRENT[name] for name in ("qwen3.5-moe", "nemotron-h", "granite-hybrid")},
+    "gpt-oss": lambda: GptOssConfig(
+        **EXPERTS, head_dim=8, num_local_experts=8, layer_types=MIXED, sliding_window=WINDOW
+    ),
+    "glm4-moe": lambda: Glm4MoeConfig(**EXPERTS, **EIGHT, head_dim=8, first_k_dense_replace=1, n_shared_experts=1),
+    "deepseek-v3": lambda: DeepseekV3Config(
+        **{**EXPERTS, "num_key_value_heads": 4}, **EIGHT, first_k_dense_replace=1, n_shared_experts=1,
+        q_lora_rank=None, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8,
+    ),
+    "olmoe": lambda: OlmoeConfig(**EXPERTS, num_experts=8),
+    "granite-moe": lambda: GraniteMoeConfig(**GROUPED, num_local_experts=8, num_experts_per_tok=3),
+}  # fmt: skip
+
+
+def save_mixture(folder: Path, family: str, *, shard: str = "5GB") -> Path:
+    """A folder of a random mixture in bfloat16."""
+    return save_folder(folder, make_model(MIXTURES[family](), dtype=torch.bfloat16), shard=shard)
+
+
+def skeleton_of(folder: Path, dtype: torch.dtype = torch.float32) -> Skeleton:
+    return build_skeleton(AutoConfig.from_pretrained(folder), read_checkpoint(folder), dtype=dtype)
+
+
+def with_room_for(placement: Placement, num_experts: int | None) -> Placement:
+    """The placement with so many experts in memory at a time; None leaves all."""
+    experts = placement.experts
+    assert isinstance(experts, ExpertPlacement)
+    return dataclasses.replace(
+        placement, experts=dataclasses.replace(experts, num_kept=num_experts or experts.num_experts)
+    )
+
+
+@contextmanager
+def on_demand(folder: Path, *, room: int | None = None, dtype: torch.dtype = torch.float32) -> Iterator[StreamedModel]:
+    """The model with all dense parts streamed and room for so many experts; None is room for all."""
+    skeleton = skeleton_of(folder, dtype)
+    placement = place_on_demand(
+        skeleton.dense_records, skeleton.experts, device_uses={}, device_budget_bytes=UNLIMITED, max_resident=0
+    )
+    model = StreamedModel(skeleton, with_room_for(placement, room), device=CPU)
+    try:
+        yield model
+    finally:
+        model.close()
+
+
+def logits(model: PreTrainedModel, *, rows: int = 20) -> Tensor:
+    ids = torch.arange(rows)[None]
+    with torch.no_grad():
+        found: Tensor = model(input_ids=ids, position_ids=ids, use_cache=False).logits
+    return found

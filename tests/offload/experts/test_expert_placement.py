@@ -1,0 +1,89 @@
+"""Memory goes to dense parts first, of which a pass reads all; what is left goes to experts."""
+
+from __future__ import annotations
+
+import pytest
+
+from offload.errors import PlacementError
+from offload.experts.cpu_experts import NUM_READERS
+from offload.experts.expert_placement import place_on_demand
+from offload.placement import MIN_SLOTS, Placement
+from offload.skeleton import Skeleton
+from tests.offload.experts.mixtures import save_mixture, skeleton_of
+
+USED = 1000
+
+
+@pytest.fixture(scope="module")
+def skeleton(tmp_path_factory: pytest.TempPathFactory) -> Skeleton:
+    return skeleton_of(save_mixture(tmp_path_factory.mktemp("mixture"), "glm4-moe"))
+
+
+def place(skeleton: Skeleton, budget: int, *, most: int | None = None, host: int | None = None) -> Placement:
+    return place_on_demand(
+        skeleton.dense_records,
+        skeleton.experts,
+        device_uses={"cache": USED},
+        device_budget_bytes=budget,
+        host_uses=None if host is None else {"libraries": 0},
+        host_budget_bytes=host or 0,
+        max_resident=most,
+    )
+
+
+def dense_bytes(skeleton: Skeleton) -> list[int]:
+    return [record.cpu_bytes for record in skeleton.dense_records]
+
+
+def test_dense_parts_and_experts_make_up_the_layers(skeleton: Skeleton) -> None:
+    experts = sum(group.num_experts * group.expert_stored_bytes for group in skeleton.experts)
+    dense = sum(record.stored_bytes for record in skeleton.dense_records)
+    assert dense + experts == sum(record.stored_bytes for record in skeleton.records)
+    assert [group.layer for group in skeleton.experts] == [1, 2]  # the first layer has none
+    assert all(
+        record.stored_bytes == group.expert_stored_bytes for group in skeleton.experts for record in group.experts
+    )
+
+
+def test_all_that_is_left_beside_the_dense_parts_goes_to_experts(skeleton: Skeleton) -> None:
+    expert = skeleton.experts[0].expert_stored_bytes
+    for spare in (8, 11, 16, 40):
+        placement = place(skeleton, USED + sum(dense_bytes(skeleton)) + spare * expert)
+        assert placement.experts is not None
+        assert placement.num_resident == 3
+        assert placement.experts.num_kept == min(16, spare)
+        assert placement.planned_bytes <= placement.device_budget_bytes
+        assert placement.streamed_bytes == (16 - min(16, spare)) * expert
+        assert f"{min(16, spare)} of 16 experts" in placement.table()
+        assert not placement.is_resident
+
+
+def test_where_little_is_left_one_expert_has_room(skeleton: Skeleton) -> None:
+    """One expert always has room beside the stream of dense parts, or nothing has."""
+    expert, dense = skeleton.experts[0].expert_stored_bytes, max(dense_bytes(skeleton))
+    converted = max(record.copied.stored_bytes for record in skeleton.dense_records)
+    least = USED + MIN_SLOTS * dense + converted + expert
+    placement = place(skeleton, least, most=0)
+    assert placement.experts is not None
+    assert placement.experts.num_kept == 1
+    with pytest.raises(PlacementError, match="needed with every layer streamed"):
+        place(skeleton, least - 1, most=0)
+
+
+def test_a_limit_on_resident_layers_is_one_on_their_dense_parts(skeleton: Skeleton) -> None:
+    placement = place(skeleton, 1 << 30, most=1)
+    assert placement.experts is not None
+    assert (placement.num_resident, placement.experts.num_kept) == (1, 16)
+    assert placement.streamed_bytes == placement.disk_bytes > 0
+
+
+def test_beside_an_accelerator_experts_wait_in_locked_memory(skeleton: Skeleton) -> None:
+    expert = max(group.expert_flat_bytes for group in skeleton.experts)
+    dense = sum(record.flat_bytes for record in skeleton.dense_records)
+    placement = place(skeleton, USED + dense + 10 * expert, host=(NUM_READERS + 7) * expert)
+    assert placement.experts is not None
+    assert (placement.experts.num_kept, placement.experts.num_pinned) == (10, 7)
+    assert placement.streamed_bytes == 6 * expert
+    assert sum(placement.host_bytes.values()) <= placement.host_budget_bytes
+    with pytest.raises(PlacementError, match="RAM"):
+        place(skeleton, USED + dense + 10 * expert, host=NUM_READERS * expert - 1)
