@@ -36,17 +36,8 @@ from edgespec.pair.pair import DEMO_FOLDER
 from offload.skeleton import build_on_meta
 from profiles.experts import fit_spread
 from scripts.fit_demo_models import cut_texts, held_out_halves
-from scripts.inflate import (
-    COMPANIONS,
-    Shape,
-    check_shape,
-    compare,
-    list_parts,
-    make_tensor,
-    norm_factor,
-    read_tensor,
-    shape_of,
-)
+from scripts.inflate import COMPANIONS, check_shape, compare, read_tensor
+from scripts.inflated_parts import NORM_ZEROS, Shape, list_parts, make_tensor, shape_of
 
 Tensors = Iterator[tuple[str, Tensor]]
 LAGS = (1, 2, 3, 4)
@@ -138,7 +129,7 @@ def mixtral_config(source: ModelFolder, large: Shape, mixture: Mixture, *, dtype
         )},
         hidden_size=large.hidden, intermediate_size=large.inner, num_hidden_layers=large.layers,
         num_attention_heads=large.heads, num_key_value_heads=large.kv_heads,
-        rms_norm_eps=config.rms_norm_eps * norm_factor(shape_of(source), large) ** 2,
+        rms_norm_eps=config.rms_norm_eps,
         num_local_experts=mixture.num_experts, num_experts_per_tok=mixture.chosen,
     )  # fmt: skip
     found.dtype, found.architectures = dtype, ["MixtralForCausalLM"]
@@ -148,14 +139,13 @@ def mixtral_config(source: ModelFolder, large: Shape, mixture: Mixture, *, dtype
 def mixture_tensors(source: ModelFolder, large: Shape, mixture: Mixture, *, seed: int, separate: bool) -> Tensors:
     """The tensors in the order of a pass: the source's, its networks copied into every expert, and the routers."""
     generator = torch.Generator().manual_seed(seed)
-    factor = norm_factor(shape_of(source), large)
     states = inner_states(source, calibration_ids(source))
     spreads = []
     networks: dict[str, Tensor] = {}
     for part in list_parts(source, large):
         layer, _, name = part.name.removeprefix("model.layers.").partition(".mlp.")
         old = read_tensor(source, part.old_name) if part.old_name else None
-        tensor = make_tensor(part, old, factor=factor, generator=generator)
+        tensor = make_tensor(part, old, norm_zero=NORM_ZEROS["llama"], generator=generator)
         if not name:
             yield part.name, tensor
             continue

@@ -1,7 +1,6 @@
-"""The experts of a mixture that move on demand: their sizes, and where they wait, from headers and memory alone.
+"""The experts of a mixture that move on demand: their sizes from headers alone, and where a placement lets them wait.
 
-The dense parts of all layers come first: they stay on the device where they fit. What is left of the device's memory,
-and of RAM, holds the experts that were asked for last; those in RAM include those on the device.
+Those that wait in RAM include those on the device.
 """
 
 from __future__ import annotations
@@ -11,14 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
-from edgespec.placement.memory import host_uses
 from edgespec.placement.weights import Weights, chosen_experts
 from offload.layer_store import LayerRecord, StoredTensor
-from offload.placement import NUM_SLOTS_CONVERTED, Placement
+from offload.placement import Placement
 from profiles.roofline import ExpertLoad
-
-LAYERS_USES = (" resident layers", "stream buffers")  # what `place_layers` adds to the uses of a device
-UNPACK_USE = "weights while unpacked"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,30 +112,22 @@ def expert_sizes(weights: Weights, device: torch.device) -> ExpertSizes | None:
 
 
 def place_experts(weights: Weights, placement: Placement, device: torch.device) -> ExpertPlaces | None:
-    """Return where a mixture's weights wait within the memory of a placement; None for a model without experts."""
+    """Return where a mixture's weights wait; None for a model without experts, and where whole layers stream."""
     sizes = expert_sizes(weights, device)
-    if sizes is None:
+    if sizes is None or not (placement.is_resident or placement.experts is not None):
         return None
-    free_bytes = placement.device_budget_bytes - _fixed_bytes(placement, sizes.num_experts)
-    least_bytes = NUM_SLOTS_CONVERTED * max(sizes.dense_bytes)
-    dense_bytes = sum(sizes.dense_bytes)
-    resident_bytes = dense_bytes
-    if dense_bytes > free_bytes:
-        resident_bytes = _that_fit(sizes.dense_bytes, free_bytes - least_bytes)
-        free_bytes -= least_bytes
-    device_kept = _kept(sizes, free_bytes - resident_bytes)
-    waiting_bytes, ram_bytes, ram_kept = dense_bytes - resident_bytes, 0, device_kept
-    if device.type != "cpu":
-        free_host_bytes = placement.host_budget_bytes - sum(host_uses(weights.skeleton).values())
-        ram_bytes = max(0, min(waiting_bytes, free_host_bytes))
-        ram_kept = max(device_kept, _kept(sizes, free_host_bytes - ram_bytes))
+    num_resident, num_pinned = placement.num_resident, placement.num_pinned
+    kept = pinned = float(sizes.num_experts)
+    if placement.experts is not None:
+        kept = min(kept, placement.experts.num_kept / sizes.num_layers)
+        pinned = max(kept, placement.experts.num_pinned / sizes.num_layers)
     return ExpertPlaces(
         sizes=sizes,
-        dense_resident_bytes=resident_bytes,
-        dense_ram_bytes=ram_bytes,
-        dense_disk_bytes=waiting_bytes - ram_bytes,
-        device_kept=device_kept,
-        ram_kept=ram_kept,
+        dense_resident_bytes=sum(sizes.dense_bytes[:num_resident]),
+        dense_ram_bytes=sum(sizes.dense_bytes[num_resident : num_resident + num_pinned]),
+        dense_disk_bytes=sum(sizes.dense_bytes[num_resident + num_pinned :]),
+        device_kept=kept,
+        ram_kept=pinned,
     )
 
 
@@ -158,26 +145,3 @@ def _part(record: LayerRecord, modules: tuple[str, ...], *, are_experts: bool) -
 
 def _moved_bytes(record: LayerRecord, device: torch.device) -> int:
     return record.flat_bytes if device.type != "cpu" else record.stored_bytes
-
-
-def _fixed_bytes(placement: Placement, num_experts: int) -> int:
-    """Return the bytes of the device that neither layers nor experts have; of experts one is unpacked at a time."""
-    uses = {use: num_bytes for use, num_bytes in placement.device_bytes.items() if not use.endswith(LAYERS_USES)}
-    if UNPACK_USE in uses:
-        uses[UNPACK_USE] //= num_experts
-    return sum(uses.values())
-
-
-def _that_fit(layer_bytes: tuple[int, ...], free_bytes: int) -> int:
-    """Return the bytes of as many layers, from the first on, as fit."""
-    total = 0
-    for num_bytes in layer_bytes:
-        if total + num_bytes > free_bytes:
-            break
-        total += num_bytes
-    return total
-
-
-def _kept(sizes: ExpertSizes, free_bytes: float) -> float:
-    """Return how many of each layer's experts fit."""
-    return min(float(sizes.num_experts), max(0.0, free_bytes) / (sizes.num_layers * sizes.expert_bytes))

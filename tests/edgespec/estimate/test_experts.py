@@ -113,22 +113,23 @@ def test_what_the_dense_parts_leave_of_the_card_and_of_ram_holds_experts(tmp_pat
 
 def test_dense_parts_that_do_not_fit_the_card_come_from_ram_and_then_from_disk(tmp_path: Path) -> None:
     pair = big_pair(tmp_path, ram=5)
-    plan = placed(pair)
-    sizes = expert_sizes(plan.target, CUDA)
+    whole = placed(pair).placement
+    sizes = expert_sizes(placed(pair).target, CUDA)
     assert sizes is not None
-    full = place_experts(plan.target, plan.placement, CUDA)
-    assert full is not None
-    on_card_bytes = int(full.device_kept * sizes.num_layers * sizes.expert_bytes) + full.dense_resident_bytes // 2
-    tight = replace(plan.placement, device_budget_bytes=plan.placement.device_budget_bytes - on_card_bytes)
-    places = place_experts(plan.target, tight, CUDA)
-    assert places is not None
-    parts = (places.dense_resident_bytes, places.dense_ram_bytes, places.dense_disk_bytes)
-    assert sum(parts) == sum(sizes.dense_bytes)
-    assert parts[1] > 0
-    nowhere = place_experts(plan.target, replace(tight, host_budget_bytes=0), CUDA)
-    assert nowhere is not None
-    assert nowhere.dense_disk_bytes == parts[1] + parts[2]
-    assert nowhere.ram_kept == nowhere.device_kept
+    assert whole.experts is not None
+    tight_bytes = (
+        whole.planned_bytes - whole.experts.kept_bytes - sum(sizes.dense_bytes) // 2 + 3 * max(sizes.dense_bytes)
+    )
+    for host_bytes, are_in_ram in ((5 * GIB, True), (GIB, False)):
+        memory = replace(pair.memory, device_bytes=tight_bytes, host_bytes=host_bytes)
+        plan = placed(replace(pair, memory=memory))
+        places = place_experts(plan.target, plan.placement, CUDA)
+        assert places is not None
+        parts = (places.dense_resident_bytes, places.dense_ram_bytes, places.dense_disk_bytes)
+        assert sum(parts) == sum(sizes.dense_bytes)
+        assert parts[0] < sum(parts)
+        assert (parts[1] > 0) == are_in_ram or parts[2] == 0
+        assert places.device_kept <= places.ram_kept
 
 
 def test_on_a_cpu_the_experts_that_stay_are_those_in_ram(tmp_path: Path) -> None:
