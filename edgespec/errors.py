@@ -46,6 +46,9 @@ class EdgespecError(Exception):
         self.what = what
         self.fix = fix
 
+    def __reduce__(self) -> tuple[type[EdgespecError], tuple[str, str, str]]:
+        return type(self), (self.code, self.what, self.fix)
+
     @property
     def exit_code(self) -> int:
         """The process's exit status when this error ends it."""

@@ -23,7 +23,7 @@ LAYERS = (
     {"__main__"},
     {"cli"},
     {"doctor", "tune"},
-    {"train"},
+    {"distributed", "train"},
     {"engine"},
     {"text"},
     {"decode"},

@@ -86,6 +86,22 @@ def cancelling(engine: Engine, *, notices: Sequence[bytes], give_up: Callable[[]
 
     Each of the first presses writes one of `notices`. Yields a function that tells how often Ctrl-C was pressed.
     """
+
+    def cancel(num_pressed: int) -> None:
+        engine.cancel(abandon=num_pressed > 1)
+
+    with counting_presses(notices=notices, give_up=give_up, on_press=cancel) as num_pressed:
+        yield num_pressed
+
+
+@contextmanager
+def counting_presses(
+    *, notices: Sequence[bytes], give_up: Callable[[], None], on_press: Callable[[int], None] = lambda _number: None
+) -> Iterator[Callable[[], int]]:
+    """Within this block Ctrl-C is counted; the first two presses go to `on_press`, the third calls `give_up`.
+
+    Each of the first presses writes one of `notices`. Yields a function that tells how often Ctrl-C was pressed.
+    """
     num_pressed = 0
 
     def press(_signal: int, _frame: FrameType | None) -> None:
@@ -96,10 +112,21 @@ def cancelling(engine: Engine, *, notices: Sequence[bytes], give_up: Callable[[]
             return
         if num_pressed <= len(notices):
             _notice(notices[num_pressed - 1])
-        engine.cancel(abandon=num_pressed > 1)
+        on_press(num_pressed)
 
     with _handler(press):
         yield lambda: num_pressed
+
+
+@contextmanager
+def keeping_termination() -> Iterator[None]:
+    """Keep the way in which SIGTERM ends the program: some libraries put their own in its place."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def _notice(line: bytes) -> None:
