@@ -22,7 +22,16 @@ _NOT_FOUND_CODES = {
     "E_CONFIG_MISSING",
     "E_PROFILE_NOT_FOUND",
 }
-_RUNTIME_CODES = {"E_READ_FAILED", "E_FILE_CHANGED", "E_CACHE", "E_NAN_LOGITS", "E_OUTPUT", "E_DOWNLOAD", "E_TRAIN_NAN"}
+_RUNTIME_CODES = {
+    "E_READ_FAILED",
+    "E_FILE_CHANGED",
+    "E_CACHE",
+    "E_NAN_LOGITS",
+    "E_OUTPUT",
+    "E_DOWNLOAD",
+    "E_TRAIN_NAN",
+    "E_WORKER",
+}
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -72,9 +72,14 @@ def read(out: Path) -> Records:
     return found
 
 
+def nothing() -> Counter[str]:
+    """Return counts of nothing, which say so."""
+    return Counter({"lost": 0, "doubled": 0, "different": 0, "kills": 0})
+
+
 def compare(expected: Records, found: Records) -> Counter[str]:
     """Count what is lost, doubled and different."""
-    counts = Counter({"lost": 0, "doubled": 0, "different": 0})
+    counts = nothing()
     for name, (record,) in expected.items():
         here = found.get(name, [])
         counts["lost"] += not here
@@ -113,7 +118,7 @@ def wait_for(process: subprocess.Popen[bytes], out: Path, num_records: int) -> b
 
 def check_equal(folder: Path, prompts: Path, expected: Records, arguments: list[str], one_s: float) -> Counter[str]:
     """Compare runs of 2 and 3 workers with one process's."""
-    total: Counter[str] = Counter()
+    total = nothing()
     for num_workers in (2, 3):
         out = folder / f"workers-{num_workers}.jsonl"
         began = time.perf_counter()
@@ -121,7 +126,7 @@ def check_equal(folder: Path, prompts: Path, expected: Records, arguments: list[
         counts = compare(expected, read(out))
         took_s = time.perf_counter() - began
         print(f"{num_workers} workers: {took_s:.1f} s (one process {one_s:.1f} s); {dict(counts)}", flush=True)
-        total += counts
+        total.update(counts)
     return total
 
 
@@ -129,7 +134,7 @@ def check_worker_kills(
     folder: Path, prompts: Path, expected: Records, arguments: list[str], *, rounds: int, chance: random.Random
 ) -> Counter[str]:
     """Kill random workers at random moments."""
-    total: Counter[str] = Counter()
+    total = nothing()
     for number in range(rounds):
         out = folder / f"kills-{number}.jsonl"
         process = start(prompts, out, [*arguments, "--ray", "local", "--workers", str(chance.choice((2, 3)))])
@@ -142,9 +147,10 @@ def check_worker_kills(
                 chance.choice(workers).kill()
                 kills += 1
         finish(process)
-        counts = compare(expected, read(out)) + Counter({"kills": kills})
-        print(f"round {number + 1}: workers killed: {kills}; {dict(counts)}", flush=True)
-        total += counts
+        counts = compare(expected, read(out))
+        counts["kills"] += kills
+        print(f"round {number + 1}: {dict(counts)}", flush=True)
+        total.update(counts)
     return total
 
 
@@ -152,7 +158,7 @@ def check_driver_kills(
     folder: Path, prompts: Path, expected: Records, arguments: list[str], *, rounds: int, chance: random.Random
 ) -> Counter[str]:
     """Kill the process that writes, and go on with its file."""
-    total: Counter[str] = Counter()
+    total = nothing()
     for number in range(rounds):
         out = folder / f"driver-{number}.jsonl"
         options = [*arguments, "--ray", "local", "--workers", "2"]
@@ -164,9 +170,10 @@ def check_driver_kills(
         _, left = psutil.wait_procs(workers, timeout=30)
         at = num_lines(out)
         finish(start(prompts, out, [*options, "--resume"]))
-        counts = compare(expected, read(out)) + Counter({"kills": 1, "workers that stayed": len(left)})
+        counts = compare(expected, read(out))
+        counts.update({"kills": 1, "workers that stayed": len(left)})
         print(f"driver killed at record {at}: {dict(counts)}", flush=True)
-        total += counts
+        total.update(counts)
     return total
 
 
@@ -188,12 +195,13 @@ def check_data(folder: Path, prompts: Path, expected: Records, arguments: argpar
             fn_constructor_kwargs={
                 "id_column": "id", "max_new_tokens": arguments.new_tokens, "seed": 7, "temperature": 0.8,
             },
-            concurrency=1,
+            compute=data.ActorPoolStrategy(size=1),
             batch_size=32,
         )  # fmt: skip
         rows = {row["id"]: row for row in done.take_all()}
     print(f"the empty prompt: {rows.pop('empty')['error']}")
-    counts = Counter({"lost": len(singles.keys() - rows.keys()), "different": 0})
+    counts = nothing()
+    counts["lost"] += len(singles.keys() - rows.keys())
     counts["different"] += sum(rows[name]["text"] != record["text"] for name, record in singles.items())
     print(f"Ray Data, {len(rows)} rows of parquet: {dict(counts)}", flush=True)
     return counts
@@ -203,17 +211,22 @@ def check_data(folder: Path, prompts: Path, expected: Records, arguments: argpar
 class InstantPlan:
     """A worker without a model."""
 
+    num_texts: int
+
     def open(self, *, num_beside: int) -> InstantWorker:
         """Make it."""
-        return InstantWorker()
+        return InstantWorker(self.num_texts)
 
 
 class InstantWorker:
     """Answers each job at once, with as many bytes as a record has."""
 
+    def __init__(self, num_texts: int) -> None:
+        self._num_texts = num_texts
+
     def hello(self) -> Hello:
         """Say what any other says."""
-        return Hello(settings={}, own=frozenset(), versions={}, num_texts=16, shared={})
+        return Hello(settings={}, own=frozenset(), versions={}, num_texts=self._num_texts, shared={})
 
     def load(self, settings: Mapping[str, Any]) -> None:
         """Load nothing."""
@@ -223,12 +236,15 @@ class InstantWorker:
         return Exchanged(answers=[Answer(number=number, value=job) for number, job in jobs])
 
 
-def measure_overhead(num_rows: int) -> dict[str, float]:
-    """Return seconds a row of Ray and the dispatch alone: by the clock, and of the driver's processor."""
+def measure_overhead(num_rows: int, num_texts: int) -> dict[str, float]:
+    """Return seconds a row of Ray and the dispatch alone: by the clock, and of the driver's processor.
+
+    A worker of one text answers one row an exchange, which costs most.
+    """
     record = {"text": "x" * 3000, "token_ids": list(range(200))}
     with (
         connected("local", num_workers=2),
-        closing(RayCrew(InstantPlan(), num_workers=2, resources={"CPU": 1.0}, check=lambda: None)) as crew,
+        closing(RayCrew(InstantPlan(num_texts), num_workers=2, resources={"CPU": 1.0}, check=lambda: None)) as crew,
     ):
         crew.greet()
         crew.load()
@@ -241,7 +257,7 @@ def measure_overhead(num_rows: int) -> dict[str, float]:
         "wall_s_a_row": (time.perf_counter() - wall) / num_rows,
         "driver_s_a_row": (time.process_time() - worked) / num_rows,
     }
-    print(f"overhead of {num_rows} rows: {found}", flush=True)
+    print(f"overhead of {num_rows} rows, {num_texts} a worker: {found}", flush=True)
     return found
 
 
@@ -286,7 +302,7 @@ def main() -> int:
             if "data" in wanted:
                 told["data"] = check_data(folder, prompts, expected, asked)
     if "overhead" in wanted:
-        told["overhead"] = measure_overhead(20_000)
+        told |= {f"overhead {count}": measure_overhead(5_000, count) for count in (1, 16)}
     bad = [counts.get(key, 0) for counts in told.values() for key in ("lost", "doubled", "different")]
     print(json.dumps({"prompts": asked.prompts, "seed": asked.seed, **told}))
     return 1 if any(bad) else 0

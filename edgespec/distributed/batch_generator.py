@@ -1,7 +1,8 @@
 """Rows of a table completed batch by batch: what Ray Data's `map_batches` wants of a class, which loads its pair once.
 
     texts = ray.data.read_parquet("prompts.parquet").map_batches(
-        BatchGenerator, fn_constructor_kwargs={"max_new_tokens": 64, "seed": 7}, concurrency=2, batch_size=64)
+        BatchGenerator, fn_constructor_kwargs={"max_new_tokens": 64, "seed": 7},
+        compute=ray.data.ActorPoolStrategy(size=2), batch_size=64)
 
 It knows nothing of Ray, and works on any mapping of columns.
 """

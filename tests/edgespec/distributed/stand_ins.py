@@ -21,6 +21,7 @@ class InlineCrew:
         self.workers: dict[str, Worker[Any, Any]] = {name: plan.open(num_beside=len(names) - 1) for name in names}
         self.calls: dict[str, deque[Sequence[tuple[int, Any]]]] = {name: deque() for name in names}
         self.held: dict[str, dict[int, Any]] = {name: {} for name in names}
+        self.turns = list(names)  # who has waited longest comes first
         self.most_held: Counter[str] = Counter()
         self.given: list[tuple[str, list[Any]]] = []
         self.joining: list[str] = []
@@ -53,9 +54,11 @@ class InlineCrew:
             worker = self.workers[name]
             worker.load(self.settings)
             return [Joined(worker=name, num_texts=worker.hello().num_texts)]
-        name = max(self.calls, key=lambda name: len(self.calls[name]))  # all of them come to their turn
-        if not self.calls[name]:
-            raise AssertionError("somebody waits, and no worker has anything to do")
+        asked = [name for name in self.turns if self.calls[name]]
+        assert asked, "somebody waits, and no worker has anything to do"
+        name = asked[0]
+        self.turns.remove(name)
+        self.turns.append(name)
         if self.dies(name, list(self.held[name].values())):
             self.calls[name].clear()
             self.held[name].clear()
