@@ -208,25 +208,18 @@ def check_data(folder: Path, prompts: Path, expected: Records, arguments: argpar
 
 
 @dataclass(frozen=True)
-class InstantPlan:
-    """A worker without a model."""
+class InstantWorker:
+    """Answers each job at once, with as many bytes as a record has: a worker without a model, and its own plan."""
 
     num_texts: int
 
     def open(self, *, num_beside: int) -> InstantWorker:
         """Make it."""
-        return InstantWorker(self.num_texts)
-
-
-class InstantWorker:
-    """Answers each job at once, with as many bytes as a record has."""
-
-    def __init__(self, num_texts: int) -> None:
-        self._num_texts = num_texts
+        return self
 
     def hello(self) -> Hello:
         """Say what any other says."""
-        return Hello(settings={}, own=frozenset(), versions={}, num_texts=self._num_texts, shared={})
+        return Hello(settings={}, own=frozenset(), versions={}, num_texts=self.num_texts, shared={})
 
     def load(self, settings: Mapping[str, Any]) -> None:
         """Load nothing."""
@@ -244,7 +237,7 @@ def measure_overhead(num_rows: int, num_texts: int) -> dict[str, float]:
     record = {"text": "x" * 3000, "token_ids": list(range(200))}
     with (
         connected("local", num_workers=2),
-        closing(RayCrew(InstantPlan(num_texts), num_workers=2, resources={"CPU": 1.0}, check=lambda: None)) as crew,
+        closing(RayCrew(InstantWorker(num_texts), num_workers=2, resources={"CPU": 1.0}, check=lambda: None)) as crew,
     ):
         crew.greet()
         crew.load()
@@ -279,8 +272,8 @@ def main() -> int:
     chance = random.Random(asked.seed)
     told: dict[str, Any] = {}
     if set(wanted) - {"overhead"}:
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary)
             prompts, whole = folder / "prompts.jsonl", folder / "whole.jsonl"
             write_prompts(prompts, asked.prompts)
             options = ["-n", str(asked.new_tokens), "--temp", "0.8", "--seed", "7", "--dtype", "float32"]
@@ -291,14 +284,10 @@ def main() -> int:
             assert len(expected) == asked.prompts
             if "equal" in wanted:
                 told["equal"] = check_equal(folder, prompts, expected, options, one_s)
-            if "kills" in wanted:
-                told["kills"] = check_worker_kills(
-                    folder, prompts, expected, options, rounds=asked.rounds, chance=chance
-                )
-            if "driver" in wanted:
-                told["driver"] = check_driver_kills(
-                    folder, prompts, expected, options, rounds=asked.driver_rounds, chance=chance
-                )
+            rounds = {"kills": (check_worker_kills, asked.rounds), "driver": (check_driver_kills, asked.driver_rounds)}
+            for name, (kill, count) in rounds.items():
+                if name in wanted:
+                    told[name] = kill(folder, prompts, expected, options, rounds=count, chance=chance)
             if "data" in wanted:
                 told["data"] = check_data(folder, prompts, expected, asked)
     if "overhead" in wanted:

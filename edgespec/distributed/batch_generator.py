@@ -55,7 +55,7 @@ class BatchGenerator:
                 raise EdgespecError(
                     "E_PROMPT_INVALID",
                     f"the table has no column '{column}', only {listed}.",
-                    "Name it: `prompt_column`, `id_column`.",
+                    "Name it with prompt_column or id_column.",
                 )
         prompts = batch[self._prompts]
         names = batch[self._ids] if self._ids is not None else prompts

@@ -259,5 +259,5 @@ def _late() -> EdgespecError:
     return EdgespecError(
         "E_CLUSTER",
         f"a worker did not start within {START_S:.0f} s.",
-        "Others may hold what the cluster has: see `ray status`. Use fewer workers, or ask for less with `resources`.",
+        "Others may hold what the cluster has (ray status). Use fewer workers, or ask for less with `resources`.",
     )

@@ -35,5 +35,5 @@ def test_a_batch_has_texts_and_errors(pair_folders: tuple[Path, Path]) -> None:
 
 
 def test_a_column_that_is_not_there_is_named(pair_folders: tuple[Path, Path]) -> None:
-    with pytest.raises(EdgespecError, match=r"no column 'prompt', only text\..*`prompt_column`"):
+    with pytest.raises(EdgespecError, match=r"no column 'prompt', only text\..*prompt_column"):
         BatchGenerator(pair_folders[0])({"text": ["x"]})
