@@ -279,8 +279,7 @@ def main() -> int:
             options = ["-n", str(asked.new_tokens), "--temp", "0.8", "--seed", "7", "--dtype", "float32"]
             began = time.perf_counter()
             finish(start(prompts, whole, options))
-            one_s = time.perf_counter() - began
-            expected = read(whole)
+            one_s, expected = time.perf_counter() - began, read(whole)
             assert len(expected) == asked.prompts
             if "equal" in wanted:
                 told["equal"] = check_equal(folder, prompts, expected, options, one_s)

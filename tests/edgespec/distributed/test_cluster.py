@@ -67,11 +67,11 @@ def test_what_ray_refuses_is_said_with_its_first_line(ray: Ray) -> None:
 
 
 def test_a_cluster_is_let_go_and_told_to_report_nothing(ray: Ray) -> None:
-    with pytest.raises(ZeroDivisionError), connected("local", num_workers=64) as found:
+    with connected("local", num_workers=64) as found:
         assert machines(found) == [{"CPU": 2.0}]
         assert ray.options["num_cpus"] == 64  # a place for each worker
         assert not ray.options["include_dashboard"]
-        raise ZeroDivisionError
+        assert not ray.is_shut_down
     assert ray.is_shut_down
     assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
     with socket.create_server(("127.0.0.1", 0)) as server:

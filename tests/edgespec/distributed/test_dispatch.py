@@ -87,14 +87,14 @@ def test_a_row_that_fails_everywhere_ends_after_its_last_try() -> None:
 def test_a_row_that_ends_workers_is_alone_in_the_end() -> None:
     """Those that were with it are answered; it has the error of its last worker."""
     crew = InlineCrew(Doubling(), NAMES, dies=lambda _name, jobs: 7 in jobs)
-    outcomes, told = run(crew, range(30))
+    outcomes, told = run(crew, range(300))
     by_job = {outcome.job: outcome for outcome in outcomes}
     error = by_job.pop(7).error
     assert error is not None
     assert error.code == "E_WORKER"
     assert "its process ended" in error.what
     assert {job: outcome.value for job, outcome in by_job.items()} == {job: 2 * job for job in by_job}
-    assert len(by_job) == 29
+    assert len(by_job) == 299
     assert [jobs for _, jobs in crew.given if 7 in jobs][-1] == [7]
     assert sum("is lost (its process ended)" in line for line in told) == MOST_TRIES
 
@@ -105,6 +105,19 @@ def test_a_worker_that_only_dies_is_given_up_and_the_others_go_on() -> None:
     assert {outcome.job: outcome.value for outcome in outcomes} == {job: 2 * job for job in range(400)}
     assert told[-1] == "worker 2 is not started again; workers that are left: 2"
     assert sum("worker 2 is lost" in line for line in told) == MOST_LOSSES
+
+
+def test_a_worker_that_dies_now_and_then_is_started_again_each_time() -> None:
+    calls = 0
+
+    def dies(_name: str, _jobs: object) -> bool:
+        nonlocal calls
+        calls += 1
+        return not calls % 20
+
+    outcomes, told = run(InlineCrew(Doubling(), NAMES[:1], dies=dies), range(200))
+    assert [outcome.error for outcome in outcomes] == [None] * 200
+    assert len(told) > 2 * MOST_LOSSES
 
 
 def test_without_any_worker_the_run_ends_with_the_reason() -> None:
