@@ -170,6 +170,7 @@ class Dispatch(Generic[Job, Value]):
             if attempt.num_tries + 1 < MOST_TRIES:
                 self._try_again(worker, attempt)
                 continue
+            self._losses[worker] = 0  # it is the row that ends workers
             what = f"{MOST_TRIES} workers were lost while this row ran, the last one {worker} ({event.why})."
             fix = "See what that machine says of it, then run the row again."
             yield Outcome(job=attempt.job, value=None, error=EdgespecError("E_WORKER", what, fix))

@@ -84,18 +84,20 @@ def test_a_row_that_fails_everywhere_ends_after_its_last_try() -> None:
     assert workers[0] != workers[1] != workers[2]
 
 
-def test_a_row_that_ends_workers_is_alone_in_the_end() -> None:
+@pytest.mark.parametrize("names", [NAMES, NAMES[:1]], ids=len)
+@pytest.mark.parametrize("bad", [0, 7])
+def test_a_row_that_ends_workers_is_alone_in_the_end(bad: int, names: list[str]) -> None:
     """Those that were with it are answered; it has the error of its last worker."""
-    crew = InlineCrew(Doubling(), NAMES, dies=lambda _name, jobs: 7 in jobs)
+    crew = InlineCrew(Doubling(), names, dies=lambda _name, jobs: bad in jobs)
     outcomes, told = run(crew, range(300))
     by_job = {outcome.job: outcome for outcome in outcomes}
-    error = by_job.pop(7).error
+    error = by_job.pop(bad).error
     assert error is not None
     assert error.code == "E_WORKER"
     assert "its process ended" in error.what
     assert {job: outcome.value for job, outcome in by_job.items()} == {job: 2 * job for job in by_job}
     assert len(by_job) == 299
-    assert [jobs for _, jobs in crew.given if 7 in jobs][-1] == [7]
+    assert [jobs for _, jobs in crew.given if bad in jobs][-1] == [bad]
     assert sum("is lost (its process ended)" in line for line in told) == MOST_TRIES
 
 

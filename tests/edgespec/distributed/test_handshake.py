@@ -43,6 +43,9 @@ def test_each_machine_may_have_the_trees_that_pay_there() -> None:
                     own=frozenset({"profile", "tree.depth"}))  # fmt: skip
     with pytest.raises(EdgespecError, match="tree"):
         shared_settings({"a": HELLO, "b": other})  # each must leave it to the other
+    holding = replace(HELLO, settings={**HELLO.settings, "profile": None}, own=frozenset())
+    with pytest.raises(EdgespecError, match="profile none, not profile mine"):
+        shared_settings({"a": HELLO, "b": holding})
     other = replace(other, settings={**HELLO.settings, "profile": None, "tree.size": 64}, own=HELLO.own)
     for hellos in ({"a": HELLO, "b": other}, {"b": other, "a": HELLO}):
         assert shared_settings(hellos) == {"target": "t 1a2b", "dtype": "bfloat16"}
