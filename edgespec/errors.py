@@ -22,7 +22,16 @@ _NOT_FOUND_CODES = {
     "E_CONFIG_MISSING",
     "E_PROFILE_NOT_FOUND",
 }
-_RUNTIME_CODES = {"E_READ_FAILED", "E_FILE_CHANGED", "E_CACHE", "E_NAN_LOGITS", "E_OUTPUT", "E_DOWNLOAD", "E_TRAIN_NAN"}
+_RUNTIME_CODES = {
+    "E_READ_FAILED",
+    "E_FILE_CHANGED",
+    "E_CACHE",
+    "E_NAN_LOGITS",
+    "E_OUTPUT",
+    "E_DOWNLOAD",
+    "E_TRAIN_NAN",
+    "E_WORKER",
+}
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -45,6 +54,9 @@ class EdgespecError(Exception):
         self.code = code
         self.what = what
         self.fix = fix
+
+    def __reduce__(self) -> tuple[type[EdgespecError], tuple[str, str, str]]:
+        return type(self), (self.code, self.what, self.fix)
 
     @property
     def exit_code(self) -> int:

@@ -23,7 +23,7 @@ LAYERS = (
     {"__main__"},
     {"cli"},
     {"doctor", "tune"},
-    {"train"},
+    {"distributed", "train"},
     {"engine"},
     {"text"},
     {"decode"},
@@ -68,7 +68,13 @@ OUTSIDE = {
     },
 }
 MAX_OUTSIDE_A_ROOM = 8
-OTHER_PROGRAMS = ("hf download ", "python -m ", "pip install ", '"nvidia-smi"')  # whose flags are their own
+OTHER_PROGRAMS = (
+    "hf download ",
+    "python -m ",
+    "pip install ",
+    "ray start ",
+    '"nvidia-smi"',
+)  # whose flags are their own
 SHORT_FLAGS = "m|md|c|n|t|ngl|o|q|f|st|sys|vv"
 CHAT_COMMANDS = "|".join(re.escape(name) for name in ACTIONS if name[0].isalpha())
 

@@ -87,6 +87,22 @@ def cancelling(engine: Engine, *, notices: Sequence[bytes], give_up: Callable[[]
 
     Each of the first presses writes one of `notices`. Yields a function that tells how often Ctrl-C was pressed.
     """
+
+    def cancel(num_pressed: int) -> None:
+        engine.cancel(abandon=num_pressed > 1)
+
+    with counting_presses(notices=notices, give_up=give_up, on_press=cancel) as num_pressed:
+        yield num_pressed
+
+
+@contextmanager
+def counting_presses(
+    *, notices: Sequence[bytes], give_up: Callable[[], None], on_press: Callable[[int], None] = lambda _number: None
+) -> Iterator[Callable[[], int]]:
+    """Within this block Ctrl-C is counted; the first two presses go to `on_press`, the third calls `give_up`.
+
+    Each of the first presses writes one of `notices`. Yields a function that tells how often Ctrl-C was pressed.
+    """
     num_pressed = 0
 
     def press(_signal: int, _frame: FrameType | None) -> None:
@@ -97,20 +113,31 @@ def cancelling(engine: Engine, *, notices: Sequence[bytes], give_up: Callable[[]
             return
         if num_pressed <= len(notices):
             _notice(notices[num_pressed - 1])
-        engine.cancel(abandon=num_pressed > 1)
+        on_press(num_pressed)
 
     with _handler(press):
         yield lambda: num_pressed
 
 
-def stopping_notice(*, line_width: int | None) -> bytes:
+def stopping_notice(words: str = STOPPING, *, line_width: int | None) -> bytes:
     """Return what the first Ctrl-C is answered with: lines of its own, or one in place of the last that is drawn over.
 
     A newline there would leave what is drawn behind, since whoever draws counts lines.
     """
     if line_width is None:
-        return f"\n{STOPPING}\n".encode()
-    return f"\r\x1b[K{STOPPING[: line_width - 1]}".encode()
+        return f"\n{words}\n".encode()
+    return f"\r\x1b[K{words[: line_width - 1]}".encode()
+
+
+@contextmanager
+def keeping_termination() -> Iterator[None]:
+    """Keep the way in which SIGTERM ends the program: some libraries put their own in its place."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def _notice(line: bytes) -> None:

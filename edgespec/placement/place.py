@@ -35,12 +35,17 @@ class Memory:
     host_bytes: int
 
 
+def usable_host_bytes() -> int:
+    """Return the RAM that is free now, less the margin."""
+    return max(0, free_host_bytes() - MARGIN_BYTES)
+
+
 def read_memory(limits: MemoryLimits, device: torch.device) -> Memory:
     """Return how much of the memory that is free now may be used, within the limits.
 
     Raises EdgespecError for a device that is not there and has no limit to plan for.
     """
-    host_bytes = max(0, free_host_bytes() - MARGIN_BYTES)
+    host_bytes = usable_host_bytes()
     if device.type == "cpu":
         return memory_within(limits, host_bytes=host_bytes, free_device_bytes=None)
     if torch.cuda.is_available():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
+from collections.abc import Generator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgespec.cli.console import Console
+from edgespec.cli.console import Console, DrawLines
 from edgespec.cli.ctrl_c import cancelling, import_engine, leaving_tidily, stopping_notice
 from edgespec.cli.generate.in_order import InOrder
+from edgespec.cli.generate.open_output import begin_output, check_output, open_output, refuse_results
 from edgespec.cli.generate.options import (
     AskedOutput,
     AskedPrompts,
@@ -22,10 +23,10 @@ from edgespec.cli.generate.options import (
     prompt_options,
     sampling_options,
 )
-from edgespec.cli.generate.prepare import AskedRun, Prepared, Prompts, prepare, read_rows
-from edgespec.cli.generate.resume import Results, keep_finished, read_results, waiting_path
-from edgespec.cli.generate.sinks import OutputFile, Sink, StandardOutput
-from edgespec.cli.log_file import current_log
+from edgespec.cli.generate.prepare import AskedPlace, AskedRun, Prepared, Prompts, prepare, read_rows
+from edgespec.cli.generate.ray_options import AskedWorkers, check_options, ray_options
+from edgespec.cli.generate.resume import read_results
+from edgespec.cli.generate.sinks import Sink
 from edgespec.cli.open_engine import open_engine
 from edgespec.cli.options.console import console_options
 from edgespec.cli.options.machine import MachineOptions, machine_options, parallel_option
@@ -34,12 +35,12 @@ from edgespec.cli.options.sections import FIRST, LAST, SectionedCommand
 from edgespec.cli.options.tree import AskedTrees, tree_options
 from edgespec.cli.prompt_cache import open_prompt_cache, prompt_cache_option, use_prompt_cache
 from edgespec.cli.prompts.read import holds_rows
-from edgespec.errors import EdgespecError
+from edgespec.distributed.cluster import import_ray
 
 if TYPE_CHECKING:
+    from edgespec.cli.generate.output import Answered
     from edgespec.engine import Engine
 
-IN_ORDER = ("text", "specbench")  # formats whose readers go by a result's place
 SECTIONS = {
     FIRST: (
         "prompt_text", "model", "draft_model", "output", "resume", "max_new_tokens", "temperature", "seed", "system",
@@ -49,6 +50,7 @@ SECTIONS = {
         "prompts_file", "lines", "start", "limit", "only", "category", "repeat", "system_file", "raw", "truncate",
     ),
     "Results": ("format_name", "logprobs", "ordered", "overwrite", "force", "fail_fast", "live_text", "dry_run"),
+    "Many machines": ("ray", "num_workers", "resources"),
     **LAST,
 }  # fmt: skip
 
@@ -91,6 +93,7 @@ Exit codes: 0 done, 1 failed while running, 2 wrong usage or input, 3 done but s
 @machine_options
 @parallel_option
 @prompt_cache_option
+@ray_options
 @click.option("--no-self-check", is_flag=True, help="Do not try whether the model's family reads token trees rightly.")
 @console_options(has_verbose=True)
 def command(
@@ -104,17 +107,25 @@ def command(
     parallel: int | None,
     prompt_cache: Path | None,
     no_self_check: bool,
+    workers: AskedWorkers | None,
     console: Console,
 ) -> int:
     """Complete PROMPTS: a text file (one prompt), JSONL, JSON array, or - (stdin).
 
     A text, and no -o: it streams to stdout. Otherwise, and for JSON rows, one JSON record a prompt.
     """
+    if workers is not None:
+        check_options(out, prompt_cache)
+        import_ray()  # which may not be installed
     prompts, format_name = _prompts(console, asked, out)
     out = replace(out, format_name=format_name)
     import_engine(console)
-    run = AskedRun(prompts=asked, out=out, wanted=wanted, models=models, trees=trees, machine=machine,
-                   parallel=parallel)  # fmt: skip
+    place = AskedPlace(models=models, trees=trees, machine=machine, parallel=parallel)
+    run = AskedRun(prompts=asked, out=out, wanted=wanted, place=place)
+    if workers is not None:
+        from edgespec.cli.generate.over_workers import run_on_workers
+
+        return run_on_workers(console, prompts, run, workers, format_name=format_name, self_check=not no_self_check)
     with console.status("reading headers and prompts"):
         prepared = prepare(console, prompts, run)
     if out.dry_run:
@@ -124,7 +135,7 @@ def command(
         return 0
     cache = open_prompt_cache(prompt_cache, prepared.pair, prepared.setup.place) if prepared.requests else None
     with ExitStack() as stack:
-        output = _open_output(prompts, prepared, out, format_name, stack)
+        output = open_output(prompts, prepared.requests, out, format_name, stack)
         if not prepared.requests:
             console.say("nothing to do")
             return 0
@@ -146,38 +157,12 @@ def _prompts(console: Console, asked: AskedPrompts, out: AskedOutput) -> tuple[P
             console.say("JSON rows give JSON records: -o FILE keeps them, --format text shows the texts alone")
     results = None
     if out.path is not None:
-        _check_output(out, asked.source)
+        check_output(out, asked.source)
         if out.resume:
             results = read_results(out.path, format_name)
         elif not out.overwrite:
-            _refuse_results(out.path, format_name, len(wanted))
+            refuse_results(out.path, format_name, len(wanted))
     return Prompts(all=rows, wanted=wanted, results=results), format_name
-
-
-def _open_output(
-    prompts: Prompts, prepared: Prepared, out: AskedOutput, format_name: str, stack: ExitStack
-) -> tuple[Sink, InOrder | None]:
-    """Open what records go to, the order in which they do, and what of it is there already; raises EdgespecError."""
-    to_run = [request.row.id for request in prepared.requests]
-    is_ordered = out.ordered or format_name in IN_ORDER
-    if out.path is None:
-        stdout = StandardOutput()
-        return stdout, InOrder(stdout, None, to_run) if is_ordered else None
-    order = [row.id for row in prompts.all]
-    held: dict[str, str] = {}
-    if prompts.results is not None:
-        OutputFile(out.path).close()  # refused where another run is at it
-        held = keep_finished(prompts.results, set(to_run), order if is_ordered else None)
-    sink = OutputFile(out.path, overwrite=out.overwrite)
-    stack.callback(sink.close)
-    if not is_ordered:
-        return sink, None
-    waiting = None
-    if format_name != "text" and out.path.is_file():  # texts without ids are not gone on with
-        waiting = OutputFile(waiting_path(out.path), overwrite=prompts.results is None)
-        stack.callback(waiting.close)
-    coming = {*to_run, *held}
-    return sink, InOrder(sink, waiting, [name for name in order if name in coming], held)
 
 
 def _run(
@@ -189,12 +174,13 @@ def _run(
     format_name: str,
 ) -> int:
     """Run all requests, write their results to the sink, and return the exit status."""
-    from edgespec.cli.generate.output import stream_one, write_records
+    from edgespec.cli.generate.output import Written, one_by_one, stream_one, with_records, write_records
+    from edgespec.cli.generate.progress import RunProgress
     from edgespec.cli.generate.records import run_fields
-    from edgespec.cli.generate.together import Run
+    from edgespec.cli.generate.tally import Tally
+    from edgespec.cli.generate.together import Run, together
 
     sink, in_order = output
-    to_stdout = out.path is None
     requests = prepared.requests
     draws = console.is_terminal and not out.shows_text
     notices = () if console.quiet else (stopping_notice(line_width=console.width if draws else None),)
@@ -203,66 +189,31 @@ def _run(
             console=console,
             engine=engine,
             settings=prepared.settings,
-            fields=run_fields(engine, prepared.config),
+            fields=run_fields(engine.pair, engine.place, prepared.config),
             encode=prepared.encode,
             num_pressed=num_pressed,
         )
-        sink.begin()
-        if in_order is not None:
-            in_order.begin()
-        elif out.overwrite and out.path is not None:
-            waiting_path(out.path).unlink(missing_ok=True)
-        if to_stdout and format_name == "text" and len(requests) == 1:
+        begin_output(output, out)
+        is_shown = out.path is None and format_name == "text"
+        if is_shown and len(requests) == 1:
             return stream_one(run, requests[0])
-        is_shown = to_stdout and format_name == "text"
-        return write_records(
-            run,
-            requests,
-            sink,
+        is_live = is_shown or (out.live_text and not console.quiet)
+        tally = Tally(requests, max_context=engine.max_context)
+
+        def answer(draw: DrawLines) -> Generator[Answered, None, None]:
+            if is_live:
+                return with_records(run, one_by_one(run, requests, to_stdout=is_shown))
+            return with_records(run, together(run, requests, RunProgress(console, tally, draw)))
+
+        written = Written(
+            sink=sink,
             in_order=in_order,
             format_name=format_name,
-            to_stdout=to_stdout,
-            live_text=out.live_text and not console.quiet and not is_shown,
-            fail_fast=out.fail_fast,
+            to_stdout=out.path is None,
+            seed=prepared.settings.seed,
         )
+        return write_records(console, answer, tally, written, shows_progress=not is_live, fail_fast=out.fail_fast)
 
 
 def _raise_interrupt() -> None:
     raise KeyboardInterrupt
-
-
-def _check_output(out: AskedOutput, source: str | None) -> None:
-    """Raise EdgespecError where the output file would replace the prompts, or cannot be written."""
-    path = out.path
-    assert path is not None
-    if path.is_dir():
-        raise EdgespecError("E_OUTPUT", f"'{path}' is a folder.", "Name a file in it.")
-    if source not in {None, "-"} and path.resolve() == Path(str(source)).resolve():
-        raise EdgespecError("E_OUTPUT", f"'{path}' is the prompt file.", "Choose another file for the results.")
-    if (log := current_log()) is not None and path.resolve() == log.resolve():
-        raise EdgespecError("E_OUTPUT", f"'{path}' is the log.", "Choose another file for the results.")
-    if not path.parent.is_dir():
-        raise EdgespecError("E_OUTPUT", f"there is no folder '{path.parent}' to write in.", "Make it first.")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise EdgespecError("E_OUTPUT", f"'{path}' cannot be written.", "Choose a file that can be.")
-    if out.resume and path.exists() and not path.is_file():
-        raise EdgespecError("E_OUTPUT", f"'{path}' is no file to go on with.", "Leave out --resume.")
-
-
-def _refuse_results(path: Path, format_name: str, num_wanted: int) -> None:
-    """Raise EdgespecError for an output file that is not empty, or records that wait for some before them."""
-    if not any(file.is_file() and file.stat().st_size for file in (path, waiting_path(path))):
-        return
-    try:
-        found: Results | None = read_results(path, format_name)
-    except EdgespecError:
-        found = None  # something else's file
-    if found is None or not found.entries:
-        raise EdgespecError(
-            "E_OUTPUT_EXISTS", f"'{path}' exists and is not empty.", "Choose another file, or give --overwrite."
-        )
-    raise EdgespecError(
-        "E_OUTPUT_EXISTS",
-        f"'{path}' has {len(found.done)} of {num_wanted} results.",
-        "Give --resume to go on with it, or --overwrite.",
-    )

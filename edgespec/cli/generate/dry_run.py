@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from edgespec.cli.console import Console, counted
 from edgespec.cli.generate.prepare import Prepared
+from edgespec.cli.generate.requests import NeededTokens, Request
 from edgespec.cli.open_engine import say_setup
 from edgespec.cli.options.machine import MachineOptions
 from edgespec.measured import verify_curve
@@ -24,15 +27,7 @@ def say_work(console: Console, prepared: Prepared, machine: MachineOptions) -> N
 def _time_note(prepared: Prepared) -> str:
     """Say how many seconds the run takes at most, if every answer is as long as it may be."""
     requests = [request for request in prepared.requests if request.fault is None]
-    num_turns = sum(request.row.num_turns for request in requests)
-    tokens = sum(request.max_new_tokens * request.row.num_turns for request in requests)
-    limits = [request.max_new_tokens for request in requests]
-    if -1 in limits:
-        tokens = prepared.needed.new_tokens
-    work = (
-        f"to do: {counted(len(requests), 'prompt')}, {counted(num_turns, 'answer')}, "
-        f"at most {counted(tokens, 'new token')}"
-    )
+    tokens, work = work_note(requests, prepared.needed)
     setup = prepared.setup
     if setup.profile is None:
         return f"{work}; no time estimate without a profile of this pair (edgespec profile)"
@@ -46,6 +41,16 @@ def _time_note(prepared: Prepared) -> str:
     return (
         f"{work}; about {_duration(tokens / per_s + prompts_s)} by profile {setup.profile.name} if no answer ends early"
     )
+
+
+def work_note(requests: Sequence[Request], needed: NeededTokens) -> tuple[int, str]:
+    """Return the most tokens that requests may make, and say it with their number."""
+    num_turns = sum(request.row.num_turns for request in requests)
+    tokens = sum(request.max_new_tokens * request.row.num_turns for request in requests)
+    if any(request.max_new_tokens == -1 for request in requests):
+        tokens = needed.new_tokens
+    answers = counted(num_turns, "answer")
+    return tokens, f"to do: {counted(len(requests), 'prompt')}, {answers}, at most {counted(tokens, 'new token')}"
 
 
 def _duration(seconds: float) -> str:

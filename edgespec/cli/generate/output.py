@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import sys
 from collections.abc import Callable, Generator
+from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 
 from edgespec.cli import TOLD, Terminated
-from edgespec.cli.console import counted, print_error, visible
+from edgespec.cli.console import Console, DrawLines, counted, print_error, visible
 from edgespec.cli.generate.formats import format_record
 from edgespec.cli.generate.in_order import InOrder
-from edgespec.cli.generate.progress import RunProgress
 from edgespec.cli.generate.records import error_record, success_record
 from edgespec.cli.generate.requests import Request
 from edgespec.cli.generate.resume import command_to_continue
 from edgespec.cli.generate.sinks import Sink
-from edgespec.cli.generate.tally import Tally, summary
-from edgespec.cli.generate.together import Ended, Run, say_trees, saying_room, together
+from edgespec.cli.generate.tally import Tally, Totals, totals
+from edgespec.cli.generate.together import Ended, Run, say_trees, saying_room
 from edgespec.cli.generate.turns import RowAnswers
 from edgespec.cli.prefill_line import PrefillLine
 from edgespec.cli.spelling import spelled_error
@@ -27,6 +27,31 @@ from edgespec.errors import EXIT_RUNTIME, EXIT_SOME_FAILED, EdgespecError, is_ou
 from edgespec.text.results import GenerationResult, TextChunk
 
 BETWEEN_TURNS = "\n\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """A prompt that is done, with its record."""
+
+    request: Request
+    record: dict[str, Any]
+    totals: Totals  # of its answers
+
+    @property
+    def failed(self) -> bool:
+        """Return whether the record tells of an error."""
+        return self.record["error"] is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """Where records go, and in which form."""
+
+    sink: Sink
+    in_order: InOrder | None  # records wait for those before them there
+    format_name: str  # `text` is plain answers, or nothing where they stream to stdout
+    to_stdout: bool
+    seed: int  # of the run, to go on with
 
 
 def stream_one(run: Run, request: Request) -> int:
@@ -40,66 +65,74 @@ def stream_one(run: Run, request: Request) -> int:
         raise
     finally:
         shown.end()
-    run.console.say(f"{summary(results)} · stopped: {results[-1].finish_reason} · seed {request.seed}")
+    run.console.say(f"{totals(results).in_words()} · stopped: {results[-1].finish_reason} · seed {request.seed}")
     return 0
 
 
 def write_records(
-    run: Run,
-    requests: list[Request],
-    sink: Sink,
+    console: Console,
+    answer: Callable[[DrawLines], Generator[Answered, None, None]],
+    tally: Tally,
+    out: Written,
     *,
-    in_order: InOrder | None,
-    format_name: str,
-    to_stdout: bool,
-    live_text: bool,
+    shows_progress: bool,
     fail_fast: bool,
 ) -> int:
-    """Run every prompt and return the exit status; a record is on the disk before the next step.
+    """Write the record of every prompt and return the exit status; it is on the disk before the next step.
 
-    Texts are under way together, unless they are shown while they are written. A prompt that fails does not end the
-    run. `format_name` text goes to the sink as plain answers, or streams `to_stdout`. With `in_order`, records wait for
-    those before them.
+    `answer` returns the prompts as they are done, and may draw how it goes. A prompt that fails does not end the run,
+    unless that is wanted.
     """
-    console = run.console
-    tally = Tally(requests, max_context=run.engine.max_context)
-    is_live = live_text or (format_name == "text" and to_stdout)
-
-    def write(request: Request, record: dict[str, Any]) -> None:
-        text = _in_format(format_name, request, record, streams=to_stdout)
-        if in_order is not None:
-            tally.num_written += in_order.write(request.row.id, text)
-        else:
-            sink.write(text)
-            tally.num_written += 1
 
     def say_stopped(why: str = "") -> None:
-        waiting = "" if in_order is None else in_order.told()
-        written = f"{tally.num_written} of {counted(len(requests), 'record')} written"
+        waiting = "" if out.in_order is None else out.in_order.told()
+        written = f"{tally.num_written} of {counted(tally.num_prompts, 'record')} written"
         console.say(f"stopped{why} with {written}{waiting}")
-        if not to_stdout and format_name != "text":
-            console.say(f"to go on: {command_to_continue(run.settings.seed)}", breaks=False)
+        if not out.to_stdout and out.format_name != "text":
+            console.say(f"to go on: {command_to_continue(out.seed)}", breaks=False)
 
-    with console.live_lines(wanted=not is_live) as draw:
-        shown = functools.partial(_Shown, run, to_stdout=not live_text)
-        progress = RunProgress(console, tally, draw)
-        ended = _one_by_one(run, requests, shown) if is_live else together(run, requests, progress)
+    with console.live_lines(wanted=shows_progress) as draw, closing(answer(draw)) as answered:
         try:
-            for request, results, error in ended:
-                write(request, _record(run, request, results, error))
-                tally.add(request, results, failed=error is not None)
-                if error is not None and fail_fast:
+            for one in answered:
+                _write(one, tally, out)
+                if one.failed and fail_fast:
                     say_stopped(" by --fail-fast")
                     return EXIT_RUNTIME
         except BaseException as error:  # also of a signal
             say_stopped()
             error.add_note(TOLD)
             raise
-        finally:
-            ended.close()
     failed = f" · {tally.num_failed} failed" if tally.num_failed else ""
-    console.say(f"{counted(len(requests), 'prompt')} · {tally.summary()}{failed}")
+    console.say(f"{counted(tally.num_prompts, 'prompt')} · {tally.summary()}{failed}")
     return EXIT_SOME_FAILED if tally.num_failed else 0
+
+
+def _write(one: Answered, tally: Tally, out: Written) -> None:
+    """Write a record, and tell of an error that it holds."""
+    text = _in_format(out.format_name, one.request, one.record, streams=out.to_stdout)
+    if out.in_order is not None:
+        tally.num_written += out.in_order.write(one.request.row.id, text)
+    else:
+        out.sink.write(text)
+        tally.num_written += 1
+    tally.add(one.request, one.totals, failed=one.failed)
+    if one.failed:
+        error = one.record["error"]
+        print_error(f"{one.request.row.where}: {error['message']}", error["fix"])
+
+
+def with_record(run: Run, ended: Ended) -> Answered:
+    """Return a prompt that ended with its record."""
+    request, results, error = ended
+    record = _record(run, request, results, error)
+    return Answered(request=request, record=record, totals=totals(results if error is None else ()))
+
+
+def with_records(run: Run, ended: Generator[Ended, None, None]) -> Generator[Answered, None, None]:
+    """Yield the prompts that ended with their records."""
+    with closing(ended):
+        for one in ended:
+            yield with_record(run, one)
 
 
 def _in_format(name: str, request: Request, record: dict[str, Any], *, streams: bool) -> str:
@@ -110,13 +143,13 @@ def _in_format(name: str, request: Request, record: dict[str, Any], *, streams: 
     return "" if streams or record["error"] else BETWEEN_TURNS.join(record["turns"]) + "\n\n"
 
 
-def _one_by_one(run: Run, requests: list[Request], show: Callable[..., _Shown]) -> Generator[Ended, None, None]:
+def one_by_one(run: Run, requests: list[Request], *, to_stdout: bool) -> Generator[Ended, None, None]:
     """Yield each prompt's results, or the error that ended it, while its text is shown."""
     for number, request in enumerate(requests, 1):
         run.check()
         place = f"[{number}/{len(requests)}] id={visible(request.row.id)}"
         run.console.say(place)
-        shown, results = show(place=place), list[GenerationResult]()
+        shown, results = _Shown(run, place=place, to_stdout=to_stdout), list[GenerationResult]()
         try:
             _answer(run, request, shown, results)
         except OSError:
@@ -135,9 +168,7 @@ def _record(run: Run, request: Request, results: list[GenerationResult], error: 
         return success_record(request, run.engine, results, run.fields, run.settings)
     if os.environ.get("EDGESPEC_DEBUG") and not isinstance(error, EdgespecError):
         raise error
-    fault = _fault(error)
-    print_error(f"{request.row.where}: {fault.what}", fault.fix)
-    return error_record(request, results, fault, run.fields)
+    return error_record(request, results, _fault(error), run.fields)
 
 
 def _answer(

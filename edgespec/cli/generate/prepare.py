@@ -49,16 +49,40 @@ class Prompts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AskedPlace:
+    """What the command line says of the pair, and of where and how it is to live."""
+
+    models: AskedModels
+    trees: AskedTrees
+    machine: MachineOptions
+    parallel: int | None  # texts under way; None: as many as pay
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AskedRun:
     """What the command line asks for."""
 
     prompts: AskedPrompts
     out: AskedOutput
     wanted: AskedSampling
-    models: AskedModels
-    trees: AskedTrees
-    machine: MachineOptions
-    parallel: int | None  # texts under way; None: as many as pay
+    place: AskedPlace
+
+    @property
+    def refuses(self) -> bool:
+        """Return whether a prompt that the context has no room for ends the run before it begins."""
+        return self.out.fail_fast or self.prompts.truncate == "fail"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requested:
+    """What is asked of a pair, wherever that will live."""
+
+    pair: ModelPair
+    settings: RunSettings
+    requests: list[Request]  # all that are wanted
+    encode: EncodeTurn
+    needed: NeededTokens
+    num_fitting: int  # requests that the context has room for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,11 +115,24 @@ def read_rows(console: Console, asked: AskedPrompts, format_name: str) -> tuple[
 
 def prepare(console: Console, prompts: Prompts, asked: AskedRun) -> Prepared:
     """Open the pair, settle every prompt's settings, and place the weights; raises EdgespecError."""
-    from edgespec.profiled import set_up_by_profile
+    found = make_requested(console, prompts, asked)
+    place = replace(asked.place, parallel=1) if asked.out.shows_text else asked.place
+    setup, settings = place_run(found.pair, found.settings, place, found.needed, found.num_fitting)
+    report_ignored_settings(console, found.pair, prompts.wanted, asked.prompts)
+    config = run_config(setup, settings)
+    requests = still_to_run(console, prompts, asked, found, config)
+    return Prepared(
+        pair=found.pair, settings=settings, setup=setup, requests=requests, encode=found.encode, needed=found.needed,
+        config=config,
+    )  # fmt: skip
+
+
+def make_requested(console: Console, prompts: Prompts, asked: AskedRun) -> Requested:
+    """Open the pair and settle every prompt's settings; raises EdgespecError."""
     from edgespec.text.bias import with_token_ids
 
-    machine, wanted = asked.machine, asked.wanted
-    pair = open_pair_for(console, asked.models, asked.trees)
+    machine, wanted = asked.place.machine, asked.wanted
+    pair = open_pair_for(console, asked.place.models, asked.place.trees)
     settings = RunSettings(
         sampling=with_token_ids(replace(pair.default_sampling(), **wanted.chosen), pair),
         max_new_tokens=wanted.max_new_tokens,
@@ -114,11 +151,24 @@ def prepare(console: Console, prompts: Prompts, asked: AskedRun) -> Prepared:
     max_context = machine.ctx_size or pair.max_context
     requests = make_requests(pair, rows, encoded, settings)
     requests = fit(requests, asked.prompts.truncate, encode, pair.tokenizer, max_context)
-    refuses = asked.out.fail_fast or asked.prompts.truncate == "fail"
-    fitting = _fitting(requests, refuses=refuses)
+    fitting = _fitting(requests, refuses=asked.refuses)
     _report_lengths(console, requests)
     needed = needed_tokens(fitting, encode, max_context)
-    place = machine.place(pair, context_tokens=needed.context_tokens, prompt_tokens=needed.prompt_tokens)
+    return Requested(
+        pair=pair, settings=settings, requests=requests, encode=encode, needed=needed, num_fitting=len(fitting)
+    )
+
+
+def place_run(
+    pair: ModelPair, settings: RunSettings, asked: AskedPlace, needed: NeededTokens, num_texts: int
+) -> tuple[PairSetup, RunSettings]:
+    """Place the weights in this machine's memory, for up to so many texts; raises EdgespecError.
+
+    Returns the settings with the profile that they come from.
+    """
+    from edgespec.profiled import set_up_by_profile
+
+    place = asked.machine.place(pair, context_tokens=needed.context_tokens, prompt_tokens=needed.prompt_tokens)
     # The tree is chosen once, for the run's temperature; a row's own changes its sampling alone.
     setup = set_up_by_profile(
         pair,
@@ -126,26 +176,26 @@ def prepare(console: Console, prompts: Prompts, asked: AskedRun) -> Prepared:
         source=asked.trees.profile,
         given=asked.trees.given,
         temperature=settings.sampling.temperature,
-        share_passes=lambda place, shares: _with_texts(pair, place, asked, needed, len(fitting), shares),
+        share_passes=lambda place, shares: _with_texts(pair, place, asked, needed.mean_tokens, num_texts, shares),
     )
-    _report_ignored_settings(console, pair, rows, asked.prompts)
-    settings = replace(
-        settings,
-        profile=setup.profile.name if setup.profile else None,
-        predicted_per_s=setup.predicted_per_s,
-    )
-    config = run_config(setup, settings)
+    profile = setup.profile.name if setup.profile else None
+    return setup, replace(settings, profile=profile, predicted_per_s=setup.predicted_per_s)
+
+
+def still_to_run(
+    console: Console, prompts: Prompts, asked: AskedRun, found: Requested, config: dict[str, Any]
+) -> list[Request]:
+    """Return the requests whose results an output file lacks; raises EdgespecError where it is of another run."""
+    requests = found.requests
     if prompts.results is not None:
         if not asked.out.force:
             check_same_run(prompts.results, prompts.all, config, truncate=asked.prompts.truncate)
         done = prompts.results.done
         requests = [request for request in requests if request.row.id not in done]
-        _report_finished_rows(console, prompts.results, len(rows), len(requests), settings.seed)
+        _report_finished_rows(console, prompts.results, len(prompts.wanted), len(requests), found.settings.seed)
         if requests:
-            _fitting(requests, refuses=refuses)
-    return Prepared(
-        pair=pair, settings=settings, setup=setup, requests=requests, encode=encode, needed=needed, config=config
-    )
+            _fitting(requests, refuses=asked.refuses)
+    return requests
 
 
 def _fitting(requests: list[Request], *, refuses: bool) -> list[Request]:
@@ -171,17 +221,17 @@ def _report_lengths(console: Console, requests: list[Request]) -> None:
 
 
 def _with_texts(
-    pair: ModelPair, place: RunPlace, asked: AskedRun, needed: NeededTokens, num_texts: int, shares: PassShares
+    pair: ModelPair, place: RunPlace, asked: AskedPlace, mean_tokens: float, num_texts: int, shares: PassShares
 ) -> RunPlace:
     """Return the place with the texts under way that were asked for, or that pay."""
     from edgespec.placement.parallel import texts_that_pay, with_texts
 
-    if num_texts <= 1 or asked.out.shows_text:
+    if num_texts <= 1 or asked.parallel == 1:
         return place
     if asked.parallel is not None:
-        return with_texts(place, min(asked.parallel, num_texts), needed.mean_tokens)
+        return with_texts(place, min(asked.parallel, num_texts), mean_tokens)
     tree = TreeSettings(**asked.trees.given)
-    return texts_that_pay(pair, place, tree, num_waiting=num_texts, mean_tokens=needed.mean_tokens, shares=shares)
+    return texts_that_pay(pair, place, tree, num_waiting=num_texts, mean_tokens=mean_tokens, shares=shares)
 
 
 def _seed(wanted: AskedSampling, results: Results | None) -> int:
@@ -199,7 +249,7 @@ def _report_finished_rows(console: Console, results: Results, num_wanted: int, n
     console.say(f"resuming '{results.path}': {done}; seed {seed}")
 
 
-def _report_ignored_settings(console: Console, pair: ModelPair, rows: list[PromptRow], asked: AskedPrompts) -> None:
+def report_ignored_settings(console: Console, pair: ModelPair, rows: list[PromptRow], asked: AskedPrompts) -> None:
     """Say once what rows, model or template ask for and this run does not do."""
     ignored = sorted({key for row in rows for key in row.ignored_keys})
     if ignored:

@@ -18,6 +18,8 @@ from edgespec.errors import EdgespecError
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
+    from edgespec.pair.pair import ModelPair
+    from edgespec.placement.run_place import RunPlace
     from edgespec.text.results import GenerationResult
 
 SCHEMA = "edgespec.result/1"
@@ -61,19 +63,18 @@ def error_record(
     }
 
 
-def run_fields(engine: Engine, config: dict[str, Any]) -> dict[str, Any]:
+def run_fields(pair: ModelPair, place: RunPlace, config: dict[str, Any]) -> dict[str, Any]:
     """Return what all records of a run share: models, formats, every setting that shapes the texts, and their hash."""
     import torch
 
-    pair = engine.pair
     return {
         "model": str(pair.target.folder),
         "model_revision": _revision(pair.target.folder),
         "draft_model": str(pair.draft.folder) if pair.draft else None,
-        "quant": engine.place.quant or "none",
-        "draft_quant": engine.place.draft_quant or "none",
-        "dtype": str(engine.place.dtype).removeprefix("torch."),
-        "device": str(engine.device),
+        "quant": place.quant or "none",
+        "draft_quant": place.draft_quant or "none",
+        "dtype": str(place.dtype).removeprefix("torch."),
+        "device": str(place.device),
         "threads": torch.get_num_threads(),  # the most that are used
         "config": config,
         "config_hash": config_hash(config),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from edgespec.cli.console import counted
 from edgespec.cli.generate.requests import Request
@@ -13,6 +14,49 @@ MINUTE_S = 60
 HOUR_S = 3600
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Sums over answers, all that a run keeps of them."""
+
+    tokens: int = 0
+    seconds: float = 0.0  # of each text by itself
+    pass_tokens: int = 0  # that came from passes
+    text_passes: int = 0  # a pass of two texts counts twice
+    passes: float = 0.0  # a pass of two texts counts once
+
+    def __add__(self, other: Totals) -> Totals:
+        return Totals(
+            tokens=self.tokens + other.tokens,
+            seconds=self.seconds + other.seconds,
+            pass_tokens=self.pass_tokens + other.pass_tokens,
+            text_passes=self.text_passes + other.text_passes,
+            passes=self.passes + other.passes,
+        )
+
+    def in_words(self, *, by_clock_s: float | None = None) -> str:
+        """Return tokens, tokens/s, tokens a pass and text, and passes; seconds are the texts' own, unless given."""
+        total_s = self.seconds if by_clock_s is None else by_clock_s
+        parts = [counted(self.tokens, "token")]
+        if total_s:
+            parts.append(f"{self.tokens / total_s:.1f} tok/s")
+        if self.text_passes:
+            parts.append(f"{self.pass_tokens / self.text_passes:.2f} tok/pass")
+        return " · ".join([*parts, counted(round(self.passes), "pass")])
+
+
+def totals(results: Iterable[GenerationResult]) -> Totals:
+    """Return the sums over answers."""
+    found = list(results)
+    passes = [step for result in found for step in result.passes]
+    return Totals(
+        tokens=sum(len(result.token_ids) for result in found),
+        seconds=sum(result.total_s for result in found),
+        pass_tokens=sum(len(step.tokens) for step in passes),
+        text_passes=len(passes),
+        passes=sum(1 / step.num_texts for step in passes),
+    )
+
+
 class Tally:
     """Counts prompts, tokens and passes, and the time since the run began."""
 
@@ -20,18 +64,20 @@ class Tally:
         self.num_prompts = len(requests)
         self.num_done = self.num_failed = self.num_written = 0
         self._open = {request.row.id: most_tokens(request, max_context) for request in requests}
+        self._open_most = sum(self._open.values())
         self._ended_most = 0  # tokens that the prompts that are done might have had
-        self._results: list[GenerationResult] = []
+        self._totals = Totals()
         self._started = time.perf_counter()
 
-    def add(self, request: Request, results: Sequence[GenerationResult], *, failed: bool) -> None:
+    def add(self, request: Request, found: Totals, *, failed: bool) -> None:
         """Note that a prompt is done."""
         most = self._open.pop(request.row.id)
+        self._open_most -= most
         self.num_done += 1
         self.num_failed += failed
         if not failed:
             self._ended_most += most
-            self._results += results
+            self._totals += found
 
     def most_of(self, name: str) -> int:
         """Return the most tokens that a prompt's answers may have, by its id."""
@@ -39,7 +85,7 @@ class Tally:
 
     def summary(self) -> str:
         """Return what all prompts yielded, by the clock."""
-        return summary(self._results, total_s=time.perf_counter() - self._started)
+        return self._totals.in_words(by_clock_s=time.perf_counter() - self._started)
 
     def progress(self, num_texts: int, under_way: Mapping[str, int]) -> list[str]:
         """Return in a few words each how it goes, the most important first.
@@ -48,12 +94,12 @@ class Tally:
         of the tokens to come: of what a prompt may still have, as large a share as those that are done used.
         """
         elapsed_s = max(1e-9, time.perf_counter() - self._started)
-        ended = sum(len(result.token_ids) for result in self._results)
+        ended = self._totals.tokens
         tokens = ended + sum(under_way.values())
         parts = [f"{self.num_done} of {counted(self.num_prompts, 'prompt')}"]
         if tokens:
             share = ended / self._ended_most if self._ended_most else 1.0
-            to_come = share * sum(most - under_way.get(name, 0) for name, most in self._open.items())
+            to_come = share * (self._open_most - sum(under_way.values()))
             left = f"{_duration(to_come * elapsed_s / tokens)} left"
             parts += [left if self._ended_most else f"at most {left}", f"{tokens / elapsed_s:.1f} tok/s"]
         return [*parts, f"{num_texts} under way", counted(tokens, "token")]
@@ -66,19 +112,6 @@ def most_tokens(request: Request, max_context: int) -> int:
     room = max(0, max_context - len(request.ids))
     each = room if request.max_new_tokens < 0 else request.max_new_tokens
     return min(room, each * request.row.num_turns)
-
-
-def summary(results: Sequence[GenerationResult], *, total_s: float | None = None) -> str:
-    """Return tokens, tokens/s, tokens a pass and text, and passes; seconds are those of all texts, unless given."""
-    num_tokens = sum(len(result.token_ids) for result in results)
-    total_s = sum(result.total_s for result in results) if total_s is None else total_s
-    passes = [step for result in results for step in result.passes]
-    parts = [counted(num_tokens, "token")]
-    if total_s:
-        parts.append(f"{num_tokens / total_s:.1f} tok/s")
-    if passes:
-        parts.append(f"{sum(len(step.tokens) for step in passes) / len(passes):.2f} tok/pass")
-    return " · ".join([*parts, counted(round(sum(1 / step.num_texts for step in passes)), "pass")])
 
 
 def _duration(seconds: float) -> str:

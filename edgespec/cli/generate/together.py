@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+import functools
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -36,54 +37,81 @@ class Run:
             raise KeyboardInterrupt
 
 
-def together(run: Run, requests: list[Request], progress: RunProgress) -> Generator[Ended, None, None]:
+class RowsTogether:
+    """The rows that share passes; others enter as there is room."""
+
+    def __init__(
+        self, run: Run, next_request: Callable[[], Request | None], *, progress: RunProgress | None = None
+    ) -> None:
+        """Begin with none: `next_request` returns one where any waits. `progress` shows how it goes."""
+        self._run, self._next_request, self._progress = run, next_request, progress
+        self._under_way: dict[TextHandle, RowAnswers] = {}
+
+    @property
+    def rows(self) -> list[RowAnswers]:
+        """Return the rows that have begun and not ended."""
+        return list(self._under_way.values())
+
+    def step(self) -> Generator[Ended, None, bool]:
+        """Make one pass and yield the rows that ended; return whether there are others.
+
+        Raises KeyboardInterrupt where texts were cancelled, behind those that ended before.
+        """
+        run, under_way = self._run, self._under_way
+        while len(under_way) < run.engine.place.num_texts:
+            request = self._next_request()
+            if request is None:
+                break
+            reads = None if self._progress is None else self._progress.reads(request)
+            yield from self._begin(RowAnswers(run.engine, request, run.encode, on_prefill=reads))
+        if not under_way:
+            return False
+        with saying_room(run):
+            num_texts = run.engine.advance()
+        if self._progress is not None and not run.num_pressed():  # else what the key was answered with is drawn over
+            self._progress.show(num_texts, self.rows)
+        ended = [handle for handle in under_way if handle.is_done]
+        going_on: list[RowAnswers] = []  # behind those that ended, which Ctrl-C must not lose
+        for handle in sorted(ended, key=lambda handle: handle.whole().finish_reason == "interrupted"):
+            row = under_way.pop(handle)
+            if handle.error is not None:
+                yield row.request, row.results, handle.error
+                continue
+            row.take(handle)
+            say_trees(run, row.results[-1])
+            if row.is_done:
+                yield row.request, row.results, None
+            else:
+                going_on.append(row)
+        for row in going_on:
+            yield from self._begin(row)
+        return True
+
+    def close(self) -> None:
+        """End all texts."""
+        for handle in self._under_way:
+            handle.cancel()
+
+    def _begin(self, row: RowAnswers) -> Iterator[Ended]:
+        """Ask for a row's next answer; yields the row where that fails."""
+        self._run.check()
+        try:
+            self._under_way[row.next_turn()] = row
+        except Exception as error:
+            yield row.request, row.results, error
+
+
+def together(run: Run, requests: Iterable[Request], progress: RunProgress) -> Generator[Ended, None, None]:
     """Yield prompts in the order in which they end; as many are under way as the engine has room for.
 
     `progress` shows how it goes. Raises KeyboardInterrupt where texts were cancelled, behind those that ended before.
     """
-    waiting = iter(requests)
-    under_way: dict[TextHandle, RowAnswers] = {}
+    together = RowsTogether(run, functools.partial(next, iter(requests), None), progress=progress)
     try:
-        while True:
-            while len(under_way) < run.engine.place.num_texts:
-                request = next(waiting, None)
-                if request is None:
-                    break
-                row = RowAnswers(run.engine, request, run.encode, on_prefill=progress.reads(request))
-                yield from _begin(run, row, under_way)
-            if not under_way:
-                return
-            with saying_room(run):
-                num_texts = run.engine.advance()
-            if not run.num_pressed():  # else what the key was answered with would be drawn over
-                progress.show(num_texts, list(under_way.values()))
-            ended = [handle for handle in under_way if handle.is_done]
-            going_on: list[RowAnswers] = []  # behind those that ended, which Ctrl-C must not lose
-            for handle in sorted(ended, key=lambda handle: handle.whole().finish_reason == "interrupted"):
-                row = under_way.pop(handle)
-                if handle.error is not None:
-                    yield row.request, row.results, handle.error
-                    continue
-                row.take(handle)
-                say_trees(run, row.results[-1])
-                if row.is_done:
-                    yield row.request, row.results, None
-                else:
-                    going_on.append(row)
-            for row in going_on:
-                yield from _begin(run, row, under_way)
+        while (yield from together.step()):
+            pass
     finally:
-        for handle in under_way:
-            handle.cancel()
-
-
-def _begin(run: Run, row: RowAnswers, under_way: dict[TextHandle, RowAnswers]) -> Iterator[Ended]:
-    """Ask for a row's next answer; yields the row where that fails."""
-    run.check()
-    try:
-        under_way[row.next_turn()] = row
-    except Exception as error:
-        yield row.request, row.results, error
+        together.close()
 
 
 @contextmanager

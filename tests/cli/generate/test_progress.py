@@ -16,7 +16,7 @@ from edgespec.cli.console import counted
 from edgespec.cli.generate import tally
 from edgespec.cli.generate.progress import fitting
 from edgespec.cli.generate.requests import Request
-from edgespec.cli.generate.tally import Tally
+from edgespec.cli.generate.tally import Tally, Totals, totals
 from edgespec.cli.prompts.rows import parse_row
 from edgespec.config import SamplingSettings
 from edgespec.text.results import GenerationResult
@@ -62,10 +62,10 @@ def test_the_time_left_is_that_of_the_tokens_to_come(monkeypatch: pytest.MonkeyP
     assert found.progress(2, {"short": 5, "long": 15}) == [
         "0 of 3 prompts", "at most 45 s left", "4.0 tok/s", "2 under way", "20 tokens",
     ]  # fmt: skip
-    found.add(requests[0], [result(5)], failed=False)
+    found.add(requests[0], totals([result(5)]), failed=False)
     # It had half of what it might: of the 175 that may come, half are expected.
     assert found.progress(1, {"long": 15})[1] == f"{175 / 2 / 4:.0f} s left"
-    found.add(requests[2], [], failed=True)  # says nothing of the others' lengths
+    found.add(requests[2], Totals(), failed=True)  # says nothing of the others' lengths
     assert found.progress(1, {"long": 15})[1] == f"{85 / 2 / 4:.0f} s left"
 
 

@@ -1,0 +1,141 @@
+"""A run on many workers: greeted, compared, handed rows, and their records written by this process alone."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from edgespec.cli.console import Console, DrawLines, counted
+from edgespec.cli.ctrl_c import counting_presses, keeping_termination, stopping_notice
+from edgespec.cli.generate.dry_run import work_note
+from edgespec.cli.generate.open_output import begin_output, open_output
+from edgespec.cli.generate.output import Answered, Written, write_records
+from edgespec.cli.generate.prepare import (
+    AskedPlace,
+    AskedRun,
+    Prompts,
+    make_requested,
+    report_ignored_settings,
+    still_to_run,
+)
+from edgespec.cli.generate.ray_options import AskedWorkers
+from edgespec.cli.generate.records import error_record
+from edgespec.cli.generate.requests import Request
+from edgespec.cli.generate.run_config import config_hash
+from edgespec.cli.generate.tally import Tally, Totals
+from edgespec.cli.generate.worker import RowAnswer, RowPlan
+from edgespec.cli.generate.workers_progress import WorkersProgress
+from edgespec.distributed.cluster import connected, machines
+from edgespec.distributed.dispatch import Dispatch, Outcome
+from edgespec.distributed.ray_crew import RayCrew
+from edgespec.distributed.resources import check_places, default_resources, default_workers
+from edgespec.distributed.worker import Hello
+
+STOPPING = "stopping: records of rows that have ended are kept"
+
+
+def run_on_workers(
+    console: Console, prompts: Prompts, asked: AskedRun, workers: AskedWorkers, *, format_name: str, self_check: bool
+) -> int:
+    """Run all prompts on a cluster's workers and return the exit status; raises EdgespecError."""
+    with console.status("reading headers and prompts"):
+        found = make_requested(console, prompts, asked)
+    report_ignored_settings(console, found.pair, prompts.wanted, asked.prompts)
+    with ExitStack() as stack:
+        line_width = console.width if console.is_terminal else None
+        notices = () if console.quiet else (stopping_notice(STOPPING, line_width=line_width),)
+        num_pressed = stack.enter_context(counting_presses(notices=notices, give_up=_raise_interrupt))
+
+        def check() -> None:
+            if num_pressed():
+                raise KeyboardInterrupt
+
+        with console.status("connecting to the cluster"), keeping_termination():
+            ray = stack.enter_context(connected(workers.address, num_workers=workers.num_workers))
+        nodes = machines(ray)
+        each = default_resources(nodes) if workers.resources is None else workers.resources
+        num_workers = workers.num_workers or default_workers(nodes, each)
+        check_places(nodes, each, num_workers)
+        plan = RowPlan(
+            place=_anywhere(asked.place),
+            settings=found.settings,
+            needed=found.needed,
+            num_rows=-(-found.num_fitting // num_workers),
+            self_check=self_check,
+        )
+        crew: RayCrew[Request, RowAnswer] = stack.enter_context(
+            closing(RayCrew(plan, num_workers=num_workers, resources=each, check=check))
+        )
+        with console.status(f"waiting for {counted(num_workers, 'worker')}"):
+            hellos, config = crew.greet()
+        _say_hellos(console, hellos)
+        requests = still_to_run(console, prompts, asked, found, config)
+        if asked.out.dry_run:
+            console.say(work_note([request for request in requests if request.fault is None], found.needed)[1])
+            console.say("dry run: nothing was loaded or written")
+            return 0
+        output = open_output(prompts, requests, asked.out, format_name, stack)
+        if not requests:
+            console.say("nothing to do")
+            return 0
+        crew.load()
+        tally = Tally(requests, max_context=found.needed.context_tokens)
+        fields = {**next(iter(hellos.values())).shared, "config": config, "config_hash": config_hash(config)}
+
+        def answer(draw: DrawLines) -> Generator[Answered, None, None]:
+            progress = WorkersProgress(console, tally, draw)
+            dispatch = Dispatch(requests, crew, crew.names, tell=console.say, on_exchange=progress.update)
+            for number, outcome in enumerate(dispatch.run()):
+                if not number:  # a worker has loaded: what is there may be written over
+                    begin_output(output, asked.out)
+                yield _answered(outcome, fields)
+
+        written = Written(
+            sink=output[0],
+            in_order=output[1],
+            format_name=format_name,
+            to_stdout=False,
+            seed=found.settings.seed,
+        )
+        return write_records(console, answer, tally, written, shows_progress=True, fail_fast=asked.out.fail_fast)
+
+
+def _answered(outcome: Outcome[Request, RowAnswer], fields: dict[str, Any]) -> Answered:
+    """Return a row with its record: the worker's, or the error of the workers that were lost with it."""
+    if outcome.value is not None:
+        record, totals = outcome.value
+        return Answered(request=outcome.job, record=record, totals=totals)
+    assert outcome.error is not None
+    return Answered(request=outcome.job, record=error_record(outcome.job, [], outcome.error, fields), totals=Totals())
+
+
+def _say_hellos(console: Console, hellos: Mapping[str, Hello]) -> None:
+    """Say how workers placed themselves; those that did alike are said once."""
+    by_lines: dict[tuple[str, ...], list[str]] = {}
+    for name, hello in hellos.items():
+        by_lines.setdefault(tuple(hello.lines), []).append(name)
+    for lines, names in by_lines.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        for line in lines:
+            console.say(f"{names[0]}{more}: {line}")
+
+
+def _anywhere(place: AskedPlace) -> AskedPlace:
+    """Return the place with whole paths: a worker's own folder is another one."""
+    models = replace(
+        place.models,
+        target=None if place.models.target is None else place.models.target.absolute(),
+        draft=None if place.models.draft is None else place.models.draft.absolute(),
+    )
+    given = {name: value.absolute() if isinstance(value, Path) else value for name, value in place.trees.given.items()}
+    profile = place.trees.profile
+    if profile not in ("auto", "none"):
+        profile = str(Path(profile).absolute())
+    return replace(place, models=models, trees=replace(place.trees, given=given, profile=profile))
+
+
+def _raise_interrupt() -> None:
+    raise KeyboardInterrupt

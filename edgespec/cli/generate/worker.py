@@ -1,0 +1,164 @@
+"""One worker of a run on many: the pair on its machine, and rows that become records there."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from edgespec import __version__
+from edgespec.cli.console import Console
+from edgespec.cli.generate.output import with_record
+from edgespec.cli.generate.prepare import AskedPlace, place_run
+from edgespec.cli.generate.records import run_fields
+from edgespec.cli.generate.requests import NeededTokens, Request, RunSettings, turn_encoder
+from edgespec.cli.generate.run_config import run_config
+from edgespec.cli.generate.tally import Totals
+from edgespec.cli.generate.together import Ended, RowsTogether, Run
+from edgespec.cli.open_engine import say_setup
+from edgespec.cli.open_pair import open_pair_for
+from edgespec.distributed.worker import Answer, Exchanged, Hello
+
+if TYPE_CHECKING:
+    from edgespec.config import MemoryLimits
+    from edgespec.profiled import PairSetup
+
+RowAnswer: TypeAlias = tuple[dict[str, Any], Totals]  # a row's record, and the sums over its answers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowPlan:
+    """How a worker opens its pair, which is what one process would do there."""
+
+    place: AskedPlace
+    settings: RunSettings
+    needed: NeededTokens
+    num_rows: int  # that this worker may have under way at most
+    self_check: bool
+
+    def open(self, *, num_beside: int) -> RowWorker:
+        """Open the pair in this machine's memory, shared with so many others; raises EdgespecError."""
+        return RowWorker(self, num_beside=num_beside)
+
+
+class RowWorker:
+    """A pair on its machine. It says what it would run with, loads, and answers rows."""
+
+    def __init__(self, plan: RowPlan, *, num_beside: int) -> None:
+        self._plan, self._console = plan, _NotingConsole()
+        self._waiting: deque[Request] = deque()
+        self._numbers: dict[str, int] = {}  # of jobs, by their rows
+        self._ended_tokens, self._working_s = 0, 0.0
+        machine = plan.place.machine
+        machine = replace(machine, limits=_shared(machine.limits, num_beside))
+        pair = open_pair_for(self._console, plan.place.models, plan.place.trees)
+        setup, self._settings = place_run(
+            pair, plan.settings, replace(plan.place, machine=machine), plan.needed, plan.num_rows
+        )
+        say_setup(self._console, setup, machine)
+        self._setup: PairSetup | None = setup
+        self._hello = _hello(setup, self._settings, self._console.taken())
+
+    def hello(self) -> Hello:
+        """Say what it would run with."""
+        return self._hello
+
+    def load(self, settings: Mapping[str, Any]) -> None:
+        """Read the weights; records say that they were made with these settings. Raises EdgespecError."""
+        from edgespec.engine import Engine
+
+        assert self._setup is not None
+        setup, self._setup = self._setup, None  # it knows the weights
+        engine = Engine(setup, self_check=self._plan.self_check)
+        self._run = Run(
+            console=self._console,
+            engine=engine,
+            settings=self._settings,
+            fields=run_fields(engine.pair, engine.place, dict(settings)),
+            encode=turn_encoder(engine.pair, self._settings),
+            num_pressed=lambda: 0,
+        )
+        self._rows = RowsTogether(self._run, lambda: self._waiting.popleft() if self._waiting else None)
+
+    def exchange(self, jobs: Sequence[tuple[int, Request]], wait_s: float) -> Exchanged[RowAnswer]:
+        """Take rows, make passes until some have ended, or for a moment, and return their records."""
+        started = time.perf_counter()
+        for number, request in jobs:
+            self._numbers[request.row.id] = number
+            self._waiting.append(request)
+        answers: list[Answer[RowAnswer]] = []
+        self._goes_on = True
+        while self._goes_on and not answers and time.perf_counter() - started < wait_s:
+            answers = [self._answer(ended) for ended in self._step()]
+        self._working_s += time.perf_counter() - started
+        under_way = {row.request.row.id: row.num_tokens for row in self._rows.rows if row.is_under_way}
+        return Exchanged(
+            answers=answers,
+            under_way=under_way,
+            num_tokens=self._ended_tokens + sum(under_way.values()),
+            working_s=self._working_s,
+            notes=self._console.taken(),
+        )
+
+    def _step(self) -> Generator[Ended, None, None]:
+        self._goes_on = yield from self._rows.step()
+
+    def _answer(self, ended: Ended) -> Answer[RowAnswer]:
+        answered = with_record(self._run, ended)
+        self._ended_tokens += answered.totals.tokens
+        return Answer(
+            number=self._numbers.pop(answered.request.row.id),
+            value=(answered.record, answered.totals),
+            failed=answered.failed,
+            may_succeed_elsewhere=answered.request.fault is None,
+        )
+
+
+class _NotingConsole(Console):
+    """Keeps what would be said, for the machine where somebody reads it."""
+
+    def __init__(self) -> None:
+        super().__init__(quiet=False, verbose=False)
+        self.is_terminal = False
+        self._lines: list[str] = []
+
+    def _write(self, text: str) -> None:
+        self._lines.append(text)
+
+    def taken(self) -> list[str]:
+        """Return what was said since it was last asked for."""
+        lines, self._lines = self._lines, []
+        return lines
+
+
+def _hello(setup: PairSetup, settings: RunSettings, lines: Sequence[str]) -> Hello:
+    import torch
+    import transformers
+
+    config = run_config(setup, settings)
+    # Where no text depends on its trees, each machine may have those that pay there.
+    is_free = setup.tree.is_lossless and (setup.tree.policy == "none" or setup.tree.children == "coupled")
+    own = {name for name in config if name == "profile" or name.startswith("tree.")} if is_free else set()
+    return Hello(
+        settings=config,
+        own=frozenset(own),
+        versions={
+            "edgespec": __version__,
+            "torch": torch.__version__.partition("+")[0],
+            "transformers": transformers.__version__,
+        },
+        num_texts=setup.place.num_texts,
+        shared=run_fields(setup.pair, setup.place, config),
+        lines=lines,
+    )
+
+
+def _shared(limits: MemoryLimits, num_beside: int) -> MemoryLimits:
+    """Return a worker's part of the RAM that is free now, unless the user said how much each may have."""
+    if not num_beside or limits.max_cpu_bytes is not None:
+        return limits
+    from edgespec.placement.place import usable_host_bytes
+
+    return replace(limits, max_cpu_bytes=usable_host_bytes() // (num_beside + 1))

@@ -1,0 +1,91 @@
+"""Rows of a table completed batch by batch: what Ray Data's `map_batches` wants of a class, which loads its pair once.
+
+    texts = ray.data.read_parquet("prompts.parquet").map_batches(
+        BatchGenerator, fn_constructor_kwargs={"max_new_tokens": 64, "seed": 7},
+        compute=ray.data.ActorPoolStrategy(size=2), batch_size=64)
+
+It knows nothing of Ray, and works on any mapping of columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgespec.errors import EdgespecError
+
+if TYPE_CHECKING:
+    from edgespec.text.request import TextRequest
+    from edgespec.text.results import GenerationResult
+
+DEFAULT_PARALLEL = 4
+NEW_COLUMNS = ("text", "finish_reason", "num_tokens", "error")
+
+
+class BatchGenerator:
+    """Completes the prompts of a batch; a row that fails has its error in a column, and no text."""
+
+    def __init__(
+        self,
+        target: str | Path | None = None,
+        *,
+        draft: str | Path | None = None,
+        prompt_column: str = "prompt",
+        id_column: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        parallel: int = DEFAULT_PARALLEL,
+        **texts: Any,
+    ) -> None:
+        """Load a pair; without a target, the built-in one. Raises EdgespecError.
+
+        A row's noise is that of its value in `id_column`, or else of its prompt. `options` are those of
+        `Engine.from_pretrained`, `texts` those of `Engine.generate`: `max_new_tokens`, `temperature`, `seed`.
+        """
+        from edgespec.engine import Engine
+
+        self._prompts, self._ids, self._texts = prompt_column, id_column, {"seed": 0, **texts}
+        self._engine = Engine.from_pretrained(target, draft=draft, **{"parallel": parallel, **(options or {})})
+
+    def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+        """Return the batch with the columns text, finish_reason, num_tokens and error."""
+        for column in filter(None, (self._prompts, self._ids)):
+            if column not in batch:
+                listed = ", ".join(batch)
+                raise EdgespecError(
+                    "E_PROMPT_INVALID",
+                    f"the table has no column '{column}', only {listed}.",
+                    "Name it with prompt_column or id_column.",
+                )
+        prompts = batch[self._prompts]
+        names = batch[self._ids] if self._ids is not None else prompts
+        rows: list[dict[str, Any]] = [{} for _ in prompts]
+        asked: list[tuple[int, TextRequest]] = []
+        for number, (prompt, name) in enumerate(zip(prompts, names, strict=True)):
+            try:
+                asked.append((number, self._engine.request(_prompt(prompt), name=str(name), **self._texts)))
+            except EdgespecError as error:
+                rows[number] = _failed(error)
+        for place, result in self._engine.generate_many([request for _, request in asked]):
+            rows[asked[place][0]] = _failed(result) if isinstance(result, Exception) else _done(result)
+        return {**batch, **{column: [row[column] for row in rows] for column in NEW_COLUMNS}}
+
+
+def _prompt(value: Any) -> Any:
+    """Return a text, or messages as they come from a table: an array of them, each an object."""
+    return value if isinstance(value, str) else [dict(message) for message in value]
+
+
+def _done(result: GenerationResult) -> dict[str, Any]:
+    return {
+        "text": result.text,
+        "finish_reason": result.finish_reason,
+        "num_tokens": len(result.token_ids),
+        "error": None,
+    }
+
+
+def _failed(error: Exception) -> dict[str, Any]:
+    code = error.code if isinstance(error, EdgespecError) else type(error).__name__
+    what = error.what if isinstance(error, EdgespecError) else str(error)
+    return {"text": None, "finish_reason": "error", "num_tokens": 0, "error": f"{code}: {what}"}

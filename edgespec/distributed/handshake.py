@@ -1,0 +1,46 @@
+"""Whether workers would write the same texts: models, versions and settings are compared before a weight is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from edgespec.distributed.worker import Hello
+from edgespec.errors import EdgespecError
+
+MAX_SHOWN = 60  # characters of a value
+FIX = "Give all machines the same models, edgespec and libraries; name `device` and `dtype` where machines are unlike."
+
+
+def shared_settings(hellos: Mapping[str, Hello]) -> dict[str, Any]:
+    """Return the settings that all workers, by their names, have in common; raises EdgespecError where they must agree.
+
+    Settings in which they may differ, and do, are left out.
+    """
+    first, *others = hellos
+    settings = dict(hellos[first].settings)
+    for name in others:
+        _compare(first, hellos[first], name, hellos[name])
+        own = hellos[name].settings
+        settings = {key: value for key, value in settings.items() if own.get(key, value) == value and key in own}
+    return settings
+
+
+def check_joining(name: str, hello: Hello, run_by: str, run: Hello) -> None:
+    """Raise EdgespecError for a worker that would write other texts than those of the run."""
+    _compare(run_by, run, name, hello)
+
+
+def _compare(first: str, one: Hello, second: str, other: Hello) -> None:
+    may_differ = one.own & other.own
+    facts = [({**hello.versions, **hello.settings}) for hello in (one, other)]
+    names = [name for name in {**facts[0], **facts[1]} if name not in may_differ]
+    found = [name for name in names if facts[0].get(name) != facts[1].get(name)]
+    if found:
+        here, there = ("; ".join(f"{name} {_shown(values.get(name))}" for name in found[:5]) for values in facts)
+        raise EdgespecError("E_WORKER", f"{second} would not write what {first} writes: {there}, not {here}.", FIX)
+
+
+def _shown(value: object) -> str:
+    text = "none" if value is None else str(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."

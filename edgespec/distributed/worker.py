@@ -1,0 +1,68 @@
+"""What a worker promises, wherever it runs: it says what it would run with, loads, and takes jobs for answers.
+
+A worker is asked by `exchange` alone once it has loaded: it takes jobs, works until some have ended or a moment has
+passed, and returns. Two exchanges may wait for it at a time, so that it is never without jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+Job = TypeVar("Job")
+Value = TypeVar("Value")
+JobIn = TypeVar("JobIn", contravariant=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """What a worker would run with, known before it reads a weight."""
+
+    settings: Mapping[str, Any]  # all that shapes texts: models by their content, formats, sampling
+    own: frozenset[str]  # names of those in which workers may differ, because no text depends on them
+    versions: Mapping[str, str]  # of edgespec, and of the libraries that compute
+    num_texts: int  # under way at once
+    shared: Mapping[str, Any]  # what all its answers say alike
+    lines: Sequence[str] = ()  # for people: how it placed itself
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer(Generic[Value]):
+    """What became of a job."""
+
+    number: int
+    value: Value
+    failed: bool = False
+    may_succeed_elsewhere: bool = True  # where it failed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchanged(Generic[Value]):
+    """What a worker has to tell at the end of an exchange."""
+
+    answers: Sequence[Answer[Value]] = ()
+    under_way: Mapping[str, int] = field(default_factory=dict)  # tokens of texts that go on, by their names
+    num_tokens: int = 0  # of all its texts so far
+    working_s: float = 0.0  # so far
+    notes: Sequence[str] = ()  # for people
+
+
+class Worker(Protocol[JobIn, Value]):
+    """What runs in a process of its own."""
+
+    def hello(self) -> Hello:
+        """Say what it would run with; raises EdgespecError where it cannot run at all."""
+
+    def load(self, settings: Mapping[str, Any]) -> None:
+        """Read the weights; answers say that they were made with these settings."""
+
+    def exchange(self, jobs: Sequence[tuple[int, JobIn]], wait_s: float) -> Exchanged[Value]:
+        """Take jobs by their numbers, work until some have ended, or for a moment, and tell of it."""
+
+
+class WorkerPlan(Protocol[JobIn, Value]):
+    """How a worker is made: sent to where it runs."""
+
+    def open(self, *, num_beside: int) -> Worker[JobIn, Value]:
+        """Make the worker, which shares the memory that is free on its machine with so many others."""

@@ -1,0 +1,105 @@
+"""Workers in this process in the place of Ray's, which die when they are told to."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from edgespec.distributed.dispatch import Joined, Lost, Told
+from edgespec.distributed.handshake import shared_settings
+from edgespec.distributed.worker import Answer, Exchanged, Hello, Worker, WorkerPlan
+
+Dies = Callable[[str, Sequence[Any]], bool]  # a worker's name, the jobs that it has -> whether it dies of them now
+
+
+class InlineCrew:
+    """A crew of workers that run when somebody waits for them, each in turn."""
+
+    def __init__(self, plan: WorkerPlan[Any, Any], names: Sequence[str], *, dies: Dies = lambda _name, _jobs: False):
+        self.plan, self.dies = plan, dies
+        self.workers: dict[str, Worker[Any, Any]] = {name: plan.open(num_beside=len(names) - 1) for name in names}
+        self.calls: dict[str, deque[Sequence[tuple[int, Any]]]] = {name: deque() for name in names}
+        self.held: dict[str, dict[int, Any]] = {name: {} for name in names}
+        self.turns = list(names)  # who has waited longest comes first
+        self.most_held: Counter[str] = Counter()
+        self.given: list[tuple[str, list[Any]]] = []
+        self.joining: list[str] = []
+        self.settings: Mapping[str, Any] = {}
+        self.is_closed = False
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.workers)
+
+    def greet(self) -> tuple[dict[str, Hello], dict[str, Any]]:
+        hellos = {name: worker.hello() for name, worker in self.workers.items()}
+        self.settings = shared_settings(hellos)
+        return hellos, dict(self.settings)
+
+    def load(self) -> None:
+        self.joining = self.names
+
+    def give(self, worker: str, jobs: Sequence[tuple[int, Any]]) -> None:
+        self.calls[worker].append(jobs)
+        assert len(self.calls[worker]) <= 2
+        assert not self.held[worker].keys() & dict(jobs).keys()
+        self.held[worker].update(jobs)
+        self.most_held[worker] = max(self.most_held[worker], len(self.held[worker]))
+        self.given.append((worker, [job for _, job in jobs]))
+
+    def wait(self) -> list[Any]:
+        if self.joining:
+            name = self.joining.pop()
+            worker = self.workers[name]
+            worker.load(self.settings)
+            return [Joined(worker=name, num_texts=worker.hello().num_texts)]
+        asked = [name for name in self.turns if self.calls[name]]
+        assert asked, "somebody waits, and no worker has anything to do"
+        name = asked[0]
+        self.turns.remove(name)
+        self.turns.append(name)
+        if self.dies(name, list(self.held[name].values())):
+            self.calls[name].clear()
+            self.held[name].clear()
+            return [Lost(worker=name, why="its process ended")]
+        exchanged = self.workers[name].exchange(self.calls[name].popleft(), 0.05)
+        for answer in exchanged.answers:
+            del self.held[name][answer.number]
+        return [Told(worker=name, exchanged=exchanged)]
+
+    def replace(self, worker: str) -> None:
+        self.workers[worker] = self.plan.open(num_beside=len(self.workers) - 1)
+        self.joining.append(worker)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Doubling:
+    """A plan of workers without a model: a number is answered with twice as much."""
+
+    def __init__(self, *, num_texts: int = 4, fails: Callable[[Any], bool] = lambda _job: False) -> None:
+        self.num_texts, self.fails = num_texts, fails
+
+    def open(self, *, num_beside: int) -> DoublingWorker:
+        return DoublingWorker(self)
+
+
+class DoublingWorker:
+    def __init__(self, plan: Doubling) -> None:
+        self.plan, self.waiting = plan, deque[tuple[int, int]]()
+
+    def hello(self) -> Hello:
+        return Hello(settings={}, own=frozenset(), versions={}, num_texts=self.plan.num_texts, shared={})
+
+    def load(self, settings: Mapping[str, Any]) -> None:
+        pass
+
+    def exchange(self, jobs: Sequence[tuple[int, int]], wait_s: float) -> Exchanged[int]:
+        """One job an exchange, the youngest first: nothing may lean on an order."""
+        self.waiting.extend(jobs)
+        if not self.waiting:
+            return Exchanged()
+        number, job = self.waiting.pop()
+        return Exchanged(answers=[Answer(number=number, value=2 * job, failed=self.plan.fails(job))])

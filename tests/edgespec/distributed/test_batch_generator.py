@@ -1,0 +1,39 @@
+"""A table's batches come back with their texts, those of the same requests alone, and errors as a column."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgespec.distributed import BatchGenerator
+from edgespec.engine import Engine
+from edgespec.errors import EdgespecError
+
+PROMPTS = ["def main(", "import os", "", "y" * 300, "x = "]
+
+
+def test_a_batch_has_texts_and_errors(pair_folders: tuple[Path, Path]) -> None:
+    target, draft = pair_folders
+    generate = BatchGenerator(
+        target, draft=draft, id_column="id", options={"dtype": "float32"}, max_new_tokens=8, temperature=0.8, seed=3
+    )
+    batch = {"id": list("abcde"), "prompt": PROMPTS, "kept": range(5)}
+    done = generate(batch)
+    assert list(done) == ["id", "prompt", "kept", "text", "finish_reason", "num_tokens", "error"]
+    assert done["prompt"] is PROMPTS
+    assert [error and error.partition(":")[0] for error in done["error"]] == [
+        None, None, "E_PROMPT_EMPTY", "E_CONTEXT", None,
+    ]  # fmt: skip
+    assert [done["text"][place] for place in (2, 3)] == [None, None]
+    with Engine.from_pretrained(target, draft=draft, dtype="float32") as engine:
+        for place in (0, 1, 4):
+            alone = engine.generate(PROMPTS[place], max_new_tokens=8, temperature=0.8, seed=3, name=batch["id"][place])
+            assert (done["text"][place], done["num_tokens"][place]) == (alone.text, len(alone.token_ids))
+    again = generate({name: list(column)[::-1] for name, column in batch.items()})
+    assert again["text"] == done["text"][::-1]
+
+
+def test_a_column_that_is_not_there_is_named(pair_folders: tuple[Path, Path]) -> None:
+    with pytest.raises(EdgespecError, match=r"no column 'prompt', only text\..*prompt_column"):
+        BatchGenerator(pair_folders[0])({"text": ["x"]})

@@ -1,0 +1,60 @@
+"""Workers that would write other texts are refused by name, before they read a weight."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from edgespec.distributed.handshake import check_joining, shared_settings
+from edgespec.distributed.worker import Hello
+from edgespec.errors import EdgespecError
+
+HELLO = Hello(
+    settings={"target": "t 1a2b", "dtype": "bfloat16", "profile": "mine", "tree.size": 16},
+    own=frozenset({"profile", "tree.size"}),
+    versions={"edgespec": "0.1.0", "torch": "2.13.0"},
+    num_texts=4,
+    shared={},
+)
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (replace(HELLO, settings={**HELLO.settings, "target": "t ffff"}), "target t ffff, not target t 1a2b"),
+        (replace(HELLO, settings={**HELLO.settings, "dtype": "float32"}), "dtype float32, not dtype bfloat16"),
+        (replace(HELLO, versions={"edgespec": "0.2.0", "torch": "2.13.0"}), "edgespec 0.2.0, not edgespec 0.1.0"),
+        (replace(HELLO, settings={**HELLO.settings, "seed": 3}), "seed 3, not seed none"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_other_models_settings_and_versions_are_refused(other: Hello, told: str) -> None:
+    with pytest.raises(EdgespecError, match=told) as caught:
+        shared_settings({"worker 1 on a": HELLO, "worker 2 on b": other})
+    assert caught.value.what.startswith("worker 2 on b would not write what worker 1 on a writes")
+    with pytest.raises(EdgespecError, match=told):
+        check_joining("worker 9", other, "worker 1", HELLO)
+
+
+def test_each_machine_may_have_the_trees_that_pay_there() -> None:
+    """What of them differs is no setting of the run, in whatever order workers come: resuming compares it."""
+    other = replace(HELLO, settings={"target": "t 1a2b", "dtype": "bfloat16", "profile": None, "tree.depth": 3},
+                    own=frozenset({"profile", "tree.depth"}))  # fmt: skip
+    with pytest.raises(EdgespecError, match="tree"):
+        shared_settings({"a": HELLO, "b": other})  # each must leave it to the other
+    holding = replace(HELLO, settings={**HELLO.settings, "profile": None}, own=frozenset())
+    with pytest.raises(EdgespecError, match="profile none, not profile mine"):
+        shared_settings({"a": HELLO, "b": holding})
+    other = replace(other, settings={**HELLO.settings, "profile": None, "tree.size": 64}, own=HELLO.own)
+    for hellos in ({"a": HELLO, "b": other}, {"b": other, "a": HELLO}):
+        assert shared_settings(hellos) == {"target": "t 1a2b", "dtype": "bfloat16"}
+    assert shared_settings({"a": HELLO, "b": HELLO}) == HELLO.settings
+    check_joining("c", other, "a", HELLO)
+
+
+def test_where_texts_depend_on_trees_those_must_agree() -> None:
+    sampled = replace(HELLO, own=frozenset())
+    other = replace(sampled, settings={**HELLO.settings, "tree.size": 64})
+    with pytest.raises(EdgespecError, match=r"tree\.size 64, not tree\.size 16"):
+        shared_settings({"a": sampled, "b": other})
