@@ -108,6 +108,10 @@ GIVEN = {
     "format_name": None,
     # test_prompt_cache.py
     "prompt_cache": None,
+    # test_over_workers.py
+    "ray": None,
+    "num_workers": None,
+    "resources": None,
     # The profiles' own tests
     "profile": None,
     "quiet": None,
