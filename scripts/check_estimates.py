@@ -66,6 +66,12 @@ MODELS = {
         "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "num_local_experts": 128,
         "num_experts_per_tok": 4, "vocab_size": 201088, "sliding_window": 128, "max_position_embeddings": 131072,
         "layer_types": ["sliding_attention", "full_attention"] * 18, "dtype": "bfloat16", "tie_word_embeddings": False,
+        "quantization_config": {
+            "quant_method": "mxfp4",
+            "modules_to_not_convert": [
+                "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head",
+            ],
+        },
     },
 }  # fmt: skip
 
@@ -169,7 +175,7 @@ RUNS = (
     umbrella("rtx-4090", 7.2, 8.6, draft="llama3-8b", nodes=504, depth=24, resident=16, tokens=9.6),
     umbrella("rtx-4080-super", 7.4, 8.4, draft="llama3-8b", nodes=384, depth=24, resident=0, tokens=9.6),
     Published(
-        source="llama.cpp, experts on the CPU", hardware="rtx-3090", target="gpt-oss-120b", quant="nf4",
+        source="llama.cpp, experts on the CPU", hardware="rtx-3090", target="gpt-oss-120b", quant="none",
         token_s=(1 / 32, 1 / 32), context_tokens=4096, host_bytes=64 << 30, assumed=EXPERTS_SPREAD, why=EXPERTS_MOVE,
     ),
     umbrella("rtx-4070-ti", 5.5, 6.1, draft="llama3-1b", nodes=256, depth=16, resident=0, tokens=7.65),
