@@ -1,4 +1,4 @@
-"""An engine's texts in company: each is what it is alone, in any order, for every family."""
+"""An engine's texts in company: each is what it is alone, in any order, for families of all kinds."""
 
 from __future__ import annotations
 
@@ -25,9 +25,13 @@ TREES = {
     "adaptive": TreeSettings(size=9),
     "sequoia": TreeSettings(policy="sequoia", size=9, draw="coupled"),
 }
-# Falcon computes its own attention: each of its layers reads one text after the other.
+# One family for each way in which texts lie side by side. Falcon computes its own attention: each of its layers reads
+# one text after the other.
+ATTENDING = (
+    "llama", "qwen3-moe", "mistral-window", "mixtral", "gemma2", "gemma3", "gemma4", "gemma4-shared", "llama4", "opt",
+)  # fmt: skip
 READERS = {
-    **FAMILIES,
+    **{family: FAMILIES[family] for family in ATTENDING},
     **{family: RECURRENT[family] for family in ("lfm2", "qwen3-next", "falcon-h1", "mamba2")},
     "falcon": lambda: FalconConfig(**{**SMALL, "num_attention_heads": 4}, alibi=False),
 }
