@@ -220,7 +220,7 @@ def test_a_kept_prefix_that_is_off_by_one_is_noticed(
 
     monkeypatch.setattr(TextCache, "keep_prefix", keep_one_more)
     monkeypatch.setattr(TextCache, "commit", commit_shifted)
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, EdgespecError)):  # rows that nobody wrote may hold NaN
         some_turns(engine)
 
 
