@@ -119,9 +119,7 @@ KEEPS_FEWER = (
     "and streams the rest: of a model that almost fits, a few layers more or less decide"
 )
 
-EXPERTS_SPREAD = (
-    "nf4 for MXFP4; rows spread over experts by profiles/builtin/assumptions.toml, and the card keeps {kept}"
-)
+EXPERTS_SPREAD = "rows spread over experts by profiles/builtin/assumptions.toml, and the card keeps {kept}"
 EXPERTS_MOVE = (
     "llama.cpp computes experts on the CPU, where RAM hands them over, with kernels that multiply packed weights; "
     "edgespec moves the {fetched:.0f} of {asked:.0f} that the card lacks ({stream_s:.3f} s), unpacks all of them "
@@ -175,7 +173,7 @@ RUNS = (
     umbrella("rtx-4090", 7.2, 8.6, draft="llama3-8b", nodes=504, depth=24, resident=16, tokens=9.6),
     umbrella("rtx-4080-super", 7.4, 8.4, draft="llama3-8b", nodes=384, depth=24, resident=0, tokens=9.6),
     Published(
-        source="llama.cpp, experts on the CPU", hardware="rtx-3090", target="gpt-oss-120b", quant="none",
+        source="llama.cpp, experts on the CPU", hardware="rtx-3090", target="gpt-oss-120b",
         token_s=(1 / 32, 1 / 32), context_tokens=4096, host_bytes=64 << 30, assumed=EXPERTS_SPREAD, why=EXPERTS_MOVE,
     ),
     umbrella("rtx-4070-ti", 5.5, 6.1, draft="llama3-1b", nodes=256, depth=16, resident=0, tokens=7.65),
