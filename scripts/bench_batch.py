@@ -151,13 +151,17 @@ def run_accelerate(system: System, pair: ModelPair, prompts: list[list[int]], ar
     tokens = []
     started = time.perf_counter()
     for start in range(0, len(prompts), system.texts):
-        some = prompts[start : start + system.texts]
-        longest = max(map(len, some))
-        ids = torch.tensor([[stop[0]] * (longest - len(prompt)) + prompt for prompt in some])
-        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in some])
-        new = model.generate(ids, attention_mask=mask)[:, longest:].tolist()
-        tokens += [row[: next((n + 1 for n, token in enumerate(row) if token in stop), len(row))] for row in new]
+        tokens += generate_batch(model, prompts[start : start + system.texts], stop)
     return tokens, time.perf_counter() - started - log.dropped_s, log
+
+
+def generate_batch(model: Any, prompts: list[list[int]], stop: list[int]) -> list[list[int]]:
+    """What transformers makes of a batch, padded on the left: each text's tokens up to its end."""
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[stop[0]] * (longest - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    new = model.generate(ids, attention_mask=mask)[:, longest:].tolist()
+    return [row[: next((n + 1 for n, token in enumerate(row) if token in stop), len(row))] for row in new]
 
 
 def run_child(system: System, arguments: argparse.Namespace) -> None:

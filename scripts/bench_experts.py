@@ -39,6 +39,7 @@ from edgespec.cli.generate.records import peak_resident_bytes
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
 from profiles.experts import fit_spread
 from profiles.measure import drop_page_cache, read_sequentially
+from scripts.bench_batch import generate_batch
 from scripts.bench_offload import GIB, MIB, drop_behind_reader, open_transformers
 from scripts.expert_passes import Log, logged, slow_reads
 from scripts.fit_demo_models import cut_texts, held_out_halves
@@ -107,8 +108,8 @@ def run_edgespec(system: System, pair: ModelPair, prompts: list[list[int]], argu
 
 def expert_counts(engine: Engine) -> dict[str, float]:
     """What the engine counted of its experts: `asked` and `hits`; nothing where it moves whole layers."""
-    counts = getattr(engine, "expert_counts", None)
-    return {} if counts is None else {"hit_share": counts.hits / max(1, counts.asked)}
+    counts = engine.expert_counts
+    return {"hit_share": counts.hits / counts.asked} if counts.asked else {}
 
 
 def run_accelerate(system: System, pair: ModelPair, prompts: list[list[int]], arguments: argparse.Namespace) -> Any:
@@ -127,12 +128,7 @@ def run_accelerate(system: System, pair: ModelPair, prompts: list[list[int]], ar
         return log.run(int(named["input_ids"].numel()), lambda: forward(*given, **named))
 
     model.forward = noted
-    longest = max(map(len, prompts))
-    ids = torch.tensor([[stop[0]] * (longest - len(prompt)) + prompt for prompt in prompts])
-    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    new = model.generate(ids, attention_mask=mask)[:, longest:].tolist()
-    ends = [next((n + 1 for n, token in enumerate(row) if token in stop), len(row)) for row in new]
-    return ends, log, {}
+    return [len(row) for row in generate_batch(model, prompts, stop)], log, {}
 
 
 def run_child(system: System, arguments: argparse.Namespace) -> None:

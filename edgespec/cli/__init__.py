@@ -21,6 +21,7 @@ from edgespec.cli.log_file import LOG, close_log
 from edgespec.cli.spelling import spelled_error
 from edgespec.cli.standard_streams import StdoutError, forget_rest, open_streams
 from edgespec.errors import EXIT_MEMORY, EXIT_RUNTIME, EXIT_USAGE, EdgespecError, is_out_of_memory
+from edgespec.model.environment import set_up_environment
 
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
@@ -71,13 +72,7 @@ TOLD = "told"  # the note of an exception whose reason and consequences were sai
 
 def main() -> NoReturn:
     """Run the console script: set up the process, run the command line, and exit with its status."""
-    # Read once by huggingface_hub and transformers when they are imported: nothing reaches for the network.
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    if sys.platform != "win32" and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
-        # Read when CUDA starts: caches and masks that grow step by step leave no blocks behind that fit nothing.
-        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    set_up_environment()
 
     def terminate(_signal: int, _frame: FrameType | None) -> None:
         raise Terminated

@@ -119,6 +119,11 @@ def counting_presses(
         yield lambda: num_pressed
 
 
+def raise_interrupt() -> None:
+    """Give up as Ctrl-C does where nobody handles it."""
+    raise KeyboardInterrupt
+
+
 def stopping_notice(words: str = STOPPING, *, line_width: int | None) -> bytes:
     """Return what the first Ctrl-C is answered with: lines of its own, or one in place of the last that is drawn over.
 

@@ -14,6 +14,7 @@ from edgespec.distributed.dispatch import Joined, Lost, Told
 from edgespec.distributed.handshake import check_joining, shared_settings
 from edgespec.distributed.worker import Exchanged, Hello, Job, Value, WorkerPlan
 from edgespec.errors import EdgespecError, is_out_of_memory
+from edgespec.model.environment import set_up_environment
 
 START_S = 300.0  # until a worker that was asked for must run
 EXCHANGE_S = 2.0  # most seconds until a worker tells how it goes
@@ -24,10 +25,7 @@ class Actor(Generic[Job, Value]):
     """The process of one worker. Its methods are the worker's; an error of its own is returned whole."""
 
     def __init__(self, plan: WorkerPlan[Job, Value]) -> None:
-        # As on the command line: nothing reaches for the network.
-        os.environ["HF_HUB_OFFLINE"] = "1"
-        os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
-        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        set_up_environment()
         self._plan = plan
 
     def where(self) -> tuple[str, int]:

@@ -87,7 +87,7 @@ def _numbers(version: str) -> list[int]:
 def check_memory() -> Check:
     """Check that there is free RAM."""
     memory = psutil.virtual_memory()
-    free_bytes = min(memory.available, free_host_bytes())
+    free_bytes = free_host_bytes()
     text = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB of RAM are free"
     if free_bytes < memory.available:
         text += f", of which this process's control group leaves {free_bytes / GIB:.1f} GiB"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from edgespec.placement.weights import Weights, chosen_experts
-from offload.layer_store import LayerRecord, StoredTensor
+from offload.layer_store import LayerRecord
 from offload.placement import Placement
 from profiles.roofline import ExpertLoad
 
@@ -82,7 +82,9 @@ def expert_sizes(weights: Weights, device: torch.device) -> ExpertSizes | None:
     modules = expert_modules(weights)
     if num_experts is None or share >= 1 or not modules:
         return None
-    on_demand = [_part(record, modules, are_experts=True) for record in skeleton.records]
+    on_demand = [
+        record.without(frozenset(record.tensors) - _expert_names(record, modules)) for record in skeleton.records
+    ]
     having = [record for record in on_demand if record.tensors]
     if not having:
         return None
@@ -99,7 +101,7 @@ def expert_sizes(weights: Weights, device: torch.device) -> ExpertSizes | None:
     unpacked_bytes = packed * weights.dtype.itemsize
     if device.type == "cpu":  # converted as they come
         unpacked_bytes += sum(record.copied.flat_bytes for record in having)
-    dense = [_part(record, modules, are_experts=False) for record in skeleton.records]
+    dense = [dense_part(record, modules) for record in skeleton.records]
     return ExpertSizes(
         num_layers=len(having),
         num_experts=num_experts,
@@ -133,14 +135,11 @@ def place_experts(weights: Weights, placement: Placement, device: torch.device) 
 
 def dense_part(record: LayerRecord, modules: tuple[str, ...]) -> LayerRecord:
     """Return a layer without its experts."""
-    return _part(record, modules, are_experts=False)
+    return record.without(_expert_names(record, modules))
 
 
-def _part(record: LayerRecord, modules: tuple[str, ...], *, are_experts: bool) -> LayerRecord:
-    tensors: dict[str, StoredTensor] = {
-        name: tensor for name, tensor in record.tensors.items() if name.startswith(modules) == are_experts
-    }
-    return LayerRecord(index=record.index, tensors=tensors)
+def _expert_names(record: LayerRecord, modules: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(name for name in record.tensors if name.startswith(modules))
 
 
 def _moved_bytes(record: LayerRecord, device: torch.device) -> int:

@@ -157,25 +157,27 @@ class _Attention:
         """Return the same with capped scores, or with `sinks` [heads] that take their part of the attention."""
         seen = self.span.seen(self.keys.shape[2], self.reach)
         keys, values = seen.masked(self.keys), seen.masked(self.values)
-        mask = self.span.mask(seen, self.reach, query.dtype)
+        sees_all = query.shape[2] == 1 and self.span.rows.visible is None  # a text's last row
+        mask = None if sees_all else self.span.mask(seen, self.reach, query.dtype)
         at_once = max(1, MOST_SCORES // (query.shape[1] * keys.shape[2]))
         found = [
-            self._capped(query[:, :, rows], keys, values, mask[rows], softcap, sinks)
+            self._capped(query[:, :, rows], keys, values, None if mask is None else mask[rows], softcap, sinks)
             for first in range(0, query.shape[2], at_once)
             if (rows := slice(first, first + at_once))
         ]
         return found[0] if len(found) == 1 else torch.cat(found, 2)
 
     def _capped(
-        self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, softcap: float | None, sinks: Tensor | None
-    ) -> Tensor:
+        self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor:  # fmt: skip
         _, heads, num_rows, head_dim = query.shape
         key_heads, num_keys = keys.shape[1], keys.shape[2]
         folded = query.reshape(1, key_heads, -1, head_dim)
         scores = (folded @ keys.transpose(2, 3)).reshape(1, heads, num_rows, num_keys) * self.scale
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
-        scores = scores + mask
+        scores = scores if mask is None else scores + mask
         if sinks is not None:
             scores = torch.cat([scores, sinks.to(scores.dtype).reshape(1, -1, 1, 1).expand(1, -1, num_rows, 1)], -1)
         weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)[..., :num_keys]

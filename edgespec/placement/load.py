@@ -90,34 +90,19 @@ def load_models(
 
     Of a CUDA device no more than `most_device_bytes` are taken from now on, its context included.
     """
+    weights = {"target": placed.target} | ({"draft": placed.draft} if placed.draft else {})
     most_bytes = None if most_device_bytes is None else most_device_bytes - CUDA_CONTEXT_BYTES
     release = claim_device(device, most_bytes=most_bytes)
-    try:
-        return _load(placed, device, self_check, on_quantize, progress, release)
-    except BaseException:
-        release()
-        raise
-
-
-def _load(
-    placed: PlacedWeights,
-    device: torch.device,
-    self_check: bool,
-    on_quantize: Announce | None,
-    progress: Progress | None,
-    release: Callable[[], None],
-) -> LoadedModels:
-    weights = {"target": placed.target} | ({"draft": placed.draft} if placed.draft else {})
-    if self_check:
-        for model in weights.values():
-            check_tree_reading(model.skeleton.model.config, device=device)
-    # Quantising takes memory of its own: all of it comes before anything is loaded.
-    skeletons = {
-        role: model.loadable(device, announce=on_quantize, progress=_phase(progress, f"quantising {role}"))
-        for role, model in weights.items()
-    }
     streamed: dict[str, StreamedModel] = {}
     try:
+        if self_check:
+            for model in weights.values():
+                check_tree_reading(model.skeleton.model.config, device=device)
+        # Quantising takes memory of its own: all of it comes before anything is loaded.
+        skeletons = {
+            role: model.loadable(device, announce=on_quantize, progress=_phase(progress, f"quantising {role}"))
+            for role, model in weights.items()
+        }
         for role, skeleton in skeletons.items():
             placement = placed.placement if role == "target" else all_resident(len(skeleton.records))
             streamed[role] = StreamedModel(
@@ -127,6 +112,7 @@ def _load(
         return LoadedModels(streamed, device=device, lent=lent, release=release)
     except BaseException:
         _close(streamed)
+        release()
         raise
 
 

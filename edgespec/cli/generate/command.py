@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edgespec.cli.console import Console, DrawLines
-from edgespec.cli.ctrl_c import cancelling, import_engine, leaving_tidily, stopping_notice
+from edgespec.cli.ctrl_c import cancelling, import_engine, leaving_tidily, raise_interrupt, stopping_notice
 from edgespec.cli.generate.in_order import InOrder
 from edgespec.cli.generate.open_output import begin_output, check_output, open_output, refuse_results
 from edgespec.cli.generate.options import (
@@ -184,7 +184,7 @@ def _run(
     requests = prepared.requests
     draws = console.is_terminal and not out.shows_text
     notices = () if console.quiet else (stopping_notice(line_width=console.width if draws else None),)
-    with cancelling(engine, notices=notices, give_up=_raise_interrupt) as num_pressed:
+    with cancelling(engine, notices=notices, give_up=raise_interrupt) as num_pressed:
         run = Run(
             console=console,
             engine=engine,
@@ -213,7 +213,3 @@ def _run(
             seed=prepared.settings.seed,
         )
         return write_records(console, answer, tally, written, shows_progress=not is_live, fail_fast=out.fail_fast)
-
-
-def _raise_interrupt() -> None:
-    raise KeyboardInterrupt

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.cli.console import Console, DrawLines, counted
-from edgespec.cli.ctrl_c import counting_presses, keeping_termination, stopping_notice
+from edgespec.cli.ctrl_c import counting_presses, keeping_termination, raise_interrupt, stopping_notice
 from edgespec.cli.generate.dry_run import work_note
 from edgespec.cli.generate.open_output import begin_output, open_output
 from edgespec.cli.generate.output import Answered, Written, write_records
@@ -47,7 +47,7 @@ def run_on_workers(
     with ExitStack() as stack:
         line_width = console.width if console.is_terminal else None
         notices = () if console.quiet else (stopping_notice(STOPPING, line_width=line_width),)
-        num_pressed = stack.enter_context(counting_presses(notices=notices, give_up=_raise_interrupt))
+        num_pressed = stack.enter_context(counting_presses(notices=notices, give_up=raise_interrupt))
 
         def check() -> None:
             if num_pressed():
@@ -135,7 +135,3 @@ def _anywhere(place: AskedPlace) -> AskedPlace:
     if profile not in ("auto", "none"):
         profile = str(Path(profile).absolute())
     return replace(place, models=models, trees=replace(place.trees, given=given, profile=profile))
-
-
-def _raise_interrupt() -> None:
-    raise KeyboardInterrupt

@@ -144,7 +144,11 @@ def test_states_and_rows_beside_them_are_those_that_a_cache_keeps(family: str) -
     text = causal.new_text()
     causal.read_text(text, torch.arange(8))  # none of which is folded yet
     keys_bytes = cache_bytes(config, rows=max(layer.capacity for layer in text.layers), dtype=torch.float32)
-    assert 0.9 < text.num_bytes / (keys_bytes + sizes.state_bytes + 8 * sizes.row_bytes) <= 1
+    mixers = [module for module in model.modules() if hasattr(module, "num_v_heads")]
+    shared = sum((mixer.num_v_heads - mixer.num_k_heads) * mixer.head_k_dim for mixer in mixers)
+    # Older versions of transformers repeat a group's key for each of its heads, and the plan counts that.
+    spare_bytes = keys_bytes + sizes.state_bytes + 8 * sizes.row_bytes - text.num_bytes
+    assert spare_bytes in (0, 8 * shared * 4)
     text.truncate(0)
     causal.read_text(text, torch.arange(60))
     text.truncate()
