@@ -16,6 +16,7 @@ import json
 import statistics
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,12 @@ from offload.text_part import decoder_layers
 from profiles.measure import machine_facts
 
 
-class ForwardClock:
-    """Adds up the seconds that a model's forward takes, the decoder's and the head's, nothing around them."""
+class ForwardMeter:
+    """Adds up what a reading, of seconds or else, grows by in a model's forward: the decoder and the head alone."""
 
-    def __init__(self, model: CausalModel) -> None:
-        self.seconds = 0.0
+    def __init__(self, model: CausalModel, read: Callable[[], float] = time.perf_counter) -> None:
+        self.total = 0.0
+        self._read = read
         self._device = model.device
         self._depth = 0  # rows go to the decoder alone, and then through the whole model to the head
         decoder = model.model.get_submodule(decoder_layers(model.model)[0].rpartition(".")[0])
@@ -45,13 +47,13 @@ class ForwardClock:
         self._depth += 1
         if self._depth == 1:
             self._wait()
-            self._started = time.perf_counter()
+            self._started = self._read()
 
     def _stop(self, *_: Any) -> None:
         self._depth -= 1
         if self._depth == 0:
             self._wait()
-            self.seconds += time.perf_counter() - self._started
+            self.total += self._read() - self._started
 
     def _wait(self) -> None:
         if self._device.type == "cuda":
@@ -81,7 +83,7 @@ def main() -> None:
         if engine.draft_model is None:
             raise SystemExit("give a draft (-md): without one there is no step to take apart")
         engines[size] = engine
-        clocks[size] = (ForwardClock(engine.draft_model), ForwardClock(engine.target_model))
+        clocks[size] = (ForwardMeter(engine.draft_model), ForwardMeter(engine.target_model))
 
     steps: dict[tuple[float, int], list[dict[str, float]]] = defaultdict(list)
     for prompt in prompts:
@@ -89,9 +91,9 @@ def main() -> None:
             for size, engine in engines.items():
                 draft, target = clocks[size]
                 sampling = SamplingSettings(temperature=temperature)
-                before = (draft.seconds, target.seconds)
+                before = (draft.total, target.total)
                 for chunk in engine.stream(prompt, max_new_tokens=arguments.max_new_tokens, sampling=sampling, seed=1):
-                    step, after = chunk.step, (draft.seconds, target.seconds)
+                    step, after = chunk.step, (draft.total, target.total)
                     if not step.is_prefill and step.num_drafted:
                         total = step.total_s
                         in_draft, in_target = after[0] - before[0], after[1] - before[1]

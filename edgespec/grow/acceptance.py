@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -45,23 +45,18 @@ Candidates = Mapping[str, Tensor]  # one of COLUMNS -> [k, c], or [k, 1] of a no
 COLUMNS = ("q", "perturbed", "gumbel", "rank", "concentration", "top_q", "depth", "temperature")
 
 # What the networks may read: of a candidate [k, c], and of a node [k, 1]
-OF_A_CANDIDATE: Mapping[str, Callable[[Candidates], Tensor]] = {
-    "log_q": lambda column: _log(column["q"]),
-    "log_perturbed": lambda column: _log(column["perturbed"]),
-    "gumbel": lambda column: column["gumbel"],
-    "margin": lambda column: _log(column["perturbed"]) - _log(column["perturbed"][..., :1]),
-    "log_rank": lambda column: torch.log1p(column["rank"]),
-}
-OF_A_NODE: Mapping[str, Callable[[Candidates], Tensor]] = {
-    "log_first_q": lambda column: _log(column["q"][..., :1]),
-    "log_first_perturbed": lambda column: _log(column["perturbed"][..., :1]),
-    "lead": lambda column: _log(column["perturbed"][..., :1]) - _log(column["perturbed"][..., 1:2]),
-    "log_not_covered": lambda column: (1 - column["perturbed"].sum(-1, keepdim=True)).clamp(min=LEAST_LEFT).log(),
-    "concentration": lambda column: _log(column["concentration"]),
-    "log_top_q": lambda column: _log(column["top_q"]),
-    "log_depth": lambda column: torch.log(column["depth"]),
-    "temperature": lambda column: column["temperature"],
-}
+OF_A_CANDIDATE = ("log_q", "log_perturbed", "gumbel", "margin", "log_rank")
+OF_A_NODE = (
+    "log_first_q",
+    "log_first_perturbed",
+    "lead",
+    "log_not_covered",
+    "concentration",
+    "log_top_q",
+    "log_depth",
+    "temperature",
+)
+INPUTS: Mapping[Kind, tuple[str, ...]] = {"candidate": (*OF_A_CANDIDATE, *OF_A_NODE), "none": OF_A_NODE}
 
 
 def _log(probability: Tensor) -> Tensor:
@@ -90,13 +85,31 @@ def candidates_of(
     }
 
 
-INPUTS: Mapping[Kind, tuple[str, ...]] = {"candidate": (*OF_A_CANDIDATE, *OF_A_NODE), "none": tuple(OF_A_NODE)}
-_READ = {**OF_A_CANDIDATE, **OF_A_NODE}
+def read_inputs(candidates: Candidates) -> dict[str, Tensor]:
+    """Return all that the networks may read, by name: [k, c] of a candidate, [k or 1, 1] of a node."""
+    log_q, log_perturbed = _log(candidates["q"]), _log(candidates["perturbed"])
+    first = log_perturbed[..., :1]
+    not_covered = 1 - candidates["perturbed"].sum(-1, keepdim=True)
+    return {
+        "log_q": log_q,
+        "log_perturbed": log_perturbed,
+        "gumbel": candidates["gumbel"],
+        "margin": log_perturbed - first,
+        "log_rank": torch.log1p(candidates["rank"]),
+        "log_first_q": log_q[..., :1],
+        "log_first_perturbed": first,
+        "lead": first - log_perturbed[..., 1:2],
+        "log_not_covered": not_covered.clamp(min=LEAST_LEFT).log(),
+        "concentration": _log(candidates["concentration"]),
+        "log_top_q": _log(candidates["top_q"]),
+        "log_depth": torch.log(candidates["depth"]),
+        "temperature": candidates["temperature"],
+    }
 
 
-def network_features(names: Sequence[str], candidates: Candidates) -> Tensor:
-    """Return the inputs of a network that reads `names`: [k, c, i], or [k, 1, i] where all are of a node."""
-    return torch.stack(torch.broadcast_tensors(*(_READ[name](candidates) for name in names)), -1)
+def network_features(names: Sequence[str], inputs: Mapping[str, Tensor]) -> Tensor:
+    """Return the features of a network that reads `names`: [k, c, i], or [k, 1, i] where all are of a node."""
+    return torch.stack(torch.broadcast_tensors(*(inputs[name] for name in names)), -1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,9 +132,8 @@ class AcceptanceModel:
 
     def candidate_acceptance(self, candidates: Candidates) -> Tensor:
         """Return the chance [k, c] that the target takes each candidate; it is 0 where q is 0."""
-        logits = [
-            network.logits(network_features(network.inputs, candidates)) for network in (self.candidate, self.none)
-        ]
+        inputs = read_inputs(candidates)
+        logits = [network.logits(network_features(network.inputs, inputs)) for network in (self.candidate, self.none)]
         chances = torch.cat(logits, -1).softmax(-1)[..., :-1]
         return chances.masked_fill(candidates["perturbed"] <= 0, 0)
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from edgespec.errors import EdgespecError
-from edgespec.grow.acceptance import INPUTS, AcceptanceModel, Measured, network_features
+from edgespec.grow.acceptance import INPUTS, AcceptanceModel, Measured, network_features, read_inputs
 from edgespec.train.candidates import CandidateRecords, candidates_in, taken_rates
 from edgespec.train.networks import FitReport, forward, held_out_mask, new_layers, report_on, standardised, to_network
 
@@ -75,10 +75,10 @@ def _fitted(
     records: CandidateRecords, measured: tuple[Measured, ...], about: Mapping[str, str], settings: FitSettings
 ) -> AcceptanceModel:
     generator = torch.Generator().manual_seed(settings.seed)
-    candidates = candidates_in(records)
+    known = read_inputs(candidates_in(records))
     inputs, means, stds, layers = [], [], [], []
     for names in INPUTS.values():
-        features, mean, std = standardised(network_features(names, candidates))
+        features, mean, std = standardised(network_features(names, known))
         inputs.append(features)  # [n, c, i] of the candidates, [n, 1, i] of none
         means.append(mean)
         stds.append(std)

@@ -23,6 +23,7 @@ from edgespec.grow.acceptance import (
     candidates_of,
     default_acceptance,
     network_features,
+    read_inputs,
 )
 from edgespec.grow.children import best_children
 from edgespec.grow.classifier import INPUTS as CLASSIFIER_INPUTS
@@ -112,8 +113,8 @@ def test_predictions_are_a_distribution_over_the_candidates_and_none_of_them(wit
     candidates, found = some_candidates(with_noise=with_noise), model()
     chances = found.candidate_acceptance(candidates)
     assert (chances.shape, chances.dtype) == ((3, 6), torch.float64)
-    of_each = network_features(found.candidate.inputs, candidates)
-    of_none = network_features(found.none.inputs, candidates)
+    of_each = network_features(found.candidate.inputs, read_inputs(candidates))
+    of_none = network_features(found.none.inputs, read_inputs(candidates))
     for node in range(2):
         odds = [float(found.candidate.logits(of_each[node, rank][None]).exp()) for rank in range(6)]
         total = sum(odds) + float(found.none.logits(of_none[node]).exp())
@@ -124,7 +125,7 @@ def test_a_candidate_is_told_by_its_distance_to_the_best_and_the_node_by_its_fir
     candidates = some_candidates()
     names = ("margin", "log_rank", "lead", "log_first_q", "log_not_covered")
     log_q, log_perturbed = candidates["q"].log(), candidates["perturbed"].log()
-    found = network_features(names, candidates)
+    found = network_features(names, read_inputs(candidates))
     expected = (
         log_perturbed[0, 2] - log_perturbed[0, 0],
         math.log(3),
@@ -154,7 +155,7 @@ def test_a_shift_moves_the_odds_of_any_candidate_against_none(shift: float) -> N
 def test_inputs_are_finite_at_the_ends_of_their_ranges() -> None:
     ends = {name: torch.tensor([[0.0, 1.0]]) for name in COLUMNS} | {"depth": torch.tensor([[1.0, 700.0]])}
     for names in INPUTS.values():
-        assert network_features(names, ends).isfinite().all()
+        assert network_features(names, read_inputs(ends)).isfinite().all()
 
 
 def test_the_built_in_pairs_predictions_are_finite_for_a_draft_that_is_sure() -> None:
