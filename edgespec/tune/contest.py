@@ -16,7 +16,7 @@ from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.tune.acceptance import fitted, joined, shifted_to, with_measured
 from edgespec.tune.costs import FEWEST, MeasuredCosts
 from edgespec.tune.entrants import Contender, contenders, narrowed
-from edgespec.tune.race import PROMPTS, Rule, by_prompt, log_speeds, still_racing, unseen_share
+from edgespec.tune.race import PROMPTS, Rule, by_prompt, clearly_faster, log_speeds, still_racing, unseen_share
 from edgespec.tune.run import DEPTH, Run
 from edgespec.tune.samples import Key, Samples, cut_to, sample_text
 from profiles.cost import Floats, GrowthCost
@@ -131,8 +131,7 @@ def _compare(
             contending = _among(_left(contending, samples, costs, rule), contending)
             samples = cut_to(contending, samples)
             look_at *= 2
-    left = _left(contending, samples, costs, rule)
-    contending = [one for one in contending if one.key in left]
+    contending = _worth_a_switch(contending, samples, costs, rule)
     choice = _choice(entrants(contending, samples, costs.growth), costs)
     plans = _tabulated(contending, samples, costs)
     return samples, _promising(choice, unseen_share(plans.tokens, plans.seconds))
@@ -199,6 +198,26 @@ def _left(contending: Sequence[Contender], samples: Samples, costs: MeasuredCost
         key = plans.keys[place]
         left[key] = max(math.ceil(plans.nodes[place]), left.get(key, 0))
     return left
+
+
+def _worth_a_switch(
+    contending: Sequence[Contender], samples: Samples, costs: MeasuredCosts, rule: Rule
+) -> list[Contender]:
+    """Return the guide, which comes first, and those whose best plan is clearly faster than its own.
+
+    Of many that are alike, a few texts would choose by luck. A guide that is clearly slower than others makes way.
+    """
+    left = _left(contending, samples, costs, rule)
+    racing = [one for one in contending if one.key in left]
+    if racing[0] is not contending[0]:
+        return racing
+    plans = _tabulated(racing, samples, costs)
+    speeds = log_speeds(plans.tokens, plans.seconds, rule)
+    best: dict[Key, int] = {}
+    for place in speeds.measured.argsort().tolist():  # the last of each one's is its fastest
+        best[plans.keys[place]] = place
+    faster = set(clearly_faster(speeds, best[racing[0].key], rule).tolist())
+    return [one for one in racing if one is racing[0] or best[one.key] in faster]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -79,6 +79,14 @@ def still_racing(speeds: Speeds, rule: Rule) -> NDArray[np.intp]:
     return np.flatnonzero(is_behind.mean(0) < rule.confidence)
 
 
+def clearly_faster(speeds: Speeds, than: int, rule: Rule) -> NDArray[np.intp]:
+    """Places of those that are faster than one of them, with confidence."""
+    if speeds.resampled is None:
+        return np.arange(0)
+    is_faster = _behind(speeds.resampled, than) < 0
+    return np.flatnonzero(is_faster.mean(0) >= rule.confidence)
+
+
 def is_decided(speeds: Speeds, rule: Rule) -> bool:
     """Whether all that race are as fast as the leader, with confidence, but for the least gain."""
     if len(speeds.measured) == 1:

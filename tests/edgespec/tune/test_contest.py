@@ -176,6 +176,21 @@ def test_the_guide_goes_on_though_it_is_behind(hold: Any, monkeypatch: pytest.Mo
     assert {plan.policy for plan in held.outcome.choices[TEMPERATURE].ranked} == {"dyspec"}
 
 
+def test_few_texts_choose_the_guide_unless_another_is_clearly_faster(
+    hold: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = hold(machine(1.0, 0.0), budget_s=0).outcome.choices[TEMPERATURE]
+    assert {plan.policy for plan in found.ranked} == {"adaptive"}
+
+    def faster(speeds: Any, than: int, _rule: Any) -> Any:
+        return (speeds.measured > speeds.measured[than]).nonzero()[0]
+
+    monkeypatch.setattr(contest, "clearly_faster", faster)
+    by_luck = hold(machine(1.0, 0.0), budget_s=0).outcome.choices[TEMPERATURE]
+    assert {"adaptive"} < {plan.policy for plan in by_luck.ranked}
+    assert by_luck.best.policy != "adaptive", "of two texts"
+
+
 def test_without_time_two_prompts_are_compared(run: Run, hold: Any) -> None:
     held = hold(machine(1.0, 0.0), budget_s=0)
     assert held.prompts(run, "learning") == [0, 1]

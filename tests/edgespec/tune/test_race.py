@@ -5,7 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgespec.tune.race import Rule, Speeds, by_prompt, is_decided, log_speeds, still_racing, unseen_share, winner
+from edgespec.tune.race import (
+    Rule,
+    Speeds,
+    by_prompt,
+    clearly_faster,
+    is_decided,
+    log_speeds,
+    still_racing,
+    unseen_share,
+    winner,
+)
 from profiles.cost import Floats
 
 RULE = Rule(confidence=0.95, least_gain=0.02)
@@ -47,6 +57,13 @@ def test_steps_behind_one_prompt_are_one_piece_of_luck() -> None:
     assert still_racing(by_steps, RULE).tolist() == [1], "had each step been a prompt of its own"
     found = log_speeds(by_prompt(rows, prompts), by_prompt(seconds, prompts), RULE)
     assert still_racing(found, RULE).tolist() == [0, 1]
+
+
+def test_clearly_faster_is_who_is_so_at_most_prompts_and_not_who_was_lucky_at_one() -> None:
+    assert clearly_faster(speeds(1.0, 1.0, 1.01), 0, RULE).tolist() == [2]
+    lucky = log_speeds(np.array([[1.0, 1.0], [1.0, 1.0], [1.0, 1.6]]), np.ones((3, 2)), RULE)
+    assert clearly_faster(lucky, 0, RULE).tolist() == []
+    assert clearly_faster(log_speeds(np.array([[1.0, 2.0]]), np.ones((1, 2)), RULE), 0, RULE).tolist() == []
 
 
 def test_rows_are_added_up_by_prompt_in_any_order() -> None:
