@@ -69,7 +69,7 @@ class Engine:
         with offload_errors():
             self._loaded = load_models(
                 setup.weights, device=self.device, most_device_bytes=self.place.limits.max_gpu_bytes,
-                self_check=self_check, on_quantize=on_quantize, progress=progress,
+                draft_graphs=self.place.draft_graphs, self_check=self_check, on_quantize=on_quantize, progress=progress,
             )  # fmt: skip
 
     @classmethod

@@ -3,6 +3,8 @@
     python -m scripts.count_launches                 the built-in pair at 64 and 768 nodes
     python -m scripts.count_launches -m TARGET -md DRAFT --sizes 16 64
 
+    python -m scripts.count_launches --draft-graphs  where the draft's passes are recorded, and a replay is one launch
+
 An operation that computes or copies is a launch; views are none. What moves numbers from tensors to Python (`item`,
 `tolist`, a condition, `nonzero`, indexing by truth values) would wait on a GPU. Kernels that only one device has are
 counted as they run here. Prints means over all steps of a text; the last line is JSON.
@@ -14,15 +16,18 @@ import argparse
 import json
 import statistics
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from edgespec import Engine, SamplingSettings, TreeSettings
 from edgespec.cli.prompts.read import read_prompts
+from edgespec.model import static_pass
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from scripts.bench_step import ForwardMeter
 
@@ -44,10 +49,11 @@ class Launches(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.by_name: Counter[str] = Counter()
+        self._replays = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.name().split(".")[0]
-        if not func.is_view and not name.startswith(FREE):
+        if not (self._replays or func.is_view or name.startswith(FREE)):
             self.by_name[name] += 1
         return func(*args, **(kwargs or {}))
 
@@ -55,6 +61,19 @@ class Launches(TorchDispatchMode):
     def count(self) -> int:
         """Return how many there were."""
         return self.by_name.total()
+
+    def replaying(self, read: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """Return what does the same as `read` by one launch."""
+
+        def replay() -> Tensor:
+            self.by_name["replay"] += 1
+            self._replays = True
+            try:
+                return read()
+            finally:
+                self._replays = False
+
+        return replay
 
 
 class Waits(TorchFunctionMode):
@@ -85,6 +104,7 @@ def main() -> None:
     parser.add_argument("--policy", default="adaptive")
     parser.add_argument("--temp", type=float, default=0.8)
     parser.add_argument("-n", "--max-new-tokens", type=int, default=48)
+    parser.add_argument("--draft-graphs", action="store_true")
     parser.add_argument("--names", action="store_true", help="tell the commonest operations outside the models, too")
     arguments = parser.parse_args()
     pair = open_pair(arguments.model, arguments.draft_model)
@@ -101,7 +121,10 @@ def count_step(pair: Any, prompt: list[int], size: int, arguments: argparse.Name
     launches, waits = Launches(), Waits()
     tree = TreeSettings(policy=arguments.policy, size=size)
     steps: list[dict[str, float]] = []
-    with Engine.from_pair(pair, tree=tree, device="cpu", dtype="float32") as engine:
+    static_pass.recorded = lambda read, _device: launches.replaying(read)  # type: ignore[attr-defined]
+    with Engine.from_pair(
+        pair, tree=tree, device="cpu", dtype="float32", draft_graphs=arguments.draft_graphs
+    ) as engine:
         assert engine.draft_model is not None
         draft, target = (
             ForwardMeter(model, lambda: float(launches.count)) for model in (engine.draft_model, engine.target_model)

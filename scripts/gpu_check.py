@@ -2,12 +2,12 @@
 
     python scripts/gpu_check.py
 
-Attention in two parts against one kernel; the built-in pair's greedy text through trees on the device against
-transformers', and its texts in company against those alone; the tests marked gpu; copies or compute made slow; copies
-pinned and pageable; streamed against resident logits in bfloat16 and nf4; pass time against the slower of its copies
-and its compute; peak memory against the plan; allocations after the first pass. Each part runs whatever
-became of the others (`--only` takes some); shapes that do not fit the card are left out, and said so. Prints a table
-and, in any case, one JSON line to send along; exits 1 when a check fails.
+Attention in two parts against one kernel; a draft's passes as graphs against plain ones; the built-in pair's greedy
+text through trees on the device against transformers', and its texts in company against those alone; the tests marked
+gpu; copies or compute made slow; copies pinned and pageable; streamed against resident logits in bfloat16 and nf4; pass
+time against the slower of its copies and its compute; peak memory against the plan; allocations after the first pass.
+Each part runs whatever became of the others (`--only` takes some); shapes that do not fit the card are left out, and
+said so. Prints a table and, in any case, one JSON line to send along; exits 1 when a check fails.
 
 A machine without a network needs wheels brought along, for its own Python: those that pyproject.toml names, and pytest
 for the part `tests`.
@@ -32,13 +32,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from edgespec import EdgespecError, Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.cli.prompts.read import read_prompts
+from edgespec.model.causal_model import CausalModel
 from edgespec.model.new_rows import additive, next_rows
 from edgespec.model.partial_attention import attend_part, joined
+from edgespec.model.text_cache import TextCache
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
 from edgespec.placement.memory import LIBRARIES_BYTES
 from offload.loaders import CudaLoader
@@ -91,7 +94,7 @@ def write_layers(folder: Path, *, hidden: int, inner: int, layers: int) -> None:
     )
     config.dtype = torch.bfloat16
     torch.manual_seed(0)
-    with torch.device(DEVICE):
+    with DEVICE:
         model = AutoModelForCausalLM.from_config(config)  # in the config's dtype: float32 would fit no small card
     model.cpu().save_pretrained(folder)
     del model
@@ -351,9 +354,38 @@ def attention_part(_rows: list[int]) -> tuple[bool, Any]:
     return ok, table
 
 
+def graphs_part(_rows: list[int]) -> tuple[bool, Any]:
+    """A draft's passes that are recorded and replayed are those that are not; both in milliseconds a call."""
+    config = LlamaConfig(hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
+                         num_key_value_heads=8, head_dim=64, vocab_size=4096)  # fmt: skip
+    with DEVICE:
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    table, ok = [], True
+    for count in (1, 32, 256):
+        hidden, times = {}, {}
+        for way in ("plain", "graph"):
+            causal = CausalModel(model, device=DEVICE, is_static=way == "graph")
+            text = causal.new_text()
+            ids = torch.arange(1000 + count, device=DEVICE) % 4096
+            causal.read_text(text, ids[:1000])
+
+            def call(causal: CausalModel = causal, text: TextCache = text, ids: Tensor = ids[1000:]) -> Tensor:
+                text.truncate()
+                return causal.read([next_rows(text, ids)])[0]
+
+            hidden[way], times[way] = call().float(), 1000 * seconds(call, repeats=20)
+            causal.close()
+        difference = ((hidden["graph"] - hidden["plain"]).norm() / hidden["plain"].norm()).item()
+        ok &= difference <= 0.02
+        table.append({"draft rows": count, "plain_ms": times["plain"], "graph_ms": times["graph"]})
+        print_row({**table[-1], "difference": f"{difference:.0e}"})
+    return ok, table
+
+
 PARTS: dict[str, Callable[[list[int]], tuple[bool, Any]]] = {
     "attention": attention_part,
     "greedy": greedy_part,
+    "graphs": graphs_part,
     "together": together_part,
     "tests": tests_part,
     "slow": slow_part,

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from edgespec.placement.weights import Weights, chosen_experts
+from edgespec.model.layer_kinds import chosen_experts
+from edgespec.placement.weights import Weights
 from offload.layer_store import LayerRecord
 from offload.placement import Placement
 from profiles.roofline import ExpertLoad

@@ -10,11 +10,11 @@ import torch
 from transformers import PretrainedConfig
 
 from edgespec.estimate.experts import ExpertPlaces, dense_part, expert_modules, expert_sizes
-from edgespec.model.layer_kinds import attention_layers
+from edgespec.model.layer_kinds import attention_layers, chosen_experts
 from edgespec.model.row_chunks import rows_at_once
 from edgespec.model.supported import understanding
 from edgespec.placement.memory import cache_bytes, resident_bytes
-from edgespec.placement.weights import Weights, chosen_experts
+from edgespec.placement.weights import Weights
 from offload.layer_store import LayerRecord
 from offload.placement import Placement
 from offload.skeleton import Skeleton

@@ -20,7 +20,8 @@ from edgespec.model.layer_major import LayerMajor, Watch
 from edgespec.model.new_rows import NewRows, Span, chunks_of, next_rows
 from edgespec.model.pass_cache import PassCache
 from edgespec.model.recurrent import use_own_functions
-from edgespec.model.text_cache import TextCache, UncachedText
+from edgespec.model.static_pass import CAPACITY_ROWS, StaticPasses, has_static_passes
+from edgespec.model.text_cache import STEP_ROWS, TextCache, UncachedText
 from offload.text_part import decoder_layers
 
 CHUNK_ROWS = 512  # that pass a layer at once
@@ -56,8 +57,12 @@ class CausalModel:
         device: torch.device,
         chunk_rows: int = CHUNK_ROWS,
         keeps_hidden: bool = False,
+        is_static: bool = False,
     ) -> None:
-        """With `keeps_hidden`, texts keep the last hidden states of their rows: `TextCache.features_before`."""
+        """With `keeps_hidden`, texts keep the last hidden states of their rows: `TextCache.features_before`.
+
+        With `is_static`, few rows of one text are read in shapes that repeat, where the family allows it.
+        """
         self.model = model
         self.device = device
         self.config = model.config.get_text_config(decoder=True)
@@ -85,6 +90,9 @@ class CausalModel:
             reaches=layer_reaches(self.config),
         )
 
+        can_be_static = not self._cache.text_by_text and self._shares_passes and has_static_passes(self.config)
+        self._static = StaticPasses(self._run, dtype=model.dtype) if is_static and can_be_static else None
+
     def close(self) -> None:
         """Leave the layers as they were found, so that nothing keeps their weights alive."""
         self._layer_major.close()
@@ -100,11 +108,17 @@ class CausalModel:
 
     def new_text(self) -> TextCache:
         """Return the cache of a text that has no rows yet."""
-        return TextCache(int(self.config.num_hidden_layers), keeps_hidden=self._keeps_hidden)
+        return TextCache(
+            int(self.config.num_hidden_layers),
+            keeps_hidden=self._keeps_hidden,
+            step_rows=CAPACITY_ROWS if self._static else STEP_ROWS,
+        )
 
     @torch.no_grad()
     def read(self, parts: Sequence[NewRows]) -> list[Tensor]:
         """Append rows to texts in one pass over the weights, and return their last hidden states [n, h] each."""
+        if self._static is not None and self._static.take(parts):
+            return [self._static.read(parts[0])]
         if self._shares_passes:
             return self._read(parts)
         return [hidden for part in parts for hidden in self._read([part])]

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 
 import torch
+from torch import Tensor
 from transformers import PretrainedConfig
 
 from edgespec.errors import EdgespecError
 from edgespec.model.cores import chosen_by, read_cores
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+WARM_UPS = 2  # passes before one is recorded
 
 
 def resolve_device(name: str) -> torch.device:
@@ -52,6 +55,30 @@ def planning_device(name: str) -> torch.device:
     if re.fullmatch(r"cuda(:\d+)?", name) and not torch.cuda.is_available():
         return torch.device(name if ":" in name else "cuda:0")
     return resolve_device(name)
+
+
+def recorded(read: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
+    """Return what does the same as `read` again: on CUDA a graph of its launches, elsewhere `read` itself.
+
+    A graph reads and writes the tensors that `read` did, so that they must stay where they are.
+    """
+    if device.type != "cuda":
+        return read
+    aside = torch.cuda.Stream(device)
+    aside.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(aside):  # libraries allocate what they need in their first calls
+        for _ in range(WARM_UPS):
+            read()
+    torch.cuda.current_stream(device).wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # the target's reader goes on meanwhile
+        output = read()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return output
+
+    return replay
 
 
 def release_memory(device: torch.device) -> None:

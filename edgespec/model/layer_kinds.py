@@ -13,6 +13,8 @@ ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 RECURRENT = {"linear_attention", "conv"}
 BOTH = {"hybrid"}
 NEITHER = {"mlp", "moe"}
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")  # what families call it
+CHOSEN_COUNTS = ("num_experts_per_tok", "top_k_experts")
 
 # Functions of transformers' modules: those that we know, and those of layers that we know by name alone.
 CONVOLUTION = "causal_conv1d_fn"
@@ -49,3 +51,16 @@ def unknown_recurrent(config: PretrainedConfig) -> str | None:
     needs_scan = "conv" not in kinds_of(config)
     is_known = CONVOLUTION in names and not (needs_scan and SCANS.isdisjoint(names))
     return None if is_known else "recurrent layers of a kind of its own"
+
+
+def num_chosen(config: PretrainedConfig) -> int:
+    """Return the number of experts that a token meets in a layer; 0 where the layers have none."""
+    if not any(getattr(config, key, None) for key in EXPERT_COUNTS):
+        return 0
+    return next((int(count) for key in CHOSEN_COUNTS if (count := getattr(config, key, None))), 1)
+
+
+def chosen_experts(config: PretrainedConfig) -> tuple[int | None, float]:
+    """Return how many experts a layer has, None where it has none, and the share of them that a token meets."""
+    num_experts = next((int(count) for key in EXPERT_COUNTS if (count := getattr(config, key, None))), None)
+    return num_experts, num_chosen(config) / num_experts if num_experts else 1.0

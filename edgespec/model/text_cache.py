@@ -25,8 +25,10 @@ class LayerCache:
     rows of a tree are not in the order of their positions.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, step_rows: int = STEP_ROWS) -> None:
+        """Memory grows in multiples of `step_rows`."""
         self.length = 0
+        self._step_rows = step_rows
         self._keys: Tensor | None = None
         self._values: Tensor | None = None
 
@@ -35,20 +37,30 @@ class LayerCache:
         """The number of rows that fit."""
         return 0 if self._keys is None else self._keys.shape[2]
 
+    @property
+    def storage(self) -> tuple[Tensor, Tensor]:
+        """All keys and values, with those that are not in use: another pair once more rows were needed than fit."""
+        assert self._keys is not None
+        assert self._values is not None
+        return self._keys, self._values
+
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Append rows [1, heads, n, head_dim], and return all rows in use."""
         end = self.length + keys.shape[2]
-        if end > self.capacity:
-            rows = max(end, self.capacity + max(STEP_ROWS, self.capacity // STEP_SHARE))
-            rows = -(-rows // STEP_ROWS) * STEP_ROWS
-            self._keys = self._resized(self._keys, keys, rows)
-            self._values = self._resized(self._values, values, rows)
-        assert self._keys is not None
-        assert self._values is not None
+        if self._keys is None or self._values is None:
+            self._keys, self._values = keys[:, :, :0], values[:, :, :0]
+        self.reserve(end)
         self._keys[:, :, self.length : end] = keys
         self._values[:, :, self.length : end] = values
         self.length = end
         return self._keys[:, :, :end], self._values[:, :, :end]
+
+    def reserve(self, rows: int) -> None:
+        """Make room for so many rows in all, in a cache that had some."""
+        if rows > self.capacity:
+            rows = max(rows, self.capacity + max(self._step_rows, self.capacity // STEP_SHARE))
+            rows = -(-rows // self._step_rows) * self._step_rows
+            self._keys, self._values = (self._resized(old, rows) for old in self.storage)
 
     def keep(self, committed: int, rows: Tensor) -> None:
         """Move `rows` [j], counted from the cache's start, behind the first `committed` ones; drop the rest."""
@@ -61,31 +73,29 @@ class LayerCache:
 
     def rows(self, count: int) -> tuple[Tensor, Tensor]:
         """Return the first `count` rows, which another layer reads as well."""
-        assert self._keys is not None
-        assert self._values is not None
-        return self._keys[:, :, :count], self._values[:, :, :count]
+        keys, values = self.storage
+        return keys[:, :, :count], values[:, :, :count]
 
     def copy(self, rows: int) -> LayerCache:
         """Return a cache of its own with the first `rows` rows."""
-        other = LayerCache()
+        other = LayerCache(self._step_rows)
         if self._keys is not None and self._values is not None and rows:
             other.append(self._keys[:, :, :rows], self._values[:, :, :rows])
         return other
 
-    def _resized(self, old: Tensor | None, like: Tensor, rows: int) -> Tensor:
-        _, heads, _, head_dim = like.shape
-        new = like.new_empty(1, heads, rows, head_dim)
-        if old is not None:
-            new[:, :, : self.length] = old[:, :, : self.length]
+    def _resized(self, old: Tensor, rows: int) -> Tensor:
+        _, heads, _, head_dim = old.shape
+        new = old.new_zeros(1, heads, rows, head_dim)  # a static pass multiplies what is not in use by 0
+        new[:, :, : self.length] = old[:, :, : self.length]
         return new
 
 
 class TextCache:
     """The rows of one text in all layers of a model, and the ids of those that are committed."""
 
-    def __init__(self, num_layers: int, *, keeps_hidden: bool = False) -> None:
+    def __init__(self, num_layers: int, *, keeps_hidden: bool = False, step_rows: int = STEP_ROWS) -> None:
         """With `keeps_hidden`, `features_before` gives the last hidden states of the text's rows."""
-        self.layers = [LayerCache() for _ in range(num_layers)]
+        self.layers = [LayerCache(step_rows) for _ in range(num_layers)]
         self._states: dict[Hashable, StateCache] = {}  # those of recurrent layers, from their first rows on
         self._hidden = HiddenRows() if keeps_hidden else None
         self._ids: list[int] = []
@@ -242,9 +252,9 @@ class UncachedText(TextCache):
         return StateCache(initial(), fold)
 
 
-def rows_held(rows: int) -> int:
+def rows_held(rows: int, step_rows: int = STEP_ROWS) -> int:
     """Return how many rows of memory a text of so many may hold."""
-    return rows + rows // STEP_SHARE + STEP_ROWS
+    return rows + rows // STEP_SHARE + step_rows
 
 
 def shared_length(one: Sequence[int], other: Sequence[int]) -> int:

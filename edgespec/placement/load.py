@@ -30,18 +30,25 @@ class LoadedModels:
         *,
         device: torch.device,
         lent: frozenset[str] = frozenset(),
+        draft_graphs: bool = False,
         release: Callable[[], None] = lambda: None,
     ) -> None:
         """A draft that borrows parameters of the target (`lent`) is a feature head.
 
-        It reads the target's hidden states, which are then kept. `release` gives the device back.
+        It reads the target's hidden states, which are then kept. With `draft_graphs` the draft's passes have few
+        shapes. `release` gives the device back.
         """
         self._streamed = dict(streamed)
         self._release = release
         if lent:
             lend(streamed["target"].model, streamed["draft"].model, lent)
         self._causal = {
-            role: CausalModel(model.model, device=device, keeps_hidden=bool(lent) and role == "target")
+            role: CausalModel(
+                model.model,
+                device=device,
+                keeps_hidden=bool(lent) and role == "target",
+                is_static=draft_graphs and role == "draft",
+            )
             for role, model in streamed.items()
         }
 
@@ -82,6 +89,7 @@ def load_models(
     *,
     device: torch.device,
     most_device_bytes: int | None,
+    draft_graphs: bool,
     self_check: bool,
     on_quantize: Announce | None,
     progress: Progress | None,
@@ -109,7 +117,7 @@ def load_models(
                 skeleton, placement, device=device, progress=_phase(progress, f"loading {role}")
             )
         lent = skeletons["draft"].lent if "draft" in skeletons else frozenset()
-        return LoadedModels(streamed, device=device, lent=lent, release=release)
+        return LoadedModels(streamed, device=device, lent=lent, draft_graphs=draft_graphs, release=release)
     except BaseException:
         _close(streamed)
         release()

@@ -15,15 +15,15 @@ from edgespec.draft.distributions import rows_made_at_once
 from edgespec.model.attention import LEAST_SHARED, asks_for_attention
 from edgespec.model.causal_model import CHUNK_ROWS
 from edgespec.model.layer_attention import key_sources
-from edgespec.model.layer_kinds import attention_layers
+from edgespec.model.layer_kinds import attention_layers, num_chosen
 from edgespec.model.new_rows import ALL_PROMPT_ROWS
 from edgespec.model.partial_attention import has_kernel
 from edgespec.model.row_chunks import rows_at_once
+from edgespec.model.static_pass import CAPACITY_ROWS
 from edgespec.model.supported import understanding
-from edgespec.model.text_cache import rows_held
+from edgespec.model.text_cache import STEP_ROWS, rows_held
 from edgespec.placement.run_place import RunPlace
 from edgespec.placement.states import state_sizes
-from edgespec.placement.weights import num_chosen
 from edgespec.tree.settings import TreeSettings
 from offload.layer_store import LayerRecord
 from offload.skeleton import Skeleton
@@ -211,9 +211,9 @@ def device_uses(
     target_rows, draft_rows = cache_rows(context_tokens, tree)
     tree_rows = target_rows - context_tokens
 
-    def held_rows(rows: int) -> int:
+    def held_rows(rows: int, step_rows: int = STEP_ROWS) -> int:
         """Rows of all texts' caches, where a text of the longest has so many."""
-        return rows_held(place.all_tokens) + num_texts * (rows_held(rows - context_tokens))
+        return rows_held(place.all_tokens, step_rows) + num_texts * rows_held(rows - context_tokens, step_rows)
 
     uses = {
         "CUDA context" if device.type == "cuda" else "libraries": (
@@ -237,7 +237,8 @@ def device_uses(
         if draft.lent:
             uses["target: features"] = held_rows(target_rows) * config.hidden_size * dtype.itemsize
         uses["draft: weights"] = sum(resident_bytes(r, device=device) for r in (draft.outside, *draft.records))
-        uses["draft: keys and values"] = cache_bytes(draft_config, rows=held_rows(draft_rows), dtype=dtype)
+        step_rows = CAPACITY_ROWS if place.draft_graphs else STEP_ROWS
+        uses["draft: keys and values"] = cache_bytes(draft_config, rows=held_rows(draft_rows, step_rows), dtype=dtype)
         uses["draft: one pass"] = pass_bytes(
             draft_config,
             prompt_rows=place.prompt_tokens,

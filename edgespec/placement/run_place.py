@@ -23,6 +23,7 @@ class PlaceOptions(TypedDict, total=False):
     quant: str | None  # of the target's layers: none, nf4 or int8
     draft_quant: str | None
     experts: str  # of a target that streams: auto, stream or resident
+    draft_graphs: bool  # the draft's calls are recorded and replayed, where the device can; False
     limits: MemoryLimits | None  # None: what is free, less a margin
     context_tokens: int  # of the longest text, 2048
     prompt_tokens: int | None  # of the longest prompt; None: as long as the context
@@ -40,6 +41,7 @@ class RunPlace:
     quant: str | None = None
     draft_quant: str | None = None
     experts: str = "auto"  # of a target that streams: on demand, streamed with their layers, or all resident
+    draft_graphs: bool = False  # the draft reads rows of one text in few shapes, which CUDA records and replays
     limits: MemoryLimits
     context_tokens: int
     prompt_tokens: int
@@ -76,6 +78,7 @@ def resolve_place(
         quant=parse_quant(options.get("quant")),
         draft_quant=parse_quant(options.get("draft_quant"), setting="draft_quant"),
         experts=parse_experts(options.get("experts", "auto")),
+        draft_graphs=options.get("draft_graphs", False),
         limits=options.get("limits") or MemoryLimits(),
         context_tokens=context_tokens,
         prompt_tokens=options.get("prompt_tokens") or context_tokens,

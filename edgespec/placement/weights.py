@@ -12,17 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import PretrainedConfig
 
 from edgespec.files import cache_folder
+from edgespec.model.layer_kinds import chosen_experts
 from edgespec.pair.folder import ModelFolder
 from offload.placement import GIB
 from offload.quantize import quantized_checkpoint
 from offload.quantized_cache import load_or_quantize
 from offload.skeleton import Skeleton
-
-EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")  # what families call it
-CHOSEN_COUNTS = ("num_experts_per_tok", "top_k_experts")
 
 Announce = Callable[[Path, int, int], None]  # folder, bytes that will be written there, bytes free
 Progress = Callable[[int, int], None]  # layers done, layers in all
@@ -92,19 +89,6 @@ class Weights:
             progress=progress,
         )
         return self.model.skeleton(checkpoint, dtype=self.dtype)
-
-
-def num_chosen(config: PretrainedConfig) -> int:
-    """Return the number of experts that a token meets in a layer; 0 where the layers have none."""
-    if not any(getattr(config, key, None) for key in EXPERT_COUNTS):
-        return 0
-    return next((int(count) for key in CHOSEN_COUNTS if (count := getattr(config, key, None))), 1)
-
-
-def chosen_experts(config: PretrainedConfig) -> tuple[int | None, float]:
-    """Return how many experts a layer has, None where it has none, and the share of them that a token meets."""
-    num_experts = next((int(count) for key in EXPERT_COUNTS if (count := getattr(config, key, None))), None)
-    return num_experts, num_chosen(config) / num_experts if num_experts else 1.0
 
 
 def note_of_costs(target: Weights, draft: Weights | None) -> tuple[str, ...]:

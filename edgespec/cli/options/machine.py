@@ -25,6 +25,7 @@ MARGIN_HELP = "GPU memory to leave free. [default: 1GiB without --max-gpu-mem]"
 DTYPE_HELP = "To compute in: float32, bfloat16 or float16. [auto: float32 on a CPU, the model's own on a GPU]"
 QUANT_HELP = "Quantise the target's layers: none, nf4 or int8. Made once, then kept in the cache."
 EXPERTS_HELP = "Of mixtures: read those that are asked for (auto, where layers stream), whole layers, or keep all."
+GRAPHS_HELP = "Record the draft's passes as CUDA graphs, for one text at a time. Not yet tried on a card."
 THREADS_HELP = "Threads of the processor. [auto: as many as pay, fewer while other programs run]"
 PARALLEL_HELP = "Texts that share each pass. [auto: as many as pay]"
 CONTEXT_HELP = "Tokens of prompt and answer to make room for, as 8k. [auto: what is needed]"
@@ -42,6 +43,7 @@ class MachineOptions:
     quant: str | None
     draft_quant: str | None
     experts: str
+    draft_graphs: bool
     threads: int | None
 
     def options(self, *, context_tokens: int, prompt_tokens: int | None = None) -> PlaceOptions:
@@ -52,6 +54,7 @@ class MachineOptions:
             "quant": self.quant,
             "draft_quant": self.draft_quant,
             "experts": self.experts,
+            "draft_graphs": self.draft_graphs,
             "threads": self.threads,
             "limits": self.limits,
             "context_tokens": context_tokens,
@@ -89,6 +92,7 @@ def planning_options(function: Command) -> Command:
         quant: str,
         draft_quant: str,
         experts: str,
+        draft_graphs: bool,
         threads: int | None = None,
         **others: Any,
     ) -> Any:
@@ -106,6 +110,7 @@ def planning_options(function: Command) -> Command:
             quant=parse_quant(quant),
             draft_quant=parse_quant(draft_quant, setting="draft_quant"),
             experts=experts,
+            draft_graphs=draft_graphs,
             threads=threads,
         )
         return function(machine=machine, **others)
@@ -120,6 +125,7 @@ def planning_options(function: Command) -> Command:
                      help="Target layers that stay resident; the others stream."),
         click.option("--experts", type=click.Choice(EXPERTS_NAMES), default="auto", show_default=True,
                      help=EXPERTS_HELP),
+        click.option("--draft-graphs", is_flag=True, help=GRAPHS_HELP),
         click.option("-c", *CONTEXT_SPELLINGS, "ctx_size", callback=_tokens, default="auto", metavar="N|auto",
                      help=CONTEXT_HELP),
         click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N."),

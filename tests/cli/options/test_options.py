@@ -73,6 +73,7 @@ GIVEN = {
     "quant": "8bit",
     "draft_quant": "4bit",
     "experts": "stream",
+    "draft_graphs": True,
     "no_self_check": None,
     "resident_layers": "1",
     "device": "cpu",
@@ -161,7 +162,7 @@ def test_every_setting_reaches_the_engine(
     assert place.limits == MemoryLimits(
         max_cpu_bytes=3 << 30, max_gpu_bytes=2 << 30, gpu_margin_bytes=100 << 20, max_resident_layers=1
     )
-    assert (place.quant, place.draft_quant, place.experts) == ("int8", "nf4", "stream")
+    assert (place.quant, place.draft_quant, place.experts, place.draft_graphs) == ("int8", "nf4", "stream", True)
     assert (place.device, place.dtype, place.threads) == (torch.device("cpu"), torch.bfloat16, 1)
     assert place.num_texts == 1  # of two rows, which would share passes
     request: TextRequest = seen["request"]
