@@ -73,7 +73,7 @@ GIVEN = {
     "quant": "8bit",
     "draft_quant": "4bit",
     "experts": "stream",
-    "draft_graphs": True,
+    "draft_graphs": None,
     "no_self_check": None,
     "resident_layers": "1",
     "device": "cpu",
@@ -145,7 +145,7 @@ def test_every_setting_reaches_the_engine(
 
     monkeypatch.setattr(Engine, "__init__", remember_engine)
     monkeypatch.setattr(Engine, "submit", remember_request)
-    arguments = ["p.jsonl"]
+    arguments = ["p.jsonl", "--draft-graphs"]
     for parameter in command.params:
         value = GIVEN[str(parameter.name)]
         if value is not None:
