@@ -61,6 +61,7 @@ NARROW = {
     "n_inner": 64,
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,
+    "linear_num_heads": 2,
     "num_experts": 4,
     "num_local_experts": 4,
     "n_routed_experts": 4,
