@@ -210,7 +210,8 @@ if hasattr(transformers, "Lfm3Config"):  # not in the oldest transformers that w
     RECURRENT["lfm3"] = lambda: transformers.Lfm3Config(**GROUPED, **CONVOLUTIONS)
 if not hasattr(Gemma4TextConfig, "kv_sharing_modes"):  # in the oldest transformers that we take
     del FAMILIES["gemma4-shared"]
-EAGER_ONLY = {"gemma2", "mamba", "mamba2", "falcon-mamba"}  # soft-capped scores, and no attention at all: transformers refuses sdpa for them
+# Soft-capped scores, and no attention at all: transformers refuses sdpa for them
+EAGER_ONLY = {"gemma2", "mamba", "mamba2", "falcon-mamba"}
 
 
 @pytest.fixture(autouse=True)
