@@ -3,6 +3,7 @@
 Wrong versions are tried at the end: each of them fails a test of this file.
 """
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -159,6 +160,7 @@ def writes_to_the_state(self: Mixer, held: LinearAttentionLayer, states: Tensor)
         (DeltaRule, "beside", sees_siblings, ["qwen3-next"]),
         (Mamba2, "beside", sees_siblings, ["mamba2", "falcon-h1"]),
         (recurrent_levels, "_levels", takes_other_parents, LEVEL_KINDS),
+        (recurrent_levels, "continuing", lambda _state: nullcontext(), ["jamba"]),
         (Mixer, "_restore", writes_to_the_state, ["jamba"]),
         (StateCache, "truncate", keeps_what_was_cut, KINDS),
         (StateCache, "keep", forgets_the_root, KINDS),
@@ -166,8 +168,8 @@ def writes_to_the_state(self: Mixer, held: LinearAttentionLayer, states: Tensor)
         (StateCache, "at", folds_again, TWICE_KINDS),
     ],
     ids=[
-        *("sibling-taps", "wrong-parent-delta", "wrong-parent-mamba2", "wrong-parent-levels", "in-place"),
-        *("cut", "empty", "path", "twice"),
+        *("sibling-taps", "wrong-parent-delta", "wrong-parent-mamba2", "wrong-parent-levels"),
+        *("forgotten", "in-place", "cut", "empty", "path", "twice"),
     ],
 )
 def test_wrong_versions_would_be_noticed(
