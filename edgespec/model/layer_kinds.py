@@ -1,6 +1,7 @@
 """What kinds of layers a configuration has: which keep keys and values, and which a recurrent state.
 
-A state can be followed through a tree where we know the functions that make it: see `edgespec.model.recurrent`.
+A state can be followed through a tree where we know the functions that make it (`edgespec.model.recurrent`), or where
+all of it goes through transformers' cache (`edgespec.model.recurrent_levels`).
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ _BY_TYPE = {
     "inkling2_text": "adds biases that go by places in the cache, where siblings have different ones",
     "inkling_text": "adds biases that go by places in the cache, where siblings have different ones",
     "minimax": "takes no cache but its own, which cannot be rolled back",
-    "zamba": "has layers that share one block of attention",
+    "zamba": "has layers that share one block of attention, which cannot be followed through a token tree",
     "recurrent_gemma": "keeps a state in its modules, which cannot be rolled back to a node of a tree",
 }
 _FIX = "Use a model with full, sliding-window or chunked attention, or with states in transformers' own cache."
