@@ -20,6 +20,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     BambaConfig,
     FalconH1Config,
+    FalconMambaConfig,
     Gemma2Config,
     Gemma3Config,
     Gemma3TextConfig,
@@ -27,11 +28,14 @@ from transformers import (
     GPT2Config,
     GPTNeoXConfig,
     GraniteMoeHybridConfig,
+    JambaConfig,
+    KimiLinearConfig,
     Lfm2Config,
     Lfm2MoeConfig,
     Llama4TextConfig,
     LlamaConfig,
     Mamba2Config,
+    MambaConfig,
     MistralConfig,
     MixtralConfig,
     NemotronHConfig,
@@ -47,7 +51,9 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
     Qwen3NextConfig,
+    ZayaConfig,
 )
+from transformers.models.kimi_linear import modeling_kimi_linear
 from transformers.utils import logging as transformers_logging
 
 from offload.text_part import model_from_config
@@ -165,11 +171,47 @@ RECURRENT: dict[str, Callable[[], PretrainedConfig]] = {
     ),
     "mamba2": lambda: Mamba2Config(**SMALL, num_heads=8, head_dim=8, state_size=16, n_groups=2, chunk_size=16),
 }
+# Mixers whose functions we do not know, which are read level by level
+BY_LEVELS: dict[str, Callable[[], PretrainedConfig]] = {
+    "jamba": lambda: JambaConfig(
+        **EXPERTS, num_experts=4, mamba_d_state=8, mamba_dt_rank=4, attn_layer_period=2, attn_layer_offset=1
+    ),
+    "mamba": lambda: MambaConfig(**SMALL, state_size=8, time_step_rank=4),
+    "falcon-mamba": lambda: FalconMambaConfig(**SMALL, state_size=8, time_step_rank=4),
+    "zaya": lambda: ZayaConfig(
+        **{**GROUPED, "num_hidden_layers": 4},
+        layer_types=["hybrid", "hybrid_sliding"] * 2,
+        sliding_window=WINDOW,
+        head_dim=8,
+        num_experts=4,
+        num_experts_per_tok=1,
+        moe_intermediate_size=16,
+        router_hidden_size=16,
+    ),
+    "kimi-linear": lambda: KimiLinearConfig(
+        **{**SMALL, "num_key_value_heads": 4},
+        layer_types=DELTA["layer_types"],
+        linear_head_dim=8,
+        linear_num_heads=4,
+        kv_lora_rank=16,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=8,
+        v_head_dim=8,
+        num_experts=4,
+        num_experts_per_token=2,
+        moe_intermediate_size=16,
+        mlp_layer_types=["dense", "sparse", "sparse"],
+    ),
+}
+if not hasattr(modeling_kimi_linear, "causal_conv1d_fn"):  # of the oldest transformers that we take
+    del BY_LEVELS["kimi-linear"]
+RECURRENT |= BY_LEVELS
 if hasattr(transformers, "Lfm3Config"):  # not in the oldest transformers that we take
     RECURRENT["lfm3"] = lambda: transformers.Lfm3Config(**GROUPED, **CONVOLUTIONS)
 if not hasattr(Gemma4TextConfig, "kv_sharing_modes"):  # in the oldest transformers that we take
     del FAMILIES["gemma4-shared"]
-EAGER_ONLY = {"gemma2", "mamba2"}  # soft-capped scores, and no attention at all: transformers refuses sdpa for them
+# Soft-capped scores, and no attention at all: transformers refuses sdpa for them
+EAGER_ONLY = {"gemma2", "mamba", "mamba2", "falcon-mamba"}
 
 
 @pytest.fixture(autouse=True)

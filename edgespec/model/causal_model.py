@@ -16,10 +16,12 @@ from transformers import PretrainedConfig, PreTrainedModel
 from edgespec.model.attention import asks_for_attention, use_own_attention
 from edgespec.model.family_logits import decoder_of, family_logits
 from edgespec.model.layer_attention import key_sources, layer_reaches
+from edgespec.model.layer_kinds import attention_layers, reads_by_levels
 from edgespec.model.layer_major import LayerMajor, Watch
 from edgespec.model.new_rows import NewRows, Span, chunks_of, next_rows
 from edgespec.model.pass_cache import PassCache
 from edgespec.model.recurrent import use_own_functions
+from edgespec.model.recurrent_levels import read_as_before, read_by_levels
 from edgespec.model.static_pass import CAPACITY_ROWS, StaticPasses, has_static_passes
 from edgespec.model.text_cache import STEP_ROWS, TextCache, UncachedText
 from offload.text_part import decoder_layers
@@ -74,7 +76,8 @@ class CausalModel:
         self._decoder = decoder_of(model)
         self._cache = PassCache()
         self._cache.text_by_text = _is_text_by_text(model, self.config)
-        use_own_functions(decoder_layers(model)[1])
+        self._layers = decoder_layers(model)[1]
+        (read_by_levels if reads_by_levels(self.config) else use_own_functions)(self._layers)
         # What the cache is called: pure Mamba models have their own word.
         takes = inspect.signature(type(self._decoder).forward).parameters
         self._cache_name = "cache_params" if "cache_params" in takes else "past_key_values"
@@ -84,10 +87,11 @@ class CausalModel:
         # Four dimensions: transformers takes it for a finished mask, and makes none.
         self._mask = torch.zeros(1, 1, 1, 1, dtype=model.dtype, device=device)
         self._layer_major = LayerMajor(
-            decoder_layers(model)[1],
+            self._layers,
             text_by_text=self._cache.text_by_text,
             mask=self._mask,
             reaches=layer_reaches(self.config),
+            masked_layers=attention_layers(self.config),
         )
 
         can_be_static = not self._cache.text_by_text and self._shares_passes and has_static_passes(self.config)
@@ -96,6 +100,7 @@ class CausalModel:
     def close(self) -> None:
         """Leave the layers as they were found, so that nothing keeps their weights alive."""
         self._layer_major.close()
+        read_as_before(self._layers)
 
     @property
     def watch(self) -> Watch | None:

@@ -10,6 +10,8 @@ from transformers import PretrainedConfig
 
 from edgespec.model.reach import WHOLE, Reach
 
+SLIDING = {"sliding_attention", "hybrid_sliding"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerAttention:
@@ -41,7 +43,7 @@ def layer_reaches(config: PretrainedConfig) -> list[Reach]:
 def _reach(kind: str, of: PretrainedConfig) -> Reach:
     if kind == "chunked_attention":
         return Reach(of.attention_chunk_size, in_chunks=True)
-    return Reach(getattr(of, "sliding_window", None)) if kind == "sliding_attention" else WHOLE
+    return Reach(getattr(of, "sliding_window", None)) if kind in SLIDING else WHOLE
 
 
 def key_sources(config: PretrainedConfig) -> list[int]:

@@ -1,25 +1,29 @@
 """What kinds of layers a configuration has: which keep keys and values, and which a recurrent state.
 
-A state can be followed through a tree where we know the functions that make it: see `edgespec.model.recurrent`.
+A state can be followed through a tree where we know the functions that make it (`edgespec.model.recurrent`), or where
+all of it goes through transformers' cache (`edgespec.model.recurrent_levels`).
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
+from typing import Any
 
 from transformers import PretrainedConfig
 
 ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 RECURRENT = {"linear_attention", "conv"}
-BOTH = {"hybrid"}
+BOTH = {"hybrid", "hybrid_sliding"}
 NEITHER = {"mlp", "moe"}
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")  # what families call it
 CHOSEN_COUNTS = ("num_experts_per_tok", "top_k_experts")
 
-# Functions of transformers' modules: those that we know, and those of layers that we know by name alone.
+# Functions of transformers' modules: those that we know, and those of layers beside them that we do not know.
 CONVOLUTION = "causal_conv1d_fn"
 SCANS = {"torch_chunk_gated_delta_rule", "mamba2_chunk_scan"}
-OTHER_SCANS = {"mamba_selective_scan": "Mamba 1 layers", "chunk_kimi_delta_attention": "Kimi delta attention"}
+OTHER_SCANS = {"mamba_selective_scan", "chunk_kimi_delta_attention"}
+STATE_CALLS = {"update_conv_state", "update_recurrent_state"}  # of a cache
 
 
 def kinds_of(config: PretrainedConfig) -> list[str]:
@@ -44,13 +48,35 @@ def unknown_recurrent(config: PretrainedConfig) -> str | None:
         return None
     if getattr(config, "num_mem_blocks", None):  # Zamba's: their caches are the layers' own all the same
         return "layers that share one block of attention"
-    names = vars(importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_")))
-    others = [layers for scan, layers in OTHER_SCANS.items() if scan in names]
-    if others:
-        return others[0]
+    return None if _has_known_functions(config) or reads_by_levels(config) else "recurrent layers of a kind of its own"
+
+
+def reads_by_levels(config: PretrainedConfig) -> bool:
+    """Return whether recurrent layers are read level by level: we know where their states are, not how they come."""
+    if not has_recurrent_layers(config) or _has_known_functions(config):
+        return False
+    return any(keeps_state(kind) for kind in _names(config).values() if isinstance(kind, type))
+
+
+def keeps_state(kind: type) -> bool:
+    """Return whether modules of this class keep a state in transformers' cache, and no keys and values beside it."""
+    forward = inspect.unwrap(getattr(kind, "forward", None) or _nothing)
+    calls = set(getattr(getattr(forward, "__code__", None), "co_names", ()))
+    return not STATE_CALLS.isdisjoint(calls) and "update" not in calls
+
+
+def _nothing() -> None: ...
+
+
+def _has_known_functions(config: PretrainedConfig) -> bool:
+    names = _names(config)
     needs_scan = "conv" not in kinds_of(config)
-    is_known = CONVOLUTION in names and not (needs_scan and SCANS.isdisjoint(names))
-    return None if is_known else "recurrent layers of a kind of its own"
+    return CONVOLUTION in names and OTHER_SCANS.isdisjoint(names) and not (needs_scan and SCANS.isdisjoint(names))
+
+
+def _names(config: PretrainedConfig) -> dict[str, Any]:
+    """Return what the family's module has, by name."""
+    return vars(importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_")))
 
 
 def num_chosen(config: PretrainedConfig) -> int:

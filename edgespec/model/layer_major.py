@@ -6,7 +6,7 @@ called once a chunk, with its share of everything that has a row for each token.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -25,15 +25,23 @@ Watch = Callable[[float], None]  # the share of a pass that is done, 0 to 1; may
 class LayerMajor:
     """Wraps the forward of decoder layers, to split a pass into chunks and to call `watch` before each of them."""
 
-    def __init__(self, layers: nn.ModuleList, *, text_by_text: bool, mask: Tensor, reaches: Sequence[Reach]) -> None:
+    def __init__(
+        self,
+        layers: nn.ModuleList,
+        *,
+        text_by_text: bool,
+        mask: Tensor,
+        reaches: Sequence[Reach],
+        masked_layers: Collection[int],
+    ) -> None:
         """`mask` is what the model is given in place of one; with `text_by_text` layers get each text's own instead.
 
-        That one is of the layer's reach.
+        That one is of the layer's reach. Layers that attend to nothing are none of the `masked_layers`.
         """
         self.watch: Watch | None = None
         self._chunks: Sequence[Sequence[Span]] = ()  # of the pass under way
         self._text_by_text, self._mask, self._reaches = text_by_text, mask, reaches
-        self._layers = layers
+        self._layers, self._masked_layers = layers, masked_layers
         for index, layer in enumerate(layers):
             layer.forward = self._wrap(index, layer.forward)
 
@@ -56,19 +64,20 @@ class LayerMajor:
             if not self._chunks:
                 return forward(*arguments, **named)  # somebody else's, who brings a mask
             num_rows = sum(span.count for chunk in self._chunks for span in chunk)
+            is_masked = self._text_by_text and index in self._masked_layers
             outputs, first = [], 0
             for chunk in self._chunks:
                 if self.watch is not None:
                     self.watch((index + first / num_rows) / len(self._layers))
                 end = first + sum(span.count for span in chunk)
                 share = _Share(num_rows, first, end, self._mask)
-                if self._text_by_text:
+                if is_masked:
                     share.own_mask = self._mask_of(index, chunk[0])
                 with attending(chunk):
                     outputs.append(
                         forward(*map(share.of, arguments), **{name: share.of(value) for name, value in named.items()})
                     )
-                if self._text_by_text and not share.is_masked:
+                if is_masked and not share.is_masked:
                     raise EdgespecError(
                         "E_UNSUPPORTED_ARCHITECTURE",
                         "this family's layers do not take the mask that the model is given.",
@@ -82,7 +91,11 @@ class LayerMajor:
             )
             if not isinstance(outputs[0], tuple):
                 return torch.cat(outputs, rows or 1)
-            return (torch.cat([output[0] for output in outputs], rows or 1), *outputs[-1][1:])
+            others = [
+                torch.cat(parts, 1) if isinstance(parts[0], Tensor) and parts[0].dim() == 3 else parts[-1]
+                for parts in zip(*(output[1:] for output in outputs), strict=True)
+            ]  # such as a router's rows, which the next layer's reads
+            return (torch.cat([output[0] for output in outputs], rows or 1), *others)
 
         return chunked
 

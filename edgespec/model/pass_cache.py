@@ -27,9 +27,14 @@ def mixer_under_way() -> tuple[int, int]:
     return _mixer.get()
 
 
+def enter_mixer(layer: int, number: int) -> None:
+    """Note which mixer asks for its states now."""
+    _mixer.set((layer, number))
+
+
 @contextmanager
-def attending(spans: Sequence[Span]) -> Iterator[None]:
-    """Within this block, attention and recurrent functions are over these rows."""
+def attending(spans: Sequence[Span] | None) -> Iterator[None]:
+    """Within this block, attention and recurrent functions are over these rows; with None, they are transformers'."""
     token = _spans.set(spans)
     try:
         yield
@@ -72,15 +77,15 @@ class PassCache(Cache):
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
         """Return None, and remember who asked."""
-        _mixer.set((layer_idx, state_idx))
+        enter_mixer(layer_idx, state_idx)
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
         """Return None, and remember who asked."""
-        _mixer.set((layer_idx, state_idx))
+        enter_mixer(layer_idx, state_idx)
 
     def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any) -> Tensor:
         """Return the convolution's inputs as they are."""
-        _mixer.set((layer_idx, state_idx))
+        enter_mixer(layer_idx, state_idx)
         return conv_states
 
     def update_recurrent_state(  # type: ignore[override]

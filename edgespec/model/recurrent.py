@@ -25,14 +25,18 @@ from edgespec.model.state_cache import OPEN_ROWS
 
 def use_own_functions(layers: nn.ModuleList) -> None:
     """Let the recurrent mixers of these layers call our functions while a pass of ours runs."""
-    # It would tell of kernels that are not installed, which trees do not use.
-    logging.getLogger("transformers.integrations.hub_kernels").setLevel(logging.ERROR)
+    silence_missing_kernels()
     for name in {type(module).__module__ for module in layers.modules()}:
         names = sys.modules[name].__dict__
         for function, own in OWN.items():
             plain = names.get(function)
             if plain is not None and not hasattr(plain, "is_edgespecs"):
                 names[function] = _for_passes(plain, own)
+
+
+def silence_missing_kernels() -> None:
+    """Let transformers tell nothing of kernels that are not installed, which trees do not use."""
+    logging.getLogger("transformers.integrations.hub_kernels").setLevel(logging.ERROR)
 
 
 def _for_passes(plain: Plain, own: Callable[..., Any]) -> Plain:
@@ -59,7 +63,7 @@ def _convolution(
         Convolution(plain=plain, inputs=part, weight=weight, bias=bias, activation=activation)
         for part in _of_texts(spans, hidden_states.mT)
     ]
-    return _together(spans, forms).mT
+    return read_rows(spans, forms).mT
 
 
 def _delta_rule(
@@ -91,7 +95,7 @@ def _delta_rule(
         )
         for queries, keys, values, decays, rates in parts
     ]
-    return _together(spans, forms), None
+    return read_rows(spans, forms), None
 
 
 def _mamba2(
@@ -129,7 +133,7 @@ def _mamba2(
         )
         for inputs, steps, keys, queries in parts
     ]
-    found = _together(spans, forms)
+    found = read_rows(spans, forms)
     return (found, None) if return_final_states else found
 
 
@@ -146,8 +150,8 @@ def _of_texts(spans: Sequence[Span], whole: Tensor) -> tuple[Tensor, ...]:
     return parts
 
 
-def _together(spans: Sequence[Span], forms: Sequence[Form]) -> Tensor:
-    """Return the outputs of all texts' rows: [1, n, ...]."""
+def read_rows(spans: Sequence[Span], forms: Sequence[Form]) -> Tensor:
+    """Return the outputs [1, n, ...] of all texts' rows, which their caches gain."""
     return torch.cat([_outputs(span, form) for span, form in zip(spans, forms, strict=True)])[None]
 
 

@@ -17,7 +17,7 @@ from torch.nn.functional import softplus
 from transformers.activations import ACT2FN
 
 from edgespec.model.linear_memory import fold_memory, memory_of
-from edgespec.model.state_cache import Rows, StateRows
+from edgespec.model.state_cache import Fold, Rows, StateRows
 
 Plain = Callable[..., Any]
 
@@ -32,9 +32,9 @@ class Form(Protocol):
     def initial(self) -> Tensor:
         """Return the state before a text."""
 
-    @staticmethod
-    def fold(state: Tensor, rows: Rows, count: int) -> tuple[Tensor, Rows]:
-        """Take the first `count` of the rows behind a state into it; return it and the rows left."""
+    @property
+    def fold(self) -> Fold:
+        """What takes the first rows behind a state into it."""
 
     def through(self, count: int, state: Tensor) -> tuple[Tensor, Tensor]:
         """Return the outputs [count, ...] of the first rows, each below the one before, and the state behind them."""

@@ -32,6 +32,7 @@ from offload.text_part import drop_parameters, unread_names
 WRONG = "does not read token trees rightly"
 VOCAB = 96
 HEADS = 4
+HEAD_DIM = 16  # where there are no heads
 WINDOW = 8  # shorter than the text, so that a missing one shows
 TEXT_TOKENS = 41  # so that recurrent layers fold some of it into their state, and leave some
 OTHER_TOKENS = 14
@@ -60,6 +61,7 @@ NARROW = {
     "n_inner": 64,
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,
+    "linear_num_heads": 2,
     "num_experts": 4,
     "num_local_experts": 4,
     "n_routed_experts": 4,
@@ -131,10 +133,11 @@ def narrow_copy(config: PretrainedConfig) -> PretrainedConfig:
     keep_layers(text, _one_layer_of_each_kind(text))
     overrides = layer_overrides(text)
     text.per_layer_config = None
-    heads = getattr(text, "num_attention_heads", None) or text.num_heads  # pure Mamba models have the latter
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+    # Pure Mamba models have the latter, or none: then their width is that of heads all the same.
+    heads = getattr(text, "num_attention_heads", None) or getattr(text, "num_heads", None)
+    head_dim = getattr(text, "head_dim", None) or (text.hidden_size // heads if heads else HEAD_DIM)
     names = (*NARROW, *HEAD_NAMES, "num_key_value_heads", *WINDOW_NAMES)
-    changes = _narrowed({name: getattr(text, name, None) for name in names}, heads)
+    changes = _narrowed({name: getattr(text, name, None) for name in names}, heads or 1)
     changes |= _recurrent_changes(text, HEADS * head_dim)
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         if getattr(text, name, None) is not None:

@@ -15,11 +15,9 @@ from edgespec.errors import EdgespecError
 from edgespec.model.layer_kinds import ATTENTION, BOTH, NEITHER, RECURRENT, has_recurrent_layers, unknown_recurrent
 
 READ_KINDS = ATTENTION | RECURRENT | BOTH | NEITHER
-_STATE = "keep a state of all that was read, which cannot be followed through a token tree"
 _INDEX = "choose the keys that they read by an index of their own, which is not kept for a tree's rows"
 _COMPRESSED = "read keys that several rows were compressed into, which a tree's rows would have to be taken out of"
 _UNREAD_KINDS = {
-    "hybrid_sliding": _STATE,
     "indexed_attention": _INDEX,
     "minimax_m3_sparse": _INDEX,
     "compressed_sparse_attention": _COMPRESSED,
@@ -31,13 +29,13 @@ _BY_TYPE = {
     "blt": "reads bytes in patches of unequal length, with a model for patches between two for bytes",
     "gemma4_assistant": "reads its target's keys and values, and is no model by itself",
     "gemma4_unified_assistant": "reads its target's keys and values, and is no model by itself",
-    "inkling2_text": "has convolutions inside its attention, whose state cannot be rolled back to a node of a tree",
-    "inkling_text": "has convolutions inside its attention, whose state cannot be rolled back to a node of a tree",
-    "minimax": "keeps the state of its linear attention in a cache of its own, which cannot be rolled back",
+    "inkling2_text": "adds biases that go by places in the cache, where siblings have different ones",
+    "inkling_text": "adds biases that go by places in the cache, where siblings have different ones",
+    "minimax": "takes no cache but its own, which cannot be rolled back",
+    "zamba": "has layers that share one block of attention, which cannot be followed through a token tree",
     "recurrent_gemma": "keeps a state in its modules, which cannot be rolled back to a node of a tree",
-    "zaya": "has convolutions inside its attention, whose state cannot be rolled back to a node of a tree",
 }
-_FIX = "Use a model with full, sliding-window or chunked attention, short convolutions, gated delta or Mamba 2 layers."
+_FIX = "Use a model with full, sliding-window or chunked attention, or with states in transformers' own cache."
 
 
 def check_supported(config: PretrainedConfig) -> None:
@@ -82,7 +80,7 @@ def _reason(text: PretrainedConfig) -> str | None:
         return "shares keys and values among layers, which only a newer transformers lets others know of"
     recurrent = unknown_recurrent(text)
     if recurrent is not None:
-        return f"has {recurrent}, whose state cannot be followed through a token tree"
+        return f"has {recurrent}, which cannot be followed through a token tree"
     layers = [getattr(of, "num_attention_heads", None) for of in text.per_layer_config]
     if layers and not any(layers) and not has_recurrent_layers(text):
         return "has recurrent layers of a kind of its own, whose state cannot be followed through a token tree"

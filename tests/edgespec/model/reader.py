@@ -15,7 +15,8 @@ from tests.conftest import RECURRENT, VOCAB, make_model
 from tests.edgespec.model.test_families import path_logits, path_of, random_tree
 
 CPU = torch.device("cpu")
-KINDS = ["lfm2", "qwen3-next", "mamba2", "falcon-h1"]  # a short convolution, delta rule, Mamba 2, attention beside it
+LEVEL_KINDS = ["jamba", "zaya"]  # read level by level: Mamba 1, and convolutions before attention
+KINDS = ["lfm2", "qwen3-next", "mamba2", "falcon-h1", *LEVEL_KINDS]  # short convolution, delta rule, Mamba 2, and both
 
 
 class CutError(Exception):

@@ -14,14 +14,14 @@ from torch import Tensor
 from transformers import (
     DiffLlamaConfig,
     Gemma3nTextConfig,
-    JambaConfig,
-    MambaConfig,
     MiniMaxConfig,
     PretrainedConfig,
     PreTrainedModel,
     Qwen3VLConfig,
     RwkvConfig,
     Zamba2Config,
+    ZambaConfig,
+    xLSTMConfig,
 )
 
 from edgespec.errors import EdgespecError
@@ -174,10 +174,10 @@ def test_a_missing_window_would_be_noticed() -> None:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (JambaConfig(), "has Mamba 1 layers"),
-        (MambaConfig(), "has Mamba 1 layers"),
-        (MiniMaxConfig(), "keeps the state of its linear attention in a cache of its own"),
+        (MiniMaxConfig(), "takes no cache but its own"),
         (RwkvConfig(), "has recurrent layers of a kind of its own"),
+        (xLSTMConfig(), "has recurrent layers of a kind of its own"),
+        (ZambaConfig(), "has layers that share one block of attention"),
         (Zamba2Config(), "has layers that share one block of attention"),
     ],
     ids=lambda value: getattr(value, "model_type", ""),

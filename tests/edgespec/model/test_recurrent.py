@@ -4,16 +4,18 @@ The reference is the same transformers model on each root-to-node path, without 
 """
 
 import copy
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 
+from edgespec.model import recurrent_levels
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.state_cache import OPEN_ROWS
 from edgespec.tree.token_tree import TokenTree
 from tests.conftest import RECURRENT, make_model
-from tests.edgespec.model.reader import CPU, KINDS, assert_same, readers
+from tests.edgespec.model.reader import CPU, KINDS, LEVEL_KINDS, assert_same, readers
 
 
 @pytest.mark.parametrize("chunk_rows", [512, 7])
@@ -94,14 +96,32 @@ def test_features_of_texts_leave_no_state_behind() -> None:
         assert_same(reader.causal.logits(features), expected)
 
 
-def test_outside_our_passes_transformers_functions_are_what_they_were() -> None:
-    model = make_model(RECURRENT["qwen3.5"]())
+@pytest.mark.parametrize("family", ["qwen3.5", "jamba"])
+def test_outside_our_passes_transformers_functions_are_what_they_were(family: str) -> None:
+    model = make_model(RECURRENT[family]())
     ids = torch.arange(40)[None]
     before = model(input_ids=ids).logits
-    CausalModel(copy.deepcopy(model), device=CPU)
+    ours = copy.deepcopy(model)
+    causal = CausalModel(ours, device=CPU)
     assert torch.equal(model(input_ids=ids).logits, before)
+    causal.close()
+    assert not any("forward" in vars(module) for module in ours.modules())
     generated = model.generate(ids, max_new_tokens=4, do_sample=False, eos_token_id=None)
     assert generated.shape[1] == 44
+
+
+@pytest.mark.parametrize("family", LEVEL_KINDS)
+def test_mixers_that_may_forget_their_state_are_given_rows_one_by_one(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So are those of any family that we have not seen."""
+    monkeypatch.setattr(recurrent_levels, "CONTINUING", set())
+    monkeypatch.setattr(recurrent_levels, "continuing", lambda _state: nullcontext())
+    (reader,) = readers(family)
+    reader.read_prompt(2 * OPEN_ROWS + 5)
+    reader.look(None)
+    reader.look(0)
+    reader.look(None)
 
 
 @pytest.mark.parametrize("count", [3, 60])

@@ -3,17 +3,21 @@
 Wrong versions are tried at the end: each of them fails a test of this file.
 """
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers.cache_utils import LinearAttentionLayer
 
+from edgespec.model import recurrent_levels
 from edgespec.model.reach import causal_mask
 from edgespec.model.recurrent_forms import Convolution, DeltaRule, Mamba2
+from edgespec.model.recurrent_levels import Mixer
 from edgespec.model.state_cache import OPEN_ROWS, StateCache, StateRows
 from edgespec.model.target import Target
-from tests.edgespec.model.reader import CPU, KINDS, CutError, Reader, assert_same, readers
+from tests.edgespec.model.reader import CPU, KINDS, LEVEL_KINDS, CutError, Reader, assert_same, readers
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5])  # before the second layer, and before the last
@@ -107,6 +111,9 @@ def test_states_count_as_memory_once_where_they_are_shared() -> None:
 
 
 SIGHTED = {form: form.beside for form in (Convolution, DeltaRule, Mamba2)}
+# ZAYA's state is what its last two rows were, and two rows that are read twice leave the same.
+TWICE_KINDS = [kind for kind in KINDS if kind != "zaya"]
+LEVELS, RESTORE = recurrent_levels._levels, Mixer._restore
 TRUNCATE, KEEP, AT = StateCache.truncate, StateCache.keep, StateCache.at
 
 
@@ -136,18 +143,34 @@ def folds_again(self: StateCache, committed: int) -> StateRows:
     return self._last
 
 
+def takes_other_parents(visible: Tensor) -> list[tuple[Tensor, Tensor]]:
+    return [(rows, torch.zeros_like(parents)) for rows, parents in LEVELS(visible)]
+
+
+def writes_to_the_state(self: Mixer, held: LinearAttentionLayer, states: Tensor) -> None:
+    RESTORE(self, held, states)
+    _, number, shape, _ = self._parts[-1]
+    held.recurrent_states[number] = states[:, -shape.numel() :].view(-1, *shape)  # where steps change it in place
+
+
 @pytest.mark.parametrize(
     ("place", "name", "wrong", "families"),
     [
-        (Convolution, "beside", sees_siblings, KINDS),
+        (Convolution, "beside", sees_siblings, ["lfm2", "qwen3-next", "mamba2", "falcon-h1"]),
         (DeltaRule, "beside", sees_siblings, ["qwen3-next"]),
         (Mamba2, "beside", sees_siblings, ["mamba2", "falcon-h1"]),
+        (recurrent_levels, "_levels", takes_other_parents, LEVEL_KINDS),
+        (recurrent_levels, "continuing", lambda _state: nullcontext(), ["jamba"]),
+        (Mixer, "_restore", writes_to_the_state, ["jamba"]),
         (StateCache, "truncate", keeps_what_was_cut, KINDS),
         (StateCache, "keep", forgets_the_root, KINDS),
         (StateCache, "keep", keeps_other_rows, KINDS),
-        (StateCache, "at", folds_again, KINDS),
+        (StateCache, "at", folds_again, TWICE_KINDS),
     ],
-    ids=["sibling-taps", "wrong-parent-delta", "wrong-parent-mamba2", "cut", "empty", "path", "twice"],
+    ids=[
+        *("sibling-taps", "wrong-parent-delta", "wrong-parent-mamba2", "wrong-parent-levels"),
+        *("forgotten", "in-place", "cut", "empty", "path", "twice"),
+    ],
 )
 def test_wrong_versions_would_be_noticed(
     place: Any, name: str, wrong: Any, families: list[str], monkeypatch: pytest.MonkeyPatch

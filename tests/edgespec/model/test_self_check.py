@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from edgespec.errors import EdgespecError
-from edgespec.model import attention, layer_major
+from edgespec.model import attention, layer_major, recurrent_levels
 from edgespec.model.layer_attention import QueryGrowth
 from edgespec.model.new_rows import SeenKeys, Span
 from edgespec.model.reach import WHOLE, Reach, causal_mask
@@ -95,6 +95,10 @@ def siblings_inputs(self: Convolution, first: int, held: StateRows, visible: Ten
     return beside(self, first, held, causal_mask(*visible.shape, device=CPU))
 
 
+def states_of_the_first_node(visible: Tensor) -> list[tuple[Tensor, Tensor]]:
+    return [(rows, torch.zeros_like(parents)) for rows, parents in levels(visible)]
+
+
 def rows_of_the_first_text(spans: Sequence[Span]) -> Any:
     return attending_to([Span(spans[0].rows, span.first, span.end) for span in spans])
 
@@ -117,7 +121,7 @@ def by_slots(self: QueryGrowth, positions: Tensor) -> Tensor:
 
 visible_of, attending_to = Span._visible, layer_major.attending
 sees, growth, reaches, rows_of = Reach.sees, QueryGrowth.of, attention.layer_reaches, LayerCache.rows
-beside, keep = Convolution.beside, StateCache.keep
+beside, keep, levels = Convolution.beside, StateCache.keep, recurrent_levels._levels
 
 
 @pytest.mark.parametrize(
@@ -135,10 +139,12 @@ beside, keep = Convolution.beside, StateCache.keep
         ("qwen3-next", StateCache, "keep", rows_of_another_path),
         ("mamba2", StateCache, "keep", rows_of_another_path),
         ("lfm2", Convolution, "beside", siblings_inputs),
+        ("jamba", recurrent_levels, "_levels", states_of_the_first_node),
+        ("kimi-linear", StateCache, "keep", rows_of_another_path),
     ],
     ids=[
         *("window-by-kind", "window", "siblings", "rollback", "another-text", "chunk", "layer", "growth", "shared"),
-        *("rollback-delta", "rollback-mamba2", "siblings-convolution"),
+        *("rollback-delta", "rollback-mamba2", "siblings-convolution", "wrong-parent", "rollback-levels"),
     ],
 )
 def test_a_wrong_reading_of_our_own_would_be_noticed(

@@ -12,11 +12,10 @@ from tests.conftest import FAMILIES
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "deepseek_v32": ({}, "indexed_attention layers, which choose the keys that they read by an index"),
     "deepseek_v4": ({}, "read keys that several rows were compressed into"),
-    "mamba": ({}, "Mamba 1 layers, whose state cannot be followed"),
     "rwkv": ({}, "recurrent layers of a kind of its own"),
     "udop": ({}, "an encoder with a decoder"),
-    "minimax": ({}, "in a cache of its own"),
-    "zaya": ({}, "convolutions inside its attention"),
+    "minimax": ({}, "takes no cache but its own"),
+    "zamba": ({}, "share one block of attention"),
     "bert": ({}, "in both directions: is_decoder is false"),
     "gemma3_text": ({"use_bidirectional_attention": True}, "in both directions"),
     "recurrent_gemma": ({}, "keeps a state in its modules"),

@@ -1,0 +1,195 @@
+"""Recurrent mixers whose functions we do not know, by their own code: level by level through a tree.
+
+Such a mixer reads rows and a cache, and keeps all of its state there. It is given a small cache of its own: the nodes
+of one depth are a batch for it, each with the state behind its parent. Beside a text's state lie the inputs of rows;
+those that become text are read by the mixer once more. Legend: m rows, r rows behind the state, b nodes of one depth,
+h a row's inputs, s numbers of a state.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, LinearAttentionLayer
+
+from edgespec.model.continued_scan import continuing, let_scans_continue
+from edgespec.model.layer_kinds import keeps_state
+from edgespec.model.pass_cache import attending, enter_mixer, spans_under_way
+from edgespec.model.recurrent import read_rows, silence_missing_kernels
+from edgespec.model.state_cache import Fold, Rows, StateRows
+
+CACHE_NAMES = ("cache_params", "past_key_values")
+KINDS = ("conv_states", "recurrent_states")  # of what transformers' cache keeps of a layer
+# Functions of mixers that go on from a state with many rows at once: Kimi's, Zaya's, Mamba 1's by `continued_scan`
+CONTINUING = {"chunk_kimi_delta_attention", "conv_qk_grouped", "mamba_selective_scan"}
+FOLLOWING_ROWS = 64  # that go on from a state at once: temporaries of a row may be as large as a state
+
+
+def read_by_levels(layers: nn.ModuleList) -> None:
+    """Let the mixers of these layers be read level by level while a pass of ours runs."""
+    for number, module in enumerate(module for module in layers.modules() if keeps_state(type(module))):
+        let_scans_continue(sys.modules[type(module).__module__])
+        mixer = Mixer(module)
+        module.forward = functools.partial(_forward, mixer, number, mixer.forward)
+
+
+def read_as_before(layers: nn.ModuleList) -> None:
+    """Give mixers their own forward back: a wrapped one refers to its mixer, and keeps it alive."""
+    for module in layers.modules():
+        forward = module.__dict__.get("forward")
+        if isinstance(forward, functools.partial) and forward.func is _forward:
+            del module.forward
+
+
+def _forward(mixer: Mixer, number: int, forward: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    spans = spans_under_way()
+    if spans is None:
+        return forward(*arguments, **named)
+    inputs: Tensor = arguments[0] if arguments else named["hidden_states"]  # [1, n, h]
+    enter_mixer(mixer.layer, number)
+    parts = inputs[0].split([span.count for span in spans])
+    return mixer.as_found(read_rows(spans, [Levels(mixer=mixer, inputs=part) for part in parts]))
+
+
+class Mixer:
+    """A mixer that reads rows from states to states: flat ones, in float32, which holds shorter numbers exactly."""
+
+    def __init__(self, module: nn.Module) -> None:
+        silence_missing_kernels()
+        self.layer: int = module.layer_idx  # type: ignore[assignment]
+        self.forward = module.forward
+        self._cache_name = next(name for name in CACHE_NAMES if name in inspect.signature(self.forward).parameters)
+        self._continues = not CONTINUING.isdisjoint(inspect.unwrap(type(module).forward).__code__.co_names)
+        self._parts: list[tuple[str, int, torch.Size, torch.dtype]] = []  # what a state consists of
+        self._shapes: list[torch.Size] | None = None  # of a row's outputs, where there are several
+
+    def step(self, inputs: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the outputs of rows [b, n, h] that follow states [b, s], and the states behind them.
+
+        Before a text there is no state: s is 0.
+        """
+        held = LinearAttentionLayer()
+        if states.shape[1]:
+            self._restore(held, states)
+        with attending(None):  # its own functions are not to be ours
+            cache = Cache(layers=[held] * (self.layer + 1))
+            with continuing(held.recurrent_states[0]):
+                found = self.forward(hidden_states=inputs, **{self._cache_name: cache})
+        if isinstance(found, tuple):
+            self._shapes = [part.shape[2:] for part in found]
+            found = torch.cat([part.flatten(2) for part in found], 2)
+        parts = [(kind, number, part) for kind in KINDS for number, part in getattr(held, kind).items()]
+        kept = [(kind, number, part) for kind, number, part in parts if part is not None]
+        self._parts = [(kind, number, part.shape[1:], part.dtype) for kind, number, part in kept]
+        return found, torch.cat([part.flatten(1).float() for _, _, part in kept], 1)
+
+    def num_state_numbers(self, num_inputs: int) -> int:
+        """Return the numbers of a state: h inputs of a row on the meta device, where this mixer is."""
+        return self.step(torch.empty(1, 2, num_inputs, device="meta"), torch.empty(1, 0, device="meta"))[1].shape[1]
+
+    def follow(self, inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the outputs of rows [m, h], each below the one before, and the state [s] behind them."""
+        found, states = [], state[None]
+        for rows in inputs.split(FOLLOWING_ROWS if self._continues else 1):
+            out, states = self.step(rows[None], states)
+            found.append(out[0])
+        return torch.cat(found), states[0]
+
+    def fold(self, state: Tensor, rows: Rows, count: int) -> tuple[Tensor, Rows]:
+        """Read the first `count` rows, and return the state behind them and the rows left."""
+        return self.follow(rows[0][:count], state)[1], (rows[0][count:],)
+
+    def as_found(self, outputs: Tensor) -> Any:
+        """Return outputs [1, n, ...] in as many tensors as the mixer itself gives."""
+        if self._shapes is None:
+            return outputs
+        parts = outputs.split([shape.numel() for shape in self._shapes], 2)
+        return tuple(part.unflatten(2, shape) for part, shape in zip(parts, self._shapes, strict=True))
+
+    def _restore(self, held: LinearAttentionLayer, states: Tensor) -> None:
+        """Let a layer's cache have these states: a copy, because mixers write to it."""
+        sizes = [shape.numel() for _, _, shape, _ in self._parts]
+        for (kind, number, shape, dtype), part in zip(self._parts, states.split(sizes, 1), strict=True):
+            whole = part.unflatten(1, shape).to(dtype, copy=True)
+            getattr(held, kind)[number] = whole
+            getattr(held, f"is_{kind}_initialized")[number] = True
+            held.has_previous_state[number] = True
+            held.device, held.dtype = whole.device, whole.dtype
+            if kind == "conv_states":
+                held.conv_kernel_size[number] = shape[-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Levels:
+    """A mixer at rows of one text. Its state is all that it keeps, and its rows are its inputs."""
+
+    mixer: Mixer
+    inputs: Tensor  # [m, h]
+
+    @property
+    def count(self) -> int:
+        """The number of rows."""
+        return self.inputs.shape[0]
+
+    @property
+    def fold(self) -> Fold:
+        """Take rows into the state. It knows none of these rows, so that a text does not keep them."""
+        return self.mixer.fold
+
+    def initial(self) -> Tensor:
+        """Return nothing: the mixer's own beginning."""
+        return self.inputs.new_empty(0, dtype=torch.float32)
+
+    def through(self, count: int, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Let the mixer read on."""
+        return self.mixer.follow(self.inputs[:count], state)
+
+    def beside(self, first: int, held: StateRows, visible: Tensor) -> tuple[Tensor, Rows]:
+        """Read the rows of each depth from the states of their parents, beginning with ancestors behind the state."""
+        new = self.inputs[first:]
+        inputs = torch.cat([*held.rows, new])
+        levels = _levels(visible)
+        stem = list(itertools.takewhile(lambda level: len(level[0]) == 1, levels))  # before the first siblings
+        found, states = [], held.state[None]
+        if stem:
+            out, state = self.mixer.follow(inputs[torch.cat([rows for rows, _ in stem])], held.state)
+            found, states = [out], state[None]
+        for rows, parents in levels[len(stem) :]:
+            out, states = self.mixer.step(inputs[rows, None], states[parents])
+            found.append(out[:, 0])
+        read = torch.cat(found)
+        outputs = read.new_zeros(len(inputs), *read.shape[1:])
+        outputs[torch.cat([rows for rows, _ in levels])] = read
+        return outputs[held.num_open :], (new,)
+
+
+def _levels(visible: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Return the rows of each depth, and the places of their parents among those of the depth before.
+
+    `visible` [m, r + m] says which rows each new one sees: a path, whose rows lie in the order of their depth. Rows
+    that nobody sees are left out.
+    """
+    order = torch.arange(1, visible.shape[1] + 1, device=visible.device)
+    nearest = torch.nn.functional.pad((visible * order).cummax(1).values[:, :-1], (1, 0))
+    depths = (visible * visible.cumsum(1)).amax(0).tolist()  # from 1 on; 0 where it is not seen
+    parents = (visible * nearest).amax(0).tolist()  # from 1 on; 0 for the state
+    levels: list[list[int]] = [[] for _ in range(max(depths))]
+    for row, depth in enumerate(depths):
+        if depth:
+            levels[depth - 1].append(row)
+    place = {0: 0} | {row + 1: at for rows in levels for at, row in enumerate(rows)}
+    return [
+        (
+            torch.tensor(rows, device=visible.device),
+            torch.tensor([place[parents[row]] for row in rows], device=visible.device),
+        )
+        for rows in levels
+    ]
