@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from offload.device import CudaDevice
 from offload.experts.expert_source import ExpertCounts
 from offload.experts.on_demand import ExpertsOnDemand
 from offload.layer_store import LayerRecord, LayerStore
@@ -78,7 +79,7 @@ class StreamedModel:
                     streamed,
                     num_slots=placement.num_slots,
                     pinned_layers=placement.pinned_layers,
-                    device=device,
+                    device=CudaDevice(device),
                 )
                 if device.type == "cuda"
                 else CpuLoader(self._store, streamed, num_slots=placement.num_slots)
