@@ -22,6 +22,8 @@ from offload.placement import NUM_STAGING_BUFFERS
 
 logger = logging.getLogger("edgespec.offload")
 
+GOLDEN_SECTION = 0.6180339887498949
+
 
 class CpuLoader:
     """Loads layers into slots in main memory."""
@@ -76,7 +78,6 @@ class CudaLoader:
         flat_bytes = max(record.flat_bytes for record in records)
         self._store = store
         self._device = device
-        self._following = _following(records)
         self._slots = DeviceSlots(device, num_slots=num_slots, slot_bytes=flat_bytes)
         self._views: dict[tuple[int, int], dict[str, Tensor]] = {}
         self._locked: list[PinnedBuffer] = []
@@ -85,8 +86,10 @@ class CudaLoader:
         self._staging = [] if all_pinned else self._staging_buffers(flat_bytes)
         self._pinned: dict[int, Tensor] = {}
         self._pin([record for record in records if record.index in pinned_layers])
-        if len(self._pinned) < len(records) and not self._staging:
+        staged = [record for record in records if record.index not in self._pinned]
+        if staged and not self._staging:
             self._staging = self._staging_buffers(flat_bytes)
+        self._following = _following(staged)
         self._num_staged = 0  # layers that went through the staging ring
 
     @property
@@ -104,9 +107,8 @@ class CudaLoader:
         self._num_staged += 1
         staging.copied.synchronize()  # the reader's thread waits for an old copy, nobody else does
         self._store.populate(record)
-        following = self._following[record.index]
-        if following.index not in self._pinned:
-            self._store.announce(following)
+        # The disk goes on with its next layer while those between are copied from locked memory.
+        self._store.announce(self._following[record.index])
         self._store.copy(record, staging.bytes)
         self._store.drop(record)
         self._slots.fill(slot, staging.bytes[: record.flat_bytes], staging)
@@ -131,8 +133,10 @@ class CudaLoader:
         self._locked = []
 
     def _pin(self, records: Sequence[LayerRecord]) -> None:
-        """Fill locked memory with as many of the layers as the system lets us lock."""
-        for record in records:
+        """Fill locked memory with as many of the layers as the system lets us lock, which are spread evenly."""
+        # Multiples of the golden section, without their whole parts: wherever this ends, the gaps are nearly equal.
+        in_order = sorted(range(len(records)), key=lambda place: place * GOLDEN_SECTION % 1)
+        for record in (records[place] for place in in_order):
             try:
                 buffer = PinnedBuffer(record.flat_bytes, device=self._device)
             except PinningError as error:
@@ -168,5 +172,5 @@ class CudaLoader:
 
 
 def _following(records: Sequence[LayerRecord]) -> dict[int, LayerRecord]:
-    """Return layer index -> the record that the ring loads after it."""
+    """Return layer index -> the record that comes after it, the first after the last."""
     return {record.index: records[(position + 1) % len(records)] for position, record in enumerate(records)}

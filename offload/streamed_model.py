@@ -50,7 +50,8 @@ class StreamedModel:
         self._store = LayerStore(sorted(files))
         self._parents = {name: _parent(self.model, name) for record in records for name in record.tensors}
 
-        resident = [skeleton.outside, *records[: placement.num_resident]]
+        streamed = [record for record in records if record.index not in placement.resident_layers]
+        resident = [skeleton.outside, *(record for record in records if record.index in placement.resident_layers)]
         total = sum(record.stored_bytes for record in resident)
         done = 0
         for record in resident:
@@ -71,7 +72,6 @@ class StreamedModel:
         scratch = torch.empty(skeleton.num_scratch(on_demand=on_demand), dtype=self.model.dtype, device=device)
         for packed in skeleton.unpacked_whole(on_demand=on_demand):
             self._hooks += packed.hook(scratch)
-        streamed = records[placement.num_resident :]
         if streamed:
             loader: SlotLoader = (
                 CudaLoader(
