@@ -147,6 +147,20 @@ def test_an_abandoned_pass_does_not_confuse_the_next(abandoned_at: int, load_s: 
             assert run_pass(stream, range(5)) == [0, 1, 2, 3, 4]
 
 
+def test_a_load_under_way_when_the_ring_is_wound_is_forgotten() -> None:
+    with ring(5, 1, load_s=0.05) as (stream, memory):
+        run_pass(stream, range(1))  # layer 1 is being loaded now
+        assert run_pass(stream, range(1)) == [0]
+        assert memory.loaded[:3] == [0, 1, 0], "layers between were loaded for nobody"
+
+
+def test_what_an_abandoned_pass_holds_is_taken_back() -> None:
+    with ring(3, 1) as (stream, memory):
+        stream.acquire(0)
+        assert run_pass(stream, range(3)) == [0, 1, 2]
+        assert not memory.overwritten
+
+
 def test_close_ends_the_reader_and_whoever_waits_for_it() -> None:
     memory = SlotMemory(1, load_s=0.05)
     stream = LayerStream(records(2), memory, num_slots=1)
