@@ -7,14 +7,12 @@ registered with the driver.
 
 from __future__ import annotations
 
-import mmap
-import warnings
 import weakref
 
-import torch
 from torch import Tensor
 
 from offload.device import Device, PinningError
+from offload.pages import fresh_pages
 
 
 class PinnedBuffer:
@@ -26,12 +24,9 @@ class PinnedBuffer:
     def __init__(self, num_bytes: int, *, device: Device) -> None:
         # A failed mapping is an OSError: the address space or the commit limit is exhausted.
         try:
-            self._mapping = mmap.mmap(-1, num_bytes)
+            self.bytes: Tensor = fresh_pages(num_bytes)
         except OSError as error:
             raise PinningError(str(error)) from error
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            self.bytes: Tensor = torch.frombuffer(self._mapping, dtype=torch.uint8)
         device.lock(self.bytes)
         # Also when construction further up fails: pages must not be unmapped while they are registered.
         self._release = weakref.finalize(self, device.unlock, self.bytes)

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import gc
 import logging
+import mmap
+import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from transformers import AutoConfig
@@ -18,6 +21,7 @@ from transformers import AutoConfig
 from offload.checkpoint import read_checkpoint
 from offload.layer_store import LayerRecord, LayerStore
 from offload.loaders import CudaLoader
+from offload.pinned import PinnedBuffer
 from offload.placement import place_layers
 from offload.skeleton import Skeleton, build_skeleton
 from offload.streamed_model import StreamedModel
@@ -89,6 +93,18 @@ def test_what_was_locked_is_unlocked_when_loading_fails_half_way(
         make_loader(skeleton_of(pair_folders[0]).records, device, pinned_layers={0, 1, 2})
     gc.collect()
     assert not device.locked
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere pages come when they are touched")
+@pytest.mark.parametrize("num_bytes", [1, mmap.PAGESIZE, 8 * mmap.PAGESIZE + 1, (64 << 20) + 5])
+def test_memory_is_there_before_it_is_locked(num_bytes: int) -> None:
+    before_bytes = psutil.Process().memory_info().rss
+    buffer = PinnedBuffer(num_bytes, device=SimulatedDevice())
+    grown_bytes = psutil.Process().memory_info().rss - before_bytes
+    assert buffer.bytes.numel() == num_bytes
+    assert grown_bytes > num_bytes - (4 << 20)
+    assert not buffer.bytes.any()
+    buffer.close()
 
 
 def test_half_a_staging_ring_is_given_back(pair_folders: tuple[Path, Path]) -> None:
