@@ -3,8 +3,7 @@
 CPU: a slot is a range of mapped pages, read ahead and let go after use; when the layer is computed
 in another dtype than it is stored in, a slot is a flat buffer that the reader converts into.
 
-CUDA: a slot is a flat device buffer. The copy stream waits for the slot's last reader, and compute
-waits for the copy, both by events, so that nothing ever synchronises the device.
+CUDA: a slot is a flat device buffer (`device_slots.py`), filled from locked memory or by way of staging buffers.
 """
 
 from __future__ import annotations
@@ -15,11 +14,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from offload.device import Device, PinningError
+from offload.device_slots import DeviceSlots, StagingBuffer
 from offload.layer_store import LayerRecord, LayerStore
-from offload.pinned import PinnedBuffer, PinningError
+from offload.pinned import PinnedBuffer
 from offload.placement import NUM_STAGING_BUFFERS
 
 logger = logging.getLogger("edgespec.offload")
+
+GOLDEN_SECTION = 0.6180339887498949
 
 
 class CpuLoader:
@@ -70,28 +73,24 @@ class CudaLoader:
         *,
         num_slots: int,
         pinned_layers: frozenset[int],
-        device: torch.device,
+        device: Device,
     ) -> None:
         flat_bytes = max(record.flat_bytes for record in records)
         self._store = store
         self._device = device
-        self._following = _following(records)
-        self._slots = [torch.empty(flat_bytes, dtype=torch.uint8, device=device) for _ in range(num_slots)]
+        self._slots = DeviceSlots(device, num_slots=num_slots, slot_bytes=flat_bytes)
         self._views: dict[tuple[int, int], dict[str, Tensor]] = {}
-        self._copy_stream = torch.cuda.Stream(device)
-        self._copy_stream.wait_stream(torch.cuda.current_stream(device))  # the slots' memory may still be read
-        self._copied = [torch.cuda.Event() for _ in range(num_slots)]
-        self._released = [torch.cuda.Event() for _ in range(num_slots)]
         self._locked: list[PinnedBuffer] = []
         # The staging ring first: where little can be locked, it is what matters.
         all_pinned = all(record.index in pinned_layers for record in records)
         self._staging = [] if all_pinned else self._staging_buffers(flat_bytes)
         self._pinned: dict[int, Tensor] = {}
         self._pin([record for record in records if record.index in pinned_layers])
-        if len(self._pinned) < len(records) and not self._staging:
+        staged = [record for record in records if record.index not in self._pinned]
+        if staged and not self._staging:
             self._staging = self._staging_buffers(flat_bytes)
-        self._staged = [torch.cuda.Event(blocking=True) for _ in self._staging]  # the reader sleeps, it does not spin
-        self._next_staging = 0
+        self._following = _following(staged)
+        self._num_staged = 0  # layers that went through the staging ring
 
     @property
     def num_pinned(self) -> int:
@@ -101,48 +100,43 @@ class CudaLoader:
     def load(self, record: LayerRecord, slot: int) -> None:
         """Issue one copy into the slot, after the last reader of the slot."""
         host = self._pinned.get(record.index)
-        staging = None
-        if host is None:
-            staging = self._next_staging
-            self._next_staging = (staging + 1) % len(self._staging)
-            self._staged[staging].synchronize()  # the reader's thread waits for an old copy, nobody else does
-            host = self._staging[staging]
-            self._store.populate(record)
-            following = self._following[record.index]
-            if following.index not in self._pinned:
-                self._store.announce(following)
-            self._store.copy(record, host)
-            self._store.drop(record)
-        num_bytes = record.flat_bytes
-        with torch.cuda.stream(self._copy_stream):
-            self._copy_stream.wait_event(self._released[slot])
-            self._slots[slot][:num_bytes].copy_(host[:num_bytes], non_blocking=True)
-            self._copied[slot].record(self._copy_stream)
-            if staging is not None:
-                self._staged[staging].record(self._copy_stream)
+        if host is not None:
+            self._slots.fill(slot, host)
+            return
+        staging = self._staging[self._num_staged % len(self._staging)]
+        self._num_staged += 1
+        staging.copied.synchronize()  # the reader's thread waits for an old copy, nobody else does
+        self._store.populate(record)
+        # The disk goes on with its next layer while those between are copied from locked memory.
+        self._store.announce(self._following[record.index])
+        self._store.copy(record, staging.bytes)
+        self._store.drop(record)
+        self._slots.fill(slot, staging.bytes[: record.flat_bytes], staging)
 
     def hand_out(self, record: LayerRecord, slot: int) -> dict[str, Tensor]:
         """Return views of the slot, made once; compute issued from now on waits for the copy."""
-        torch.cuda.current_stream(self._device).wait_event(self._copied[slot])
+        flat = self._slots.hand_out(slot)
         views = self._views.get((record.index, slot))
         if views is None:
-            views = self._views[record.index, slot] = record.flat_views(self._slots[slot])
+            views = self._views[record.index, slot] = record.flat_views(flat)
         return views
 
     def take_back(self, record: LayerRecord, slot: int) -> None:
         """Let the next copy into the slot wait for the compute issued so far."""
-        self._released[slot].record(torch.cuda.current_stream(self._device))
+        self._slots.take_back(slot)
 
     def close(self) -> None:
         """Wait for the copies under way, and unlock the memory, which is about to be another's."""
-        self._copy_stream.synchronize()
+        self._slots.close()
         for buffer in self._locked:
             buffer.close()
         self._locked = []
 
     def _pin(self, records: Sequence[LayerRecord]) -> None:
-        """Fill locked memory with as many of the layers as the system lets us lock."""
-        for record in records:
+        """Fill locked memory with as many of the layers as the system lets us lock, which are spread evenly."""
+        # Multiples of the golden section, without their whole parts: wherever this ends, the gaps are nearly equal.
+        in_order = sorted(range(len(records)), key=lambda place: place * GOLDEN_SECTION % 1)
+        for record in (records[place] for place in in_order):
             try:
                 buffer = PinnedBuffer(record.flat_bytes, device=self._device)
             except PinningError as error:
@@ -157,7 +151,7 @@ class CudaLoader:
             self._store.copy(record, buffer.bytes)
             self._store.drop(record)
 
-    def _staging_buffers(self, num_bytes: int) -> list[Tensor]:
+    def _staging_buffers(self, num_bytes: int) -> list[StagingBuffer]:
         """Return staging buffers, locked where possible.
 
         Pageable ones work too, and block the reader while they are copied.
@@ -166,15 +160,17 @@ class CudaLoader:
         try:
             for _ in range(NUM_STAGING_BUFFERS):
                 locked.append(PinnedBuffer(num_bytes, device=self._device))  # noqa: PERF401  # kept if the next fails
+            buffers = [buffer.bytes for buffer in locked]
+            self._locked += locked
         except PinningError as error:
             logger.warning("cannot lock %d MiB (%s): copies to the device are slower", num_bytes >> 20, error)
             for buffer in locked:
                 buffer.close()
-            return [torch.empty(num_bytes, dtype=torch.uint8) for _ in range(NUM_STAGING_BUFFERS)]
-        self._locked += locked
-        return [buffer.bytes for buffer in locked]
+            buffers = [torch.empty(num_bytes, dtype=torch.uint8) for _ in range(NUM_STAGING_BUFFERS)]
+        # The reader sleeps while it waits for one of them, it does not spin.
+        return [StagingBuffer(buffer, self._device.new_event(blocking=True)) for buffer in buffers]
 
 
 def _following(records: Sequence[LayerRecord]) -> dict[int, LayerRecord]:
-    """Return layer index -> the record that the ring loads after it."""
+    """Return layer index -> the record that comes after it, the first after the last."""
     return {record.index: records[(position + 1) % len(records)] for position, record in enumerate(records)}

@@ -7,19 +7,12 @@ registered with the driver.
 
 from __future__ import annotations
 
-import contextlib
-import mmap
-import warnings
 import weakref
 
-import torch
 from torch import Tensor
 
-PORTABLE = 1  # cudaHostRegisterPortable: locked for every device of the process
-
-
-class PinningError(RuntimeError):
-    """Raised when the system refuses to lock that much memory."""
+from offload.device import Device, PinningError
+from offload.pages import fresh_pages
 
 
 class PinnedBuffer:
@@ -28,36 +21,16 @@ class PinnedBuffer:
     Raises PinningError where the driver or the system's limit on locked memory refuses.
     """
 
-    def __init__(self, num_bytes: int, *, device: torch.device) -> None:
+    def __init__(self, num_bytes: int, *, device: Device) -> None:
         # A failed mapping is an OSError: the address space or the commit limit is exhausted.
         try:
-            self._mapping = mmap.mmap(-1, num_bytes)
+            self.bytes: Tensor = fresh_pages(num_bytes)
         except OSError as error:
             raise PinningError(str(error)) from error
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            self.bytes: Tensor = torch.frombuffer(self._mapping, dtype=torch.uint8)
-        register(self.bytes, device)
+        device.lock(self.bytes)
         # Also when construction further up fails: pages must not be unmapped while they are registered.
-        self._release = weakref.finalize(self, unregister, self.bytes)
+        self._release = weakref.finalize(self, device.unlock, self.bytes)
 
     def close(self) -> None:
         """Unlock the pages; nothing may be copying from them any more."""
         self._release()
-
-
-def register(data: Tensor, device: torch.device) -> None:
-    """Lock a host tensor's pages for the driver; raises PinningError."""
-    with torch.cuda.device(device):  # the call makes a context on the current device
-        code = int(torch.cuda.cudart().cudaHostRegister(data.data_ptr(), data.nbytes, PORTABLE))
-    if code == 0:
-        return
-    with contextlib.suppress(RuntimeError):
-        # The driver reports a failed call once more to whoever looks next: let that be this line.
-        torch.zeros(1, device=device)
-    raise PinningError(f"cudaHostRegister of {data.nbytes >> 20} MiB failed with code {code}")
-
-
-def unregister(data: Tensor) -> None:
-    """Unlock a registered tensor's pages."""
-    torch.cuda.cudart().cudaHostUnregister(data.data_ptr())

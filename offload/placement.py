@@ -1,13 +1,14 @@
 """Placement says which decoder layer lives where. It is arithmetic over byte counts, nothing else.
 
-The first layers are resident on the compute device, so that a pass starts on them while the first
-streamed ones load. On an accelerator the next ones wait in pinned memory, the rest on disk; on a
-CPU, whose device memory is main memory, all that is not resident is on disk.
+Layers that are resident on the compute device are spread evenly over the depth, so that others load
+while these compute. On an accelerator some of the others wait in pinned memory, spread evenly too, and
+the rest is on disk, which reads while those are copied. On a CPU, whose device memory is main
+memory, all that is not resident is on disk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NotRequired, TypedDict, Unpack
 
@@ -49,8 +50,8 @@ class Placement:
     """
 
     num_layers: int
-    num_resident: int  # layers [0, num_resident) stay on the device
-    num_pinned: int  # the next ones are in pinned host memory; the rest is read from disk each pass
+    resident_layers: frozenset[int]  # indices of those that stay on the device
+    pinned_layers: frozenset[int]  # that wait in pinned host memory; the rest is read from disk each pass
     num_slots: int
     streamed_bytes: int  # bytes a pass reads or copies; of experts, at most
     disk_bytes: int  # of these, from disk
@@ -59,6 +60,16 @@ class Placement:
     host_bytes: dict[str, int]  # what -> bytes in RAM beside an accelerator; empty where RAM is the device's
     host_budget_bytes: int
     experts: ExpertPlacement | None = None  # None: they are parts of their layers, which live and stream whole
+
+    @property
+    def num_resident(self) -> int:
+        """The number of layers that stay on the device."""
+        return len(self.resident_layers)
+
+    @property
+    def num_pinned(self) -> int:
+        """The number of layers that wait in pinned host memory."""
+        return len(self.pinned_layers)
 
     @property
     def is_resident(self) -> bool:
@@ -89,11 +100,6 @@ class Placement:
     def num_on_disk(self) -> int:
         """The number of layers that are read from disk in each pass."""
         return self.num_layers - self.num_resident - self.num_pinned
-
-    @property
-    def pinned_layers(self) -> frozenset[int]:
-        """The indices of the layers in pinned host memory."""
-        return frozenset(range(self.num_resident, self.num_resident + self.num_pinned))
 
     @property
     def planned_bytes(self) -> int:
@@ -149,36 +155,34 @@ def place_layers(records: Sequence[LayerRecord], **memory: Unpack[PlaceBytes]) -
         num_slots = MIN_SLOTS
     stream_bytes = num_slots * max(layer_bytes) + read_bytes
     wanted = len(records) if max_resident is None else min(max_resident, len(records))
-    num_resident = 0
     if wanted == len(records) and sum(layer_bytes) <= free_bytes:
-        num_resident, stream_bytes = len(records), 0
+        resident, stream_bytes = frozenset(range(len(records))), 0
     else:
-        most = min(wanted, len(records) - 1)
-        num_resident = _num_that_fit(layer_bytes[:most], free_bytes - stream_bytes)
+        free_bytes -= stream_bytes
+        resident = _spread_that_fit(range(len(records)), layer_bytes, free_bytes, most=min(wanted, len(records) - 1))
     host_bytes = dict(host_uses or {})
-    num_pinned = 0
-    waiting = layer_bytes[num_resident:]
+    pinned: frozenset[int] = frozenset()
+    waiting = [layer for layer in range(len(records)) if layer not in resident]
     if on_accelerator and waiting:
         free_host_bytes = host_budget_bytes - sum(host_bytes.values())
         staging_bytes = NUM_STAGING_BUFFERS * max(layer_bytes)  # for the layers that stay on disk
-        if sum(waiting) > free_host_bytes:
+        if _sum_of(waiting, layer_bytes) > free_host_bytes:
             host_bytes["staging buffers"] = staging_bytes
             free_host_bytes -= staging_bytes
-        num_pinned = _num_that_fit(waiting, free_host_bytes)
-        host_bytes[f"{num_pinned} layers, copied in each pass"] = sum(waiting[:num_pinned])
-    streamed = records[num_resident:]
-    disk_bytes = sum(record.stored_bytes for record in streamed[num_pinned:])
-    pinned_bytes = sum(record.flat_bytes for record in streamed[:num_pinned])
+        pinned = _spread_that_fit(waiting, layer_bytes, free_host_bytes, most=len(waiting))
+        host_bytes[f"{len(pinned)} layers, copied in each pass"] = _sum_of(pinned, layer_bytes)
+    disk_bytes = sum(records[layer].stored_bytes for layer in waiting if layer not in pinned)
+    pinned_bytes = sum(records[layer].flat_bytes for layer in pinned)
     placement = Placement(
         num_layers=len(records),
-        num_resident=num_resident,
-        num_pinned=num_pinned,
-        num_slots=max(1, min(num_slots, len(streamed))),
+        resident_layers=resident,
+        pinned_layers=pinned,
+        num_slots=max(1, min(num_slots, len(waiting))),
         streamed_bytes=disk_bytes + pinned_bytes,
         disk_bytes=disk_bytes,
         device_bytes={
             **device_uses,
-            f"{num_resident} resident layers": sum(layer_bytes[:num_resident]),
+            f"{len(resident)} resident layers": _sum_of(resident, layer_bytes),
             "stream buffers": stream_bytes,
         },
         device_budget_bytes=device_budget_bytes,
@@ -193,8 +197,8 @@ def all_resident(num_layers: int) -> Placement:
     """Return the placement of a model whose bytes are part of another's plan, as a draft's are of its target's."""
     return Placement(
         num_layers=num_layers,
-        num_resident=num_layers,
-        num_pinned=0,
+        resident_layers=frozenset(range(num_layers)),
+        pinned_layers=frozenset(),
         num_slots=1,
         streamed_bytes=0,
         disk_bytes=0,
@@ -215,15 +219,19 @@ def _stream_shape(records: Sequence[LayerRecord], *, on_accelerator: bool) -> tu
     return layer_bytes, NUM_SLOTS_CONVERTED if is_converted else NUM_SLOTS_MAPPED, converted_bytes
 
 
-def _num_that_fit(layer_bytes: Sequence[int], free_bytes: int) -> int:
-    """Return how many of the layers, from the first on, fit together."""
-    num_layers = 0
-    for num_bytes in layer_bytes:
-        if num_bytes > free_bytes:
-            break
-        free_bytes -= num_bytes
-        num_layers += 1
-    return num_layers
+def _spread_that_fit(
+    layers: Sequence[int], layer_bytes: Sequence[int], free_bytes: int, *, most: int
+) -> frozenset[int]:
+    """Return as many of the layers as fit together, evenly spread."""
+    for count in range(most, 0, -1):
+        chosen = frozenset(layers[(2 * place + 1) * len(layers) // (2 * count)] for place in range(count))
+        if _sum_of(chosen, layer_bytes) <= free_bytes:
+            return chosen
+    return frozenset()
+
+
+def _sum_of(layers: Iterable[int], layer_bytes: Sequence[int]) -> int:
+    return sum(layer_bytes[layer] for layer in layers)
 
 
 def _check_budgets(placement: Placement) -> None:

@@ -98,6 +98,9 @@ class LayerStream:
     def _wind_to(self, ring_index: int) -> None:
         """Forget what is loaded and start again at a layer. The condition is held."""
         num_layers = len(self._records)
+        # A pass that was left inside a layer gave nothing back, and work that it issued may still read the slot.
+        for position in range(self._first_held, self._next_use):
+            self._loader.take_back(self._records[position % num_layers], position % self._num_slots)
         self._epoch += 1
         self._next_load += (ring_index - self._next_load) % num_layers
         self._next_use = self._first_held = self._next_load

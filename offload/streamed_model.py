@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from offload.device import CudaDevice
 from offload.experts.expert_source import ExpertCounts
 from offload.experts.on_demand import ExpertsOnDemand
 from offload.layer_store import LayerRecord, LayerStore
@@ -49,7 +50,8 @@ class StreamedModel:
         self._store = LayerStore(sorted(files))
         self._parents = {name: _parent(self.model, name) for record in records for name in record.tensors}
 
-        resident = [skeleton.outside, *records[: placement.num_resident]]
+        streamed = [record for record in records if record.index not in placement.resident_layers]
+        resident = [skeleton.outside, *(record for record in records if record.index in placement.resident_layers)]
         total = sum(record.stored_bytes for record in resident)
         done = 0
         for record in resident:
@@ -70,7 +72,6 @@ class StreamedModel:
         scratch = torch.empty(skeleton.num_scratch(on_demand=on_demand), dtype=self.model.dtype, device=device)
         for packed in skeleton.unpacked_whole(on_demand=on_demand):
             self._hooks += packed.hook(scratch)
-        streamed = records[placement.num_resident :]
         if streamed:
             loader: SlotLoader = (
                 CudaLoader(
@@ -78,7 +79,7 @@ class StreamedModel:
                     streamed,
                     num_slots=placement.num_slots,
                     pinned_layers=placement.pinned_layers,
-                    device=device,
+                    device=CudaDevice(device),
                 )
                 if device.type == "cuda"
                 else CpuLoader(self._store, streamed, num_slots=placement.num_slots)

@@ -1,6 +1,6 @@
 """From bytes and rates to seconds: a pass is as slow as the slowest of what it must do. This is pure arithmetic.
 
-    stream   ram / link + disk / min(disk rate, link)        layers come in order, one after the other
+    stream   max((ram + disk) / link, disk / disk rate)      layers of all tiers are spread over the depth
     compute  unpacked / memory + max(read / memory, rows * FLOP / rate)
     experts  max(stream of those asked for and not kept, compute of those asked for, asked * expert call)
     pass     max(stream, compute, layers * layer call) + experts + heads
@@ -88,9 +88,9 @@ def achieved_rates(hardware: Hardware, achieved: Achieved, *, half: bool, disk_b
 
 
 def stream_s(load: ModelLoad, rates: Rates) -> float:
-    """Return the seconds until the last streamed layer is there: ram / link + disk / min(disk rate, link)."""
-    from_disk_per_s = min(rates.disk_bytes_per_s, rates.link_bytes_per_s)
-    return load.ram_bytes / rates.link_bytes_per_s + load.disk_bytes / from_disk_per_s
+    """Return the seconds until the last streamed layer is there; the disk reads while other layers are copied."""
+    link_s = (load.ram_bytes + load.disk_bytes) / rates.link_bytes_per_s
+    return max(link_s, load.disk_bytes / rates.disk_bytes_per_s)
 
 
 def compute_s(load: ModelLoad, rates: Rates, *, rows: int) -> float:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-SCHEMA = "edgespec.profile/3"
+SCHEMA = "edgespec.profile/4"
 
 Text = Annotated[str, Field(max_length=300)]
 Name = Annotated[str, Field(max_length=200, pattern=r"^[a-z0-9][a-z0-9.-]*$")]  # a file is named so: no folders in it

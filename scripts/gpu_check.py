@@ -185,7 +185,7 @@ def check_slow(pair: ModelPair) -> bool:
     original: dict[str, Any] = {"load": CudaLoader.load, "take_back": CudaLoader.take_back}
 
     def sleepy_load(self: CudaLoader, *arguments: Any) -> None:
-        with torch.cuda.stream(self._copy_stream):
+        with torch.cuda.stream(self._slots.copy_stream):
             torch.cuda._sleep(20_000_000)
         original["load"](self, *arguments)
 

@@ -10,7 +10,8 @@ import torch
 
 from edgespec.doctor.checks import GIB, OK, WARN, Check
 from edgespec.files import profiles_folder
-from offload.pinned import PinnedBuffer, PinningError
+from offload.device import CudaDevice, PinningError
+from offload.pinned import PinnedBuffer
 from profiles.errors import ProfileError
 from profiles.files import all_profiles
 from profiles.measure import machine_facts
@@ -74,7 +75,7 @@ def _pinned() -> Check:
         text = "not needed without a CUDA device"
         return Check(name="pinned memory", status=OK, text=text, facts={**facts, "locked": None})
     try:
-        PinnedBuffer(PROBE_BYTES, device=torch.device("cuda", 0)).close()
+        PinnedBuffer(PROBE_BYTES, device=CudaDevice(torch.device("cuda", 0))).close()
     except PinningError as error:
         text = f"{PROBE_BYTES >> 20} MiB cannot be locked{limit}: layers stream through a small buffer ({error})"
         return Check(name="pinned memory", status=WARN, text=text, facts={**facts, "locked": False})

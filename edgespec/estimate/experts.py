@@ -119,16 +119,17 @@ def place_experts(weights: Weights, placement: Placement, device: torch.device) 
     sizes = expert_sizes(weights, device)
     if sizes is None or not (placement.is_resident or placement.experts is not None):
         return None
-    num_resident, num_pinned = placement.num_resident, placement.num_pinned
     kept = pinned = float(sizes.num_experts)
     if placement.experts is not None:
         kept = min(kept, placement.experts.num_kept / sizes.num_layers)
         pinned = max(kept, placement.experts.num_pinned / sizes.num_layers)
+    dense_resident_bytes = sum(sizes.dense_bytes[layer] for layer in placement.resident_layers)
+    dense_ram_bytes = sum(sizes.dense_bytes[layer] for layer in placement.pinned_layers)
     return ExpertPlaces(
         sizes=sizes,
-        dense_resident_bytes=sum(sizes.dense_bytes[:num_resident]),
-        dense_ram_bytes=sum(sizes.dense_bytes[num_resident : num_resident + num_pinned]),
-        dense_disk_bytes=sum(sizes.dense_bytes[num_resident + num_pinned :]),
+        dense_resident_bytes=dense_resident_bytes,
+        dense_ram_bytes=dense_ram_bytes,
+        dense_disk_bytes=sum(sizes.dense_bytes) - dense_resident_bytes - dense_ram_bytes,
         device_kept=kept,
         ram_kept=pinned,
     )

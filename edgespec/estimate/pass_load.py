@@ -63,20 +63,20 @@ def _layers_load(
     """Return the load of whole layers, or of what is left of them without experts; bytes are those of whole ones."""
     skeleton, dtype = weights.skeleton, weights.dtype
     config = skeleton.model.config.get_text_config(decoder=True)
-    num_resident = placement.num_resident if placement else len(skeleton.records)
+    resident = placement.resident_layers if placement else frozenset(range(len(skeleton.records)))
     disk_bytes = placement.disk_bytes if placement else 0
     left_out = () if are_whole else expert_modules(weights)
     records = [dense_part(record, left_out) for record in skeleton.records]
     packed = _packed_shapes(skeleton, left_out)
     unpacked_bytes = dtype.itemsize * sum(map(math.prod, packed))
     if device.type == "cpu":  # converted as they come; resident ones were converted when they were loaded
-        unpacked_bytes += sum(record.copied.flat_bytes for record in records[num_resident:])
+        unpacked_bytes += sum(record.copied.flat_bytes for record in records if record.index not in resident)
     with understanding(config):
         row_flops = _row_flops(records, packed, config, keys=keys)
     vocab, hidden = skeleton.model.get_output_embeddings().weight.shape
     return ModelLoad(
         num_layers=len(skeleton.records),
-        resident_bytes=sum(resident_bytes(record, device=device) for record in skeleton.records[:num_resident]),
+        resident_bytes=sum(resident_bytes(skeleton.records[layer], device=device) for layer in resident),
         ram_bytes=placement.streamed_bytes - disk_bytes if placement else 0,
         disk_bytes=disk_bytes,
         unpacked_bytes=unpacked_bytes,

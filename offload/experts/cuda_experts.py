@@ -1,7 +1,4 @@
-"""Experts on a CUDA device: slots of one expert each, filled from pinned memory or from the files.
-
-As in the ring of layers, the copy stream waits for a slot's last reader and compute waits for the copy, both by events.
-"""
+"""Experts on a CUDA device: slots of one expert each, filled from pinned memory or from the files."""
 
 from __future__ import annotations
 
@@ -9,28 +6,21 @@ import logging
 import queue
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from offload.device import Device, PinningError
+from offload.device_slots import DeviceSlots, StagingBuffer
 from offload.experts.cpu_experts import NUM_READERS
 from offload.experts.expert_group import ExpertGroup, ExpertWeights
 from offload.experts.expert_source import Wait
 from offload.layer_store import LayerRecord, LayerStore
-from offload.pinned import PinnedBuffer, PinningError
+from offload.pinned import PinnedBuffer
 
 logger = logging.getLogger("edgespec.offload")
 
 Key = tuple[int, int | None]  # layer, expert
-
-
-@dataclass(slots=True)
-class _Staging:
-    """A buffer that a reader fills before it is copied."""
-
-    bytes: Tensor
-    copied: torch.cuda.Event
 
 
 class CudaExperts:
@@ -49,20 +39,16 @@ class CudaExperts:
         num_pinned: int,
         num_scratch: int,
         dtype: torch.dtype,
-        device: torch.device,
+        device: Device,
     ) -> None:
         slot_bytes = max(group.expert_flat_bytes for group in groups)
         self._store, self._device = store, device
-        self._slots = [torch.empty(slot_bytes, dtype=torch.uint8, device=device) for _ in range(num_slots)]
-        self._scratch = torch.empty(num_scratch, dtype=dtype, device=device)
-        self._copy_stream = torch.cuda.Stream(device)
-        self._copy_stream.wait_stream(torch.cuda.current_stream(device))  # the slots' memory may still be read
-        self._copied = [torch.cuda.Event() for _ in range(num_slots)]
-        self._released = [torch.cuda.Event() for _ in range(num_slots)]
+        self._slots = DeviceSlots(device, num_slots=num_slots, slot_bytes=slot_bytes)
+        self._scratch = device.empty(num_scratch * dtype.itemsize).view(dtype)
         self._free = list(range(num_slots))
         self._slot_of: dict[Key, int] = {}
         self._locked: list[PinnedBuffer] = []
-        self._staging: queue.SimpleQueue[_Staging] = queue.SimpleQueue()
+        self._staging: queue.SimpleQueue[StagingBuffer] = queue.SimpleQueue()
         self._readers = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="edgespec-experts")
         records = [record for group in groups for record in group.experts]
         if num_pinned < len(records):  # the staging buffers first: where little can be locked, they are what matters
@@ -83,19 +69,17 @@ class CudaExperts:
         host = self._pinned.get(_key(record))
         if host is None:
             return self._readers.submit(self._read, record, slot).result
-        self._copy(host, record, slot)
+        self._slots.fill(slot, host)
         return _is_there
 
     def hand_out(self, group: ExpertGroup, record: LayerRecord) -> ExpertWeights:
         """Return the expert in its slot; compute issued from now on waits for the copy."""
-        slot = self._slot_of[_key(record)]
-        torch.cuda.current_stream(self._device).wait_event(self._copied[slot])
-        views = record.flat_views(self._slots[slot])
+        views = record.flat_views(self._slots.hand_out(self._slot_of[_key(record)]))
         return group.weights({name: [view] for name, view in views.items()}, self._scratch)
 
     def take_back(self, record: LayerRecord) -> None:
         """Let the next copy into the slot wait for the compute issued so far."""
-        self._released[self._slot_of[_key(record)]].record(torch.cuda.current_stream(self._device))
+        self._slots.take_back(self._slot_of[_key(record)])
 
     def drop(self, record: LayerRecord) -> None:
         """Let another expert have the slot."""
@@ -109,7 +93,7 @@ class CudaExperts:
     def close(self) -> None:
         """Wait for the copies under way, and unlock the memory, which is about to be another's."""
         self._readers.shutdown(cancel_futures=True)
-        self._copy_stream.synchronize()
+        self._slots.close()
         for buffer in self._locked:
             buffer.close()
         self._locked = []
@@ -123,18 +107,9 @@ class CudaExperts:
             staging.copied.synchronize()  # a reading thread waits for an old copy, nobody else does
             self._store.copy(record, staging.bytes)
             self._store.drop(record)
-            self._copy(staging.bytes, record, slot, staging)
+            self._slots.fill(slot, staging.bytes[: record.flat_bytes], staging)
         finally:
             self._staging.put(staging)
-
-    def _copy(self, host: Tensor, record: LayerRecord, slot: int, staging: _Staging | None = None) -> None:
-        num_bytes = record.flat_bytes
-        with torch.cuda.stream(self._copy_stream):
-            self._copy_stream.wait_event(self._released[slot])
-            self._slots[slot][:num_bytes].copy_(host[:num_bytes], non_blocking=True)
-            self._copied[slot].record(self._copy_stream)
-            if staging is not None:
-                staging.copied.record(self._copy_stream)
 
     def _pin(self, groups: Sequence[ExpertGroup], num_pinned: int) -> None:
         """Fill locked memory, a buffer a layer, as far as the system lets us lock it."""
@@ -169,7 +144,7 @@ class CudaExperts:
             except PinningError as error:
                 logger.warning("cannot lock %d MiB (%s): copies to the device are slower", num_bytes >> 20, error)
                 place = torch.empty(num_bytes, dtype=torch.uint8)
-            self._staging.put(_Staging(place, torch.cuda.Event(blocking=True)))
+            self._staging.put(StagingBuffer(place, self._device.new_event(blocking=True)))
 
 
 def _key(record: LayerRecord) -> Key:

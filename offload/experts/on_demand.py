@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel
 
+from offload.device import CudaDevice
 from offload.experts.cpu_experts import CpuExperts
 from offload.experts.cuda_experts import CudaExperts
 from offload.experts.expert_cache import ExpertCache
@@ -40,7 +41,7 @@ class ExpertsOnDemand:
                 num_pinned=placement.num_pinned,
                 num_scratch=num_scratch,
                 dtype=model.dtype,
-                device=device,
+                device=CudaDevice(device),
             )
             if is_cuda
             else CpuExperts(store, num_scratch=num_scratch, dtype=model.dtype)

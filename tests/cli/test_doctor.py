@@ -15,7 +15,7 @@ import torch
 
 from edgespec.doctor import checks, disk_speed
 from edgespec.doctor import machine as machine_checks
-from offload.pinned import PinningError
+from offload.device import CudaDevice, PinningError
 from profiles import measure
 from profiles.schema import MachineFacts
 from tests.cli.conftest import RunCli
@@ -104,8 +104,8 @@ def test_a_card_is_described_and_its_pinned_memory_tried(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (20 * GIB, 24 * GIB))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 9))
 
-    def refuse(num_bytes: int, *, device: torch.device) -> None:
-        raise PinningError(f"no {num_bytes >> 20} MiB on {device}")
+    def refuse(num_bytes: int, *, device: CudaDevice) -> None:
+        raise PinningError(f"no {num_bytes >> 20} MiB on {device.torch_device}")
 
     monkeypatch.setattr(machine_checks, "PinnedBuffer", refuse)
     device, pinned, _ = machine_checks.check_machine()

@@ -11,8 +11,9 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
 from offload.checkpoint import Checkpoint, read_checkpoint
+from offload.device import CudaDevice, PinningError
 from offload.loaders import CudaLoader
-from offload.pinned import PinnedBuffer, PinningError, register
+from offload.pinned import PinnedBuffer
 from offload.placement import NUM_STAGING_BUFFERS, place_layers
 from offload.quantized_cache import load_or_quantize
 from offload.skeleton import build_skeleton
@@ -86,7 +87,7 @@ def test_results_do_not_depend_on_what_is_slow(
 
     def sleepy(self: CudaLoader, *arguments: Any) -> None:
         if slow == "load":
-            with torch.cuda.stream(self._copy_stream):
+            with torch.cuda.stream(self._slots.copy_stream):
                 torch.cuda._sleep(10_000_000)
         else:
             torch.cuda._sleep(10_000_000)  # the layer's readers are still at work when it is given back
@@ -99,7 +100,7 @@ def test_results_do_not_depend_on_what_is_slow(
 
 
 def test_locked_memory_is_as_large_as_asked_for_and_copies_asynchronously() -> None:
-    buffer = PinnedBuffer(3 << 20, device=CUDA)
+    buffer = PinnedBuffer(3 << 20, device=CudaDevice(CUDA))
     assert buffer.bytes.is_pinned()
     buffer.bytes.fill_(7)
     assert int(buffer.bytes.to(CUDA, non_blocking=True).sum()) == 7 * (3 << 20)
@@ -108,9 +109,9 @@ def test_locked_memory_is_as_large_as_asked_for_and_copies_asynchronously() -> N
 
 
 def test_a_refused_lock_is_an_error_of_ours_and_leaves_the_device_usable() -> None:
-    buffer = PinnedBuffer(1 << 20, device=CUDA)
+    buffer = PinnedBuffer(1 << 20, device=CudaDevice(CUDA))
     with pytest.raises(PinningError, match="failed with code"):
-        register(buffer.bytes, CUDA)  # locked already: the driver refuses, and remembers that it did
+        CudaDevice(CUDA).lock(buffer.bytes)  # locked already: the driver refuses, and remembers that it did
     assert int(torch.ones(3, device=CUDA).sum()) == 3
     buffer.close()
 

@@ -1,5 +1,6 @@
 """Placement: arithmetic over bytes."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -68,12 +69,67 @@ def test_a_wish_for_fewer_resident_layers_is_honoured() -> None:
     assert place(1 << 30, most=99).num_resident == 10
 
 
-def test_on_an_accelerator_the_next_layers_are_pinned_and_the_rest_is_on_disk() -> None:
+def test_on_an_accelerator_the_layers_of_all_three_tiers_are_spread_over_the_depth() -> None:
     placement = place(
         100 + NUM_SLOTS_CONVERTED * LAYER + 2 * LAYER, accelerator=True, pinned=(3 + NUM_STAGING_BUFFERS) * LAYER + 5
     )
-    assert placement.num_resident == 2
-    assert placement.pinned_layers == {2, 3, 4}
+    assert placement.resident_layers == {2, 7}
+    assert placement.pinned_layers == {1, 5, 8}
+    assert placement.num_on_disk == 5
+
+
+@pytest.mark.parametrize("num_resident", range(11))
+def test_resident_layers_are_as_far_from_each_other_as_can_be(num_resident: int) -> None:
+    resident = sorted(place(1 << 30, most=num_resident).resident_layers)
+    gaps = {after - before for before, after in itertools.pairwise(resident)}
+    assert len(resident) == num_resident
+    assert not gaps or max(gaps) - min(gaps) <= 1
+
+
+def pass_s(placement: Placement, *, copy_s: float, disk_s: float, compute_s: float) -> float:
+    """The seconds of a pass in the steady state, layer by layer, with a disk, a link and a device that work at once.
+
+    The disk begins with its next layer once the one before is read, a copy begins once its slot was computed with.
+    """
+    disk, reader, link, device = 0.0, 0.0, 0.0, 0.0  # when each is done with what it was given
+    announced, ends = 0.0, []
+    slots = [0.0] * placement.num_slots
+    position = 0
+    for _ in range(10):
+        for layer in range(placement.num_layers):
+            if layer in placement.resident_layers:
+                device += compute_s
+                continue
+            slot = position % len(slots)
+            position += 1
+            reader = max(reader, slots[slot])
+            if layer not in placement.pinned_layers:
+                disk = max(disk, announced) + disk_s
+                reader = announced = max(reader, disk)
+            link = max(link, reader) + copy_s
+            device = slots[slot] = max(device, link) + compute_s
+        ends.append(device)
+    return (ends[-1] - ends[1]) / (len(ends) - 2)
+
+
+@pytest.mark.parametrize("num_resident", [0, 7, 20, 33])
+@pytest.mark.parametrize("num_pinned", [0, 5, 20, 40])
+@pytest.mark.parametrize(("copy_s", "disk_s", "compute_s"), [(18, 100, 6), (18, 30, 11), (18, 60, 20), (18, 0, 3)])
+def test_a_pass_takes_as_long_as_the_slowest_of_disk_link_and_device(
+    num_resident: int, num_pinned: int, copy_s: float, disk_s: float, compute_s: float
+) -> None:
+    """Which is what estimates say; a placement whose tiers follow each other would take up to the sum of them."""
+    placement = place_layers(
+        make_records(40, compute=torch.bfloat16),
+        device_uses={},
+        device_budget_bytes=(num_resident + NUM_SLOTS_CONVERTED) * LAYER,
+        host_uses={},
+        host_budget_bytes=(num_pinned + NUM_STAGING_BUFFERS) * LAYER,
+    )
+    assert placement.num_resident == num_resident
+    slowest_s = max((40 - num_resident) * copy_s, placement.num_on_disk * disk_s, 40 * compute_s)
+    found_s = pass_s(placement, copy_s=copy_s, disk_s=disk_s, compute_s=compute_s)
+    assert found_s == pytest.approx(slowest_s, rel=0.03)
 
 
 def test_too_little_memory_is_refused_with_the_table_and_what_is_missing() -> None:

@@ -23,12 +23,14 @@ class SlotMemory:
     def __init__(self, num_slots: int, *, load_s: float = 0.0) -> None:
         self.slots: list[int | None] = [None] * num_slots
         self.in_use: set[int] = set()
+        self.begun: list[int] = []
         self.loaded: list[int] = []
         self.load_s = load_s
         self.fail_on: dict[int, int] = {}  # layer -> failures to come
         self.overwritten = False
 
     def load(self, record: LayerRecord, slot: int) -> None:
+        self.begun.append(record.index)
         time.sleep(self.load_s)
         self.loaded.append(record.index)
         if self.fail_on.get(record.index, 0) > 0:
@@ -145,6 +147,22 @@ def test_an_abandoned_pass_does_not_confuse_the_next(abandoned_at: int, load_s: 
                 stream.acquire(abandoned_at)
                 memory.in_use.clear()  # the forward that read it is gone
             assert run_pass(stream, range(5)) == [0, 1, 2, 3, 4]
+
+
+def test_a_load_under_way_when_the_ring_is_wound_is_forgotten() -> None:
+    with ring(5, 1, load_s=0.05) as (stream, memory):
+        run_pass(stream, range(1))
+        while memory.begun != [0, 1]:
+            time.sleep(0.001)
+        assert run_pass(stream, range(1)) == [0]
+        assert memory.loaded[:3] == [0, 1, 0], "layers between were loaded for nobody"
+
+
+def test_what_an_abandoned_pass_holds_is_taken_back() -> None:
+    with ring(3, 1) as (stream, memory):
+        stream.acquire(0)
+        assert run_pass(stream, range(3)) == [0, 1, 2]
+        assert not memory.overwritten
 
 
 def test_close_ends_the_reader_and_whoever_waits_for_it() -> None:

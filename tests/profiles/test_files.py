@@ -130,7 +130,7 @@ def test_many_problems_are_counted(written: str, folder: Path) -> None:
     assert refusal(folder / "wrong.toml", written).what.endswith("(and 2 more).")
 
 
-@pytest.mark.parametrize("schema", ["edgespec.profile/2", "edgespec.profile/4", None, 7])
+@pytest.mark.parametrize("schema", ["edgespec.profile/3", "edgespec.profile/5", None, 7])
 def test_another_schema_is_refused_for_what_it_is(schema: Any, written: str, folder: Path) -> None:
     error = refusal(folder / "wrong.toml", changed(written, "schema", schema))
     assert repr(schema) in error.what
@@ -300,7 +300,7 @@ def test_an_unreadable_file_does_not_disturb_the_others(home: Path) -> None:
     assert [path.name for path, found in read.items() if isinstance(found, ProfileError)] == ["a.toml", "b.toml"]
 
 
-OLDER = "another version of edgespec made it, with schema 'edgespec.profile/1', not 'edgespec.profile/3'"
+OLDER = "another version of edgespec made it, with schema 'edgespec.profile/1', not 'edgespec.profile/4'"
 
 
 def test_a_profile_of_this_pair_that_an_older_version_made_is_not_used_and_that_is_said(home: Path) -> None:

@@ -1,28 +1,43 @@
-"""The bookkeeping of experts on a device, with a stand-in for it: what a real one does is in tests marked gpu."""
+"""Experts on a simulated device, which works in any order: what a real one does is in tests marked gpu.
+
+Rows that ask for an expert compute with it when the device comes to it, which is when it is compared with its file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import threading
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from offload import pinned
 from offload.experts import on_demand as hooking
 from offload.experts.cuda_experts import CudaExperts
 from offload.experts.expert_cache import ExpertCache
-from offload.experts.expert_group import ExpertGroup
+from offload.experts.expert_group import ExpertGroup, ExpertWeights
 from offload.experts.expert_source import ExpertSource
 from offload.layer_store import LayerStore
-from offload.pinned import PinningError
-from tests.offload.experts.mixtures import CPU, logits, on_demand, save_mixture, skeleton_of
-from tests.offload.test_cuda_loader import Log, log
+from tests.offload.experts.mixtures import logits, on_demand, save_mixture, skeleton_of
+from tests.offload.simulated_device import SimulatedDevice
 
-__all__ = ["log"]  # the stand-in, a fixture
-
-Make = Callable[[int, int], ExpertSource]
+NUM_LAYERS, NUM_EXPERTS = 3, 4
+CHOICES = st.lists(st.integers(0, 8), min_size=1, max_size=50)
+ASKED = st.lists(  # a layer, its experts that rows ask for, and how many of these are computed with
+    st.tuples(
+        st.integers(0, NUM_LAYERS - 1),
+        st.sets(st.integers(0, NUM_EXPERTS - 1), min_size=1).map(sorted),
+        st.integers(1, NUM_EXPERTS),
+    ),
+    min_size=1,
+    max_size=8,
+)
 
 
 @pytest.fixture(scope="module")
@@ -30,78 +45,88 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_mixture(tmp_path_factory.mktemp("mixture"), "qwen3-moe")
 
 
-def experts_of(folder: Path, *, slots: int, locked: int) -> tuple[tuple[ExpertGroup, ...], ExpertSource, CudaExperts]:
+def experts_of(
+    folder: Path, device: SimulatedDevice, *, slots: int, locked: int
+) -> tuple[tuple[ExpertGroup, ...], ExpertSource, CudaExperts]:
     groups = skeleton_of(folder).experts
     store = LayerStore({entry.file for group in groups for record in group.experts for entry in record.entries})
     memory = CudaExperts(
-        store, groups, num_slots=slots, num_pinned=locked, num_scratch=1 << 16, dtype=torch.float32, device=CPU
+        store, groups, num_slots=slots, num_pinned=locked, num_scratch=1 << 16, dtype=torch.float32, device=device
     )
     expert_bytes = groups[0].expert_flat_bytes
-    cache = ExpertCache([expert_bytes] * 3, num_experts=4, capacity_bytes=slots * expert_bytes)
+    cache = ExpertCache([expert_bytes] * NUM_LAYERS, num_experts=NUM_EXPERTS, capacity_bytes=slots * expert_bytes)
     return groups, ExpertSource(groups, cache, memory), memory
 
 
-@pytest.mark.parametrize("locked", [0, 5, 12], ids=["disk", "both", "locked"])
-@pytest.mark.parametrize("slots", [1, 3, 12])
-def test_slots_hold_the_experts_that_were_asked_for(slots: int, locked: int, folder: Path, log: Log) -> None:
-    groups, source, memory = experts_of(folder, slots=slots, locked=locked)
-    assert memory.num_pinned == locked
+def stored_weights(groups: Sequence[ExpertGroup]) -> dict[tuple[int, int], dict[str, Tensor]]:
+    """What the files hold: (layer, expert) -> name -> all numbers in a row."""
     store = LayerStore({entry.file for group in groups for record in group.experts for entry in record.entries})
-    for experts in ([0, 2], [1, 2, 3], [0, 1, 2, 3], [3]):
-        for row, group in enumerate(groups):
-            found = []
-            for number, weights in source.take(row, experts):
-                found.append(number)
-                pieces = store.pieces(group.experts[number])
-                for name, blocks in weights.items():
-                    whole = torch.cat([piece.flatten() for piece in pieces[name]])
-                    assert torch.equal(torch.cat(list(blocks)).flatten(), whole.float())
-            assert sorted(found) == experts
+    return {
+        (row, expert): {
+            name: torch.cat([piece.flatten() for piece in pieces]).float()
+            for name, pieces in store.pieces(record).items()
+        }
+        for row, group in enumerate(groups)
+        for expert, record in enumerate(group.experts)
+    }
+
+
+@pytest.mark.parametrize("locked", [0, 5, 12], ids=["disk", "both", "locked"])
+@pytest.mark.parametrize("max_locked", [None, 1], ids=["", "little"])
+@settings(max_examples=40, deadline=None)
+@given(choices=CHOICES, asked=ASKED, slots=st.sampled_from([1, 3, 12]))
+def test_every_computation_reads_its_own_expert(
+    max_locked: int | None,
+    locked: int,
+    folder: Path,
+    choices: list[int],
+    asked: list[tuple[int, list[int], int]],
+    slots: int,
+) -> None:
+    device = SimulatedDevice(choices, max_locked=max_locked)
+    groups, source, memory = experts_of(folder, device, slots=slots, locked=locked)
+    assert max_locked or memory.num_pinned == locked
+    expected = stored_weights(groups)
+
+    def compute(row: int, expert: int, weights: ExpertWeights) -> None:
+        for name, blocks in weights.items():
+            if not torch.equal(torch.cat(list(blocks)).flatten(), expected[row, expert][name]):
+                device.faults.append(f"expert {expert} of layer {row} was another one")
+
+    for row, experts, num_computed in asked:
+        handed_out = source.take(row, experts)
+        for expert, weights in itertools.islice(handed_out, num_computed):
+            device.current_stream().give(partial(compute, row, expert, weights))
+        handed_out.close()  # a pass may be given up between two experts
     source.close()
-    assert log[-1] == ("synchronize", "copy", 0)
+    assert not device.locked
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("edgespec-experts")]
+    device.finish()
+    assert not device.faults
 
 
-def test_a_copy_waits_for_the_slots_last_reader_and_compute_for_the_copy(folder: Path, log: Log) -> None:
-    _, source, memory = experts_of(folder, slots=1, locked=12)
-    copied, released = id(memory._copied[0]), id(memory._released[0])
-    log.clear()
-    for _ in source.take(0, [1, 2]):
-        log.append(("compute", "compute", 0))
-    one = [
-        ("wait", "copy", released), ("record", "copy", copied), ("wait", "compute", copied), ("compute", "compute", 0),
-        ("record", "compute", released),
-    ]  # fmt: skip
-    assert log == [*one, *one]
-    source.close()
-
-
-def test_a_staging_buffer_is_filled_again_only_after_its_copy(folder: Path, log: Log) -> None:
-    _, source, memory = experts_of(folder, slots=12, locked=0)
-    stagings = {id(memory._staging.get_nowait().copied) for _ in range(memory._staging.qsize() - 1)}
-    assert stagings
-    log.clear()
-    for _ in source.take(0, [0, 1, 2, 3]):
-        pass
-    waits = [event for what, who, event in log if (what, who) == ("wait", "reader")]
-    assert len(waits) == 4
-    assert len(set(waits)) == 1  # the one buffer that is left
+@given(choices=CHOICES)
+@settings(max_examples=30, deadline=None)
+def test_a_staging_buffer_is_filled_again_only_after_its_copy(folder: Path, choices: list[int]) -> None:
+    device = SimulatedDevice(choices)
+    groups, source, memory = experts_of(folder, device, slots=12, locked=0)
+    while memory._staging.qsize() > 1:
+        memory._staging.get_nowait()
+    expected = stored_weights(groups)
+    found = []
+    for expert, weights in source.take(0, [0, 1, 2, 3]):
+        found.append((expert, weights))
+    device.finish()
+    for expert, weights in found:
+        for name, blocks in weights.items():
+            assert torch.equal(torch.cat(list(blocks)).flatten(), expected[0, expert][name])
     source.close()
 
 
 @pytest.mark.parametrize("allowed", [0, 2, 5, 7])
-def test_where_little_memory_can_be_locked_the_rest_is_read_from_its_files(
-    allowed: int, folder: Path, log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    locked = 0
-
-    def register(_data: torch.Tensor, _device: torch.device) -> None:
-        nonlocal locked
-        if locked == allowed:
-            raise PinningError("the limit on locked memory is reached")
-        locked += 1
-
-    monkeypatch.setattr(pinned, "register", register)
-    groups, source, memory = experts_of(folder, slots=2, locked=12)
+def test_where_little_memory_can_be_locked_the_rest_is_read_from_its_files(allowed: int, folder: Path) -> None:
+    device = SimulatedDevice(is_eager=True, max_locked=allowed)
+    groups, source, memory = experts_of(folder, device, slots=2, locked=12)
     assert memory.num_pinned == 4 * min(allowed, 3)
     for row in range(len(groups)):
         assert sorted(number for number, _ in source.take(row, [0, 1, 2, 3])) == [0, 1, 2, 3]
@@ -109,14 +134,13 @@ def test_where_little_memory_can_be_locked_the_rest_is_read_from_its_files(
 
 
 @pytest.mark.parametrize(("slots", "locked"), [(1, 0), (3, 12), (12, 5)])
-def test_a_model_computes_with_it(
-    slots: int, locked: int, folder: Path, log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_computes_with_it(slots: int, locked: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     groups = skeleton_of(folder).experts
+    device = SimulatedDevice(is_eager=True)
 
     def on_device(store: LayerStore, *, num_scratch: int, dtype: torch.dtype) -> CudaExperts:
         return CudaExperts(
-            store, groups, num_slots=slots, num_pinned=locked, num_scratch=num_scratch, dtype=dtype, device=CPU
+            store, groups, num_slots=slots, num_pinned=locked, num_scratch=num_scratch, dtype=dtype, device=device
         )
 
     monkeypatch.setattr(hooking, "CpuExperts", on_device)
