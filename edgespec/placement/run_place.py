@@ -22,7 +22,7 @@ class PlaceOptions(TypedDict, total=False):
     dtype: str  # auto, float32, bfloat16 or float16
     quant: str | None  # of the target's layers: none, nf4 or int8
     draft_quant: str | None
-    experts: str  # of a target that streams: auto, stream or resident
+    experts: str  # of a mixture: auto, stream, resident or cpu
     limits: MemoryLimits | None  # None: what is free, less a margin
     context_tokens: int  # of the longest text, 2048
     prompt_tokens: int | None  # of the longest prompt; None: as long as the context
@@ -39,7 +39,7 @@ class RunPlace:
     dtype: torch.dtype  # that layers compute in
     quant: str | None = None
     draft_quant: str | None = None
-    experts: str = "auto"  # of a target that streams: on demand, streamed with their layers, or all resident
+    experts: str = "auto"  # of a mixture: on demand where it streams, with their layers, all resident, or on the CPU
     limits: MemoryLimits
     context_tokens: int
     prompt_tokens: int

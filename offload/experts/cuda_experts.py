@@ -1,12 +1,14 @@
 """Experts on a CUDA device: slots of one expert each, filled from pinned memory or from the files.
 
 As in the ring of layers, the copy stream waits for a slot's last reader and compute waits for the copy, both by events.
+An expert in pinned memory whose few rows the host computes sooner than it moves stays there, and comes afterwards.
 """
 
 from __future__ import annotations
 
 import logging
 import queue
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,12 +19,15 @@ from torch import Tensor
 from offload.experts.cpu_experts import NUM_READERS
 from offload.experts.expert_group import ExpertGroup, ExpertWeights
 from offload.experts.expert_source import Wait
+from offload.experts.host_speed import host_speed
 from offload.layer_store import LayerRecord, LayerStore
 from offload.pinned import PinnedBuffer, PinningError
+from profiles.in_place import HostRates
 
 logger = logging.getLogger("edgespec.offload")
 
 Key = tuple[int, int | None]  # layer, expert
+COPIES_TIMED = 8
 
 
 @dataclass(slots=True)
@@ -37,7 +42,7 @@ class CudaExperts:
     """Experts in slots of a device.
 
     The first `num_pinned` experts of all layers wait in pinned memory, as far as the system lets them be locked; the
-    others pass through staging buffers.
+    others pass through staging buffers. `rates` decide which experts are computed where they lie; None measures them.
     """
 
     def __init__(
@@ -50,9 +55,11 @@ class CudaExperts:
         num_scratch: int,
         dtype: torch.dtype,
         device: torch.device,
+        rates: HostRates | None = None,
     ) -> None:
         slot_bytes = max(group.expert_flat_bytes for group in groups)
-        self._store, self._device = store, device
+        self._store, self.device = store, device
+        self._host_scratch = torch.empty(num_scratch, dtype=dtype)
         self._slots = [torch.empty(slot_bytes, dtype=torch.uint8, device=device) for _ in range(num_slots)]
         self._scratch = torch.empty(num_scratch, dtype=dtype, device=device)
         self._copy_stream = torch.cuda.Stream(device)
@@ -71,11 +78,26 @@ class CudaExperts:
         self._pin(groups, num_pinned)
         if num_pinned == len(records) > len(self._pinned):
             self._make_staging(slot_bytes)
+        self._last_slot: int | None = None  # that was copied to
+        self._rates = rates or (self._measured(groups) if self._pinned and num_slots < len(records) else None)
 
     @property
     def num_pinned(self) -> int:
         """The number of experts that wait in locked memory."""
         return len(self._pinned)
+
+    def where_it_lies(self, group: ExpertGroup, record: LayerRecord, rows: int) -> ExpertWeights | None:
+        """Return a pinned expert's weights where computing so many rows there takes less time than moving it."""
+        host = self._pinned.get(_key(record))
+        if host is None or self._rates is None:
+            return None
+        if not self._rates.stays(record.flat_bytes, row_flops=group.row_flops, rows=rows):
+            return None
+        return group.weights(_pieces(record, host), self._host_scratch)
+
+    def has_time(self) -> bool:
+        """Return whether the last copy has ended."""
+        return self._last_slot is None or self._copied[self._last_slot].query()
 
     def bring(self, group: ExpertGroup, record: LayerRecord) -> Wait:
         """Issue one copy into a free slot, after the slot's last reader; another thread reads the files."""
@@ -89,13 +111,12 @@ class CudaExperts:
     def hand_out(self, group: ExpertGroup, record: LayerRecord) -> ExpertWeights:
         """Return the expert in its slot; compute issued from now on waits for the copy."""
         slot = self._slot_of[_key(record)]
-        torch.cuda.current_stream(self._device).wait_event(self._copied[slot])
-        views = record.flat_views(self._slots[slot])
-        return group.weights({name: [view] for name, view in views.items()}, self._scratch)
+        torch.cuda.current_stream(self.device).wait_event(self._copied[slot])
+        return group.weights(_pieces(record, self._slots[slot]), self._scratch)
 
     def take_back(self, record: LayerRecord) -> None:
         """Let the next copy into the slot wait for the compute issued so far."""
-        self._released[self._slot_of[_key(record)]].record(torch.cuda.current_stream(self._device))
+        self._released[self._slot_of[_key(record)]].record(torch.cuda.current_stream(self.device))
 
     def drop(self, record: LayerRecord) -> None:
         """Let another expert have the slot."""
@@ -133,6 +154,7 @@ class CudaExperts:
             self._copy_stream.wait_event(self._released[slot])
             self._slots[slot][:num_bytes].copy_(host[:num_bytes], non_blocking=True)
             self._copied[slot].record(self._copy_stream)
+            self._last_slot = slot
             if staging is not None:
                 staging.copied.record(self._copy_stream)
 
@@ -145,7 +167,7 @@ class CudaExperts:
             if not records:
                 return
             try:
-                buffer = PinnedBuffer(len(records) * group.expert_flat_bytes, device=self._device)
+                buffer = PinnedBuffer(len(records) * group.expert_flat_bytes, device=self.device)
             except PinningError as error:
                 logger.warning(
                     "only %d of %d experts could be kept in locked memory (%s); the others are read from their files",
@@ -159,17 +181,44 @@ class CudaExperts:
                 self._store.drop(record)
                 self._pinned[_key(record)] = host
 
+    def _measured(self, groups: Sequence[ExpertGroup]) -> HostRates:
+        """Measure what decides: copies of pinned experts to the device, and the host's arithmetic with them."""
+        group = groups[0]
+        records = [record for record in group.experts if _key(record) in self._pinned]
+        bytes_per_s, flops_per_s = host_speed(
+            group, [_pieces(record, self._pinned[_key(record)]) for record in records], self._host_scratch
+        )
+        self._copy_stream.synchronize()
+        started = time.perf_counter()
+        for record in records[:COPIES_TIMED]:
+            self._copy(self._pinned[_key(record)], record, 0)
+        self._copy_stream.synchronize()
+        copied_bytes = sum(record.flat_bytes for record in records[:COPIES_TIMED])
+        rates = HostRates(
+            link_bytes_per_s=copied_bytes / (time.perf_counter() - started),
+            bytes_per_s=bytes_per_s,
+            flops_per_s=flops_per_s,
+        )
+        logger.info("an expert is moved at %.3g bytes/s, and computed where it lies at %.3g bytes/s, %.3g FLOP/s",
+                    rates.link_bytes_per_s, bytes_per_s, flops_per_s)  # fmt: skip
+        return rates
+
     def _make_staging(self, num_bytes: int) -> None:
         """Make a staging buffer for each reader, locked where possible; pageable ones block their reader."""
         for _ in range(NUM_READERS):
             try:
-                buffer = PinnedBuffer(num_bytes, device=self._device)
+                buffer = PinnedBuffer(num_bytes, device=self.device)
                 self._locked.append(buffer)
                 place = buffer.bytes
             except PinningError as error:
                 logger.warning("cannot lock %d MiB (%s): copies to the device are slower", num_bytes >> 20, error)
                 place = torch.empty(num_bytes, dtype=torch.uint8)
             self._staging.put(_Staging(place, torch.cuda.Event(blocking=True)))
+
+
+def _pieces(record: LayerRecord, flat: Tensor) -> dict[str, list[Tensor]]:
+    """Return an expert's tensors in the flat buffer that holds it."""
+    return {name: [view] for name, view in record.flat_views(flat).items()}
 
 
 def _key(record: LayerRecord) -> Key:

@@ -54,6 +54,9 @@ class StandInEvent:
     def synchronize(self) -> None:
         self.log.append(("wait", "reader", id(self)))
 
+    def query(self) -> bool:
+        return True
+
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
