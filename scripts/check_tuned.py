@@ -87,7 +87,7 @@ def run_child(name: str, arguments: argparse.Namespace) -> None:
         }
         if arguments.profile:
             ways["profile"] = (loaded("auto"), None)
-        ways |= {f"fixed {size}": (engine, TreeSettings(size=size)) for size in FIXED
+        ways |= {f"fixed {size}": (engine, TreeSettings(size=size)) for size in arguments.sizes
                  if size <= engine.room.num_nodes}  # fmt: skip
         done: dict[str, list[Text]] = {way: [] for way in ways}
         for number, ids in enumerate(texts):
@@ -127,6 +127,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, help="JSONL texts [held-out modules of the standard library]")
     parser.add_argument("--num-prompts", type=int, default=24)
     parser.add_argument("--new-tokens", type=int, default=96)
+    parser.add_argument("--sizes", type=int, nargs="+", default=FIXED, help="of fixed trees, in nodes")
     parser.add_argument("--temperature", type=float, default=SAMPLING.temperature)
     parser.add_argument("--no-profile", dest="profile", action="store_false", help="do not measure one")
     parser.add_argument("--limit", default="1GiB", help="of the memory-limited situation")
@@ -145,6 +146,7 @@ def main() -> None:
             options = [str(arguments.model), "--prompts", str(arguments.prompts), "--limit", arguments.limit,
                        "--new-tokens", str(arguments.new_tokens), "--temperature", str(arguments.temperature),
                        "--threads", str(arguments.threads), "--child", name]  # fmt: skip
+            options += ["--sizes", *map(str, arguments.sizes)]
             options += [] if arguments.profile else ["--no-profile"]
             run = subprocess.run([sys.executable, "-m", "scripts.check_tuned", *options], stdout=subprocess.PIPE,
                                  text=True, check=True, env={**os.environ, "EDGESPEC_HOME": str(home)})  # fmt: skip
