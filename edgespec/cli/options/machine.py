@@ -25,8 +25,8 @@ MARGIN_HELP = "GPU memory to leave free. [default: 1GiB without --max-gpu-mem]"
 DTYPE_HELP = "To compute in: float32, bfloat16 or float16. [auto: float32 on a CPU, the model's own on a GPU]"
 QUANT_HELP = "Quantise the target's layers: none, nf4 or int8. Made once, then kept in the cache."
 EXPERTS_HELP = (
-    "Of mixtures: move those that are asked for (auto, where layers stream), whole layers, none because all are "
-    "resident, or none because the CPU computes them beside a GPU."
+    "Of mixtures: move those that are asked for (auto, where layers stream), whole layers, keep all, or leave all to "
+    "the CPU beside a GPU."
 )
 THREADS_HELP = "Threads of the processor. [auto: as many as pay, fewer while other programs run]"
 PARALLEL_HELP = "Texts that share each pass. [auto: as many as pay]"
