@@ -5,7 +5,7 @@
     python -m scripts.bench_experts moe --modes cold --tree-sizes 3 15 63 --texts 1
     python -m scripts.inflate_experts random --random && python -m scripts.bench_experts random --tree-sizes 4
 
-cold       no layer is resident, and nothing that was read for one pass serves the next
+cold       no layer is resident, and the page cache is dropped between passes; experts that edgespec has read stay
 limited    edgespec has --share of the checkpoint beside what else it needs; what it does not hold is read anew
 throttled  cold, from a disk of --disk-gib-per-s: edgespec's reads wait, a pass of accelerate lasts as long as its reads
 resident   all of it in memory
@@ -13,9 +13,10 @@ resident   all of it in memory
 Greedy decoding; plain, with trees of fixed sizes, and of several texts at once. Each system has a process of its own,
 in turn, and medians of --repeats are quoted. Numbers are of the passes behind the prompts' own; dropping the page cache
 is not counted. "asked" are the distinct experts that the routers chose in a pass, and their bytes; "read" is what the
-kernel says it read. "hits" are edgespec's own counts. "modelled" is edgespec estimate's arithmetic (profiles/roofline)
-with this machine's measured rates, of the disk the fastest read, and the spread that the counted experts have. Mapped
-pages come with what the kernel reads around them (/sys/block/*/queue/read_ahead_kb). The last line is JSON.
+kernel says it read. "hits" are edgespec's own counts, of the prompts' passes too. "modelled" is edgespec estimate's
+arithmetic (profiles/roofline) with this machine's measured rates, of the disk the fastest read, and the spread that the
+counted experts have; memory has the experts of the rows so far, as far as it has room. Mapped pages come with what the
+kernel reads around them (/sys/block/*/queue/read_ahead_kb). The last line is JSON.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import statistics
 import subprocess
 import sys
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +147,7 @@ def run_child(system: System, arguments: argparse.Namespace) -> None:
         "tokens_per_s": (sum(counts) - len(counts)) / seconds,
         "tokens_per_pass": (sum(counts) - len(counts)) / passes,
         "rows": statistics.mean(log.rows[1:]),
+        "rows_before": statistics.mean(list(accumulate(log.rows))[:-1]),
         "pass_s": statistics.median(log.seconds[1:]),
         "distinct": statistics.mean(log.distinct[1:]),
         "read_bytes": (log.ended_bytes - log.began_bytes) / passes,
@@ -239,7 +242,8 @@ def main() -> None:
         if system.kind == "edgespec":
             throttled = arguments.disk_gib_per_s * GIB if system.mode == "throttled" else disk_bytes_per_s
             row |= model.pass_s(
-                rows=row["rows"], num_texts=system.texts, spread=spread, limits=memory_limits(system, pair, arguments),
+                rows=row["rows"], rows_before=row["rows_before"], num_texts=system.texts, spread=spread,
+                limits=memory_limits(system, pair, arguments),
                 disk_bytes_per_s=min(throttled, disk_bytes_per_s),
             )  # fmt: skip
     print(f"{experts.chosen} of {experts.num_experts} experts of {experts.expert_bytes / MIB:.2f} MiB in "
