@@ -1,12 +1,14 @@
 """Mixtures of experts from the disk: what a pass asks for and reads, and tokens a second, beside accelerate.
 
     python -m scripts.inflate_experts moe                    the built-in target as a mixture
-    python -m scripts.bench_experts moe                      cold, limited, throttled, resident
+    python -m scripts.bench_experts moe                      in all modes
     python -m scripts.bench_experts moe --modes cold --tree-sizes 3 15 63 --texts 1
     python -m scripts.inflate_experts random --random && python -m scripts.bench_experts random --tree-sizes 4
 
 cold       no layer is resident, and the page cache is dropped between passes; experts that edgespec has read stay
 limited    edgespec has --share of the checkpoint beside what else it needs; what it does not hold is read anew
+uncached   the same with a place for one expert at a time
+whole      the same with whole layers, experts among them, that stay or stream
 throttled  cold, from a disk of --disk-gib-per-s: edgespec's reads wait, a pass of accelerate lasts as long as its reads
 resident   all of it in memory
 
@@ -43,11 +45,12 @@ from profiles.experts import fit_spread
 from profiles.measure import drop_page_cache, read_sequentially
 from scripts.bench_batch import generate_batch
 from scripts.bench_offload import GIB, MIB, drop_behind_reader, open_transformers
-from scripts.expert_passes import Log, logged, slow_reads
+from scripts.expert_passes import Log, keep_one_expert, logged, slow_reads
 from scripts.fit_demo_models import cut_texts, held_out_halves
 from scripts.model_experts import pass_model
 
-MODES = ("cold", "limited", "throttled", "resident")
+MODES = ("cold", "limited", "uncached", "whole", "throttled", "resident")
+WITHIN_LIMIT = ("limited", "uncached", "whole")  # of memory, which accelerate has none of
 SEED = 5
 
 
@@ -70,7 +73,7 @@ def memory_limits(system: System, pair: ModelPair, arguments: argparse.Namespace
     """What edgespec may use."""
     if system.mode == "resident":
         return MemoryLimits()
-    if system.mode == "limited":
+    if system.mode in WITHIN_LIMIT:
         layer_bytes = sum(entry.num_bytes for entry in pair.target.checkpoint.tensors.values())
         return MemoryLimits(max_cpu_bytes=int(arguments.share * layer_bytes) + arguments.beside_mib * MIB)
     return MemoryLimits(max_resident_layers=0)
@@ -82,6 +85,8 @@ def run_edgespec(system: System, pair: ModelPair, prompts: list[list[int]], argu
     is_cold = system.mode != "resident"
     if is_cold:
         drop_behind_reader(pair)
+    if system.mode == "uncached":
+        keep_one_expert()
     if system.mode == "throttled":
         slow_reads(arguments.disk_gib_per_s * GIB)
     log = Log(arguments.files if is_cold else [])
@@ -91,6 +96,7 @@ def run_edgespec(system: System, pair: ModelPair, prompts: list[list[int]], argu
         limits=memory_limits(system, pair, arguments),
         device="cpu",
         dtype=arguments.dtype,
+        experts="stream" if system.mode == "whole" else "auto",
         context_tokens=longest + arguments.new_tokens,
         prompt_tokens=longest,
         parallel=system.texts,
@@ -174,7 +180,7 @@ def list_systems(arguments: argparse.Namespace) -> list[System]:
     for mode in arguments.modes:
         systems += [System(kind="edgespec", mode=mode, texts=texts) for texts in arguments.texts]
         systems += [System(kind="edgespec", mode=mode, nodes=nodes) for nodes in arguments.tree_sizes]
-        if mode != "limited":  # accelerate has no limit of memory
+        if mode not in WITHIN_LIMIT:
             systems += [System(kind="accelerate", mode=mode, texts=texts) for texts in arguments.batches]
     return systems
 
@@ -242,10 +248,13 @@ def main() -> None:
         if system.kind == "edgespec":
             throttled = arguments.disk_gib_per_s * GIB if system.mode == "throttled" else disk_bytes_per_s
             row |= model.pass_s(
-                rows=row["rows"], rows_before=row["rows_before"], num_texts=system.texts, spread=spread,
+                rows=row["rows"],
+                rows_before=0.0 if system.mode == "uncached" else row["rows_before"],
+                num_texts=system.texts,
+                spread=spread,
                 limits=memory_limits(system, pair, arguments),
                 disk_bytes_per_s=min(throttled, disk_bytes_per_s),
-            )  # fmt: skip
+            )
     print(f"{experts.chosen} of {experts.num_experts} experts of {experts.expert_bytes / MIB:.2f} MiB in "
           f"{experts.num_layers} layers; the rows of a text spread by {spread:.2f}; cold sequential reads of "
           f"{disk_bytes_per_s / GIB:.2f} GiB/s")  # fmt: skip

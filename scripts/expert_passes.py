@@ -6,14 +6,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from edgespec.model.causal_model import CausalModel
+from edgespec.placement import place as placing
+from offload.experts.expert_placement import place_on_demand
 from offload.pages import MappedFile
+from offload.placement import Placement
 from profiles.measure import drop_page_cache
 from scripts.bench_offload import disk_read_bytes, wait_for_link
 
@@ -83,6 +86,17 @@ def logged(model: CausalModel, log: Log) -> Iterator[None]:
         yield
     finally:
         CausalModel._run = run  # type: ignore[method-assign]
+
+
+def keep_one_expert() -> None:
+    """Let no memory keep experts: each has the place of the one before it."""
+
+    def place(*records: Any, **memory: Any) -> Placement:
+        found = place_on_demand(*records, **memory)
+        assert found.experts is not None
+        return replace(found, experts=replace(found.experts, num_kept=1))
+
+    placing.place_on_demand = place
 
 
 def slow_reads(bytes_per_s: float) -> None:
