@@ -6,25 +6,39 @@ The device is a stand-in, and so is memory that is locked: what a real one does 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from offload.checkpoint import read_checkpoint
 from offload.experts import mixture
 from offload.experts import on_demand as hooking
 from offload.experts.cuda_experts import CudaExperts
 from offload.experts.expert_cache import ExpertCache
-from offload.experts.expert_placement import place_on_host
+from offload.experts.expert_group import ExpertGroup
+from offload.experts.expert_placement import place_on_demand, place_on_host
 from offload.experts.expert_source import HandedExpert
 from offload.layer_store import LayerStore
+from offload.placement import place_layers
+from offload.quantized_cache import load_or_quantize
+from offload.skeleton import Skeleton, build_skeleton
 from offload.streamed_model import StreamedModel
 from profiles.in_place import HostRates
-from tests.offload.experts.mixtures import CPU, MIXTURES, UNLIMITED, logits, on_demand, save_mixture, skeleton_of
+from tests.offload.experts.mixtures import (
+    CPU,
+    MIXTURES,
+    UNLIMITED,
+    logits,
+    on_demand,
+    save_mixture,
+    skeleton_of,
+    with_room_for,
+)
 from tests.offload.test_cuda_loader import Log, StandInEvent, log
 
 __all__ = ["log"]  # the stand-in, a fixture
@@ -49,8 +63,7 @@ def staying(row_flops: float, *, up_to_rows: float) -> HostRates:
 def on_device(monkeypatch: pytest.MonkeyPatch, log: Log) -> UseDevice:
     """Let models compute on a stand-in for a device, with so many slots, from which so many rows keep an expert."""
 
-    def use(folder: Path, *, slots: int, locked: int, up_to_rows: float, dtype: torch.dtype = torch.float32) -> None:
-        groups = skeleton_of(folder, dtype).experts
+    def use(groups: Sequence[ExpertGroup], *, slots: int, locked: int, up_to_rows: float) -> None:
 
         def memory(store: LayerStore, *, num_scratch: int, dtype: torch.dtype) -> CudaExperts:
             rates = staying(groups[0].row_flops / groups[0].expert_flat_bytes, up_to_rows=up_to_rows)
@@ -73,7 +86,7 @@ def test_logits_are_those_of_resident_experts_bit_for_bit(
 ) -> None:
     folder = save_mixture(tmp_path, family)
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
-    on_device(folder, slots=slots, locked=100, up_to_rows=up_to_rows, dtype=dtype)
+    on_device(skeleton_of(folder, dtype).experts, slots=slots, locked=100, up_to_rows=up_to_rows)
     with on_demand(folder, room=slots, dtype=dtype) as model:
         for rows in ROWS:
             assert torch.equal(logits(model.model, rows=rows), logits(reference, rows=rows))
@@ -82,6 +95,35 @@ def test_logits_are_those_of_resident_experts_bit_for_bit(
     assert counts.in_place > 0
     assert (moved == 0) == (up_to_rows == math.inf)
     assert (counts.read_bytes == 0) == (moved == 0)
+
+
+@pytest.mark.parametrize("up_to_rows", [math.inf, 9.5], ids=["all-stay", "few-rows-stay"])
+def test_packed_experts_are_unpacked_where_they_lie(
+    up_to_rows: float, folder: Path, tmp_path: Path, on_device: UseDevice
+) -> None:
+    quantized = load_or_quantize(
+        skeleton_of(folder), read_checkpoint(folder), "int8", cache_folder=tmp_path, device=CPU
+    )
+
+    def built() -> Skeleton:
+        return build_skeleton(AutoConfig.from_pretrained(folder), quantized, dtype=torch.float32)
+
+    skeleton = built()
+    whole = place_layers(skeleton.records, device_uses={}, device_budget_bytes=UNLIMITED)
+    reference = StreamedModel(skeleton, whole, device=CPU)
+    expected = [logits(reference.model, rows=rows) for rows in ROWS]
+    reference.close()
+    skeleton = built()
+    assert skeleton.experts[0].matrices[0].packing is not None
+    on_device(skeleton.experts, slots=2, locked=100, up_to_rows=up_to_rows)
+    placement = place_on_demand(
+        skeleton.dense_records, skeleton.experts, device_uses={}, device_budget_bytes=UNLIMITED, max_resident=0
+    )
+    model = StreamedModel(skeleton, with_room_for(placement, 2), device=CPU)
+    for rows, logits_of in zip(ROWS, expected, strict=True):
+        assert torch.equal(logits(model.model, rows=rows), logits_of)
+    assert model.expert_counts.in_place > 0
+    model.close()
 
 
 def test_one_pass_moves_experts_of_many_rows_and_leaves_those_of_few_where_they_lie(
@@ -96,14 +138,14 @@ def test_one_pass_moves_experts_of_many_rows_and_leaves_those_of_few_where_they_
         return found
 
     monkeypatch.setattr(HostRates, "stays", noted)
-    on_device(folder, slots=1, locked=100, up_to_rows=9.5)
+    on_device(skeleton_of(folder).experts, slots=1, locked=100, up_to_rows=9.5)
     with on_demand(folder, room=1) as model:
         logits(model.model, rows=20)
     assert max(asked[True]) <= 9 < min(asked[False])
 
 
 def test_experts_that_are_not_in_locked_memory_move(folder: Path, on_device: UseDevice) -> None:
-    on_device(folder, slots=3, locked=4, up_to_rows=math.inf)  # those of the first layer are
+    on_device(skeleton_of(folder).experts, slots=3, locked=4, up_to_rows=math.inf)  # those of the first layer are
     with on_demand(folder, room=3) as model:
         logits(model.model, rows=100)
         assert model.expert_counts.in_place == 4
@@ -113,7 +155,7 @@ def test_experts_that_are_not_in_locked_memory_move(folder: Path, on_device: Use
 def test_an_expert_that_stayed_comes_for_the_next_rows_where_the_link_is_idle(
     folder: Path, on_device: UseDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on_device(folder, slots=12, locked=100, up_to_rows=math.inf)
+    on_device(skeleton_of(folder).experts, slots=12, locked=100, up_to_rows=math.inf)
     with on_demand(folder, room=12) as model:
         logits(model.model, rows=1)
         first = model.expert_counts
@@ -227,7 +269,7 @@ def test_the_comparison_sees_another_experts_weights(
         "where_it_lies",
         lambda self, group, record, rows: where_it_lies(self, group, group.experts[record.expert ^ 1], rows),
     )
-    on_device(folder, slots=1, locked=100, up_to_rows=math.inf)
+    on_device(skeleton_of(folder).experts, slots=1, locked=100, up_to_rows=math.inf)
     with on_demand(folder, room=1) as model:
         assert not torch.allclose(logits(model.model), logits(reference), atol=1e-3)
 
@@ -246,7 +288,7 @@ def test_an_expert_that_comes_afterwards_takes_no_place_from_one_in_use(
         return leaving
 
     monkeypatch.setattr(ExpertCache, "admit", noted)
-    on_device(folder, slots=2, locked=100, up_to_rows=5.5)
+    on_device(skeleton_of(folder).experts, slots=2, locked=100, up_to_rows=5.5)
     with on_demand(folder, room=2) as model:
         for rows in ROWS:
             logits(model.model, rows=rows)
