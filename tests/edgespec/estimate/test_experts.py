@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaConfig, PretrainedConfig, Qwen3MoeConfig
 
+from edgespec.cli.open_engine import where_layers_live
 from edgespec.config import MemoryLimits
 from edgespec.estimate.experts import expert_modules, expert_sizes, place_experts
 from edgespec.estimate.packed_kernels import packed_kernels_tokens_per_s
@@ -221,6 +223,9 @@ def test_experts_that_are_to_stay_with_the_cpu_have_ram_and_the_card_has_the_res
     assert (places.device_kept, places.is_on_host) == (0, True)
     assert 0 < places.ram_kept < 64
     assert sum(plan.placement.host_bytes.values()) <= 5 * GIB
+    line = where_layers_live(SimpleNamespace(placement=plan.placement))  # type: ignore[arg-type]
+    kept = plan.placement.experts.num_kept
+    assert line.startswith(f"12 of 12 layers resident, their experts computed on the CPU: {kept} of 768 kept in RAM, ")
     assert plan.placement.disk_bytes == plan.placement.experts.num_left * plan.placement.experts.expert_bytes
     experts = estimate_plain(pair).likely.experts
     assert experts is not None
