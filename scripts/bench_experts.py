@@ -17,8 +17,9 @@ in turn, and medians of --repeats are quoted. Numbers are of the passes behind t
 is not counted. "asked" are the distinct experts that the routers chose in a pass, and their bytes; "read" is what the
 kernel says it read. "hits" are edgespec's own counts, of the prompts' passes too. "modelled" is edgespec estimate's
 arithmetic (profiles/roofline) with this machine's measured rates, of the disk the fastest read, and the spread that the
-counted experts have; memory has the experts of the rows so far, as far as it has room. Mapped pages come with what the
-kernel reads around them (/sys/block/*/queue/read_ahead_kb). The last line is JSON.
+counted experts have; "busy s" are the processor's own seconds in a pass, which others on the machine do not change.
+Memory has the experts of the rows so far, as far as it has room. Mapped pages come with what the kernel reads around
+them (/sys/block/*/queue/read_ahead_kb). The last line is JSON.
 """
 
 from __future__ import annotations
@@ -155,6 +156,7 @@ def run_child(system: System, arguments: argparse.Namespace) -> None:
         "rows": statistics.mean(log.rows[1:]),
         "rows_before": statistics.mean(list(accumulate(log.rows))[:-1]),
         "pass_s": statistics.median(log.seconds[1:]),
+        "processor_s": statistics.median(log.processor_s[1:]),
         "distinct": statistics.mean(log.distinct[1:]),
         "read_bytes": (log.ended_bytes - log.began_bytes) / passes,
         "peak_bytes": peak_resident_bytes(),
@@ -188,13 +190,13 @@ def list_systems(arguments: argparse.Namespace) -> list[System]:
 def print_table(rows: list[dict[str, Any]], expert_bytes: float) -> None:
     """One line a system; experts and bytes are those of a pass."""
     print(f"{'mode':10}{'system':18}{'texts':>6}{'rows':>7}{'asked':>8}{'asked GiB':>10}{'read GiB':>9}{'hits':>6}"
-          f"{'s/pass':>8}{'modelled':>9}{'layers':>8}{'tok/pass':>9}{'tok/s':>8}{'peak MiB':>9}")  # fmt: skip
+          f"{'s/pass':>8}{'busy s':>8}{'modelled':>9}{'layers':>8}{'tok/pass':>9}{'tok/s':>8}{'peak MiB':>9}")  # fmt: skip
     for row in rows:
         hits = f"{row['hit_share']:.0%}" if "hit_share" in row else "-"
         modelled, layers = (f"{row[key]:.3f}" if key in row else "-" for key in ("on_demand_s", "whole_layers_s"))
         print(f"{row['mode']:10}{row['name']:18}{row['texts']:6}{row['rows']:7.1f}{row['distinct']:8.1f}"
               f"{row['distinct'] * expert_bytes / GIB:10.3f}{row['read_bytes'] / GIB:9.3f}{hits:>6}"
-              f"{row['pass_s']:8.3f}{modelled:>9}{layers:>8}{row['tokens_per_pass']:9.2f}{row['tokens_per_s']:8.2f}"
+              f"{row['pass_s']:8.3f}{row['processor_s']:8.3f}{modelled:>9}{layers:>8}{row['tokens_per_pass']:9.2f}{row['tokens_per_s']:8.2f}"
               f"{row['peak_bytes'] / MIB:9.0f}")  # fmt: skip
 
 

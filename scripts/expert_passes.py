@@ -31,6 +31,7 @@ class Log:
     least_bytes_per_s: float = 0.0  # a pass lasts as long as its reads at this rate; 0: as long as it does
     rows: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
+    processor_s: list[float] = field(default_factory=list)  # of all threads, whatever else the machine does
     distinct: list[int] = field(default_factory=list)  # experts, of all layers
     began: float = 0.0  # when the prompts were read
     ended: float = 0.0
@@ -44,7 +45,7 @@ class Log:
         if self.files and not drop_page_cache(self.files):
             raise SystemExit("this system cannot drop its page cache: use --modes resident")
         dropped = time.perf_counter()
-        read_bytes = disk_read_bytes()
+        read_bytes, used_s = disk_read_bytes(), time.process_time()
         self.distinct.append(0)
         found = forward()
         if self.least_bytes_per_s:
@@ -56,6 +57,7 @@ class Log:
             self.began, self.began_bytes = self.ended, self.ended_bytes
         self.rows.append(rows)
         self.seconds.append(self.ended - dropped)
+        self.processor_s.append(time.process_time() - used_s)
         return found
 
     def count_experts(self, model: nn.Module) -> None:
