@@ -190,7 +190,8 @@ def list_systems(arguments: argparse.Namespace) -> list[System]:
 def print_table(rows: list[dict[str, Any]], expert_bytes: float) -> None:
     """One line a system; experts and bytes are those of a pass."""
     print(f"{'mode':10}{'system':18}{'texts':>6}{'rows':>7}{'asked':>8}{'asked GiB':>10}{'read GiB':>9}{'hits':>6}"
-          f"{'s/pass':>8}{'busy s':>8}{'modelled':>9}{'layers':>8}{'tok/pass':>9}{'tok/s':>8}{'peak MiB':>9}")  # fmt: skip
+          f"{'s/pass':>8}{'busy s':>8}{'modelled':>9}{'layers':>8}{'tok/pass':>9}{'tok/s':>8}"
+          f"{'peak MiB':>9}")  # fmt: skip
     for row in rows:
         hits = f"{row['hit_share']:.0%}" if "hit_share" in row else "-"
         modelled, layers = (f"{row[key]:.3f}" if key in row else "-" for key in ("on_demand_s", "whole_layers_s"))
