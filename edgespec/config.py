@@ -20,8 +20,9 @@ QUANT_NAMES = {
     "bnb-8bit": "int8",
 }
 
-# How the experts of a target that does not fit are moved: one by one when asked for, with their layers, or not at all
-EXPERTS_NAMES = ("auto", "stream", "resident")
+# How the experts of a target that does not fit are moved: one by one when asked for, with their layers, or not at all,
+# since all are on the device, or all stay with the CPU, which computes them
+EXPERTS_NAMES = ("auto", "stream", "resident", "cpu")
 
 MAX_SEED = 2**63 - 1  # of torch's generators
 MAX_TREE_SIZE = 768  # nodes below the root

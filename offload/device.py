@@ -28,6 +28,9 @@ class DeviceEvent(Protocol):
     def synchronize(self) -> None:
         """Return when the work before the mark is done."""
 
+    def query(self) -> bool:
+        """Return whether the work before the mark is done."""
+
 
 class DeviceStream(Protocol):
     """Work that a device does in order, beside that of other streams. `Any` stands for the same device's own types."""
@@ -44,6 +47,10 @@ class DeviceStream(Protocol):
 
 class Device(Protocol):
     """A device with memory of its own."""
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Return what torch calls it."""
 
     def empty(self, num_bytes: int) -> Tensor:
         """Return uint8 memory of the device; work that the current stream was given so far may still be using it."""

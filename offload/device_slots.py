@@ -34,6 +34,7 @@ class DeviceSlots:
         self.copy_stream.wait_stream(device.current_stream())  # the slots' memory may still be read
         self._copied = [device.new_event() for _ in range(num_slots)]
         self._released = [device.new_event() for _ in range(num_slots)]
+        self._last: int | None = None  # slot that was filled
 
     def fill(self, slot: int, host: Tensor, staging: StagingBuffer | None = None) -> None:
         """Issue the copy of `host` into the slot, after the slot's last reader; `staging` is what it comes from."""
@@ -42,8 +43,14 @@ class DeviceSlots:
         for source, part in zip(host.split(CHUNK_BYTES), destination.split(CHUNK_BYTES), strict=True):
             self._device.copy(source, part, self.copy_stream)
         self._copied[slot].record(self.copy_stream)
+        self._last = slot
         if staging is not None:
             staging.copied.record(self.copy_stream)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the last copy that was issued has ended."""
+        return self._last is None or self._copied[self._last].query()
 
     def hand_out(self, slot: int) -> Tensor:
         """Return the slot's bytes; compute issued from now on waits for the copy."""

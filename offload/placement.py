@@ -27,18 +27,19 @@ class ExpertPlacement:
     """How many of the experts that come on demand have a place, and where."""
 
     num_experts: int  # of all layers
-    num_kept: int  # that stay on the device at a time: those that are asked for most
+    num_kept: int  # that stay at a time, on the device or the host: those that are asked for most
     num_pinned: int  # that wait in pinned host memory
-    expert_bytes: int  # of one on the device, the largest
+    expert_bytes: int  # of one where it stays, the largest
+    is_on_host: bool = False  # experts stay beside an accelerator, and the processor computes them where they lie
 
     @property
     def num_left(self) -> int:
-        """The number of experts that have no place on the device."""
+        """The number of experts that have no place to stay."""
         return self.num_experts - self.num_kept
 
     @property
     def kept_bytes(self) -> int:
-        """The bytes of the device that experts may take."""
+        """The bytes that experts may take where they stay."""
         return self.num_kept * self.expert_bytes
 
 

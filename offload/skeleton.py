@@ -60,10 +60,14 @@ class Skeleton:
 
     def unpack_bytes(self, dtype: torch.dtype, device: torch.device, *, on_demand: bool = False) -> int:
         """Return the bytes of the weights that are unpacked at once, and of what is made on the way."""
-        num_scratch = self.num_scratch(on_demand=on_demand)
+        unpacked_bytes = self.num_scratch(on_demand=on_demand) * dtype.itemsize
         if on_demand:
-            num_scratch += max(group.scratch_weights() for group in self.experts)
-        return num_scratch * dtype.itemsize + (temporary_bytes(device) if self.packed else 0)
+            unpacked_bytes += self.expert_unpack_bytes(dtype)
+        return unpacked_bytes + (temporary_bytes(device) if self.packed else 0)
+
+    def expert_unpack_bytes(self, dtype: torch.dtype) -> int:
+        """Return the bytes of an expert's weights that are unpacked or converted at once."""
+        return max(group.scratch_weights() for group in self.experts) * dtype.itemsize
 
     @property
     def packed_formats(self) -> tuple[str, ...]:

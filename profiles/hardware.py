@@ -40,6 +40,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "expert_spread": (LEAST_SPREAD, INDEPENDENT),
     "host_memory_gb_per_s": (1, 10_000),
     "host_unpack_gweights_per_s": (0.01, 10_000),
+    "host_tflop_per_s": (0.001, 1_000),
 }
 FALLING = ("layer_call_s", "expert_call_s", "expert_spread")  # from slow to fast
 SHARE = (0.01, 1.0)
@@ -92,6 +93,7 @@ class Assumptions:
     host_disk_bytes_per_s: float
     host_memory_bytes_per_s: float
     host_unpack_weights_per_s: float
+    host_flops_per_s: float
     reasons: Mapping[str, str]
 
     def of_measured(self, disk_bytes_per_s: float) -> Assumptions:
@@ -196,6 +198,7 @@ def parse_assumptions(text: str) -> Assumptions:
     spans = [field.name for field in fields(Achieved)]
     single = (
         "usable_memory", "host_memory_gib", "host_disk_gb_per_s", "host_memory_gb_per_s", "host_unpack_gweights_per_s",
+        "host_tflop_per_s",
     )  # fmt: skip
     _check_keys(ASSUMPTIONS, content, {*spans, *single})
     numbers: dict[str, dict[str, float]] = {}
@@ -217,6 +220,7 @@ def parse_assumptions(text: str) -> Assumptions:
         host_disk_bytes_per_s=numbers["host_disk_gb_per_s"]["likely"] * 1e9,
         host_memory_bytes_per_s=numbers["host_memory_gb_per_s"]["likely"] * 1e9,
         host_unpack_weights_per_s=numbers["host_unpack_gweights_per_s"]["likely"] * 1e9,
+        host_flops_per_s=numbers["host_tflop_per_s"]["likely"] * 1e12,
         reasons=reasons,
     )
 

@@ -2,7 +2,8 @@
 
     stream   max((ram + disk) / link, disk / disk rate)      layers of all tiers are spread over the depth
     compute  unpacked / memory + max(read / memory, rows * FLOP / rate)
-    experts  max(stream of those asked for and not kept, compute of those asked for, asked * expert call)
+    experts  max(elsewhere, compute of those asked for, asked * expert call)
+    elsewhere  of those asked for and not kept: disk / min(disk rate, link) + in RAM * min(move, host) of `in_place.py`
     pass     max(stream, compute, layers * layer call) + experts + heads
 
 `read` is every byte that kernels read: layers, resident or just arrived, keys and values, unpacked weights.
@@ -17,7 +18,8 @@ import math
 from dataclasses import dataclass
 
 from profiles.experts import Routing
-from profiles.hardware import Achieved, Hardware
+from profiles.hardware import Achieved, Assumptions, Hardware
+from profiles.in_place import HostRates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,10 @@ class Rates:
     layer_call_s: float
     expert_call_s: float
     expert_spread: float  # of `experts.Routing`
+    # Of the CPU beside a device, for experts that it computes
+    host_bytes_per_s: float
+    host_unpack_weights_per_s: float
+    host_flops_per_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +51,22 @@ class ExpertLoad:
     row_flops: float  # of an expert, for one row
     device_kept: float  # of a layer's experts, in the device's memory
     ram_kept: float  # in RAM, those on the device among them; what is not there is read from disk
+    is_on_host: bool = False  # the CPU computes all of them
 
     def routing(self, spread: float) -> Routing:
         """Return the choice of experts in a layer."""
         return Routing(num_experts=self.num_experts, chosen=self.chosen, spread=spread)
+
+    def host(self, rates: Rates) -> HostRates:
+        """Return the rates at which such experts are moved, or computed by the CPU, which unpacks packed ones."""
+        read_s = self.expert_bytes / rates.host_bytes_per_s
+        if self.unpacked_bytes:
+            read_s = max(read_s, self.row_flops / 2 / rates.host_unpack_weights_per_s)
+        return HostRates(
+            link_bytes_per_s=rates.link_bytes_per_s,
+            bytes_per_s=self.expert_bytes / read_s,
+            flops_per_s=rates.host_flops_per_s,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,17 +91,23 @@ class ModelLoad:
         return self.resident_bytes + self.ram_bytes + self.disk_bytes
 
 
-def achieved_rates(hardware: Hardware, achieved: Achieved, *, half: bool, disk_bytes_per_s: float) -> Rates:
-    """Return the data sheet's rates times the shares of them that are reached; `half` is for bf16 and fp16."""
+def achieved_rates(hardware: Hardware, achieved: Achieved, assumptions: Assumptions, *, half: bool) -> Rates:
+    """Return the data sheet's rates times the shares of them that are reached; `half` is for bf16 and fp16.
+
+    `assumptions` say what is beside the device.
+    """
     flops_per_s = hardware.half_flops_per_s if half else hardware.float32_flops_per_s
     return Rates(
         memory_bytes_per_s=achieved.memory * hardware.memory_bytes_per_s,
         flops_per_s=achieved.compute * flops_per_s,
         link_bytes_per_s=achieved.link * hardware.link_bytes_per_s,
-        disk_bytes_per_s=achieved.disk * disk_bytes_per_s,
+        disk_bytes_per_s=achieved.disk * assumptions.host_disk_bytes_per_s,
         layer_call_s=achieved.layer_call_s,
         expert_call_s=achieved.expert_call_s,
         expert_spread=achieved.expert_spread,
+        host_bytes_per_s=assumptions.host_memory_bytes_per_s,
+        host_unpack_weights_per_s=assumptions.host_unpack_weights_per_s,
+        host_flops_per_s=assumptions.host_flops_per_s,
     )
 
 
@@ -106,35 +130,48 @@ class ExpertSeconds:
     """The experts that a pass asks for in all layers, and the seconds that they add."""
 
     asked: float
+    in_place: float  # of these, computed by the CPU where they lie
     link_bytes: float  # of those that are not on the device, from RAM
     disk_bytes: float
-    stream_s: float
+    elsewhere_s: float  # until those that are not on the device have come, or their rows have been there and back
     compute_s: float
 
     @property
     def seconds(self) -> float:
         """The longer of both: copies and arithmetic overlap."""
-        return max(self.stream_s, self.compute_s)
+        return max(self.elsewhere_s, self.compute_s)
 
 
 def expert_seconds(load: ExpertLoad, rates: Rates, *, rows: int, num_texts: int = 1) -> ExpertSeconds:
-    """Return what the experts add to a pass of so many rows of `num_texts` texts, each expert moved once for all."""
+    """Return what the experts add to a pass of so many rows of `num_texts` texts, each expert moved once for all.
+
+    Those that wait in RAM move, or are computed there, as takes less time for the rows of the average expert.
+    """
     routing = load.routing(rates.expert_spread)
     asked = load.num_layers * routing.distinct(rows, num_texts=num_texts)
     not_on_device, not_in_ram = (
         load.num_layers * routing.fetched(rows, kept=kept, num_texts=num_texts)
         for kept in (load.device_kept, load.ram_kept)
     )
+    from_ram = max(0.0, not_on_device - not_in_ram)
+    host, rows_each = load.host(rates), load.num_layers * load.chosen * rows / asked
+    move_s = host.move_s(load.expert_bytes)
+    host_s = host.host_s(load.expert_bytes, row_flops=load.row_flops, rows=rows_each)
     disk_bytes = not_in_ram * load.expert_bytes
-    link_bytes = max(0.0, not_on_device - not_in_ram) * load.expert_bytes
+    in_place = from_ram if host.stays(load.expert_bytes, row_flops=load.row_flops, rows=rows_each) else 0.0
+    elsewhere_s = from_ram * min(move_s, host_s) + disk_bytes / min(rates.disk_bytes_per_s, rates.link_bytes_per_s)
+    if load.is_on_host:
+        in_place = asked
+        elsewhere_s = asked * host_s + disk_bytes / rates.disk_bytes_per_s
     unpack_s = asked * load.unpacked_bytes / rates.memory_bytes_per_s
     read_s = asked * (load.expert_bytes + load.unpacked_bytes) / rates.memory_bytes_per_s
     products_s = load.num_layers * load.chosen * rows * load.row_flops / rates.flops_per_s
     return ExpertSeconds(
         asked=asked,
-        link_bytes=link_bytes,
+        in_place=in_place,
+        link_bytes=0.0 if in_place else from_ram * load.expert_bytes,
         disk_bytes=disk_bytes,
-        stream_s=link_bytes / rates.link_bytes_per_s + disk_bytes / min(rates.disk_bytes_per_s, rates.link_bytes_per_s),
+        elsewhere_s=elsewhere_s,
         compute_s=max(unpack_s + max(read_s, products_s), asked * rates.expert_call_s),
     )
 

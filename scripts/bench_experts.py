@@ -1,21 +1,25 @@
 """Mixtures of experts from the disk: what a pass asks for and reads, and tokens a second, beside accelerate.
 
     python -m scripts.inflate_experts moe                    the built-in target as a mixture
-    python -m scripts.bench_experts moe                      cold, limited, throttled, resident
+    python -m scripts.bench_experts moe                      in all modes
     python -m scripts.bench_experts moe --modes cold --tree-sizes 3 15 63 --texts 1
     python -m scripts.inflate_experts random --random && python -m scripts.bench_experts random --tree-sizes 4
 
-cold       no layer is resident, and nothing that was read for one pass serves the next
+cold       no layer is resident, and the page cache is dropped between passes; experts that edgespec has read stay
 limited    edgespec has --share of the checkpoint beside what else it needs; what it does not hold is read anew
+uncached   the same with a place for one expert at a time
+whole      the same with whole layers, experts among them, that stay or stream
 throttled  cold, from a disk of --disk-gib-per-s: edgespec's reads wait, a pass of accelerate lasts as long as its reads
 resident   all of it in memory
 
 Greedy decoding; plain, with trees of fixed sizes, and of several texts at once. Each system has a process of its own,
 in turn, and medians of --repeats are quoted. Numbers are of the passes behind the prompts' own; dropping the page cache
 is not counted. "asked" are the distinct experts that the routers chose in a pass, and their bytes; "read" is what the
-kernel says it read. "hits" are edgespec's own counts. "modelled" is edgespec estimate's arithmetic (profiles/roofline)
-with this machine's measured rates, of the disk the fastest read, and the spread that the counted experts have. Mapped
-pages come with what the kernel reads around them (/sys/block/*/queue/read_ahead_kb). The last line is JSON.
+kernel says it read. "hits" are edgespec's own counts, of the prompts' passes too. "modelled" is edgespec estimate's
+arithmetic (profiles/roofline) with this machine's measured rates, of the disk the fastest read, and the spread that the
+counted experts have; "busy s" are the processor's own seconds in a pass, which others on the machine do not change.
+Memory has the experts of the rows so far, as far as it has room. Mapped pages come with what the kernel reads around
+them (/sys/block/*/queue/read_ahead_kb). The last line is JSON.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ import statistics
 import subprocess
 import sys
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +46,12 @@ from profiles.experts import fit_spread
 from profiles.measure import drop_page_cache, read_sequentially
 from scripts.bench_batch import generate_batch
 from scripts.bench_offload import GIB, MIB, drop_behind_reader, open_transformers
-from scripts.expert_passes import Log, logged, slow_reads
+from scripts.expert_passes import Log, keep_one_expert, logged, slow_reads
 from scripts.fit_demo_models import cut_texts, held_out_halves
 from scripts.model_experts import pass_model
 
-MODES = ("cold", "limited", "throttled", "resident")
+MODES = ("cold", "limited", "uncached", "whole", "throttled", "resident")
+WITHIN_LIMIT = ("limited", "uncached", "whole")  # of memory, which accelerate has none of
 SEED = 5
 
 
@@ -68,7 +74,7 @@ def memory_limits(system: System, pair: ModelPair, arguments: argparse.Namespace
     """What edgespec may use."""
     if system.mode == "resident":
         return MemoryLimits()
-    if system.mode == "limited":
+    if system.mode in WITHIN_LIMIT:
         layer_bytes = sum(entry.num_bytes for entry in pair.target.checkpoint.tensors.values())
         return MemoryLimits(max_cpu_bytes=int(arguments.share * layer_bytes) + arguments.beside_mib * MIB)
     return MemoryLimits(max_resident_layers=0)
@@ -80,6 +86,8 @@ def run_edgespec(system: System, pair: ModelPair, prompts: list[list[int]], argu
     is_cold = system.mode != "resident"
     if is_cold:
         drop_behind_reader(pair)
+    if system.mode == "uncached":
+        keep_one_expert()
     if system.mode == "throttled":
         slow_reads(arguments.disk_gib_per_s * GIB)
     log = Log(arguments.files if is_cold else [])
@@ -89,6 +97,7 @@ def run_edgespec(system: System, pair: ModelPair, prompts: list[list[int]], argu
         limits=memory_limits(system, pair, arguments),
         device="cpu",
         dtype=arguments.dtype,
+        experts="stream" if system.mode == "whole" else "auto",
         context_tokens=longest + arguments.new_tokens,
         prompt_tokens=longest,
         parallel=system.texts,
@@ -145,7 +154,9 @@ def run_child(system: System, arguments: argparse.Namespace) -> None:
         "tokens_per_s": (sum(counts) - len(counts)) / seconds,
         "tokens_per_pass": (sum(counts) - len(counts)) / passes,
         "rows": statistics.mean(log.rows[1:]),
+        "rows_before": statistics.mean(list(accumulate(log.rows))[:-1]),
         "pass_s": statistics.median(log.seconds[1:]),
+        "processor_s": statistics.median(log.processor_s[1:]),
         "distinct": statistics.mean(log.distinct[1:]),
         "read_bytes": (log.ended_bytes - log.began_bytes) / passes,
         "peak_bytes": peak_resident_bytes(),
@@ -171,7 +182,7 @@ def list_systems(arguments: argparse.Namespace) -> list[System]:
     for mode in arguments.modes:
         systems += [System(kind="edgespec", mode=mode, texts=texts) for texts in arguments.texts]
         systems += [System(kind="edgespec", mode=mode, nodes=nodes) for nodes in arguments.tree_sizes]
-        if mode != "limited":  # accelerate has no limit of memory
+        if mode not in WITHIN_LIMIT:
             systems += [System(kind="accelerate", mode=mode, texts=texts) for texts in arguments.batches]
     return systems
 
@@ -179,13 +190,14 @@ def list_systems(arguments: argparse.Namespace) -> list[System]:
 def print_table(rows: list[dict[str, Any]], expert_bytes: float) -> None:
     """One line a system; experts and bytes are those of a pass."""
     print(f"{'mode':10}{'system':18}{'texts':>6}{'rows':>7}{'asked':>8}{'asked GiB':>10}{'read GiB':>9}{'hits':>6}"
-          f"{'s/pass':>8}{'modelled':>9}{'layers':>8}{'tok/pass':>9}{'tok/s':>8}{'peak MiB':>9}")  # fmt: skip
+          f"{'s/pass':>8}{'busy s':>8}{'modelled':>9}{'layers':>8}{'tok/pass':>9}{'tok/s':>8}"
+          f"{'peak MiB':>9}")  # fmt: skip
     for row in rows:
         hits = f"{row['hit_share']:.0%}" if "hit_share" in row else "-"
         modelled, layers = (f"{row[key]:.3f}" if key in row else "-" for key in ("on_demand_s", "whole_layers_s"))
         print(f"{row['mode']:10}{row['name']:18}{row['texts']:6}{row['rows']:7.1f}{row['distinct']:8.1f}"
               f"{row['distinct'] * expert_bytes / GIB:10.3f}{row['read_bytes'] / GIB:9.3f}{hits:>6}"
-              f"{row['pass_s']:8.3f}{modelled:>9}{layers:>8}{row['tokens_per_pass']:9.2f}{row['tokens_per_s']:8.2f}"
+              f"{row['pass_s']:8.3f}{row['processor_s']:8.3f}{modelled:>9}{layers:>8}{row['tokens_per_pass']:9.2f}{row['tokens_per_s']:8.2f}"
               f"{row['peak_bytes'] / MIB:9.0f}")  # fmt: skip
 
 
@@ -239,9 +251,13 @@ def main() -> None:
         if system.kind == "edgespec":
             throttled = arguments.disk_gib_per_s * GIB if system.mode == "throttled" else disk_bytes_per_s
             row |= model.pass_s(
-                rows=row["rows"], num_texts=system.texts, spread=spread, limits=memory_limits(system, pair, arguments),
+                rows=row["rows"],
+                rows_before=0.0 if system.mode == "uncached" else row["rows_before"],
+                num_texts=system.texts,
+                spread=spread,
+                limits=memory_limits(system, pair, arguments),
                 disk_bytes_per_s=min(throttled, disk_bytes_per_s),
-            )  # fmt: skip
+            )
     print(f"{experts.chosen} of {experts.num_experts} experts of {experts.expert_bytes / MIB:.2f} MiB in "
           f"{experts.num_layers} layers; the rows of a text spread by {spread:.2f}; cold sequential reads of "
           f"{disk_bytes_per_s / GIB:.2f} GiB/s")  # fmt: skip

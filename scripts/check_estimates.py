@@ -122,7 +122,7 @@ KEEPS_FEWER = (
 EXPERTS_SPREAD = "rows spread over experts by profiles/builtin/assumptions.toml, and the card keeps {kept}"
 EXPERTS_MOVE = (
     "llama.cpp computes experts on the CPU, where RAM hands them over, with kernels that multiply packed weights; "
-    "edgespec moves the {fetched:.0f} of {asked:.0f} that the card lacks ({stream_s:.3f} s), unpacks all of them "
+    "edgespec moves the {fetched:.0f} of {asked:.0f} that the card lacks ({elsewhere_s:.3f} s), unpacks all of them "
     "before they are multiplied ({experts_s:.3f} s), and issues each layer's and expert's kernels from Python"
 )
 
@@ -249,7 +249,7 @@ def facts_of(step: StepSeconds, load: PairLoad, placement: Placement) -> dict[st
         moved_bytes = step.experts.link_bytes + step.experts.disk_bytes
         facts |= {
             "asked": step.experts.asked, "fetched": moved_bytes / load.places.sizes.expert_bytes,
-            "stream_s": step.experts.stream_s, "experts_s": step.experts.compute_s,
+            "elsewhere_s": step.experts.elsewhere_s, "experts_s": step.experts.compute_s,
             "kept": f"{load.places.device_kept:.0f} of {load.places.sizes.num_experts} of a layer",
         }  # fmt: skip
     return facts

@@ -2,11 +2,14 @@
 
     python -m scripts.inflate /tmp/1b --params 1B
     python -m scripts.check_tuned /tmp/1b --only warm
+    python -m scripts.inflate_experts /tmp/moe
+    python -m scripts.check_tuned /tmp/moe --only warm cold limit "limit 0.5 GiB/s" --limit 690MiB --no-profile
 
-The situations are those of `check_plan`, each in a process of its own. All ways of decoding take every prompt in
-turn, in one process: plainly; tuned from nothing; tuned from a profile's plan, which is measured first; and adaptive
-trees of fixed sizes, of which the best two are kept after the first prompts. Prints a line a way: tokens/s of all
-prompts, of those from the second on, and both over plain decoding and over the best fixed size.
+The situations are those of `check_plan`, each in a process of its own, and a limit of memory before a slow disk, which
+a mixture's experts come from. All ways of decoding take every prompt in turn, in one process: plainly; tuned from
+nothing; tuned from a profile's plan, which is measured first; and adaptive trees of fixed sizes, of which the best two
+are kept after the first prompts. Prints a line a way: tokens/s of all prompts, of those from the second on, and both
+over plain decoding and over the best fixed size.
 """
 
 from __future__ import annotations
@@ -31,7 +34,10 @@ from edgespec.profiled import set_up_by_profile
 from edgespec.tune.benchmark import Text, continue_one
 from scripts.bench_offload import drop_behind_reader, throttle_edgespec
 from scripts.check_plan import GIB, SAMPLING, SEED, SITUATIONS, captured, read_texts, write_prompts
+from scripts.expert_passes import slow_reads
 
+SLOW_LIMIT = "limit 0.5 GiB/s"  # of memory, before a disk of that rate
+OPTIONS = {**SITUATIONS, SLOW_LIMIT: SITUATIONS["limit"]}
 FIXED = (2, 4, 8, 16, 32, 64, 256)
 ALL_FIXED_PROMPTS = 3  # after which the two best are kept
 KEPT = 2
@@ -46,7 +52,9 @@ def run_child(name: str, arguments: argparse.Namespace) -> None:
         drop_behind_reader(pair)
     if name.startswith("link"):
         throttle_edgespec(float(name.split()[1]) * GIB)
-    options = [arguments.limit if part == "LIMIT" else part for part in SITUATIONS[name]]
+    if name == SLOW_LIMIT:
+        slow_reads(float(name.split()[1]) * GIB)
+    options = [arguments.limit if part == "LIMIT" else part for part in OPTIONS[name]]
     if not is_built_in:
         options = ["-m", str(arguments.model), "-md", str(DEMO_FOLDER / "draft"), *options]
     sampling = replace(SAMPLING, temperature=arguments.temperature)
@@ -79,7 +87,7 @@ def run_child(name: str, arguments: argparse.Namespace) -> None:
         }
         if arguments.profile:
             ways["profile"] = (loaded("auto"), None)
-        ways |= {f"fixed {size}": (engine, TreeSettings(size=size)) for size in FIXED
+        ways |= {f"fixed {size}": (engine, TreeSettings(size=size)) for size in arguments.sizes
                  if size <= engine.room.num_nodes}  # fmt: skip
         done: dict[str, list[Text]] = {way: [] for way in ways}
         for number, ids in enumerate(texts):
@@ -96,8 +104,14 @@ def run_child(name: str, arguments: argparse.Namespace) -> None:
             engine.use_tree(None)
             print(f"{name}: {number + 1} of {len(texts)}, {engine.trees_in_use(sampling)}", file=sys.stderr)
         best = max((way for way in ways if way.startswith("fixed")), key=lambda way: per_s(done[way][1:]))
-        print(json.dumps({"situation": name, "best": best, "words": engine.trees_in_use(sampling), "per_s": {
-            way: [per_s(done[way]), per_s(done[way][1:])] for way in ways}}))  # fmt: skip
+        counts = engine.expert_counts
+        print(json.dumps({
+            "situation": name,
+            "best": best,
+            "words": engine.trees_in_use(sampling),
+            "hits": counts.hits / counts.asked if counts.asked else None,
+            "per_s": {way: [per_s(done[way]), per_s(done[way][1:])] for way in ways},
+        }))  # fmt: skip
 
 
 def per_s(texts: list[Text]) -> float:
@@ -109,10 +123,11 @@ def main() -> None:
     """All situations, then their tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="an inflated checkpoint of the built-in target")
-    parser.add_argument("--only", nargs="+", default=list(SITUATIONS), choices=list(SITUATIONS))
+    parser.add_argument("--only", nargs="+", default=list(SITUATIONS), choices=list(OPTIONS))
     parser.add_argument("--prompts", type=Path, help="JSONL texts [held-out modules of the standard library]")
     parser.add_argument("--num-prompts", type=int, default=24)
     parser.add_argument("--new-tokens", type=int, default=96)
+    parser.add_argument("--sizes", type=int, nargs="+", default=FIXED, help="of fixed trees, in nodes")
     parser.add_argument("--temperature", type=float, default=SAMPLING.temperature)
     parser.add_argument("--no-profile", dest="profile", action="store_false", help="do not measure one")
     parser.add_argument("--limit", default="1GiB", help="of the memory-limited situation")
@@ -131,12 +146,14 @@ def main() -> None:
             options = [str(arguments.model), "--prompts", str(arguments.prompts), "--limit", arguments.limit,
                        "--new-tokens", str(arguments.new_tokens), "--temperature", str(arguments.temperature),
                        "--threads", str(arguments.threads), "--child", name]  # fmt: skip
+            options += ["--sizes", *map(str, arguments.sizes)]
             options += [] if arguments.profile else ["--no-profile"]
             run = subprocess.run([sys.executable, "-m", "scripts.check_tuned", *options], stdout=subprocess.PIPE,
                                  text=True, check=True, env={**os.environ, "EDGESPEC_HOME": str(home)})  # fmt: skip
             report = json.loads(run.stdout.splitlines()[-1])
             speeds, best = report["per_s"], report["best"]
-            print(f"\n{name}: {report['words']}")
+            hits = "" if report["hits"] is None else f"; {report['hits']:.0%} of the experts asked for were in memory"
+            print(f"\n{name}: {report['words']}{hits}")
             for way, (all_per_s, later_per_s) in speeds.items():
                 print(f"{way:>12} {all_per_s:8.2f} tokens/s, {all_per_s / speeds['plain'][0]:.2f} of plain;", end=" ")
                 print(f"from the second prompt on {later_per_s:8.2f}, {later_per_s / speeds[best][1]:.2f} of {best}")

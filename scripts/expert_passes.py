@@ -6,14 +6,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from edgespec.model.causal_model import CausalModel
+from edgespec.placement import place as placing
+from offload.experts.expert_placement import place_on_demand
 from offload.pages import MappedFile
+from offload.placement import Placement
 from profiles.measure import drop_page_cache
 from scripts.bench_offload import disk_read_bytes, wait_for_link
 
@@ -28,6 +31,7 @@ class Log:
     least_bytes_per_s: float = 0.0  # a pass lasts as long as its reads at this rate; 0: as long as it does
     rows: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
+    processor_s: list[float] = field(default_factory=list)  # of all threads, whatever else the machine does
     distinct: list[int] = field(default_factory=list)  # experts, of all layers
     began: float = 0.0  # when the prompts were read
     ended: float = 0.0
@@ -41,7 +45,7 @@ class Log:
         if self.files and not drop_page_cache(self.files):
             raise SystemExit("this system cannot drop its page cache: use --modes resident")
         dropped = time.perf_counter()
-        read_bytes = disk_read_bytes()
+        read_bytes, used_s = disk_read_bytes(), time.process_time()
         self.distinct.append(0)
         found = forward()
         if self.least_bytes_per_s:
@@ -53,6 +57,7 @@ class Log:
             self.began, self.began_bytes = self.ended, self.ended_bytes
         self.rows.append(rows)
         self.seconds.append(self.ended - dropped)
+        self.processor_s.append(time.process_time() - used_s)
         return found
 
     def count_experts(self, model: nn.Module) -> None:
@@ -83,6 +88,17 @@ def logged(model: CausalModel, log: Log) -> Iterator[None]:
         yield
     finally:
         CausalModel._run = run  # type: ignore[method-assign]
+
+
+def keep_one_expert() -> None:
+    """Let no memory keep experts: each has the place of the one before it."""
+
+    def place(*records: Any, **memory: Any) -> Placement:
+        found = place_on_demand(*records, **memory)
+        assert found.experts is not None
+        return replace(found, experts=replace(found.experts, num_kept=1))
+
+    placing.place_on_demand = place
 
 
 def slow_reads(bytes_per_s: float) -> None:

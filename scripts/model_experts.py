@@ -1,7 +1,13 @@
-"""Seconds of a pass as `edgespec estimate` models them, for a mixture on this machine with rates that were measured."""
+"""Seconds of a pass as `edgespec estimate` models them, for a mixture on this machine with rates that were measured.
+
+Two things are known here and not to an estimate: how many rows came before, whose experts are all that memory can have
+kept, and what a small operation takes to be called, which adds to the arithmetic of a CPU.
+"""
 
 from __future__ import annotations
 
+import statistics
+import time
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,7 +15,6 @@ import torch
 from edgespec.config import MemoryLimits
 from edgespec.doctor.machine_speed import MachineSpeed, measure_speed
 from edgespec.estimate.experts import ExpertSizes, expert_sizes
-from edgespec.estimate.pass_load import model_load
 from edgespec.estimate.speed import PairOnHardware, pair_load, place_on, rates_of, step_seconds
 from edgespec.pair.folder import ModelFolder
 from edgespec.placement.place import PairWeights, pair_weights, read_memory
@@ -20,6 +25,8 @@ from profiles.roofline import ModelLoad
 
 CPU = torch.device("cpu")
 TEXT_TOKENS = 96
+LAYER_CALLS, EXPERT_CALLS = 80, 8  # operations, as profiles/builtin/assumptions.toml counts them
+CALLS_TIMED = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,29 +38,42 @@ class PassModel:
     weights: PairWeights
     experts: ExpertSizes
     speed: MachineSpeed
+    call_s: float  # of an operation on next to nothing
 
     def pass_s(
-        self, *, rows: float, num_texts: int, spread: float, limits: MemoryLimits, disk_bytes_per_s: float
+        self,
+        *,
+        rows: float,
+        rows_before: float,
+        num_texts: int,
+        spread: float,
+        limits: MemoryLimits,
+        disk_bytes_per_s: float,
     ) -> dict[str, float]:
-        """Seconds of a pass over so many rows: with experts on demand, and with whole layers."""
-        place = resolve_place(
-            self.target.config, None, device="cpu", dtype=self.dtype, context_tokens=TEXT_TOKENS, limits=limits,
-            parallel=num_texts,
-        )  # fmt: skip
-        sheet = read_assumptions().of_measured(disk_bytes_per_s)
-        pair = PairOnHardware(
-            weights=self.weights, hardware=self.speed.hardware(CPU), assumptions=sheet, place=place,
-            memory=read_memory(limits, CPU),
-        )  # fmt: skip
-        placed = place_on(pair, TreeSettings(policy="none"))
-        load, rates = pair_load(pair, placed), rates_of(pair, replace(sheet.fast, expert_spread=spread))
-        on_demand = load.target if limits.max_resident_layers is None else _with_nothing_kept(load.target)
-        whole = model_load(placed.target, placed.placement, keys=TEXT_TOKENS, num_texts=num_texts, device=CPU)
-        nodes = max(0, round(rows / num_texts) - 1)
-        return {
-            name: step_seconds(replace(load, target=one), rates, num_texts, nodes=nodes, depth=1, tokens=1.0).pass_s
-            for name, one in (("on_demand_s", on_demand), ("whole_layers_s", whole))
-        }
+        """Seconds of a pass over so many rows, of which each text has its part: with experts on demand, and whole."""
+        found = {}
+        for name, experts in (("on_demand_s", "auto"), ("whole_layers_s", "stream")):
+            place = resolve_place(
+                self.target.config, None, device="cpu", dtype=self.dtype, context_tokens=TEXT_TOKENS, limits=limits,
+                parallel=num_texts, experts=experts,
+            )  # fmt: skip
+            sheet = read_assumptions().of_measured(disk_bytes_per_s)
+            pair = PairOnHardware(
+                weights=self.weights, hardware=self.speed.hardware(CPU), assumptions=sheet, place=place,
+                memory=read_memory(limits, CPU),
+            )  # fmt: skip
+            achieved = replace(sheet.fast, expert_spread=spread, layer_call_s=0.0, expert_call_s=0.0)
+            placed, rates = place_on(pair, TreeSettings(policy="none")), rates_of(pair, achieved)
+            load = pair_load(pair, placed)
+            target = load.target
+            if target.experts is not None and placed.placement.experts is not None:
+                seen = target.experts.routing(spread).distinct(rows_before, num_texts=num_texts)
+                target = _with_kept(target, min(target.experts.device_kept, seen))
+            nodes = max(0, round(rows / num_texts) - 1)
+            step = step_seconds(replace(load, target=target), rates, num_texts, nodes=nodes, depth=1, tokens=1.0)
+            asked = step.experts.asked if step.experts else self.experts.num_layers * self.experts.num_experts
+            found[name] = step.pass_s + self.call_s * (LAYER_CALLS * target.num_layers + EXPERT_CALLS * asked)
+        return found
 
 
 def pass_model(target: ModelFolder, *, dtype: str) -> PassModel:
@@ -63,11 +83,23 @@ def pass_model(target: ModelFolder, *, dtype: str) -> PassModel:
     experts = expert_sizes(weights.target, CPU)
     if experts is None:
         raise SystemExit(f"'{target.folder}' is no mixture of experts")
-    return PassModel(target=target, dtype=dtype, weights=weights, experts=experts, speed=measure_speed(CPU))
+    return PassModel(
+        target=target, dtype=dtype, weights=weights, experts=experts, speed=measure_speed(CPU), call_s=_call_s()
+    )
 
 
-def _with_nothing_kept(load: ModelLoad) -> ModelLoad:
-    """The load where nothing that was read for one pass serves the next."""
+def _call_s() -> float:
+    """The median seconds of a product of next to nothing."""
+    row, matrix = torch.ones(1, 8), torch.ones(8, 8)
+    seconds = []
+    for _ in range(CALLS_TIMED):
+        started = time.perf_counter()
+        torch.nn.functional.linear(row, matrix)
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds)
+
+
+def _with_kept(load: ModelLoad, kept: float) -> ModelLoad:
+    """The load where memory has so many of a layer's experts."""
     assert load.experts is not None
-    experts = replace(load.experts, device_kept=0.0, ram_kept=0.0)
-    return replace(load, resident_bytes=0, disk_bytes=load.disk_bytes + load.resident_bytes, experts=experts)
+    return replace(load, experts=replace(load.experts, device_kept=kept, ram_kept=kept))

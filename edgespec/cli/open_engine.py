@@ -88,8 +88,10 @@ def where_layers_live(setup: PairSetup) -> str:
     at_most = ""
     if placement.experts is not None:
         experts = placement.experts
+        kept = f"{experts.num_kept} of {experts.num_experts} kept"
         waiting = f", {experts.num_pinned} in RAM" if experts.num_pinned else ""
-        found += f", their experts on demand: {experts.num_kept} of {experts.num_experts} kept{waiting}"
+        where = f"computed on the CPU: {kept} in RAM" if experts.is_on_host else f"on demand: {kept}{waiting}"
+        found += f", their experts {where}"
         at_most = " at most"
     if placement.streamed_bytes:
         found += f", {placement.streamed_bytes / GIB:.3f} GiB a pass{at_most}"

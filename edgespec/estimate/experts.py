@@ -34,7 +34,7 @@ class ExpertSizes:
         """The bytes of all experts of all layers."""
         return self.num_layers * self.num_experts * self.expert_bytes
 
-    def load(self, *, device_kept: float, ram_kept: float) -> ExpertLoad:
+    def load(self, *, device_kept: float, ram_kept: float, is_on_host: bool = False) -> ExpertLoad:
         """Return what passes move and compute, with so many of a layer's experts kept."""
         return ExpertLoad(
             num_layers=self.num_layers,
@@ -45,6 +45,7 @@ class ExpertSizes:
             row_flops=2.0 * self.num_weights,
             device_kept=device_kept,
             ram_kept=ram_kept,
+            is_on_host=is_on_host,
         )
 
 
@@ -58,10 +59,11 @@ class ExpertPlaces:
     dense_disk_bytes: int
     device_kept: float
     ram_kept: float
+    is_on_host: bool = False  # the CPU computes all of them
 
     def load(self) -> ExpertLoad:
         """Return what passes move and compute of the experts."""
-        return self.sizes.load(device_kept=self.device_kept, ram_kept=self.ram_kept)
+        return self.sizes.load(device_kept=self.device_kept, ram_kept=self.ram_kept, is_on_host=self.is_on_host)
 
 
 def expert_modules(weights: Weights) -> tuple[str, ...]:
@@ -125,6 +127,9 @@ def place_experts(weights: Weights, placement: Placement, device: torch.device) 
         pinned = max(kept, placement.experts.num_pinned / sizes.num_layers)
     dense_resident_bytes = sum(sizes.dense_bytes[layer] for layer in placement.resident_layers)
     dense_ram_bytes = sum(sizes.dense_bytes[layer] for layer in placement.pinned_layers)
+    is_on_host = placement.experts is not None and placement.experts.is_on_host
+    if is_on_host:
+        kept = 0.0
     return ExpertPlaces(
         sizes=sizes,
         dense_resident_bytes=dense_resident_bytes,
@@ -132,6 +137,7 @@ def place_experts(weights: Weights, placement: Placement, device: torch.device) 
         dense_disk_bytes=sum(sizes.dense_bytes) - dense_resident_bytes - dense_ram_bytes,
         device_kept=kept,
         ram_kept=pinned,
+        is_on_host=is_on_host,
     )
 
 

@@ -196,12 +196,7 @@ def step_seconds(load: PairLoad, rates: Rates, num_texts: int, *, nodes: int, de
 
 def rates_of(pair: PairOnHardware, achieved: Achieved) -> Rates:
     """Return the hardware's rates in the pair's number format."""
-    return achieved_rates(
-        pair.hardware,
-        achieved,
-        half=pair.place.dtype.itemsize == 2,
-        disk_bytes_per_s=pair.assumptions.host_disk_bytes_per_s,
-    )
+    return achieved_rates(pair.hardware, achieved, pair.assumptions, half=pair.place.dtype.itemsize == 2)
 
 
 def pair_load(pair: PairOnHardware, weights: PlacedWeights) -> PairLoad:

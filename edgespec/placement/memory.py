@@ -269,8 +269,11 @@ def _states_uses(name: str, model: Skeleton, *, tree_rows: int, place: RunPlace)
     return {f"{name}: recurrent states": held_bytes + int(pass_bytes)}
 
 
-def host_uses(target: Skeleton, *, on_demand: bool = False) -> dict[str, int]:
-    """Return what an accelerator's program needs of RAM, beside layers that wait there: use -> bytes."""
+def host_uses(target: Skeleton, *, dtype: torch.dtype, on_demand: bool = False) -> dict[str, int]:
+    """Return what an accelerator's program needs of RAM, beside layers and experts that wait there: use -> bytes."""
     records = target.dense_records if on_demand else target.records
     read_bytes = max(record.stored_bytes for record in (*records, target.outside))
-    return {"libraries": LIBRARIES_BYTES, "pages while they are read": read_bytes}
+    uses = {"libraries": LIBRARIES_BYTES, "pages while they are read": read_bytes}
+    if on_demand:
+        uses["experts while they are computed"] = target.expert_unpack_bytes(dtype)
+    return uses

@@ -20,7 +20,7 @@ from edgespec.placement.run_place import PlaceOptions, RunPlace, resolve_place
 from edgespec.placement.weights import Weights, weights_by_size
 from edgespec.tree.settings import TreeSettings
 from offload.errors import PlacementError
-from offload.experts.expert_placement import place_on_demand
+from offload.experts.expert_placement import place_on_demand, place_on_host
 from offload.placement import GIB, PlaceBytes, Placement, place_layers
 
 MARGIN_BYTES = GIB  # left free when no limit is given
@@ -148,12 +148,17 @@ class _Wanted:
 
 
 def _place(wanted: _Wanted, memory: Memory) -> Placement:
-    """Place whole layers where all fit, or where that was asked for; else let their experts come on demand."""
+    """Place whole layers where all fit, or where that was asked for; else let their experts come on demand.
+
+    Experts that are to stay with a CPU beside an accelerator are apart from their layers, even where all fit.
+    """
     target, experts = wanted.weights.target.skeleton, wanted.place.experts
     if not target.experts or experts == "stream":
         return _place_as(wanted, memory, on_demand=False)
     if experts == "resident":
         return _checked_resident(_place_as(wanted, memory, on_demand=False))
+    if experts == "cpu" and wanted.place.device.type == "cuda":
+        return _place_as(wanted, memory, on_demand=True)
     try:
         whole = _place_as(wanted, memory, on_demand=False)
     except PlacementError:
@@ -164,13 +169,16 @@ def _place(wanted: _Wanted, memory: Memory) -> Placement:
 def _place_as(wanted: _Wanted, memory: Memory, *, on_demand: bool) -> Placement:
     target, draft, place = wanted.weights.target.skeleton, wanted.weights.draft, wanted.place
     draft_skeleton = draft.skeleton if draft else None
+    on_cuda = place.device.type == "cuda"
     options: PlaceBytes = {
         "device_uses": device_uses(target, draft_skeleton, tree=wanted.tree, place=place, on_demand=on_demand),
         "device_budget_bytes": memory.device_bytes,
-        "host_uses": host_uses(target, on_demand=on_demand) if place.device.type == "cuda" else None,
+        "host_uses": host_uses(target, dtype=place.dtype, on_demand=on_demand) if on_cuda else None,
         "host_budget_bytes": memory.host_bytes,
         "max_resident": place.limits.max_resident_layers,
     }
+    if on_demand and on_cuda and place.experts == "cpu":
+        return place_on_host(target.dense_records, target.experts, **options)
     if on_demand:
         return place_on_demand(target.dense_records, target.experts, **options)
     return place_layers(target.records, **options)

@@ -22,7 +22,7 @@ class PlaceOptions(TypedDict, total=False):
     dtype: str  # auto, float32, bfloat16 or float16
     quant: str | None  # of the target's layers: none, nf4 or int8
     draft_quant: str | None
-    experts: str  # of a target that streams: auto, stream or resident
+    experts: str  # of a mixture: auto, stream, resident or cpu
     draft_graphs: bool  # the draft's calls are recorded and replayed, where the device can; False
     limits: MemoryLimits | None  # None: what is free, less a margin
     context_tokens: int  # of the longest text, 2048
@@ -40,7 +40,7 @@ class RunPlace:
     dtype: torch.dtype  # that layers compute in
     quant: str | None = None
     draft_quant: str | None = None
-    experts: str = "auto"  # of a target that streams: on demand, streamed with their layers, or all resident
+    experts: str = "auto"  # of a mixture: on demand where it streams, with their layers, all resident, or on the CPU
     draft_graphs: bool = False  # the draft reads rows of one text in few shapes, which CUDA records and replays
     limits: MemoryLimits
     context_tokens: int

@@ -1,4 +1,7 @@
-"""Experts in main memory are the mapped pages of the checkpoint's files: only those that are asked for are read."""
+"""Experts in main memory are the mapped pages of the checkpoint's files: only those that are asked for are read.
+
+They are computed where they lie, by the CPU, whatever device the rest of the model is on.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from offload.experts.expert_group import ExpertGroup, ExpertWeights
-from offload.experts.expert_source import Wait
+from offload.experts.expert_source import HOST, Wait
 from offload.layer_store import LayerRecord, LayerStore
 
 NUM_READERS = 4  # threads, which wait for the disk most of the time
@@ -16,10 +19,20 @@ NUM_READERS = 4  # threads, which wait for the disk most of the time
 class CpuExperts:
     """Experts as pages of files; what is packed or of another dtype becomes weights when it is computed with."""
 
+    device = HOST
+
     def __init__(self, store: LayerStore, *, num_scratch: int, dtype: torch.dtype) -> None:
         self._store = store
         self._scratch = torch.empty(num_scratch, dtype=dtype)
         self._readers = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="edgespec-experts")
+
+    def where_it_lies(self, group: ExpertGroup, record: LayerRecord, rows: int) -> ExpertWeights | None:
+        """Return None: experts are computed where they lie once they are read."""
+        return None
+
+    def has_time(self) -> bool:
+        """Return False: every expert is waited for."""
+        return False
 
     def bring(self, group: ExpertGroup, record: LayerRecord) -> Wait:
         """Read the expert's pages in another thread."""

@@ -1,9 +1,13 @@
-"""Experts on a CUDA device: slots of one expert each, filled from pinned memory or from the files."""
+"""Experts on a CUDA device: slots of one expert each, filled from pinned memory or from the files.
+
+An expert in pinned memory whose few rows the host computes sooner than it moves stays there, and comes afterwards.
+"""
 
 from __future__ import annotations
 
 import logging
 import queue
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,19 +19,22 @@ from offload.device_slots import DeviceSlots, StagingBuffer
 from offload.experts.cpu_experts import NUM_READERS
 from offload.experts.expert_group import ExpertGroup, ExpertWeights
 from offload.experts.expert_source import Wait
+from offload.experts.host_speed import host_speed
 from offload.layer_store import LayerRecord, LayerStore
 from offload.pinned import PinnedBuffer
+from profiles.in_place import HostRates
 
 logger = logging.getLogger("edgespec.offload")
 
 Key = tuple[int, int | None]  # layer, expert
+COPIES_TIMED = 8
 
 
 class CudaExperts:
     """Experts in slots of a device.
 
     The first `num_pinned` experts of all layers wait in pinned memory, as far as the system lets them be locked; the
-    others pass through staging buffers.
+    others pass through staging buffers. `rates` decide which experts are computed where they lie; None measures them.
     """
 
     def __init__(
@@ -40,9 +47,11 @@ class CudaExperts:
         num_scratch: int,
         dtype: torch.dtype,
         device: Device,
+        rates: HostRates | None = None,
     ) -> None:
         slot_bytes = max(group.expert_flat_bytes for group in groups)
-        self._store, self._device = store, device
+        self._store, self._device, self.device = store, device, device.torch_device
+        self._host_scratch = torch.empty(num_scratch, dtype=dtype)
         self._slots = DeviceSlots(device, num_slots=num_slots, slot_bytes=slot_bytes)
         self._scratch = device.empty(num_scratch * dtype.itemsize).view(dtype)
         self._free = list(range(num_slots))
@@ -57,11 +66,25 @@ class CudaExperts:
         self._pin(groups, num_pinned)
         if num_pinned == len(records) > len(self._pinned):
             self._make_staging(slot_bytes)
+        self._rates = rates or (self._measured(groups) if self._pinned and num_slots < len(records) else None)
 
     @property
     def num_pinned(self) -> int:
         """The number of experts that wait in locked memory."""
         return len(self._pinned)
+
+    def where_it_lies(self, group: ExpertGroup, record: LayerRecord, rows: int) -> ExpertWeights | None:
+        """Return a pinned expert's weights where computing so many rows there takes less time than moving it."""
+        host = self._pinned.get(_key(record))
+        if host is None or self._rates is None:
+            return None
+        if not self._rates.stays(record.flat_bytes, row_flops=group.row_flops, rows=rows):
+            return None
+        return group.weights(_pieces(record, host), self._host_scratch)
+
+    def has_time(self) -> bool:
+        """Return whether the last copy has ended."""
+        return self._slots.is_idle
 
     def bring(self, group: ExpertGroup, record: LayerRecord) -> Wait:
         """Issue one copy into a free slot, after the slot's last reader; another thread reads the files."""
@@ -74,8 +97,8 @@ class CudaExperts:
 
     def hand_out(self, group: ExpertGroup, record: LayerRecord) -> ExpertWeights:
         """Return the expert in its slot; compute issued from now on waits for the copy."""
-        views = record.flat_views(self._slots.hand_out(self._slot_of[_key(record)]))
-        return group.weights({name: [view] for name, view in views.items()}, self._scratch)
+        slot = self._slots.hand_out(self._slot_of[_key(record)])
+        return group.weights(_pieces(record, slot), self._scratch)
 
     def take_back(self, record: LayerRecord) -> None:
         """Let the next copy into the slot wait for the compute issued so far."""
@@ -134,6 +157,28 @@ class CudaExperts:
                 self._store.drop(record)
                 self._pinned[_key(record)] = host
 
+    def _measured(self, groups: Sequence[ExpertGroup]) -> HostRates:
+        """Measure what decides: copies of pinned experts to the device, and the host's arithmetic with them."""
+        group = groups[0]
+        records = [record for record in group.experts if _key(record) in self._pinned]
+        bytes_per_s, flops_per_s = host_speed(
+            group, [_pieces(record, self._pinned[_key(record)]) for record in records], self._host_scratch
+        )
+        self._slots.copy_stream.synchronize()
+        started = time.perf_counter()
+        for record in records[:COPIES_TIMED]:
+            self._slots.fill(0, self._pinned[_key(record)])
+        self._slots.copy_stream.synchronize()
+        copied_bytes = sum(record.flat_bytes for record in records[:COPIES_TIMED])
+        rates = HostRates(
+            link_bytes_per_s=copied_bytes / (time.perf_counter() - started),
+            bytes_per_s=bytes_per_s,
+            flops_per_s=flops_per_s,
+        )
+        logger.info("an expert is moved at %.3g bytes/s, and computed where it lies at %.3g bytes/s, %.3g FLOP/s",
+                    rates.link_bytes_per_s, bytes_per_s, flops_per_s)  # fmt: skip
+        return rates
+
     def _make_staging(self, num_bytes: int) -> None:
         """Make a staging buffer for each reader, locked where possible; pageable ones block their reader."""
         for _ in range(NUM_READERS):
@@ -145,6 +190,11 @@ class CudaExperts:
                 logger.warning("cannot lock %d MiB (%s): copies to the device are slower", num_bytes >> 20, error)
                 place = torch.empty(num_bytes, dtype=torch.uint8)
             self._staging.put(StagingBuffer(place, self._device.new_event(blocking=True)))
+
+
+def _pieces(record: LayerRecord, flat: Tensor) -> dict[str, list[Tensor]]:
+    """Return an expert's tensors in the flat buffer that holds it."""
+    return {name: [view] for name, view in record.flat_views(flat).items()}
 
 
 def _key(record: LayerRecord) -> Key:

@@ -71,6 +71,11 @@ class ExpertGroup:
         """The bytes of the flat buffer that holds one expert."""
         return self._expert(0).flat_bytes
 
+    @property
+    def row_flops(self) -> float:
+        """The operations of one expert for one row: two a weight."""
+        return 2.0 * sum(matrix.num_weights for matrix in self.matrices)
+
     def scratch_weights(self) -> int:
         """Return how many of an expert's weights are unpacked or converted at once."""
         return max(

@@ -15,6 +15,34 @@ from offload.placement import ExpertPlacement, PlaceBytes, Placement, place_laye
 EXPERTS = "experts"
 
 
+def place_on_host(
+    dense: Sequence[LayerRecord], groups: Sequence[ExpertGroup], **memory: Unpack[PlaceBytes]
+) -> Placement:
+    """Place the layers' dense parts as whole layers are placed, and let the experts stay in what is left of RAM.
+
+    Raises PlacementError where not even a stream of dense parts fits the device, and one expert RAM.
+    """
+    expert_bytes = max(group.expert_stored_bytes for group in groups)
+    num_experts = sum(group.num_experts for group in groups)
+    reserved: PlaceBytes = {**memory, "host_uses": {**(memory.get("host_uses") or {}), EXPERTS: expert_bytes}}
+    placed = place_layers(dense, **reserved)
+    left_bytes = placed.host_budget_bytes - sum(placed.host_bytes.values()) + expert_bytes
+    num_kept = min(num_experts, left_bytes // expert_bytes)
+    experts = ExpertPlacement(
+        num_experts=num_experts, num_kept=num_kept, num_pinned=0, expert_bytes=expert_bytes, is_on_host=True
+    )
+    host_bytes = {what: used for what, used in placed.host_bytes.items() if what != EXPERTS}
+    host_bytes[f"{num_kept} of {num_experts} experts"] = experts.kept_bytes
+    disk_bytes = experts.num_left * expert_bytes
+    return replace(
+        placed,
+        host_bytes=host_bytes,
+        streamed_bytes=placed.streamed_bytes + disk_bytes,
+        disk_bytes=placed.disk_bytes + disk_bytes,
+        experts=experts,
+    )
+
+
 def place_on_demand(
     dense: Sequence[LayerRecord], groups: Sequence[ExpertGroup], **memory: Unpack[PlaceBytes]
 ) -> Placement:

@@ -1,16 +1,18 @@
 """Experts are handed out as their layers ask for them: those in memory at once, the others as they are read.
 
 The order in which they come is free, so reading and computing overlap. What an expert's memory is, mapped pages or a
-device's, is the business of `ExpertMemory`.
+device's, is the business of `ExpertMemory`, and so is which experts are computed on the host, where they lie.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
+
+import torch
 
 from offload.experts.expert_cache import ExpertCache
 from offload.experts.expert_group import ExpertGroup, ExpertWeights
@@ -19,12 +21,30 @@ from offload.layer_store import LayerRecord
 # Of a layer's experts: where so many were asked for, the next layer's are likely to be, and may be read meanwhile
 SHARE_FOR_ALL = 0.75
 MOST_UNDER_WAY = 16  # that are being read at a time
+HOST = torch.device("cpu")
 
 Wait = Callable[[], None]  # until an expert is there; raises what reading it met
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandedExpert:
+    """An expert that is ready to compute."""
+
+    number: int  # in its layer
+    weights: ExpertWeights
+    device: torch.device  # that they are on, and that its rows have to come to
+
+
 class ExpertMemory(Protocol):
     """Where experts live while they are in memory, and how they get there. All is called on one thread."""
+
+    device: torch.device  # of what is brought
+
+    def where_it_lies(self, group: ExpertGroup, record: LayerRecord, rows: int) -> ExpertWeights | None:
+        """Return an absent expert's weights on the host, if so many rows are computed there; None: it is brought."""
+
+    def has_time(self) -> bool:
+        """Return whether an expert that nobody waits for can be brought without keeping others waiting."""
 
     def bring(self, group: ExpertGroup, record: LayerRecord) -> Wait:
         """Begin to bring an expert into memory."""
@@ -51,13 +71,15 @@ class ExpertCounts:
 
     asked: int = 0  # experts, each once for a layer's rows
     hits: int = 0  # of these, in memory
-    read_bytes: int = 0  # of the others, as they are stored
+    in_place: int = 0  # of the others, computed on the host, where they lay
+    read_bytes: int = 0  # of the rest, as they are stored
 
     def __sub__(self, before: ExpertCounts) -> ExpertCounts:
         """Return what was asked for since `before`."""
         return ExpertCounts(
             asked=self.asked - before.asked,
             hits=self.hits - before.hits,
+            in_place=self.in_place - before.in_place,
             read_bytes=self.read_bytes - before.read_bytes,
         )
 
@@ -72,27 +94,38 @@ class ExpertSource:
         self._announced: int | None = None  # the layer whose experts the disk was told of last
         self.counts = ExpertCounts()
 
-    def take(self, row: int, experts: Sequence[int]) -> Generator[tuple[int, ExpertWeights]]:
+    def take(self, row: int, rows_of: Mapping[int, int]) -> Generator[HandedExpert]:
         """Yield each of the experts with its weights, which are valid until the next is asked for.
 
-        Whoever does not take all closes the iterator. Raises what reading an expert met.
+        `rows_of` has the number of rows of each. Those in memory come first, then those that are computed where they
+        lie, while the others are read. Whoever does not take all closes the iterator. Raises what reading an expert
+        met.
         """
         group, cache, memory = self._groups[row], self._cache, self._memory
-        ready = deque(cache.ask(row, experts))
+        ready = deque(cache.ask(row, list(rows_of)))
         kept = set(ready)
-        missing = deque(expert for expert in experts if expert not in kept)
+        absent = [expert for expert in rows_of if expert not in kept]
+        lying = {expert: memory.where_it_lies(group, group.experts[expert], rows_of[expert]) for expert in absent}
+        in_place = deque((expert, weights) for expert, weights in lying.items() if weights is not None)
+        missing = deque(expert for expert, weights in lying.items() if weights is None)
         under_way: deque[tuple[int, Wait]] = deque()
-        self._count(group, asked=len(experts), hits=len(ready))
-        asks_for_all = len(experts) >= SHARE_FOR_ALL * group.num_experts
+        self._count(group, asked=len(rows_of), hits=len(ready), in_place=len(in_place))
+        asks_for_all = len(rows_of) >= SHARE_FOR_ALL * group.num_experts
         try:
-            while ready or missing or under_way:
+            while ready or in_place or missing or under_way:
                 self._begin(row, missing, under_way)
                 if asks_for_all and not missing:
                     asks_for_all = False
                     self._announce_next(row)
+                if in_place and not ready:
+                    expert, weights = in_place.popleft()
+                    yield HandedExpert(number=expert, weights=weights, device=HOST)
+                    self._let_come(row, expert)
+                    continue
                 if not ready:
                     self._await(row, under_way, ready)
-                yield ready[0], memory.hand_out(group, group.experts[ready[0]])
+                weights = memory.hand_out(group, group.experts[ready[0]])
+                yield HandedExpert(number=ready[0], weights=weights, device=memory.device)
                 self._release(row, ready.popleft())
         finally:
             while under_way:
@@ -116,6 +149,17 @@ class ExpertSource:
                 self._memory.drop(self._groups[other].experts[expert])
             expert = missing.popleft()
             under_way.append((expert, self._memory.bring(group, group.experts[expert])))
+
+    def _let_come(self, row: int, expert: int) -> None:
+        """Bring an expert that was computed where it lay, for the next rows, where nothing waits for that."""
+        group = self._groups[row]
+        leaving = self._cache.admit(row, expert) if self._memory.has_time() else None
+        if leaving is None:
+            return
+        for other, left in leaving:
+            self._memory.drop(self._groups[other].experts[left])
+        self._memory.bring(group, group.experts[expert])
+        self._cache.release(row, expert)
 
     def _announce_next(self, row: int) -> None:
         """Let the disk go on with the next layer, after what this one asks for."""
@@ -142,10 +186,11 @@ class ExpertSource:
         self._memory.take_back(self._groups[row].experts[expert])
         self._cache.release(row, expert)
 
-    def _count(self, group: ExpertGroup, *, asked: int, hits: int) -> None:
+    def _count(self, group: ExpertGroup, *, asked: int, hits: int, in_place: int) -> None:
         before = self.counts
         self.counts = ExpertCounts(
             asked=before.asked + asked,
             hits=before.hits + hits,
-            read_bytes=before.read_bytes + (asked - hits) * group.expert_stored_bytes,
+            in_place=before.in_place + in_place,
+            read_bytes=before.read_bytes + (asked - hits - in_place) * group.expert_stored_bytes,
         )

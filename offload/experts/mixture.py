@@ -2,7 +2,8 @@
 
 The arithmetic is that of transformers' own grouped function, so that results are the same as with all experts in
 memory: an expert's rows are multiplied together, in the order of rows, and a row's experts are summed in the order in
-which the router named them. Legend: n rows, k experts of a row, h the hidden size.
+which the router named them. Where an expert stays on the host, its rows go there and come back. Legend: n rows, k
+experts of a row, h the hidden size.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from offload.experts.expert_group import ExpertWeights
-    from offload.experts.expert_source import ExpertSource
+    from offload.experts.expert_source import ExpertSource, HandedExpert
 
 
 def mix(module: nn.Module, row: int, source: ExpertSource, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
@@ -40,32 +40,37 @@ def mix(module: nn.Module, row: int, source: ExpertSource, hidden: Tensor, chose
     parts = torch.zeros(
         num_rows * each, hidden.shape[-1], dtype=torch.result_type(inputs, weights), device=hidden.device
     )
-    with closing(source.take(row, list(spans))) as taken:
-        for number, expert in taken:
-            start, end = spans[number]
-            output = _expert_output(module, number, expert, inputs[start:end])
+    with closing(source.take(row, {number: end - start for number, (start, end) in spans.items()})) as taken:
+        for expert in taken:
+            start, end = spans[expert.number]
+            output = _expert_output(module, expert, inputs[start:end])
             parts[order[start:end]] = output * weights[start:end]
     return parts.view(num_rows, each, -1).sum(1).to(hidden.dtype)
 
 
-def _expert_output(module: nn.Module, number: int, weights: ExpertWeights, inputs: Tensor) -> Tensor:
-    """Return what one expert makes of its rows."""
+def products(blocks: Iterable[Tensor], inputs: Tensor, *, is_transposed: bool) -> Tensor:
+    """Return the rows times a weight that comes in blocks; one that is stored transposed comes in one."""
+    if is_transposed:
+        outputs = [inputs.to(block.dtype) @ block for block in blocks]
+    else:
+        outputs = [nn.functional.linear(inputs.to(block.dtype), block) for block in blocks]
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
+
+
+def _expert_output(module: nn.Module, expert: HandedExpert, inputs: Tensor) -> Tensor:
+    """Return what one expert makes of its rows, on the device of the rows."""
     first = "gate_up_proj" if module.has_gate else "up_proj"
-    inner = _linear(module, first, number, weights[first], inputs)
+    inner = _linear(module, first, expert, inputs.to(expert.device))
     inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)  # type: ignore[operator]
-    output = _linear(module, "down_proj", number, weights["down_proj"], inner)
+    output = _linear(module, "down_proj", expert, inner).to(inputs.device)
     if getattr(module, "has_post_expert_norm", False):
         output = module.post_expert_norm(output)  # type: ignore[operator]
     return output
 
 
-def _linear(module: nn.Module, name: str, number: int, blocks: Iterable[Tensor], inputs: Tensor) -> Tensor:
-    """Return the rows times a weight that comes in blocks; one that is stored transposed comes in one."""
-    if module.is_transposed:
-        outputs = [inputs.to(block.dtype) @ block for block in blocks]
-    else:
-        outputs = [nn.functional.linear(inputs.to(block.dtype), block) for block in blocks]
-    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
+def _linear(module: nn.Module, name: str, expert: HandedExpert, inputs: Tensor) -> Tensor:
+    """Return the rows times one of the expert's weights, and its bias, which lives with the dense parts."""
+    output = products(expert.weights[name], inputs, is_transposed=bool(module.is_transposed))
     if module.has_bias:
-        output += getattr(module, f"{name}_bias")[number]
+        output += getattr(module, f"{name}_bias")[expert.number].to(output.device)
     return output

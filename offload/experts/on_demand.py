@@ -32,7 +32,7 @@ class ExpertsOnDemand:
         device: torch.device,
     ) -> None:
         num_scratch = max(group.scratch_weights() for group in groups)
-        is_cuda = device.type == "cuda"
+        is_on_device = device.type == "cuda" and not placement.is_on_host
         memory: ExpertMemory = (
             CudaExperts(
                 store,
@@ -43,11 +43,11 @@ class ExpertsOnDemand:
                 dtype=model.dtype,
                 device=CudaDevice(device),
             )
-            if is_cuda
+            if is_on_device
             else CpuExperts(store, num_scratch=num_scratch, dtype=model.dtype)
         )
         cache = ExpertCache(
-            [placement.expert_bytes if is_cuda else group.expert_stored_bytes for group in groups],
+            [placement.expert_bytes if is_on_device else group.expert_stored_bytes for group in groups],
             num_experts=max(group.num_experts for group in groups),
             capacity_bytes=placement.kept_bytes,
         )

@@ -43,6 +43,9 @@ class SimulatedEvent:
         mark = self.mark
         self._device.run_until(lambda: mark.is_passed)
 
+    def query(self) -> bool:
+        return self.mark.is_passed
+
 
 class SimulatedStream:
     def __init__(self, device: SimulatedDevice) -> None:
@@ -82,6 +85,7 @@ class SimulatedDevice:
     """
 
     def __init__(self, choices: Sequence[int] = (0,), *, is_eager: bool = False, max_locked: int | None = None) -> None:
+        self.torch_device = torch.device("cpu")
         self.lock_of_work = threading.RLock()  # the host's threads ask for work at the same time
         self.locked: set[int] = set()  # addresses
         self.faults: list[str] = []

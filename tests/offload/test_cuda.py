@@ -1,5 +1,7 @@
 """On a CUDA device: streamed logits equal resident ones, from every tier, packed or not, whatever is slow."""
 
+import dataclasses
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,17 +10,21 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from offload.checkpoint import Checkpoint, read_checkpoint
 from offload.device import CudaDevice, PinningError
+from offload.experts.cuda_experts import CudaExperts
+from offload.experts.expert_placement import place_on_demand, place_on_host
 from offload.loaders import CudaLoader
 from offload.pinned import PinnedBuffer
 from offload.placement import NUM_STAGING_BUFFERS, place_layers
 from offload.quantized_cache import load_or_quantize
 from offload.skeleton import build_skeleton
 from offload.streamed_model import StreamedModel
+from profiles.in_place import HostRates
 from tests.conftest import FAMILIES, make_model, save_folder
+from tests.offload.experts.mixtures import save_mixture, skeleton_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 UNLIMITED = 1 << 40
@@ -97,6 +103,39 @@ def test_results_do_not_depend_on_what_is_slow(
     with on_device(pair_folders[0], checkpoint, resident=0, tier=tier) as model:
         for _ in range(3):
             assert torch.equal(logits(model), expected)
+
+
+@pytest.mark.parametrize("up_to_rows", [0.0, 9.5, math.inf, None], ids=["move", "few-stay", "stay", "left-to-the-cpu"])
+@pytest.mark.parametrize("family", ["qwen3-moe", "gpt-oss", "granite-moe"])
+def test_experts_on_demand_give_what_resident_ones_give(
+    family: str, up_to_rows: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Experts of up to so many rows stay in RAM; None leaves all to the CPU."""
+    folder = save_mixture(tmp_path, family)
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().to(CUDA)
+    skeleton = skeleton_of(folder)
+    group = skeleton.experts[0]
+    rates = HostRates(
+        link_bytes_per_s=group.expert_flat_bytes,
+        bytes_per_s=math.inf,
+        flops_per_s=group.row_flops * (up_to_rows or 1e-9),
+    )
+    monkeypatch.setattr(CudaExperts, "_measured", lambda *_: rates)
+    place = place_on_host if up_to_rows is None else place_on_demand
+    placement = place(
+        skeleton.dense_records, skeleton.experts, device_uses={}, device_budget_bytes=UNLIMITED, host_uses={},
+        host_budget_bytes=UNLIMITED, max_resident=0,
+    )  # fmt: skip
+    assert placement.experts is not None
+    experts = dataclasses.replace(
+        placement.experts, num_kept=2, num_pinned=0 if up_to_rows is None else placement.experts.num_experts
+    )
+    model = StreamedModel(skeleton, dataclasses.replace(placement, experts=experts), device=CUDA)
+    try:
+        torch.testing.assert_close(logits(model.model), logits(reference), atol=1e-4, rtol=1e-4)
+        assert (model.expert_counts.in_place > 0) == (up_to_rows not in {0.0, None})
+    finally:
+        model.close()
 
 
 def test_locked_memory_is_as_large_as_asked_for_and_copies_asynchronously() -> None:

@@ -35,6 +35,7 @@ experts = st.builds(
     row_flops=st.floats(1, 1e9),
     device_kept=st.floats(0, 8),
     ram_kept=st.floats(0, 8),
+    is_on_host=st.booleans(),
 )
 loads = st.builds(
     ModelLoad,
@@ -60,8 +61,13 @@ rates = st.builds(
     layer_call_s=st.floats(0, 0.1),
     expert_call_s=st.floats(0, 0.01),
     expert_spread=st.floats(0.1, 1),
+    host_bytes_per_s=RATE,
+    host_unpack_weights_per_s=RATE,
+    host_flops_per_s=RATE,
 )
-RATE_NAMES = ("memory_bytes_per_s", "flops_per_s", "link_bytes_per_s", "disk_bytes_per_s")
+RATE_NAMES = (
+    "memory_bytes_per_s", "flops_per_s", "link_bytes_per_s", "disk_bytes_per_s", "host_bytes_per_s", "host_flops_per_s",
+)  # fmt: skip
 BYTE_NAMES = ("resident_bytes", "ram_bytes", "disk_bytes", "unpacked_bytes", "cache_bytes", "head_bytes")
 PLAIN = ModelLoad(
     num_layers=2,
@@ -83,6 +89,9 @@ MACHINE = Rates(
     layer_call_s=0.01,
     expert_call_s=0.0,
     expert_spread=1.0,
+    host_bytes_per_s=50.0,
+    host_unpack_weights_per_s=40.0,
+    host_flops_per_s=1e9,
 )
 MIXTURE = ExpertLoad(
     num_layers=3, num_experts=8, chosen=2, expert_bytes=10.0, unpacked_bytes=0.0, row_flops=100.0, device_kept=0.0,
@@ -148,29 +157,62 @@ def test_the_head_is_read_once_for_every_chunk_of_rows() -> None:
 
 def test_achieved_rates_are_shares_of_the_data_sheet() -> None:
     card, achieved = read_hardware("rtx-4090"), read_assumptions().likely
-    half = achieved_rates(card, achieved, half=True, disk_bytes_per_s=7e9)
-    full = achieved_rates(card, achieved, half=False, disk_bytes_per_s=7e9)
+    beside = dataclasses.replace(read_assumptions(), host_disk_bytes_per_s=7e9)
+    half = achieved_rates(card, achieved, beside, half=True)
+    full = achieved_rates(card, achieved, beside, half=False)
     assert half.flops_per_s == pytest.approx(achieved.compute * 165.2e12)
     assert full.flops_per_s == pytest.approx(achieved.compute * 82.6e12)
     assert half.link_bytes_per_s == pytest.approx(achieved.link * 31.5e9, rel=1e-3)
     assert half.disk_bytes_per_s == pytest.approx(achieved.disk * 7e9)
-    assert achieved_rates(read_hardware("cpu"), achieved, half=False, disk_bytes_per_s=7e9).link_bytes_per_s == math.inf
+    assert achieved_rates(read_hardware("cpu"), achieved, beside, half=False).link_bytes_per_s == math.inf
 
 
 def test_experts_that_are_asked_for_and_not_kept_move_and_those_asked_for_are_read() -> None:
     all_in_ram = expert_seconds(MIXTURE, MACHINE, rows=1)
     assert all_in_ram.asked == pytest.approx(3 * 2)
     assert (all_in_ram.link_bytes, all_in_ram.disk_bytes) == pytest.approx((60, 0))
-    assert all_in_ram.stream_s == pytest.approx(60 / 100)
+    assert all_in_ram.elsewhere_s == pytest.approx(60 / 100)
     assert all_in_ram.compute_s == pytest.approx(max(60 / 1000, 3 * 2 * 100 / 10_000))
-    assert all_in_ram.seconds == all_in_ram.stream_s
+    assert all_in_ram.seconds == all_in_ram.elsewhere_s
     on_disk = expert_seconds(dataclasses.replace(MIXTURE, ram_kept=0.0), MACHINE, rows=1)
     assert (on_disk.link_bytes, on_disk.disk_bytes) == pytest.approx((0, 60))
-    assert on_disk.stream_s == pytest.approx(60 / 10)
+    assert on_disk.elsewhere_s == pytest.approx(60 / 10)
     half = expert_seconds(dataclasses.replace(MIXTURE, device_kept=4.0, ram_kept=6.0), MACHINE, rows=1)
     assert (half.link_bytes, half.disk_bytes) == pytest.approx((30 - 15, 15)), "a half and a quarter are missed"
     there = expert_seconds(dataclasses.replace(MIXTURE, device_kept=8.0), MACHINE, rows=1)
     assert there.seconds == there.compute_s
+
+
+def test_experts_in_ram_are_computed_there_where_moving_them_takes_longer() -> None:
+    host = dataclasses.replace(MACHINE, host_bytes_per_s=500.0, host_flops_per_s=1001.0)
+    one = expert_seconds(MIXTURE, host, rows=1)
+    assert (one.in_place, one.link_bytes) == (pytest.approx(6), 0)
+    # A row takes a little less than a tenth of a second of the host's arithmetic, an expert's way just that.
+    assert one.elsewhere_s == pytest.approx(6 * 0.1, rel=0.01)
+    faster = dataclasses.replace(host, host_flops_per_s=1e9)
+    assert expert_seconds(MIXTURE, faster, rows=1).elsewhere_s == pytest.approx(6 * 10 / 500)
+    many = expert_seconds(MIXTURE, host, rows=8)
+    assert many.in_place == 0
+    assert many.elsewhere_s == pytest.approx(many.link_bytes / 100)
+    on_disk = expert_seconds(dataclasses.replace(MIXTURE, ram_kept=0.0), faster, rows=1)
+    assert (on_disk.in_place, on_disk.elsewhere_s) == (0, pytest.approx(60 / 10))
+
+
+def test_packed_experts_are_unpacked_by_the_host_first() -> None:
+    host = dataclasses.replace(MACHINE, host_bytes_per_s=1e9)
+    assert expert_seconds(MIXTURE, host, rows=1).in_place == pytest.approx(6)
+    packed = dataclasses.replace(MIXTURE, unpacked_bytes=20.0)  # 50 weights: 1.25 s, and 0.1 s over the link
+    assert expert_seconds(packed, host, rows=1).in_place == 0
+    quick = dataclasses.replace(host, host_unpack_weights_per_s=1000.0)
+    assert expert_seconds(packed, quick, rows=1).elsewhere_s == pytest.approx(6 * 50 / 1000)
+
+
+def test_experts_that_stay_with_the_host_are_all_computed_there() -> None:
+    alone = dataclasses.replace(MIXTURE, is_on_host=True, ram_kept=4.0)
+    found = expert_seconds(alone, MACHINE, rows=1)
+    assert (found.in_place, found.link_bytes) == (found.asked, 0)
+    assert found.disk_bytes == pytest.approx(30)
+    assert found.elsewhere_s == pytest.approx(6 * 10 / 50 + 30 / 10)
 
 
 def test_a_pass_over_a_mixture_is_its_dense_part_and_its_experts() -> None:

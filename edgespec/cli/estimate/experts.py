@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 MIB = 1 << 20
-CLEARLY = 1.1  # faster, for a word on what is not built
+CLEARLY = 1.1  # faster, for a word on what is not there
 
 
 def expert_lines(pair: PairOnHardware, estimate: SpeedEstimate) -> list[str]:
@@ -21,12 +21,14 @@ def expert_lines(pair: PairOnHardware, estimate: SpeedEstimate) -> list[str]:
     lines = [] if estimate.nodes else _lines_of_places(pair, places)
     rows = estimate.likely.num_texts * (1 + estimate.nodes)
     sources = {"RAM": experts.link_bytes, "disk": experts.disk_bytes}
-    moved = " and ".join(f"{num_bytes / GIB:.2f} GiB from {name}" for name, num_bytes in sources.items() if num_bytes)
+    others = [f"{num_bytes / GIB:.2f} GiB from {name}" for name, num_bytes in sources.items() if num_bytes]
+    others += [f"{experts.in_place:.3g} computed on the CPU where they lie"] if experts.in_place else []
     lines.append(
         f"  {rows} {'rows ask' if rows > 1 else 'row asks'} for {experts.asked:.0f} experts: "
-        f"{moved or 'all are there'}, {experts.stream_s:.3g} s while computing {experts.compute_s:.3g} s"
+        f"{' and '.join(others) or 'all are there'}, {experts.elsewhere_s:.3g} s while computing "
+        f"{experts.compute_s:.3g} s"
     )
-    return lines + _lines_on_cpu(pair, estimate)
+    return lines + _lines_of_kernels(pair, estimate)
 
 
 def _lines_of_places(pair: PairOnHardware, places: ExpertPlaces) -> list[str]:
@@ -35,6 +37,8 @@ def _lines_of_places(pair: PairOnHardware, places: ExpertPlaces) -> list[str]:
     kept = f"{places.device_kept:.0f} stay on the card, {places.ram_kept:.0f} in RAM"
     if pair.place.device.type == "cpu":
         kept = f"{places.device_kept:.0f} stay in RAM"
+    elif places.is_on_host:
+        kept = f"{places.ram_kept:.0f} stay in RAM, and the CPU computes them"
     rest = ", the rest on disk" if places.ram_kept < sizes.num_experts else ""
     slow, likely, fast = (getattr(pair.assumptions, case).expert_spread for case in ("slow", "likely", "fast"))
     return [
@@ -46,31 +50,27 @@ def _lines_of_places(pair: PairOnHardware, places: ExpertPlaces) -> list[str]:
     ]
 
 
-def _lines_on_cpu(pair: PairOnHardware, estimate: SpeedEstimate) -> list[str]:
-    """Say what computing experts where they lie would be, where it would be clearly faster."""
-    from edgespec.estimate.cpu_experts import IS_BUILT, cpu_experts
+def _lines_of_kernels(pair: PairOnHardware, estimate: SpeedEstimate) -> list[str]:
+    """Say what kernels that multiply packed experts on the CPU would make of it, where that is clearly more."""
+    from edgespec.estimate.packed_kernels import packed_kernels_tokens_per_s
 
-    found = cpu_experts(pair, estimate)
-    here = estimate.likely.tokens_per_s
-    if found is None or found.direct < CLEARLY * here:
+    found = packed_kernels_tokens_per_s(pair, estimate)
+    if found is None or found < CLEARLY * estimate.likely.tokens_per_s:
         return []
-    built = "" if IS_BUILT else "; edgespec does not do that"
-    if found.unpacking >= CLEARLY * here:
-        return [f"  computed on the CPU where they lie, it would be {found.unpacking:.3g} tokens/s{built}"]
     return [
         "  computed on the CPU where they lie, by kernels that multiply packed weights, it would be "
-        f"{found.direct:.3g} tokens/s, and unpacked there first {found.unpacking:.3g}{built}"
+        f"{found:.3g} tokens/s; edgespec unpacks them first"
     ]
 
 
 def expert_facts(pair: PairOnHardware, estimate: SpeedEstimate) -> dict[str, Any]:
     """Return what `expert_lines` says as values for programs; nothing of a model without experts."""
-    from edgespec.estimate.cpu_experts import IS_BUILT, cpu_experts
+    from edgespec.estimate.packed_kernels import packed_kernels_tokens_per_s
 
     experts, places = estimate.likely.experts, estimate.places
     if experts is None or places is None:
         return {}
-    sizes, on_cpu = places.sizes, cpu_experts(pair, estimate)
+    sizes, with_kernels = places.sizes, packed_kernels_tokens_per_s(pair, estimate)
     return {
         "layers": sizes.num_layers,
         "experts_a_layer": sizes.num_experts,
@@ -83,13 +83,8 @@ def expert_facts(pair: PairOnHardware, estimate: SpeedEstimate) -> dict[str, Any
         "asked": round(experts.asked, 2),
         "link_bytes": round(experts.link_bytes),
         "disk_bytes": round(experts.disk_bytes),
-        "stream_s": float(f"{experts.stream_s:.5g}"),
+        "computed_on_cpu": round(experts.in_place, 2),
+        "elsewhere_s": float(f"{experts.elsewhere_s:.5g}"),
         "compute_s": float(f"{experts.compute_s:.5g}"),
-        "on_cpu": {
-            "is_built": IS_BUILT,
-            "tokens_per_s": float(f"{on_cpu.unpacking:.5g}"),
-            "tokens_per_s_of_packed_kernels": float(f"{on_cpu.direct:.5g}"),
-        }
-        if on_cpu
-        else None,
+        "tokens_per_s_of_packed_kernels": float(f"{with_kernels:.5g}") if with_kernels else None,
     }

@@ -24,8 +24,11 @@ GPU_MEMORY_HELP = "Most GPU memory to use. [default: what is free, less the marg
 MARGIN_HELP = "GPU memory to leave free. [default: 1GiB without --max-gpu-mem]"
 DTYPE_HELP = "To compute in: float32, bfloat16 or float16. [auto: float32 on a CPU, the model's own on a GPU]"
 QUANT_HELP = "Quantise the target's layers: none, nf4 or int8. Made once, then kept in the cache."
-EXPERTS_HELP = "Of mixtures: read those that are asked for (auto, where layers stream), whole layers, or keep all."
 GRAPHS_HELP = "Record the draft's passes as CUDA graphs, for one text at a time. Not yet tried on a card."
+EXPERTS_HELP = (
+    "Of mixtures: move those that are asked for (auto, where layers stream), whole layers, keep all, or leave all to "
+    "the CPU beside a GPU."
+)
 THREADS_HELP = "Threads of the processor. [auto: as many as pay, fewer while other programs run]"
 PARALLEL_HELP = "Texts that share each pass. [auto: as many as pay]"
 CONTEXT_HELP = "Tokens of prompt and answer to make room for, as 8k. [auto: what is needed]"
@@ -140,7 +143,9 @@ def planning_options(function: Command) -> Command:
 def check_all_resident(machine: MachineOptions, weights: PlacedWeights) -> None:
     """Raise EdgespecError when all layers were asked for and do not fit."""
     placement = weights.placement
-    if machine.wants_all_resident and not placement.is_resident:
+    is_on_host = placement.experts is not None and placement.experts.is_on_host
+    has_all_layers = placement.is_resident or (is_on_host and placement.num_resident == placement.num_layers)
+    if machine.wants_all_resident and not has_all_layers:
         raise EdgespecError(
             "E_MEMORY",
             f"only {placement.in_words} fit the memory.",

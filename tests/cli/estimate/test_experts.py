@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edgespec.cli import run
-from edgespec.estimate import cpu_experts
+from edgespec.estimate import packed_kernels
 from tests.edgespec.estimate.test_experts import BIG
 
 CARD = ["--hardware", "rtx-4060", "--max-gpu-mem", "3GiB", "-c", "256"]
@@ -52,26 +52,42 @@ def test_the_seconds_of_experts_come_on_top_and_are_given_to_programs(
     assert (experts["layers"], experts["experts_a_layer"], experts["chosen"]) == (12, 64, 4)
     assert experts["asked"] == 48
     assert experts["disk_bytes"] == 0
-    assert experts["stream_s"] == pytest.approx(experts["link_bytes"] / (0.8 * 15.754e9), rel=1e-3)
-    added_s = max(experts["stream_s"], experts["compute_s"])
+    assert 0 < experts["computed_on_cpu"] < 48
+    assert experts["link_bytes"] == 0
+    # RAM of 60 GB/s is faster than PCIe 4.0 x8.
+    in_place_bytes = experts["computed_on_cpu"] * experts["expert_bytes"]
+    assert experts["elsewhere_s"] == pytest.approx(in_place_bytes / 60e9, rel=1e-3)
+    added_s = max(experts["elsewhere_s"], experts["compute_s"])
     assert facts["pass_s"]["likely"] >= max(facts["stream_s"]["likely"], facts["compute_s"]["likely"]) + added_s
     everything = plain(capsys, mixture, "--hardware", "h200", "-c", "256")["experts"]
     assert everything["link_bytes"] == everything["disk_bytes"] == 0
-    assert everything["on_cpu"] is None
+    assert everything["computed_on_cpu"] == 0
+    packed = plain(capsys, mixture, *CARD, "--max-cpu-mem", "16GiB", "--max-gpu-mem", "2200MiB", "--quant", "nf4")
+    assert packed["experts"]["elsewhere_s"] == pytest.approx(
+        packed["experts"]["link_bytes"] / (0.8 * 15.754e9), rel=1e-3
+    )
 
 
-def test_what_would_be_faster_on_the_cpu_is_said_and_not_promised(
+def test_what_the_cpu_computes_is_said_and_what_kernels_of_others_would_do(
     capsys: pytest.CaptureFixture[str], mixture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = [mixture, *CARD, "--max-cpu-mem", "16GiB"]
-    line = next(line for line in said(capsys, *options).splitlines() if "on the CPU" in line)
-    assert line.endswith("edgespec does not do that")
-    packed = cpu_experts.CpuExperts(unpacking=0.5, direct=1000.0)
-    monkeypatch.setattr(cpu_experts, "cpu_experts", lambda *_: packed)
     out = said(capsys, *options)
-    assert "by kernels that multiply packed weights, it would be 1e+03 tokens/s, and unpacked there first 0.5" in out
-    monkeypatch.setattr(cpu_experts, "IS_BUILT", True)
-    assert "edgespec does not" not in said(capsys, *options)
+    assert "row asks for 48 experts: " in out
+    assert "computed on the CPU where they lie" in out
+    assert "kernels" not in out
+    monkeypatch.setattr(packed_kernels, "packed_kernels_tokens_per_s", lambda *_: 1000.0)
+    assert "by kernels that multiply packed weights, it would be 1e+03 tokens/s; edgespec unpacks" in said(
+        capsys, *options
+    )
+
+
+def test_all_experts_can_be_left_to_the_cpu(capsys: pytest.CaptureFixture[str], mixture: str) -> None:
+    out = said(capsys, mixture, *CARD, "--max-cpu-mem", "16GiB", "--experts", "cpu", "-ngl", "all")
+    assert "12 of 12 layers resident" in out
+    assert "768 of 768 experts" in out
+    assert "of a layer 64 stay in RAM, and the CPU computes them" in out
+    assert "48 computed on the CPU where they lie" in out
 
 
 def test_texts_together_ask_for_more_than_one_and_less_than_each_alone(

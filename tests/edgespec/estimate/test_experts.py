@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaConfig, PretrainedConfig, Qwen3MoeConfig
 
+from edgespec.cli.open_engine import where_layers_live
 from edgespec.config import MemoryLimits
-from edgespec.estimate.cpu_experts import cpu_experts
 from edgespec.estimate.experts import expert_modules, expert_sizes, place_experts
+from edgespec.estimate.packed_kernels import packed_kernels_tokens_per_s
 from edgespec.estimate.pass_load import model_load, resident_load
 from edgespec.estimate.speed import (
     PairOnHardware,
@@ -180,20 +182,55 @@ def test_many_texts_share_the_experts_that_they_ask_for(tmp_path: Path) -> None:
     assert tokens_per_s(together) > tokens_per_s(alone)
 
 
-def test_experts_computed_on_the_cpu_wait_for_its_memory_or_for_unpacking(tmp_path: Path) -> None:
+def test_plain_experts_in_ram_are_computed_there_because_ram_is_faster_than_the_link(tmp_path: Path) -> None:
     pair = big_pair(tmp_path, ram=16)
-    found = cpu_experts(pair, estimate_plain(pair))
-    assert found is not None
-    assert found.direct == found.unpacking > tokens_per_s(estimate_plain(pair)), "RAM is faster than the link"
+    alone = estimate_plain(pair).likely.experts
+    assert alone is not None
+    assert 0 < alone.in_place < alone.asked, "some are on the card"
+    assert alone.link_bytes == 0
+    slow = replace(pair, assumptions=replace(pair.assumptions, host_memory_bytes_per_s=1e9))
+    moved = estimate_plain(slow).likely.experts
+    assert moved is not None
+    assert moved.in_place == 0 < moved.link_bytes
+    assert alone.seconds < moved.seconds
+    assert packed_kernels_tokens_per_s(pair, estimate_plain(pair)) is None
+
+
+def test_packed_experts_move_because_unpacking_takes_longer_and_kernels_would_not(tmp_path: Path) -> None:
+    pair = big_pair(tmp_path, ram=16)
     place = replace(pair.place, quant="nf4", limits=replace(pair.place.limits, max_gpu_bytes=2 * GIB))
     weights = pair_weights(pair.weights.target.model, None, place)
     memory = memory_there(pair.hardware, pair.assumptions, place.limits)
     packed = replace(pair, weights=weights, place=place, memory=replace(memory, device_bytes=int(2.2 * GIB)))
-    found = cpu_experts(packed, estimate_plain(packed))
+    estimate = estimate_plain(packed)
+    assert estimate.likely.experts is not None
+    assert estimate.likely.experts.in_place == 0
+    found = packed_kernels_tokens_per_s(packed, estimate)
     assert found is not None
-    assert found.unpacking < found.direct
-    roomy = replace(pair, memory=replace(pair.memory, device_bytes=40 * GIB))
-    assert cpu_experts(roomy, estimate_plain(roomy)) is None, "all of them are on the card"
+    assert found >= tokens_per_s(estimate)
+    roomy = replace(packed, memory=replace(pair.memory, device_bytes=40 * GIB))
+    assert packed_kernels_tokens_per_s(roomy, estimate_plain(roomy)) is None, "all of them are on the card"
+
+
+def test_experts_that_are_to_stay_with_the_cpu_have_ram_and_the_card_has_the_rest(tmp_path: Path) -> None:
+    pair = big_pair(tmp_path, ram=5)
+    pair = replace(pair, place=replace(pair.place, experts="cpu"))
+    plan = placed(pair)
+    places = place_experts(plan.target, plan.placement, CUDA)
+    assert places is not None
+    assert plan.placement.experts is not None
+    assert plan.placement.num_resident == 12
+    assert (places.device_kept, places.is_on_host) == (0, True)
+    assert 0 < places.ram_kept < 64
+    assert sum(plan.placement.host_bytes.values()) <= 5 * GIB
+    line = where_layers_live(SimpleNamespace(placement=plan.placement))  # type: ignore[arg-type]
+    kept = plan.placement.experts.num_kept
+    assert line.startswith(f"12 of 12 layers resident, their experts computed on the CPU: {kept} of 768 kept in RAM, ")
+    assert plan.placement.disk_bytes == plan.placement.experts.num_left * plan.placement.experts.expert_bytes
+    experts = estimate_plain(pair).likely.experts
+    assert experts is not None
+    assert (experts.in_place, experts.link_bytes) == (experts.asked, 0)
+    assert experts.disk_bytes > 0
 
 
 def test_the_slow_case_is_that_of_rows_that_spread(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def texts(target: Path, draft: Path, *, experts: str, resident: int | None, tree
     with Engine.from_pretrained(
         target, draft=draft, limits=limits, context_tokens=160, parallel=3, tree=TREE, experts=experts
     ) as engine:
-        assert (engine.placement.experts is not None) == (experts == "auto" and resident == 0)
+        assert (engine.placement.experts is not None) == (experts in {"auto", "cpu"} and resident == 0)
         engine.use_tree(tree)
         engine._loaded.target._chunk_rows = 64
         requests = [
@@ -63,6 +63,7 @@ def test_texts_are_those_of_experts_in_memory(family: str, draft: Path, tmp_path
     assert texts(target, draft, experts="auto", resident=0, tree=plain) == expected
     assert texts(target, draft, experts="auto", resident=0, tree=TREE) == expected
     assert texts(target, draft, experts="stream", resident=0, tree=TREE) == expected
+    assert texts(target, draft, experts="cpu", resident=0, tree=TREE) == expected
 
 
 def test_experts_that_are_to_be_resident_and_do_not_fit_are_one_error(tmp_path: Path) -> None:

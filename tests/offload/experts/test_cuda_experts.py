@@ -24,6 +24,7 @@ from offload.experts.expert_cache import ExpertCache
 from offload.experts.expert_group import ExpertGroup, ExpertWeights
 from offload.experts.expert_source import ExpertSource
 from offload.layer_store import LayerStore
+from profiles.in_place import HostRates
 from tests.offload.experts.mixtures import logits, on_demand, save_mixture, skeleton_of
 from tests.offload.simulated_device import SimulatedDevice
 
@@ -38,11 +39,17 @@ ASKED = st.lists(  # a layer, its experts that rows ask for, and how many of the
     min_size=1,
     max_size=8,
 )
+ALL_MOVE = HostRates(link_bytes_per_s=1e12, bytes_per_s=1.0, flops_per_s=1.0)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_mixture(tmp_path_factory.mktemp("mixture"), "qwen3-moe")
+
+
+def rows_of(experts: list[int]) -> dict[int, int]:
+    """One row asks for each."""
+    return dict.fromkeys(experts, 1)
 
 
 def experts_of(
@@ -51,8 +58,9 @@ def experts_of(
     groups = skeleton_of(folder).experts
     store = LayerStore({entry.file for group in groups for record in group.experts for entry in record.entries})
     memory = CudaExperts(
-        store, groups, num_slots=slots, num_pinned=locked, num_scratch=1 << 16, dtype=torch.float32, device=device
-    )
+        store, groups, num_slots=slots, num_pinned=locked, num_scratch=1 << 16, dtype=torch.float32, device=device,
+        rates=ALL_MOVE,
+    )  # fmt: skip
     expert_bytes = groups[0].expert_flat_bytes
     cache = ExpertCache([expert_bytes] * NUM_LAYERS, num_experts=NUM_EXPERTS, capacity_bytes=slots * expert_bytes)
     return groups, ExpertSource(groups, cache, memory), memory
@@ -94,9 +102,9 @@ def test_every_computation_reads_its_own_expert(
                 device.faults.append(f"expert {expert} of layer {row} was another one")
 
     for row, experts, num_computed in asked:
-        handed_out = source.take(row, experts)
-        for expert, weights in itertools.islice(handed_out, num_computed):
-            device.current_stream().give(partial(compute, row, expert, weights))
+        handed_out = source.take(row, rows_of(experts))
+        for expert in itertools.islice(handed_out, num_computed):
+            device.current_stream().give(partial(compute, row, expert.number, expert.weights))
         handed_out.close()  # a pass may be given up between two experts
     source.close()
     assert not device.locked
@@ -113,9 +121,7 @@ def test_a_staging_buffer_is_filled_again_only_after_its_copy(folder: Path, choi
     while memory._staging.qsize() > 1:
         memory._staging.get_nowait()
     expected = stored_weights(groups)
-    found = []
-    for expert, weights in source.take(0, [0, 1, 2, 3]):
-        found.append((expert, weights))
+    found = [(expert.number, expert.weights) for expert in source.take(0, rows_of([0, 1, 2, 3]))]
     device.finish()
     for expert, weights in found:
         for name, blocks in weights.items():
@@ -129,7 +135,7 @@ def test_where_little_memory_can_be_locked_the_rest_is_read_from_its_files(allow
     groups, source, memory = experts_of(folder, device, slots=2, locked=12)
     assert memory.num_pinned == 4 * min(allowed, 3)
     for row in range(len(groups)):
-        assert sorted(number for number, _ in source.take(row, [0, 1, 2, 3])) == [0, 1, 2, 3]
+        assert sorted(expert.number for expert in source.take(row, rows_of([0, 1, 2, 3]))) == [0, 1, 2, 3]
     source.close()
 
 
@@ -140,8 +146,9 @@ def test_a_model_computes_with_it(slots: int, locked: int, folder: Path, monkeyp
 
     def on_device(store: LayerStore, *, num_scratch: int, dtype: torch.dtype) -> CudaExperts:
         return CudaExperts(
-            store, groups, num_slots=slots, num_pinned=locked, num_scratch=num_scratch, dtype=dtype, device=device
-        )
+            store, groups, num_slots=slots, num_pinned=locked, num_scratch=num_scratch, dtype=dtype, device=device,
+            rates=ALL_MOVE,
+        )  # fmt: skip
 
     monkeypatch.setattr(hooking, "CpuExperts", on_device)
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

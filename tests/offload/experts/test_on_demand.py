@@ -16,6 +16,7 @@ from offload.experts import mixture
 from offload.experts.cpu_experts import CpuExperts
 from offload.experts.expert_cache import ExpertCache
 from offload.experts.expert_group import ExpertGroup
+from offload.experts.expert_source import HandedExpert
 from offload.layer_store import LayerRecord
 from offload.pages import MappedFile
 from tests.offload.experts.mixtures import MIXTURES, logits, on_demand, save_mixture, skeleton_of
@@ -155,10 +156,10 @@ def test_an_expert_that_cannot_be_read_is_one_error_and_its_return_mends_it(
 def test_a_forward_that_raises_among_experts_leaves_them_usable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = mixture._expert_output
 
-    def broken(module: Any, number: int, *rest: Any) -> Any:
-        if number == 2:
+    def broken(module: Any, expert: HandedExpert, *rest: Any) -> Any:
+        if expert.number == 2:
             raise ZeroDivisionError
-        return output(module, number, *rest)
+        return output(module, expert, *rest)
 
     with on_demand(folder, room=2) as model:
         before = logits(model.model)
