@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -65,7 +64,7 @@ def list_command(*, as_json: bool) -> int:
 @click.argument("names", nargs=-1)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def clear_command(*, names: tuple[str, ...], yes: bool) -> int:
-    """Remove what NAMES are, of the list, or whole kinds: quantized, profiles, speeds, prompts. Without NAMES all."""
+    """Remove what NAMES are, of the list, or whole kinds: quantized, profiles, speeds, prompts. Without NAMES all of it."""
     from edgespec.doctor.checks import describe_size
     from edgespec.doctor.kept_files import kept_files, remove
 
@@ -105,7 +104,7 @@ def _chosen(found: Sequence[KeptFile], names: Sequence[str]) -> list[KeptFile]:
 
 
 def _is_named(kept: KeptFile, name: str) -> bool:
-    return kept.name == (os.path.abspath(name) if kept.kind == "prompts" else name)
+    return kept.path.resolve() == Path(name).resolve() if kept.kind == "prompts" else kept.name == name
 
 
 def _agrees(question: str) -> bool:

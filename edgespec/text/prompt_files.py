@@ -33,7 +33,7 @@ class PromptFile:
 
 def note_use(path: Path) -> None:
     """Note that a file is used; a home that cannot be written ends nothing."""
-    path = path.absolute()
+    path = path.parent.resolve() / path.name
     name = hashlib.blake2b(os.fsencode(path), digest_size=8).hexdigest()
     note = prompt_notes_folder() / f"{name}.json"
     with contextlib.suppress(OSError):

@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.cli.conftest import Outcome, RunCli
 
 SYSTEM = "def read(path):\n    with open(path, encoding='utf-8') as file:\n        return file.read()\n"
