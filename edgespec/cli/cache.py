@@ -64,7 +64,7 @@ def list_command(*, as_json: bool) -> int:
 @click.argument("names", nargs=-1)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def clear_command(*, names: tuple[str, ...], yes: bool) -> int:
-    """Remove what NAMES are, of the list, or whole kinds: quantized, profiles, speeds, prompts. Without NAMES all of it."""
+    """Remove what NAMES are, of the list, or whole kinds: quantized, profiles, speeds, prompts. Without NAMES all."""
     from edgespec.doctor.checks import describe_size
     from edgespec.doctor.kept_files import kept_files, remove
 
