@@ -52,6 +52,11 @@ def machine_file() -> Path:
     return _below_home("machine.json") or user_state_path("edgespec", appauthor=False) / "machine.json"
 
 
+def prompt_notes_folder() -> Path:
+    """Return the folder of notes that tell where prompt caches lie: below EDGESPEC_HOME, or the system's for state."""
+    return _below_home("prompts") or user_state_path("edgespec", appauthor=False) / "prompts"
+
+
 def history_file() -> Path:
     """Return the file of the lines typed in a chat: below EDGESPEC_HOME, or the system's place for state."""
     return _below_home("history") or user_state_path("edgespec", appauthor=False) / "history"

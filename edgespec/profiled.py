@@ -243,7 +243,7 @@ def _require_same_pair(source: str, old: PairFacts, new: PairFacts) -> None:
                 "E_PROFILE",
                 f"'{source}' was measured with {name} '{getattr(old, name)}' ({before}), "
                 f"this is '{getattr(new, name)}' ({now}).",
-                "Measure this pair: edgespec profile, or leave out `profile`.",
+                "Measure this pair: edgespec profile.",
             )
 
 

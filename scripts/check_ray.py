@@ -219,7 +219,7 @@ class InstantWorker:
 
     def hello(self) -> Hello:
         """Say what any other says."""
-        return Hello(settings={}, own=frozenset(), versions={}, num_texts=self.num_texts, shared={})
+        return Hello(settings={}, versions={}, num_texts=self.num_texts, shared={})
 
     def load(self, settings: Mapping[str, Any]) -> None:
         """Load nothing."""

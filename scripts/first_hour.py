@@ -1,6 +1,7 @@
 """Record a newcomer's first hour: each command of the README and usual mistakes, in a terminal of its own.
 
     python scripts/first_hour.py --program VENV/bin/edgespec --columns 80 > hour.txt
+    python scripts/first_hour.py --only 'profile$'              the measuring of the pair alone, to its end
 
 The home is empty at first. Printed are the seconds until something stands on the screen, those until the command has
 ended, its exit status, and what the terminal shows then; at last a table. It needs `pip install pexpect pyte`.

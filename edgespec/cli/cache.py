@@ -26,11 +26,12 @@ Examples:
   edgespec cache clear quantized           asks before it removes
   edgespec cache clear nf4-0f3a2b --yes    one of the names of the list
 
-Models, saved chats and the files of --prompt-cache are yours, and are no part of it.
+Files of --prompt-cache that were used here are listed by their paths, wherever they lie.
+Models and saved chats are yours, and are no part of it.
 """,
 )
 def command() -> None:
-    """What edgespec has written and can make again: quantised copies, profiles, this machine's speeds."""
+    """What edgespec has written and can make again: quantised copies, profiles, measured speeds, prompt caches."""
 
 
 @command.command(name="list")
@@ -44,13 +45,15 @@ def list_command(*, as_json: bool) -> int:
     if as_json:
         entries = [
             {"kind": kept.kind, "name": kept.name, "path": str(kept.path), "bytes": kept.num_bytes,
-             "changed": kept.changed}
+             "changed": kept.changed, "model": kept.model, "used": kept.used}
             for kept in found
         ]  # fmt: skip
         sys.stdout.write(json.dumps({"kept": entries}) + "\n")
         return 0
     for kept in found:
         line = f"{kept.kind:<10} {describe_size(kept.num_bytes):>10}  {kept.changed}  {kept.name}"
+        if kept.used is not None:
+            line += f" (of {kept.model}, last used {kept.used})"
         sys.stdout.write(visible(line) + "\n")
     total = describe_size(sum(kept.num_bytes for kept in found))
     sys.stdout.write(f"together {total}\n" if found else "nothing is kept\n")
@@ -61,7 +64,7 @@ def list_command(*, as_json: bool) -> int:
 @click.argument("names", nargs=-1)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def clear_command(*, names: tuple[str, ...], yes: bool) -> int:
-    """Remove what NAMES are, of the list, or whole kinds: quantized, profiles, speeds. Without NAMES all of it."""
+    """Remove what NAMES are, of the list, or whole kinds: quantized, profiles, speeds, prompts. Without NAMES all."""
     from edgespec.doctor.checks import describe_size
     from edgespec.doctor.kept_files import kept_files, remove
 
@@ -72,6 +75,8 @@ def clear_command(*, names: tuple[str, ...], yes: bool) -> int:
     size = describe_size(sum(kept.num_bytes for kept in chosen))
     for kept in chosen:
         sys.stdout.write(visible(f"{kept.kind}: {kept.path}") + "\n")
+    if any(kept.kind == "prompts" for kept in chosen):
+        sys.stdout.write("prompt caches lie where --prompt-cache put them, outside of edgespec's own folders\n")
     if not yes and not _agrees(f"remove {len(chosen)} of these, {size}?"):
         sys.stdout.write("nothing is removed\n")
         return 0
@@ -92,10 +97,14 @@ def _chosen(found: Sequence[KeptFile], names: Sequence[str]) -> list[KeptFile]:
     from edgespec.doctor.kept_files import KINDS
 
     for name in names:
-        if name not in KINDS and not any(kept.name == name for kept in found):
+        if name not in KINDS and not any(_is_named(kept, name) for kept in found):
             own = " It is a file of your own, to be removed by hand." if Path(name).exists() else ""
             raise click.UsageError(f"'{name}' is neither in the list nor a kind ({', '.join(KINDS)}).{own}")
-    return [kept for kept in found if not names or kept.kind in names or kept.name in names]
+    return [kept for kept in found if not names or kept.kind in names or any(_is_named(kept, name) for name in names)]
+
+
+def _is_named(kept: KeptFile, name: str) -> bool:
+    return kept.path.resolve() == Path(name).resolve() if kept.kind == "prompts" else kept.name == name
 
 
 def _agrees(question: str) -> bool:

@@ -184,7 +184,7 @@ class Console:
 
         with Live(
             Text(),  # so that there is a line from the first moment on
-            console=RichConsole(stderr=True),
+            console=RichConsole(stderr=True, soft_wrap=True),  # results that go through it stay whole lines
             transient=True,
             auto_refresh=False,
             redirect_stdout=sys.stdout.isatty(),  # else results on their way to a file would be drawn on the terminal

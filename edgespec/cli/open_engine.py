@@ -50,7 +50,7 @@ def say_setup(console: Console, setup: PairSetup, machine: MachineOptions) -> No
     formats = setup.weights.target.formats
     numbers = str(place.dtype).removeprefix("torch.") + (f" from {formats}" if formats else "")
     folder = setup.pair.target.folder
-    trees = trees_in_words(setup.room, is_tuned=setup.is_tuned)
+    trees = trees_in_words(tree, room=setup.room if setup.is_tuned else None)
     console.say(f"{short_name(folder)}: {layers}; {numbers} on {place.device}; {trees}")
     for role, weights in (("target", setup.weights.target), ("draft", setup.weights.draft)):
         if weights is not None and weights.unread_note is not None:
@@ -98,13 +98,20 @@ def where_layers_live(setup: PairSetup) -> str:
     return found
 
 
-def trees_in_words(tree: TreeSettings, *, is_tuned: bool = False) -> str:
-    """Say policy, nodes and depth of the trees, or that there are none; tuned ones are of `tree` at most."""
+def trees_in_words(tree: TreeSettings, *, room: TreeSettings | None = None) -> str:
+    """Say policy, nodes and depth of the trees, or that there are none; `room` are the largest of tuned ones."""
     if tree.policy == "none":
         return "no tree"
-    if is_tuned:
-        return f"{tree.policy} trees of up to {counted(tree.num_nodes, 'node')}, as many as pay"
-    return f"{tree.policy} trees of {counted(tree.num_nodes, 'node')}, depth {tree.num_layers}"
+    own = f"{tree.policy} trees of {counted(tree.num_nodes, 'node')}, depth {tree.num_layers}"
+    if room is None:
+        return own
+    tuned = f"of up to {counted(room.num_nodes, 'node')}, as many as pay"
+    return f"{tree.policy} trees {tuned}" if tree.children == "coupled" else f"{own}; at temperature 0 {tuned}"
+
+
+def engine_trees_in_words(engine: Engine) -> str:
+    """Say what trees an engine's texts have."""
+    return trees_in_words(engine.tree, room=engine.room if engine.is_tuned else None)
 
 
 def say_quantizing(console: Console, folder: Path, num_bytes: int, free_bytes: int) -> None:
@@ -138,10 +145,18 @@ def _say_threads(console: Console, threads: int | None) -> None:
 
 def _profile_note(setup: PairSetup) -> str:
     """Which profile, for which temperature, and what it promises."""
+    from edgespec.profiled import plan_for_texts, tree_settings
+
     assert setup.profile is not None
     assert setup.plan is not None
-    predicted = setup.predicted_per_s
-    promise = ", overridden by flags" if predicted is None else f", {predicted:.3g} tokens/s predicted"
-    if setup.differences:  # which were said
+    predicted, num_texts = setup.predicted_per_s, setup.place.num_texts
+    of_plan = [tree_settings(plan) for plan in (setup.plan.best, plan_for_texts(setup.plan, num_texts))]
+    if predicted is not None:
+        promise = f", {predicted:.3g} tokens/s predicted"
+    elif setup.differences:  # which were said
         promise = ", no promise here"
+    elif setup.tree in of_plan:
+        promise = f", no promise for {counted(num_texts, 'text')} under way"
+    else:
+        promise = ", overridden by flags"
     return f"profile {setup.profile.name}: plan for temperature {setup.plan.temperature:g}{promise}"

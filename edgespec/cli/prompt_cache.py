@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from edgespec.text.prompt_cache import PromptCache
 
 HELP = (
-    "Keep what prompts begin with alike, read, in this file, and begin on what it has. The file is yours: "
-    "`edgespec cache` neither lists nor removes it."
+    "Keep what prompts begin with alike, read, in this file, and begin on what it has. `edgespec cache list` tells of "
+    "it, wherever it lies."
 )
 
 

@@ -13,17 +13,11 @@ FIX = "Give all machines the same models, edgespec and libraries; name `device` 
 
 
 def shared_settings(hellos: Mapping[str, Hello]) -> dict[str, Any]:
-    """Return the settings that all workers, by their names, have in common; raises EdgespecError where they must agree.
-
-    Settings in which they may differ, and do, are left out.
-    """
+    """Return the settings that all workers, by their names, have; raises EdgespecError where they differ."""
     first, *others = hellos
-    settings = dict(hellos[first].settings)
     for name in others:
         _compare(first, hellos[first], name, hellos[name])
-        own = hellos[name].settings
-        settings = {key: value for key, value in settings.items() if own.get(key, value) == value and key in own}
-    return settings
+    return dict(hellos[first].settings)
 
 
 def check_joining(name: str, hello: Hello, run_by: str, run: Hello) -> None:
@@ -32,10 +26,8 @@ def check_joining(name: str, hello: Hello, run_by: str, run: Hello) -> None:
 
 
 def _compare(first: str, one: Hello, second: str, other: Hello) -> None:
-    may_differ = one.own & other.own
-    facts = [({**hello.versions, **hello.settings}) for hello in (one, other)]
-    names = [name for name in {**facts[0], **facts[1]} if name not in may_differ]
-    found = [name for name in names if facts[0].get(name) != facts[1].get(name)]
+    facts = [{**hello.versions, **hello.settings} for hello in (one, other)]
+    found = [name for name in {**facts[0], **facts[1]} if facts[0].get(name) != facts[1].get(name)]
     if found:
         here, there = ("; ".join(f"{name} {_shown(values.get(name))}" for name in found[:5]) for values in facts)
         raise EdgespecError("E_WORKER", f"{second} would not write what {first} writes: {there}, not {here}.", FIX)

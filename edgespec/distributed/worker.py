@@ -20,7 +20,6 @@ class Hello:
     """What a worker would run with, known before it reads a weight."""
 
     settings: Mapping[str, Any]  # all that shapes texts: models by their content, formats, sampling
-    own: frozenset[str]  # names of those in which workers may differ, because no text depends on them
     versions: Mapping[str, str]  # of edgespec, and of the libraries that compute
     num_texts: int  # under way at once
     shared: Mapping[str, Any]  # what all its answers say alike

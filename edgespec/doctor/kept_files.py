@@ -1,4 +1,4 @@
-"""What edgespec has written to the user's folders and can make again: quantised copies, profiles, measured speeds."""
+"""What edgespec has written and can make again: quantised copies, profiles, measured speeds, prompt caches."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from filelock import FileLock, Timeout
 
 from edgespec.doctor.checks import size_of
 from edgespec.files import cache_folder, machine_file, profiles_folder
+from edgespec.text.prompt_files import noted_files
 
 KINDS = {
     "quantized": "layers that were quantised once",
     "profiles": "what edgespec profile measured",
     "speeds": "what edgespec estimate measured of this machine",
+    "prompts": "prompt caches, which lie where the user put them",
 }
 LOCK = ".lock"  # beside a quantised copy, held while it is written
 PARTIAL = ".partial"  # of a copy whose writing was cut
@@ -31,6 +33,9 @@ class KeptFile:
     path: Path
     num_bytes: int
     changed: str  # the day
+    model: str | None = None  # that a prompt cache is of
+    used: str | None = None  # the day on which a prompt cache was last used
+    note: Path | None = None  # the file that tells of a prompt cache
 
 
 def kept_files() -> Iterator[KeptFile]:
@@ -44,14 +49,20 @@ def kept_files() -> Iterator[KeptFile]:
     for kind, paths in places.items():
         for path in paths:
             name = path.stem if path.is_file() else path.name
-            day = datetime.datetime.fromtimestamp(path.stat().st_mtime).astimezone().strftime("%Y-%m-%d")
-            yield KeptFile(kind=kind, name=name, path=path, num_bytes=size_of(path)[0], changed=day)
+            yield KeptFile(kind=kind, name=name, path=path, num_bytes=size_of(path)[0], changed=_changed(path))
+    for file in noted_files():
+        yield KeptFile(
+            kind="prompts", name=str(file.path), path=file.path, num_bytes=size_of(file.path)[0],
+            changed=_changed(file.path), model=file.model, used=_day(file.used_s), note=file.note,
+        )  # fmt: skip
 
 
 def remove(kept: KeptFile) -> bool:
     """Remove it, and return whether that was done: a copy that is being written stays. Raises OSError."""
     if kept.path.is_file():
         kept.path.unlink()
+        if kept.note is not None:
+            kept.note.unlink(missing_ok=True)
         return True
     lock = FileLock(f"{kept.path.with_name(kept.path.name.removesuffix(PARTIAL))}{LOCK}")
     try:
@@ -64,6 +75,14 @@ def remove(kept: KeptFile) -> bool:
         lock.release()
     Path(lock.lock_file).unlink(missing_ok=True)
     return True
+
+
+def _changed(path: Path) -> str:
+    return _day(path.stat().st_mtime)
+
+
+def _day(time_s: float) -> str:
+    return datetime.datetime.fromtimestamp(time_s).astimezone().strftime("%Y-%m-%d")
 
 
 def _below(folder: Path) -> list[Path]:

@@ -29,10 +29,9 @@ from edgespec.pair.folder import ModelFolder, fingerprint
 from edgespec.pair.pair import ModelPair
 from edgespec.placement.run_place import RunPlace
 from edgespec.text.caches import TextCaches, new_caches
+from edgespec.text.prompt_files import HEADER, SCHEMA, note_use
 
-SCHEMA = "edgespec.prompt/1"
 LEAST_TOKENS = 16  # of a beginning that it pays to keep
-HEADER = "edgespec"  # key of the file's metadata
 
 logger = logging.getLogger("edgespec.text")
 
@@ -163,6 +162,7 @@ class PromptCache:
         with written_whole(self.path) as partial:
             save_file(tensors, partial, metadata={HEADER: json.dumps(header)})
         self.ids, self._draft_ids = ids["target"], ids["draft"]
+        note_use(self.path)
 
     def _open(self) -> None:
         try:
@@ -178,6 +178,7 @@ class PromptCache:
             raise _refused(self.path, f"cannot be read ({error})") from error
         # Another draft's rows are of no use, and replaced.
         self.ids, self._draft_ids = ids, draft_ids if header["draft"] == self._key.draft else []
+        note_use(self.path)
 
     def _check_key(self, header: dict[str, Any]) -> None:
         theirs, ours = header["target"], self._key.target

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 from filelock import FileLock
+from safetensors.torch import save_file
 
 from edgespec.cli import run
-from edgespec.files import cache_folder, machine_file, profiles_folder
+from edgespec.files import cache_folder, machine_file, profiles_folder, prompt_notes_folder
+from edgespec.text.prompt_files import HEADER, SCHEMA, note_use
 
 
 @pytest.fixture
@@ -86,13 +91,70 @@ def test_where_nobody_can_be_asked_and_for_unknown_names_nothing_is_removed(
 def test_the_users_own_files_are_neither_listed_nor_removed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kept: dict[str, Path]
 ) -> None:
-    """As those of --prompt-cache are: whoever names one is told so."""
-    own = tmp_path / "system.safetensors"
-    own.write_text("keys and values")
+    """Whoever names one is told so."""
+    own = tmp_path / "talk.json"
+    own.write_text("a saved chat")
     assert len(kept_names(capsys)) == len(kept)
     assert run(["cache", "clear", str(own), "--yes"]) == 2
     assert "a file of your own, to be removed by hand" in capsys.readouterr().err
     assert own.exists()
+
+
+def prompt_file(path: Path, schema: str = SCHEMA) -> Path:
+    """A file of a prompt's beginning, which was used here."""
+    header = {"schema": schema, "target": {"name": "large"}}
+    save_file({"target.keys.0": torch.zeros(1 << 18)}, path, metadata={HEADER: json.dumps(header)})
+    note_use(path)
+    return path
+
+
+def test_prompt_caches_are_listed_wherever_they_lie_with_model_and_last_use(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kept: dict[str, Path]
+) -> None:
+    path = prompt_file(tmp_path / "system.safetensors")
+    (note,) = prompt_notes_folder().iterdir()
+    os.utime(path, (0, 3600 * 24 * 365))
+    os.utime(note, (0, 3600 * 24 * 730))
+    assert run(["cache", "list", "--json"]) == 0
+    entry = json.loads(capsys.readouterr().out)["kept"][-1]
+    assert (entry["kind"], entry["name"], entry["path"]) == ("prompts", str(path), str(path))
+    assert (entry["model"], entry["bytes"]) == ("large", path.stat().st_size)
+    assert (entry["changed"][:4], entry["used"][:4]) == ("1971", "1972")
+    note_use(path)
+    assert run(["cache", "list"]) == 0
+    today = datetime.datetime.now().astimezone().strftime("%Y-%m-%d")
+    assert f"{path} (of large, last used {today})" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("names", [[], ["prompts"], ["b/../a.safetensors"]], ids=str)
+def test_prompt_caches_are_removed_as_others_are_and_said_to_lie_elsewhere(
+    names: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path, other = prompt_file(tmp_path / "a.safetensors"), prompt_file(tmp_path / "other.safetensors")
+    assert run(["cache", "clear", *names, "--yes"]) == 0
+    out = capsys.readouterr().out
+    assert f"prompts: {path}\nprompt" in out.replace(f"prompts: {other}\n", "")
+    assert "lie where --prompt-cache put them" in out
+    assert not path.exists()
+    assert other.exists() == (names == ["b/../a.safetensors"])
+    assert len(list(prompt_notes_folder().iterdir())) == other.exists()
+
+
+def test_prompt_caches_that_are_gone_or_another_file_by_now_are_no_part_of_the_list(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompt_file(tmp_path / "gone").unlink()
+    others = [prompt_file(tmp_path / name) for name in ("text", "folder")]
+    others.append(prompt_file(tmp_path / "of another schema", schema="edgespec.prompt/0"))
+    others[0].write_text("notes of mine")
+    others[1].unlink()
+    others[1].mkdir()
+    (prompt_notes_folder() / "torn.json").write_text('{"path')
+    assert kept_names(capsys) == {}
+    assert len(list(prompt_notes_folder().iterdir())) == 4, "the note of a file that is gone is dropped"
+    assert run(["cache", "clear", "--yes"]) == 0
+    assert all(path.exists() for path in others)
 
 
 def test_a_copy_that_is_being_written_stays(capsys: pytest.CaptureFixture[str], kept: dict[str, Path]) -> None:

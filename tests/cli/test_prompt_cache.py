@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.cli.conftest import Outcome, RunCli
 
@@ -30,6 +33,21 @@ def test_later_runs_begin_on_what_an_earlier_one_read(run_cli: RunCli, tmp_path:
     num_known, num_wanted = int(words[words.index("has") + 1]), int(words[words.index("tokens") - 1])
     assert num_known == num_wanted > 16
     assert plain == first == second
+    listed = json.loads(run_cli(["list", "--json"], command="cache").out)["kept"]
+    assert [(entry["path"], entry["model"]) for entry in listed] == [(str(path), "target")]
+
+
+def test_a_home_that_cannot_be_written_ends_no_run(
+    run_cli: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file itself is written and used; nobody knows of it afterwards."""
+    (tmp_path / "file").write_text("in the place of a folder")
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "file"))
+    path = tmp_path / "system.safetensors"
+    for num_known in ("0", "[1-9]"):
+        _, outcome = generate(run_cli, "--prompt-cache", str(path))
+        assert re.search(rf"has {num_known}\d* of the ", outcome.err)
+    assert json.loads(run_cli(["list", "--json"], command="cache").out)["kept"] == []
 
 
 def test_a_file_of_other_settings_is_one_error_before_anything_is_loaded(run_cli: RunCli, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from edgespec.cli.chat.settings import (
 from edgespec.cli.chat.spoken import closest
 from edgespec.cli.chat.state import Attachment, Chat
 from edgespec.cli.console import counted
-from edgespec.cli.open_engine import trees_in_words
+from edgespec.cli.open_engine import engine_trees_in_words
 from edgespec.errors import EdgespecError
 from edgespec.files import sessions_folder
 
@@ -114,7 +114,7 @@ def _show(chat: Chat, argument: str) -> None:
             f"target  {engine.pair.target.folder} ({engine.place.quant or 'not quantised'})",
             f"draft   {draft.folder} ({engine.place.draft_quant or 'not quantised'})" if draft else "draft   none",
             f"context {conversation.num_tokens} of {engine.max_context} tokens, {counted(count, 'turn')}",
-            f"trees   {trees_in_words(engine.room, is_tuned=engine.is_tuned)}",
+            f"trees   {engine_trees_in_words(engine)}",
         ]
     elif subject == "memory":
         lines = [str(engine.placement)]
@@ -248,7 +248,7 @@ def _spec(chat: Chat, argument: str) -> None:
     if argument:
         use_spec(chat, argument.lower())
     engine = chat.engine
-    chat.screen.say(f"spec {chat.spec}: {trees_in_words(engine.room, is_tuned=engine.is_tuned)}")
+    chat.screen.say(f"spec {chat.spec}: {engine_trees_in_words(engine)}")
 
 
 def _tree(chat: Chat, argument: str) -> None:

@@ -17,7 +17,7 @@ from edgespec.cli import EXIT_INTERRUPTED
 from edgespec.cli.chat.footer import GIB, Turn, footer
 from edgespec.cli.chat.state import Chat
 from edgespec.cli.ctrl_c import STDERR, cancelling, stopping_notice
-from edgespec.cli.open_engine import trees_in_words
+from edgespec.cli.open_engine import engine_trees_in_words
 from edgespec.errors import EdgespecError, is_out_of_memory
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def answer(chat: Chat, ask: Ask) -> bool:
         chat.turns.append(Turn(result=result, spec=chat.spec))
         _say_footer(chat)
         if chat.engine.room != room:
-            now = trees_in_words(chat.engine.room, is_tuned=chat.engine.is_tuned)
+            now = engine_trees_in_words(chat.engine)
             screen.say(f"memory ran out in a pass: {now} from here on")
     elif result is not None:
         screen.note("nothing was answered; the message is not kept (Up brings it back)")

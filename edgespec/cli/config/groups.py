@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,8 @@ class ConfiguredGroup(click.Group):
                 raise
             raise click.UsageError(f"{error.message} Did you mean '{near[0]}'?", context) from error
         is_group = isinstance(command, ConfiguredGroup)
+        if command is not None and not is_group and not context.resilient_parsing:
+            _refuse_swallowed(click.Context(command, info_name=name, parent=context), rest)
         if command is None or is_group or name in READ_CONFIG_THEMSELVES or context.resilient_parsing:
             return name, command, rest
         given = given_on_the_line(context, command, rest)
@@ -78,6 +81,21 @@ class ConfiguredGroup(click.Group):
                     str(name): defaults_of(command, context.obj, asked_model(command, given), others)
                 }
         return name, command, rest
+
+
+def _refuse_swallowed(context: click.Context, arguments: list[str]) -> None:
+    """Raise click.UsageError where an option lacks its value, and would take the option behind it for one."""
+    options = {name: option for option in context.command.params for name in (*option.opts, *option.secondary_opts)
+               if isinstance(option, click.Option)}  # fmt: skip
+    for name, value in itertools.pairwise(arguments):
+        if name == "--":
+            return
+        option = options.get(name)
+        if option is not None and not option.is_flag and not option.count and value in options:
+            long = next((other for other in option.opts if other.startswith("--")), name)
+            raise click.UsageError(
+                f"{name} has no value: {value} is an option. Write {long}={value} where that is meant.", context
+            )
 
 
 def leaf_commands(root: click.Context) -> dict[str, click.Command]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.console import Console, write_lines
+from edgespec.cli.console import Console, counted, write_lines
 from edgespec.cli.ctrl_c import import_engine
 from edgespec.cli.estimate.here import is_here, measured_here, refuse_measuring
 from edgespec.cli.estimate.speeds import (
@@ -179,7 +179,7 @@ def _lines(plan: PlacedWeights, settings: dict[str, Any]) -> list[str]:
     lines = [_model_line("target", plan.target)]
     if plan.draft is not None:
         lines.append(_model_line("draft", plan.draft))
-    nodes = f"trees of {settings['tree_size']} nodes" if settings["tree_size"] else "no tree"
+    nodes = f"trees of {counted(settings['tree_size'], 'node')}" if settings["tree_size"] else "no tree"
     texts = f"{settings['texts']} texts under way, " if settings["texts"] > 1 else ""
     lines.append(
         f"{settings['dtype']} on {settings['device']}, {texts}{nodes}, context of {settings['context_tokens']} tokens"

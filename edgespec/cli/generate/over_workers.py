@@ -24,7 +24,7 @@ from edgespec.cli.generate.prepare import (
 from edgespec.cli.generate.ray_options import AskedWorkers
 from edgespec.cli.generate.records import error_record
 from edgespec.cli.generate.requests import Request
-from edgespec.cli.generate.run_config import config_hash
+from edgespec.cli.generate.resume import config_hash
 from edgespec.cli.generate.tally import Tally, Totals
 from edgespec.cli.generate.worker import RowAnswer, RowPlan
 from edgespec.cli.generate.workers_progress import WorkersProgress

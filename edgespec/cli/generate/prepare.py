@@ -19,7 +19,7 @@ from edgespec.cli.generate.requests import (
     turn_encoder,
 )
 from edgespec.cli.generate.resume import Results, check_same_run
-from edgespec.cli.generate.run_config import run_config
+from edgespec.cli.generate.run_config import run_config, trees_as_begun
 from edgespec.cli.generate.truncate import fit
 from edgespec.cli.open_pair import open_pair_for
 from edgespec.cli.options.machine import MachineOptions
@@ -117,9 +117,8 @@ def prepare(console: Console, prompts: Prompts, asked: AskedRun) -> Prepared:
     """Open the pair, settle every prompt's settings, and place the weights; raises EdgespecError."""
     found = make_requested(console, prompts, asked)
     place = replace(asked.place, parallel=1) if asked.out.shows_text else asked.place
-    setup, settings = place_run(found.pair, found.settings, place, found.needed, found.num_fitting)
+    setup, settings, config = _place_as_begun(console, found, place, prompts.results)
     report_ignored_settings(console, found.pair, prompts.wanted, asked.prompts)
-    config = run_config(setup, settings)
     requests = still_to_run(console, prompts, asked, found, config)
     return Prepared(
         pair=found.pair, settings=settings, setup=setup, requests=requests, encode=found.encode, needed=found.needed,
@@ -157,6 +156,27 @@ def make_requested(console: Console, prompts: Prompts, asked: AskedRun) -> Reque
     return Requested(
         pair=pair, settings=settings, requests=requests, encode=encode, needed=needed, num_fitting=len(fitting)
     )
+
+
+def _place_as_begun(
+    console: Console, found: Requested, asked: AskedPlace, results: Results | None
+) -> tuple[PairSetup, RunSettings, dict[str, Any]]:
+    """Place the run, and return its configuration too; a run that goes on has the trees that it was begun with."""
+
+    def placed(trees: AskedTrees) -> tuple[PairSetup, RunSettings, dict[str, Any]]:
+        place = replace(asked, trees=trees)
+        setup, settings = place_run(found.pair, found.settings, place, found.needed, found.num_fitting)
+        return setup, settings, run_config(setup, settings)
+
+    first = placed(asked.trees)
+    if results is None or results.made_otherwise(first[-1]) is None:
+        return first
+    for trees in trees_as_begun(asked.trees, results):
+        other = placed(trees)
+        if results.made_otherwise(other[-1]) is None:
+            console.say(f"trees are those that '{results.path}' was begun with: profiles have changed since")
+            return other
+    return first
 
 
 def place_run(

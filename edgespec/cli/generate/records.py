@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from edgespec import __version__
 from edgespec.cli.generate.logprobs import logprob_fields
 from edgespec.cli.generate.requests import Request, RunSettings
-from edgespec.cli.generate.run_config import config_hash, sampling_fields
+from edgespec.cli.generate.resume import config_hash
+from edgespec.cli.generate.run_config import sampling_fields
 from edgespec.errors import EdgespecError
 
 if TYPE_CHECKING:

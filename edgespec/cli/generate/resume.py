@@ -6,6 +6,7 @@ Records that are written in the prompts' order wait for those before them in a s
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -19,7 +20,6 @@ from typing import Any, TypeAlias
 
 from edgespec.cli.console import named
 from edgespec.cli.generate.formats import Entry, read_entry
-from edgespec.cli.generate.run_config import config_hash
 from edgespec.cli.prompts.rows import PromptRow
 from edgespec.errors import EdgespecError
 
@@ -56,6 +56,16 @@ class Results:
     def seed(self) -> int | None:
         """Return the seed that the run began with; None where nothing tells it."""
         return next((entry.seed for entry in self.entries if entry.seed is not None), None)
+
+    def made_otherwise(self, config: dict[str, Any]) -> Entry | None:
+        """Return a result that was made with other settings; None where there is none."""
+        wanted = config_hash(config)
+        return next((entry for entry in self.entries if not entry.failed and entry.config_hash != wanted), None)
+
+
+def config_hash(config: dict[str, Any]) -> str:
+    """Return eight digits that two configurations share only if they are the same."""
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def waiting_path(path: Path) -> Path:
@@ -111,8 +121,7 @@ def check_same_run(results: Results, rows: list[PromptRow], config: dict[str, An
     """
     fix = "Run with what they were made with, start again with --overwrite, or mix them with --force."
     kept = [entry for entry in results.entries if not entry.failed]
-    wanted = config_hash(config)
-    other = next((entry for entry in kept if entry.config_hash != wanted), None)
+    other = results.made_otherwise(config)
     if other is not None:
         differences = _differences(other.record.get("config"), config)
         raise EdgespecError("E_RESUME", f"'{results.path}' was made with other settings: {differences}.", fix)

@@ -1,18 +1,26 @@
-"""Every setting of a run that shapes its texts, by name: what results must have in common to be mixed."""
+"""Every setting of a run that shapes its texts, by name: what results must have in common to be mixed.
+
+Where texts do not depend on trees, those are no part of it: they may be others when a run goes on, and on each machine.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.generate.requests import RunSettings
+from edgespec.cli.generate.resume import Results
+from edgespec.cli.options.tree import AskedTrees
 from edgespec.config import SamplingSettings
+from edgespec.errors import EdgespecError
 from edgespec.tree.settings import TreeSettings
 
 if TYPE_CHECKING:
     from edgespec.profiled import PairSetup
+
+TREE = "tree."
 
 
 def run_config(setup: PairSetup, run: RunSettings) -> dict[str, Any]:
@@ -22,6 +30,8 @@ def run_config(setup: PairSetup, run: RunSettings) -> dict[str, Any]:
     pair, place, tree = setup.pair, setup.place, setup.tree
     default = dataclasses.asdict(TreeSettings())
     chosen = {name: value for name, value in dataclasses.asdict(tree).items() if value != default[name]}
+    if tree.is_lossless and tree.children == "coupled":
+        chosen = {}
     return {
         "target": f"{pair.target.folder.name} {fingerprint(pair.target)}",
         "draft": f"{pair.draft.folder.name} {fingerprint(pair.draft)}" if pair.draft else None,
@@ -37,14 +47,38 @@ def run_config(setup: PairSetup, run: RunSettings) -> dict[str, Any]:
         "stop": list(run.stop),
         "grammar": None if run.grammar is None else f"{run.grammar.form} {run.grammar.text}",
         "logprobs": run.logprobs,
-        "profile": run.profile,
-        **{f"tree.{name}": value if isinstance(value, (int, float)) else str(value) for name, value in chosen.items()},
+        **{TREE + name: _as_json(value) for name, value in chosen.items()},
     }
 
 
-def config_hash(config: dict[str, Any]) -> str:
-    """Return eight digits that two configurations share only if they are the same."""
-    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:8]
+def trees_as_begun(asked: AskedTrees, results: Results) -> Iterator[AskedTrees]:
+    """Yield the trees that results may have been begun with, where a profile has come, gone or changed since."""
+    if asked.profile != "auto":
+        return
+    yield dataclasses.replace(asked, profile="none")
+    record = next((entry.record for entry in results.entries if not entry.failed), {})
+    if asked.given or not _came_from_a_profile(record):
+        return
+    given: dict[str, Any] = {
+        name.removeprefix(TREE): tuple(value) if isinstance(value, list) else value
+        for name, value in record["config"].items()
+        if name.startswith(TREE)
+    }
+    try:
+        yield AskedTrees(settings=TreeSettings(**given), given=given)
+    except (TypeError, EdgespecError):  # written over by hand, or by another version
+        return
+
+
+def _as_json(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
+
+
+def _came_from_a_profile(record: dict[str, Any]) -> bool:
+    try:
+        return record["spec"]["plan"]["profile"] is not None and isinstance(record["config"], dict)
+    except (KeyError, TypeError):  # of a format that does not tell
+        return False
 
 
 def sampling_fields(sampling: SamplingSettings) -> dict[str, Any]:

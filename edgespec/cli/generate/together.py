@@ -12,7 +12,7 @@ from edgespec.cli.console import Console, counted
 from edgespec.cli.generate.progress import RunProgress
 from edgespec.cli.generate.requests import EncodeTurn, Request, RunSettings
 from edgespec.cli.generate.turns import RowAnswers
-from edgespec.cli.open_engine import trees_in_words
+from edgespec.cli.open_engine import engine_trees_in_words
 from edgespec.engine import Engine
 from edgespec.text.handle import TextHandle
 from edgespec.text.results import GenerationResult
@@ -118,6 +118,7 @@ def together(run: Run, requests: Iterable[Request], progress: RunProgress) -> Ge
 def saying_room(run: Run) -> Iterator[None]:
     """Within this block it is said where memory ran out, and trees became smaller or texts fewer."""
     engine, room, num_texts = run.engine, run.engine.room, run.engine.num_texts
+    before = engine_trees_in_words(engine)
     yield
     if engine.num_texts < num_texts:
         is_first = num_texts == engine.place.num_texts
@@ -125,8 +126,7 @@ def saying_room(run: Run) -> Iterator[None]:
         now = counted(engine.num_texts, "text")
         say(f"memory ran out in a pass: at most {now} under way from here on, no longer {num_texts}")
     if engine.room != room:
-        now, before = (trees_in_words(tree, is_tuned=engine.is_tuned) for tree in (engine.room, room))
-        run.console.say(f"memory ran out in a pass: {now} from here on, no longer {before}")
+        run.console.say(f"memory ran out in a pass: {engine_trees_in_words(engine)} from here on, no longer {before}")
 
 
 def say_trees(run: Run, result: GenerationResult) -> None:

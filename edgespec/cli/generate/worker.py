@@ -138,12 +138,8 @@ def _hello(setup: PairSetup, settings: RunSettings, lines: Sequence[str]) -> Hel
     import transformers
 
     config = run_config(setup, settings)
-    # Where no text depends on its trees, each machine may have those that pay there.
-    is_free = setup.tree.is_lossless and (setup.tree.policy == "none" or setup.tree.children == "coupled")
-    own = {name for name in config if name == "profile" or name.startswith("tree.")} if is_free else set()
     return Hello(
         settings=config,
-        own=frozenset(own),
         versions={
             "edgespec": __version__,
             "torch": torch.__version__.partition("+")[0],

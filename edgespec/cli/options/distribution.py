@@ -118,12 +118,9 @@ def parse_temperatures(text: str) -> list[float]:
 
 
 def check_stops(stops: tuple[str, ...]) -> None:
-    """Raise EdgespecError for a --stop that is empty, or no text, or took the option behind it for its text."""
-    fix = "Give the text to stop at, or leave it out."
-    require(all(stops), "--stop is empty.", fix)
-    options = {spelling for option in click.get_current_context().command.params for spelling in option.opts}
+    """Raise EdgespecError for a --stop that is empty, or no text."""
+    require(all(stops), "--stop is empty.", "Give the text to stop at, or leave it out.")
     for text in stops:
-        require(text not in options, f"--stop has no text: {text}, which follows it, is an option.", fix)
         require_text("--stop", text)
 
 

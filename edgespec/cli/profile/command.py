@@ -111,7 +111,7 @@ def command(
         profile = _measure(console, models, machine, rows, temperatures, effort=effort, seed=seed)
         said = f"kept as {_keep(profile)}"
     _show(profile, plot, as_json=as_json)
-    console.say(said)
+    console.say(said, breaks=False)  # its path is to be copied
     return 0
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from edgespec.cli.console import write_lines
+
 if TYPE_CHECKING:
     from profiles.schema import Plan, Profile, TemperaturePlan
 
@@ -17,20 +19,19 @@ BARS = "▁▂▃▄▅▆▇█"
 
 def write_report(profile: Profile) -> None:
     """Write the whole report to stdout."""
-    # Names may hold brackets, and a sentence is broken by the terminal that shows it.
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = Console(highlight=False, markup=False, soft_wrap=True)  # names may hold brackets
     machine, pair = profile.machine, profile.pair
     console.print(f"{pair.target} + {pair.draft} on {machine.device_name}, {pair.dtype}"
                   + (f" from {pair.quant}" if pair.quant != "none" else ""))  # fmt: skip
-    console.print(_placement(profile))
+    write_lines(_placement(profile))
     console.print(_costs(profile))
     for plan in profile.plans:
         console.print(_speeds(plan))
         if len(plan.by_size) > 1:
             console.print(f"tokens/s over tree size: {sparkline([found.tokens_per_s for found in plan.by_size])}")
-        console.print(f"T={plan.temperature:g}: {describe(plan.best)}: {plan.why}")
+        write_lines(f"T={plan.temperature:g}: {describe(plan.best)}: {plan.why}")
         for found in plan.by_texts:
-            console.print(f"{found.num_texts} texts under way: {describe(found)}: {found.tokens_per_s:.3g} tokens/s*")
+            write_lines(f"{found.num_texts} texts under way: {describe(found)}: {found.tokens_per_s:.3g} tokens/s*")
         console.print()
     error = profile.reliability.calibration_error
     console.print(f"expected calibration error of the acceptance model: {error:.3f}")

@@ -158,6 +158,16 @@ def test_a_terminal_shows_what_is_under_way_and_no_line_is_too_long(columns: int
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_records_on_a_terminal_are_whole_lines(tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "words of a prompt " * 9}) + "\n")
+    terminal = Terminal(["generate", "p.jsonl", "-n", "4", "--temp", "0", "--policy", "none"], tmp_path, columns=60)
+    assert terminal.code == 0, terminal.written
+    plain = SEQUENCE.sub("", terminal.written)
+    (record,) = (json.loads(line) for line in re.split(r"[\r\n]+", plain) if line.startswith("{"))
+    assert record["prompt"] == "words of a prompt " * 9
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 @pytest.mark.parametrize("columns", [40, 100])
 def test_ctrl_c_leaves_nothing_of_what_was_drawn(columns: int, tmp_path: Path) -> None:
     """Whoever draws lines over counts them: what Ctrl-C is answered with adds none, and goes with them."""

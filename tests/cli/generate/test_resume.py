@@ -17,8 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.cli.generate.resume import check_same_run, keep_finished, read_results
-from edgespec.cli.generate.run_config import config_hash
+from edgespec.cli.generate.resume import check_same_run, config_hash, keep_finished, read_results
 from edgespec.cli.generate.sinks import OutputFile
 from edgespec.cli.prompts.rows import PromptRow, parse_row
 from edgespec.errors import EdgespecError

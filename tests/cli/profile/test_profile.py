@@ -360,11 +360,20 @@ def test_bars_go_from_the_lowest_to_the_highest() -> None:
     assert sparkline([2.0, 2.0]) == "▁▁"
 
 
-def test_sentences_are_not_broken_for_a_width_that_nobody_has(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sentences_break_between_words_at_the_width_that_somebody_has(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     profile = example_profile()
     why = "a reason of many words " * 9
     write_report(replace(profile, plans=(replace(profile.plans[0], why=why),)))
     assert why in capsys.readouterr().out
+    monkeypatch.setattr("edgespec.cli.console.terminal_width", lambda _stream: 40)
+    write_report(replace(profile, plans=(replace(profile.plans[0], why=why),)))
+    out = capsys.readouterr().out
+    assert why not in out
+    assert " ".join(why.split()) in " ".join(out.split())
+    (first, *_) = out[out.index("T=") :].splitlines()
+    assert len(first) <= 40
 
 
 # Mistakes

@@ -91,7 +91,7 @@ class DoublingWorker:
         self.plan, self.waiting = plan, deque[tuple[int, int]]()
 
     def hello(self) -> Hello:
-        return Hello(settings={}, own=frozenset(), versions={}, num_texts=self.plan.num_texts, shared={})
+        return Hello(settings={}, versions={}, num_texts=self.plan.num_texts, shared={})
 
     def load(self, settings: Mapping[str, Any]) -> None:
         pass

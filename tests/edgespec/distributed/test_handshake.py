@@ -11,8 +11,7 @@ from edgespec.distributed.worker import Hello
 from edgespec.errors import EdgespecError
 
 HELLO = Hello(
-    settings={"target": "t 1a2b", "dtype": "bfloat16", "profile": "mine", "tree.size": 16},
-    own=frozenset({"profile", "tree.size"}),
+    settings={"target": "t 1a2b", "dtype": "bfloat16", "tree.draw": "sampled", "tree.size": 16},
     versions={"edgespec": "0.1.0", "torch": "2.13.0"},
     num_texts=4,
     shared={},
@@ -37,24 +36,10 @@ def test_other_models_settings_and_versions_are_refused(other: Hello, told: str)
         check_joining("worker 9", other, "worker 1", HELLO)
 
 
-def test_each_machine_may_have_the_trees_that_pay_there() -> None:
-    """What of them differs is no setting of the run, in whatever order workers come: resuming compares it."""
-    other = replace(HELLO, settings={"target": "t 1a2b", "dtype": "bfloat16", "profile": None, "tree.depth": 3},
-                    own=frozenset({"profile", "tree.depth"}))  # fmt: skip
-    with pytest.raises(EdgespecError, match="tree"):
-        shared_settings({"a": HELLO, "b": other})  # each must leave it to the other
-    holding = replace(HELLO, settings={**HELLO.settings, "profile": None}, own=frozenset())
-    with pytest.raises(EdgespecError, match="profile none, not profile mine"):
-        shared_settings({"a": HELLO, "b": holding})
-    other = replace(other, settings={**HELLO.settings, "profile": None, "tree.size": 64}, own=HELLO.own)
-    for hellos in ({"a": HELLO, "b": other}, {"b": other, "a": HELLO}):
-        assert shared_settings(hellos) == {"target": "t 1a2b", "dtype": "bfloat16"}
-    assert shared_settings({"a": HELLO, "b": HELLO}) == HELLO.settings
-    check_joining("c", other, "a", HELLO)
-
-
 def test_where_texts_depend_on_trees_those_must_agree() -> None:
-    sampled = replace(HELLO, own=frozenset())
-    other = replace(sampled, settings={**HELLO.settings, "tree.size": 64})
+    """Where none does, trees are no settings: each machine may have those that pay there."""
+    other = replace(HELLO, settings={**HELLO.settings, "tree.size": 64})
     with pytest.raises(EdgespecError, match=r"tree\.size 64, not tree\.size 16"):
-        shared_settings({"a": sampled, "b": other})
+        shared_settings({"a": HELLO, "b": other})
+    assert shared_settings({"a": HELLO, "b": HELLO}) == HELLO.settings
+    check_joining("c", HELLO, "a", HELLO)

@@ -1,0 +1,122 @@
+"""--resume where a profile has come or gone since, or trees were changed: a run goes on as it was begun."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.grow.acceptance import default_acceptance
+from edgespec.pair.pair import ModelPair
+from edgespec.placement.run_place import RunPlace
+from edgespec.profiled import PairSetup, set_up, set_up_by_profile
+from edgespec.tree.settings import TreeSettings
+from tests.cli.conftest import RunCli
+from tests.profiles.examples import example_profile
+
+CHOSEN = TreeSettings(policy="eagle2", draw="chosen", size=3, depth=2)
+FORMATS = {
+    "jsonl": ("text",),
+    "specbench": ("choices", 0, "turns"),
+    "openai-batch": ("response", "body", "choices"),
+}
+PROMPTS = {"p.jsonl": "".join(json.dumps({"id": text, "prompt": text}) + "\n" for text in ("a", "b", "c"))}
+
+
+@pytest.fixture
+def options(pair_folders: tuple[Path, Path]) -> list[str]:
+    """Without a seed: whatever was drawn must be found again."""
+    target, draft = map(str, pair_folders)
+    return ["p.jsonl", "-m", target, "-md", draft, "--temp", "1", "-n", "12", "-o", "out.jsonl", "--ordered"]
+
+
+@pytest.fixture
+def has_profile(monkeypatch: pytest.MonkeyPatch) -> Callable[[TreeSettings | None], None]:
+    """Let a profile be found whose plan has these trees; None: none is there."""
+
+    def let(tree: TreeSettings | None) -> None:
+        def found(pair: ModelPair, place: RunPlace, *, source: str, given: Any, **more: Any) -> PairSetup:
+            if source == "none" or tree is None or given:
+                return set_up_by_profile(pair, place, source=source, given=given, **more)
+            return replace(
+                set_up(pair, place, tree), profile=example_profile(acceptance=default_acceptance().to_document())
+            )
+
+        monkeypatch.setattr("edgespec.profiled.set_up_by_profile", found)
+
+    return let
+
+
+def texts(format_name: str = "jsonl") -> list[Any]:
+    found = list(map(json.loads, Path("out.jsonl").read_text(encoding="utf-8").splitlines()))
+    for key in FORMATS[format_name]:
+        found = [record[key] for record in found]
+    return found
+
+
+def cut() -> None:
+    """As if the run was killed behind its first record."""
+    path = Path("out.jsonl")
+    path.write_bytes(path.read_bytes().split(b"\n")[0] + b"\n")
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_a_profile_that_was_measured_meanwhile_changes_nothing(
+    format_name: str, run_cli: RunCli, options: list[str], has_profile: Callable[[TreeSettings | None], None]
+) -> None:
+    options += ["--format", format_name]
+    assert run_cli(options, files=PROMPTS).code == 0
+    whole = texts(format_name)
+    cut()
+    has_profile(CHOSEN)
+    outcome = run_cli([*options, "--resume"])
+    assert outcome.code == 0, outcome.err
+    assert "trees are those that 'out.jsonl' was begun with" in outcome.err
+    assert texts(format_name) == whole
+
+
+def test_a_profile_that_is_gone_leaves_its_trees(
+    run_cli: RunCli, options: list[str], has_profile: Callable[[TreeSettings | None], None]
+) -> None:
+    """Chosen children have noise of their own: with other trees there would be another text."""
+    has_profile(CHOSEN)
+    assert run_cli(options, files=PROMPTS).code == 0
+    whole = texts()
+    cut()
+    for other in (None, replace(CHOSEN, size=2, depth=1)):
+        has_profile(other)
+        outcome = run_cli([*options, "--resume"])
+        assert outcome.code == 0, outcome.err
+        assert texts() == whole
+        cut()
+
+
+@pytest.mark.parametrize("changes", [["--tree-size", "2"], ["--policy", "opt-tree", "--draw", "coupled"]], ids=str)
+def test_trees_that_no_text_depends_on_may_change(
+    changes: Sequence[str], run_cli: RunCli, options: list[str], has_profile: Callable[[TreeSettings | None], None]
+) -> None:
+    assert run_cli([*options, "--tree-size", "8"], files=PROMPTS).code == 0
+    whole = texts()
+    cut()
+    has_profile(TreeSettings(size=4))
+    outcome = run_cli([*options, *changes, "--resume"])
+    assert outcome.code == 0, outcome.err
+    assert texts() == whole
+
+
+def test_trees_that_texts_depend_on_are_not_mixed_unasked(run_cli: RunCli, options: list[str]) -> None:
+    options += ["--draw", "chosen", "--policy", "eagle2", "--tree-size"]
+    assert run_cli([*options, "8"], files=PROMPTS).code == 0
+    cut()
+    before = Path("out.jsonl").read_bytes()
+    refused = run_cli([*options, "4", "--resume"])
+    assert refused.code == 2
+    assert "made with other settings: tree.size 8 there, 4 here" in refused.err
+    forgotten = run_cli([*options[: options.index("--draw")], "--resume"])
+    assert forgotten.code == 2
+    assert 'tree.draw "chosen" there, default here' in forgotten.err
+    assert Path("out.jsonl").read_bytes() == before
