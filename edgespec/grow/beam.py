@@ -181,7 +181,7 @@ def _look(
         noise = beams[text].noise
         look = partial(_read, rule=beams[text].rule, count=count, noise=None if noise is None else noise.below(depth))
         parts.append(look_at(q, look))
-    return tuple(torch.cat(columns) for columns in zip(*parts, strict=True))
+    return parts[0] if len(parts) == 1 else tuple(torch.cat(columns) for columns in zip(*parts, strict=True))
 
 
 def _read(q: Tensor, _rows: slice, *, rule: BeamRule, count: int, noise: Tensor | None) -> tuple[Tensor, ...]:
