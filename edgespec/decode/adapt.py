@@ -15,8 +15,9 @@ from torch import Tensor
 
 from edgespec.config import SamplingSettings
 from edgespec.decode.costs import StepCosts
+from edgespec.decode.promises import GrownTree
 from edgespec.decode.step import PassCost, StepResult
-from edgespec.decode.tree_choice import SIZES, GrownTree, TreeChoice, Wanted
+from edgespec.decode.tree_choice import SIZES, TreeChoice, Wanted
 from edgespec.grow import Growth
 from edgespec.grow.policies import OpenPolicy
 from edgespec.grow.together import Grow
@@ -70,7 +71,7 @@ class Tuner:
             while len(self._choices) >= MAX_SAMPLINGS:
                 del self._choices[next(iter(self._choices))]
             start = next(reversed(self._choices.values())).wanted if self._choices else self._start
-            found = TreeChoice(self._costs, self._sizes, start=start)
+            found = TreeChoice(self._costs, self._sizes, start=start, shares_budget=self.room.shares_budget)
         self._choices[sampling] = found  # the one used last stands last
         return found
 
@@ -80,7 +81,7 @@ class Tuner:
         return _settings(self.room, Wanted(last.size, self.room.threshold, self.room.stop_gain)).smaller()
 
     def settings(self, wanted: Wanted) -> TreeSettings:
-        """Return the settings of a step's tree."""
+        """Return the settings of a step's tree; where trees share a budget, its size is what the tree adds to that."""
         return _settings(self.room, wanted)
 
 

@@ -60,6 +60,6 @@ def start_session(
         assert may_follow_clock(policy.settings, sampling)
         plain = make_grow(policy, None, **growth)
         tuning = TextTuning(tuner, sampling)
-        session.grow = tuning.grow(policy, lambda now: make_grow(now, drafter, **growth), plain)
+        session.grow = tuning.grow(policy, lambda now: make_grow(now, drafter, room=tuner.room, **growth), plain)
         session.tuning = tuning
     return session

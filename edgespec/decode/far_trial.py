@@ -20,7 +20,7 @@ class FarTrial:
 
     def __init__(self) -> None:
         self.size: int | None = None
-        self._grown: list[tuple[Sequence[float], Sequence[int]]] = []
+        self._grown: list[tuple[Sequence[float], Sequence[int], int]] = []
 
     def begin(self, sizes: Sequence[int], near: int, step_s: Callable[[int], float]) -> None:
         """Try the largest of the sizes that takes little longer than `near` does; none may."""
@@ -29,15 +29,16 @@ class FarTrial:
         self.size = max(far, default=None)
         self._grown = []
 
-    def learn(self, expected: Sequence[float], layers: Sequence[int]) -> None:
-        """Note a tree of the trial: each node's expected tokens and layer, best score first."""
-        self._grown.append((expected, layers))
+    def learn(self, expected: Sequence[float], layers: Sequence[int], num_trees: int) -> None:
+        """Note so many trees of the trial: each node's expected tokens and layer, best score first."""
+        self._grown.append((expected, layers, num_trees))
 
     def end(self, sizes: Sequence[int], *, is_cut: bool) -> tuple[Yields, Yield] | None:
         """Return the yields of the trial's trees alone, and the one of its size; None until it is over."""
-        if self.size is None or not self._grown or (len(self._grown) < TREES and not is_cut):
+        num_trees = sum(grown[2] for grown in self._grown)
+        if self.size is None or not num_trees or (num_trees < TREES and not is_cut):
             return None
         found = Yields(sizes)
-        for expected, layers in self._grown:
-            found.learn(expected, layers, self.size)
+        for expected, layers, count in self._grown:
+            found.learn(expected, layers, self.size, count)
         return found, found.all()[found.sizes.index(self.size)]

@@ -8,12 +8,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 CLASSES = 10  # of scores: octaves down from 1
 MEMORY = 0.98  # of the sums, a tree: about fifty trees
 PRIOR_TOKENS = 2.0  # on both sides of a ratio, so that a few bad trees are no verdict
 BY_RANK = (0.6, 0.15, 0.08, 0.05, 0.03)  # chances of a shape's children, where not measured; the last of all others
 CERTAIN = 0.999  # no chance is larger
+
+
+@dataclass(frozen=True, slots=True)
+class GrownTree:
+    """What a text's tree promised."""
+
+    scores: list[float]  # of the nodes below the root
+    layers: list[int]
+    limit: int
+    is_typical: bool  # no tree that ends with its text
 
 
 class Promises:
@@ -28,6 +39,14 @@ class Promises:
         """Return the expected tokens of nodes."""
         ratios = self.ratios
         return [min(CERTAIN, score * ratios[_class_of(score)]) for score in scores]
+
+    def best_first(self, trees: Sequence[GrownTree]) -> tuple[list[float], list[int]]:
+        """Return the expected tokens and the layers of all trees' nodes, best score first."""
+        scores = [score for tree in trees for score in tree.scores]
+        layers = [layer for tree in trees for layer in tree.layers]
+        expected = self.expected(scores)
+        order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
+        return [expected[n] for n in order], [layers[n] for n in order]
 
     def score_of(self, expected: float) -> float:
         """Return the score of nodes that are worth so many tokens."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from edgespec.decode.costs import StepCosts
 from edgespec.decode.far_trial import FarTrial
-from edgespec.decode.promises import Promises, depths, scores_by_rank
+from edgespec.decode.promises import GrownTree, Promises, depths, scores_by_rank
 from edgespec.decode.step import PassCost, StepResult
 from edgespec.decode.yields import Yield, Yields
 from edgespec.tree.token_tree import TokenTree
@@ -47,20 +47,13 @@ class Wanted:
     stop_gain: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class GrownTree:
-    """What a text's tree promised."""
-
-    scores: list[float]  # of the nodes below the root
-    layers: list[int]
-    limit: int
-    is_typical: bool  # no tree that ends with its text
-
-
 class TreeChoice:
     """What has been learned of one way of sampling, and the tree that follows from it."""
 
-    def __init__(self, costs: StepCosts, sizes: Sequence[int], *, start: Wanted) -> None:
+    def __init__(self, costs: StepCosts, sizes: Sequence[int], *, start: Wanted, shares_budget: bool = False) -> None:
+        """Begin with the limits `start`; where trees share a budget, a size is the mean of theirs."""
+        self._shares_budget = shares_budget
+        self._grown: list[GrownTree] = []  # by the texts of the last step
         self.costs, self.yields, self.promises = costs, Yields(sizes), Promises()
         self.wanted = start  # in use, or last in use
         self.last = start  # of the last tree, which may have been a trial
@@ -87,6 +80,7 @@ class TreeChoice:
         self._step, self._num_texts = number, num_texts
         if self._has_learned:
             self._has_learned = False
+            self._learn_yields()
             if not self.is_plain or self._trees_left == 0:
                 self._choose()
         self.in_step = self._next()
@@ -184,19 +178,27 @@ class TreeChoice:
         for node in step.path:
             accepted[node - 1] = True
         self.promises.learn(grown.scores, accepted)
-        num_layers = max(grown.layers, default=1)  # a call finds out that no node is worth it
-        expected = self.promises.expected(grown.scores)
-        order = sorted(range(len(expected)), key=grown.scores.__getitem__, reverse=True)
-        best_first = [expected[n] for n in order], [grown.layers[n] for n in order]
-        if grown.limit == self._trial.size:
-            self._trial.learn(*best_first)
-        if not grown.is_typical:
-            return
-        self.yields.learn(*best_first, grown.limit)
+        self._grown.append(grown)
+
+    def _learn_yields(self) -> None:
+        """Learn what the trees of the last step were expected to yield: together, where they shared a budget."""
+        trees, self._grown = self._grown, []
+        for together in [trees] if self._shares_budget else [[tree] for tree in trees]:
+            if any(tree.limit == self._trial.size for tree in together):
+                self._trial.learn(*self.promises.best_first(together), len(together))
+            typical = [tree for tree in together if tree.is_typical]
+            if typical:
+                self._learn_together(typical)
+
+    def _learn_together(self, trees: Sequence[GrownTree]) -> None:
+        expected, layers = self.promises.best_first(trees)
+        self.yields.learn(expected, layers, trees[0].limit, len(trees))
+        num_layers = max(layers, default=1)  # a call finds out that no node is worth it
         by_layer = [0.0] * (num_layers + 1)
-        for layer, tokens in zip(grown.layers, expected, strict=True):
-            by_layer[layer] += tokens
-        self._least_score, self._least_gain = min(grown.scores, default=0.0), min(by_layer[1:])
+        for layer, tokens in zip(layers, expected, strict=True):
+            by_layer[layer] += tokens / len(trees)
+        self._least_score = min((score for tree in trees for score in tree.scores), default=0.0)
+        self._least_gain = min(by_layer[1:])
         if num_layers > 1:
             ratio = sum(by_layer[2:]) / max(1e-9, sum(by_layer[:-1]))
             self._continuation += (min(1.0, max(0.3, ratio)) - self._continuation) / 16

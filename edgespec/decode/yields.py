@@ -28,26 +28,35 @@ class Yields:
         self._gains: list[tuple[float, float, float]] = [(0.0, 0.0, 0.0)] * len(self.sizes)  # tokens, nodes, layers
         self._share_full = 1.0  # of the trees as large as they might be
 
-    def learn(self, expected: Sequence[float], layers: Sequence[int], limit: int) -> None:
-        """Note a tree that might have had `limit` nodes: each node's expected tokens and layer, best score first."""
-        self.num_trees += 1
-        self._share_full += (float(len(expected) >= limit) - self._share_full) / min(self.num_trees, REMEMBERED)
+    def learn(self, expected: Sequence[float], layers: Sequence[int], limit: int, num_trees: int = 1) -> None:
+        """Note each node's expected tokens and layer, best score first, of a tree that might have had `limit` nodes.
+
+        They may be those of several trees that might have had as many each on average; the layers of the deepest count.
+        """
+        self.num_trees += num_trees
+        is_full = float(len(expected) >= num_trees * limit)
+        self._share_full += (is_full - self._share_full) * min(1.0, num_trees / min(self.num_trees, REMEMBERED))
         tokens, deepest, taken = 0.0, 0, 0
         for index, size in enumerate(self.sizes):
             if size > limit:
                 break
             before = (tokens, taken, deepest)
-            while taken < min(size, len(expected)):
+            while taken < min(num_trees * size, len(expected)):
                 tokens += expected[taken]
                 deepest = max(deepest, layers[taken])
                 taken += 1
-            weight = self._weights[index] = min(self._weights[index] + 1, REMEMBERED)
-            added = (tokens - before[0], float(taken - before[1]), float(deepest - before[2]))
+            self._weights[index] = min(self._weights[index] + num_trees, REMEMBERED)
+            share = min(1.0, num_trees / self._weights[index])
+            added = (
+                (tokens - before[0]) / num_trees,
+                (taken - before[1]) / num_trees,
+                float(deepest - before[2]),
+            )
             means = self._gains[index]
             self._gains[index] = (
-                means[0] + (added[0] - means[0]) / weight,
-                means[1] + (added[1] - means[1]) / weight,
-                means[2] + (added[2] - means[2]) / weight,
+                means[0] + (added[0] - means[0]) * share,
+                means[1] + (added[1] - means[1]) * share,
+                means[2] + (added[2] - means[2]) * share,
             )
 
     def forget(self, share: float) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TypeAlias
 
-from torch import Tensor
-
 from edgespec.draft.distributions import Distributions
+from edgespec.grow.beam import Beam
+from edgespec.grow.growing import Asked
 from edgespec.tree.token_tree import TokenTree
 
-# A tree that grows: it asks what follows tokens [k] below parent rows [k] of the drafter, and is sent q [k, vocab]
-Growth: TypeAlias = Generator[tuple[Tensor, Tensor], Distributions, TokenTree]
+# A tree that grows: it asks for q [k, vocab] of some nodes again and again, or once for the tree of a beam, which
+# grows with those of other texts
+Growth: TypeAlias = Generator[Asked | Beam, Distributions | TokenTree, TokenTree]

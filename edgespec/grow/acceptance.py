@@ -63,25 +63,41 @@ def _log(probability: Tensor) -> Tensor:
     return probability.clamp(min=SMALLEST).log()
 
 
+def read_of(draft_q: Tensor, tokens: Tensor, perturbed: Tensor, noise: Tensor | None) -> tuple[Tensor, ...]:
+    """Return what is read of the draft's q [k, vocab] for candidates `tokens` [k, c]: [k, c] or [k, 1] each.
+
+    `perturbed` [k, c] is their q', and `noise` [k, c] is e^g of the tokens, None where g is 0.
+    """
+    q = perturbed if noise is None else draft_q.gather(1, tokens)
+    gumbel = torch.zeros_like(q) if noise is None else noise.log().to(q.dtype)
+    # e^-2 of Renyi's second entropy; the norm makes no second array as large as q
+    concentration = torch.linalg.vector_norm(draft_q, dim=-1, keepdim=True).square()
+    return q, gumbel, concentration, draft_q.amax(-1, keepdim=True)
+
+
 def candidates_of(
     draft_q: Tensor, tokens: Tensor, perturbed: Tensor, noise: Tensor | None, *, depth: Tensor, temperature: float
 ) -> Candidates:
-    """Return what is known of candidates `tokens` [k, c], from the draft's q [k, vocab].
+    """Return what is known of candidates of one temperature: what is `read_of` them, and their `columns`."""
+    read = read_of(draft_q, tokens, perturbed, noise)
+    return columns(perturbed, read, depth=depth, temperature=draft_q.new_full((1, 1), temperature))
 
-    `perturbed` [k, c] is their q', and `noise` [k, c] is e^g of the tokens, None where g is 0. `depth` [k or 1, 1]
-    counts the layers down to them, `temperature` is the target's.
+
+def columns(perturbed: Tensor, read: Sequence[Tensor], *, depth: Tensor, temperature: Tensor) -> Candidates:
+    """Return what is known of candidates whose q' is `perturbed` [k, c]; `read` is `read_of` them.
+
+    `depth` [k or 1, 1] counts the layers down to them, `temperature` [k or 1, 1] is the target's.
     """
-    q = perturbed if noise is None else draft_q.gather(1, tokens)
+    q, gumbel, concentration, top_q = read
     return {
         "q": q,
         "perturbed": perturbed,
-        "gumbel": torch.zeros_like(q) if noise is None else noise.log().to(q.dtype),
-        "rank": torch.arange(tokens.shape[1], dtype=q.dtype, device=q.device)[None],
-        # e^-2 of Renyi's second entropy; the norm makes no second array as large as q
-        "concentration": torch.linalg.vector_norm(draft_q, dim=-1, keepdim=True).square(),
-        "top_q": draft_q.amax(-1, keepdim=True),
+        "gumbel": gumbel,
+        "rank": torch.arange(q.shape[1], dtype=q.dtype, device=q.device)[None],
+        "concentration": concentration,
+        "top_q": top_q,
         "depth": depth.to(q.dtype),
-        "temperature": q.new_full((1, 1), temperature),
+        "temperature": temperature.to(q.dtype),
     }
 
 

@@ -6,26 +6,30 @@ acceptances of a node's candidates are predicted together. The model and what it
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
-from edgespec.grow.acceptance import NUM_CANDIDATES, AcceptanceModel, candidates_of
-from edgespec.grow.beam import BeamRule
-from edgespec.grow.growing import Layer
+from edgespec.grow.acceptance import NUM_CANDIDATES, AcceptanceModel, columns, read_of
+from edgespec.grow.beam import BeamRule, Candidates
+from edgespec.grow.growing import Drawn
 
 
-def adaptive_rule(model: AcceptanceModel, *, temperature: float, threshold: float, stop_gain: float = 0.0) -> BeamRule:
-    """Return the rule for trees of nodes whose V is at least `threshold`; `temperature` is the target's.
+def adaptive_rule(model: AcceptanceModel) -> BeamRule:
+    """Return the rule that values nodes by V."""
+    return BeamRule(score=_Score(model), read=_read, num_candidates=NUM_CANDIDATES)
 
-    No layer follows one that adds less than `stop_gain` to the sum of V.
-    """
 
-    def score(layer: Layer) -> Tensor:
-        noise = None if layer.noise is None else layer.noise[layer.drawn]  # [k, c]
+@dataclass(frozen=True, slots=True)
+class _Score:
+    model: AcceptanceModel
+
+    def __call__(self, layer: Candidates) -> Tensor:
         depth = layer.values.new_full((1, 1), layer.depth)
-        candidates = candidates_of(
-            layer.draft_q, layer.drawn, layer.q_drawn, noise, depth=depth, temperature=temperature
-        )
-        return layer.values[:, None] * model.candidate_acceptance(candidates)
+        candidates = columns(layer.q_drawn, layer.read, depth=depth, temperature=layer.temperature[:, None])
+        return layer.values[:, None] * self.model.candidate_acceptance(candidates)
 
-    stops = (lambda outcome: outcome.gain < stop_gain) if stop_gain > 0 else None
-    return BeamRule(score=score, num_candidates=NUM_CANDIDATES, threshold=threshold, stops=stops)
+
+def _read(layer: Drawn) -> tuple[Tensor, ...]:
+    noise = None if layer.noise is None else layer.noise[layer.drawn]  # [k, c]
+    return read_of(layer.draft_q, layer.drawn, layer.q_drawn, noise)

@@ -1,10 +1,13 @@
-"""Growth of chosen children: the most probable tokens below each node, one draft call a layer.
+"""Growth of chosen children: the most probable tokens below each node, one draft call a layer of all texts' trees.
 
 This engine is shared by OPT-Tree, EAGLE-2, C2T and adaptive's chosen trees. A rule gives every candidate
-a score, which never grows from a node to its child (a running minimum sees to it), so that the `size`
-candidates of largest score form a tree. A candidate that is not among the `size` best seen so far
-can lead to none that is, so neither it nor what is below it is looked at. The finished tree is the
-same as if all had been looked at, with fewer nodes drafted than the papers' own procedures need.
+a score, which never grows from a node to its child (a running minimum sees to it), so that the best candidates
+form trees. A candidate that is not among the best seen so far can lead to none that is, so neither it nor
+what is below it is looked at. The finished trees are the same as if all had been looked at, with fewer nodes
+drafted than the papers' own procedures need.
+
+Texts that grow together share a budget: the best nodes of all their trees are kept, of each tree at most its size.
+Where the budget leaves room for all trees at their size, each is what it would be alone.
 
 Chosen children are a function of the context, so any shape is lossless with membership. Coupled children are one
 of the context and the text's noise: then the text is a function of both alone, and any tree is.
@@ -12,153 +15,175 @@ of the context and the text's noise: then the text is a function of both alone, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from edgespec.draft.distributions import look_at
-from edgespec.grow import Growth
+from edgespec.draft.distributions import Distributions, look_at
 from edgespec.grow.children import best_children
-from edgespec.grow.growing import GrowingTree, Layer, best_nodes
+from edgespec.grow.growing import Asked, Drawn, GrowingTrees
+from edgespec.grow.selection import Selection, rank_within
 from edgespec.sampling.noise import TextNoise
 from edgespec.tree.policies import Draw
-from edgespec.tree.token_tree import root_only
+from edgespec.tree.token_tree import TokenTree
+
+# Trees that grow together: they ask what follows nodes of some texts, and are sent their distributions
+GrowthTogether: TypeAlias = Generator[dict[int, Asked], dict[int, Distributions], list[TokenTree]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerOutcome:
-    """A layer that was just drafted, for the rule that decides whether another follows."""
+class Candidates:
+    """The candidates below k nodes of all texts, c each, and what is known of them."""
 
-    depth: int
-    beam_scores: Tensor  # [b], of the candidates that the rule would expand, best first
-    gain: Tensor  # [], what the layer adds to the sum of the `size` best scores
+    depth: int  # 1 is below the root
+    q_drawn: Tensor  # [k, c], their q, or q' under the noise
+    read: Sequence[Tensor]  # what the rule read of q: [k, ...] each
+    values: Tensor  # [k], scores of their parents
+    path_probability: Tensor  # [k, c], the product of q along the path, the token included
+    temperature: Tensor  # [k], of their texts' target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamRule:
-    """The rule of a policy of chosen children, which tells it from the others."""
+    """The rule of a policy of chosen children, which tells it from the others. Texts of equal rules grow together."""
 
-    score: Callable[[Layer], Tensor]  # [k, c]
+    score: Callable[[Candidates], Tensor]  # [k, c]
+    read: Callable[[Drawn], tuple[Tensor, ...]] = lambda _drawn: ()  # what it needs to know of q, which is not kept
     num_candidates: int = 0  # that the score looks at together, of which the first may be children
-    threshold: float = 0.0  # least score of a node
-    layer_nodes: int | None = None  # most candidates kept of a layer
+    layer_nodes: int | None = None  # most candidates kept of a text's layer
     layer_expanded: int | None = None  # most of them expanded
-    stops: Callable[[LayerOutcome], Tensor] | None = None  # [] bool: draft no further layer
+    stop_depths: frozenset[int] = frozenset()  # where the scores of those that may be expanded decide on the next layer
+    stop_log_score: float = 0.0  # the least log of their sum that lets it follow
 
 
-def by_path_probability(layer: Layer) -> Tensor:
+def by_path_probability(candidates: Candidates) -> Tensor:
     """Return the product of q along the path, the token included: [k, c]."""
-    return layer.path_probability[:, None] * layer.q_drawn
+    return candidates.path_probability
 
 
-def grow_beam(
-    root: int,
-    *,
-    rule: BeamRule,
-    draw: Draw,
-    size: int,
-    depth: int,
-    max_children: int,
-    device: torch.device,
-    noise: TextNoise | None = None,
-    keeps_q: bool = False,
-) -> Growth:
-    """Grow the tree of the `size` candidates of largest score, at most `depth` layers below the root.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beam:
+    """What a text's tree is to be: the candidates of largest score."""
 
-    `Layer.values` are the scores of the parents. Nodes are numbered layer by layer, siblings from the
-    most probable down. `noise` is that of coupled children; at temperature 0 they have none.
+    root: int
+    rule: BeamRule
+    draw: Draw
+    size: int  # most nodes below the root
+    share: int | None = None  # that the text adds to the budget of all trees; None: its size
+    depth: int  # most layers below the root
+    device: torch.device
+    max_children: int | None = None  # of a node; None: as many as the tree may have nodes
+    threshold: float = 0.0  # least score of a node
+    stop_gain: float = 0.0  # no layer follows one that adds less to the sum of the tree's scores
+    temperature: float = 0.0  # of the target
+    noise: TextNoise | None = None  # of coupled children; at temperature 0 they have none
+    keeps_q: bool = False
+
+    @property
+    def company(self) -> tuple[object, ...]:
+        """What texts have in common that grow together."""
+        return self.rule, self.draw, self.device, self.keeps_q
+
+
+class _Limits:
+    """What tells the trees of a company from each other."""
+
+    def __init__(self, beams: Sequence[Beam], widths: Sequence[int], *, like: Tensor) -> None:
+        self.of_nodes = like.new_tensor(
+            [[beam.threshold, beam.temperature, width] for beam, width in zip(beams, widths, strict=True)]
+        )  # [t, 3]
+        self.has_stop_gain = any(beam.stop_gain > 0 for beam in beams)
+        # Sums differ by rounding where nothing is gained: there is no limit of 0.
+        self.stop_gain = like.new_tensor([beam.stop_gain or -torch.inf for beam in beams])  # [t]
+        self.depth = like.new_tensor([beam.depth for beam in beams])  # [t]
+
+
+def grow_beams(beams: Sequence[Beam]) -> GrowthTogether:
+    """Grow the trees of texts in one company.
+
+    Nodes are numbered layer by layer, siblings from the most probable down.
     """
-    if depth == 0:
-        return root_only(root, draw=draw, device=device)
-    tree = GrowingTree(root, device=device, keeps_q=keeps_q)
-    yield from tree.expand_root()
-    values = tree.q.new_ones(1)  # scores of the nodes expanded last: [k]
-    path_probability = torch.ones_like(values)  # [k]
-    scores = [values.new_full((1,), torch.inf)]  # of all nodes; the root is always kept
-    best, worst_kept = values.new_empty(0), values.new_zeros(())
+    rule, num_texts = beams[0].rule, len(beams)
+    budget = sum(beam.size if beam.share is None else beam.share for beam in beams)
+    sizes = [min(beam.size, budget) for beam in beams]
+    widths = [beam.max_children or size for beam, size in zip(beams, sizes, strict=True)]
+    count = max(rule.num_candidates, *widths)
+    least_depth, most_depth = min(beam.depth for beam in beams), max(beam.depth for beam in beams)
+    trees = GrowingTrees([beam.root for beam in beams], device=beams[0].device, keeps_q=beams[0].keeps_q)
+    expanded = None  # of the layer added last; None: all
 
-    for layer_depth in range(1, depth + 1):
-        look = partial(
-            _scored,
-            rule=rule,
-            count=max(max_children, rule.num_candidates),
-            depth=layer_depth,
-            noise=None if noise is None else noise.below(layer_depth),
-            of_parents=(values, path_probability, tree.rows),
+    for depth in range(1, most_depth + 1):
+        drawn, q_drawn, *read = _look(trees, (yield trees.ask(expanded)), beams, count=count, depth=depth)
+        if depth == 1:
+            limits = _Limits(beams, widths, like=q_drawn)
+            selection = Selection(sizes, budget, like=q_drawn)
+            values = path_probability = q_drawn.new_ones(num_texts)  # of the nodes expanded last: [k]
+        threshold, temperature, width = limits.of_nodes[trees.texts].T  # [k] each
+        path_probability = path_probability[:, None] * q_drawn  # [k, c]
+        candidates = Candidates(
+            depth=depth,
+            q_drawn=q_drawn,
+            read=read,
+            values=values,
+            path_probability=path_probability,
+            temperature=temperature,
         )
-        drawn, q_drawn, score = look_at(tree.distributions, look)  # [k, c]
-        score = torch.minimum(score, values[:, None])
-        is_candidate = (q_drawn > 0) & (score >= rule.threshold)
-        is_candidate[:, max_children:] = False
-        is_candidate &= _is_among_best(score.masked_fill(~is_candidate, -1), rule.layer_nodes)
-        # nonzero() tells the host the layer's width: with the next one, the two waits of a layer.
-        row, rank = (is_candidate & (score > worst_kept)).nonzero(as_tuple=True)
+        score = torch.minimum(rule.score(candidates), values[:, None])
+        is_candidate = (q_drawn > 0) & (score >= threshold[:, None])
+        if min(widths) < count:
+            is_candidate &= torch.arange(q_drawn.shape[1], device=score.device) < width[:, None]
+        if depth not in rule.stop_depths:  # there candidates that cannot be selected count in the sum of the beam
+            is_candidate &= score > selection.least[trees.texts, None]
+        # nonzero() tells the host the layer's width: with the next one, and the widths of texts, the waits of a layer.
+        row, rank = is_candidate.nonzero(as_tuple=True)
         if row.shape[0] == 0:
             break
-        tree.add(row, rank, drawn[row, rank])
-        scores.append(score[row, rank])
-        sum_before = best.sum()
-        best = torch.cat([best, scores[-1]])
-        if best.shape[0] >= size:
-            best = best.topk(size).values
-            worst_kept = best[-1]
-        if layer_depth == depth:
+        trees.add(row, rank, drawn[row, rank])
+        scores, texts = score[row, rank], trees.texts[row]  # [j]
+        if rule.layer_nodes is not None:
+            scores = torch.where(rank_within(scores, texts, num_texts) < rule.layer_nodes, scores, 0)
+        selection.add(scores, texts)
+        if depth == most_depth:
             break
-        is_expanded = _is_among_best(scores[-1], rule.layer_expanded) & (scores[-1] > worst_kept)
+        is_expanded = scores > selection.least[texts]
+        if rule.layer_expanded is not None:
+            is_beam = rank_within(scores, texts, num_texts) < rule.layer_expanded
+            is_expanded &= is_beam
+            if depth in rule.stop_depths:
+                beam_scores = torch.zeros_like(limits.depth).index_add(0, texts, scores * is_beam)  # [t]
+                is_expanded &= (beam_scores.log() >= rule.stop_log_score)[texts]
+        if limits.has_stop_gain:
+            is_expanded &= (selection.gains() >= limits.stop_gain)[texts]
+        if depth >= least_depth:
+            is_expanded &= (limits.depth > depth)[texts]
         (expanded,) = is_expanded.nonzero(as_tuple=True)
         if expanded.shape[0] == 0:
             break
-        if rule.stops is not None:
-            beam = score[is_candidate].sort(descending=True).values[: rule.layer_expanded]
-            if bool(rule.stops(LayerOutcome(depth=layer_depth, beam_scores=beam, gain=best.sum() - sum_before))):
-                break
-        yield from tree.expand(expanded)
-        values = scores[-1][expanded]
-        path_probability = (path_probability[:, None] * q_drawn)[row, rank][expanded]
+        values, path_probability = scores[expanded], path_probability[row, rank][expanded]
 
-    all_scores = torch.cat(scores)
-    return tree.finished(draw, best_nodes(all_scores, size + 1), scores=all_scores)
+    return trees.all_finished(beams[0].draw, selection.selected(), scores=selection.scores)
 
 
-def _scored(
-    q: Tensor,
-    rows: slice,
-    *,
-    rule: BeamRule,
-    count: int,
-    depth: int,
-    noise: Tensor | None,
-    of_parents: tuple[Tensor, Tensor, Tensor],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the `count` best children below a chunk of parents, what they are valued by and their scores: [j, c] each.
+def _look(
+    trees: GrowingTrees, found: Mapping[int, Distributions], beams: Sequence[Beam], *, count: int, depth: int
+) -> tuple[Tensor, ...]:
+    """Return the `count` best children below each node, what they are valued by, and what the rule reads: [k, ...].
 
-    q [j, vocab] is that of the parents `rows`; `of_parents` are the values, path probabilities and draft's rows [k] of
-    all of them.
+    Nothing else is kept of q: two layers of it would be the peak.
     """
+    trees.keep(found)
+    parts = []
+    for text, q in found.items():
+        noise = beams[text].noise
+        look = partial(_read, rule=beams[text].rule, count=count, noise=None if noise is None else noise.below(depth))
+        parts.append(look_at(q, look))
+    return parts[0] if len(parts) == 1 else tuple(torch.cat(columns) for columns in zip(*parts, strict=True))
+
+
+def _read(q: Tensor, _rows: slice, *, rule: BeamRule, count: int, noise: Tensor | None) -> tuple[Tensor, ...]:
     drawn, q_drawn = best_children(q, count, noise)
-    values, path_probability, draft_rows = (column[rows] for column in of_parents)
-    layer = Layer(
-        depth=depth,
-        draft_q=q,
-        noise=noise,
-        drawn=drawn,
-        q_drawn=q_drawn,
-        values=values,
-        path_probability=path_probability,
-        rows=draft_rows,
-    )
-    return drawn, q_drawn, rule.score(layer)
-
-
-def _is_among_best(scores: Tensor, count: int | None) -> Tensor:
-    """Return bool of the shape of `scores`: whether each is one of the `count` largest; ties go to the first."""
-    if count is None or count >= scores.numel():
-        return torch.ones_like(scores, dtype=torch.bool)
-    # Without a sort: a layer may have hundreds of thousands of candidates.
-    flat = scores.flatten()
-    least = flat.topk(count).values[-1]
-    above, is_tied = flat > least, flat == least
-    return (above | (is_tied & (is_tied.cumsum(0) <= count - above.sum()))).view_as(scores)
+    return drawn, q_drawn, *rule.read(Drawn(draft_q=q, noise=noise, drawn=drawn, q_drawn=q_drawn))

@@ -50,7 +50,7 @@ def grow_best_first(
     if depth == 0:
         return root_only(root, draw="sampled", device=device)
     tree = GrowingTree(root, device=device, keeps_q=True)
-    yield from tree.expand_root()
+    yield from tree.expand()
     values = tree.q.new_ones(1)  # V of the nodes expanded last: [k]
     path_probability = tree.q.new_ones(1)  # [k]
     node_gains = tree.q.new_full((1,), torch.inf)  # and g of their slots: [k]

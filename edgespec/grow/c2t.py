@@ -6,23 +6,33 @@ confidence of at least beta; the second keeps the K most confident of a layer.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
-from edgespec.grow.beam import BeamRule, by_path_probability
+from edgespec.grow.beam import BeamRule, Candidates
 from edgespec.grow.classifier import Classifier
-from edgespec.grow.growing import Layer
+from edgespec.grow.growing import Drawn, Layer
 from edgespec.grow.static import Stops
 from edgespec.sampling.distribution import entropy_of_top
 
 
-def c2t_rule(classifier: Classifier, *, confidence: float, width: int) -> BeamRule:
-    """Return the rule for threshold `confidence` (beta) and `width` (K) nodes a layer."""
-    return BeamRule(
-        score=lambda layer: _confidence(classifier, layer),
-        threshold=confidence,
-        layer_nodes=width,
-        layer_expanded=width,
-    )
+def c2t_rule(classifier: Classifier, *, width: int) -> BeamRule:
+    """Return the rule for `width` (K) nodes a layer; beta is the least score of a node."""
+    return BeamRule(score=_Score(classifier), read=_read, layer_nodes=width)
+
+
+@dataclass(frozen=True, slots=True)
+class _Score:
+    classifier: Classifier
+
+    def __call__(self, layer: Candidates) -> Tensor:
+        (entropy,) = layer.read
+        return self.classifier.confidence(path_probability=layer.path_probability, entropy=entropy, depth=layer.depth)
+
+
+def _read(layer: Drawn) -> tuple[Tensor, ...]:
+    return (entropy_of_top(layer.q),)
 
 
 def classifier_exit(classifier: Classifier, *, confidence: float) -> Stops:
@@ -30,11 +40,12 @@ def classifier_exit(classifier: Classifier, *, confidence: float) -> Stops:
 
     Source: C2T, section 5.5, for chains.
     """
-    return lambda layer: (_confidence(classifier, layer) < confidence).all(-1)
 
+    def stops(layer: Layer) -> Tensor:
+        path_probability = layer.path_probability[:, None] * layer.q_drawn
+        found = classifier.confidence(
+            path_probability=path_probability, entropy=entropy_of_top(layer.q), depth=layer.depth
+        )
+        return (found < confidence).all(-1)
 
-def _confidence(classifier: Classifier, layer: Layer) -> Tensor:
-    """Return the confidence of every candidate: [k, c]."""
-    return classifier.confidence(
-        path_probability=by_path_probability(layer), entropy=entropy_of_top(layer.q), depth=layer.depth
-    )
+    return stops

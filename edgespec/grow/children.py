@@ -29,6 +29,8 @@ def best_children(q: Tensor, count: int, noise: Tensor | None) -> tuple[Tensor, 
     count = min(count, q.shape[1])
     weight = None if noise is None else noise.to(q.dtype)
     rows = q.shape[0] if q.is_cuda else max(1, CHUNK_ELEMENTS // q.shape[1])
+    if q.shape[0] <= rows:
+        return _best_of(q, count, weight)
     tokens, values = zip(*(_best_of(some, count, weight) for some in q.split(rows)), strict=True)
     return torch.cat(tokens), torch.cat(values)
 

@@ -7,18 +7,16 @@ probabilities is below a threshold.
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from edgespec.grow.beam import BeamRule, LayerOutcome, by_path_probability
+from edgespec.grow.beam import BeamRule, by_path_probability
 
 
 def eagle2_rule(
     *, width: int, stop_depths: frozenset[int] = frozenset(), stop_log_probability: float = 0.0
 ) -> BeamRule:
     """Return the rule for beams of `width`; without `stop_depths` every tree has the full depth."""
-
-    def stops(outcome: LayerOutcome) -> Tensor:
-        is_below = outcome.beam_scores.log().logsumexp(0) < stop_log_probability
-        return is_below if outcome.depth in stop_depths else is_below & False
-
-    return BeamRule(score=by_path_probability, layer_expanded=width, stops=stops if stop_depths else None)
+    return BeamRule(
+        score=by_path_probability,
+        layer_expanded=width,
+        stop_depths=stop_depths,
+        stop_log_score=stop_log_probability,
+    )

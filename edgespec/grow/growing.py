@@ -1,14 +1,16 @@
-"""A tree while it grows: layers of nodes, and the distributions of the nodes that were expanded.
+"""Trees while they grow: layers of nodes, and the distributions of the nodes that were expanded.
 
-The engines of growth decide what is added and what is expanded; this keeps the books. They are generators, which ask
-for q and are sent it, so that the trees of many texts can grow with one draft call a layer. Legend: k nodes
-expanded together, which gave q [k, vocab]; j nodes added below them.
+The engines of growth decide what is added and what is expanded; this keeps the books. The nodes of several texts' trees
+lie in one row of tensors, the number of its text beside each, so that a layer of all trees is a handful of operations.
+Legend: t texts; k nodes expanded together, which gave q [k, vocab]; j nodes added below them. Within a layer the nodes
+of a text lie together, in the order of the texts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,21 +21,18 @@ from edgespec.sampling.distribution import CHUNK_ELEMENTS
 from edgespec.tree.policies import Draw
 from edgespec.tree.token_tree import TokenTree
 
-Expanding = Generator[tuple[Tensor, Tensor], Distributions, None]  # asks as `Growth` does
+Asked: TypeAlias = tuple[Tensor, Tensor]  # what follows tokens [k] below parent rows [k] of the text's drafter
+Expanding = Generator[Asked, Distributions, None]  # asks as `Growth` does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
-    """The children that were drawn below k nodes, c each, and what is known of them."""
+class Drawn:
+    """The children that were drawn below k nodes, c each, and what they were drawn from."""
 
-    depth: int  # of the children: 1 is below the root
     draft_q: Tensor  # [k, vocab], what the draft says
     noise: Tensor | None  # [vocab], e^g of the children's position, where they are the best under it
     drawn: Tensor  # [k, c], their tokens
     q_drawn: Tensor  # [k, c], their q, or q' under the noise; 0 where a row had no more tokens
-    values: Tensor  # [k], V of their parents: the chance that verification accepts them
-    path_probability: Tensor  # [k], the product of q along the way to their parents
-    rows: Tensor  # [k], of the drafter, for what else it knows
 
     @property
     def q(self) -> Tensor:
@@ -46,38 +45,41 @@ class Layer:
         return mass_left(self.draft_q, self.drawn, self.q_drawn)
 
 
-class GrowingTree:
-    """The nodes in the order in which they came, layer by layer; the root is expanded at once."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer(Drawn):
+    """The children that were drawn below k nodes of one text, and what is known of them."""
 
-    def __init__(self, root: int, *, device: torch.device, keeps_q: bool) -> None:
-        """Begin with a root; `keeps_q` keeps the draft's distributions for the rule or for records."""
-        self._device = device
-        self._keeps_q = keeps_q
-        # One entry a layer of the tree; node numbers count through all layers.
-        self._tokens = [torch.tensor([root], device=device)]
-        self._parents = [torch.tensor([-1], device=device)]
-        self._ranks = [torch.zeros(1, dtype=torch.long, device=device)]
-        self._draft_rows = [torch.zeros(1, dtype=torch.long, device=device)]
-        self._q: list[Distributions] = []  # the last one alone, unless all are kept, whole
-        self._expanded = torch.zeros(1, dtype=torch.long, device=device)  # node numbers, [k]
-        self._parent_rows = self._draft_rows[0]  # rows of the last layer's parents
-        self.rows = self._draft_rows[0]  # rows of the nodes expanded last, [k]
-        self._num_before_last, self._num_nodes, self._num_rows = 0, 1, 1
+    depth: int  # of the children: 1 is below the root
+    values: Tensor  # [k], V of their parents: the chance that verification accepts them
+    path_probability: Tensor  # [k], the product of q along the way to their parents
+    rows: Tensor  # [k], of the drafter, for what else it knows
+
+
+class GrowingTrees:
+    """The nodes of all texts' trees in the order in which they came, layer by layer: first the roots."""
+
+    def __init__(self, roots: Sequence[int], *, device: torch.device, keeps_q: bool) -> None:
+        """Begin with a root for each text; `keeps_q` keeps the draft's distributions for the rule or for records."""
+        self._device, self._keeps_q, self._num_texts = device, keeps_q, len(roots)
+        every = torch.arange(self._num_texts, device=device)
+        # One entry a layer of the trees; node numbers count through all layers and texts.
+        self._tokens = [torch.tensor(roots, device=device)]
+        self._parents = [torch.full_like(every, -1)]
+        self._ranks = [torch.zeros_like(every)]
+        self._draft_rows = [torch.full_like(every, -1)]
+        self._texts = [every]
+        self._q: list[list[Tensor]] = [[] for _ in roots]  # of each text, where all are kept
+        self._expanded = every[:0]  # node numbers of those expanded last: [k]
+        self.texts = every[:0]  # their texts: [k]
+        self.rows = every[:0]  # and their rows of the text's drafter: [k]
+        self._parent_rows = self._parents[0]  # rows of the last layer's parents
+        self._num_rows = torch.zeros_like(every)  # of each text's drafter: [t]
+        self._num_before_last, self._num_nodes = 0, self._num_texts
 
     @property
     def parents(self) -> Tensor:
-        """The parents of all nodes so far: [n], -1 for the root alone."""
+        """The parents of all nodes so far: [n], -1 for roots."""
         return torch.cat(self._parents)
-
-    @property
-    def distributions(self) -> Distributions:
-        """The distributions of the nodes expanded last, which may be made only as they are looked at."""
-        return self._q[-1]
-
-    @property
-    def q(self) -> Tensor:
-        """The distributions of the nodes expanded last: [k, vocab], all of them."""
-        return whole(self._q[-1])
 
     def add(self, row: Tensor, rank: Tensor, tokens: Tensor) -> None:
         """Add a layer of children [j]: the row of `q` that each comes from, its place among its siblings, its token."""
@@ -85,27 +87,105 @@ class GrowingTree:
         self._parents.append(self._expanded[row])
         self._ranks.append(rank)
         self._draft_rows.append(torch.full_like(row, -1))
+        self._texts.append(self.texts[row])
         self._parent_rows = self.rows[row]
         self._num_before_last = self._num_nodes
         self._num_nodes += row.shape[0]
 
-    def expand_root(self) -> Expanding:
-        """Ask the draft what follows the root."""
-        self._take((yield self._tokens[0], self._parents[0]))
+    def ask(self, which: Tensor | None = None) -> dict[int, Asked]:
+        """Return what each text's drafter is to be asked: nodes `which` [k] of the layer added last, ascending, or all.
 
-    def expand(self, which: Tensor) -> Expanding:
-        """Ask the draft what follows nodes `which` [k] of the layer added last."""
-        first_row, count = self._num_rows, which.shape[0]
-        if not self._keeps_q:
-            self._q.clear()  # before the next one is made: both at once would be the peak
-        self._take((yield self._tokens[-1][which], self._parent_rows[which]))
-        self.rows = torch.arange(first_row, first_row + count, device=self._device)
+        Texts without such nodes are left out. The answers go to `keep`.
+        """
+        if which is None:
+            which = torch.arange(self._tokens[-1].shape[0], device=self._device)
+        tokens, texts = self._tokens[-1][which], self._texts[-1][which]
+        counts, widths = self._count(texts)
+        behind = self._num_rows - (counts.cumsum(0) - counts)  # [t], from a node's place to its row
+        self.rows = torch.arange(which.shape[0], device=self._device) + behind[texts]
+        self._num_rows = self._num_rows + counts
         self._draft_rows[-1][which] = self.rows
-        self._expanded = self._num_before_last + which
-        self._num_rows += count
+        self._expanded, self.texts = self._num_before_last + which, texts
+        parts = zip(tokens.split(widths), self._parent_rows[which].split(widths), strict=True)
+        return {text: asked for text, asked in enumerate(parts) if widths[text]}
 
-    def _take(self, q: Distributions) -> None:
-        self._q.append(whole(q) if self._keeps_q else q)
+    def keep(self, found: Mapping[int, Distributions]) -> None:
+        """Keep q of the nodes that were asked for, where it is to be kept."""
+        if self._keeps_q:
+            for text, q in found.items():
+                self._q[text].append(whole(q))
+
+    def all_finished(
+        self, draw: Draw, kept: Tensor, *, ancestors: Tensor | None = None, scores: Tensor | None = None
+    ) -> list[TokenTree]:
+        """Return each text's tree of the nodes `kept` [n] in ascending order.
+
+        The roots must be among them, and the parents of all. `scores` are those of all nodes.
+        """
+        texts = torch.cat(self._texts)[kept]
+        if self._num_texts > 1:
+            order = texts.argsort(stable=True)
+            kept, texts = kept[order], texts[order]
+        counts, widths = self._count(texts)
+        parents = self.parents
+        new_number = torch.full_like(parents, -1)
+        new_number[kept] = torch.arange(kept.shape[0], device=self._device) - (counts.cumsum(0) - counts)[texts]
+        kept_parents = parents[kept]
+        columns = (
+            torch.cat(self._tokens)[kept],
+            torch.where(kept_parents >= 0, new_number[kept_parents.clamp(min=0)], -1),
+            torch.cat(self._ranks)[kept],
+            torch.cat(self._draft_rows)[kept],
+        )
+        of_texts = zip(*(column.split(widths) for column in columns), strict=True)
+        scores_of = [None] * self._num_texts if scores is None else scores[kept].split(widths)
+        return [
+            TokenTree(
+                tokens=tokens,
+                parents=parents,
+                ranks=ranks,
+                draw=draw,
+                draft_rows=draft_rows,
+                draft_probs=torch.cat(self._q[text]) if self._keeps_q else None,
+                ancestors=ancestors,
+                scores=scores_of[text],
+            )
+            for text, (tokens, parents, ranks, draft_rows) in enumerate(of_texts)
+        ]
+
+    def _count(self, texts: Tensor) -> tuple[Tensor, list[int]]:
+        """Return how many of `texts` [k] each text is: [t], and on the host, which waits unless there is one text."""
+        if self._num_texts == 1:
+            return self._num_rows.new_full((1,), texts.shape[0]), [texts.shape[0]]
+        counts = texts.bincount(minlength=self._num_texts)
+        return counts, counts.tolist()
+
+
+class GrowingTree(GrowingTrees):
+    """The nodes of one text's tree, which asks for itself."""
+
+    def __init__(self, root: int, *, device: torch.device, keeps_q: bool) -> None:
+        """Begin with a root; `keeps_q` keeps the draft's distributions for the rule or for records."""
+        super().__init__([root], device=device, keeps_q=keeps_q)
+        self._last: list[Distributions] = []  # of the nodes expanded last
+
+    @property
+    def distributions(self) -> Distributions:
+        """The distributions of the nodes expanded last, which may be made only as they are looked at."""
+        return self._last[0]
+
+    @property
+    def q(self) -> Tensor:
+        """The distributions of the nodes expanded last: [k, vocab], all of them."""
+        return whole(self.distributions)
+
+    def expand(self, which: Tensor | None = None) -> Expanding:
+        """Ask the draft what follows nodes `which` [k] of the layer added last, or all: at first the root."""
+        (asked,) = self.ask(which).values()
+        self._last.clear()  # before the next one is made: both at once would be the peak
+        q = yield asked
+        self._last.append(whole(q) if self._keeps_q else q)
+        self.keep({0: self._last[0]})
 
     def finished(
         self,
@@ -120,22 +200,10 @@ class GrowingTree:
         The parents of kept nodes must be among them. `ancestors` is the mask of the finished tree where it is known
         beforehand, `scores` are the scores of all nodes.
         """
-        parents = self.parents
         if kept is None:
             kept = torch.arange(self._num_nodes, device=self._device)
-        new_number = torch.full_like(parents, -1)
-        new_number[kept] = torch.arange(kept.shape[0], device=self._device)
-        kept_parents = parents[kept]
-        return TokenTree(
-            tokens=torch.cat(self._tokens)[kept],
-            parents=torch.where(kept_parents >= 0, new_number[kept_parents.clamp(min=0)], -1),
-            ranks=torch.cat(self._ranks)[kept],
-            draw=draw,
-            draft_rows=torch.cat(self._draft_rows)[kept],
-            draft_probs=torch.cat([whole(q) for q in self._q]) if self._keeps_q else None,
-            ancestors=ancestors,
-            scores=None if scores is None else scores[kept],
-        )
+        (tree,) = self.all_finished(draw, kept, ancestors=ancestors, scores=scores)
+        return tree
 
 
 def mass_left(q: Tensor, drawn: Tensor, q_drawn: Tensor) -> Tensor:

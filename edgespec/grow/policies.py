@@ -17,17 +17,17 @@ from edgespec.draft import Drafter
 from edgespec.grow import Growth
 from edgespec.grow.acceptance import AcceptanceModel, default_acceptance
 from edgespec.grow.adaptive import adaptive_rule
-from edgespec.grow.beam import BeamRule, grow_beam
+from edgespec.grow.beam import Beam, BeamRule
 from edgespec.grow.best_first import PredictSlots, grow_best_first
 from edgespec.grow.c2t import c2t_rule, classifier_exit
 from edgespec.grow.classifier import Classifier, default_classifier
 from edgespec.grow.dyspec import predict_slots
 from edgespec.grow.eagle2 import eagle2_rule
-from edgespec.grow.opt_tree import opt_tree_rule
+from edgespec.grow.opt_tree import OPT_TREE_RULE
 from edgespec.grow.sequoia import best_shape
 from edgespec.grow.static import Stops, grow_static, static_shape
 from edgespec.grow.stop_model import StopModel, model_exit
-from edgespec.grow.together import Grow
+from edgespec.grow.together import Grow, grow_beam
 from edgespec.sampling.noise import TextNoise
 from edgespec.tree.policies import POLICIES, Draw
 from edgespec.tree.settings import TreeSettings, preset_shape
@@ -54,26 +54,17 @@ class OpenPolicy:
         return replace(self, acceptance=model) if self.acceptance is not None else self
 
 
-# What tells the dynamic policies of each draw apart, at the target's temperature
+# What tells the dynamic policies of each draw apart
 PREDICTIONS: dict[str, PredictSlots] = {"dyspec": predict_slots}
-BEAM_RULES: dict[str, Callable[[OpenPolicy, float], BeamRule]] = {
-    "adaptive": lambda policy, temperature: adaptive_rule(
-        _measured(policy),
-        temperature=temperature,
-        threshold=policy.settings.threshold,
-        stop_gain=policy.settings.stop_gain,
-    ),
-    "opt-tree": lambda policy, _temperature: opt_tree_rule(
-        size=policy.settings.size, stop_gain=policy.settings.stop_gain
-    ),
-    "eagle2": lambda policy, _temperature: eagle2_rule(
+BEAM_RULES: dict[str, Callable[[OpenPolicy], BeamRule]] = {
+    "adaptive": lambda policy: adaptive_rule(_measured(policy)),
+    "opt-tree": lambda _policy: OPT_TREE_RULE,
+    "eagle2": lambda policy: eagle2_rule(
         width=policy.settings.width,
         stop_depths=frozenset(policy.settings.stop_depths),
         stop_log_probability=policy.settings.stop_log_probability,
     ),
-    "c2t": lambda policy, _temperature: c2t_rule(
-        _classifier(policy), confidence=policy.settings.beta, width=policy.settings.width
-    ),
+    "c2t": lambda policy: c2t_rule(_classifier(policy), width=policy.settings.width),
 }
 
 
@@ -102,12 +93,14 @@ def make_grow(
     generator: torch.Generator,
     noise: TextNoise,
     keeps_q: bool = False,
+    room: TreeSettings | None = None,
 ) -> Grow:
     """Return the policy as a function of the root and of the layers that can still be of use.
 
     `noise` is the text's, for coupled children. `keeps_q` is for records: trees keep the draft's distributions where
-    their rule would not need them. Only a static shape may be given the root's children: other trees are not asked
-    to start from them.
+    their rule would not need them. With `room` the nodes of a beam's tree are the text's share of those of all trees
+    that grow together, and the tree may be as large as that. Only a static shape may be given the root's children:
+    other trees are not asked to start from them.
     """
     settings, draw = policy.settings, policy.draw
     kind = POLICIES[settings.policy].kind
@@ -129,23 +122,36 @@ def make_grow(
             keeps_q=keeps_q,
         )
         return Grow(lambda root, max_depth, branches: static(root, depth=max_depth, first_tokens=branches), drafter)
-    dynamic: partial[Growth]
     if draw == "sampled":
-        dynamic = partial(
+        best_first = partial(
             grow_best_first,
             predict=PREDICTIONS[settings.policy],
             size=settings.size,
             threshold=settings.threshold,
+            max_children=settings.width,
+            device=device,
             generator=generator,
         )
-    else:
-        rule = BEAM_RULES[settings.policy](policy, sampling.temperature)
-        dynamic = partial(grow_beam, rule=rule, draw=draw, size=settings.num_nodes, noise=shared, keeps_q=keeps_q)
+        return Grow(lambda root, max_depth, _branches: best_first(root, depth=min(settings.depth, max_depth)), drafter)
+    widest = settings if room is None else room
+    beam = partial(
+        Beam,
+        rule=BEAM_RULES[settings.policy](policy),
+        draw=draw,
+        size=widest.num_nodes,
+        share=settings.num_nodes,
+        max_children=settings.max_children or POLICIES[settings.policy].default_width,
+        device=device,
+        threshold=settings.beta if POLICIES[settings.policy].has_classifier else settings.threshold,
+        stop_gain=settings.stop_gain,
+        temperature=sampling.temperature,
+        noise=shared,
+        keeps_q=keeps_q,
+    )
 
     def grow(root: int, max_depth: int, branches: Tensor | None) -> Growth:
         assert branches is None
-        depth = min(settings.depth, max_depth)
-        return dynamic(root, depth=depth, max_children=settings.width, device=device)
+        return grow_beam(beam(root=root, depth=min(settings.depth, max_depth)))
 
     return Grow(grow, drafter)
 

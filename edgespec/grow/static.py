@@ -92,7 +92,7 @@ def grow_static(
     if depth == 0:
         return root_only(root, draw=draw, device=device)
     tree = GrowingTree(root, device=device, keeps_q=keeps_q or draw == "sampled")
-    yield from tree.expand_root()
+    yield from tree.expand()
     is_token = [torch.ones(1, dtype=torch.bool, device=device)]
     path_probability = tree.q.new_ones(1)  # of the nodes expanded last: [k]
     for layer_depth, layer in enumerate(shape.layers[:depth], start=1):

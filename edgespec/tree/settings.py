@@ -188,6 +188,11 @@ class TreeSettings:
         return self.depth if shape is None else shape.depth
 
     @property
+    def shares_budget(self) -> bool:
+        """Return whether trees of several texts that tune themselves are the best nodes of all of them."""
+        return POLICIES[self.policy].kind == "dynamic" and self.children != "sampled"
+
+    @property
     def beta(self) -> float:
         """The confidence that a policy asks of a node."""
         return self.confidence if self.confidence is not None else POLICIES[self.policy].default_confidence

@@ -27,7 +27,7 @@ def test_it_ends_after_its_trees_and_says_what_they_alone_yielded() -> None:
     assert trial.size == 4 * FARTHEST
     assert trial.end(SIZES, is_cut=True) is None, "none of its trees is known"
     for number in range(1, TREES + 1):
-        trial.learn([0.5] * 8 + [0.25] * 8, [1] * 8 + [2] * 8)
+        trial.learn([0.5] * 8 + [0.25] * 8, [1] * 8 + [2] * 8, 1)
         found = trial.end(SIZES, is_cut=False)
         assert (found is None) == (number < TREES)
     assert found is not None

@@ -22,11 +22,11 @@ from edgespec.config import SamplingSettings
 from edgespec.decode.loop import Lossless, decode
 from edgespec.decode.session import Session, TextSettings, Verify
 from edgespec.grow import Growth, best_first
-from edgespec.grow.beam import grow_beam
+from edgespec.grow.beam import Beam
 from edgespec.grow.best_first import grow_best_first
 from edgespec.grow.dyspec import predict_slots
-from edgespec.grow.opt_tree import opt_tree_rule
-from edgespec.grow.together import Grow
+from edgespec.grow.opt_tree import OPT_TREE_RULE
+from edgespec.grow.together import Grow, grow_beam
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.noise import TextNoise
 from edgespec.tree.policies import Draw
@@ -64,9 +64,9 @@ def grow_sampled(root: int, max_depth: int, generator: torch.Generator, _noise: 
 
 
 def grow_chosen(root: int, max_depth: int, _generator: torch.Generator, _noise: TextNoise, **others: Any) -> Growth:
-    return grow_beam(
-        root,
-        rule=opt_tree_rule(size=5, stop_gain=0.0),
+    beam = Beam(
+        root=root,
+        rule=OPT_TREE_RULE,
         size=5,
         depth=min(3, max_depth),
         max_children=3,
@@ -74,6 +74,7 @@ def grow_chosen(root: int, max_depth: int, _generator: torch.Generator, _noise: 
         keeps_q=True,
         **{"draw": "chosen", **others},
     )
+    return grow_beam(beam)
 
 
 def grow_coupled(root: int, max_depth: int, generator: torch.Generator, noise: TextNoise) -> Growth:

@@ -236,7 +236,7 @@ def test_reporting_the_whole_heads_q_for_routed_draws_is_caught(monkeypatch: pyt
     right = GrowingTree.finished
 
     def misreported(self: GrowingTree, *arguments: Any, **named: Any) -> TokenTree:
-        self._q = [(q + 0.1) / (1 + 0.1 * q.shape[1]) for q in self._q]
+        self._q = [[(q + 0.1) / (1 + 0.1 * q.shape[1]) for q in self._q[0]]]
         return right(self, *arguments, **named)
 
     monkeypatch.setattr(GrowingTree, "finished", misreported)

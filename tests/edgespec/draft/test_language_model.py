@@ -112,7 +112,7 @@ def drafter_at_a_text(*, pending: bool) -> LanguageModelDrafter:
 
 def growth(width: int) -> Growth:
     tree = GrowingTree(7, device=CPU, keeps_q=True)
-    yield from tree.expand_root()
+    yield from tree.expand()
     for _ in range(3):
         tokens = tree.q.topk(width).indices
         row = torch.arange(tokens.shape[0]).repeat_interleave(width)

@@ -11,13 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgespec.grow.beam import BeamRule, by_path_probability, grow_beam
+from edgespec.grow.beam import Beam, BeamRule, Candidates, by_path_probability
 from edgespec.grow.c2t import c2t_rule
 from edgespec.grow.classifier import Classifier, default_classifier
 from edgespec.grow.eagle2 import eagle2_rule
-from edgespec.grow.growing import Layer
-from edgespec.grow.opt_tree import opt_tree_rule
-from edgespec.grow.together import grown
+from edgespec.grow.opt_tree import OPT_TREE_RULE
+from edgespec.grow.together import grow_beam, grown
 from edgespec.train.collect import classifier_settings
 from edgespec.tree.token_tree import TokenTree, depths
 from tests.edgespec.grow.test_best_first import FunctionDrafter, Path, random_q
@@ -26,9 +25,14 @@ CPU = torch.device("cpu")
 VOCAB = 4
 
 
-def grow(q_of: Callable[[Path], Tensor], rule: BeamRule, *, size: int, depth: int, width: int = VOCAB) -> TokenTree:
-    growth = grow_beam(0, rule=rule, draw="chosen", size=size, depth=depth, max_children=width, device=CPU)
-    return grown(growth, FunctionDrafter(q_of))
+def grow(
+    q_of: Callable[[Path], Tensor], rule: BeamRule, *, size: int, depth: int, width: int = VOCAB, **limits: float
+) -> TokenTree:
+    beam = Beam(
+        root=0, rule=rule, draw="chosen", size=size, depth=depth, max_children=width, device=CPU,
+        **limits,  # type: ignore[arg-type]
+    )  # fmt: skip
+    return grown(grow_beam(beam), FunctionDrafter(q_of))
 
 
 def paths_of(tree: TokenTree) -> list[Path]:
@@ -62,7 +66,7 @@ def test_opt_tree_is_the_best_subtree_of_all(seed: int) -> None:
             if (*parent, token) not in nodes and len(parent) < 3
         }
     best = max(sum(probability(q_of, path) for path in nodes) for nodes in frontier)
-    tree = grow(q_of, opt_tree_rule(size=size, stop_gain=0), size=size, depth=3)
+    tree = grow(q_of, OPT_TREE_RULE, size=size, depth=3)
     assert sum(probability(q_of, path) for path in paths_of(tree)) == pytest.approx(best, rel=1e-12)
 
 
@@ -70,7 +74,7 @@ def test_opt_tree_is_the_best_subtree_of_all(seed: int) -> None:
 @pytest.mark.parametrize("size", [1, 7, 30])
 def test_opt_tree_keeps_the_likeliest_paths(seed: int, size: int) -> None:
     q_of = random_q(VOCAB, 2.0, seed)
-    tree = grow(q_of, opt_tree_rule(size=size, stop_gain=0), size=size, depth=4)
+    tree = grow(q_of, OPT_TREE_RULE, size=size, depth=4)
     expected = sorted(all_paths(4), key=lambda path: -probability(q_of, path))[:size]
     assert set(paths_of(tree)) == set(expected)
     assert tree.draw == "chosen"
@@ -85,8 +89,8 @@ def test_opt_tree_stops_when_a_layer_gains_less_than_delta(seed: int) -> None:
         gain, expected_acceptance = sum(best) - expected_acceptance, sum(best)
         if gain < delta:
             break
-    tree = grow(q_of, opt_tree_rule(size=size, stop_gain=delta), size=size, depth=6)
-    reference = grow(q_of, opt_tree_rule(size=size, stop_gain=0), size=size, depth=depth)
+    tree = grow(q_of, OPT_TREE_RULE, size=size, depth=6, stop_gain=delta)
+    reference = grow(q_of, OPT_TREE_RULE, size=size, depth=depth)
     assert paths_of(tree) == paths_of(reference)
 
 
@@ -141,7 +145,7 @@ def test_dynamic_depth_stops_where_the_beam_is_unlikely(seed: int) -> None:
 def test_a_threshold_keeps_the_paths_above_it(seed: int) -> None:
     """C2T with a confidence that is the path probability."""
     q_of = random_q(VOCAB, 1.5, seed)
-    tree = grow(q_of, BeamRule(score=by_path_probability, threshold=0.05), size=700, depth=5)
+    tree = grow(q_of, BeamRule(score=by_path_probability), size=700, depth=5, threshold=0.05)
     assert set(paths_of(tree)) == {path for path in all_paths(5) if probability(q_of, path) >= 0.05}
 
 
@@ -156,7 +160,7 @@ def test_layers_are_as_wide_as_the_rule_allows(seed: int) -> None:
 
 
 def test_a_score_that_grows_downwards_still_makes_a_tree() -> None:
-    def deeper_is_better(layer: Layer) -> Tensor:
+    def deeper_is_better(layer: Candidates) -> Tensor:
         return layer.q_drawn * layer.depth
 
     tree = grow(random_q(VOCAB, 1.0, 3), BeamRule(score=deeper_is_better), size=9, depth=4)
@@ -175,14 +179,14 @@ class PathProbability(Classifier):
 @pytest.mark.parametrize("seed", range(10))
 def test_c2t_with_the_draft_for_a_classifier_is_a_threshold_on_paths(seed: int) -> None:
     q_of, confidence = random_q(VOCAB, 1.5, seed), 0.05
-    rule = c2t_rule(PathProbability(network=default_classifier().network), confidence=confidence, width=1000)
-    tree = grow(q_of, rule, size=700, depth=5)
+    rule = c2t_rule(PathProbability(network=default_classifier().network), width=1000)
+    tree = grow(q_of, rule, size=700, depth=5, threshold=confidence)
     assert set(paths_of(tree)) == {path for path in all_paths(5) if probability(q_of, path) >= confidence}
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_c2ts_second_pruning_keeps_the_most_confident_of_a_layer(seed: int) -> None:
-    rule = c2t_rule(PathProbability(network=default_classifier().network), confidence=0.001, width=3)
+    rule = c2t_rule(PathProbability(network=default_classifier().network), width=3)
     q_of = random_q(VOCAB, 1.0, seed)
     expected: set[Path] = set()
     layer: list[Path] = [()]
@@ -191,4 +195,4 @@ def test_c2ts_second_pruning_keeps_the_most_confident_of_a_layer(seed: int) -> N
         layer = sorted(candidates, key=lambda path: -probability(q_of, path))[:3]
         layer = [path for path in layer if probability(q_of, path) >= 0.001]
         expected |= set(layer)
-    assert set(paths_of(grow(q_of, rule, size=700, depth=4))) == expected
+    assert set(paths_of(grow(q_of, rule, size=700, depth=4, threshold=0.001))) == expected

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgespec.grow.beam import BeamRule, by_path_probability, grow_beam
+from edgespec.grow.beam import Beam, BeamRule, by_path_probability
 from edgespec.grow.children import best_children, under_noise
 from edgespec.grow.growing import Layer
-from edgespec.grow.together import grown
+from edgespec.grow.together import grow_beam, grown
 from edgespec.sampling.noise import TextNoise, exponential_noise
 from tests.edgespec.grow.test_best_first import FunctionDrafter, random_q
 
@@ -70,11 +70,11 @@ def test_every_layer_of_a_tree_has_the_noise_of_its_own_position() -> None:
     """One vector a layer: cousins share it, and a child has another than its parent."""
     q_of, noise = random_q(VOCAB, 1.0, 3), TextNoise(seed=1, key=2, vocab=VOCAB, device=CPU)
     noise.start(40)
-    growth = grow_beam(
-        0, rule=BeamRule(score=by_path_probability), draw="coupled", size=40, depth=4,
+    beam = Beam(
+        root=0, rule=BeamRule(score=by_path_probability), draw="coupled", size=40, depth=4,
         max_children=VOCAB, device=CPU, noise=noise,
     )  # fmt: skip
-    tree = grown(growth, FunctionDrafter(q_of))
+    tree = grown(grow_beam(beam), FunctionDrafter(q_of))
     paths: list[tuple[int, ...]] = [()]
     for node in range(1, tree.num_nodes):
         above = paths[int(tree.parents[node])]

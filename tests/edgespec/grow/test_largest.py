@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.grow import children
-from edgespec.grow.beam import _is_among_best
 from edgespec.grow.children import BLOCK, LEAST_BLOCKS, best_children, largest, under_noise
 
 
@@ -51,10 +50,3 @@ def test_the_best_children_are_those_of_the_whole_perturbed_distribution(
         expected = whole.topk(8, -1)
         assert torch.equal(tokens, expected.indices)
         torch.testing.assert_close(values, expected.values, rtol=1e-6, atol=0)
-
-
-@given(scores=st.lists(st.sampled_from([-1.0, 0.0, 0.25, 0.5, 1.0]), min_size=1, max_size=12), count=st.integers(1, 13))
-def test_of_equal_scores_the_first_are_among_the_best(scores: list[float], count: int) -> None:
-    found = _is_among_best(torch.tensor([scores]), count)
-    order = sorted(range(len(scores)), key=lambda index: -scores[index])[:count]
-    assert found.tolist() == [[index in order for index in range(len(scores))]]

@@ -241,7 +241,7 @@ def test_a_tree_of_no_nodes_counts_as_one_token(
 
         def gives_up(root: int, _max_depth: int, _branches: Tensor | None) -> Growth:
             tree = GrowingTree(root, device=options["device"], keeps_q=True)
-            yield from tree.expand_root()
+            yield from tree.expand()
             return tree.finished(policy.draw)
 
         return Grow(gives_up, drafter)

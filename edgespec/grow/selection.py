@@ -1,0 +1,75 @@
+"""The best nodes of all trees that grow together: of each text at most as many as it may have, and a budget of all.
+
+Scores never grow from a node to its child, and nodes come layer by layer; ties go to those that came first. So what is
+selected are trees: the parents of a selected node are selected. Legend: t texts, m nodes below the roots so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class Selection:
+    """The nodes so far, and which of them would be selected."""
+
+    def __init__(self, sizes: Sequence[int], budget: int, *, like: Tensor) -> None:
+        """Select at most `sizes` [t] nodes of each text, and `budget` of all; scores are tensors `like` this one."""
+        self._budget, self._is_common = budget, min(sizes) >= budget
+        self._sizes = torch.tensor(sizes, device=like.device)
+        self._scores = like.new_empty(0)  # [m]
+        self._texts = self._sizes[:0]  # [m]
+        self._nothing = like.new_zeros(len(sizes))
+        self._sums = self._nothing  # of each text's own best scores: [t]
+        self.least = self._nothing  # only what is above it may yet be selected, of each text: [t]
+
+    def add(self, scores: Tensor, texts: Tensor) -> None:
+        """Add a layer of nodes [j]; a score of 0 is never selected."""
+        self._scores, self._texts = torch.cat([self._scores, scores]), torch.cat([self._texts, texts])
+        own = self._scores
+        if not self._is_common:
+            rank, sizes = self._rank(), self._sizes[self._texts]
+            own = torch.where(rank < sizes, own, 0)
+            last = torch.where(rank == sizes - 1, own, 0)
+            self.least = self._nothing.index_add(0, self._texts, last)
+        if own.shape[0] >= self._budget:
+            self.least = self.least.clamp(min=own.topk(self._budget).values[-1])
+
+    def gains(self) -> Tensor:
+        """Return what came to the sum of each text's own best scores since this was asked last: [t]."""
+        sums_before, self._sums = self._sums, self._nothing.index_add(0, self._texts, self._own())
+        return self._sums - sums_before
+
+    @property
+    def scores(self) -> Tensor:
+        """The scores of all nodes, behind those of the roots, which are the largest: [t + m]."""
+        return torch.cat([torch.full_like(self._nothing, torch.inf), self._scores])
+
+    def selected(self) -> Tensor:
+        """Return the numbers of all roots and of the selected nodes, ascending; roots are counted too."""
+        own = self._scores if self._is_common else self._own()
+        is_selected = torch.zeros_like(own, dtype=torch.bool)
+        is_selected[own.argsort(descending=True, stable=True)[: self._budget]] = True
+        is_selected &= own > 0
+        (kept,) = torch.cat([torch.ones_like(self._nothing, dtype=torch.bool), is_selected]).nonzero(as_tuple=True)
+        return kept
+
+    def _own(self) -> Tensor:
+        """Return the scores of the nodes that are among their text's best, and 0 of the others: [m]."""
+        return torch.where(self._rank() < self._sizes[self._texts], self._scores, 0)
+
+    def _rank(self) -> Tensor:
+        return rank_within(self._scores, self._texts, self._sizes.shape[0])
+
+
+def rank_within(scores: Tensor, texts: Tensor, num_texts: int) -> Tensor:
+    """Return the place of each score among those of its text [m], from 0 on: the largest first, ties as they stand."""
+    order = scores.argsort(descending=True, stable=True)
+    places = torch.arange(order.shape[0], device=order.device)
+    if num_texts > 1:
+        order = order[texts[order].argsort(stable=True)]
+        counts = texts.bincount(minlength=num_texts)
+        places = places - (counts.cumsum(0) - counts)[texts[order]]
+    return torch.empty_like(order).scatter_(0, order, places)
