@@ -14,7 +14,7 @@ ALIKE = (
     "acceptance", "branching", "classifier", "confidence", "device", "draft_quant", "draft_revision",
     "draft_tokens", "draw", "dtype", "experts", "fork", "frequency_penalty", "grammar", "json_schema",
     "learning_rate", "logit_bias", "logprobs", "max_new_tokens", "min_p", "parallel", "policy",
-    "presence_penalty", "profile", "prompt_cache", "quant", "resources", "revision", "seed", "stop_depths",
+    "presence_penalty", "prompt_cache", "quant", "resources", "revision", "seed", "stop_depths",
     "stop_gain", "stop_model", "target_width", "threads", "top_groups", "top_k", "top_p", "tree_file", "workers",
 )  # fmt: skip
 FLAGS = {name: "--" + name.replace("_", "-") for name in ALIKE} | {

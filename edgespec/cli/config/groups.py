@@ -91,7 +91,9 @@ def _refuse_swallowed(context: click.Context, arguments: list[str]) -> None:
         if name == "--":
             return
         option = options.get(name)
-        if option is not None and not option.is_flag and not option.count and value in options:
+        if option is None or option.is_flag or option.count or option._flag_needs_value:  # which may have none
+            continue
+        if value in options:
             long = next((other for other in option.opts if other.startswith("--")), name)
             raise click.UsageError(
                 f"{name} has no value: {value} is an option. Write {long}={value} where that is meant.", context

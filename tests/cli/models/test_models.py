@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import MambaConfig, MptConfig
+from transformers import MptConfig, Zamba2Config
 
 from tests.cli.conftest import RunCli
 from tests.conftest import FAMILIES, make_model, make_tokenizer, save_folder
@@ -83,11 +83,11 @@ def test_what_cannot_run_is_listed_with_the_reason(
 
 def test_a_config_alone_says_what_would_be_refused(cache: Cache, run_cli: RunCli, tmp_path: Path) -> None:
     """The family's own reason comes before the weights, which are not there."""
-    for name, config in {"mamba": MambaConfig(), "mpt": MptConfig(), "llama": FAMILIES["llama"]()}.items():
+    for name, config in {"zamba2": Zamba2Config(), "mpt": MptConfig(), "llama": FAMILIES["llama"]()}.items():
         config.save_pretrained(tmp_path / name)
     found = listed(run_cli, str(tmp_path))
     codes = {Path(name).name: model["problem"]["code"] for name, model in found.items()}
-    assert codes == {"llama": "E_NO_SAFETENSORS", "mamba": "E_UNSUPPORTED_ARCHITECTURE", "mpt": "E_SELF_CHECK"}
+    assert codes == {"llama": "E_NO_SAFETENSORS", "zamba2": "E_UNSUPPORTED_ARCHITECTURE", "mpt": "E_SELF_CHECK"}
     assert found[str(tmp_path / "llama")]["parameters"] > 0
 
 
