@@ -9,8 +9,8 @@
 Every system decodes the same prompts greedily, of unequal lengths, from the first prompt to the last token. accelerate
 maps the layers from the disk and takes left-padded batches. Cold: nothing that was read for one pass serves the
 next, as in bench_offload. Systems have a fresh process each and take turns; medians of --repeats are quoted. A pass
-is a forward of the target, its rows those of all texts; dropping the cache is not counted. Prints a table, ratios
-and one JSON line.
+is a forward of the target, its rows those of all texts, prompts included; a step's are those of trees and roots.
+Dropping the cache is not counted. Prints a table, ratios and one JSON line.
 """
 
 from __future__ import annotations
@@ -191,6 +191,7 @@ def run_child(system: System, arguments: argparse.Namespace) -> None:
             "passes": len(log.rows),
             "pass_s": seconds / len(log.rows),
             "rows_per_pass": statistics.mean(log.rows),
+            "rows_per_step": statistics.mean(cost.num_rows for cost in steps) if steps else 0.0,
             "draft_calls_per_step": log.draft_calls / max(1, len(steps)),
             "growth_s_per_step": statistics.median(cost.grow_s for cost in steps) if steps else 0.0,
             "peak_bytes": peak_resident_bytes(),
@@ -246,7 +247,7 @@ def main() -> None:
             print(f"{system.mode} {system.name}: {reports[system][-1]['tokens_per_s']:.2f} tokens/s", file=sys.stderr)
     rows = []
     print(f"{'mode':6} {'system':20} {'tok/s':>8} {'seconds':>8} {'passes':>7} {'s/pass':>7} {'rows/pass':>9} "
-          f"{'calls/step':>10} {'grow ms':>8} {'peak MiB':>9}")  # fmt: skip
+          f"{'rows/step':>9} {'calls/step':>10} {'grow ms':>8} {'peak MiB':>9}")  # fmt: skip
     for system in systems:
         found = {
             name: statistics.median(report[name] for report in reports[system])
@@ -256,7 +257,8 @@ def main() -> None:
         rows.append({**dataclasses.asdict(system), **found})
         print(f"{system.mode:6} {system.name:20} {found['tokens_per_s']:8.2f} {found['seconds']:8.1f} "
               f"{found['passes']:7.0f} {found['pass_s']:7.3f} {found['rows_per_pass']:9.1f} "
-              f"{found['draft_calls_per_step']:10.1f} {1e3 * found['growth_s_per_step']:8.1f} "
+              f"{found['rows_per_step']:9.1f} {found['draft_calls_per_step']:10.1f} "
+              f"{1e3 * found['growth_s_per_step']:8.1f} "
               f"{found['peak_bytes'] / MIB:9.0f}")  # fmt: skip
     for mode in arguments.modes:
         of_mode = [row for row in rows if row["mode"] == mode]

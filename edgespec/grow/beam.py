@@ -7,7 +7,8 @@ what is below it is looked at. The finished trees are the same as if all had bee
 drafted than the papers' own procedures need.
 
 Texts that grow together share a budget: the best nodes of all their trees are kept, of each tree at most its size.
-Where the budget leaves room for all trees at their size, each is what it would be alone.
+Without shares the budget leaves room for all trees at their size, and each is what it would be alone. With
+them a layer, which is one draft call for all, follows where it pays for all of them together.
 
 Chosen children are a function of the context, so any shape is lossless with membership. Coupled children are one
 of the context and the text's noise: then the text is a function of both alone, and any tree is.
@@ -73,7 +74,7 @@ class Beam:
     rule: BeamRule
     draw: Draw
     size: int  # most nodes below the root
-    share: int | None = None  # that the text adds to the budget of all trees; None: its size
+    share: int | None = None  # that the text adds to the budget of all trees; None: its size, and it stops by itself
     depth: int  # most layers below the root
     device: torch.device
     max_children: int | None = None  # of a node; None: as many as the tree may have nodes
@@ -85,8 +86,8 @@ class Beam:
 
     @property
     def company(self) -> tuple[object, ...]:
-        """What texts have in common that grow together."""
-        return self.rule, self.draw, self.device, self.keeps_q
+        """What texts have in common that grow together; those that share a budget do so among themselves."""
+        return self.rule, self.draw, self.device, self.keeps_q, self.share is None
 
 
 class _Limits:
@@ -156,7 +157,9 @@ def grow_beams(beams: Sequence[Beam]) -> GrowthTogether:
             if depth in rule.stop_depths:
                 beam_scores = torch.zeros_like(limits.depth).index_add(0, texts, scores * is_beam)  # [t]
                 is_expanded &= (beam_scores.log() >= rule.stop_log_score)[texts]
-        if limits.has_stop_gain:
+        if limits.has_stop_gain and beams[0].share is not None:  # a layer is one draft call for all
+            is_expanded &= selection.gain_of_all() >= sum(beam.stop_gain for beam in beams)
+        elif limits.has_stop_gain:
             is_expanded &= (selection.gains() >= limits.stop_gain)[texts]
         if depth >= least_depth:
             is_expanded &= (limits.depth > depth)[texts]

@@ -98,9 +98,9 @@ def make_grow(
     """Return the policy as a function of the root and of the layers that can still be of use.
 
     `noise` is the text's, for coupled children. `keeps_q` is for records: trees keep the draft's distributions where
-    their rule would not need them. With `room` the nodes of a beam's tree are the text's share of those of all trees
-    that grow together, and the tree may be as large as that. Only a static shape may be given the root's children:
-    other trees are not asked to start from them.
+    their rule would not need them. With `room`, a beam's nodes are the text's share of those of all trees that grow
+    together, and its own tree may be as large as the room. Only a static shape may be given the root's children: other
+    trees are not asked to start from them.
     """
     settings, draw = policy.settings, policy.draw
     kind = POLICIES[settings.policy].kind
@@ -139,7 +139,7 @@ def make_grow(
         rule=BEAM_RULES[settings.policy](policy),
         draw=draw,
         size=widest.num_nodes,
-        share=settings.num_nodes,
+        share=None if room is None else settings.num_nodes,
         max_children=settings.max_children or POLICIES[settings.policy].default_width,
         device=device,
         threshold=settings.beta if POLICIES[settings.policy].has_classifier else settings.threshold,

@@ -23,6 +23,7 @@ class Selection:
         self._texts = self._sizes[:0]  # [m]
         self._nothing = like.new_zeros(len(sizes))
         self._sums = self._nothing  # of each text's own best scores: [t]
+        self._sum = like.new_zeros(())  # of the best of all
         self.least = self._nothing  # only what is above it may yet be selected, of each text: [t]
 
     def add(self, scores: Tensor, texts: Tensor) -> None:
@@ -42,6 +43,12 @@ class Selection:
         sums_before, self._sums = self._sums, self._nothing.index_add(0, self._texts, self._own())
         return self._sums - sums_before
 
+    def gain_of_all(self) -> Tensor:
+        """Return what came to the sum of the selected nodes' scores since this was asked last: []."""
+        scores, sum_before = self._in_question(), self._sum
+        self._sum = scores.topk(min(self._budget, scores.shape[0])).values.sum()
+        return self._sum - sum_before
+
     @property
     def scores(self) -> Tensor:
         """The scores of all nodes, behind those of the roots, which are the largest: [t + m]."""
@@ -49,12 +56,16 @@ class Selection:
 
     def selected(self) -> Tensor:
         """Return the numbers of all roots and of the selected nodes, ascending; roots are counted too."""
-        own = self._scores if self._is_common else self._own()
+        own = self._in_question()
         is_selected = torch.zeros_like(own, dtype=torch.bool)
         is_selected[own.argsort(descending=True, stable=True)[: self._budget]] = True
         is_selected &= own > 0
         (kept,) = torch.cat([torch.ones_like(self._nothing, dtype=torch.bool), is_selected]).nonzero(as_tuple=True)
         return kept
+
+    def _in_question(self) -> Tensor:
+        """Return the scores of which the best are selected: [m]."""
+        return self._scores if self._is_common else self._own()
 
     def _own(self) -> Tensor:
         """Return the scores of the nodes that are among their text's best, and 0 of the others: [m]."""

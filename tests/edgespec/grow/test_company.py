@@ -66,14 +66,16 @@ def assert_equal(found: TokenTree, expected: TokenTree) -> None:
     torch.testing.assert_close(found.scores, expected.scores)
 
 
-def best_of_all(q_of: Sequence[QOf], sizes: Sequence[int], budget: int) -> list[set[Path]]:
+def chance(q_of: QOf, path: Path) -> float:
+    return math.prod(float(q_of(path[:index])[token]) for index, token in enumerate(path))
+
+
+def best_of_all(q_of: Sequence[QOf], sizes: Sequence[int], budget: int, *, depth: int = DEPTH) -> list[set[Path]]:
     """All paths of all texts: of each text the likeliest, and of these the likeliest of all."""
     nodes: list[tuple[float, int, Path]] = []
     for text, (found, size) in enumerate(zip(q_of, sizes, strict=True)):
-        paths = [path for length in range(1, DEPTH + 1) for path in itertools.product(range(VOCAB), repeat=length)]
-        chances = {
-            path: math.prod(float(found(path[:index])[token]) for index, token in enumerate(path)) for path in paths
-        }
+        paths = [path for length in range(1, depth + 1) for path in itertools.product(range(VOCAB), repeat=length)]
+        chances = {path: chance(found, path) for path in paths}
         own = sorted(paths, key=lambda path: -chances[path])[:size]
         nodes += [(chances[path], text, path) for path in own]
     kept = sorted(nodes, reverse=True)[:budget]
@@ -168,6 +170,32 @@ def test_where_the_budget_has_room_for_all_a_tree_is_that_grown_alone(seed: int,
         assert (tree.draft_probs is not None) == (keeps_q and beams[place].depth > 0)
         if tree.draft_probs is not None:
             assert torch.equal(tree.draft_probs, alone[place].draft_probs)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_under_a_shared_budget_layers_follow_while_they_pay_for_all_together(seed: int) -> None:
+    """A layer is one draft call for all: that it pays for one of them is not enough."""
+    q_of, sizes, shares, stop_gain = drafts(3, seed), [20, 20, 20], [6, 6, 6], 0.3
+    gain = expected = 0.0
+    for depth in range(1, DEPTH + 1):
+        best = best_of_all(q_of, sizes, sum(shares), depth=depth)
+        chances = [chance(found, path) for found, paths in zip(q_of, best, strict=True) for path in paths]
+        gain, expected = sum(chances) - expected, sum(chances)
+        if gain < 3 * stop_gain:
+            break
+    beams = [beam(size=20, share=6, stop_gain=stop_gain)] * 3
+    assert [set(paths_of(tree)) for tree in grow(beams, q_of)] == best
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_tree_of_its_own_size_is_none_of_those_that_share_a_budget(seed: int) -> None:
+    """A text that is not tuned may depend on its tree, which must not depend on who is beside it."""
+    q_of, own = drafts(4, seed), beam(size=9)
+    shared = beam(size=30, share=3)
+    trees = grow([shared, own, shared, own], q_of)
+    for place in (1, 3):
+        assert_equal(trees[place], grown(grow_beam(own), FunctionDrafter(q_of[place])))
+    assert [set(paths_of(trees[place])) for place in (0, 2)] == best_of_all([q_of[0], q_of[2]], [30, 30], 6)
 
 
 def test_a_layer_is_one_round_of_asking_whatever_the_rules() -> None:
