@@ -117,11 +117,15 @@ def _compare(
     budget_s: float,
     report: Callable[[float], None],
 ) -> tuple[Samples, Choice]:
-    """Everybody's trees of at most `size` nodes at all prompts, from the `first` on, then further along each text."""
+    """Everybody's trees of at most `size` nodes at all prompts, from the `first` on, then further along each text.
+
+    A profile must not change what a seed gives: trees that a text depends on are not compared.
+    """
     samples, rule = Samples(), run.effort.rule
     places = PROMPTS * run.effort.steps_per_prompt
     size = min(size, _affordable(costs, num_trees=len(costs.growth), num_places=places, budget_s=budget_s))
-    contending = contenders(size=size, depth=min(DEPTH, size))
+    everybody = contenders(size=size, depth=min(DEPTH, size))
+    contending = [one for one in everybody if temperature == 0 or one.keeps_texts]
     texts = {number: run.prompts[number] for number in _turned(len(run.prompts), first)}
     look_at = 2
     for count, number in _visits(list(texts), len(texts) * TEXT_STEPS // run.effort.steps_per_prompt, budget_s, report):

@@ -13,6 +13,7 @@ import torch
 from edgespec import Engine, TreeSettings
 from edgespec.grow.acceptance import default_acceptance
 from edgespec.pair.pair import open_pair
+from edgespec.tree.policies import DRAWS
 from edgespec.tune import acceptance, contest
 from edgespec.tune.contest import Outcome, hold_contest
 from edgespec.tune.costs import MeasuredCosts
@@ -112,8 +113,19 @@ def test_adaptive_trees_teach_acceptance_at_each_prompt_then_everybody_is_compar
     assert held.prompts(run, "learning") == [0, 1, 2, 3]
     assert held.policies("learning", 0) == {"adaptive"}
     assert held.prompts(run, "comparing") == [0, 1, 2, 3] * 2
-    assert {"adaptive", "dyspec", "opt-tree", "sequoia", "chain", "mcsd"} <= held.policies("comparing", 0)
+    assert {"adaptive", "opt-tree", "eagle2", "c2t", "sequoia", "chain", "mcsd"} <= held.policies("comparing", 0)
     assert held.outcome.samples[TEMPERATURE].num_texts == 4
+
+
+def test_a_profile_never_changes_what_a_seed_gives(hold: Any) -> None:
+    held = hold(machine(1.0, 0.0), budget_s=0)
+    assert {one.draw for one in held.stages["comparing"][0][1]} == {"coupled"}
+
+
+def test_greedy_texts_are_the_same_with_everybody(hold: Any) -> None:
+    held = hold(machine(1.0, 0.0), budget_s=0, temperatures=[0.0])
+    assert {one.draw for one in held.stages["comparing"][0][1]} == set(DRAWS)
+    assert "dyspec" in held.policies("comparing", 0)
 
 
 def test_what_was_fitted_is_compared_at_other_prompts_first(
@@ -157,23 +169,23 @@ def test_who_has_no_plan_left_is_not_grown_further_and_larger_trees_of_before_co
 ) -> None:
     def left(contending: list[Contender], *_: object) -> dict[tuple[str, str], int]:
         nodes = 4 if len(contending) > 1 else SIZE  # adaptive trees are not all there are
-        return {one.key: nodes for one in contending if one.settings.policy in {"dyspec", "adaptive"}}
+        return {one.key: nodes for one in contending if one.settings.policy in {"opt-tree", "adaptive"}}
 
     monkeypatch.setattr(contest, "_left", left)
     held = hold(machine(1.0, 0.0))
     assert (held.size("comparing", 0), held.size("comparing", 2)) == (SIZE, 4)
     assert len(held.policies("comparing", 1)) > 2
-    assert held.policies("comparing", 2) == {"adaptive", "dyspec"}, "behind two prompts"
-    trees = held.outcome.samples[TEMPERATURE].trees["dyspec", "sampled"]
+    assert held.policies("comparing", 2) == {"adaptive", "opt-tree"}, "behind two prompts"
+    trees = held.outcome.samples[TEMPERATURE].trees["opt-tree", "coupled"]
     assert (len(trees), max(len(tree.scores) for tree in trees)) == (8, 4)
 
 
 def test_the_guide_goes_on_though_it_is_behind(hold: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its records are what the acceptance model is judged by; it is no choice."""
-    monkeypatch.setattr(contest, "_left", lambda *_: {("dyspec", "sampled"): 4})
+    monkeypatch.setattr(contest, "_left", lambda *_: {("opt-tree", "coupled"): 4})
     held = hold(machine(1.0, 0.0))
-    assert held.policies("comparing", -1) == {"adaptive", "dyspec"}
-    assert {plan.policy for plan in held.outcome.choices[TEMPERATURE].ranked} == {"dyspec"}
+    assert held.policies("comparing", -1) == {"adaptive", "opt-tree"}
+    assert {plan.policy for plan in held.outcome.choices[TEMPERATURE].ranked} == {"opt-tree"}
 
 
 def test_few_texts_choose_the_guide_unless_another_is_clearly_faster(
