@@ -168,7 +168,8 @@ class TreeChoice:
             times = costs.of(tree, self._num_texts) / costs.plain_s(self._num_texts)
             return f"no trees (tuned): {tree.tokens:.1f} tokens of {tree.nodes:.0f} nodes take {times:.1f} plain passes"
         seconds = costs.of(tree, self._num_texts)
-        return f"trees of {tree.nodes:.0f} nodes (tuned): {tree.tokens:.1f} tokens a pass in {_time(seconds)}"
+        nodes = f"{tree.nodes:.0f} node" + "s" * (round(tree.nodes) != 1)
+        return f"trees of {nodes} (tuned): {tree.tokens:.1f} tokens a pass in {_time(seconds)}"
 
     def _now(self) -> Yield:
         return self.yields.all()[self.yields.sizes.index(self.wanted.size)]

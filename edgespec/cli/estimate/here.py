@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from edgespec.pair.folder import ModelFolder
     from profiles.hardware import Assumptions, Hardware
 
+MOST_BUSY = 0.3  # processors that other programs keep busy while measuring; of more, what is measured is not kept
+
 
 def is_here(device: torch.device) -> bool:
     """Return whether there is such a device, or it is only planned for."""
@@ -34,7 +36,9 @@ def refuse_measuring(device: str) -> None:
 
 def measured_here(device: torch.device, target: ModelFolder, *, again: bool) -> tuple[Hardware, Assumptions]:
     """Return this machine's speeds and what is assumed beside them; what is not known yet is measured and kept."""
+    from edgespec.decode.threads import OthersLoad
     from edgespec.doctor.machine_speed import disk_of, keep_speed, kept_speed, measure_disk, measure_speed
+    from edgespec.model.cores import read_cores
     from profiles.hardware import read_assumptions
 
     assumptions = read_assumptions()
@@ -46,11 +50,19 @@ def measured_here(device: torch.device, target: ModelFolder, *, again: bool) -> 
     parts = "the disk" if kept is not None else "memory, arithmetic and disk of this machine"
     console = Console(quiet=False, verbose=False)
     console.say(f"measuring {parts}, once: about {1 if kept is not None else 3} s (kept in {machine_file()})")
+    others = OthersLoad(read_cores().allowed)
     speed = measure_speed(device) if kept is None else kept
+    busy = (others() or 0.0) if kept is None else 0.0
     try:
         place, found = measure_disk(files)
         speed = replace(speed, disks={**speed.disks, place: found.bytes_per_s})
-        keep_speed(speed)
+        if busy < MOST_BUSY:
+            keep_speed(speed)
+        else:
+            console.say(
+                f"not kept: other programs kept {busy:.1f} processors busy, so this machine is faster than estimated; "
+                "estimate again when those have ended"
+            )
     except OSError as error:
         console.say(f"not kept: {error.strerror} ({error.filename or disk})")
     disk_bytes_per_s = speed.disks.get(disk, assumptions.host_disk_bytes_per_s)

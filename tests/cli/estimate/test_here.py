@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from edgespec.cli import run
+from edgespec.decode import threads
 from edgespec.doctor import machine_speed
 from edgespec.doctor.disk_speed import DiskSpeed
 from edgespec.doctor.machine_speed import MachineSpeed, measure_speed
@@ -57,6 +58,21 @@ def test_the_machine_is_measured_once_and_again_where_that_is_asked_for(
     assert (err, len(measured)) == ("", 2), "kept"
     estimate(capsys, "--measure")
     assert len(measured) == 4
+
+
+def test_what_a_busy_machine_measures_is_said_and_not_kept(
+    capsys: pytest.CaptureFixture[str], measured: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as busy:
+        busy.setattr(threads.OthersLoad, "__call__", lambda _load: 1.5)
+        _, err = estimate(capsys)
+    assert "not kept: other programs kept 1.5 processors busy" in " ".join(err.split())
+    assert not machine_file().exists()
+    monkeypatch.setattr(threads.OthersLoad, "__call__", lambda _load: None)
+    _, err = estimate(capsys)
+    assert "not kept" not in err
+    assert machine_file().exists()
+    assert measured == ["machine", "files"] * 2
 
 
 @pytest.mark.parametrize(
