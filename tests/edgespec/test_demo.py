@@ -49,7 +49,7 @@ def test_the_pair_is_small_and_the_draft_a_tenth_of_the_target() -> None:
     assert {e.dtype for e in pair.target.checkpoint.tensors.values()} == {torch.bfloat16}
 
 
-@pytest.mark.parametrize(("policy", "size"), [("none", 1), ("dyspec", 1), ("dyspec", 64), ("dyspec", 768)])
+@pytest.mark.parametrize(("policy", "size"), [("none", 1), ("dyspec", 64), ("dyspec", 768)])
 def test_streamed_greedy_texts_are_those_of_plain_decoding(
     policy: str, size: int, prompts: list[list[int]], plain: list[list[int]]
 ) -> None:

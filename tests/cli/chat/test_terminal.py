@@ -163,15 +163,14 @@ def test_interrupts_of_an_answer(tmp_path: Path) -> None:
     stub.child.close(force=True)
 
 
-@pytest.mark.parametrize("columns", [40, 80])
-def test_a_narrow_terminal_breaks_the_first_lines_between_words(columns: int, tmp_path: Path) -> None:
+def test_a_narrow_terminal_breaks_the_first_lines_between_words(tmp_path: Path) -> None:
     terminal = Terminal(["-m", "edgespec", "chat", "-n", "5"], tmp_path)
-    terminal.child.setwinsize(30, columns)
+    terminal.child.setwinsize(30, 40)
     terminal.ready()
     pieces = re.split(r"\r\n|\r|\n|\x1b\[\d*[AK]", terminal.child.before)  # what is drawn over stands alone
     shown = [SEQUENCE.sub("", piece) for piece in pieces]
     lines = [line for line in shown if line.strip() and "MiB" not in line and "loading" not in line]
-    assert max(map(len, lines)) <= columns
+    assert max(map(len, lines)) <= 40
     text = " ".join(line.strip() for line in lines)
     assert "adaptive trees of up to 256 nodes, as many as pay" in text
     assert "no chat template: your text and the model's are one, and it continues yours" in text

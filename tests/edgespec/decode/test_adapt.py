@@ -217,18 +217,18 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
         yield made
 
 
-def sampling_of(engine: Engine, temperature: float) -> SamplingSettings:
-    """Texts of sampled trees depend on them above temperature 0."""
-    return SamplingSettings(temperature=temperature if engine.tree.children == "coupled" else 0.0)
+def with_sampling(engine: Engine) -> list[tuple[str, SamplingSettings]]:
+    """Prompts at temperatures in turn; texts of sampled trees depend on them above 0."""
+    temperatures = (0.8, 0.0, 0.8) if engine.tree.children == "coupled" else (0.0,) * len(PROMPTS)
+    return [(prompt, SamplingSettings(temperature=each)) for prompt, each in zip(PROMPTS, temperatures, strict=True)]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_texts_are_those_of_plain_decoding(engine: Engine, monkeypatch: pytest.MonkeyPatch, temperature: float) -> None:
+def test_texts_are_those_of_plain_decoding(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     # Trees go on, so that there is something to see.
     monkeypatch.setattr("edgespec.decode.tree_choice.CLEARLY", 1e9)
     engine.use_tree(None)
-    sampling, sizes = sampling_of(engine, temperature), set()
-    for prompt in PROMPTS:
+    sizes = set()
+    for prompt, sampling in with_sampling(engine):
         engine.use_tree(None)
         tuned = engine.generate(prompt, max_new_tokens=40, sampling=sampling, seed=3)
         sizes |= {step.num_drafted for step in tuned.passes}
@@ -237,16 +237,12 @@ def test_texts_are_those_of_plain_decoding(engine: Engine, monkeypatch: pytest.M
     assert len(sizes) > 1, "nothing was tuned"
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_texts_are_those_of_plain_decoding_where_it_switches(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, temperature: float
-) -> None:
+def test_texts_are_those_of_plain_decoding_where_it_switches(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain steps leave tokens pending in the draft, which the next look reads."""
     engine.use_tree(None)
-    sampling = sampling_of(engine, temperature)
     monkeypatch.setattr("edgespec.decode.tree_choice.CLEARLY", 0.0)
     monkeypatch.setattr("edgespec.decode.tree_choice.LONGEST_WAIT", 3)
-    for prompt in PROMPTS:
+    for prompt, sampling in with_sampling(engine):
         engine.use_tree(None)
         tuned = engine.generate(prompt, max_new_tokens=40, sampling=sampling, seed=3)
         nodes = [step.num_drafted for step in tuned.passes]

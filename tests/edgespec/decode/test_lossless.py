@@ -1,6 +1,6 @@
 """The contract: what comes out has the target's own distribution, whatever the draft proposes.
 
-4,000 texts of three tokens from a vocabulary of four, both models tables of random logits in float32
+2,500 texts of three tokens from a vocabulary of four, both models tables of random logits in float32
 that disagree; the first token comes from the prompt's pass, the others through trees. Chi-square
 over the 64 outcomes, 63 degrees of freedom. A right version fails with probability 1 in 1,000 (the
 seed is fixed); the wrong versions planted below fall under 1e-6. Coupled texts equal plain decoding's besides.
@@ -39,7 +39,7 @@ from edgespec.verify.rows import TargetRows
 from scripts.check_lossless import PROMPT_IDS, VOCAB, TableDrafter, TableTarget, distributions, table
 
 NUM_TOKENS = 3
-NUM_TEXTS = 4_000
+NUM_TEXTS = 2_500
 Path = tuple[int, ...]
 
 

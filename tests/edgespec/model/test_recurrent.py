@@ -18,8 +18,9 @@ from tests.conftest import RECURRENT, make_model
 from tests.edgespec.model.reader import CPU, KINDS, LEVEL_KINDS, assert_same, readers
 
 
-@pytest.mark.parametrize("chunk_rows", [512, 7])
-@pytest.mark.parametrize("family", RECURRENT)
+@pytest.mark.parametrize(
+    ("family", "chunk_rows"), [*((family, 7) for family in RECURRENT), *((family, 512) for family in KINDS)]
+)
 def test_trees_are_paths_over_commits_of_all_lengths(family: str, chunk_rows: int) -> None:
     (reader,) = readers(family, chunk_rows=chunk_rows)
     reader.read_prompt(3 * OPEN_ROWS + 5)
@@ -67,8 +68,9 @@ def vars_of(tree: TokenTree) -> dict[str, Any]:
     return {name: getattr(tree, name) for name in names}
 
 
-@pytest.mark.parametrize("chunk_rows", [512, 24])
-@pytest.mark.parametrize("family", RECURRENT)
+@pytest.mark.parametrize(
+    ("family", "chunk_rows"), [*((family, 24) for family in RECURRENT), *((family, 512) for family in KINDS)]
+)
 def test_texts_share_passes_each_with_its_own_state(family: str, chunk_rows: int) -> None:
     one, other, late = readers(family, 3, chunk_rows=chunk_rows)
     one.read_prompt(40)
