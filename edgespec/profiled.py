@@ -30,7 +30,7 @@ from edgespec.tree.settings import TreeSettings
 from offload.placement import Placement
 from profiles.files import changes_between, find_profile, read_profile
 from profiles.measure import machine_facts
-from profiles.schema import PairFacts, Plan, Profile, TemperaturePlan
+from profiles.schema import WITH_LAYERS, PairFacts, Plan, Profile, TemperaturePlan
 
 # Tree settings that leave the size to be tuned
 SAY_NO_SIZE = {"policy", "draw", "max_children", "acceptance", "classifier", "draft_temperature"}
@@ -87,7 +87,14 @@ def pair_facts(pair: ModelPair, place: RunPlace, placement: Placement) -> PairFa
         resident_layers=placement.num_resident,
         ram_layers=placement.num_pinned,
         disk_layers=placement.num_on_disk,
+        experts=_movement_of_experts(place, placement),
     )
+
+
+def _movement_of_experts(place: RunPlace, placement: Placement) -> str:
+    if placement.experts is None:
+        return WITH_LAYERS
+    return "computed on the CPU" if place.experts == "cpu" else "on demand"
 
 
 def set_up(

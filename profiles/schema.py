@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, ConfigDict, Field
 
 SCHEMA = "edgespec.profile/4"
+WITH_LAYERS = "with their layers"  # experts of a mixture; other models have none
 
 Text = Annotated[str, Field(max_length=300)]
 Name = Annotated[str, Field(max_length=200, pattern=r"^[a-z0-9][a-z0-9.-]*$")]  # a file is named so: no folders in it
@@ -70,6 +71,7 @@ class PairFacts:
     resident_layers: Count
     ram_layers: Count
     disk_layers: Count
+    experts: Text = WITH_LAYERS  # how a mixture's move
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

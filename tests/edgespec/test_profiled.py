@@ -21,6 +21,7 @@ from edgespec.placement.parallel import PassShares
 from edgespec.placement.place import Memory
 from edgespec.placement.run_place import RunPlace
 from edgespec.profiled import PairSetup, pair_facts, plan_at, set_up, set_up_by_profile, tree_settings
+from offload.placement import ExpertPlacement
 from profiles.files import write_profile
 from profiles.measure import machine_facts
 from profiles.schema import Plan, Profile
@@ -282,6 +283,16 @@ def test_a_profile_is_matched_against_the_very_placement_that_is_loaded(
     with Engine(found, self_check=False) as engine:
         assert engine.placement is found.placement
     assert len(read) == 1
+
+
+def test_a_profile_knows_how_experts_moved_while_it_was_measured(pair: ModelPair) -> None:
+    whole = set_up(pair, PLACE, TreeSettings()).placement
+    apart = replace(whole, experts=ExpertPlacement(num_experts=8, num_kept=2, num_pinned=0, expert_bytes=1))
+    found = [
+        pair_facts(pair, replace(PLACE, experts=asked), placement).experts
+        for asked, placement in (("auto", whole), ("auto", apart), ("stream", apart), ("cpu", apart))
+    ]
+    assert found == ["with their layers", "on demand", "on demand", "computed on the CPU"]
 
 
 def test_a_profile_whose_trees_leave_other_layers_resident_is_not_used(

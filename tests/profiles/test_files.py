@@ -241,6 +241,7 @@ ON_DISK = replace(PAIR, ram_layers=0, disk_layers=20)
         (MACHINE, replace(PAIR, quant="int8"), ["quant was nf4, is int8"]),
         (MACHINE, replace(PAIR, draft_quant="nf4"), ["draft quant was none, is nf4"]),
         (MACHINE, replace(PAIR, dtype="float16"), ["dtype was bfloat16, is float16"]),
+        (MACHINE, replace(PAIR, experts="on demand"), ["experts was with their layers, is on demand"]),
         (MACHINE, MOVED, ["resident layers was 20, is 15", "ram layers was 20, is 25"]),
         (MACHINE, ON_DISK, ["ram layers was 20, is 0", "disk layers was 0, is 20"]),
     ],
