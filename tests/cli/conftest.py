@@ -10,6 +10,7 @@ from typing import Protocol
 import pytest
 
 from edgespec.cli import run
+from edgespec.doctor import disk_speed, machine_speed
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,15 @@ class RunCli(Protocol):
     def __call__(
         self, arguments: list[str], *, files: dict[str, str] | None = None, stdin: str = "", command: str = "generate"
     ) -> Outcome: ...
+
+
+@pytest.fixture(autouse=True)
+def _measures_the_machine_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No command's test depends on how fast this machine is."""
+    monkeypatch.setattr(machine_speed, "MATRIX", {"cpu": (64, 64)})
+    monkeypatch.setattr(machine_speed, "PRODUCT", {"cpu": 64})
+    monkeypatch.setattr(machine_speed, "BUDGET_S", 0.001)
+    monkeypatch.setattr(disk_speed, "MOST_WRITTEN_BYTES", disk_speed.CHUNK_BYTES)
 
 
 @pytest.fixture
