@@ -28,6 +28,8 @@ GOLDEN_SECTION = 0.6180339887498949
 class CpuLoader:
     """Loads layers into slots in main memory."""
 
+    pinned_layers: frozenset[int] = frozenset()
+
     def __init__(self, store: LayerStore, records: Sequence[LayerRecord], *, num_slots: int) -> None:
         self._store = store
         self._following = _following(records)
@@ -93,9 +95,9 @@ class CudaLoader:
         self._num_staged = 0  # layers that went through the staging ring
 
     @property
-    def num_pinned(self) -> int:
-        """The number of layers that wait in locked memory."""
-        return len(self._pinned)
+    def pinned_layers(self) -> frozenset[int]:
+        """The layers that wait in locked memory: fewer than were asked for where the system locks no more."""
+        return frozenset(self._pinned)
 
     def load(self, record: LayerRecord, slot: int) -> None:
         """Issue one copy into the slot, after the last reader of the slot."""
