@@ -49,11 +49,10 @@ class Engine:
     ) -> None:
         """Load a pair as it is set up; raises EdgespecError.
 
-        `on_quantize` is told what is about to be written to the cache. `self_check` tries whether the family reads
-        token trees rightly.
+        `on_quantize` is told what the cache will be given. `self_check` tries whether the family reads trees rightly.
         """
         # Not the setup itself: it knows the weights, and a closed engine must not keep them.
-        self.pair, self.place, self.placement, self.profile = setup.pair, setup.place, setup.placement, setup.profile
+        self.pair, self.place, self.planned, self.profile = setup.pair, setup.place, setup.placement, setup.profile
         self.device = self.place.device  # where trees grow and logits come out
         self.max_context = self.place.context_tokens  # tokens of the longest text that memory is planned for
         self._trees = Trees(setup)
@@ -71,6 +70,7 @@ class Engine:
                 setup.weights, device=self.device, most_device_bytes=self.place.limits.max_gpu_bytes,
                 draft_graphs=self.place.draft_graphs, self_check=self_check, on_quantize=on_quantize, progress=progress,
             )  # fmt: skip
+        self.placement = self._loaded.placement  # as planned, but for layers for which no memory could be locked
 
     @classmethod
     def from_pair(

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -99,6 +100,23 @@ class LayerRecord:
         return self._part(is_mappable=True)
 
     @property
+    def is_stored_as_computed(self) -> bool:
+        """Return whether the bytes in the files are those of a flat buffer."""
+        return all(piece.dtype == tensor.dtype for tensor in self.tensors.values() for piece in tensor.pieces)
+
+    @cached_property
+    def flat_places(self) -> tuple[tuple[TensorEntry, int], ...]:
+        """Where each of the checkpoint's tensors begins in a flat buffer of a layer that is stored as computed."""
+        places, offset = [], 0
+        for tensor in self.tensors.values():
+            done = offset
+            for piece in tensor.pieces:
+                places.append((piece, done))
+                done += piece.num_bytes
+            offset += _aligned(tensor.num_bytes)
+        return tuple(places)
+
+    @property
     def cpu_bytes(self) -> int:
         """The bytes of the layer in a CPU's memory."""
         return self.copied.flat_bytes + self.mapped.stored_bytes
@@ -162,16 +180,28 @@ class LayerStore:
         """Read the layer's bytes into memory; raises StreamError with the file's name."""
         for path, start, end in record.ranges:
             file = self._files[path]
-            try:
+            with _read_errors():
                 file.check_length(end)
                 file.populate(start, end)
-            except OSError as error:
-                raise StreamError(
-                    "E_READ_FAILED",
-                    f"reading weights failed: {error}.",
-                    "Restore the file; the next prompt reads it again.",
-                ) from error
-        self._check_unchanged(record)
+        self._check_unchanged(
+            record,
+            [
+                self._files[entry.file].mapping[entry.offset + first : entry.offset + behind]
+                for entry in record.entries
+                for first, behind in [_sample_of(entry)]
+            ],
+        )
+
+    def read_by(self, read: Callable[[LayerRecord, Tensor], None], record: LayerRecord, flat: Tensor) -> None:
+        """Let `read` bring a layer that is stored as computed into a flat buffer; raises StreamError."""
+        with _read_errors():
+            read(record, flat)
+        samples = {
+            entry: flat[to + first : to + behind].numpy().tobytes()
+            for entry, to in record.flat_places
+            for first, behind in [_sample_of(entry)]
+        }
+        self._check_unchanged(record, [samples[entry] for entry in record.entries])
 
     def announce(self, record: LayerRecord) -> None:
         """Let the disk start on the layer's bytes without waiting for them."""
@@ -183,14 +213,10 @@ class LayerStore:
         for path, start, end in record.ranges:
             self._files[path].drop(start, end)
 
-    def _check_unchanged(self, record: LayerRecord) -> None:
+    def _check_unchanged(self, record: LayerRecord, samples: Iterable[bytes]) -> None:
         """Raise StreamError when a file was written over: the model would be half of one and half of another."""
         checksum = 0
-        for entry in record.entries:
-            middle = entry.offset + entry.num_bytes // 2
-            sample = self._files[entry.file].mapping[
-                middle : min(middle + SAMPLE_BYTES, entry.offset + entry.num_bytes)
-            ]
+        for sample in samples:
             checksum = zlib.crc32(sample, checksum)
         if self._samples.setdefault((record.index, record.expert), checksum) != checksum:
             files = ", ".join(sorted({entry.file.name for entry in record.entries}))
@@ -199,3 +225,21 @@ class LayerStore:
                 f"the weights of layer {record.index} in {files} were written over while in use.",
                 "Restore the file, or start again to use the new weights.",
             )
+
+
+def _sample_of(entry: TensorEntry) -> tuple[int, int]:
+    """Return the bytes of a tensor that are looked at: from the first up to the second."""
+    middle = entry.num_bytes // 2
+    return middle, min(middle + SAMPLE_BYTES, entry.num_bytes)
+
+
+@contextmanager
+def _read_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StreamError(
+            "E_READ_FAILED",
+            f"reading weights failed: {error}.",
+            "Restore the file; the next prompt reads it again.",
+        ) from error

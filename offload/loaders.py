@@ -19,6 +19,7 @@ from offload.device_slots import DeviceSlots, StagingBuffer
 from offload.layer_store import LayerRecord, LayerStore
 from offload.pinned import PinnedBuffer
 from offload.placement import NUM_STAGING_BUFFERS
+from offload.staging import StagingRing, following
 
 logger = logging.getLogger("edgespec.offload")
 
@@ -28,9 +29,11 @@ GOLDEN_SECTION = 0.6180339887498949
 class CpuLoader:
     """Loads layers into slots in main memory."""
 
+    pinned_layers: frozenset[int] = frozenset()
+
     def __init__(self, store: LayerStore, records: Sequence[LayerRecord], *, num_slots: int) -> None:
         self._store = store
-        self._following = _following(records)
+        self._following = following(records)
         flat_bytes = max(record.copied.flat_bytes for record in records)
         self._flat = [torch.empty(flat_bytes, dtype=torch.uint8) for _ in range(num_slots)]
         self._views: dict[tuple[int, int], dict[str, Tensor]] = {}
@@ -82,20 +85,20 @@ class CudaLoader:
         self._views: dict[tuple[int, int], dict[str, Tensor]] = {}
         self._locked: list[PinnedBuffer] = []
         # The staging ring first: where little can be locked, it is what matters.
-        all_pinned = all(record.index in pinned_layers for record in records)
-        self._staging = [] if all_pinned else self._staging_buffers(flat_bytes)
+        on_disk = [record for record in records if record.index not in pinned_layers]
+        buffers = self._staging_buffers(flat_bytes) if on_disk else []
         self._pinned: dict[int, Tensor] = {}
         self._pin([record for record in records if record.index in pinned_layers])
         staged = [record for record in records if record.index not in self._pinned]
-        if staged and not self._staging:
-            self._staging = self._staging_buffers(flat_bytes)
-        self._following = _following(staged)
-        self._num_staged = 0  # layers that went through the staging ring
+        if staged and not buffers:
+            buffers = self._staging_buffers(flat_bytes)
+        # There was to be memory for the others: the page cache may have it, and then keeps them.
+        self._staging = StagingRing(store, staged, buffers, direct=on_disk)
 
     @property
-    def num_pinned(self) -> int:
-        """The number of layers that wait in locked memory."""
-        return len(self._pinned)
+    def pinned_layers(self) -> frozenset[int]:
+        """The layers that wait in locked memory: fewer than were asked for where the system locks no more."""
+        return frozenset(self._pinned)
 
     def load(self, record: LayerRecord, slot: int) -> None:
         """Issue one copy into the slot, after the last reader of the slot."""
@@ -103,15 +106,9 @@ class CudaLoader:
         if host is not None:
             self._slots.fill(slot, host)
             return
-        staging = self._staging[self._num_staged % len(self._staging)]
-        self._num_staged += 1
-        staging.copied.synchronize()  # the reader's thread waits for an old copy, nobody else does
-        self._store.populate(record)
-        # The disk goes on with its next layer while those between are copied from locked memory.
-        self._store.announce(self._following[record.index])
-        self._store.copy(record, staging.bytes)
-        self._store.drop(record)
+        staging = self._staging.fill(record)
         self._slots.fill(slot, staging.bytes[: record.flat_bytes], staging)
+        self._staging.go_on(record)
 
     def hand_out(self, record: LayerRecord, slot: int) -> dict[str, Tensor]:
         """Return views of the slot, made once; compute issued from now on waits for the copy."""
@@ -126,7 +123,8 @@ class CudaLoader:
         self._slots.take_back(slot)
 
     def close(self) -> None:
-        """Wait for the copies under way, and unlock the memory, which is about to be another's."""
+        """Wait for reads and copies under way, and unlock the memory, which is about to be another's."""
+        self._staging.close()
         self._slots.close()
         for buffer in self._locked:
             buffer.close()
@@ -169,8 +167,3 @@ class CudaLoader:
             buffers = [torch.empty(num_bytes, dtype=torch.uint8) for _ in range(NUM_STAGING_BUFFERS)]
         # The reader sleeps while it waits for one of them, it does not spin.
         return [StagingBuffer(buffer, self._device.new_event(blocking=True)) for buffer in buffers]
-
-
-def _following(records: Sequence[LayerRecord]) -> dict[int, LayerRecord]:
-    """Return layer index -> the record that comes after it, the first after the last."""
-    return {record.index: records[(position + 1) % len(records)] for position, record in enumerate(records)}

@@ -9,7 +9,7 @@ memory, all that is not resident is on disk.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NotRequired, TypedDict, Unpack
 
 from offload.errors import PlacementError
@@ -20,6 +20,8 @@ NUM_SLOTS_CONVERTED = 2  # one in use, one being filled
 NUM_STAGING_BUFFERS = 2  # of pinned memory, between disk and device
 NUM_SLOTS_MAPPED = 3  # mapped pages need no copy: read two layers ahead where memory allows
 MIN_SLOTS = 2
+STAGING = "staging buffers"
+PINNED = "layers, copied in each pass"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,10 +170,10 @@ def place_layers(records: Sequence[LayerRecord], **memory: Unpack[PlaceBytes]) -
         free_host_bytes = host_budget_bytes - sum(host_bytes.values())
         staging_bytes = NUM_STAGING_BUFFERS * max(layer_bytes)  # for the layers that stay on disk
         if _sum_of(waiting, layer_bytes) > free_host_bytes:
-            host_bytes["staging buffers"] = staging_bytes
+            host_bytes[STAGING] = staging_bytes
             free_host_bytes -= staging_bytes
         pinned = _spread_that_fit(waiting, layer_bytes, free_host_bytes, most=len(waiting))
-        host_bytes[f"{len(pinned)} layers, copied in each pass"] = _sum_of(pinned, layer_bytes)
+        host_bytes[f"{len(pinned)} {PINNED}"] = _sum_of(pinned, layer_bytes)
     disk_bytes = sum(records[layer].stored_bytes for layer in waiting if layer not in pinned)
     pinned_bytes = sum(records[layer].flat_bytes for layer in pinned)
     placement = Placement(
@@ -192,6 +194,24 @@ def place_layers(records: Sequence[LayerRecord], **memory: Unpack[PlaceBytes]) -
     )
     _check_budgets(placement)
     return placement
+
+
+def with_pinned_layers(placement: Placement, records: Sequence[LayerRecord], pinned: frozenset[int]) -> Placement:
+    """Return the placement as it is where the system locked memory for these layers alone: others come from disk."""
+    read = [records[layer] for layer in placement.pinned_layers - pinned]
+    if not read:
+        return placement
+    read_bytes, flat_bytes = sum(record.stored_bytes for record in read), sum(record.flat_bytes for record in read)
+    host_bytes = {what: used for what, used in placement.host_bytes.items() if not what.endswith(PINNED)}
+    host_bytes.setdefault(STAGING, NUM_STAGING_BUFFERS * max(record.flat_bytes for record in records))
+    host_bytes[f"{len(pinned)} {PINNED}"] = sum(records[layer].flat_bytes for layer in pinned)
+    return replace(
+        placement,
+        pinned_layers=pinned,
+        streamed_bytes=placement.streamed_bytes + read_bytes - flat_bytes,
+        disk_bytes=placement.disk_bytes + read_bytes,
+        host_bytes=host_bytes,
+    )
 
 
 def all_resident(num_layers: int) -> Placement:

@@ -21,6 +21,10 @@ from offload.layer_store import LayerRecord
 class SlotLoader(Protocol):
     """Moves layers into slots. `load` runs on the reader's thread, the others on the caller's."""
 
+    @property
+    def pinned_layers(self) -> frozenset[int]:
+        """The layers that wait in locked memory."""
+
     def load(self, record: LayerRecord, slot: int) -> None:
         """Bring the layer into the slot; the load may only be issued, not finished, when this returns."""
 

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from offload.device import CudaDevice
+from offload.experts.expert_placement import with_pinned_experts
 from offload.experts.expert_source import ExpertCounts
 from offload.experts.on_demand import ExpertsOnDemand
 from offload.layer_store import LayerRecord, LayerStore
 from offload.loaders import CpuLoader, CudaLoader
-from offload.placement import Placement
+from offload.placement import Placement, with_pinned_layers
 from offload.skeleton import Skeleton
 from offload.stream import LayerStream, SlotLoader
 
@@ -29,7 +30,8 @@ class StreamedModel:
     """A model that is ready to run: its resident weights are loaded, its streamed layers hooked.
 
     `model` is called like any transformers model. `close` ends the reader; the weights of streamed
-    layers are valid only inside a forward.
+    layers are valid only inside a forward. `placement` is where weights live, which is on disk where the system
+    locked less memory than was planned.
     """
 
     def __init__(
@@ -43,7 +45,6 @@ class StreamedModel:
         self.model = skeleton.model
         self.layers = skeleton.layers
         self.device = device
-        self.placement = placement
         on_demand = placement.experts is not None
         records = skeleton.dense_records if on_demand else skeleton.records
         files = {entry.file for record in (*skeleton.records, skeleton.outside) for entry in record.entries}
@@ -85,12 +86,15 @@ class StreamedModel:
                 else CpuLoader(self._store, streamed, num_slots=placement.num_slots)
             )
             self._stream = LayerStream(streamed, loader, num_slots=placement.num_slots)
+            placement = with_pinned_layers(placement, records, loader.pinned_layers)
             for record in streamed:
                 self._hook(skeleton.layers[record.index], record.index, self._stream)
 
         self._experts: ExpertsOnDemand | None = None
         if placement.experts is not None:
             self._experts = ExpertsOnDemand(self.model, skeleton.experts, placement.experts, self._store, device=device)
+            placement = with_pinned_experts(placement, self._experts.num_pinned)
+        self.placement = placement
 
     @property
     def expert_counts(self) -> ExpertCounts:

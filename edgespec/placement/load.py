@@ -15,7 +15,7 @@ from edgespec.placement.memory import CUDA_CONTEXT_BYTES
 from edgespec.placement.place import PlacedWeights
 from edgespec.placement.weights import Announce
 from offload.experts.expert_source import ExpertCounts
-from offload.placement import all_resident
+from offload.placement import Placement, all_resident
 from offload.streamed_model import StreamedModel
 
 Progress = Callable[[str, int, int], None]  # phase, done, total: bytes when loading, layers when quantising
@@ -63,6 +63,11 @@ class LoadedModels:
     def draft(self) -> CausalModel | None:
         """The draft; None where there is none."""
         return self._causal.get("draft")
+
+    @property
+    def placement(self) -> Placement:
+        """Where the target's weights live: on disk where the system locked less memory than was planned."""
+        return self._streamed["target"].placement
 
     @property
     def expert_counts(self) -> ExpertCounts:

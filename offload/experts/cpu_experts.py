@@ -20,6 +20,7 @@ class CpuExperts:
     """Experts as pages of files; what is packed or of another dtype becomes weights when it is computed with."""
 
     device = HOST
+    num_pinned = 0
 
     def __init__(self, store: LayerStore, *, num_scratch: int, dtype: torch.dtype) -> None:
         self._store = store

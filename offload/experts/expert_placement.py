@@ -13,6 +13,7 @@ from offload.layer_store import LayerRecord
 from offload.placement import ExpertPlacement, PlaceBytes, Placement, place_layers
 
 EXPERTS = "experts"
+PINNED = "experts, copied when asked for"
 
 
 def place_on_host(
@@ -84,7 +85,7 @@ def place_on_demand(
     device_bytes[f"{num_kept} of {num_experts} experts"] = experts.kept_bytes
     host_bytes = dict(placed.host_bytes)
     if num_pinned:
-        host_bytes[f"{num_pinned} experts, copied when asked for"] = num_pinned * expert_bytes
+        host_bytes[f"{num_pinned} {PINNED}"] = num_pinned * expert_bytes
     disk_bytes = max(0, experts.num_left - num_pinned) * expert_bytes
     return replace(
         placed,
@@ -93,4 +94,23 @@ def place_on_demand(
         streamed_bytes=placed.streamed_bytes + experts.num_left * expert_bytes,
         disk_bytes=placed.disk_bytes + disk_bytes,
         experts=experts,
+    )
+
+
+def with_pinned_experts(placement: Placement, num_pinned: int) -> Placement:
+    """Return the placement as it is where the system locked memory for so few experts: others come from disk."""
+    experts = placement.experts
+    if experts is None or num_pinned == experts.num_pinned:
+        return placement
+    before_bytes, now_bytes = (
+        max(0, experts.num_left - pinned) * experts.expert_bytes for pinned in (experts.num_pinned, num_pinned)
+    )
+    host_bytes = {what: used for what, used in placement.host_bytes.items() if not what.endswith(PINNED)}
+    if num_pinned:
+        host_bytes[f"{num_pinned} {PINNED}"] = num_pinned * experts.expert_bytes
+    return replace(
+        placement,
+        host_bytes=host_bytes,
+        disk_bytes=placement.disk_bytes - before_bytes + now_bytes,
+        experts=replace(experts, num_pinned=num_pinned),
     )

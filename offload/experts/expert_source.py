@@ -40,6 +40,10 @@ class ExpertMemory(Protocol):
 
     device: torch.device  # of what is brought
 
+    @property
+    def num_pinned(self) -> int:
+        """The number of experts that wait in locked memory."""
+
     def where_it_lies(self, group: ExpertGroup, record: LayerRecord, rows: int) -> ExpertWeights | None:
         """Return an absent expert's weights on the host, if so many rows are computed there; None: it is brought."""
 

@@ -51,6 +51,7 @@ class ExpertsOnDemand:
             num_experts=max(group.num_experts for group in groups),
             capacity_bytes=placement.kept_bytes,
         )
+        self.num_pinned = memory.num_pinned
         self._source = ExpertSource(groups, cache, memory)
         self._modules = [model.get_submodule(group.module_name) for group in groups]
         for row, module in enumerate(self._modules):

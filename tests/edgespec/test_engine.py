@@ -13,7 +13,9 @@ import torch
 
 from edgespec import EdgespecError, Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.config import parse_size
+from edgespec.placement.run_place import PlaceOptions
 from edgespec.text.context import new_token_limit
+from tests.pretend_cuda import PretendCudaDevice, pretend_cuda
 
 
 @pytest.fixture
@@ -53,6 +55,21 @@ def test_a_text_depends_on_its_seed_and_its_name_alone(engine: Engine) -> None:
         assert text(3, "a") != first
         assert text(2, "a", TreeSettings(policy="opt-tree", size=5)) == first
         assert text(2, "a", TreeSettings(policy="none")) == first
+
+
+@pytest.mark.parametrize("locked", [0, 1, 2])
+def test_the_placement_says_what_is_so_where_little_memory_can_be_locked(
+    locked: int, pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The profile of such a pair is known by the plan, because the next run has the same."""
+    monkeypatch.setattr(PretendCudaDevice, "most_locked", locked)
+    limits = MemoryLimits(max_gpu_bytes=parse_size("4GiB"), max_cpu_bytes=parse_size("2GiB"), max_resident_layers=1)
+    options: PlaceOptions = {"device": "cuda", "limits": limits}
+    with pretend_cuda(), Engine.from_pretrained(pair_folders[0], self_check=False, **options) as engine:
+        assert (engine.planned.num_pinned, engine.planned.num_on_disk) == (2, 0)
+        assert (engine.placement.num_pinned, engine.placement.num_on_disk) == (locked, 2 - locked)
+        assert f"{locked} layers, copied in each pass" in engine.placement.table()
+        assert len(engine.generate("import os", max_new_tokens=2).token_ids) == 2
 
 
 def test_bfloat16_runs_and_says_so(pair_folders: tuple[Path, Path]) -> None:

@@ -281,7 +281,7 @@ def test_a_profile_is_matched_against_the_very_placement_that_is_loaded(
     assert (found.tree, found.placement) == (tree, with_plan)
     assert len(read) == 1, "free memory changes between two looks"
     with Engine(found, self_check=False) as engine:
-        assert engine.placement is found.placement
+        assert engine.placement == found.placement
     assert len(read) == 1
 
 

@@ -66,7 +66,7 @@ def test_where_little_memory_can_be_locked_the_rest_is_read_from_its_files(
     device = SimulatedDevice(is_eager=True, max_locked=allowed)
     with caplog.at_level(logging.WARNING):
         loader = make_loader(records, device, pinned_layers={0, 1, 2})
-    assert loader.num_pinned == min(allowed, 3)
+    assert len(loader.pinned_layers) == min(allowed, 3)
     assert bool(caplog.records) == (allowed < 3)
     store = LayerStore({entry.file for record in records for entry in record.entries})
     for position in range(4):

@@ -9,7 +9,14 @@ import torch
 from offload.checkpoint import TensorEntry
 from offload.errors import PlacementError
 from offload.layer_store import LayerRecord, StoredTensor
-from offload.placement import NUM_SLOTS_CONVERTED, NUM_SLOTS_MAPPED, NUM_STAGING_BUFFERS, Placement, place_layers
+from offload.placement import (
+    NUM_SLOTS_CONVERTED,
+    NUM_SLOTS_MAPPED,
+    NUM_STAGING_BUFFERS,
+    Placement,
+    place_layers,
+    with_pinned_layers,
+)
 
 LAYER = 1024  # bytes stored
 
@@ -157,6 +164,24 @@ def test_no_staging_is_paid_for_when_every_layer_waits_in_memory() -> None:
     placement = place(100 + NUM_SLOTS_CONVERTED * LAYER, accelerator=True, pinned=10 * LAYER)
     assert placement.num_on_disk == 0
     assert "staging buffers" not in placement.host_bytes
+
+
+@pytest.mark.parametrize("waiting", [10, 4])  # layers that the plan has in locked memory
+@pytest.mark.parametrize("pinned", [{1, 6}, set()])
+def test_layers_for_which_no_memory_could_be_locked_are_on_disk(waiting: int, pinned: set[int]) -> None:
+    """What is left of the plan is the plan for as much memory as could be locked."""
+    device_bytes = 100 + NUM_SLOTS_CONVERTED * LAYER
+    planned = place(device_bytes, accelerator=True, pinned=(waiting + NUM_STAGING_BUFFERS * (waiting < 10)) * LAYER)
+    assert planned.num_pinned == waiting
+    records = make_records(10, compute=torch.bfloat16)
+    assert with_pinned_layers(planned, records, planned.pinned_layers) is planned
+    found = with_pinned_layers(planned, records, frozenset(pinned))
+    expected = place(device_bytes, accelerator=True, pinned=(len(pinned) + NUM_STAGING_BUFFERS) * LAYER)
+    assert (found.num_pinned, found.num_on_disk, found.disk_bytes) == (
+        expected.num_pinned, expected.num_on_disk, expected.disk_bytes,
+    )  # fmt: skip
+    assert found.host_bytes == expected.host_bytes
+    assert found.streamed_bytes == 10 * LAYER
 
 
 def test_too_little_ram_beside_an_accelerator_is_refused_by_name() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from offload.errors import PlacementError
 from offload.experts.cpu_experts import NUM_READERS
-from offload.experts.expert_placement import place_on_demand
+from offload.experts.expert_placement import place_on_demand, with_pinned_experts
 from offload.placement import MIN_SLOTS, Placement
 from offload.skeleton import Skeleton
 from tests.offload.experts.mixtures import save_mixture, skeleton_of
@@ -87,3 +87,16 @@ def test_beside_an_accelerator_experts_wait_in_locked_memory(skeleton: Skeleton)
     assert sum(placement.host_bytes.values()) <= placement.host_budget_bytes
     with pytest.raises(PlacementError, match="RAM"):
         place(skeleton, USED + dense + 10 * expert, host=NUM_READERS * expert - 1)
+
+
+@pytest.mark.parametrize("locked", [0, 3, 7])
+def test_experts_for_which_no_memory_could_be_locked_are_on_disk(locked: int, skeleton: Skeleton) -> None:
+    """What is left of the plan is the plan for as much memory as could be locked."""
+    expert = max(group.expert_flat_bytes for group in skeleton.experts)
+    device = USED + sum(record.flat_bytes for record in skeleton.dense_records) + 10 * expert
+    planned = place(skeleton, device, host=(NUM_READERS + 7) * expert)
+    expected = place(skeleton, device, host=(NUM_READERS + locked) * expert)
+    found = with_pinned_experts(planned, locked)
+    assert (found.experts, found.disk_bytes, found.host_bytes) == (
+        expected.experts, expected.disk_bytes, expected.host_bytes,
+    )  # fmt: skip

@@ -1,0 +1,294 @@
+"""A pair on a device: no operation of a step mixes tensors of the device and of the host.
+
+The device is pretended (`tests/pretend_cuda.py`), and computes as the host does: so texts must be those of the host.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import FalconConfig
+
+from edgespec import Engine, MemoryLimits, TreeSettings
+from edgespec.config import parse_size
+from edgespec.grow.static import static_shape
+from edgespec.model.new_rows import NewRows
+from edgespec.model.self_check import check_tree_reading
+from edgespec.pair.folder import fingerprint, open_model
+from edgespec.placement import place as placing
+from edgespec.text.request import TextRequest
+from edgespec.train.head_model import lender, new_head, save_head
+from edgespec.tree.policies import POLICIES
+from offload.experts.cuda_experts import CudaExperts
+from offload.experts.expert_placement import place_on_demand
+from offload.placement import Placement
+from profiles.in_place import HostRates
+from tests.conftest import FAMILIES, RECURRENT, SMALL, make_model, save_folder
+from tests.edgespec.draft.test_feature_head import facts
+from tests.pretend_cuda import CUDA, HOST, MixedDevicesError, pretend_cuda
+
+PROMPT = list(range(60, 90))
+SHAPES: dict[str, dict[str, Any]] = {
+    "specinfer": {"branching": (3, 2, 1)},
+    "mcsd": {"branching": (3, 2, 1)},
+    "chain": {"draft_tokens": 4},
+    "none": {},
+}
+TREES = [
+    TreeSettings(policy=policy.name, draw=draw, **SHAPES.get(policy.name, {"size": 9}))
+    for policy in POLICIES.values()
+    for draw in policy.draws
+    if policy.name != "static"  # a shape like sequoia's, from a file
+]
+ROOM = TreeSettings(policy="dyspec", size=64)  # sampled trees keep the draft's distributions, too
+# One for each way in which layers read texts: whole, windows, chunks, soft caps, latents, text by text, and each state
+READERS = {
+    **{
+        family: FAMILIES[family]
+        for family in ("mistral-window", "gemma2", "gemma4-shared", "llama4", "gpt2", "mixtral")
+    },
+    **{family: RECURRENT[family] for family in ("lfm2", "qwen3-next", "mamba2", "jamba")},
+    "falcon": lambda: FalconConfig(**SMALL, alibi=False),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _device() -> Iterator[None]:
+    with pretend_cuda():
+        yield
+
+
+REFUSED: dict[str, Callable[[Tensor, Tensor], object]] = {  # of three numbers each, on the device and on the host
+    "operands": lambda there, here: there + here,
+    "a condition": lambda there, here: torch.where(here > 0, there, 0.0),
+    "parts": lambda there, here: torch.cat([there, here]),
+    "a product": lambda there, here: torch.outer(there, here),
+    "a mask": lambda there, here: there.masked_fill(here > 0, 0.0),
+    "chosen rows": lambda there, here: there.index_select(0, here.long()),
+    "indices": lambda there, here: there[here.long() - 1],
+    "a table on the host": lambda there, here: here[there.long() - 1],
+    "what is set at indices": lambda there, here: there.index_put_((there.long() - 1,), here),
+    "a number of the host that changes": lambda there, here: here[0].add_(there[0]),
+    "an array": lambda there, here: there.numpy(),
+    "a generator of the host": lambda there, here: torch.rand(3, device=CUDA, generator=torch.Generator()),
+    "a generator of the device": lambda there, here: torch.rand(3, generator=torch.Generator(CUDA)),
+    "attention": lambda there, here: scaled_dot_product_attention(there[None], there[None], here[None]),
+}
+TAKEN: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "numbers without dimensions": lambda there, here: there * here[0] + torch.where(there > 1, there, here[1]),
+    "a number that fills": lambda there, here: there.masked_fill(there > 1, here[0]),
+    "copies": lambda there, here: (here.clone().copy_(there), there.copy_(here), there.to("cpu") + here),
+    "a slice that is set": lambda there, here: there.__setitem__(slice(1, 3), here[1:]),
+    "numbers that are read": lambda there, here: [here[int(number) - 1] for number in there],
+    "memory of its own": lambda there, here: here.to(CUDA).zero_(),
+}
+
+
+@pytest.mark.parametrize(("operations", "are_refused"), [(REFUSED, True), (TAKEN, False)], ids=["refused", "taken"])
+def test_the_pretended_device_refuses_what_cuda_does(
+    operations: dict[str, Callable[[Tensor, Tensor], object]], are_refused: bool
+) -> None:
+    for what, operate in operations.items():
+        here = torch.tensor([1.0, 2.0, 3.0])
+        try:
+            operate(here.to(CUDA), here)
+        except MixedDevicesError:
+            assert are_refused, what
+        else:
+            assert not are_refused, what
+        assert here.tolist() == [1.0, 2.0, 3.0]
+
+
+def open_engine(device: str, target: Path, draft: Path | None, **options: Any) -> Engine:
+    """On the device one layer stays, and the others wait in locked memory."""
+    limits = MemoryLimits(max_gpu_bytes=parse_size("4GiB"), max_cpu_bytes=parse_size("2GiB"), max_resident_layers=1)
+    options = {"context_tokens": 128, "dtype": "float32", "self_check": False, "profile": "none", **options}
+    return Engine.from_pretrained(target, draft=draft, device=device, limits=limits, **options)
+
+
+Engines = tuple[Engine, Engine]  # on the device, and on the host
+
+
+@pytest.fixture(scope="module")
+def engines(pair_folders: tuple[Path, Path]) -> Iterator[Engines]:
+    with (
+        open_engine("cuda", *pair_folders, parallel=4, tree=ROOM) as on_device,
+        open_engine("cpu", *pair_folders, parallel=4, tree=ROOM) as on_host,
+    ):
+        yield on_device, on_host
+
+
+def texts(engine: Engine, ways: list[dict[str, Any]]) -> list[Any]:
+    """The tokens of texts in these ways, in company."""
+    requests: list[TextRequest] = [
+        engine.request(PROMPT[number:], **{"max_new_tokens": 6, "seed": 3, "temperature": 0.8, **way})
+        for number, way in enumerate(ways)
+    ]
+    found = [result for _, result in sorted(engine.generate_many(requests), key=lambda each: each[0])]
+    for result in found:
+        if isinstance(result, Exception):
+            raise result
+    return [(result.token_ids, result.finish_reason) for result in found if not isinstance(result, Exception)]
+
+
+GREEDY_AND_WARM: list[dict[str, Any]] = [{"temperature": 0.0}, {"top_p": 0.9}]
+SHORT = [{**way, "max_new_tokens": 3} for way in GREEDY_AND_WARM]  # two trees each
+
+
+@pytest.mark.parametrize("tree", TREES, ids=lambda tree: f"{tree.policy}-{tree.draw}")
+def test_trees_of_every_policy_and_draw_stay_on_the_device(tree: TreeSettings, engines: Engines) -> None:
+    found = []
+    for engine in engines:
+        engine.use_tree(tree)
+        found.append(texts(engine, SHORT))
+    assert found[0] == found[1]
+
+
+def test_penalties_grammars_and_what_is_told_of_tokens_stay_on_the_device(engines: Engines) -> None:
+    pytest.importorskip("llguidance")
+    ways: list[dict[str, Any]] = [
+        {"repetition_penalty": 1.3, "logprobs": 2},
+        {"presence_penalty": 1.2, "frequency_penalty": 0.6, "min_p": 0.01},
+        {"logit_bias": {40: 4.0, 41: -100.0}, "ignore_eos": True, "top_k": 20},
+        {"grammar": 'root ::= ("yes" | "no") (", " ("yes" | "no"))*\n', "temperature": 0.0},
+    ]
+    found = []
+    for engine in engines:
+        engine.use_tree(TreeSettings(size=9))
+        found.append((texts(engine, ways[:1]), texts(engine, ways)))
+    assert found[0] == found[1]
+
+
+def test_trees_that_tune_themselves_and_turns_stay_on_the_device(pair_folders: tuple[Path, Path]) -> None:
+    found = []
+    for device in ("cuda", "cpu"):
+        with open_engine(device, *pair_folders, parallel=3) as engine:
+            many = texts(engine, [{"max_new_tokens": count} for count in (4, 12, 8, 6)])
+            turns = [
+                engine.generate(PROMPT[:length], max_new_tokens=4, temperature=0.0, reuse=True).token_ids
+                for length in (20, 30, 10)
+            ]
+            found.append((many, turns))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("family", READERS)
+def test_every_kind_of_layer_reads_trees_on_the_device(family: str) -> None:
+    check_tree_reading(READERS[family](), device=CUDA)
+
+
+@pytest.mark.parametrize("family", ["qwen3-next", "jamba"])
+def test_texts_of_recurrent_targets_and_drafts_stay_on_the_device(family: str, tmp_path: Path) -> None:
+    folder = save_folder(tmp_path, make_model(RECURRENT[family]()))
+    found = []
+    for device in ("cuda", "cpu"):
+        with open_engine(device, folder, folder, parallel=2, tree=TreeSettings(size=4, depth=2)) as engine:
+            found.append(texts(engine, SHORT))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("router", [{}, {"router_groups": 8, "top_groups": 2}], ids=["whole", "routed"])
+def test_feature_heads_stay_on_the_device(
+    router: dict[str, int], pair_folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    target = open_model(pair_folders[0])
+    of = facts(target="target", target_fingerprint=fingerprint(target), **router)
+    with lender(target, device=HOST, dtype=torch.float32) as model:
+        save_head(new_head(model, of, seed=1), of, tmp_path)
+    found = []
+    for device in ("cuda", "cpu"):
+        with open_engine(device, pair_folders[0], tmp_path, parallel=2, tree=TreeSettings(size=9)) as engine:
+            found.append((texts(engine, GREEDY_AND_WARM[:1]), texts(engine, GREEDY_AND_WARM)))
+    assert found[0] == found[1]
+
+
+def test_draft_passes_of_few_shapes_stay_on_the_device(pair_folders: tuple[Path, Path]) -> None:
+    with open_engine("cuda", *pair_folders, tree=TreeSettings(size=9), draft_graphs=True) as engine:
+        found = texts(engine, GREEDY_AND_WARM[:1])
+    with open_engine("cpu", *pair_folders, tree=TreeSettings(size=9)) as engine:
+        assert texts(engine, GREEDY_AND_WARM[:1]) == found
+
+
+MOVED, IN_PLACE = (HostRates(link_bytes_per_s=link, bytes_per_s=1e9, flops_per_s=1e9) for link in (1e15, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("experts", "rates"),
+    [("auto", MOVED), ("auto", IN_PLACE), ("cpu", MOVED), ("stream", MOVED)],
+    ids=["moved", "in place", "cpu", "stream"],
+)
+def test_experts_and_their_rows_meet_on_one_device(
+    experts: str, rates: HostRates, pair_folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def place(*arguments: Any, **memory: Any) -> Placement:
+        found = place_on_demand(*arguments, **memory)
+        assert found.experts is not None
+        return replace(found, experts=replace(found.experts, num_kept=2, num_pinned=found.experts.num_experts))
+
+    monkeypatch.setattr(placing, "place_on_demand", place)
+    monkeypatch.setattr(CudaExperts, "_measured", lambda _self, _groups: rates)
+    folder = save_folder(tmp_path, make_model(FAMILIES["qwen3-moe"](), dtype=torch.bfloat16))
+    found = []
+    for device in ("cuda", "cpu"):
+        tree = TreeSettings(size=9)
+        with open_engine(device, folder, pair_folders[1], parallel=2, tree=tree, experts=experts) as engine:
+            found.append(texts(engine, SHORT))
+            if device == "cuda":
+                assert bool(engine.expert_counts.in_place) == (rates is IN_PLACE)
+    assert found[0] == found[1]
+
+
+def told_the_host(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What makes tensors on a device, and is given the host for it."""
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        named = {name: HOST if isinstance(value, torch.device) else value for name, value in named.items()}
+        return function(*(HOST if isinstance(value, torch.device) else value for value in arguments), **named)
+
+    return call
+
+
+def left_on_the_host(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What gives a tensor, or rows whose positions are one, and gives it on the host."""
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        found = function(*arguments, **named)
+        return replace(found, positions=found.positions.cpu()) if isinstance(found, NewRows) else found.cpu()
+
+    return call
+
+
+FAULTS: dict[str, tuple[str, Callable[..., Any], str]] = {
+    "mask": ("edgespec.model.new_rows.additive", left_on_the_host, "adaptive"),
+    "ancestors": ("edgespec.model.target.ancestors_mask", left_on_the_host, "adaptive"),
+    "positions": ("edgespec.draft.language_model.next_rows", left_on_the_host, "adaptive"),
+    "noise": ("edgespec.text.request.TextNoise", told_the_host, "adaptive"),
+    "generator": ("edgespec.text.run.generator_at", told_the_host, "dyspec"),
+    "penalties": ("edgespec.decode.session.LogitProcessors", told_the_host, "none"),
+    "nodes": ("edgespec.grow.growing.GrowingTrees.__init__", told_the_host, "eagle2"),
+    "measured acceptance": ("edgespec.grow.network.Network._on", told_the_host, "adaptive"),
+    "shape": ("edgespec.grow.static.StaticShape.__init__", told_the_host, "sequoia"),
+    "accepted path": ("edgespec.model.target.Target.device", lambda _: property(lambda _self: HOST), "adaptive"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_is_on_the_wrong_device_is_found(fault: str, engines: Engines) -> None:
+    where, wrong, policy = FAULTS[fault]
+    engine = engines[0]
+    engine.use_tree(TreeSettings(policy=policy, **SHAPES.get(policy, {"size": 9})))
+    static_shape.cache_clear()
+    way: dict[str, Any] = {"presence_penalty": 0.5} if fault == "penalties" else {}
+    with patch(where, wrong(pkgutil.resolve_name(where))), pytest.raises(MixedDevicesError):
+        texts(engine, [way])
+    static_shape.cache_clear()
+    texts(engine, [way])

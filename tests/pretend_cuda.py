@@ -1,0 +1,237 @@
+"""A CUDA device that is only pretended, so that a machine without one finds tensors that are on the wrong device.
+
+Its tensors say that they are on `cuda:0`, and hold a tensor of the CPU by which every operation is computed. What CUDA
+refuses is refused: operands on two devices, but for numbers without dimensions in pointwise operations; indices on the
+device into a tensor on the host; a generator of the other device; sharing memory with numpy. Indices on the host into
+a tensor of the device are refused too: CUDA takes them, and the host waits while they are copied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+from tests.offload.simulated_device import SimulatedDevice
+
+CUDA, HOST = torch.device("cuda", 0), torch.device("cpu")
+ATEN = torch.ops.aten
+CROSSING = {ATEN.copy_.default, ATEN._to_copy.default}
+FILLING = {ATEN.masked_fill.Tensor, ATEN.masked_fill_.Tensor, ATEN.index_fill.int_Tensor, ATEN.index_fill_.int_Tensor}
+READING = ("tolist", "item", "__int__", "__float__", "__index__", "__bool__", "__format__", "__repr__")
+READS = {getattr(Tensor, name) for name in READING}
+SHARES = {Tensor.numpy, Tensor.__array__}
+
+
+class MixedDevicesError(RuntimeError):
+    """Raised where CUDA would refuse the devices of an operation's operands."""
+
+
+class PretendTensor(Tensor):
+    """A tensor that says it is on `CUDA`."""
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> PretendTensor:
+        found = Tensor._make_wrapper_subclass(
+            cls, inner.size(), strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,
+            device=HOST,  # as torch's own code sees it: it would ask for a driver that is not there
+        )  # fmt: skip
+        found.inner = inner
+        return found
+
+    device = property(lambda _self: CUDA)  # type: ignore[assignment]
+    is_cuda = property(lambda _self: True)  # type: ignore[assignment]
+    is_cpu = property(lambda _self: False)  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """Do what torch's own code would do by the host's rules; leave the rest to `__torch_dispatch__`."""
+        kwargs = kwargs or {}
+        if func in SHARES:
+            raise MixedDevicesError("memory of a device is no array: it has to be moved to the host first")
+        if func is Tensor.cpu:
+            return args[0].inner.clone()
+        if func is Tensor.new_tensor:
+            return PretendTensor(func(_inner(args[0]), *args[1:], **kwargs))
+        if func in READS:
+            return func(_inner(args[0]), *args[1:], **kwargs)
+        if func is Tensor.__getitem__:
+            _refuse_mixed(func, args)
+            return PretendTensor(args[0].inner[_inner(args[1])])
+        if func is Tensor.__setitem__:
+            into, at, value = args
+            is_copy = not _tensors(at)
+            _refuse_mixed(func, (into, at) if is_copy or getattr(value, "ndim", 0) == 0 else args)
+            _inner(into)[_inner(at)] = _inner(value)
+            return None
+        if func is scaled_dot_product_attention:
+            _refuse_mixed(func, (args, kwargs))
+            return PretendTensor(func(*_inner(args), **_inner(kwargs)))
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """Compute an operation by the tensors that are held, if CUDA would."""
+        kwargs = dict(kwargs or {})
+        _refuse_mixed(func, (args, kwargs))
+        device = kwargs.get("device")
+        if device is not None:
+            kwargs["device"] = HOST
+        found = KERNELS.get(func, func)(*_inner(args), **_inner(kwargs))
+        if func._schema.is_mutable:  # in place, or into `out`
+            return kwargs.get("out", args[0])
+        return found if device is not None and device.type == "cpu" else _pretend(found)
+
+
+class PretendGenerator(torch.Generator):
+    """A generator of the device's."""
+
+    device = CUDA  # type: ignore[assignment]
+
+
+class OnPretendCuda(TorchFunctionMode):
+    """Lets what makes or moves a tensor know the pretended device."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in {Tensor.to, Tensor.cuda, Tensor.type_as}:
+            return _moved(func, args, kwargs)
+        device = kwargs.get("device")
+        if device is not None and torch.device(device).type == "cuda":
+            _refuse_generator(func, kwargs, CUDA)
+            return _pretend(func(*args, **{**kwargs, "device": "cpu"}))
+        if kwargs.get("generator") is not None:
+            on_device = any(isinstance(leaf, PretendTensor) for leaf in _tensors((args, kwargs)))
+            _refuse_generator(func, kwargs, CUDA if on_device else HOST)
+        return func(*args, **kwargs)
+
+
+class PretendCudaDevice(SimulatedDevice):
+    """The device as the loaders know it, which does its work at once."""
+
+    most_locked: int | None = None  # buffers
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(is_eager=True, max_locked=self.most_locked)
+        self.torch_device = device
+
+    def empty(self, num_bytes: int) -> Tensor:
+        return PretendTensor(super().empty(num_bytes))
+
+
+@contextlib.contextmanager
+def pretend_cuda() -> Iterator[None]:
+    """Let `cuda` be there, with a pretended device, for what this thread does."""
+    generator = torch.Generator
+
+    def make(device: Any = "cpu") -> torch.Generator:
+        return PretendGenerator() if torch.device(device).type == "cuda" else generator()
+
+    with (
+        OnPretendCuda(),
+        patch("torch.Generator", make),
+        patch("torch.__future__.get_overwrite_module_params_on_conversion", lambda: True),
+        patch("torch.cuda.device_count", lambda: 1),
+        patch("torch.cuda.get_device_capability", lambda _device: (8, 9)),
+        patch("offload.streamed_model.CudaDevice", PretendCudaDevice),
+        patch("offload.experts.on_demand.CudaDevice", PretendCudaDevice),
+        patch("edgespec.placement.load.claim_device", lambda device, most_bytes: lambda: None),
+        patch("edgespec.model.static_pass.recorded", lambda read, device: read),
+    ):
+        yield
+
+
+def _moved(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """Return what `to` gives: on the device memory of its own, whatever the host does with its own later."""
+    tensor, *rest = args
+    given = [*rest, *kwargs.values()]
+    devices = [
+        one.device if isinstance(one, Tensor) else torch.device(one)
+        for one in given
+        if isinstance(one, (str, torch.device, Tensor))
+    ]
+    target = torch.device("cuda") if func is Tensor.cuda else devices[0] if devices else tensor.device
+    is_there = isinstance(tensor, PretendTensor)
+    if target.type != "cuda" and not is_there:
+        return func(tensor, *rest, **kwargs)
+    dtypes = [one.dtype if isinstance(one, Tensor) else one for one in given if isinstance(one, (torch.dtype, Tensor))]
+    inner = tensor.inner if is_there else tensor.clone()
+    found = inner.to(dtypes[0] if dtypes else inner.dtype, copy=kwargs.get("copy", False))
+    if target.type != "cuda":
+        return found if target.type == "meta" or found is not inner else found.clone()
+    return tensor if is_there and found is inner else PretendTensor(found)
+
+
+def _refuse_mixed(func: Any, operands: Any) -> None:
+    """Raise MixedDevicesError where CUDA would not take these operands."""
+    if func in CROSSING:
+        return
+    tensors = _tensors(operands)
+    on_device = [tensor for tensor in tensors if isinstance(tensor, PretendTensor)]
+    may_be_numbers = func in FILLING or torch.Tag.pointwise in getattr(func, "tags", ())
+    others = [
+        tensor
+        for tensor in tensors
+        if not isinstance(tensor, PretendTensor)
+        and not (may_be_numbers and tensor.ndim == 0 and tensor is not tensors[0])
+    ]
+    if on_device and others:
+        shapes = [(tuple(tensor.shape), str(tensor.device)) for tensor in tensors]
+        raise MixedDevicesError(f"{func} of tensors on two devices: {shapes}")
+
+
+def _refuse_generator(func: Any, kwargs: dict[str, Any], device: torch.device) -> None:
+    if kwargs.get("generator") is not None and kwargs["generator"].device.type != device.type:
+        raise MixedDevicesError(f"{func} on {device} with a generator of {kwargs['generator'].device}")
+
+
+def _attended(
+    query: Tensor, keys: Tensor, values: Tensor, *rest: Any, scale: float | None = None
+) -> tuple[Tensor, ...]:
+    """Return what CUDA's kernels give: the attended rows, and the logarithms of their weights' sums."""
+    bias = rest[0] if rest and isinstance(rest[0], Tensor) else None
+    mask = None if bias is None else bias[0, :1].expand(1, 1, -1, -1)
+    return ATEN._scaled_dot_product_flash_attention_for_cpu(
+        query, keys, values, 0.0, False, attn_mask=mask, scale=scale
+    )
+
+
+def _histogram(numbers: Tensor, *bins: Any) -> Tensor:
+    """Return how many numbers fall in each bin, in their own type, which the host has for floats alone."""
+    return torch.histc(numbers.float(), *bins).to(numbers.dtype)
+
+
+KERNELS = {  # that the host lacks
+    ATEN._scaled_dot_product_flash_attention.default: _attended,
+    ATEN._scaled_dot_product_efficient_attention.default: _attended,
+    ATEN.histc.default: _histogram,
+}
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    if isinstance(tree, Tensor):
+        return [tree]
+    parts = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (list, tuple)) else ()
+    return [tensor for part in parts for tensor in _tensors(part)]
+
+
+def _inner(tree: Any) -> Any:
+    if isinstance(tree, PretendTensor):
+        return tree.inner
+    if isinstance(tree, dict):
+        return {name: _inner(part) for name, part in tree.items()}
+    return type(tree)(map(_inner, tree)) if type(tree) in {list, tuple} else tree
+
+
+def _pretend(tree: Any) -> Any:
+    return tree_map_only(Tensor, PretendTensor, tree)
