@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from edgespec.decode.step import PassCost
 from edgespec.decode.yields import Yield
 
 REMEMBERED = 9  # times of a size: the median of an odd number
@@ -194,6 +195,7 @@ class StepCosts:
     )  # rows and seconds, by texts
     growth: GrowthCosts = field(default_factory=GrowthCosts)
     _passes: dict[int, PassCosts] = field(default_factory=dict)  # by the octave of texts
+    _plain_s: dict[int, float] = field(default_factory=dict)  # of the last pass of so many texts' roots alone
 
     def passes(self, num_texts: int) -> PassCosts:
         """Return the costs of passes that about so many texts share; at first, those of the nearest number."""
@@ -205,6 +207,22 @@ class StepCosts:
             near = min(points, key=lambda other: abs(other - octave), default=octave)
             found = self._passes[octave] = PassCosts(points.get(near, ()))
         return found
+
+    def observe(self, cost: PassCost) -> None:
+        """Learn from a pass of all texts."""
+        seconds = cost.target_s + cost.rest_s
+        # A prompt's rows take about what a tree's do.
+        num_rows = cost.num_rows + cost.num_prompt_rows
+        self.passes(max(1, cost.num_texts)).observe(num_rows, seconds)
+        if num_rows == cost.num_texts:
+            self._plain_s[num_rows] = seconds
+
+    def least_plain_s(self, num_texts: int) -> float:
+        """Return seconds that a pass of so many texts' roots cannot be below, by those that were timed.
+
+        A pass of fewer rows takes at least its share of one of more.
+        """
+        return max((seconds * min(1.0, num_texts / timed) for timed, seconds in self._plain_s.items()), default=0.0)
 
     def of(self, tree: Yield, num_texts: int) -> float:
         """Return the seconds of a step with such trees, one a text."""

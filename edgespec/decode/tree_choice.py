@@ -97,7 +97,7 @@ class TreeChoice:
                 self._begin_trial()
             self._trees_left -= 1
             return self._wanted_of_trial() or self.wanted
-        if self.yields.num_trees and not self.costs.passes(self._num_texts).times_seen(self._num_texts):
+        if self.yields.num_trees and self._may_be_faster_plain():
             return None
         if self._trial.size is not None:
             return self._wanted_of_trial()
@@ -114,6 +114,16 @@ class TreeChoice:
             threshold = self.wanted.threshold / PROBE_LESS
             return Wanted(self._near(self.wanted.size)[-1], threshold, self.wanted.stop_gain)
         return self.wanted
+
+    def _may_be_faster_plain(self) -> bool:
+        """Return whether no plain pass of so many texts was timed, and others leave open whether one would be faster.
+
+        Where passes are slow, one for every number of texts would cost more than it tells.
+        """
+        if self.costs.passes(self._num_texts).times_seen(self._num_texts):
+            return False
+        tree = self._now()
+        return tree.tokens * self.costs.least_plain_s(self._num_texts) < self.costs.of(tree, self._num_texts)
 
     def _begin_trial(self) -> Wanted | None:
         """Begin a trial of far larger trees, if there are any to try, every second time that something is looked at."""
@@ -142,9 +152,7 @@ class TreeChoice:
 
     def observe(self, cost: PassCost) -> None:
         """Learn what a step of all texts took."""
-        # A prompt's rows take about what a tree's do.
-        passes = self.costs.passes(max(1, cost.num_texts))
-        passes.observe(cost.num_rows + cost.num_prompt_rows, cost.target_s + cost.rest_s)
+        self.costs.observe(cost)
         if self.in_step is None:
             return
         growth, num_nodes = self.costs.growth, cost.num_rows - cost.num_texts
