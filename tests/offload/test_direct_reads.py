@@ -135,13 +135,13 @@ def test_closing_waits_for_the_layer_that_is_being_read(
     """The buffers' memory is about to be another's."""
     ring, _ = ring_of(layers, layers)
     ring.fill(layers[0])
-    read = os.preadv
+    read = LayerStore.read_by
 
-    def slow(*arguments: Any) -> int:
+    def slow(*arguments: Any) -> None:
         time.sleep(0.05)
-        return read(*arguments)
+        read(*arguments)
 
-    monkeypatch.setattr(os, "preadv", slow)
+    monkeypatch.setattr(LayerStore, "read_by", slow)
     ring.go_on(layers[0])
     ring.close()
     assert ring._ahead is not None
