@@ -68,7 +68,7 @@ class DirectFiles:
     def _read(self, chunk: _Chunk, flat: np.ndarray) -> None:
         memory = self._memory.get()
         try:
-            done, whole = 0, memoryview(memory)[: chunk.num_blocks * BLOCK_BYTES]
+            done, whole = 0, memory.data[: chunk.num_blocks * BLOCK_BYTES]
             while done < chunk.num_needed:
                 count = os.preadv(self._files[chunk.path], [whole[done:]], chunk.offset + done)
                 if count == 0:

@@ -9,6 +9,11 @@ time against the slower of its copies and its compute; peak memory against the p
 Each part runs whatever became of the others (`--only` takes some); shapes that do not fit the card are left out, and
 said so. Prints a table and, in any case, one JSON line to send along; exits 1 when a check fails.
 
+Tests without a card find mixed devices (tests/edgespec/test_mixed_devices.py) and copies out of order
+(tests/offload/test_device_order.py). They cannot see kernels, and what types and layouts these take (`attention`,
+`greedy`; `streaming` for nf4's); streams, events and locked memory as the driver has them (`slow`, `streaming`,
+`tests`); the memory that is really taken (`streaming`); graphs that are recorded (`graphs`).
+
 A machine without a network needs wheels brought along, for its own Python: those that pyproject.toml names, and pytest
 for the part `tests`.
 """
@@ -51,6 +56,7 @@ from profiles.measure import machine_facts
 GIB = 1 << 30
 DEVICE = torch.device("cuda", 0)
 HOST_LAYERS = 1 + NUM_STAGING_BUFFERS  # a layer's pages, and the buffers that they are copied through
+NEW_TOKENS = 128  # of a text
 GPU_TESTS = ("tests/offload/test_cuda.py", "tests/cli/test_doctor.py", "tests/edgespec/text/test_conversation.py")
 SHAPES = {"7B-like": (4096, 11008, 8), "70B-like": (8192, 28672, 4)}  # hidden, inner, layers that are tried
 
@@ -213,13 +219,13 @@ def check_greedy() -> dict[str, Any]:
     expected = []
     for prompt in prompts:
         ids = torch.tensor([prompt], device=DEVICE)
-        found = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=128)
+        found = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW_TOKENS)
         expected.append(found[0, len(prompt) :].tolist())
     equal, tokens, passes = 0, 0, 0
     limits = MemoryLimits(max_resident_layers=2)
     with Engine.from_pair(pair, tree=TreeSettings(size=64), device="cuda", dtype="float32", limits=limits) as engine:
         for prompt, plain in zip(prompts, expected, strict=True):
-            result = engine.generate(prompt, max_new_tokens=128, sampling=SamplingSettings())
+            result = engine.generate(prompt, max_new_tokens=NEW_TOKENS, sampling=SamplingSettings())
             equal += list(result.token_ids) == plain
             tokens, passes = tokens + len(result.token_ids) - 1, passes + len(result.passes)
     return {"equal_prompts": equal, "prompts": len(prompts), "tokens_per_pass": tokens / passes}
@@ -235,7 +241,7 @@ def check_together(num_texts: int = 16) -> dict[str, Any]:
         pair, tree=TreeSettings(size=16), device="cuda", dtype="float32", limits=limits, parallel=num_texts
     ) as engine:
         requests = [
-            engine.request(rows[number % len(rows)].prompt, max_new_tokens=96, temperature=0.4 * (number % 3),
+            engine.request(rows[number % len(rows)].prompt, max_new_tokens=NEW_TOKENS, temperature=0.4 * (number % 3),
                            seed=number, name=str(number))
             for number in range(num_texts)
         ]  # fmt: skip

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -145,7 +146,8 @@ def pretend_cuda() -> Iterator[None]:
         patch("torch.cuda.get_device_capability", lambda _device: (8, 9)),
         patch("offload.streamed_model.CudaDevice", PretendCudaDevice),
         patch("offload.experts.on_demand.CudaDevice", PretendCudaDevice),
-        patch("edgespec.placement.load.claim_device", lambda device, most_bytes: lambda: None),
+        patch("torch.cuda.get_device_properties", lambda _device: SimpleNamespace(total_memory=8 << 30)),
+        patch("torch.cuda.set_per_process_memory_fraction"),
         patch("edgespec.model.static_pass.recorded", lambda read, device: read),
     ):
         yield

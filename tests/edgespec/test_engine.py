@@ -7,6 +7,7 @@ import subprocess
 import sys
 import weakref
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -55,6 +56,17 @@ def test_a_text_depends_on_its_seed_and_its_name_alone(engine: Engine) -> None:
         assert text(3, "a") != first
         assert text(2, "a", TreeSettings(policy="opt-tree", size=5)) == first
         assert text(2, "a", TreeSettings(policy="none")) == first
+
+
+def test_a_card_is_set_up_for_trees_while_a_pair_is_there(pair_folders: tuple[Path, Path]) -> None:
+    options: PlaceOptions = {"device": "cuda", "limits": MemoryLimits(max_gpu_bytes=parse_size("4GiB"))}
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    with pretend_cuda(), patch("torch.cuda.set_per_process_memory_fraction") as limit:
+        with Engine.from_pretrained(pair_folders[0], self_check=False, **options):
+            assert not torch.backends.cuda.cudnn_sdp_enabled()
+            assert [call.args[0] < 0.5 for call in limit.call_args_list] == [True]  # of the card's 8 GiB
+        assert limit.call_args.args[0] == 1
+    assert torch.backends.cuda.cudnn_sdp_enabled() == before
 
 
 @pytest.mark.parametrize("locked", [0, 1, 2])

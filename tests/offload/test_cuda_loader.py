@@ -19,6 +19,7 @@ import torch
 from transformers import AutoConfig
 
 from offload.checkpoint import read_checkpoint
+from offload.direct_reads import open_direct
 from offload.layer_store import LayerRecord, LayerStore
 from offload.loaders import CudaLoader
 from offload.pinned import PinnedBuffer
@@ -74,6 +75,21 @@ def test_where_little_memory_can_be_locked_the_rest_is_read_from_its_files(
         loader.load(record, position % 2)
         weights = loader.hand_out(record, position % 2)
         assert all(torch.equal(weight, store.views(record)[name]) for name, weight in weights.items())
+
+
+def test_layers_that_were_to_be_in_memory_come_by_the_page_cache(pair_folders: tuple[Path, Path]) -> None:
+    """There is memory for them, though none that can be locked: the page cache has it. Others are read past it."""
+    records = skeleton_of(pair_folders[0]).records
+    assert all(record.is_stored_as_computed for record in records)
+    if open_direct(records) is None:
+        pytest.skip("no direct reads here")
+    loader = make_loader(records, SimulatedDevice(is_eager=True, max_locked=3), pinned_layers={1, 2})
+    assert len(loader.pinned_layers) == 1
+    assert loader._staging._direct == {0}
+    loader.load(records[2], 0)
+    assert loader._staging._ahead is not None
+    assert loader._staging._ahead.record is records[0]  # the disk goes on with it
+    loader.close()
 
 
 def test_what_was_locked_is_unlocked_when_loading_fails_half_way(

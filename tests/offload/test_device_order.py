@@ -22,7 +22,7 @@ from offload.checkpoint import TensorEntry
 from offload.layer_store import LayerRecord, LayerStore, StoredTensor
 from offload.loaders import CudaLoader
 from offload.stream import LayerStream
-from tests.offload.simulated_device import SimulatedDevice
+from tests.offload.simulated_device import SimulatedDevice, SimulatedStream
 
 NUM_LAYERS = 5
 LAYER_BYTES = 512
@@ -133,6 +133,13 @@ def test_every_computation_reads_its_own_layer(
 def test_copies_in_chunks_are_one_copy(tier: str, records: list[LayerRecord], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_slots, "CHUNK_BYTES", 100)
     device = SimulatedDevice([1, 2], max_locked=MAX_LOCKED.get(tier))
+    copy, sizes = device.copy, set()
+
+    def noted(source: Tensor, destination: Tensor, stream: SimulatedStream) -> None:
+        sizes.add(source.numel())
+        copy(source, destination, stream)
+
+    monkeypatch.setattr(device, "copy", noted)
     computation = Computation(records, device, tier=tier, num_slots=2)
     stream = LayerStream(records, computation.loader, num_slots=2)
     for _ in range(3):
@@ -140,6 +147,7 @@ def test_copies_in_chunks_are_one_copy(tier: str, records: list[LayerRecord], mo
     stream.close()
     device.finish()
     assert not device.faults
+    assert sizes == {100, LAYER_BYTES % 100}
 
 
 @given(choices=CHOICES)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 from scripts import gpu_check
+from tests.pretend_cuda import pretend_cuda
 from tests.profiles.examples import MACHINE
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +51,40 @@ def test_who_stops_it_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch, caps
     with pytest.raises(KeyboardInterrupt):
         gpu_check.main()
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["greedy"] == 6
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A card that computes as the host does; what is asked of its memory has no meaning here."""
+    nothing = {name: lambda *_arguments: None for name in ("synchronize", "reset_peak_memory_stats", "_sleep")}
+    zero = {name: lambda *_arguments: 0 for name in ("memory_reserved", "max_memory_reserved")}
+    for name, stand_in in {**nothing, **zero}.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_arguments: (8 << 30, 8 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"segment.all.allocated": 0})
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    with pretend_cuda():
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(gpu_check, "SHAPES", {"7B-like": (1024, 512, 3)})
+        yield
+
+
+@pytest.mark.usefixtures("pretended")
+def test_streamed_passes_and_slow_ones_run_through() -> None:
+    with gpu_check.written_shape("7B-like") as pair:
+        row = gpu_check.check_streaming(pair, 3, "none", 1.0)
+        assert row["equal"]
+        assert row["pass_gib"] > 0
+        assert gpu_check.check_slow(pair)
+
+
+@pytest.mark.usefixtures("pretended")
+def test_texts_run_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = gpu_check.read_prompts(str(gpu_check.DEMO_FOLDER / "prompts.jsonl"), lines=False)[:1]
+    monkeypatch.setattr(gpu_check, "read_prompts", lambda *_arguments, **_named: rows)
+    monkeypatch.setattr(gpu_check, "NEW_TOKENS", 3)
+    assert gpu_check.greedy_part([])[0]
+    assert gpu_check.check_together(num_texts=2)["equal_texts"] == 2
 
 
 def test_every_file_with_tests_of_a_device_is_run() -> None:

@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from edgespec.model import attention
 from edgespec.model.attention import attend
 from edgespec.model.layer_attention import LayerAttention
-from edgespec.model.new_rows import NewRows, Span
-from edgespec.model.partial_attention import attend_part
+from edgespec.model.new_rows import NewRows, Span, additive
+from edgespec.model.partial_attention import MASK_WIDTH, attend_part
 from edgespec.model.pass_cache import attending
 from edgespec.model.reach import WHOLE, Reach
 from edgespec.model.text_cache import TextCache
@@ -134,6 +134,15 @@ def test_no_mask_of_all_rows_and_a_long_context_is_made() -> None:
         for reach in (WHOLE, Reach(4096)):
             seen = span.seen(30_000 + rows.count, reach, least_shared=attention.LEAST_SHARED)
             assert span.mask(seen, reach, torch.float32).shape[1] <= 2 * rows.count
+
+
+@pytest.mark.parametrize("keys", [1, 16, 37])
+def test_rows_of_a_mask_begin_where_cudas_kernels_want_them(keys: int) -> None:
+    """Otherwise each layer would copy the mask to such a place."""
+    visible = torch.arange(keys) <= torch.arange(3)[:, None]
+    mask = additive(visible, torch.bfloat16)
+    assert mask.stride() == (-(-keys // MASK_WIDTH) * MASK_WIDTH, 1)
+    assert torch.equal(mask == 0, visible)
 
 
 @pytest.mark.parametrize("width", [64, 72])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 import torch
 
 from edgespec.model.claim import claim_device
+from edgespec.model.environment import set_up_environment
 
 GIB = 1 << 30
 
@@ -43,6 +46,17 @@ def test_a_limit_is_the_allocators_too_until_the_pair_is_gone(calls: list[Any]) 
     assert calls == [0.25, 1.0, "emptied"]
     claim_device(torch.device("cuda", 0), most_bytes=99 * GIB)()
     assert calls[3] == 1.0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="CUDA has no such memory there")
+@pytest.mark.parametrize("own", [{}, {"PYTORCH_ALLOC_CONF": "x"}, {"PYTORCH_CUDA_ALLOC_CONF": "x"}])
+def test_memory_that_grows_leaves_no_holes_unless_the_user_has_settings(
+    own: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", dict(own))
+    set_up_environment()
+    found = {name: value for name, value in os.environ.items() if name.endswith("ALLOC_CONF")}
+    assert found == (own or {"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
 
 
 def test_on_a_cpu_nothing_changes(calls: list[Any]) -> None:

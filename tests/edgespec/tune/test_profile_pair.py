@@ -85,6 +85,15 @@ def test_it_is_of_this_machine_and_pair(profile: Profile) -> None:
     assert profile.pair.resident_layers == profile.pair.num_layers
 
 
+def test_it_is_known_by_the_plan_where_less_memory_could_be_locked(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next run looks for it by its own plan, before anything is locked."""
+    placement = run.engine.placement
+    planned = replace(placement, resident_layers=placement.resident_layers - {0}, pinned_layers=frozenset({0}))
+    monkeypatch.setattr(run.engine, "planned", planned)
+    found = profile_pair(replace(run, temperatures=(0.0,)), default_acceptance())
+    assert (found.pair.ram_layers, found.pair.disk_layers) == (1, 0)
+
+
 def test_there_is_a_plan_for_every_temperature_no_slower_than_plain_decoding(profile: Profile) -> None:
     assert tuple(plan.temperature for plan in profile.plans) == TEMPERATURES
     for plan in profile.plans:

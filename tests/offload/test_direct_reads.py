@@ -1,0 +1,194 @@
+"""Reads past the page cache: the bytes are those of mapped pages, whatever the layout; faults are said alike."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offload import direct_reads
+from offload.checkpoint import TensorEntry
+from offload.device_slots import StagingBuffer
+from offload.direct_reads import BLOCK_BYTES, open_direct
+from offload.errors import StreamError
+from offload.layer_store import LayerRecord, LayerStore, StoredTensor
+from offload.pages import fresh_pages
+from offload.staging import StagingRing
+from tests.offload.simulated_device import SimulatedDevice
+
+SIZES = st.lists(st.integers(1, 3 * BLOCK_BYTES), min_size=1, max_size=4)  # bytes of each piece of a tensor
+GAPS = st.sampled_from([0, 0, 8, 300, 5 * BLOCK_BYTES])
+
+
+def is_offered(folder: Path) -> bool:
+    path = folder / "probe"
+    path.write_bytes(bytes(BLOCK_BYTES))
+    return open_direct([record_of(0, path, [[(0, 8)]])]) is not None
+
+
+def record_of(
+    index: int, path: Path, tensors: list[list[tuple[int, int]]], dtype: torch.dtype = torch.uint8
+) -> LayerRecord:
+    """A layer of tensors whose pieces lie at (offset, bytes)."""
+    stored = {}
+    for number, places in enumerate(tensors):
+        pieces = tuple(
+            TensorEntry(name=f"{number}.{at}", dtype=torch.uint8, shape=(size,), file=path, offset=at, num_bytes=size)
+            for at, size in places
+        )
+        stored[str(number)] = StoredTensor(pieces=pieces, shape=(sum(size for _, size in places),), dtype=dtype)
+    return LayerRecord(index=index, tensors=stored)
+
+
+def write_random(path: Path, num_bytes: int) -> None:
+    path.write_bytes(torch.randint(0, 256, (num_bytes,), dtype=torch.uint8).numpy().tobytes())
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    tensors=st.lists(SIZES, min_size=1, max_size=4),
+    gaps=st.lists(GAPS, min_size=16, max_size=16),
+    blocks=st.integers(1, 3),
+)
+def test_a_layer_of_any_layout_is_that_of_the_mapped_file(
+    tensors: list[list[int]], gaps: list[int], blocks: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("files")
+    if not is_offered(folder):
+        pytest.skip("no direct reads here")
+    places, at, spaces = [], 0, iter(gaps)
+    for sizes in tensors:
+        places.append([])
+        for size in sizes:
+            at += next(spaces)
+            places[-1].append((at, size))
+            at += size
+    path = folder / "weights"
+    write_random(path, at)
+    record = record_of(0, path, places[::-1])  # not in the order of the file
+    store = LayerStore([path])
+    mapped, direct = (
+        torch.zeros(record.flat_bytes, dtype=torch.uint8),
+        torch.zeros(record.flat_bytes, dtype=torch.uint8),
+    )
+    store.populate(record)
+    store.copy(record, mapped)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(direct_reads, "READ_BYTES", blocks * BLOCK_BYTES)
+        files = open_direct([record])
+        assert files is not None
+        store.read_by(files.read, record, direct)  # the samples are those of mapped pages: no change is seen
+        files.close()
+    assert torch.equal(direct, mapped)
+
+
+@pytest.fixture
+def layers(tmp_path: Path) -> list[LayerRecord]:
+    if not is_offered(tmp_path):
+        pytest.skip("no direct reads here")
+    write_random(tmp_path / "weights", 3 * 5000)
+    return [record_of(index, tmp_path / "weights", [[(5000 * index, 5000)]]) for index in range(3)]
+
+
+def ring_of(layers: list[LayerRecord], direct: list[LayerRecord]) -> tuple[StagingRing, LayerStore]:
+    device = SimulatedDevice(is_eager=True)
+    buffers = [StagingBuffer(fresh_pages(layers[0].flat_bytes), device.new_event()) for _ in range(2)]
+    store = LayerStore({entry.file for record in layers for entry in record.entries})
+    return StagingRing(store, layers, buffers, direct=direct), store
+
+
+@pytest.mark.parametrize("num_direct", [0, 1, 3])
+def test_layers_come_as_they_are_asked_for_also_where_the_ring_is_wound(
+    num_direct: int, layers: list[LayerRecord]
+) -> None:
+    ring, store = ring_of(layers, layers[:num_direct])
+    for asked in (0, 1, 2, 0, 2, 2, 1, 1, 0):
+        buffer = ring.fill(layers[asked])
+        assert torch.equal(buffer.bytes[:5000], store.views(layers[asked])["0"])
+        ring.go_on(layers[asked])
+        if ring._ahead is not None:  # whatever is read meanwhile is no buffer whose copy may be under way
+            ring._ahead.read.result()
+            assert torch.equal(buffer.bytes[:5000], store.views(layers[asked])["0"])
+    ring.close()
+
+
+def test_the_disk_goes_on_with_the_next_layer(layers: list[LayerRecord]) -> None:
+    ring, _ = ring_of(layers, layers)
+    ring.fill(layers[0])
+    ring.go_on(layers[0])
+    assert ring._ahead is not None
+    ring._ahead.read.result()
+    os.truncate(layers[1].entries[0].file, 0)
+    assert ring.fill(layers[1]) is not None  # it was read before
+    ring.close()
+
+
+def test_closing_waits_for_the_layer_that_is_being_read(
+    layers: list[LayerRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The buffers' memory is about to be another's."""
+    ring, _ = ring_of(layers, layers)
+    ring.fill(layers[0])
+    read = LayerStore.read_by
+
+    def slow(*arguments: Any) -> None:
+        time.sleep(0.05)
+        read(*arguments)
+
+    monkeypatch.setattr(LayerStore, "read_by", slow)
+    ring.go_on(layers[0])
+    ring.close()
+    assert ring._ahead is not None
+    assert ring._ahead.read.done()
+
+
+def test_what_is_computed_in_another_type_comes_by_mapped_pages(layers: list[LayerRecord]) -> None:
+    path = layers[0].entries[0].file
+    converted = record_of(0, path, [[(0, 5000)]], dtype=torch.float32)
+    ring, store = ring_of([converted], [converted])
+    found = ring.fill(converted).bytes[: 4 * 5000].view(torch.float32)
+    assert torch.equal(found, store.view(converted.entries[0]).float())
+    ring.close()
+
+
+@pytest.mark.parametrize("refuses", ["open", "read", "system"])
+def test_where_they_are_not_offered_pages_are_mapped(
+    refuses: str, layers: list[LayerRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_arguments: Any) -> None:
+        raise OSError(22, "Invalid argument")
+
+    if refuses == "system":
+        monkeypatch.delattr(os, "O_DIRECT")
+    else:
+        monkeypatch.setattr(os, {"open": "open", "read": "preadv"}[refuses], refuse)
+    ring, store = ring_of(layers, layers)
+    for layer in layers:
+        assert torch.equal(ring.fill(layer).bytes[:5000], store.views(layer)["0"])
+        ring.go_on(layer)
+    ring.close()
+
+
+def test_a_file_that_shrinks_or_is_written_over_is_named(layers: list[LayerRecord]) -> None:
+    path = layers[0].entries[0].file
+    ring, _ = ring_of(layers, layers)
+    for layer in layers:
+        ring.fill(layer)
+    content = path.read_bytes()
+    path.write_bytes(bytes(len(content)))
+    with pytest.raises(StreamError) as changed:
+        ring.fill(layers[1])
+    assert (changed.value.code, "weights" in changed.value.what) == ("E_FILE_CHANGED", True)
+    os.truncate(path, 5000 + BLOCK_BYTES)
+    with pytest.raises(StreamError) as shrunk:
+        ring.fill(layers[2])
+    assert (shrunk.value.code, "has shrunk" in shrunk.value.what) == ("E_READ_FAILED", True)
+    path.write_bytes(content)
+    assert ring.fill(layers[2]).bytes[0] == content[10000]  # and is read again
+    ring.close()
