@@ -143,6 +143,7 @@ def test_rows_of_a_mask_begin_where_cudas_kernels_want_them(keys: int) -> None:
     mask = additive(visible, torch.bfloat16)
     assert mask.stride() == (-(-keys // MASK_WIDTH) * MASK_WIDTH, 1)
     assert torch.equal(mask == 0, visible)
+    assert attention.repeated(mask, 2).stride(0) == mask.stride(0)
 
 
 @pytest.mark.parametrize("width", [64, 72])
