@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from edgespec.decode.adapt import may_follow_clock
 from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.tune.acceptance import fitted, joined, shifted_to, with_measured
 from edgespec.tune.costs import FEWEST, MeasuredCosts
@@ -124,8 +125,8 @@ def _compare(
     samples, rule = Samples(), run.effort.rule
     places = PROMPTS * run.effort.steps_per_prompt
     size = min(size, _affordable(costs, num_trees=len(costs.growth), num_places=places, budget_s=budget_s))
-    everybody = contenders(size=size, depth=min(DEPTH, size))
-    contending = [one for one in everybody if temperature == 0 or one.keeps_texts]
+    everybody, sampling = contenders(size=size, depth=min(DEPTH, size)), run.sampling(temperature)
+    contending = [one for one in everybody if may_follow_clock(one.settings, sampling)]
     texts = {number: run.prompts[number] for number in _turned(len(run.prompts), first)}
     look_at = 2
     for count, number in _visits(list(texts), len(texts) * TEXT_STEPS // run.effort.steps_per_prompt, budget_s, report):

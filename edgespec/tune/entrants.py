@@ -35,11 +35,6 @@ class Contender:
         return self.policy.budget == "size"
 
     @property
-    def keeps_texts(self) -> bool:
-        """Whether a text above temperature 0 is the one that it is with any other tree; at 0 all keep it."""
-        return self.draw == "coupled"
-
-    @property
     def key(self) -> tuple[str, Draw]:
         """What tells contenders apart."""
         return self.settings.policy, self.draw
