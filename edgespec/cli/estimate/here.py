@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from edgespec.doctor.machine_speed import MachineSpeed
     from edgespec.pair.folder import ModelFolder
     from profiles.hardware import Assumptions, Hardware
 
@@ -36,9 +37,7 @@ def refuse_measuring(device: str) -> None:
 
 def measured_here(device: torch.device, target: ModelFolder, *, again: bool) -> tuple[Hardware, Assumptions]:
     """Return this machine's speeds and what is assumed beside them; what is not known yet is measured and kept."""
-    from edgespec.decode.threads import OthersLoad
-    from edgespec.doctor.machine_speed import disk_of, keep_speed, kept_speed, measure_disk, measure_speed
-    from edgespec.model.cores import read_cores
+    from edgespec.doctor.machine_speed import disk_of, keep_speed, kept_speed, measure_disk
     from profiles.hardware import read_assumptions
 
     assumptions = read_assumptions()
@@ -50,9 +49,7 @@ def measured_here(device: torch.device, target: ModelFolder, *, again: bool) -> 
     parts = "the disk" if kept is not None else "memory, arithmetic and disk of this machine"
     console = Console(quiet=False, verbose=False)
     console.say(f"measuring {parts}, once: about {1 if kept is not None else 3} s (kept in {machine_file()})")
-    others = OthersLoad(read_cores().allowed)
-    speed = measure_speed(device) if kept is None else kept
-    busy = (others() or 0.0) if kept is None else 0.0
+    speed, busy = _measured_beside_others(device) if kept is None else (kept, 0.0)
     try:
         place, found = measure_disk(files)
         speed = replace(speed, disks={**speed.disks, place: found.bytes_per_s})
@@ -67,6 +64,16 @@ def measured_here(device: torch.device, target: ModelFolder, *, again: bool) -> 
         console.say(f"not kept: {error.strerror} ({error.filename or disk})")
     disk_bytes_per_s = speed.disks.get(disk, assumptions.host_disk_bytes_per_s)
     return speed.hardware(device), assumptions.of_measured(disk_bytes_per_s)
+
+
+def _measured_beside_others(device: torch.device) -> tuple[MachineSpeed, float]:
+    """Return the machine's speed, and how many processors other programs kept busy meanwhile."""
+    from edgespec.decode.threads import OthersLoad
+    from edgespec.doctor.machine_speed import measure_speed
+    from edgespec.model.cores import read_cores
+
+    others = OthersLoad(read_cores().allowed)
+    return measure_speed(device), others() or 0.0
 
 
 def _files(target: ModelFolder) -> list[Path]:
