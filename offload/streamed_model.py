@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from offload.device import CudaDevice
 from offload.experts.expert_placement import with_pinned_experts
@@ -19,6 +18,7 @@ from offload.experts.expert_source import ExpertCounts
 from offload.experts.on_demand import ExpertsOnDemand
 from offload.layer_store import LayerRecord, LayerStore
 from offload.loaders import CpuLoader, CudaLoader
+from offload.packed_weight import FEW_ROWS, Removable
 from offload.placement import Placement, with_pinned_layers
 from offload.skeleton import Skeleton
 from offload.stream import LayerStream, SlotLoader
@@ -69,10 +69,10 @@ class StreamedModel:
                     module._buffers[name] = buffer.to(device)
 
         self._stream: LayerStream | None = None
-        self._hooks: list[RemovableHandle] = []
+        self._hooks: list[Removable] = []
         scratch = torch.empty(skeleton.num_scratch(on_demand=on_demand), dtype=self.model.dtype, device=device)
         for packed in skeleton.unpacked_whole(on_demand=on_demand):
-            self._hooks += packed.hook(scratch)
+            self._hooks += packed.hook(scratch, few_rows=FEW_ROWS if device.type == "cuda" else 0)
         if streamed:
             loader: SlotLoader = (
                 CudaLoader(

@@ -3,13 +3,16 @@
 Its tensors say that they are on `cuda:0`, and hold a tensor of the CPU by which every operation is computed. What CUDA
 refuses is refused: operands on two devices, but for numbers without dimensions in pointwise operations; indices on the
 device into a tensor on the host; a generator of the other device; sharing memory with numpy. Indices on the host into
-a tensor of the device are refused too: CUDA takes them, and the host waits while they are copied.
+a tensor of the device are refused too: CUDA takes them, and the host waits while they are copied. The places of other
+copies for which the host would wait are in `waited_for`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -29,6 +32,9 @@ FILLING = {ATEN.masked_fill.Tensor, ATEN.masked_fill_.Tensor, ATEN.index_fill.in
 READING = ("tolist", "item", "__int__", "__float__", "__index__", "__bool__", "__format__", "__repr__")
 READS = {getattr(Tensor, name) for name in READING}
 SHARES = {Tensor.numpy, Tensor.__array__}
+
+
+waited_for: list[str] = []  # places in the code whose copies from the host were from memory that is not locked
 
 
 class MixedDevicesError(RuntimeError):
@@ -62,6 +68,7 @@ class PretendTensor(Tensor):
         if func is Tensor.cpu:
             return args[0].inner.clone()
         if func is Tensor.new_tensor:
+            _wait()
             return PretendTensor(func(_inner(args[0]), *args[1:], **kwargs))
         if func in READS:
             return func(_inner(args[0]), *args[1:], **kwargs)
@@ -85,6 +92,8 @@ class PretendTensor(Tensor):
         """Compute an operation by the tensors that are held, if CUDA would."""
         kwargs = dict(kwargs or {})
         _refuse_mixed(func, (args, kwargs))
+        if func is ATEN.copy_.default and isinstance(args[0], PretendTensor) and _would_wait(args[1], args[2:]):
+            _wait()
         device = kwargs.get("device")
         if device is not None:
             kwargs["device"] = HOST
@@ -105,11 +114,17 @@ class OnPretendCuda(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         kwargs = dict(kwargs or {})
+        if func is Tensor.pin_memory:
+            locked = args[0].clone()
+            locked.is_locked = True
+            return locked
         if func in {Tensor.to, Tensor.cuda, Tensor.type_as}:
             return _moved(func, args, kwargs)
         device = kwargs.get("device")
         if device is not None and torch.device(device).type == "cuda":
             _refuse_generator(func, kwargs, CUDA)
+            if func in {torch.tensor, torch.as_tensor}:
+                _wait()
             return _pretend(func(*args, **{**kwargs, "device": "cpu"}))
         if kwargs.get("generator") is not None:
             on_device = any(isinstance(leaf, PretendTensor) for leaf in _tensors((args, kwargs)))
@@ -166,12 +181,29 @@ def _moved(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     is_there = isinstance(tensor, PretendTensor)
     if target.type != "cuda" and not is_there:
         return func(tensor, *rest, **kwargs)
+    if not is_there and _would_wait(tensor, (kwargs.get("non_blocking", False),)):
+        _wait()
     dtypes = [one.dtype if isinstance(one, Tensor) else one for one in given if isinstance(one, (torch.dtype, Tensor))]
     inner = tensor.inner if is_there else tensor.clone()
     found = inner.to(dtypes[0] if dtypes else inner.dtype, copy=kwargs.get("copy", False))
     if target.type != "cuda":
         return found if target.type == "meta" or found is not inner else found.clone()
     return tensor if is_there and found is inner else PretendTensor(found)
+
+
+def _would_wait(source: Tensor, non_blocking: Sequence[Any]) -> bool:
+    """Return whether the host would wait for a copy to the device."""
+    on_host = not isinstance(source, PretendTensor) and source.device.type != "meta"
+    return on_host and not (any(non_blocking) and getattr(source, "is_locked", False))
+
+
+def _wait() -> None:
+    """Note the place in the code."""
+    ours = [
+        frame for frame in traceback.extract_stack() if "/edgespec/" in frame.filename or "/offload/" in frame.filename
+    ]
+    if ours and "/tests/" not in ours[-1].filename:
+        waited_for.append(f"{Path(ours[-1].filename).name}:{ours[-1].lineno} {ours[-1].line}")
 
 
 def _refuse_mixed(func: Any, operands: Any) -> None:

@@ -36,11 +36,12 @@ LAYERS = (
     {"model"},
     {"files", "sampling", "tree"},
     {"config"},
-    {"errors"},
+    {"copies", "errors"},
 )
 # Rooms beside edgespec's own -> who may know them, beside themselves
 OUTSIDE = {
     "offload": {
+        "copies",
         "errors",
         "model",
         "draft",
@@ -67,7 +68,7 @@ OUTSIDE = {
         "cli",
     },
 }
-MAX_OUTSIDE_A_ROOM = 8
+MAX_OUTSIDE_A_ROOM = 9
 OTHER_PROGRAMS = (
     "hf download ",
     "python -m ",

@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from edgespec.copies import on_device
 from edgespec.decode.session import AcceptedPath, Session
-from edgespec.model.row_chunks import row_chunks
+from edgespec.model.row_chunks import rows_at_once
 from edgespec.tree.token_tree import TokenTree
+from edgespec.verify.likely import likely_nodes
 from edgespec.verify.paths import on_paths
 from edgespec.verify.rows import RowNeededError, TargetRows, not_finite
 
@@ -50,6 +52,7 @@ def accept_together(
             session.settings.sampling,
             vocab=session.target.vocab,
             waits=len(trees) > 1,
+            likely=likely_nodes(tree, max(1, rows_at_once(session.target.vocab) // len(trees))),
             process=None if session.processors is None else on_paths(session.processors, tree),
         )
         under_way.append(_Verification(session, tree, rows, session.generator.get_state()))
@@ -86,14 +89,13 @@ def _with_logprobs(text: _Verification, accepted: AcceptedPath) -> AcceptedPath:
 
 
 def _compute_rows(asking: Sequence[tuple[_Verification, int]]) -> None:
-    """Compute the logits of the nodes that texts ask for, as many at once as may be."""
+    """Compute the logits of the nodes that texts ask for, and of those that they are likely to ask for next."""
     if not asking:
         return
-    target = asking[0][0].session.target
-    for some in row_chunks(len(asking), target.vocab):
-        logits = target.logits(torch.cat([text.rows.hidden(node) for text, node in asking[some]]))
-        for (text, node), row in zip(asking[some], logits.split(1), strict=True):
-            text.rows.know(node, row)
+    wanted = [(text.rows, text.rows.beside(node)) for text, node in asking]
+    logits = asking[0][0].session.target.logits(torch.cat([rows.hidden(nodes) for rows, nodes in wanted]))
+    for (rows, nodes), some in zip(wanted, logits.split([len(nodes) for _, nodes in wanted]), strict=True):
+        rows.know(nodes, some)
 
 
 def commit(session: Session, tree: TokenTree, accepted: AcceptedPath) -> None:
@@ -101,6 +103,6 @@ def commit(session: Session, tree: TokenTree, accepted: AcceptedPath) -> None:
     path = accepted.path
     session.target.commit(path)
     if session.drafter is not None:
-        rows = tree.draft_rows[torch.tensor(path, dtype=torch.long, device=tree.tokens.device)].tolist()
+        rows = tree.draft_rows[on_device(path, tree.tokens.device)].tolist()
         session.drafter.commit(session.root, rows, list(accepted.tokens[: len(path)]))
     session.add(accepted.tokens)

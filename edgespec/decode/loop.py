@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import torch
 from torch import Tensor
 
+from edgespec.copies import on_device
 from edgespec.decode.batch import Batch
 from edgespec.decode.session import AcceptedPath, Session
 from edgespec.decode.step import StepResult
@@ -66,4 +66,4 @@ def decode(session: Session, prompt: Sequence[int]) -> Iterator[StepResult]:
 
 def tokens_at(tree: TokenTree, nodes: tuple[int, ...]) -> tuple[int, ...]:
     """Return the tokens of some nodes: a handful, fetched after verification has waited for the pass."""
-    return tuple(tree.tokens[torch.tensor(nodes, dtype=torch.long, device=tree.tokens.device)].tolist())
+    return tuple(tree.tokens[on_device(nodes, tree.tokens.device)].tolist())

@@ -16,6 +16,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from edgespec.copies import on_device
 from edgespec.decode.loop import tokens_at
 from edgespec.decode.session import AcceptedPath, Session
 from edgespec.grow import Growth
@@ -68,7 +69,7 @@ def _longest(session: Session, tree: TokenTree, rows: TargetRows) -> tuple[tuple
     for branch in (tree.parents == 0).nonzero().flatten().tolist():  # w, two or three
         nodes = ancestors[:, branch].nonzero().flatten()
         acceptance = session.verify(_subtree(tree, nodes), rows.of(nodes), session.generator)
-        path = (branch, *nodes[torch.tensor(acceptance.path, dtype=torch.long, device=nodes.device)].tolist())
+        path = (branch, *nodes[on_device(acceptance.path, nodes.device)].tolist())
         if len(path) > len(best[0]):
             best = (path, acceptance.next_token)
     return best
@@ -100,4 +101,4 @@ def _branches_after(p: Tensor, first: int, width: int, generator: torch.Generato
     """Return the token that verification drew, and `width` - 1 others drawn from p [vocab]."""
     others = p.clone()
     others[first] = 0
-    return torch.cat([torch.tensor([first], device=p.device), _draw(others[None], width - 1, generator)])
+    return torch.cat([on_device([first], p.device), _draw(others[None], width - 1, generator)])

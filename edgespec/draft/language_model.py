@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from edgespec.config import DraftSampling
+from edgespec.copies import on_device
 from edgespec.draft import ProcessDraft
 from edgespec.draft.distributions import Distributions, LazyDistributions, rows_made_at_once, whole
 from edgespec.errors import EdgespecError
@@ -126,7 +127,7 @@ class LanguageModelDrafter:
         """Keep the rows of the root and of the path; tokens without a row become pending."""
         rows, tokens = [0, *path_rows], [root, *path_tokens]
         num_cached = 0 if self._num_rows == 0 else self._num_lasting(rows)
-        kept = torch.tensor(rows[:num_cached], dtype=torch.long, device=self.model.device) + len(self.cache.ids)
+        kept = on_device(rows[:num_cached], self.model.device) + len(self.cache.ids)
         self.cache.commit(kept, self._known_ids(tokens[:num_cached]))
         self._pending += tokens[num_cached:]
         self.rewind()
@@ -134,7 +135,7 @@ class LanguageModelDrafter:
     def _root_rows(self, root: Tensor) -> NewRows:
         """Return the rows of the pending tokens and of the root [1]."""
         self.cache.truncate()
-        ids = torch.cat([torch.tensor(self._pending, dtype=torch.long, device=root.device), root])
+        ids = torch.cat([on_device(self._pending, root.device), root])
         committed = len(self.cache.ids)
         previous = self._features_before(committed, committed + ids.shape[0])
         return next_rows(self.cache, self._known(ids), previous=previous)

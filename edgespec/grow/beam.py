@@ -24,6 +24,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from edgespec.copies import on_device
 from edgespec.draft.distributions import Distributions, look_at
 from edgespec.grow.children import best_children
 from edgespec.grow.growing import Asked, Drawn, GrowingTrees
@@ -94,13 +95,13 @@ class _Limits:
     """What tells the trees of a company from each other."""
 
     def __init__(self, beams: Sequence[Beam], widths: Sequence[int], *, like: Tensor) -> None:
-        self.of_nodes = like.new_tensor(
-            [[beam.threshold, beam.temperature, width] for beam, width in zip(beams, widths, strict=True)]
-        )  # [t, 3]
+        device, dtype = like.device, like.dtype
+        of_nodes = [[beam.threshold, beam.temperature, width] for beam, width in zip(beams, widths, strict=True)]
+        self.of_nodes = on_device(of_nodes, device, dtype)  # [t, 3]
         self.has_stop_gain = any(beam.stop_gain > 0 for beam in beams)
         # Sums differ by rounding where nothing is gained: there is no limit of 0.
-        self.stop_gain = like.new_tensor([beam.stop_gain or -torch.inf for beam in beams])  # [t]
-        self.depth = like.new_tensor([beam.depth for beam in beams])  # [t]
+        self.stop_gain = on_device([beam.stop_gain or -torch.inf for beam in beams], device, dtype)  # [t]
+        self.depth = on_device([beam.depth for beam in beams], device, dtype)  # [t]
 
 
 def grow_beams(beams: Sequence[Beam]) -> GrowthTogether:

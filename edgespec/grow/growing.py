@@ -15,6 +15,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from edgespec.copies import on_device
 from edgespec.draft.distributions import Distributions, whole
 from edgespec.grow.children import under_noise
 from edgespec.sampling.distribution import CHUNK_ELEMENTS
@@ -63,7 +64,7 @@ class GrowingTrees:
         self._device, self._keeps_q, self._num_texts = device, keeps_q, len(roots)
         every = torch.arange(self._num_texts, device=device)
         # One entry a layer of the trees; node numbers count through all layers and texts.
-        self._tokens = [torch.tensor(roots, device=device)]
+        self._tokens = [on_device(roots, device)]
         self._parents = [torch.full_like(every, -1)]
         self._ranks = [torch.zeros_like(every)]
         self._draft_rows = [torch.full_like(every, -1)]

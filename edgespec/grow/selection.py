@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from edgespec.copies import on_device
+
 
 class Selection:
     """The nodes so far, and which of them would be selected."""
@@ -18,7 +20,7 @@ class Selection:
     def __init__(self, sizes: Sequence[int], budget: int, *, like: Tensor) -> None:
         """Select at most `sizes` [t] nodes of each text, and `budget` of all; scores are tensors `like` this one."""
         self._budget, self._is_common = budget, min(sizes) >= budget
-        self._sizes = torch.tensor(sizes, device=like.device)
+        self._sizes = on_device(sizes, like.device)
         self._scores = like.new_empty(0)  # [m]
         self._texts = self._sizes[:0]  # [m]
         self._nothing = like.new_zeros(len(sizes))

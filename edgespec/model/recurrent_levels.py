@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, LinearAttentionLayer
 
+from edgespec.copies import on_device
 from edgespec.model.continued_scan import continuing, let_scans_continue
 from edgespec.model.layer_kinds import keeps_state
 from edgespec.model.pass_cache import attending, enter_mixer, spans_under_way
@@ -188,8 +189,8 @@ def _levels(visible: Tensor) -> list[tuple[Tensor, Tensor]]:
     place = {0: 0} | {row + 1: at for rows in levels for at, row in enumerate(rows)}
     return [
         (
-            torch.tensor(rows, device=visible.device),
-            torch.tensor([place[parents[row]] for row in rows], device=visible.device),
+            on_device(rows, visible.device),
+            on_device([place[parents[row]] for row in rows], visible.device),
         )
         for rows in levels
     ]

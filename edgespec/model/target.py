@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from edgespec.copies import on_device
 from edgespec.errors import offload_errors
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.new_rows import NewRows, next_rows
@@ -52,7 +53,7 @@ class Target:
     def text_rows(self, count: int) -> NewRows:
         """Return the next rows of the text, at most so many, for a pass; `took_in` tells that it was made."""
         self.cache.truncate()  # what an interrupted pass may have left
-        return next_rows(self.cache, torch.tensor(self._unread[:count], device=self.device))
+        return next_rows(self.cache, on_device(self._unread[:count], self.device))
 
     def took_in(self, count: int) -> None:
         """Make so many rows of the text committed: a pass has read them."""
@@ -101,6 +102,6 @@ class Target:
     def commit(self, path: tuple[int, ...]) -> None:
         """Make the root and the path's nodes text: keep their rows, and drop the others."""
         assert self._looked_at is not None
-        nodes = torch.tensor([0, *path], device=self.device)
+        nodes = on_device([0, *path], self.device)
         tokens = self._looked_at[nodes].tolist()  # a handful, after verification has waited for the pass
         self.cache.commit(nodes + len(self.cache.ids), tokens)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from edgespec.config import MAX_LOGPROBS, require
+from edgespec.copies import on_device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,7 @@ def token_logprobs(logits: Tensor, tokens: Sequence[int], count: int) -> tuple[T
     if not tokens:
         return ()
     log_p = logits.double().log_softmax(-1)
-    own = log_p.gather(-1, log_p.new_tensor(tokens).long()[:, None])[:, 0].tolist()
+    own = log_p.gather(-1, on_device(tokens, log_p.device)[:, None])[:, 0].tolist()
     best = log_p.topk(min(count, log_p.shape[1]), -1)
     tops = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return tuple(

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from edgespec.copies import to_device
+
 DEFAULT_NAME = "0"  # of a text, as of the only row of a file
 # Of a text's positions: two kinds of numbers are drawn there, and have nothing in common.
 _TOKENS, _GENERATORS = 0, 1
@@ -78,7 +80,7 @@ class TextNoise:
         at = self._position + depth
         if at not in self._kept:
             noise = exponential_noise(self._seed, self._key, at, self._vocab).reciprocal_()
-            self._kept[at] = noise.to(self._device)
+            self._kept[at] = to_device(noise, self._device)
         return self._kept[at]
 
     def draw(self, p: Tensor, depth: int) -> int:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from edgespec.config import SamplingSettings
+from edgespec.copies import on_device, to_device
 
 
 class Matcher(Protocol):
@@ -54,7 +55,7 @@ class LogitProcessors:
             self._bias = torch.zeros(vocab, dtype=torch.float64)
             for token, value in bias:
                 self._bias[token] = value
-            self._bias = self._bias.to(device)
+            self._bias = to_device(self._bias, device)
         if sampling.repetition_penalty != 1:
             self._seen = torch.zeros(vocab, dtype=torch.bool, device=device)
         if sampling.presence_penalty != 0 or sampling.frequency_penalty != 0:
@@ -78,7 +79,7 @@ class LogitProcessors:
         """Return what logits [1, vocab] behind the text and the tokens of a path become."""
         logits = self._penalised(logits, *self._with(path))
         allowed = None if self._matcher is None else self._matcher.allowed(path)
-        return logits if allowed is None else logits.masked_fill(~allowed.to(logits.device), -torch.inf)
+        return logits if allowed is None else logits.masked_fill(~to_device(allowed, logits.device), -torch.inf)
 
     def on_draft(self, logits: Tensor, *, is_root: bool) -> Tensor:
         """Return what a draft's logits [k, vocab] become, whose last columns may be missing.
@@ -91,7 +92,7 @@ class LogitProcessors:
         allowed = self._matcher.allowed(()) if self._matcher is not None and is_root else None
         if allowed is None or not bool(allowed[:vocab].any()):
             return logits
-        return logits.masked_fill(~allowed[:vocab].to(logits.device), -torch.inf)
+        return logits.masked_fill(~to_device(allowed[:vocab], logits.device), -torch.inf)
 
     def _with(self, tokens: Sequence[int]) -> tuple[Tensor | None, Tensor | None]:
         """Return what is seen, and the counts, with these tokens behind the text."""
@@ -120,4 +121,4 @@ class LogitProcessors:
         return logits
 
     def _ids(self, tokens: Sequence[int]) -> Tensor:
-        return torch.tensor(tokens, dtype=torch.long, device=self._device)
+        return on_device(tokens, self._device)

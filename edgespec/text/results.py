@@ -91,7 +91,7 @@ class GenerationResult:
 
     @property
     def passes(self) -> tuple[StepResult, ...]:
-        """The number of verify passes: all steps but the prompt's."""
+        """The verify passes: all steps but the prompt's."""
         return tuple(step for step in self.steps if not step.is_prefill)
 
     @property

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from edgespec.copies import on_device
 from edgespec.tree.policies import Draw
 
 
@@ -41,11 +42,11 @@ class TokenTree:
 def root_only(token: int, *, draw: Draw, device: torch.device) -> TokenTree:
     """Return the tree of plain decoding: a root and nothing below it."""
     return TokenTree(
-        tokens=torch.tensor([token], device=device),
-        parents=torch.tensor([-1], device=device),
+        tokens=on_device([token], device),
+        parents=on_device([-1], device),
         ranks=torch.zeros(1, dtype=torch.long, device=device),
         draw=draw,
-        draft_rows=torch.tensor([-1], device=device),
+        draft_rows=on_device([-1], device),
     )
 
 

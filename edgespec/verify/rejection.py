@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from edgespec.copies import on_device
 from edgespec.sampling.draws import draw_one
 from edgespec.tree.token_tree import TokenTree
 from edgespec.verify import Acceptance
@@ -83,7 +84,7 @@ def _try_children(p: Tensor, q: Tensor | None, tokens: list[int], uniforms: list
     residual = p.double()[None]  # [1, vocab]
     if q is None:
         return None, residual[0]
-    remaining, drawn = q.double()[None], torch.tensor(tokens, device=p.device)
+    remaining, drawn = q.double()[None], on_device(tokens, p.device)
     for index, uniform in enumerate(uniforms):
         token = drawn[index : index + 1]
         if uniform < float(acceptance_of(residual, remaining, token)):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from edgespec.config import SamplingSettings
+from edgespec.copies import on_device
 from edgespec.errors import EdgespecError
 from edgespec.model.row_chunks import row_chunks
 from edgespec.sampling.distribution import to_probs
@@ -38,18 +39,21 @@ class TargetRows:
         *,
         vocab: int,
         waits: bool = False,
+        likely: Sequence[int] = (),
         process: ProcessNode | None = None,
     ) -> None:
         """Hold last hidden states [n, h]; `head` makes logits [k, vocab] of k of them.
 
-        With `waits`, rows that are not known yet raise RowNeededError until somebody computes their logits. `process`
-        is what becomes of logits behind each node, where anything does, before they are made probabilities.
+        With `waits`, rows that are not known yet raise RowNeededError until somebody computes their logits. The logits
+        of `likely` nodes are computed beside the first that is asked for. `process` is what becomes of logits behind
+        each node, where anything does, before they are made probabilities.
         """
         self._hidden = hidden
         self._head = head
         self._sampling = sampling
         self._vocab = vocab
         self._waits = waits
+        self._likely = likely
         self._process = process
         self._processed: dict[int, Tensor] = {}  # logits [1, vocab]
         self._known: dict[int, Tensor] = {}  # logits [1, vocab]
@@ -63,13 +67,19 @@ class TargetRows:
             rows._process = lambda logits, node: process(logits, numbers[node])
         return rows
 
-    def hidden(self, node: int) -> Tensor:
-        """Return the last hidden state [1, h] of a node."""
-        return self._hidden[node : node + 1]
+    def beside(self, node: int) -> tuple[int, ...]:
+        """Return a node whose logits are not known, and others [k - 1] whose logits are to be computed with its own."""
+        return node, *(other for other in self._likely if other != node and other not in self._known)
 
-    def know(self, node: int, logits: Tensor) -> None:
-        """Take the logits [1, vocab] of a node."""
-        self._known[node] = logits
+    def hidden(self, nodes: Sequence[int]) -> Tensor:
+        """Return the last hidden states [k, h] of nodes."""
+        if len(nodes) == 1:
+            return self._hidden[nodes[0] : nodes[0] + 1]
+        return self._hidden[on_device(nodes, self._hidden.device)]
+
+    def know(self, nodes: Sequence[int], logits: Tensor) -> None:
+        """Take the logits [k, vocab] of nodes."""
+        self._known.update(zip(nodes, logits.split(1), strict=True))
 
     def probs(self, node: int) -> Tensor:
         """Return p [vocab] after a node, as it is sampled from; float32 at least."""
@@ -89,7 +99,7 @@ class TargetRows:
         """Return what the model itself says of tokens [k] that stand behind nodes [k], and of the `count` likeliest."""
         if self._waits:
             return token_logprobs(torch.cat([self._own_logits(node) for node in nodes]), tokens, count)
-        return token_logprobs(self._head(self._hidden[torch.tensor(nodes, device=self._hidden.device)]), tokens, count)
+        return token_logprobs(self._head(self.hidden(nodes)), tokens, count)
 
     def _logits(self, node: int) -> Tensor:
         """Return the logits [1, vocab] of a node as its text has them."""
@@ -103,11 +113,12 @@ class TargetRows:
 
     def _own_logits(self, node: int) -> Tensor:
         """Return the model's logits [1, vocab] of a node."""
-        if node in self._known:
-            return self._known[node]
-        if self._waits:
-            raise RowNeededError(node)
-        return self._head(self.hidden(node))
+        if node not in self._known:
+            if self._waits:
+                raise RowNeededError(node)
+            nodes = self.beside(node)
+            self.know(nodes, self._head(self.hidden(nodes)))
+        return self._known[node]
 
     def all_probs(self) -> Tensor:
         """Return p [n, vocab] after all nodes at once, for records and comparisons, which look at every row."""

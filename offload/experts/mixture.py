@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from offload.device import to_device
+
 if TYPE_CHECKING:
     from offload.experts.expert_source import ExpertSource, HandedExpert
 
@@ -34,7 +36,7 @@ def mix(module: nn.Module, row: int, source: ExpertSource, hidden: Tensor, chose
         for number, start, count in zip(found.tolist(), starts, counts.tolist(), strict=True)
         if number < module.num_experts
     }
-    order = order.to(hidden.device, non_blocking=True)  # places of a row and one of its experts, by expert
+    order = to_device(order, hidden.device)  # places of a row and one of its experts, by expert
     inputs = hidden[order // each]  # [n * k, h]
     weights = shares.reshape(-1)[order, None]
     parts = torch.zeros(
@@ -62,7 +64,7 @@ def _expert_output(module: nn.Module, expert: HandedExpert, inputs: Tensor) -> T
     first = "gate_up_proj" if module.has_gate else "up_proj"
     inner = _linear(module, first, expert, inputs.to(expert.device))
     inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)  # type: ignore[operator]
-    output = _linear(module, "down_proj", expert, inner).to(inputs.device)
+    output = to_device(_linear(module, "down_proj", expert, inner), inputs.device)
     if getattr(module, "has_post_expert_norm", False):
         output = module.post_expert_norm(output)  # type: ignore[operator]
     return output

@@ -152,6 +152,30 @@ class Bitsandbytes4Bit:
                 functional.dequantize_4bit(share, state, out=place)
         return out
 
+    def multiplies(self, shape: tuple[int, ...]) -> bool:
+        """Return whether rows can be multiplied with such a weight as it is packed: no block may straddle its rows."""
+        return len(shape) == 2 and shape[1] % self.block_size == 0
+
+    def multiply(
+        self, parts: Mapping[str, Tensor | None], shape: tuple[int, ...], rows: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        """Return rows [..., k] times a packed weight of shape (m, k), and the bias: [..., m]."""
+        bitsandbytes_functional()  # its operations are known from then on
+        scales, nested = parts["absmax"], parts.get("nested_absmax")
+        product: Tensor = torch.ops.bitsandbytes.gemm_4bit(
+            rows,
+            parts["packed"],
+            shape,
+            scales if nested is None else nested,
+            self.block_size,
+            self.name,
+            bias,
+            None if nested is None else scales,
+            None if nested is None else _nested_code(rows.device),
+            None if nested is None else _number(self.offset, rows.device),
+        )
+        return product
+
     def _block_scales(self, parts: Mapping[str, Tensor]) -> Tensor:
         """Return the float32 scale of every block."""
         scales = parts["absmax"]
@@ -173,6 +197,11 @@ def _nested_code(device: torch.device) -> Tensor:
     """Return the code that bitsandbytes has for the scales of scales, the same in every checkpoint."""
     code: Tensor = bitsandbytes_functional().create_dynamic_map().to(device)
     return code
+
+
+@functools.cache
+def _number(number: float, device: torch.device) -> Tensor:
+    return torch.tensor(number, dtype=torch.float32, device=device)
 
 
 NF4 = Bitsandbytes4Bit(name="nf4", nested=True)

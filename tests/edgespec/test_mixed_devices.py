@@ -34,7 +34,7 @@ from offload.placement import Placement
 from profiles.in_place import HostRates
 from tests.conftest import FAMILIES, RECURRENT, SMALL, make_model, save_folder
 from tests.edgespec.draft.test_feature_head import facts
-from tests.pretend_cuda import CUDA, HOST, MixedDevicesError, pretend_cuda
+from tests.pretend_cuda import CUDA, HOST, MixedDevicesError, pretend_cuda, waited_for
 
 PROMPT = list(range(60, 90))
 SHAPES: dict[str, dict[str, Any]] = {
@@ -144,6 +144,13 @@ GREEDY_AND_WARM: list[dict[str, Any]] = [{"temperature": 0.0}, {"top_p": 0.9}]
 SHORT = [{**way, "max_new_tokens": 3} for way in GREEDY_AND_WARM]  # two trees each
 
 
+def copies_waited_for(engine: Engine, ways: list[dict[str, Any]]) -> list[str]:
+    """Where in the code the host waits for a copy to the device, while such texts are written once more."""
+    waited_for.clear()
+    texts(engine, ways)
+    return waited_for
+
+
 @pytest.mark.parametrize("tree", TREES, ids=lambda tree: f"{tree.policy}-{tree.draw}")
 def test_trees_of_every_policy_and_draw_stay_on_the_device(tree: TreeSettings, engines: Engines) -> None:
     found = []
@@ -151,6 +158,7 @@ def test_trees_of_every_policy_and_draw_stay_on_the_device(tree: TreeSettings, e
         engine.use_tree(tree)
         found.append(texts(engine, SHORT))
     assert found[0] == found[1]
+    assert not copies_waited_for(engines[0], SHORT)
 
 
 def test_penalties_grammars_and_what_is_told_of_tokens_stay_on_the_device(engines: Engines) -> None:
@@ -166,6 +174,7 @@ def test_penalties_grammars_and_what_is_told_of_tokens_stay_on_the_device(engine
         engine.use_tree(TreeSettings(size=9))
         found.append((texts(engine, ways[:1]), texts(engine, ways)))
     assert found[0] == found[1]
+    assert not copies_waited_for(engines[0], ways)
 
 
 def test_trees_that_tune_themselves_and_turns_stay_on_the_device(pair_folders: tuple[Path, Path]) -> None:
@@ -193,6 +202,7 @@ def test_texts_of_recurrent_targets_and_drafts_stay_on_the_device(family: str, t
     for device in ("cuda", "cpu"):
         with open_engine(device, folder, folder, parallel=2, tree=TreeSettings(size=4, depth=2)) as engine:
             found.append(texts(engine, SHORT))
+            assert device == "cpu" or not copies_waited_for(engine, SHORT)
     assert found[0] == found[1]
 
 
@@ -208,12 +218,14 @@ def test_feature_heads_stay_on_the_device(
     for device in ("cuda", "cpu"):
         with open_engine(device, pair_folders[0], tmp_path, parallel=2, tree=TreeSettings(size=9)) as engine:
             found.append((texts(engine, GREEDY_AND_WARM[:1]), texts(engine, GREEDY_AND_WARM)))
+            assert device == "cpu" or not copies_waited_for(engine, GREEDY_AND_WARM)
     assert found[0] == found[1]
 
 
 def test_draft_passes_of_few_shapes_stay_on_the_device(pair_folders: tuple[Path, Path]) -> None:
     with open_engine("cuda", *pair_folders, tree=TreeSettings(size=9), draft_graphs=True) as engine:
         found = texts(engine, GREEDY_AND_WARM[:1])
+        assert not copies_waited_for(engine, GREEDY_AND_WARM[:1])
     with open_engine("cpu", *pair_folders, tree=TreeSettings(size=9)) as engine:
         assert texts(engine, GREEDY_AND_WARM[:1]) == found
 

@@ -1,5 +1,6 @@
 """Quantised layers: what bitsandbytes makes of a weight is what a module computes with, wherever it streams from."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from offload.architecture import architecture_checkpoint
 from offload.checkpoint import Checkpoint, read_checkpoint
 from offload.errors import CheckpointError
 from offload.formats import known
+from offload.formats.bitsandbytes_4bit import FORMATS_4BIT, NF4
 from offload.formats.bitsandbytes_int8 import INT8
 from offload.formats.bitsandbytes_kernels import bitsandbytes_functional
 from offload.formats.known import format_to_pack
@@ -252,3 +254,45 @@ def test_what_is_quantised_is_not_quantised_again(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="quantised already") as caught:
         quantized(folder, "int8", tmp_path / "cache")
     assert caught.value.code == "E_QUANTIZED"
+
+
+@pytest.mark.parametrize("nested", [True, False])
+@pytest.mark.parametrize("name", ["nf4", "fp4"])
+def test_few_rows_are_multiplied_with_the_packed_weight(name: str, nested: bool) -> None:
+    torch.manual_seed(3)
+    weight, bias, shape = torch.randn(24, 128) + 0.2, torch.randn(24), (24, 128)
+    known_format = {known_format.name: known_format for known_format in FORMATS_4BIT}[name]
+    packing, parts = known_format.pack(weight)
+    if not nested:
+        parts = {"packed": parts["packed"], "absmax": packing._block_scales(parts)}
+        packing = dataclasses.replace(packing, nested=False)
+    packed = PackedWeight(shape, packing)
+    for part, value in parts.items():
+        packed._parameters[part] = nn.Parameter(value, requires_grad=False)
+    module = nn.Linear(128, 24)
+    module.weight = nn.Parameter(torch.empty(shape, device="meta"), requires_grad=False)
+    module.bias = nn.Parameter(bias, requires_grad=False)
+    own = module.forward
+    scratch = torch.zeros(24 * 128)
+    handles = PackedModule(module, [("weight", packed)]).hook(scratch, few_rows=3)
+    unpacked = packing.unpack(parts, torch.empty(shape))
+    for rows in (torch.randn(1, 128), torch.randn(1, 3, 128)):
+        torch.testing.assert_close(module(rows), rows @ unpacked.T + bias, rtol=0, atol=1e-4)
+        assert not scratch.any()  # nothing was unpacked
+    rows = torch.randn(4, 128)
+    torch.testing.assert_close(module(rows), rows @ unpacked.T + bias, rtol=0, atol=1e-4)
+    assert torch.equal(scratch, unpacked.view(-1))
+    for handle in handles:
+        handle.remove()
+    assert module.forward == own
+
+
+def test_a_weight_whose_blocks_straddle_rows_is_unpacked_for_few_rows_too() -> None:
+    packing, parts = NF4.pack(torch.randn(64, 24))
+    packed = PackedWeight((64, 24), packing)
+    for part, value in parts.items():
+        packed._parameters[part] = nn.Parameter(value, requires_grad=False)
+    module = nn.Linear(24, 64, bias=False, device="meta")
+    PackedModule(module, [("weight", packed)]).hook(torch.empty(24 * 64), few_rows=3)
+    rows = torch.randn(1, 24)
+    torch.testing.assert_close(module(rows), rows @ packing.unpack(parts, torch.empty(64, 24)).T, rtol=0, atol=1e-4)
