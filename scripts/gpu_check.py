@@ -2,17 +2,18 @@
 
     python scripts/gpu_check.py
 
-Attention in two parts against one kernel; a draft's passes as graphs against plain ones; the built-in pair's greedy
-text through trees on the device against transformers', and its texts in company against those alone; the tests marked
-gpu; copies or compute made slow; copies pinned and pageable; streamed against resident logits in bfloat16 and nf4; pass
-time against the slower of its copies and its compute; peak memory against the plan; allocations after the first pass.
+Attention in two parts against one kernel; a draft's passes as graphs against plain ones; few rows times packed weights
+against unpacked ones; whether the host waits for small copies; the built-in pair's greedy text through trees on the
+device against transformers', and its texts in company against those alone; the tests marked gpu; copies or compute made
+slow; copies pinned and pageable; streamed against resident logits in bfloat16 and nf4; pass time against the slower of
+its copies and its compute; peak memory against the plan; allocations after the first pass.
 Each part runs whatever became of the others (`--only` takes some); shapes that do not fit the card are left out, and
 said so. Prints a table and, in any case, one JSON line to send along; exits 1 when a check fails.
 
 Tests without a card find mixed devices (tests/edgespec/test_mixed_devices.py) and copies out of order
 (tests/offload/test_device_order.py). They cannot see kernels, and what types and layouts these take (`attention`,
-`greedy`; `streaming` for nf4's); streams, events and locked memory as the driver has them (`slow`, `streaming`,
-`tests`); the memory that is really taken (`streaming`); graphs that are recorded (`graphs`).
+`greedy`, `packed`; `streaming` for nf4's); streams, events and locked memory as the driver has them (`slow`, `small`,
+`streaming`, `tests`); the memory that is really taken (`streaming`); graphs that are recorded (`graphs`).
 
 A machine without a network needs wheels brought along, for its own Python: those that pyproject.toml names, and pytest
 for the part `tests`.
@@ -43,13 +44,16 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from edgespec import EdgespecError, Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.cli.prompts.read import read_prompts
+from edgespec.copies import on_device
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.new_rows import additive, next_rows
 from edgespec.model.partial_attention import attend_part, joined
 from edgespec.model.text_cache import TextCache
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
 from edgespec.placement.memory import LIBRARIES_BYTES
+from offload.formats.bitsandbytes_4bit import NF4
 from offload.loaders import CudaLoader
+from offload.packed_weight import FEW_ROWS
 from offload.placement import NUM_STAGING_BUFFERS
 from profiles.measure import machine_facts
 
@@ -58,6 +62,8 @@ DEVICE = torch.device("cuda", 0)
 HOST_LAYERS = 1 + NUM_STAGING_BUFFERS  # a layer's pages, and the buffers that they are copied through
 NEW_TOKENS = 128  # of a text
 GPU_TESTS = ("tests/offload/test_cuda.py", "tests/cli/test_doctor.py", "tests/edgespec/text/test_conversation.py")
+PACKED_SHAPE = (4096, 8192)
+QUEUED_SHAPE = (8192, 8192)
 SHAPES = {"7B-like": (4096, 11008, 8), "70B-like": (8192, 28672, 4)}  # hidden, inner, layers that are tried
 
 
@@ -360,6 +366,45 @@ def attention_part(_rows: list[int]) -> tuple[bool, Any]:
     return ok, table
 
 
+def packed_part(_rows: list[int]) -> tuple[bool, Any]:
+    """Few rows times a packed nf4 weight are those times the unpacked one; microseconds of a layer either way."""
+    shape, table, ok = PACKED_SHAPE, [], True
+    packing, parts = NF4.pack(torch.randn(shape, dtype=torch.bfloat16, device=DEVICE))
+    scratch = torch.empty(shape, dtype=torch.bfloat16, device=DEVICE)
+    for count in (1, FEW_ROWS):
+        rows = torch.randn(count, shape[1], dtype=torch.bfloat16, device=DEVICE)
+        ways = {
+            "packed": lambda rows=rows: packing.multiply(parts, shape, rows, None),
+            "unpacked": lambda rows=rows: rows @ packing.unpack(parts, scratch).T,
+        }
+        products = {way: compute().float() for way, compute in ways.items()}
+        difference = ((products["packed"] - products["unpacked"]).norm() / products["unpacked"].norm()).item()
+        ok &= difference <= 0.01
+        times = {f"{way}_us": 1e6 * seconds(compute, repeats=20) for way, compute in ways.items()}
+        table.append({"rows": count, **times})
+        print_row({**table[-1], "difference": f"{difference:.0e}"})
+    return ok, table
+
+
+def small_part(_rows: list[int]) -> tuple[bool, Any]:
+    """The host does not wait for work that is queued before a small copy; milliseconds until it goes on."""
+    matrix = torch.randn(QUEUED_SHAPE, dtype=torch.bfloat16, device=DEVICE)
+    numbers = list(range(64))
+    on_device(numbers, DEVICE)  # the first takes locked memory
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(100):
+        matrix @ matrix
+    queued = time.perf_counter()
+    found = on_device(numbers, DEVICE)
+    copied = time.perf_counter()
+    torch.cuda.synchronize()
+    done = time.perf_counter()
+    row = {"copy_ms": 1e3 * (copied - queued), "queued_work_ms": 1e3 * (done - start)}
+    print_row(row)
+    return found.tolist() == numbers and copied - queued < (done - start) / 4, row
+
+
 def graphs_part(_rows: list[int]) -> tuple[bool, Any]:
     """A draft's passes that are recorded and replayed are those that are not; both in milliseconds a call."""
     config = LlamaConfig(hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
@@ -392,6 +437,8 @@ PARTS: dict[str, Callable[[list[int]], tuple[bool, Any]]] = {
     "attention": attention_part,
     "greedy": greedy_part,
     "graphs": graphs_part,
+    "packed": packed_part,
+    "small": small_part,
     "together": together_part,
     "tests": tests_part,
     "slow": slow_part,

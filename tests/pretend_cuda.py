@@ -23,6 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
+from offload.formats.bitsandbytes_kernels import bitsandbytes_functional
 from tests.offload.simulated_device import SimulatedDevice
 
 CUDA, HOST = torch.device("cuda", 0), torch.device("cpu")
@@ -99,7 +100,7 @@ class PretendTensor(Tensor):
             kwargs["device"] = HOST
         found = KERNELS.get(func, func)(*_inner(args), **_inner(kwargs))
         if func._schema.is_mutable:  # in place, or into `out`
-            return kwargs.get("out", args[0])
+            return kwargs.get("out", args[0]) if func._schema.returns else None
         return found if device is not None and device.type == "cpu" else _pretend(found)
 
 
@@ -245,7 +246,14 @@ def _histogram(numbers: Tensor, *bins: Any) -> Tensor:
     return torch.histc(numbers.float(), *bins).to(numbers.dtype)
 
 
+def _unpacked(*arguments: Any) -> None:
+    *given, out = arguments
+    out.copy_(torch.ops.bitsandbytes.dequantize_4bit.default(*given))
+
+
+bitsandbytes_functional()  # its operations are known from then on; imported later, it would look for the device
 KERNELS = {  # that the host lacks
+    torch.ops.bitsandbytes.dequantize_4bit.out: _unpacked,
     ATEN._scaled_dot_product_flash_attention.default: _attended,
     ATEN._scaled_dot_product_efficient_attention.default: _attended,
     ATEN.histc.default: _histogram,

@@ -6,6 +6,7 @@ The device is pretended (`tests/pretend_cuda.py`), and computes as the host does
 from __future__ import annotations
 
 import pkgutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import FalconConfig
+from transformers import FalconConfig, LlamaConfig
 
 from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.config import parse_size
@@ -30,6 +31,7 @@ from edgespec.train.head_model import lender, new_head, save_head
 from edgespec.tree.policies import POLICIES
 from offload.experts.cuda_experts import CudaExperts
 from offload.experts.expert_placement import place_on_demand
+from offload.formats.bitsandbytes_4bit import Bitsandbytes4Bit
 from offload.placement import Placement
 from profiles.in_place import HostRates
 from tests.conftest import FAMILIES, RECURRENT, SMALL, make_model, save_folder
@@ -228,6 +230,26 @@ def test_draft_passes_of_few_shapes_stay_on_the_device(pair_folders: tuple[Path,
         assert not copies_waited_for(engine, GREEDY_AND_WARM[:1])
     with open_engine("cpu", *pair_folders, tree=TreeSettings(size=9)) as engine:
         assert texts(engine, GREEDY_AND_WARM[:1]) == found
+
+
+def test_few_rows_of_packed_weights_stay_on_the_device(tmp_path: Path) -> None:
+    """In one row's passes nothing is unpacked: these weights are multiplied as they are, by both models."""
+    folder = save_folder(tmp_path / "model", make_model(LlamaConfig(**{**SMALL, "hidden_size": 64, "head_dim": 16})))
+    unpack, found, unpacked = Bitsandbytes4Bit.unpack, [], Counter[str]()
+
+    def counted(self: Bitsandbytes4Bit, parts: Any, out: Tensor) -> Tensor:
+        unpacked.update([out.device.type])
+        return unpack(self, parts, out)
+
+    with patch.object(Bitsandbytes4Bit, "unpack", counted):
+        for device in ("cuda", "cpu"):
+            tree = TreeSettings(policy="chain", draft_tokens=2)
+            with open_engine(device, folder, folder, quant="nf4", draft_quant="nf4", tree=tree) as engine:
+                long = texts(engine, GREEDY_AND_WARM[:1])
+                unpacked.clear()
+                found.append((long, engine.generate(PROMPT[:3], max_new_tokens=6, seed=1).token_ids))
+                assert (unpacked[device] == 0) == (device == "cuda")
+    assert found[0] == found[1]
 
 
 MOVED, IN_PLACE = (HostRates(link_bytes_per_s=link, bytes_per_s=1e9, flops_per_s=1e9) for link in (1e15, 1.0))

@@ -87,6 +87,14 @@ def test_texts_run_through(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpu_check.check_together(num_texts=2)["equal_texts"] == 2
 
 
+@pytest.mark.usefixtures("pretended")
+def test_packed_weights_and_small_copies_run_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_check, "PACKED_SHAPE", (64, 128))
+    monkeypatch.setattr(gpu_check, "QUEUED_SHAPE", (16, 16))
+    assert gpu_check.packed_part([])[0]
+    assert gpu_check.small_part([])[1]["copy_ms"] > 0
+
+
 def test_every_file_with_tests_of_a_device_is_run() -> None:
     marked = {
         str(path.relative_to(ROOT)).replace("\\", "/")

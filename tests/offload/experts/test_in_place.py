@@ -227,9 +227,11 @@ class OnDevice(torch.Tensor):
             return own[0].where
         where, *others = {one.where for one in own}
         assert not others, f"{func} of tensors on {where} and {others}"
+        if func is torch.Tensor.pin_memory:
+            return args[0]
         if func is torch.Tensor.to and isinstance(args[1], torch.device):
             where, args = args[1], args[:1]
-            func = torch.Tensor.clone
+            func, kwargs = torch.Tensor.clone, {}
         with torch._C.DisableTorchFunctionSubclass():
             found = func(*args, **(kwargs or {}))
         return placed(found, where) if isinstance(found, torch.Tensor) else found
