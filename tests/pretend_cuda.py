@@ -251,7 +251,8 @@ def _unpacked(*arguments: Any) -> None:
     out.copy_(torch.ops.bitsandbytes.dequantize_4bit.default(*given))
 
 
-bitsandbytes_functional()  # its operations are known from then on; imported later, it would look for the device
+# Imported later, it would look for the device; and what it makes once and keeps would be the pretended device's.
+bitsandbytes_functional().quantize_blockwise(torch.zeros(256))
 KERNELS = {  # that the host lacks
     torch.ops.bitsandbytes.dequantize_4bit.out: _unpacked,
     ATEN._scaled_dot_product_flash_attention.default: _attended,
