@@ -84,7 +84,7 @@ class PackedModule:
             self.module.register_forward_pre_hook(unpack),
             self.module.register_forward_hook(let_go, always_call=True),
         ]
-        return handles if fused is None else [*handles, _replace_forward(self.module, fused, few_rows)]
+        return handles if fused is None else [*handles, _replace_forward(self.module, fused)]
 
     def _fused(self) -> Callable[[Tensor], Tensor] | None:
         """Return what a linear layer does with its packed weight, where the weight's format can do so."""
@@ -107,12 +107,12 @@ class _Forward:
         del self._module.forward
 
 
-def _replace_forward(module: nn.Module, fused: Callable[[Tensor], Tensor], few_rows: int) -> _Forward:
-    """Let a module compute few rows by `fused`, until the result is removed."""
+def _replace_forward(module: nn.Module, fused: Callable[[Tensor], Tensor]) -> _Forward:
+    """Let a linear layer compute by `fused` while its weight is not unpacked, until the result is removed."""
     whole = module.forward
 
     def forward(rows: Tensor) -> Tensor:
-        return fused(rows) if _num_rows(rows) <= few_rows else whole(rows)
+        return fused(rows) if module.weight.is_meta else whole(rows)
 
     module.forward = forward
     return _Forward(module)

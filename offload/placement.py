@@ -173,7 +173,7 @@ def place_layers(records: Sequence[LayerRecord], **memory: Unpack[PlaceBytes]) -
             host_bytes[STAGING] = staging_bytes
             free_host_bytes -= staging_bytes
         pinned = _spread_that_fit(waiting, layer_bytes, free_host_bytes, most=len(waiting))
-        host_bytes[f"{len(pinned)} {PINNED}"] = _sum_of(pinned, layer_bytes)
+        host_bytes = counted(host_bytes, len(pinned), PINNED, _sum_of(pinned, layer_bytes))
     disk_bytes = sum(records[layer].stored_bytes for layer in waiting if layer not in pinned)
     pinned_bytes = sum(records[layer].flat_bytes for layer in pinned)
     placement = Placement(
@@ -202,16 +202,21 @@ def with_pinned_layers(placement: Placement, records: Sequence[LayerRecord], pin
     if not read:
         return placement
     read_bytes, flat_bytes = sum(record.stored_bytes for record in read), sum(record.flat_bytes for record in read)
-    host_bytes = {what: used for what, used in placement.host_bytes.items() if not what.endswith(PINNED)}
-    host_bytes.setdefault(STAGING, NUM_STAGING_BUFFERS * max(record.flat_bytes for record in records))
-    host_bytes[f"{len(pinned)} {PINNED}"] = sum(records[layer].flat_bytes for layer in pinned)
+    host_bytes = {STAGING: NUM_STAGING_BUFFERS * max(record.flat_bytes for record in records), **placement.host_bytes}
+    pinned_bytes = sum(records[layer].flat_bytes for layer in pinned)
     return replace(
         placement,
         pinned_layers=pinned,
         streamed_bytes=placement.streamed_bytes + read_bytes - flat_bytes,
         disk_bytes=placement.disk_bytes + read_bytes,
-        host_bytes=host_bytes,
+        host_bytes=counted(host_bytes, len(pinned), PINNED, pinned_bytes),
     )
+
+
+def counted(uses: dict[str, int], number: int, what: str, used_bytes: int) -> dict[str, int]:
+    """Return uses of a memory with that of so many of `what`, in place of what was counted of them before."""
+    others = {label: used for label, used in uses.items() if not label.endswith(f" {what}")}
+    return {**others, f"{number} {what}": used_bytes}
 
 
 def all_resident(num_layers: int) -> Placement:

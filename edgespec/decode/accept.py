@@ -14,7 +14,7 @@ from torch import Tensor
 
 from edgespec.copies import on_device
 from edgespec.decode.session import AcceptedPath, Session
-from edgespec.model.row_chunks import rows_at_once
+from edgespec.model.row_chunks import row_chunks, rows_at_once
 from edgespec.tree.token_tree import TokenTree
 from edgespec.verify.likely import likely_nodes
 from edgespec.verify.paths import on_paths
@@ -92,10 +92,12 @@ def _compute_rows(asking: Sequence[tuple[_Verification, int]]) -> None:
     """Compute the logits of the nodes that texts ask for, and of those that they are likely to ask for next."""
     if not asking:
         return
-    wanted = [(text.rows, text.rows.beside(node)) for text, node in asking]
-    logits = asking[0][0].session.target.logits(torch.cat([rows.hidden(nodes) for rows, nodes in wanted]))
-    for (rows, nodes), some in zip(wanted, logits.split([len(nodes) for _, nodes in wanted]), strict=True):
-        rows.know(nodes, some)
+    target = asking[0][0].session.target
+    wanted = [(text.rows, node) for text, first in asking for node in text.rows.beside(first)]
+    for chunk in row_chunks(len(wanted), target.vocab):
+        logits = target.logits(torch.cat([rows.hidden([node]) for rows, node in wanted[chunk]]))
+        for (rows, node), row in zip(wanted[chunk], logits.split(1), strict=True):
+            rows.know(node, row)
 
 
 def commit(session: Session, tree: TokenTree, accepted: AcceptedPath) -> None:

@@ -77,9 +77,9 @@ class TargetRows:
             return self._hidden[nodes[0] : nodes[0] + 1]
         return self._hidden[on_device(nodes, self._hidden.device)]
 
-    def know(self, nodes: Sequence[int], logits: Tensor) -> None:
-        """Take the logits [k, vocab] of nodes."""
-        self._known.update(zip(nodes, logits.split(1), strict=True))
+    def know(self, node: int, logits: Tensor) -> None:
+        """Take the logits [1, vocab] of a node."""
+        self._known[node] = logits
 
     def probs(self, node: int) -> Tensor:
         """Return p [vocab] after a node, as it is sampled from; float32 at least."""
@@ -97,9 +97,7 @@ class TargetRows:
 
     def logprobs(self, nodes: Sequence[int], tokens: Sequence[int], count: int) -> tuple[TokenLogprob, ...]:
         """Return what the model itself says of tokens [k] that stand behind nodes [k], and of the `count` likeliest."""
-        if self._waits:
-            return token_logprobs(torch.cat([self._own_logits(node) for node in nodes]), tokens, count)
-        return token_logprobs(self._head(self.hidden(nodes)), tokens, count)
+        return token_logprobs(torch.cat([self._own_logits(node) for node in nodes]), tokens, count)
 
     def _logits(self, node: int) -> Tensor:
         """Return the logits [1, vocab] of a node as its text has them."""
@@ -117,7 +115,7 @@ class TargetRows:
             if self._waits:
                 raise RowNeededError(node)
             nodes = self.beside(node)
-            self.know(nodes, self._head(self.hidden(nodes)))
+            self._known.update(zip(nodes, self._head(self.hidden(nodes)).split(1), strict=True))
         return self._known[node]
 
     def all_probs(self) -> Tensor:

@@ -10,7 +10,7 @@ from offload.errors import PlacementError
 from offload.experts.cpu_experts import NUM_READERS
 from offload.experts.expert_group import ExpertGroup
 from offload.layer_store import LayerRecord
-from offload.placement import ExpertPlacement, PlaceBytes, Placement, place_layers
+from offload.placement import ExpertPlacement, PlaceBytes, Placement, counted, place_layers
 
 EXPERTS = "experts"
 PINNED = "experts, copied when asked for"
@@ -83,9 +83,9 @@ def place_on_demand(
     )
     device_bytes = {what: used for what, used in placed.device_bytes.items() if what != EXPERTS}
     device_bytes[f"{num_kept} of {num_experts} experts"] = experts.kept_bytes
-    host_bytes = dict(placed.host_bytes)
+    host_bytes = placed.host_bytes
     if num_pinned:
-        host_bytes[f"{num_pinned} {PINNED}"] = num_pinned * expert_bytes
+        host_bytes = counted(host_bytes, num_pinned, PINNED, num_pinned * expert_bytes)
     disk_bytes = max(0, experts.num_left - num_pinned) * expert_bytes
     return replace(
         placed,
@@ -105,12 +105,9 @@ def with_pinned_experts(placement: Placement, num_pinned: int) -> Placement:
     before_bytes, now_bytes = (
         max(0, experts.num_left - pinned) * experts.expert_bytes for pinned in (experts.num_pinned, num_pinned)
     )
-    host_bytes = {what: used for what, used in placement.host_bytes.items() if not what.endswith(PINNED)}
-    if num_pinned:
-        host_bytes[f"{num_pinned} {PINNED}"] = num_pinned * experts.expert_bytes
     return replace(
         placement,
-        host_bytes=host_bytes,
+        host_bytes=counted(placement.host_bytes, num_pinned, PINNED, num_pinned * experts.expert_bytes),
         disk_bytes=placement.disk_bytes - before_bytes + now_bytes,
         experts=replace(experts, num_pinned=num_pinned),
     )
