@@ -214,9 +214,9 @@ def with_pinned_layers(placement: Placement, records: Sequence[LayerRecord], pin
 
 
 def counted(uses: dict[str, int], number: int, what: str, used_bytes: int) -> dict[str, int]:
-    """Return uses of a memory with that of so many of `what`, in place of what was counted of them before."""
+    """Return uses of a memory with that of so many of `what`, if any, in place of what was counted of them before."""
     others = {label: used for label, used in uses.items() if not label.endswith(f" {what}")}
-    return {**others, f"{number} {what}": used_bytes}
+    return {**others, f"{number} {what}": used_bytes} if number else others
 
 
 def all_resident(num_layers: int) -> Placement:

@@ -83,14 +83,11 @@ def place_on_demand(
     )
     device_bytes = {what: used for what, used in placed.device_bytes.items() if what != EXPERTS}
     device_bytes[f"{num_kept} of {num_experts} experts"] = experts.kept_bytes
-    host_bytes = placed.host_bytes
-    if num_pinned:
-        host_bytes = counted(host_bytes, num_pinned, PINNED, num_pinned * expert_bytes)
     disk_bytes = max(0, experts.num_left - num_pinned) * expert_bytes
     return replace(
         placed,
         device_bytes=device_bytes,
-        host_bytes=host_bytes,
+        host_bytes=counted(placed.host_bytes, num_pinned, PINNED, num_pinned * expert_bytes),
         streamed_bytes=placed.streamed_bytes + experts.num_left * expert_bytes,
         disk_bytes=placed.disk_bytes + disk_bytes,
         experts=experts,

@@ -80,7 +80,7 @@ def test_the_placement_says_what_is_so_where_little_memory_can_be_locked(
     with pretend_cuda(), Engine.from_pretrained(pair_folders[0], self_check=False, **options) as engine:
         assert (engine.planned.num_pinned, engine.planned.num_on_disk) == (2, 0)
         assert (engine.placement.num_pinned, engine.placement.num_on_disk) == (locked, 2 - locked)
-        assert f"{locked} layers, copied in each pass" in engine.placement.table()
+        assert (f"{locked} layers, copied in each pass" in engine.placement.table()) == (locked > 0)
         assert len(engine.generate("import os", max_new_tokens=2).token_ids) == 2
 
 

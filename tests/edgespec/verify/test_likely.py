@@ -72,7 +72,8 @@ def test_texts_in_company_tell_what_else_to_make() -> None:
         rows.probs(0)
     nodes = rows.beside(needed.value.node)
     assert nodes == (0, 1, 4)
-    rows.know(nodes, rows.hidden(nodes) @ weight)
+    for node in nodes:
+        rows.know(node, rows.hidden([node]) @ weight)
     torch.testing.assert_close(rows.best(4), int((hidden[4] @ weight).argmax()))
     with pytest.raises(RowNeededError):
         rows.probs(2)
