@@ -95,6 +95,8 @@ OWN: dict[str, dict[str, Any]] = {
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "kimi_linear": {"linear_head_dim": 8, "linear_num_heads": 4},
     "bailing_hybrid": {"linear_head_dim": 8, "linear_num_heads": 4, "n_group": 1, "topk_group": 1},
+    "bamba": {"attn_layer_indices": [1, 3]},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
     "llama4_text": {"floor_scale": 4, "no_rope_layers": [1, 0, 1, 0]},
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1},
     "nemotron": {"num_key_value_heads": 2},
