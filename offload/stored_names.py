@@ -78,9 +78,21 @@ def _in_memory_order(converter: WeightConverter, sources: list[list[TensorEntry]
         # [experts, rows of all sources, columns]: every expert's pieces side by side
         _check_every_expert_has_all(sources)
         return tuple(piece for expert in zip(*sources, strict=True) for piece in expert)
+    if steps == [(Concatenate, 1)] and all(len(source) == 1 for source in sources):  # each of all experts
+        experts = zip(*(_rows(source[0]) for source in sources), strict=True)
+        return tuple(piece for expert in experts for piece in expert)
     if steps == [(Concatenate, 0)]:
         return tuple(piece for source in sources for piece in source)
     return None
+
+
+def _rows(entry: TensorEntry) -> Pieces:
+    """Return what stands along a tensor's first dimension, piece by piece."""
+    num_bytes = entry.num_bytes // entry.shape[0]
+    return tuple(
+        replace(entry, shape=entry.shape[1:], offset=entry.offset + row * num_bytes, num_bytes=num_bytes)
+        for row in range(entry.shape[0])
+    )
 
 
 def _transposed(

@@ -102,6 +102,10 @@ OWN: dict[str, dict[str, Any]] = {
     "nemotron": {"num_key_value_heads": 2},
     "qwen4_exp_text": {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 8,
                        "indexer_compress_ratio": 4, "ngram_vocab_size_base": 100, "ple_embed_dim": 32},
+    "step3p5": {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": WINDOW,
+                "num_sliding_attention_heads": 8, "share_expert_dim": 16,
+                "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 10000.0}
+                                    for kind in ("sliding_attention", "full_attention")}},
     "zamba": {"layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"]},
     "zamba2": {"layer_types": ["mamba", "hybrid", "mamba", "hybrid"], "hybrid_layer_ids": [1, 3]},
     "zaya": {"num_experts_per_tok": 1},

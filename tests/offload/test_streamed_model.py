@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
+    CONFIG_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
@@ -93,6 +94,19 @@ def test_experts_that_are_stored_transposed_are_seen_through_a_view(
         save_file(tensors, file, metadata={"format": "pt"})
     reference = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype).eval()
     with streamed(folder, dtype=dtype, resident=resident) as model:
+        for rows in (20, 1):
+            torch.testing.assert_close(logits(model, rows=rows), logits(reference, rows=rows))
+
+
+@pytest.mark.skipif("step3p7" not in CONFIG_MAPPING, reason="this transformers does not have it")
+@pytest.mark.parametrize("resident", [0, 4])
+def test_gates_of_all_experts_and_their_other_half_may_be_stored_apart(resident: int, tmp_path: Path) -> None:
+    """Step publishes two tensors of all experts, and transformers computes with one."""
+    torch.manual_seed(0)
+    folder = save_folder(tmp_path, AutoModelForImageTextToText.from_config(tiny_config("step3p7")))
+    reference = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+    assert "model.layers.3.moe.up_proj.weight" in load_file(folder / "model.safetensors")
+    with streamed(folder, dtype=torch.float32, resident=resident) as model:
         for rows in (20, 1):
             torch.testing.assert_close(logits(model, rows=rows), logits(reference, rows=rows))
 
