@@ -97,6 +97,8 @@ def run_child(name: str, arguments: argparse.Namespace) -> None:
                     del ways[way]
             order = list(ways)[number % len(ways) :] + list(ways)[: number % len(ways)]
             for way in order:
+                if way == "plain" and number % arguments.plain_every:
+                    continue
                 own, tree = ways[way]
                 text = continue_one(own, ids, tree, sampling=sampling, max_new_tokens=arguments.new_tokens,
                                     seed=SEED + number)  # fmt: skip
@@ -131,6 +133,13 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=SAMPLING.temperature)
     parser.add_argument("--no-profile", dest="profile", action="store_false", help="do not measure one")
     parser.add_argument("--limit", default="1GiB", help="of the memory-limited situation")
+    parser.add_argument(
+        "--plain-every",
+        type=int,
+        default=1,
+        metavar="N",
+        help="let plain decoding take every Nth prompt alone: its speed changes little, and it is slow",
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -145,7 +154,8 @@ def main() -> None:
             home.mkdir()
             options = [str(arguments.model), "--prompts", str(arguments.prompts), "--limit", arguments.limit,
                        "--new-tokens", str(arguments.new_tokens), "--temperature", str(arguments.temperature),
-                       "--threads", str(arguments.threads), "--child", name]  # fmt: skip
+                       "--plain-every", str(arguments.plain_every), "--threads", str(arguments.threads),
+                       "--child", name]  # fmt: skip
             options += ["--sizes", *map(str, arguments.sizes)]
             options += [] if arguments.profile else ["--no-profile"]
             run = subprocess.run([sys.executable, "-m", "scripts.check_tuned", *options], stdout=subprocess.PIPE,
