@@ -61,7 +61,7 @@ class DirectFiles:
             read.result()
 
     def close(self) -> None:
-        """Close the files; nothing may be reading."""
+        """Close the files, once no part of a layer is being read any more."""
         self._pool.shutdown()
         self._close_files()
 

@@ -148,6 +148,33 @@ def test_closing_waits_for_the_layer_that_is_being_read(
     assert ring._ahead.read.done()
 
 
+def test_closing_waits_for_the_other_parts_of_a_layer_that_could_not_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A closed file's number is the next opened file's."""
+    if not is_offered(tmp_path):
+        pytest.skip("no direct reads here")
+    monkeypatch.setattr(direct_reads, "READ_BYTES", BLOCK_BYTES)
+    write_random(tmp_path / "weights", 3 * BLOCK_BYTES)
+    record = record_of(0, tmp_path / "weights", [[(0, 3 * BLOCK_BYTES)]])
+    files = open_direct([record])
+    assert files is not None
+    read, counts = os.preadv, []
+
+    def first_fails(file: int, buffers: Any, offset: int) -> int:
+        if offset == 0:
+            raise OSError(5, "Input/output error")
+        time.sleep(0.05)
+        counts.append(read(file, buffers, offset))
+        return counts[-1]
+
+    monkeypatch.setattr(os, "preadv", first_fails)
+    with pytest.raises(OSError, match="Input/output"):
+        files.read(record, torch.zeros(record.flat_bytes, dtype=torch.uint8))
+    files.close()
+    assert counts == [BLOCK_BYTES, BLOCK_BYTES]
+
+
 def test_what_is_computed_in_another_type_comes_by_mapped_pages(layers: list[LayerRecord]) -> None:
     path = layers[0].entries[0].file
     converted = record_of(0, path, [[(0, 5000)]], dtype=torch.float32)
