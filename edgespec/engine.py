@@ -33,6 +33,7 @@ from edgespec.text.run import Texts
 from edgespec.text.trees import Trees
 from edgespec.tree.settings import TreeSettings
 from offload.experts.expert_source import ExpertCounts
+from offload.experts.expert_use import ExpertUse
 from profiles.schema import Profile
 
 
@@ -74,15 +75,9 @@ class Engine:
 
     @classmethod
     def from_pair(
-        cls,
-        pair: ModelPair,
-        *,
-        tree: TreeSettings | None = None,
-        profile: Profile | None = None,
-        self_check: bool = True,
-        progress: Progress | None = None,
-        **options: Unpack[PlaceOptions],
-    ) -> Engine:
+        cls, pair: ModelPair, *, tree: TreeSettings | None = None, profile: Profile | None = None,
+        self_check: bool = True, progress: Progress | None = None, **options: Unpack[PlaceOptions],
+    ) -> Engine:  # fmt: skip
         """Load an open pair with these trees, or with trees that tune themselves.
 
         `profile` is what was measured of this pair: its acceptance is used. Raises EdgespecError.
@@ -260,6 +255,11 @@ class Engine:
     def expert_counts(self) -> ExpertCounts:
         """The experts that rows asked for since the target was loaded, and what of them was read."""
         return self._loaded.expert_counts
+
+    @property
+    def expert_use(self) -> ExpertUse | None:
+        """The share of passes that asked for each of the target's experts; None where they move with their layers."""
+        return self._loaded.expert_use
 
     @property
     def num_texts(self) -> int:

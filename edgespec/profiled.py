@@ -169,8 +169,8 @@ def set_up_by_profile(
     if tree.policy != "none":
         notes += note_of_costs(weights.target, weights.draft)
     found = PairSetup(
-        pair=pair, place=place, tree=tree, room=tree, weights=placed(tree, place), profile=profile, plan=plan,
-        differences=differences, notes=notes,
+        pair=pair, place=place, tree=tree, room=tree, weights=_by_use(placed(tree, place), profile), profile=profile,
+        plan=plan, differences=differences, notes=notes,
     )  # fmt: skip
     if not is_tuned or tree.policy == "none":
         return found
@@ -178,7 +178,7 @@ def set_up_by_profile(
     # of a few places, and what a layer must gain is tuned.
     deep = replace(tree, depth=max(tree.depth, TreeSettings().depth)) if tree.uses("depth") else tree
     room = room_for_trees(deep, lambda tree: placed(tree, place), num_texts=place.num_texts, slack=0.0)
-    return replace(found, room=room.tree, weights=room.weights, is_tuned=True)
+    return replace(found, room=room.tree, weights=_by_use(room.weights, profile), is_tuned=True)
 
 
 def kept_profile(pair: ModelPair, place: RunPlace) -> Profile:
@@ -252,6 +252,17 @@ def _require_same_pair(source: str, old: PairFacts, new: PairFacts) -> None:
                 f"this is '{getattr(new, name)}' ({now}).",
                 "Measure this pair: edgespec profile.",
             )
+
+
+def _by_use(weights: PlacedWeights, profile: Profile) -> PlacedWeights:
+    """Return the weights with a mixture's experts placed by the use of them that the profile measured."""
+    if (experts := weights.placement.experts) is None or not (use := profile.expert_use):
+        return weights
+    found, own = list(map(len, use)), [group.num_experts for group in weights.target.skeleton.experts]
+    if found != own:
+        what = f"profile {profile.name} counts the use of {found} experts by layer, and the target has {own}."
+        raise EdgespecError("E_PROFILE", what, "Measure this pair: edgespec profile.")
+    return replace(weights, placement=replace(weights.placement, experts=replace(experts, use=use)))
 
 
 def plan_at(profile: Profile, temperature: float) -> TemperaturePlan:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import NotRequired, TypedDict, Unpack
 
 from offload.errors import PlacementError
+from offload.experts.expert_use import ExpertUse
 from offload.layer_store import LayerRecord
 
 GIB = 1 << 30
@@ -33,6 +34,7 @@ class ExpertPlacement:
     num_pinned: int  # that wait in pinned host memory
     expert_bytes: int  # of one where it stays, the largest
     is_on_host: bool = False  # experts stay beside an accelerator, and the processor computes them where they lie
+    use: ExpertUse | None = None  # what was measured of earlier texts: the most used are pinned first
 
     @property
     def num_left(self) -> int:

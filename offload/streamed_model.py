@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from offload.device import CudaDevice
 from offload.experts.expert_placement import with_pinned_experts
 from offload.experts.expert_source import ExpertCounts
+from offload.experts.expert_use import ExpertUse
 from offload.experts.on_demand import ExpertsOnDemand
 from offload.layer_store import LayerRecord, LayerStore
 from offload.loaders import CpuLoader, CudaLoader
@@ -100,6 +101,11 @@ class StreamedModel:
     def expert_counts(self) -> ExpertCounts:
         """The experts that were asked for since the model was loaded: none where they are parts of their layers."""
         return self._experts.counts if self._experts else ExpertCounts()
+
+    @property
+    def expert_use(self) -> ExpertUse | None:
+        """The share of the passes so far that asked for each expert; None where they are parts of their layers."""
+        return self._experts.use if self._experts else None
 
     def close(self) -> None:
         """End the reader and unhook the layers, so that nothing keeps the weights alive."""

@@ -230,3 +230,4 @@ class Profile:
     ranks: tuple[RankAcceptance, ...]
     plans: Annotated[tuple[TemperaturePlan, ...], Field(min_length=1)]
     acceptance: dict[str, Any]  # the pair's acceptance model, as its own room writes it
+    expert_use: tuple[tuple[Share, ...], ...] = ()  # [layers][experts] of a mixture: of passes, those that asked for it

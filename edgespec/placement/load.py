@@ -15,6 +15,7 @@ from edgespec.placement.memory import CUDA_CONTEXT_BYTES
 from edgespec.placement.place import PlacedWeights
 from edgespec.placement.weights import Announce
 from offload.experts.expert_source import ExpertCounts
+from offload.experts.expert_use import ExpertUse
 from offload.placement import Placement, all_resident
 from offload.streamed_model import StreamedModel
 
@@ -73,6 +74,11 @@ class LoadedModels:
     def expert_counts(self) -> ExpertCounts:
         """The experts that the target's rows asked for since it was loaded."""
         return self._streamed["target"].expert_counts
+
+    @property
+    def expert_use(self) -> ExpertUse | None:
+        """The share of the target's passes that asked for each expert; None where they are parts of their layers."""
+        return self._streamed["target"].expert_use
 
     @property
     def models(self) -> tuple[CausalModel, ...]:

@@ -16,7 +16,7 @@ from edgespec.decode.adapt import may_follow_clock
 from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.tune.acceptance import fitted, joined, shifted_to, with_measured
 from edgespec.tune.costs import FEWEST, MeasuredCosts
-from edgespec.tune.entrants import Contender, contenders, narrowed
+from edgespec.tune.entrants import GUIDE, Contender, contenders, narrowed
 from edgespec.tune.race import PROMPTS, Rule, by_prompt, clearly_faster, log_speeds, still_racing, unseen_share
 from edgespec.tune.run import DEPTH, Run
 from edgespec.tune.samples import Key, Samples, cut_to, sample_text
@@ -95,7 +95,7 @@ def _explore(
     """Trees of the policy that the acceptance model is for, at each prompt once, while there is time."""
     texts = run.effort.steps_per_prompt * len(run.temperatures)
     size = _affordable(costs, num_trees=2, num_places=PROMPTS * texts, budget_s=budget_s)
-    guides = [one for one in contenders(size=size, depth=min(DEPTH, size)) if one.settings.policy == "adaptive"]
+    guides = [one for one in contenders(size=size, depth=min(DEPTH, size)) if one.settings.policy == GUIDE]
     found = {temperature: Samples() for temperature in run.temperatures}
     numbers = range(len(run.prompts))
     if run.effort.fits_acceptance:  # and half of the prompts are left, to compare at trees of what was fitted
@@ -208,21 +208,19 @@ def _left(contending: Sequence[Contender], samples: Samples, costs: MeasuredCost
 def _worth_a_switch(
     contending: Sequence[Contender], samples: Samples, costs: MeasuredCosts, rule: Rule
 ) -> list[Contender]:
-    """Return the guide, which comes first, and those whose best plan is clearly faster than its own.
+    """Return the guide, which comes first, and those whose best plan is clearly faster, by more than costs may err.
 
-    Of many that are alike, a few texts would choose by luck. A guide that is clearly slower than others makes way.
+    Of many that are alike, a few texts would choose by luck, or a moment in which the guide's growth was timed slower
+    than it is.
     """
-    left = _left(contending, samples, costs, rule)
-    racing = [one for one in contending if one.key in left]
-    if racing[0] is not contending[0]:
-        return racing
-    plans = _tabulated(racing, samples, costs)
+    plans = _tabulated(contending, samples, costs)
     speeds = log_speeds(plans.tokens, plans.seconds, rule)
     best: dict[Key, int] = {}
     for place in speeds.measured.argsort().tolist():  # the last of each one's is its fastest
         best[plans.keys[place]] = place
-    faster = set(clearly_faster(speeds, best[racing[0].key], rule).tolist())
-    return [one for one in racing if one is racing[0] or best[one.key] in faster]
+    guide, by_costs = contending[0], replace(rule, least_gain=max(rule.least_gain, COST_ERROR))
+    faster = set(clearly_faster(speeds, best[guide.key], by_costs).tolist())
+    return [one for one in contending if one is guide or best[one.key] in faster]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -10,6 +10,7 @@ from edgespec.tree.policies import DRAWS, POLICIES, Draw, Policy
 from edgespec.tree.settings import TreeSettings
 
 CHAIN_TOKENS = 16  # longer ones never paid
+GUIDE = "adaptive"  # the policy that others have to beat: trees that tune themselves are its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

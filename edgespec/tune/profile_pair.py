@@ -106,6 +106,7 @@ def _profile(
         ),
         plans=plans,
         acceptance=model.to_document(),
+        expert_use=tuple(tuple(round(share, 4) for share in layer) for layer in engine.expert_use or ()),
     )
 
 

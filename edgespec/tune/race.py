@@ -80,10 +80,10 @@ def still_racing(speeds: Speeds, rule: Rule) -> NDArray[np.intp]:
 
 
 def clearly_faster(speeds: Speeds, than: int, rule: Rule) -> NDArray[np.intp]:
-    """Places of those that are faster than one of them, with confidence."""
+    """Places of those that are faster than one of them, with confidence, by more than the least gain."""
     if speeds.resampled is None:
         return np.arange(0)
-    is_faster = _behind(speeds.resampled, than) < 0
+    is_faster = _behind(speeds.resampled, than) < -np.log1p(rule.least_gain)
     return np.flatnonzero(is_faster.mean(0) >= rule.confidence)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.grow.policies import open_policy
 from edgespec.profiled import tree_settings
+from edgespec.tune.entrants import GUIDE
 from edgespec.tune.race import PROMPTS, Rule, Speeds, by_prompt, is_decided, log_speeds, still_racing, winner
 from edgespec.tune.run import Run
 from edgespec.tune.timings import run_steps
@@ -102,10 +103,15 @@ def try_plans(
 
 
 def _candidates(choice: Choice, budget_s: float) -> list[Plan]:
-    """The plans that are predicted fastest, as many as there is time for, a smaller one, and plain decoding."""
-    beside = [plan for plan in (choice.smaller, choice.plain) if plan is not None]
-    found = [choice.ranked[0]]
-    for plan in choice.ranked[1:]:
+    """The plans that are predicted fastest, as many as there is time for, a smaller one, and plain decoding.
+
+    The guide's is always among them: another policy is taken only where its steps, too, show that it is faster.
+    """
+    first, *others = choice.ranked
+    guides = [plan for plan in others if plan.policy == GUIDE]
+    beside = [plan for plan in (choice.smaller, *guides, choice.plain) if plan is not None]
+    found = [first]
+    for plan in (plan for plan in others if plan.policy != GUIDE):
         if PROMPTS * (UNTIMED + STEPS[0]) * sum(one.step_s for one in (*found, *beside, plan)) > budget_s:
             break
         found.append(plan)

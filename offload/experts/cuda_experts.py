@@ -19,6 +19,7 @@ from offload.device_slots import DeviceSlots, StagingBuffer
 from offload.experts.cpu_experts import NUM_READERS
 from offload.experts.expert_group import ExpertGroup, ExpertWeights
 from offload.experts.expert_source import Wait
+from offload.experts.expert_use import ExpertUse, most_used
 from offload.experts.host_speed import host_speed
 from offload.layer_store import LayerRecord, LayerStore
 from offload.pinned import PinnedBuffer
@@ -33,8 +34,9 @@ COPIES_TIMED = 8
 class CudaExperts:
     """Experts in slots of a device.
 
-    The first `num_pinned` experts of all layers wait in pinned memory, as far as the system lets them be locked; the
-    others pass through staging buffers. `rates` decide which experts are computed where they lie; None measures them.
+    The `num_pinned` experts of all layers that are used most wait in pinned memory, as far as the system lets them be
+    locked; the others pass through staging buffers. `rates` decide which experts are computed where they lie; None
+    measures them.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class CudaExperts:
         *,
         num_slots: int,
         num_pinned: int,
+        use: ExpertUse | None = None,
         num_scratch: int,
         dtype: torch.dtype,
         device: Device,
@@ -63,7 +66,7 @@ class CudaExperts:
         if num_pinned < len(records):  # the staging buffers first: where little can be locked, they are what matters
             self._make_staging(slot_bytes)
         self._pinned: dict[Key, Tensor] = {}
-        self._pin(groups, num_pinned)
+        self._pin(groups, most_used([group.num_experts for group in groups], use, num_pinned))
         if num_pinned == len(records) > len(self._pinned):
             self._make_staging(slot_bytes)
         self._rates = rates or (self._measured(groups) if self._pinned and num_slots < len(records) else None)
@@ -134,20 +137,18 @@ class CudaExperts:
         finally:
             self._staging.put(staging)
 
-    def _pin(self, groups: Sequence[ExpertGroup], num_pinned: int) -> None:
-        """Fill locked memory, a buffer a layer, as far as the system lets us lock it."""
-        left = num_pinned
-        for group in groups:
-            records = group.experts[:left]
-            left -= len(records)
-            if not records:
-                return
+    def _pin(self, groups: Sequence[ExpertGroup], chosen: Sequence[Sequence[int]]) -> None:
+        """Fill locked memory with the experts chosen of each layer, a buffer a layer, as far as we may lock it."""
+        for group, experts in zip(groups, chosen, strict=True):
+            if not experts:
+                continue
+            records = [group.experts[expert] for expert in experts]
             try:
                 buffer = PinnedBuffer(len(records) * group.expert_flat_bytes, device=self._device)
             except PinningError as error:
                 logger.warning(
                     "only %d of %d experts could be kept in locked memory (%s); the others are read from their files",
-                    len(self._pinned), num_pinned, error,
+                    len(self._pinned), sum(map(len, chosen)), error,
                 )  # fmt: skip
                 return
             self._locked.append(buffer)

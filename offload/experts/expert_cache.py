@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
+from offload.experts.expert_use import ExpertUse
+
 # Of routers whose experts are popular, and those of which a part comes again in the next pass: shorter forgets what
 # is popular, longer forgets what was just asked for.
 HALF_LIFE_PASSES = 3.0
@@ -35,11 +37,17 @@ class ExpertCache:
         self._is_in_use = torch.zeros(shape, dtype=torch.bool)
         self._pass, self._last_row = 0, -1
         self._is_asked = torch.zeros(num_experts, dtype=torch.bool)  # of the layer that is asked at the moment
+        self._num_passes = torch.zeros(shape, dtype=torch.int64)  # that asked for an expert
 
     @property
     def used_bytes(self) -> int:
         """The bytes of the experts in memory."""
         return self._used_bytes
+
+    def use(self) -> ExpertUse:
+        """Return the share of the passes so far that asked for each expert."""
+        shares = self._num_passes.double() / (self._pass + 1)
+        return tuple(map(tuple, shares.tolist()))
 
     def ask(self, row: int, experts: Sequence[int]) -> list[int]:
         """Count that a layer's experts are asked for; return those in memory, which are in use from now on."""
@@ -50,6 +58,7 @@ class ExpertCache:
         asked = torch.tensor(experts)
         now = torch.tensor(self._pass / HALF_LIFE_PASSES, dtype=torch.float64)
         self._values[row, asked] = torch.logaddexp2(self._values[row, asked], now)
+        self._num_passes[row, asked] += ~self._is_asked[asked]  # a pass comes in chunks
         self._is_asked[asked] = True
         kept: list[int] = asked[self._is_kept[row, asked]].tolist()
         self._is_in_use[row, kept] = True

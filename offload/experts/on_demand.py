@@ -14,6 +14,7 @@ from offload.experts.cuda_experts import CudaExperts
 from offload.experts.expert_cache import ExpertCache
 from offload.experts.expert_group import ExpertGroup
 from offload.experts.expert_source import ExpertCounts, ExpertMemory, ExpertSource
+from offload.experts.expert_use import ExpertUse
 from offload.experts.mixture import mix
 from offload.layer_store import LayerStore
 from offload.placement import ExpertPlacement
@@ -39,6 +40,7 @@ class ExpertsOnDemand:
                 groups,
                 num_slots=placement.num_kept,
                 num_pinned=placement.num_pinned,
+                use=placement.use,
                 num_scratch=num_scratch,
                 dtype=model.dtype,
                 device=CudaDevice(device),
@@ -46,13 +48,13 @@ class ExpertsOnDemand:
             if is_on_device
             else CpuExperts(store, num_scratch=num_scratch, dtype=model.dtype)
         )
-        cache = ExpertCache(
+        self._cache = ExpertCache(
             [placement.expert_bytes if is_on_device else group.expert_stored_bytes for group in groups],
             num_experts=max(group.num_experts for group in groups),
             capacity_bytes=placement.kept_bytes,
         )
         self.num_pinned = memory.num_pinned
-        self._source = ExpertSource(groups, cache, memory)
+        self._source = ExpertSource(groups, self._cache, memory)
         self._modules = [model.get_submodule(group.module_name) for group in groups]
         for row, module in enumerate(self._modules):
             module.forward = functools.partial(mix, module, row, self._source)
@@ -61,6 +63,11 @@ class ExpertsOnDemand:
     def counts(self) -> ExpertCounts:
         """What was asked for since the model was loaded."""
         return self._source.counts
+
+    @property
+    def use(self) -> ExpertUse:
+        """The share of the passes so far that asked for each expert."""
+        return self._cache.use()
 
     def close(self) -> None:
         """End all reading, and give the modules their own forward back."""

@@ -25,6 +25,7 @@ from offload.placement import ExpertPlacement
 from profiles.files import write_profile
 from profiles.measure import machine_facts
 from profiles.schema import Plan, Profile
+from tests.offload.experts.mixtures import save_mixture
 from tests.profiles.examples import PLAIN, example_plan, example_profile
 
 ADAPTIVE = example_plan(draw="coupled", threshold=0.02)
@@ -293,6 +294,32 @@ def test_a_profile_knows_how_experts_moved_while_it_was_measured(pair: ModelPair
         for asked, placement in (("auto", whole), ("auto", apart), ("stream", apart), ("cpu", apart))
     ]
     assert found == ["with their layers", "on demand", "on demand", "computed on the CPU"]
+
+
+def test_experts_are_placed_by_the_use_that_a_profile_measured(tmp_path: Path) -> None:
+    folder = save_mixture(tmp_path / "mixture", "qwen3-moe")
+    mixture, place = open_pair(folder, folder), replace(PLACE, limits=MemoryLimits(max_resident_layers=0))
+    placement = set_up(mixture, place, TreeSettings()).placement
+    use = ((0.25, 0.5, 0.125, 1.0),) * placement.num_layers
+    profile = example_profile(
+        machine=machine_facts(), pair=pair_facts(mixture, place, placement),
+        acceptance=default_acceptance().to_document(), expert_use=use,
+    )  # fmt: skip
+    keep(profile)
+    found = set_up_by_profile(mixture, place, source="auto", given={}, temperature=0.8)
+    assert found.profile is not None
+    assert placement.experts is not None
+    assert found.placement.experts == replace(placement.experts, use=use)
+    with Engine(found, self_check=False) as engine:
+        engine.generate("import os", max_new_tokens=4)
+        counted = engine.expert_use
+    assert counted is not None
+    assert [len(layer) for layer in counted] == [4] * placement.num_layers
+    assert 0 < sum(map(sum, counted)) <= 4 * placement.num_layers
+    keep(replace(profile, expert_use=use[1:]))
+    with pytest.raises(EdgespecError, match="counts the use of") as caught:
+        set_up_by_profile(mixture, place, source="auto", given={}, temperature=0.8)
+    assert caught.value.code == "E_PROFILE"
 
 
 def test_a_profile_whose_trees_leave_other_layers_resident_is_not_used(

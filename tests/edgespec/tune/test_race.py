@@ -60,7 +60,7 @@ def test_steps_behind_one_prompt_are_one_piece_of_luck() -> None:
 
 
 def test_clearly_faster_is_who_is_so_at_most_prompts_and_not_who_was_lucky_at_one() -> None:
-    assert clearly_faster(speeds(1.0, 1.0, 1.01), 0, RULE).tolist() == [2]
+    assert clearly_faster(speeds(1.0, 1.01, 1.03), 0, RULE).tolist() == [2]  # the least gain is two percent
     lucky = log_speeds(np.array([[1.0, 1.0], [1.0, 1.0], [1.0, 1.6]]), np.ones((3, 2)), RULE)
     assert clearly_faster(lucky, 0, RULE).tolist() == []
     assert clearly_faster(log_speeds(np.array([[1.0, 2.0]]), np.ones((1, 2)), RULE), 0, RULE).tolist() == []

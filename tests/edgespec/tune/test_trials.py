@@ -92,6 +92,14 @@ def test_only_plans_that_there_is_time_for_are_tried(
     assert bench.turns()[0] == tried
 
 
+def test_the_guide_is_tried_beside_whatever_was_predicted_to_be_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = predicted("adaptive", 1.2), predicted("c2t", 0.8), predicted("sequoia", 0.81)
+    bench = Bench({"adaptive": 1.0, "c2t": 1.1, "sequoia": 1.1, "none": 1.0})
+    found = bench.choose(monkeypatch, *plans, budget_s=10.0)
+    assert bench.turns()[0] == ["adaptive", "c2t", "none"]
+    assert found.best.policy == "adaptive"
+
+
 @pytest.mark.parametrize(("half_s", "size", "says"), [(0.99, 32, "not clearly faster"), (0.96, 64, "next")])
 def test_half_the_nodes_are_taken_where_they_give_up_no_more_than_the_least_gain(
     half_s: float, size: int, says: str, monkeypatch: pytest.MonkeyPatch

@@ -23,6 +23,7 @@ from offload.experts.cuda_experts import CudaExperts
 from offload.experts.expert_cache import ExpertCache
 from offload.experts.expert_group import ExpertGroup, ExpertWeights
 from offload.experts.expert_source import ExpertSource
+from offload.experts.expert_use import ExpertUse
 from offload.layer_store import LayerStore
 from profiles.in_place import HostRates
 from tests.offload.experts.mixtures import logits, on_demand, save_mixture, skeleton_of
@@ -53,13 +54,13 @@ def rows_of(experts: list[int]) -> dict[int, int]:
 
 
 def experts_of(
-    folder: Path, device: SimulatedDevice, *, slots: int, locked: int
+    folder: Path, device: SimulatedDevice, *, slots: int, locked: int, use: ExpertUse | None = None
 ) -> tuple[tuple[ExpertGroup, ...], ExpertSource, CudaExperts]:
     groups = skeleton_of(folder).experts
     store = LayerStore({entry.file for group in groups for record in group.experts for entry in record.entries})
     memory = CudaExperts(
-        store, groups, num_slots=slots, num_pinned=locked, num_scratch=1 << 16, dtype=torch.float32, device=device,
-        rates=ALL_MOVE,
+        store, groups, num_slots=slots, num_pinned=locked, use=use, num_scratch=1 << 16, dtype=torch.float32,
+        device=device, rates=ALL_MOVE,
     )  # fmt: skip
     expert_bytes = groups[0].expert_flat_bytes
     cache = ExpertCache([expert_bytes] * NUM_LAYERS, num_experts=NUM_EXPERTS, capacity_bytes=slots * expert_bytes)
@@ -126,6 +127,19 @@ def test_a_staging_buffer_is_filled_again_only_after_its_copy(folder: Path, choi
     for expert, weights in found:
         for name, blocks in weights.items():
             assert torch.equal(torch.cat(list(blocks)).flatten(), expected[0, expert][name])
+    source.close()
+
+
+def test_the_experts_that_are_used_most_wait_in_locked_memory(folder: Path) -> None:
+    use = ((0.1, 0.2, 0.9, 0.1), (0.5, 0.5, 0.4, 0.6), (0.0, 0.1, 0.0, 0.3))
+    groups, source, memory = experts_of(folder, SimulatedDevice(is_eager=True), slots=2, locked=4, use=use)
+    layers = [group.layer for group in groups]
+    assert sorted(memory._pinned) == [(layers[0], 2), *((layers[1], expert) for expert in (0, 1, 3))]
+    expected = stored_weights(groups)
+    for row in range(len(groups)):
+        for expert in source.take(row, rows_of([0, 1, 2, 3])):
+            for name, blocks in expert.weights.items():
+                assert torch.equal(torch.cat(list(blocks)).flatten(), expected[row, expert.number][name])
     source.close()
 
 

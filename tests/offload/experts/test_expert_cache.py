@@ -51,6 +51,16 @@ def test_an_expert_that_was_asked_for_often_outlives_newer_ones() -> None:
     assert {(0, 1), (1, 1)} & set(kept)
 
 
+def test_use_is_the_share_of_passes_that_asked_for_an_expert() -> None:
+    cache = cache_of(6, layers=2, experts=3)
+    assert cache.use() == ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
+    for chunks in ([(0, 1), (1, 2)], [(1,)], [(1,)], [(1,)]):  # of the first layer, pass by pass
+        for experts in chunks:
+            use(cache, 0, *experts)
+        use(cache, 1, 0)
+    assert cache.use() == ((0.25, 1.0, 0.25), (1.0, 0.0, 0.0))
+
+
 def test_what_is_not_asked_for_any_more_leaves_in_the_end() -> None:
     cache = cache_of(4, layers=2)
     for _ in range(30):
