@@ -15,7 +15,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from edgespec import Engine, SamplingSettings, TreeSettings
+from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.config import MAX_SEED
 from offload.experts.expert_use import ExpertUse, most_used
 from scripts.check_plan import read_texts, write_prompts
@@ -25,13 +25,14 @@ SHARES = (0.1, 0.25, 0.5, 0.75)
 
 def use_of(model: Path, prompts: list[str], *, new_tokens: int, first_seed: int) -> ExpertUse:
     """The use of a mixture's experts over texts."""
-    with Engine.from_pretrained(model, tree=TreeSettings(policy="none"), experts="auto", self_check=False) as engine:
+    on_demand = MemoryLimits(max_resident_layers=0)
+    with Engine.from_pretrained(model, tree=TreeSettings(policy="none"), limits=on_demand, self_check=False) as engine:
         for number, prompt in enumerate(prompts):
             engine.generate(prompt, max_new_tokens=new_tokens, seed=(first_seed + number) % MAX_SEED,
                             sampling=SamplingSettings(temperature=0.8))  # fmt: skip
         use = engine.expert_use
     if use is None:
-        raise SystemExit(f"the experts of '{model}' move with their layers: use --limit")
+        raise SystemExit(f"'{model}' has no experts that can move by themselves")
     return use
 
 
