@@ -27,6 +27,7 @@ Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]  # name in the checkpoin
 # The length of a state depends on the digits of its numbers; it is not streamed.
 STATE = ((0,), torch.uint8)
 LARGEST_SHARE = 0.75  # of packed layers' bytes that smaller ones may have: less saving is not worth the loss
+NUM_EXPERT_DIMENSIONS = 3  # of the tensor of a layer's experts; the first one counts them
 UNPACKED_DTYPE = torch.bfloat16  # of weights that were packed otherwise
 
 
@@ -52,7 +53,6 @@ def outside_tensors(skeleton: Skeleton) -> dict[str, TensorEntry]:
 
 def quantized_layout(skeleton: Skeleton, record: LayerRecord, quant: str) -> Layout:
     """Return the tensors of one quantised layer; those whose entry is STATE may be of any length."""
-    packing = format_to_pack(quant)
     layout: Layout = {}
     for name, stored in _weights(record).items():
         weight = skeleton.model.get_parameter(name)
@@ -60,6 +60,7 @@ def quantized_layout(skeleton: Skeleton, record: LayerRecord, quant: str) -> Lay
         if not _is_packed(skeleton, name):
             layout[name] = (shape, stored[""].pieces[0].dtype if "" in stored else UNPACKED_DTYPE)
             continue
+        packing = _packer(quant, shape)
         shapes = packing.part_shapes(shape)
         layout |= {stored_name: shapes[part] for part, stored_name in packing.stored_names(name).items()}
         layout |= dict.fromkeys(packing.states(name, shape), STATE)
@@ -79,7 +80,7 @@ def quantize_layer(
         if not _is_packed(skeleton, name):
             result[name] = whole.cpu().clone()  # a view of the file would be written from a page that may go
         else:
-            result |= _packed(name, whole.to(device), format_to_pack(quant))
+            result |= _packed(name, whole.to(device), _packer(quant, tuple(whole.shape)))
     store.drop(record)
     return result
 
@@ -99,6 +100,12 @@ def _unpacked(skeleton: Skeleton, name: str, parts: dict[str, Tensor], device: t
     assert isinstance(packed, PackedWeight)
     out = torch.empty(packed.shape, dtype=UNPACKED_DTYPE, device=device)
     return packed.packing.unpack({part: tensor.to(device) for part, tensor in parts.items()}, out)
+
+
+def _packer(quant: str, shape: tuple[int, ...]) -> Packer:
+    """Return the format for a weight of this shape: experts in one tensor are packed so that each can move alone."""
+    known = format_to_pack(quant)
+    return known.for_shares(shape, shape[0]) if len(shape) == NUM_EXPERT_DIMENSIONS else known
 
 
 def _packed(name: str, weight: Tensor, known: Packer) -> dict[str, Tensor]:
@@ -127,7 +134,7 @@ def _is_packed(skeleton: Skeleton, name: str) -> bool:
     module = skeleton.model.get_submodule(module_name)
     parameter = module.get_parameter(attribute)
     is_linear = attribute == "weight" and isinstance(module, (nn.Linear, Conv1D))
-    is_experts = parameter.dim() == 3
+    is_experts = parameter.dim() == NUM_EXPERT_DIMENSIONS
     return (is_linear or is_experts) and parameter.numel() % BLOCK_SIZE == 0 and min(parameter.shape[-2:]) > 1
 
 

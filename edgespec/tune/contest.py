@@ -194,12 +194,17 @@ def _sample(
     return longer
 
 
+def _of_costs(rule: Rule) -> Rule:
+    """Return the rule for speeds that are predicted: a gain has to be larger than the error of costs."""
+    return replace(rule, least_gain=max(rule.least_gain, COST_ERROR))
+
+
 def _left(contending: Sequence[Contender], samples: Samples, costs: MeasuredCosts, rule: Rule) -> dict[Key, int]:
     """Contenders that have a plan which is not clearly slower than the best, with the largest such plan's nodes."""
     plans = _tabulated(contending, samples, costs)
     speeds = log_speeds(plans.tokens, plans.seconds, rule)
     left: dict[Key, int] = {}
-    for place in still_racing(speeds, replace(rule, least_gain=max(rule.least_gain, COST_ERROR))):
+    for place in still_racing(speeds, _of_costs(rule)):
         key = plans.keys[place]
         left[key] = max(math.ceil(plans.nodes[place]), left.get(key, 0))
     return left
@@ -218,8 +223,8 @@ def _worth_a_switch(
     best: dict[Key, int] = {}
     for place in speeds.measured.argsort().tolist():  # the last of each one's is its fastest
         best[plans.keys[place]] = place
-    guide, by_costs = contending[0], replace(rule, least_gain=max(rule.least_gain, COST_ERROR))
-    faster = set(clearly_faster(speeds, best[guide.key], by_costs).tolist())
+    guide = contending[0]
+    faster = set(clearly_faster(speeds, best[guide.key], _of_costs(rule)).tolist())
     return [one for one in contending if one is guide or best[one.key] in faster]
 
 

@@ -98,6 +98,16 @@ class Bitsandbytes4Bit:
         block_weights = self.block_size * (NESTED_BLOCK_SIZE if self.nested else 1)
         return None if math.prod(shape) // num_shares % block_weights else self
 
+    def for_shares(self, shape: tuple[int, ...], num_shares: int) -> Bitsandbytes4Bit:
+        """Return the format with scales in float32 where shares would have nested blocks in common.
+
+        That takes 4.5 bits a weight where nested scales take 4.13.
+        """
+        if self.of_share(shape, num_shares) is not None:
+            return self
+        plain = replace(self, nested=False)
+        return self if plain.of_share(shape, num_shares) is None else plain
+
     def states(self, parameter: str, shape: tuple[int, ...]) -> dict[str, bytes]:
         """Return the JSON that bitsandbytes stores beside a weight."""
         state: dict[str, object] = {
@@ -111,7 +121,7 @@ class Bitsandbytes4Bit:
         return {self._state_name(parameter): json.dumps(state).encode()}
 
     def pack(self, weight: Tensor) -> tuple[Bitsandbytes4Bit, dict[str, Tensor]]:
-        """Pack blocks in 4 bits, and their scales in 8."""
+        """Pack blocks in 4 bits, and their scales in 8 where they are nested."""
         functional = bitsandbytes_functional()
         blocks = weight.reshape(-1, self.block_size)
         packed, scales = [], []
@@ -120,10 +130,12 @@ class Bitsandbytes4Bit:
             packed.append(quantized)
             scales.append(state.absmax)
         scale = torch.cat(scales)
+        if not self.nested:
+            return self, {"packed": torch.cat(packed), "absmax": scale}
         offset = scale.mean()
         nested, state = functional.quantize_blockwise(scale - offset, blocksize=NESTED_BLOCK_SIZE)
         parts = {"packed": torch.cat(packed), "absmax": nested, "nested_absmax": state.absmax}
-        return replace(self, nested=True, offset=float(offset)), parts
+        return replace(self, offset=float(offset)), parts
 
     def unpack(self, parts: Mapping[str, Tensor], out: Tensor) -> Tensor:
         """Unpack the weight through bitsandbytes' kernel, as rows of one block each.

@@ -47,6 +47,10 @@ class BitsandbytesInt8:
         """Return the same: each row is packed by itself."""
         return self
 
+    def for_shares(self, shape: tuple[int, ...], num_shares: int) -> BitsandbytesInt8:
+        """Return the same: each row is packed by itself."""
+        return self
+
     def states(self, parameter: str, shape: tuple[int, ...]) -> dict[str, bytes]:
         """Return nothing: the parts say everything."""
         return {}

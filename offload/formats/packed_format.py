@@ -71,6 +71,12 @@ class Packer(PackedFormat, Packing, Protocol):
         It is read once and never streamed.
         """
 
+    def for_shares(self, shape: tuple[int, ...], num_shares: int) -> Packer:
+        """Return the format that packs equal shares of such a weight's first dimension with no parts in common.
+
+        Where the format cannot do that, it is the same.
+        """
+
     def pack(self, weight: Tensor) -> tuple[Packer, dict[str, Tensor]]:
         """Return the weight's own format, and its parts, on the weight's device."""
 

@@ -48,7 +48,8 @@ def with_rounded_weights(model: PreTrainedModel, quant: str) -> PreTrainedModel:
         is_matrix = isinstance(module, (nn.Linear, Conv1D)) and name.endswith("weight")
         if ("layers." in name or ".h." in name) and (is_matrix or parameter.dim() == 3):
             shape = tuple(parameter.shape)
-            packing, parts = format_to_pack(quant).pack(parameter)
+            known = format_to_pack(quant)
+            packing, parts = (known if len(shape) == 2 else known.for_shares(shape, shape[0])).pack(parameter)
             parameter.copy_(packing.unpack(parts, torch.empty(shape)))
     return model
 

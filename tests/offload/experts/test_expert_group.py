@@ -60,10 +60,20 @@ def test_shares_of_packed_weights_are_packed_by_themselves() -> None:
     assert NF4.of_share((4, 255, 64), 4) is None  # a block of scales would belong to two experts
 
 
-@pytest.mark.parametrize(("quant", "on_demand"), [("int8", True), ("nf4", False)])
-def test_quantised_experts_come_on_demand_or_with_their_layers(quant: str, on_demand: bool, tmp_path: Path) -> None:
-    """The experts here are so small that they share nf4's scales of scales."""
-    target = save_mixture(tmp_path, "qwen3-moe")
+def test_scales_are_nested_where_experts_do_not_share_them() -> None:
+    for shape, is_nested in (((4, 256, 64), True), ((4, 255, 64), False), ((4, 3, 16), True)):  # blocks shared as well
+        known = NF4.for_shares(shape, 4)
+        packing, parts = known.pack(torch.randn(shape))
+        assert packing.nested == known.nested == is_nested == ("nested_absmax" in parts)
+        assert (packing.of_share(shape, 4) is None) == (shape == (4, 3, 16))
+    assert INT8.for_shares((4, 255, 64), 4) is INT8
+
+
+@pytest.mark.parametrize("quant", ["int8", "nf4"])
+@pytest.mark.parametrize("family", ["qwen3-moe", "gpt-oss"])
+def test_quantised_experts_come_on_demand_or_with_their_layers(family: str, quant: str, tmp_path: Path) -> None:
+    """The experts here are so small that several would share nf4's scales of scales."""
+    target = save_mixture(tmp_path, family)
     texts = []
     for experts in ("auto", "stream"):
         with Engine.from_pretrained(
@@ -74,6 +84,6 @@ def test_quantised_experts_come_on_demand_or_with_their_layers(quant: str, on_de
             context_tokens=64,
             limits=MemoryLimits(max_resident_layers=0),
         ) as engine:
-            assert (engine.placement.experts is not None) == (on_demand and experts == "auto")
+            assert (engine.placement.experts is not None) == (experts == "auto")
             texts.append(engine.generate("def main(", max_new_tokens=12).token_ids)
     assert texts[0] == texts[1]
