@@ -10,7 +10,7 @@ from pathlib import Path
 from edgespec.config import MAX_TREE_SIZE, MIN_TEMPERATURE, DraftSampling, SamplingSettings, require
 from edgespec.errors import EdgespecError
 from edgespec.tree.policies import DEFAULT_POLICY, DRAWS, POLICIES, Draw, policy_named, users_of
-from edgespec.tree.shapes import TreeShape, chain, expansion, read_shape
+from edgespec.tree.shapes import PRESETS, TreeShape, chain, expansion, read_shape
 
 SMALLEST_SHRUNK = 8  # nodes of a tree that memory ran out for: below, plain decoding is as good
 DEFAULT_BRANCHING = (4, 2, 2, 1)
@@ -108,7 +108,11 @@ class TreeSettings:
             not (self.classifier and self.stop_model), "`classifier` and `stop_model` both stop a chain.", "Give one."
         )
         if self.policy == "static":
-            require(self.tree_file is not None, "`policy=static` needs a tree.", "Name its file: `tree_file=FILE`.")
+            require(
+                self.tree_file is not None,
+                "`policy=static` needs a tree.",
+                f"Name its file, or {' or '.join(PRESETS)}: `tree_file=FILE`.",
+            )
         if self.confidence is not None and not POLICIES[self.policy].has_classifier:
             require(
                 self.classifier is not None or self.stop_model is not None,

@@ -16,6 +16,9 @@ from typing import Any
 from edgespec.config import MAX_TREE_SIZE, require
 from edgespec.errors import EdgespecError
 
+# EAGLE-1's tree of 25 nodes and Medusa's of 63, as their authors published them for 7B models
+PRESETS = {file.stem: file for file in sorted((Path(__file__).parent / "presets").glob("*.json"))}
+
 Ranks = tuple[int, ...]  # the way from the root to a node: its rank, and those of its ancestors
 
 
@@ -124,12 +127,15 @@ def from_paths(paths: Sequence[Ranks]) -> TreeShape:
 def read_shape(path: Path) -> TreeShape:
     """Read a preset tree from a JSON file: a list of paths of ranks (Medusa, EAGLE-1), or {"parents": [...]}.
 
-    Raises EdgespecError with the file's name and what is wrong in it.
+    The name of one of PRESETS is a file too, where there is no other file of that name. Raises EdgespecError with the
+    file's name and what is wrong in it.
     """
+    file = PRESETS[str(path)] if str(path) in PRESETS and not path.exists() else path
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise EdgespecError("E_FILE_NOT_FOUND", f"'{path}' does not exist.", "Check the path.") from error
+        what = f"Check the path, or name a preset: {', '.join(PRESETS)}."
+        raise EdgespecError("E_FILE_NOT_FOUND", f"'{path}' does not exist.", what) from error
     except (OSError, ValueError, RecursionError) as error:
         raise EdgespecError("E_SETTING", f"'{path}' cannot be read as JSON ({error}).", FORMATS) from error
     try:

@@ -16,6 +16,7 @@ from edgespec.cli.options.group import FOLDER, Command, with_options
 from edgespec.config import MAX_TREE_SIZE
 from edgespec.tree.policies import POLICIES, policy_named, users_of
 from edgespec.tree.settings import DEFAULT_DRAFT_TOKENS, TreeSettings, refuse_unused
+from edgespec.tree.shapes import PRESETS
 
 TREE = TreeSettings()
 # All but what training alone asks for.
@@ -103,7 +104,8 @@ _SHAPE_OPTIONS: list[Callable[[Command], Command]] = [
     click.option("--draft-tokens", "--num-draft-tokens", "draft_tokens", type=int,
                  help=f"Length of a chain ({_users('draft_tokens')}). [default: {DEFAULT_DRAFT_TOKENS}]"),
     click.option("--tree-file", type=FOLDER,
-                 help=f"A preset tree ({_users('tree_file')}): JSON, paths of ranks or parents."),
+                 help=f"A preset tree ({_users('tree_file')}): {', '.join(PRESETS)}, or a JSON file of paths of ranks "
+                      "or parents."),
     click.option("--stop-gain", type=float,
                  help=f"Stop when a layer adds fewer expected tokens ({_users('stop_gain')})."),
     click.option("--stop-depths", callback=_numbers, metavar="4,6,8",

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from edgespec.errors import EdgespecError
-from edgespec.tree.shapes import TreeShape, chain, expansion, fork, from_paths, read_shape
+from edgespec.tree.shapes import PRESETS, TreeShape, chain, expansion, fork, from_paths, read_shape
 from edgespec.tree.token_tree import ancestors_mask
 
 SHAPES = [expansion((4, 2, 2, 1)), fork(3, 4), chain(5), from_paths([(0,), (1,), (0, 0), (1, 0), (1, 1), (1, 1, 0)])]
@@ -79,8 +79,19 @@ def test_what_is_no_tree_is_named(content: str, named: str, tmp_path: Path) -> N
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(EdgespecError, match=r"nowhere\.json"):
+    with pytest.raises(EdgespecError, match=r"nowhere\.json") as raised:
         read_shape(tmp_path / "nowhere.json")
+    assert all(name in raised.value.fix for name in PRESETS)
+
+
+def test_published_trees_have_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {name: read_shape(Path(name)).layer_ends for name in PRESETS} == {
+        "eagle-1": (1, 5, 13, 21, 24, 26),
+        "medusa": (1, 11, 39, 62, 64),
+    }
+    monkeypatch.chdir(tmp_path)
+    Path("medusa").write_text("[[0]]", encoding="utf-8")
+    assert read_shape(Path("medusa")).num_nodes == 2  # a file of one's own counts for more
 
 
 def test_a_shape_that_explodes_is_refused_at_once() -> None:
