@@ -183,28 +183,45 @@ class Bench:
         keys = range(self.num_noises if is_followed and sampling.temperature > 0 else 1)
         for key in keys:
             if key == 0 or draw == "coupled":
-                grow = make_grow(_policy(settings), drafter, sampling=sampling, device=CPU, generator=generator,
-                                 noise=self._noise(context, key))  # fmt: skip
-                tree = grow(self.root, DEPTH)
-                drafter.rewind()
+                tree = self.grow(settings, sampling, drafter, context, key, generator)
             if is_followed:
                 values = torch.zeros(tree.num_nodes, dtype=torch.float64)
-                values[self._path(tree, sampling, context, key)] = 1.0
+                values[self.path(tree, sampling, context, key)] = 1.0
             else:
-                rows = TargetRows(self.target.look(tree), self.target.logits, sampling, vocab=self.target.vocab)
-                values = node_values(tree, rows.all_probs()).double()
+                values = node_values(tree, self.target_probs(tree, sampling)).double()
             scores = -depths(tree.parents).double() if tree.scores is None else tree.scores
             for index, size in enumerate(sizes):
                 kept = best_nodes(scores, size + 1)
                 sums[index] += torch.tensor([float(values[kept].sum()), kept.shape[0] - 1.0], dtype=torch.float64)
         return [(tokens, nodes) for tokens, nodes in (sums / len(keys)).tolist()]
 
+    def grow(
+        self,
+        settings: TreeSettings,
+        sampling: SamplingSettings,
+        drafter: LanguageModelDrafter,
+        context: int,
+        key: int,
+        generator: torch.Generator,
+    ) -> TokenTree:
+        """One tree below the text; `key` names the noise of coupled children, `generator` draws sampled ones."""
+        grow = make_grow(_policy(settings), drafter, sampling=sampling, device=CPU, generator=generator,
+                         noise=self._noise(context, key))  # fmt: skip
+        tree = grow(self.root, DEPTH)
+        drafter.rewind()
+        return tree
+
+    def target_probs(self, tree: TokenTree, sampling: SamplingSettings) -> Tensor:
+        """The target's p behind every node: [n, vocab]."""
+        rows = TargetRows(self.target.look(tree), self.target.logits, sampling, vocab=self.target.vocab)
+        return rows.all_probs()
+
     def _noise(self, context: int, key: int) -> TextNoise:
         noise = TextNoise(seed=self.seed, key=context * NOISES_PER_CONTEXT + key, vocab=self.target.vocab, device=CPU)
         noise.start(len(self.ids) - 1)
         return noise
 
-    def _path(self, tree: TokenTree, sampling: SamplingSettings, context: int, key: int) -> list[int]:
+    def path(self, tree: TokenTree, sampling: SamplingSettings, context: int, key: int) -> list[int]:
         """The nodes of the tree along the text that the target goes on with under that noise, the root first."""
         text = self._texts.setdefault((sampling, key), [])
         pairs = zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)
