@@ -23,7 +23,7 @@ def eagle2(depth: int, stop: float | None = None) -> TreeSettings:
 
 
 TREES = {
-    **{f"EAGLE-2, {depth} layers": eagle2(depth) for depth in DEPTHS},
+    **{f"EAGLE-2, depth {depth}": eagle2(depth) for depth in DEPTHS},
     **{f"DDD, stops below {stop:g}": eagle2(DEPTH, stop) for stop in STOPS},
 }
 

@@ -32,8 +32,8 @@ METHODS = {
     "2 started by the target, 4 x 3 x 1 x 1": tree(2, 4, 3, 1, 1),
 }
 WIDTHS = {
-    **{f"{width} chains of 5, all started by the target": tree(width, 1, 1, 1, 1, 1) for width in (1, 2, 4, 8, 12, 16)},
-    "16 chains of 5 started by the draft": TreeSettings(policy="mcsd", fork=(16, 5), draw="sampled"),
+    **{f"{width} x 5, all started by the target": tree(width, 1, 1, 1, 1, 1) for width in (1, 2, 4, 8, 12, 16)},
+    "16 x 5, started by the draft": TreeSettings(policy="mcsd", fork=(16, 5), draw="sampled"),
 }
 FIRST, SECOND = (2, 4, 8), (1, 2, 3)
 SHAPES = {f"{first} x {second} x 1 x 1": tree(1, first, second, 1, 1) for first, second in product(FIRST, SECOND)}
