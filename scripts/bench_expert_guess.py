@@ -38,7 +38,7 @@ from offload.layer_store import LayerRecord
 from scripts.bench_offload import GIB, MIB
 from scripts.check_plan import SEED, read_texts, write_prompts
 from scripts.check_tuned import per_s
-from scripts.expert_passes import ROUTERS, slow_reads
+from scripts.expert_passes import choices_in, routers_of, slow_reads
 
 WAYS = ("no guess", "next router", "perfect")
 Key = tuple[int, int | None]
@@ -52,12 +52,13 @@ class Guessing:
         self.guessed, self.useful, self.absent = 0, 0, 0
         self._ahead: dict[Key, Future[None]] = {}
         self._rows = torch.empty(0)  # of the layer that is computed at the moment
-        modules = {name: module for name, module in model.named_modules() if _source_of(module) is not None}
-        source = _source_of(next(iter(modules.values())))
+        modules = [module for module in model.modules() if _source_of(module) is not None]
+        source = _source_of(modules[0])
         assert source is not None
         self._source = source
-        self._routers = [_router_beside(model, name) for name in modules]
-        for module in modules.values():
+        self._routers = list(routers_of(model))
+        assert len(self._routers) == len(modules), "layers have routers of another name"
+        for module in modules:
             module.forward = functools.partial(self._forward, module.forward)
         memory = source._memory
         assert isinstance(memory, CpuExperts)
@@ -76,14 +77,14 @@ class Guessing:
         elif self._way == "perfect":
             self._known.popleft()
         self.absent += sum(not self._source._cache.is_kept(row, expert) for expert in rows_of)
-        self.useful += sum((record.index, record.expert) in self._ahead
-                           for expert in rows_of for record in [self._source._groups[row].experts[expert]])  # fmt: skip
+        layer = self._source._groups[row].layer
+        self.useful += sum((layer, expert) in self._ahead for expert in rows_of)
         with closing(self._take(row, rows_of)) as taken:
             for number, expert in enumerate(taken):
                 if number == 0:
                     self._read_ahead(row + 1)
                 yield expert
-        for key in [key for key in self._ahead if key[0] == self._source._groups[row].layer]:
+        for key in [key for key in self._ahead if key[0] == layer]:
             self._ahead.pop(key).cancel()  # guessed, and not asked for
 
     def _read_ahead(self, row: int) -> None:
@@ -99,8 +100,9 @@ class Guessing:
     @torch.no_grad()
     def _chosen(self, row: int) -> list[int]:
         """What the layer's router would choose for the rows of the layer before it."""
-        indices = next(part for part in self._routers[row](self._rows) if not part.is_floating_point())
-        chosen: list[int] = indices.unique().tolist()
+        experts = choices_in(self._routers[row](self._rows))
+        assert experts is not None
+        chosen: list[int] = experts.unique().tolist()
         return chosen
 
     def _bring_once(self, group: ExpertGroup, record: LayerRecord) -> Wait:
@@ -113,11 +115,6 @@ def _source_of(module: nn.Module) -> ExpertSource | None:
     forward = module.__dict__.get("forward")
     found = [part for part in getattr(forward, "args", ()) if isinstance(part, ExpertSource)]
     return found[0] if found else None
-
-
-def _router_beside(model: nn.Module, name: str) -> nn.Module:
-    block = model.get_submodule(name.rpartition(".")[0])
-    return next(module for child, module in block.named_children() if child in ROUTERS)
 
 
 def compare(pair: ModelPair, texts: list[list[int]], arguments: argparse.Namespace) -> None:

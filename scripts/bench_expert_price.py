@@ -35,7 +35,7 @@ from edgespec.pair.pair import DEMO_FOLDER
 from edgespec.tree.token_tree import TokenTree
 from edgespec.verify.rows import TargetRows
 from scripts.check_plan import SEED, read_texts, write_prompts
-from scripts.expert_passes import ROUTERS
+from scripts.expert_passes import choices_in, routers_of
 
 DENSE_IN_EXPERTS = (0, 8, 32, 128, 512)  # the seconds of a pass's dense part over those of an expert
 ROW_IN_EXPERTS = 0.1
@@ -46,7 +46,7 @@ PRICES = tuple(0.001 * 1.5**step for step in range(18))  # tokens that a node ha
 class Verified:
     """A large tree, what its nodes asked for, and the nodes that were accepted."""
 
-    scores: list[float]  # of each node below the root: its predicted acceptance
+    scores: list[float]  # of each node: its predicted acceptance; the root's is the largest
     parents: list[int]
     asked: Tensor  # [nodes, layers * experts] bool
     path: frozenset[int]
@@ -68,13 +68,13 @@ class Recording:
         self.trees: list[Verified] = []
         self._chosen: dict[nn.Module, list[Tensor]] = {}
         self._num_experts = num_experts
-        for name, module in model.named_modules():
-            if name.rpartition(".")[2] in ROUTERS:
-                module.register_forward_hook(self._hear)
+        for router in routers_of(model):
+            router.register_forward_hook(self._hear)
 
     def _hear(self, router: nn.Module, _given: Any, output: Any) -> None:
-        indices = next(part for part in output if not part.is_floating_point())  # [rows, chosen]
-        self._chosen.setdefault(router, []).append(indices.reshape(-1, indices.shape[-1]))
+        experts = choices_in(output)
+        assert experts is not None
+        self._chosen.setdefault(router, []).append(experts.reshape(-1, experts.shape[-1]))
 
     @contextmanager
     def noted(self) -> Iterator[None]:

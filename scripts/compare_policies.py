@@ -33,7 +33,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -176,7 +176,6 @@ class Bench:
         # Of text, because the hash of a string is another in every process.
         of_step = f"{self.seed} {context} {settings.policy} {settings.size}"
         generator = torch.Generator().manual_seed(random.Random(of_step).getrandbits(31))
-        drafter.sampling = settings.draft_sampling(sampling)  # one drafter serves all policies at a text
         draw = _policy(settings).draw
         is_followed = sampling.temperature == 0 or draw != "sampled"
         sums = torch.zeros(len(sizes), 2, dtype=torch.float64)
@@ -205,6 +204,7 @@ class Bench:
         generator: torch.Generator,
     ) -> TokenTree:
         """One tree below the text; `key` names the noise of coupled children, `generator` draws sampled ones."""
+        drafter.sampling = settings.draft_sampling(sampling)  # one drafter serves all policies at a text
         grow = make_grow(_policy(settings), drafter, sampling=sampling, device=CPU, generator=generator,
                          noise=self._noise(context, key))  # fmt: skip
         tree = grow(self.root, DEPTH)
@@ -260,17 +260,36 @@ def contexts(tokenizer: Any, folder: Path | None, *, count: int, tokens: int, se
     return found
 
 
-def run_part(part: int, arguments: argparse.Namespace) -> dict[str, Cell]:
-    """The contexts of one process."""
+def visit_contexts(part: int, arguments: argparse.Namespace, *, num_noises: int = 1) -> Iterator[tuple[int, Bench]]:
+    """The number of every context of one process, and a bench that is at it."""
     torch.set_num_threads(1)
-    bench = Bench(arguments.model, arguments.draft_model, arguments.seed, num_noises=arguments.noises)
+    bench = Bench(arguments.model, arguments.draft_model, arguments.seed, num_noises=num_noises)
     texts = contexts(bench.engine.pair.tokenizer, arguments.text, count=arguments.contexts,
                      tokens=arguments.context_tokens, seed=arguments.seed)  # fmt: skip
+    started = time.perf_counter()
+    for number in range(part, len(texts), arguments.processes):
+        bench.start(texts[number])
+        yield number, bench
+        if part == 0:
+            print(f"{number + 1} of {len(texts)} contexts, {time.perf_counter() - started:.0f} s", file=sys.stderr)
+
+
+def add_context_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that `visit_contexts` reads."""
+    parser.add_argument("-m", "--model", type=Path)
+    parser.add_argument("-md", "--draft-model", type=Path)
+    parser.add_argument("--text", type=Path, help="folder of text files to cut contexts from")
+    parser.add_argument("--contexts", type=int, default=200)
+    parser.add_argument("--context-tokens", type=int, default=192)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+
+
+def run_part(part: int, arguments: argparse.Namespace) -> dict[str, Cell]:
+    """The contexts of one process."""
     cells: dict[str, Cell] = defaultdict(Cell)
     sizes: list[int] = arguments.sizes
-    started = time.perf_counter()
-    for context in range(part, len(texts), arguments.processes):
-        bench.start(texts[context])
+    for context, bench in visit_contexts(part, arguments, num_noises=arguments.noises):
         for temperature in arguments.temps:
             sampling = SamplingSettings(temperature=temperature, top_p=arguments.top_p, top_k=arguments.top_k)
             groups = [(sizes, nested_entrants(max(sizes))), *(([size], shaped_entrants(size)) for size in sizes)]
@@ -283,15 +302,22 @@ def run_part(part: int, arguments: argparse.Namespace) -> dict[str, Cell]:
                     values = bench.values(settings, sampling, drafter, context, of_group)
                     for size, (tokens, nodes) in zip(of_group, values, strict=True):
                         cells[f"{temperature}|{size}|{name}"].add(context, tokens, nodes)
-        if part == 0:
-            print(f"{context + 1} of {len(texts)} contexts, {time.perf_counter() - started:.0f} s", file=sys.stderr)
     return dict(cells)
+
+
+def resampled_places(count: int, generator: torch.Generator) -> Tensor:
+    """Which of so many contexts are drawn anew: [bootstraps, count]."""
+    return torch.randint(count, (NUM_BOOTSTRAPS, count), generator=generator)
+
+
+def resampled_means(values: Tensor, generator: torch.Generator) -> Tensor:
+    """The means [bootstraps, ...] of contexts that are drawn anew from values [contexts, ...]."""
+    return values[resampled_places(values.shape[0], generator)].mean(1)
 
 
 def interval(values: Tensor, generator: torch.Generator) -> tuple[float, float, float]:
     """Mean and the bounds of its 95 % interval, by bootstrap over values [n]."""
-    index = torch.randint(values.shape[0], (NUM_BOOTSTRAPS, values.shape[0]), generator=generator)
-    means = values[index].mean(1)
+    means = resampled_means(values, generator)
     return float(values.mean()), float(means.quantile(0.025)), float(means.quantile(0.975))
 
 
@@ -396,11 +422,7 @@ def follow(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 def main() -> None:
     """Compare and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-m", "--model", type=Path)
-    parser.add_argument("-md", "--draft-model", type=Path)
-    parser.add_argument("--text", type=Path, help="folder of text files to cut contexts from")
-    parser.add_argument("--contexts", type=int, default=200)
-    parser.add_argument("--context-tokens", type=int, default=192)
+    add_context_options(parser)
     parser.add_argument("--noises", type=int, default=4, help="of a context, for coupled children")
     parser.add_argument("--sizes", type=int, nargs="+", default=[16, 64, 256, 768])
     parser.add_argument("--temps", type=float, nargs="+", default=[0.0, 0.6, 1.0])
@@ -409,8 +431,6 @@ def main() -> None:
     parser.add_argument("--draft-temps", type=float, nargs="+", help="each policy with each [its own]")
     parser.add_argument("--only", nargs="+", help="policies whose name contains one of these")
     parser.add_argument("--follow", type=int, default=0, help="texts to decode instead")
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="file for the tokens a pass at every context")
     parser.add_argument("--figure", type=Path)
     arguments = parser.parse_args()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from edgespec.model.causal_model import CausalModel
 from edgespec.placement import place as placing
@@ -64,13 +64,25 @@ class Log:
         """Note the distinct experts that every router of the model chooses."""
 
         def chosen(_module: nn.Module, _arguments: Any, output: Any) -> None:
-            indices = [part for part in output if not part.is_floating_point()] if isinstance(output, tuple) else []
-            if indices and self.distinct:
-                self.distinct[-1] += int(indices[0].unique().numel())
+            experts = choices_in(output)
+            if experts is not None and self.distinct:
+                self.distinct[-1] += int(experts.unique().numel())
 
-        for name, module in model.named_modules():
-            if name.rpartition(".")[2] in ROUTERS:
-                module.register_forward_hook(chosen)
+        for router in routers_of(model):
+            router.register_forward_hook(chosen)
+
+
+def routers_of(model: nn.Module) -> Iterator[nn.Module]:
+    """The routers of all layers that have one, in their order."""
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] in ROUTERS:
+            yield module
+
+
+def choices_in(output: Any) -> Tensor | None:
+    """The experts [rows, chosen] in what a router returns; None where it names none."""
+    parts = output if isinstance(output, tuple) else ()
+    return next((part for part in parts if not part.is_floating_point()), None)
 
 
 @contextmanager

@@ -12,14 +12,9 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import sys
-import time
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from scripts.compare_policies import Bench, contexts
+from scripts.compare_policies import add_context_options, visit_contexts
 from scripts.paper_tables import depth, dyspec, mcsd, opt_tree
 from scripts.paper_tables.paper_table import Context, PaperTable
 
@@ -29,18 +24,10 @@ TABLES: dict[str, PaperTable] = {table.name: table for module in MODULES for tab
 
 def run_part(part: int, names: list[str], arguments: argparse.Namespace) -> dict[int, list[Any]]:
     """What every table notes at the contexts of one process."""
-    torch.set_num_threads(1)
-    bench = Bench(arguments.model, arguments.draft_model, arguments.seed)
-    texts = contexts(bench.engine.pair.tokenizer, arguments.text, count=arguments.contexts,
-                     tokens=arguments.context_tokens, seed=arguments.seed)  # fmt: skip
     found: dict[int, list[Any]] = {}
-    started = time.perf_counter()
-    for number in range(part, len(texts), arguments.processes):
-        bench.start(texts[number])
+    for number, bench in visit_contexts(part, arguments):
         context = Context(bench=bench, number=number, seed=arguments.seed)
         found[number] = [TABLES[name].visit(context) for name in names]
-        if part == 0:
-            print(f"{number + 1} of {len(texts)} contexts, {time.perf_counter() - started:.0f} s", file=sys.stderr)
     return found
 
 
@@ -48,13 +35,7 @@ def main() -> None:
     """Visit every context once for all tables that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="*", metavar="TABLE", help="names, or all; without any, they are listed")
-    parser.add_argument("-m", "--model", type=Path)
-    parser.add_argument("-md", "--draft-model", type=Path)
-    parser.add_argument("--text", type=Path, help="folder of text files to cut contexts from")
-    parser.add_argument("--contexts", type=int, default=200)
-    parser.add_argument("--context-tokens", type=int, default=192)
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0)
+    add_context_options(parser)
     arguments = parser.parse_args()
     unknown = set(arguments.tables) - {*TABLES, "all"}
     if unknown:

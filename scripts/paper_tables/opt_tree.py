@@ -10,18 +10,27 @@ from torch import Tensor
 
 from edgespec.config import SamplingSettings
 from edgespec.tree.settings import TreeSettings
-from scripts.compare_policies import NUM_BOOTSTRAPS
-from scripts.paper_tables.paper_table import Context, PaperTable, bin_names, in_bins, in_words, markdown, shares
+from scripts.compare_policies import resampled_places
+from scripts.paper_tables.paper_table import (
+    Context,
+    PaperTable,
+    bin_names,
+    in_bins,
+    in_words,
+    markdown,
+    shares,
+    with_interval,
+)
 from scripts.paper_tables.speeds import lengths_and_layers, show_speeds
 
 GREEDY = SamplingSettings()
 SIZE = 50  # nodes of the paper's trees
 LONGEST = 12  # expected acceptance length that has a row of its own
 STOP_GAINS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
-FIXED = {  # name -> a fixed shape, and how many nodes it has
-    "binary, depth 4": (TreeSettings(policy="mcsd", branching=(2, 2, 2, 2), draw="chosen"), 30),
-    "EAGLE-1's": (TreeSettings(policy="static", tree_file=Path("eagle-1"), draw="chosen"), 25),
-    "Medusa's": (TreeSettings(policy="static", tree_file=Path("medusa"), draw="chosen"), 63),
+FIXED = {
+    "binary, depth 4": TreeSettings(policy="mcsd", branching=(2, 2, 2, 2), draw="chosen"),
+    "EAGLE-1's": TreeSettings(policy="static", tree_file=Path("eagle-1"), draw="chosen"),
+    "Medusa's": TreeSettings(policy="static", tree_file=Path("medusa"), draw="chosen"),
 }
 
 
@@ -45,14 +54,13 @@ def show_lengths(found: Sequence[tuple[float, float]]) -> list[str]:
         of_row = both[(both[:, 0].round() == length) | ((length == LONGEST) & (both[:, 0] > LONGEST)), 1].tolist()
         name = f"{length} or more" if length == LONGEST else str(length)
         table.append([name, str(len(of_row)), in_words(of_row) if len(of_row) > 1 else "-"])
-    index = torch.randint(len(both), (NUM_BOOTSTRAPS, len(both)), generator=torch.Generator().manual_seed(0))
-    drawn = torch.stack([torch.corrcoef(both[some].T)[0, 1] for some in index])
-    correlation = torch.corrcoef(both.T)[0, 1]
-    low, high = drawn.nanquantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    # Correlations are of whole samples, not means of contexts.
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.stack([torch.corrcoef(both[some].T)[0, 1] for some in resampled_places(len(both), generator)])
     return [
         *markdown(table),
         "",
-        f"Correlation {correlation:.2f} ({low:.2f} to {high:.2f}); "
+        f"Correlation {with_interval(torch.corrcoef(both.T)[0, 1], drawn)}; "
         f"mean E(A) {in_words(both[:, 0].tolist())}, mean A {in_words(both[:, 1].tolist())}.",
     ]
 
@@ -84,8 +92,9 @@ def lengths_by_stop_gain(context: Context) -> list[tuple[float, float]]:
 def lengths_of_shapes(context: Context) -> list[tuple[float, float]]:
     """For each fixed shape: its A, and that of an OPT-Tree of as many nodes."""
     found = []
-    for shape, size in FIXED.values():
-        both = [context.num_accepted(context.grow(tree, GREEDY), GREEDY) for tree in (shape, opt_tree(size))]
+    for shape in FIXED.values():
+        trees = (shape, opt_tree(shape.num_nodes))
+        both = [context.num_accepted(context.grow(tree, GREEDY), GREEDY) for tree in trees]
         found.append((1.0 + both[0], 1.0 + both[1]))
     return found
 
@@ -93,10 +102,10 @@ def lengths_of_shapes(context: Context) -> list[tuple[float, float]]:
 def show_shapes(found: Sequence[list[tuple[float, float]]]) -> list[str]:
     """A row a shape, with the difference at the same contexts."""
     table = [["shape", "nodes", "A", "OPT-Tree's A", "more"]]
-    for (name, (_, size)), pairs in zip(FIXED.items(), zip(*found, strict=True), strict=True):
+    for (name, shape), pairs in zip(FIXED.items(), zip(*found, strict=True), strict=True):
         fixed, adaptive = ([pair[side] for pair in pairs] for side in (0, 1))
         more = [after - before for before, after in pairs]
-        table.append([name, str(size), in_words(fixed), in_words(adaptive), in_words(more)])
+        table.append([name, str(shape.num_nodes), in_words(fixed), in_words(adaptive), in_words(more)])
     return markdown(table)
 
 

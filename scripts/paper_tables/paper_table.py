@@ -13,9 +13,10 @@ from edgespec.config import SamplingSettings
 from edgespec.draft.language_model import LanguageModelDrafter
 from edgespec.tree.settings import TreeSettings
 from edgespec.tree.token_tree import TokenTree
-from scripts.compare_policies import NUM_BOOTSTRAPS, Bench, interval
+from scripts.compare_policies import Bench, resampled_means
 
 NUM_BINS = 10
+ENDS = torch.tensor([0.025, 0.975], dtype=torch.float64)  # of a 95 % interval
 
 
 @dataclass(kw_only=True)
@@ -25,21 +26,14 @@ class Context:
     bench: Bench
     number: int
     seed: int
-    _drafters: dict[SamplingSettings, LanguageModelDrafter] = field(default_factory=dict)
+    _drafters: dict[SamplingSettings, LanguageModelDrafter] = field(default_factory=dict)  # at the text
 
     def grow(self, settings: TreeSettings, sampling: SamplingSettings) -> TokenTree:
         """The tree that the policy grows here."""
-        drafter = self.drafter(settings, sampling)
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.number)
-        return self.bench.grow(settings, sampling, drafter, self.number, 0, generator)
-
-    def drafter(self, settings: TreeSettings, sampling: SamplingSettings) -> LanguageModelDrafter:
-        """A drafter at the text, the same one for all trees of a temperature."""
         if sampling not in self._drafters:
             self._drafters[sampling] = self.bench.drafter(settings, sampling)
-        drafter = self._drafters[sampling]
-        drafter.sampling = settings.draft_sampling(sampling)
-        return drafter
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.number)
+        return self.bench.grow(settings, sampling, self._drafters[sampling], self.number, 0, generator)
 
     def num_accepted(self, tree: TokenTree, sampling: SamplingSettings) -> int:
         """How many nodes below the root the target's own text goes through."""
@@ -64,24 +58,29 @@ class PaperTable:
 def shares(counts: Sequence[Tensor]) -> list[str]:
     """Sums over contexts [bins, 2] of some quantity and its weight, as 'mean (low to high)' of each bin."""
     every = torch.stack([count.double() for count in counts])  # [contexts, bins, 2]
-    index = torch.randint(len(every), (NUM_BOOTSTRAPS, len(every)), generator=torch.Generator().manual_seed(0))
-    sums = torch.stack([every[some].sum(0) for some in index])  # [bootstraps, bins, 2]
-    whole = every.sum(0)
-    found = []
-    for bin_sum, bin_sums in zip(whole, sums.unbind(1), strict=True):
-        if bin_sum[1] <= 0:
-            found.append("-")
-            continue
-        rates = bin_sums[:, 0] / bin_sums[:, 1].clamp(min=1e-12)
-        found.append(f"{bin_sum[0] / bin_sum[1]:.3f} ({rates.quantile(0.025):.3f} to {rates.quantile(0.975):.3f})")
-    return found
+    rates = [means[..., 0] / means[..., 1].clamp(min=1e-12) for means in (every.mean(0), resampled(every))]
+    has_some = every.sum(0)[:, 1] > 0
+    return [
+        with_interval(rate, drawn, digits=3) if some else "-"
+        for rate, drawn, some in zip(rates[0], rates[1].unbind(1), has_some, strict=True)
+    ]
 
 
 def in_words(values: Sequence[float], digits: int = 2) -> str:
-    """The mean over contexts, and its 95 % interval by bootstrap, as 'mean (low to high)'."""
-    generator = torch.Generator().manual_seed(0)
-    mean, low, high = interval(torch.tensor(values, dtype=torch.float64), generator)
-    return f"{mean:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+    """The mean over contexts, and its 95 % interval, as 'mean (low to high)'."""
+    every = torch.tensor(values, dtype=torch.float64)
+    return with_interval(every.mean(), resampled(every), digits=digits)
+
+
+def resampled(every: Tensor) -> Tensor:
+    """The means [bootstraps, ...] of contexts that are drawn anew from [contexts, ...], the same for all tables."""
+    return resampled_means(every, torch.Generator().manual_seed(0))
+
+
+def with_interval(value: Tensor, drawn: Tensor, *, digits: int = 2) -> str:
+    """A number, and the 95 % interval that its values [bootstraps] have, as 'value (low to high)'."""
+    low, high = drawn.nanquantile(ENDS).tolist()
+    return f"{value:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
 def in_bins(where: Tensor, what: Tensor, weights: Tensor) -> Tensor:

@@ -9,8 +9,7 @@ import torch
 from edgespec.config import SamplingSettings
 from edgespec.tree.settings import TreeSettings
 from edgespec.tree.token_tree import depths
-from scripts.compare_policies import NUM_BOOTSTRAPS
-from scripts.paper_tables.paper_table import Context, in_words, markdown
+from scripts.paper_tables.paper_table import Context, in_words, markdown, resampled, with_interval
 
 COSTS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5)  # mu: seconds of a draft call over those of a target pass
 Found = Sequence[Sequence[tuple[float, float]]]  # [contexts][trees]: the tokens of a pass, and the tree's layers
@@ -30,14 +29,13 @@ def lengths_and_layers(
 def show_speeds(heading: str, names: Sequence[str], found: Found) -> list[str]:
     """A row a tree, a column a cost of the draft: tokens a second over plain decoding's; the best ones are bold."""
     every = torch.tensor(found, dtype=torch.float64)  # [contexts, trees, 2]
-    means, drawn = every.mean(0), bootstrapped(every)
+    means, drawn = every.mean(0), resampled(every)
     speeds = {cost: means[:, 0] / (1 + cost * means[:, 1]) for cost in COSTS}
     table = [[heading, "tokens a pass", "layers", *(f"speed, mu {cost:g}" for cost in COSTS)]]
     for row, name in enumerate(names):
         cells = []
         for cost in COSTS:
-            ends = (drawn[:, row, 0] / (1 + cost * drawn[:, row, 1])).quantile(ENDS).tolist()
-            words = f"{speeds[cost][row]:.2f} ({ends[0]:.2f} to {ends[1]:.2f})"
+            words = with_interval(speeds[cost][row], drawn[:, row, 0] / (1 + cost * drawn[:, row, 1]))
             cells.append(f"**{words}**" if speeds[cost].argmax() == row else words)
         table.append([name, in_words(every[:, row, 0].tolist()), f"{means[row, 1]:.1f}", *cells])
     return markdown(table)
@@ -49,18 +47,8 @@ def show_gain(what: str, first: Sequence[int], second: Sequence[int], found: Fou
     words = []
     for cost in COSTS:
         ratios = []
-        for means in (every.mean(0)[None], bootstrapped(every)):
+        for means in (every.mean(0)[None], resampled(every)):
             speeds = means[:, :, 0] / (1 + cost * means[:, :, 1])  # [bootstraps, trees]
             ratios.append(speeds[:, list(first)].amax(1) / speeds[:, list(second)].amax(1))
-        low, high = ratios[1].quantile(ENDS).tolist()
-        words.append(f"{float(ratios[0]):.3f} ({low:.3f} to {high:.3f}) at mu {cost:g}")
+        words.append(f"{with_interval(ratios[0][0], ratios[1], digits=3)} at mu {cost:g}")
     return f"{what}: {', '.join(words)}."
-
-
-def bootstrapped(every: torch.Tensor) -> torch.Tensor:
-    """The means [bootstraps, trees, 2] of contexts drawn anew from [contexts, trees, 2]."""
-    index = torch.randint(len(every), (NUM_BOOTSTRAPS, len(every)), generator=torch.Generator().manual_seed(0))
-    return every[index].mean(1)
-
-
-ENDS = torch.tensor([0.025, 0.975], dtype=torch.float64)  # of a 95 % interval
