@@ -17,7 +17,8 @@ from edgespec.config import SamplingSettings
 from edgespec.decode.costs import StepCosts
 from edgespec.decode.promises import GrownTree
 from edgespec.decode.step import PassCost, StepResult
-from edgespec.decode.tree_choice import SIZES, TreeChoice, Wanted
+from edgespec.decode.tree_choice import SIZES, TreeChoice
+from edgespec.decode.wanted import Wanted
 from edgespec.grow import Growth
 from edgespec.grow.policies import OpenPolicy
 from edgespec.grow.together import Grow

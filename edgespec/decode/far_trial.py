@@ -33,12 +33,20 @@ class FarTrial:
         """Note so many trees of the trial: each node's expected tokens and layer, best score first."""
         self._grown.append((expected, layers, num_trees))
 
-    def end(self, sizes: Sequence[int], *, is_cut: bool) -> tuple[Yields, Yield] | None:
-        """Return the yields of the trial's trees alone, and the one of its size; None until it is over."""
-        num_trees = sum(grown[2] for grown in self._grown)
-        if self.size is None or not num_trees or (num_trees < TREES and not is_cut):
+    @property
+    def is_done(self) -> bool:
+        """Return whether it has had all its trees."""
+        return self._num_trees >= TREES
+
+    def found(self, sizes: Sequence[int]) -> tuple[Yields, Yield] | None:
+        """Return the yields of the trial's trees alone, and the one of its size; None before the first tree."""
+        if self.size is None or not self._num_trees:
             return None
         found = Yields(sizes)
         for expected, layers, count in self._grown:
             found.learn(expected, layers, self.size, count)
         return found, found.all()[found.sizes.index(self.size)]
+
+    @property
+    def _num_trees(self) -> int:
+        return sum(count for _, _, count in self._grown)

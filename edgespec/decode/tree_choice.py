@@ -8,14 +8,15 @@ lines: a few rows more may cost nothing, or a jump.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from edgespec.decode.costs import StepCosts
 from edgespec.decode.far_trial import FarTrial
+from edgespec.decode.plain_probe import PlainProbe
 from edgespec.decode.promises import GrownTree, Promises, depths, scores_by_rank
 from edgespec.decode.step import PassCost, StepResult
+from edgespec.decode.wanted import Wanted
 from edgespec.decode.yields import Yield, Yields
 from edgespec.tree.token_tree import TokenTree
 
@@ -26,25 +27,13 @@ SLIGHTLY = 1.01  # for another size
 FIRST_TREES = 3  # before trees are given up, unless they are hopeless
 HOPELESS = 0.5  # of plain decoding's speed
 LEAST_RANGE = 8.0  # nodes over which the slope of passes is taken
-LIMITS_AN_OCTAVE = 4
-LEAST_SCORE, MOST_SCORE = 1e-3, 0.25  # that is asked of a node; below the first, of none
-LEAST_GAIN, MOST_GAIN = 1 / 16, 2.0  # of a layer
 LOOK_TREES = 3  # of a look at trees while decoding plainly
 LOOK_SHARE = 50  # passes for each pass that a look takes: 2 %
 FIRST_LOOKS, FIRST_SHARE = 3, 5  # which come sooner, because what they may correct was decided by few steps
 LOOK_AFTER = 4  # passes before the first look; each later one comes after twice as many
 FIRST_WAIT, LONGEST_WAIT = 12, 1024
-PROBE_AFTER, PROBE_WAIT = 16, 256  # steps before a plain pass or a larger tree is tried, at first and at most
-PROBE_LESS = 4.0  # is asked of a node in a larger tree that is tried
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """The limits of a step's tree."""
-
-    size: int
-    threshold: float = 0.0
-    stop_gain: float = 0.0
+MORE_AFTER, MORE_WAIT = 16, 256  # steps before a larger tree is tried, at first and at most
+MORE_ASKS = 4.0  # times less of a node
 
 
 class TreeChoice:
@@ -65,8 +54,8 @@ class TreeChoice:
         self._has_learned = False
         self._trees_left, self._look_trees = 0, LOOK_TREES  # of a look
         self._num_looks, self._until_look = 0, 0
-        self._plain_wait = self._more_wait = PROBE_AFTER
-        self._until_plain, self._until_more = PROBE_AFTER, PROBE_AFTER
+        self._plain_probe = PlainProbe()
+        self._until_more = self._more_wait = MORE_AFTER
         self._trial, self._is_far_next = FarTrial(), True
 
     def begin_text(self) -> None:
@@ -81,7 +70,7 @@ class TreeChoice:
         if self._has_learned:
             self._has_learned = False
             self._learn_yields()
-            if not self.is_plain or self._trees_left == 0:
+            if not self.is_plain or self._trees_left == 0 or self._is_trial_hopeless():
                 self._choose()
         self.in_step = self._next()
 
@@ -101,17 +90,15 @@ class TreeChoice:
             return None
         if self._trial.size is not None:
             return self._wanted_of_trial()
-        self._until_plain -= 1
-        self._until_more -= 1
-        if self._until_plain <= 0:
-            self._plain_wait = self._until_plain = min(PROBE_WAIT, 2 * self._plain_wait)
+        if self._is_plain_probed():
             return None
+        self._until_more -= 1
         if self._until_more <= 0:
-            self._more_wait = self._until_more = min(PROBE_WAIT, 2 * self._more_wait)
+            self._more_wait = self._until_more = min(MORE_WAIT, 2 * self._more_wait)
             trial = self._begin_trial()
             if trial is not None:
                 return trial
-            threshold = self.wanted.threshold / PROBE_LESS
+            threshold = self.wanted.threshold / MORE_ASKS
             return Wanted(self._near(self.wanted.size)[-1], threshold, self.wanted.stop_gain)
         return self.wanted
 
@@ -124,6 +111,12 @@ class TreeChoice:
             return False
         tree = self._now()
         return tree.tokens * self.costs.least_plain_s(self._num_texts) < self.costs.of(tree, self._num_texts)
+
+    def _is_plain_probed(self) -> bool:
+        if not self.yields.num_trees:
+            return False
+        tree = self._now()
+        return self._plain_probe.is_next(self._plain_per_s() / self._per_s(tree), tree.tokens)
 
     def _begin_trial(self) -> Wanted | None:
         """Begin a trial of far larger trees, if there are any to try, every second time that something is looked at."""
@@ -138,6 +131,13 @@ class TreeChoice:
 
         self._trial.begin(self.yields.sizes, self._near(self.wanted.size)[-1], step_s)
         return self._wanted_of_trial()
+
+    def _is_trial_hopeless(self) -> bool:
+        """Return whether the first trees of a trial are so slow that more of them would only cost time."""
+        tried = self._trial.found(self.yields.sizes)
+        if tried is None:
+            return False
+        return self._per_s(tried[1]) < HOPELESS * max(self._plain_per_s(), self._per_s(self._now()))
 
     def _wanted_of_trial(self) -> Wanted | None:
         return None if self._trial.size is None else Wanted(self._trial.size)
@@ -212,16 +212,21 @@ class TreeChoice:
             ratio = sum(by_layer[2:]) / max(1e-9, sum(by_layer[:-1]))
             self._continuation += (min(1.0, max(0.3, ratio)) - self._continuation) / 16
 
+    def _per_s(self, tree: Yield) -> float:
+        """Return the tokens a second of all texts with such trees."""
+        return self._num_texts * tree.tokens / self.costs.of(tree, self._num_texts)
+
+    def _plain_per_s(self) -> float:
+        return self._num_texts / self.costs.plain_s(self._num_texts)
+
     def _choose(self) -> None:
         yields = dict(zip(self.yields.sizes, self.yields.all(), strict=True))
         num_texts = self._num_texts
-        per_s = {size: num_texts * found.tokens / self.costs.of(found, num_texts) for size, found in yields.items()}
-        plain_per_s = num_texts / self.costs.plain_s(num_texts)
-        tried = self._trial.end(self.yields.sizes, is_cut=self.is_plain)
-        if tried is not None:
-            size, self._trial = self._trial.size, FarTrial()
-            far_per_s = num_texts * tried[1].tokens / self.costs.of(tried[1], num_texts)
-            if size is not None and far_per_s > CLEARLY * max(plain_per_s, per_s[self.wanted.size]):
+        per_s, plain_per_s = {size: self._per_s(found) for size, found in yields.items()}, self._plain_per_s()
+        tried = self._trial.found(self.yields.sizes)
+        if tried is not None and (self.is_plain or self._trial.is_done or self._is_trial_hopeless()):
+            size, self._trial, self._trees_left = self._trial.size, FarTrial(), 0
+            if size is not None and self._per_s(tried[1]) > CLEARLY * max(plain_per_s, per_s[self.wanted.size]):
                 self.yields, self.wanted, self.is_plain, self._num_looks = tried[0], Wanted(size), False, 0
                 return
         near = self._near(self.wanted.size)
@@ -267,14 +272,10 @@ class TreeChoice:
         node_tokens = per_s * (max(0.0, node_s) + self.costs.growth.seconds(0, 1))
         # A layer is one draft call for all texts.
         layer_tokens = per_s * self.costs.growth.seconds(1, 0) / num_texts / self._continuation
-        self.wanted = Wanted(
-            self.wanted.size,
-            _moved(
-                self.wanted.threshold, self._least_score, self.promises.score_of(node_tokens), LEAST_SCORE, MOST_SCORE
-            ),
-            _moved(
-                self.wanted.stop_gain, self._least_gain, self.promises.score_of(layer_tokens), LEAST_GAIN, MOST_GAIN
-            ),
+        self.wanted = self.wanted.asking(
+            self.promises.score_of(node_tokens),
+            self.promises.score_of(layer_tokens),
+            met=(self._least_score, self._least_gain),
         )
 
     def _near(self, size: int) -> Sequence[int]:
@@ -286,14 +287,3 @@ class TreeChoice:
 
 def _time(seconds: float) -> str:
     return f"{seconds:.2g} s" if seconds >= 1 else f"{1e3 * seconds:.0f} ms"
-
-
-def _moved(now: float, met: float, wanted: float, least: float, most: float) -> float:
-    """Return a limit nearer to the one wanted, by a factor of two at most; below `least` there is none.
-
-    The last tree may have met a higher limit than the one that there is `now`.
-    """
-    low, high = now / 2, max(now, met, least) * 2
-    found = min(max(wanted, low), high, most)
-    # Few different limits: the settings of each are made once.
-    return 0.0 if found < least else 2 ** (round(LIMITS_AN_OCTAVE * math.log2(found)) / LIMITS_AN_OCTAVE)

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from edgespec.decode.step import PassCost, StepResult
-from edgespec.decode.tree_choice import TreeChoice, Wanted
+from edgespec.decode.tree_choice import TreeChoice
+from edgespec.decode.wanted import Wanted
 from edgespec.tree.token_tree import TokenTree
 from profiles.experts import Routing
 

@@ -6,7 +6,8 @@ import pytest
 
 from edgespec.decode.costs import StepCosts
 from edgespec.decode.far_trial import FARTHEST, TREES, FarTrial
-from edgespec.decode.tree_choice import SIZES, TreeChoice, Wanted
+from edgespec.decode.tree_choice import SIZES, TreeChoice
+from edgespec.decode.wanted import Wanted
 from profiles.experts import Routing
 from tests.edgespec.decode.simulated import Pair, mixture, simulate
 
@@ -20,16 +21,16 @@ def test_it_begins_where_soon_all_experts_are_asked_for(routing: Routing, expect
     assert trial.size == expected
 
 
-def test_it_ends_after_its_trees_and_says_what_they_alone_yielded() -> None:
+def test_it_is_done_after_its_trees_and_says_what_they_alone_yielded() -> None:
     trial = FarTrial()
-    assert trial.end(SIZES, is_cut=True) is None, "there is none"
+    assert trial.found(SIZES) is None, "there is none"
     trial.begin(SIZES, 4, lambda _size: 1.0)
     assert trial.size == 4 * FARTHEST
-    assert trial.end(SIZES, is_cut=True) is None, "none of its trees is known"
+    assert trial.found(SIZES) is None, "none of its trees is known"
     for number in range(1, TREES + 1):
         trial.learn([0.5] * 8 + [0.25] * 8, [1] * 8 + [2] * 8, 1)
-        found = trial.end(SIZES, is_cut=False)
-        assert (found is None) == (number < TREES)
+        assert trial.is_done == (number == TREES)
+    found = trial.found(SIZES)
     assert found is not None
     yields, of_size = found
     assert (of_size.tokens, of_size.nodes, of_size.layers) == (1 + 4 + 2, 16, 2)

@@ -9,7 +9,8 @@ import pytest
 from edgespec.decode.costs import StepCosts
 from edgespec.decode.promises import GrownTree
 from edgespec.decode.step import PassCost, StepResult
-from edgespec.decode.tree_choice import SIZES, TreeChoice, Wanted
+from edgespec.decode.tree_choice import SIZES, TreeChoice
+from edgespec.decode.wanted import Wanted
 
 
 def cost_of(num_texts: int, *, nodes: int = 0, prompt_rows: int = 0, seconds: float = 1.0) -> PassCost:

@@ -14,7 +14,8 @@ from edgespec.decode.loop import decode
 from edgespec.decode.promises import GrownTree
 from edgespec.decode.session import Session
 from edgespec.decode.step import StepResult
-from edgespec.decode.tree_choice import TreeChoice, Wanted
+from edgespec.decode.tree_choice import TreeChoice
+from edgespec.decode.wanted import Wanted
 from edgespec.decode.yields import Yields
 from edgespec.tree.settings import TreeSettings
 from tests.edgespec.grow.tables import VOCAB, draft_logits, session_of, target_logits
