@@ -66,6 +66,15 @@ class Hardware:
     link: str  # in words; empty where there is none
     sources: Mapping[str, str]  # key of the file -> where its value is from
     note: str = ""  # what a user of such a device should know
+    half_memory_bytes_per_s: float | None = None  # of weights in bf16 or fp16, where products read them more slowly
+
+    def weight_bytes_per_s(self, *, half: bool) -> float:
+        """Return the bytes of weights that products of few rows read in a second; `half` is for bf16 and fp16."""
+        return (self.half_memory_bytes_per_s or self.memory_bytes_per_s) if half else self.memory_bytes_per_s
+
+    def flops_per_s(self, *, half: bool) -> float:
+        """Return the operations a second of large products; `half` is for bf16 and fp16."""
+        return self.half_flops_per_s if half else self.float32_flops_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

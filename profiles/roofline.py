@@ -6,6 +6,8 @@
     elsewhere  of those asked for and not kept: disk / min(disk rate, link) + in RAM * min(move, host) of `in_place.py`
     pass     max(stream, compute, layers * layer call) + experts + heads
 
+On a CPU the calls of kernels add to their arithmetic, because the same cores do both.
+
 `read` is every byte that kernels read: layers, resident or just arrived, keys and values, unpacked weights.
 Experts of a mixture that move on demand are asked for once their router has spoken, so what they take comes on top
 of the rest; which of them a pass asks for, and which are kept, `experts.py` expects. It leaves out the host's work
@@ -37,6 +39,11 @@ class Rates:
     host_bytes_per_s: float
     host_unpack_weights_per_s: float
     host_flops_per_s: float
+    issues_meanwhile: bool = True  # calls kernels while others run; a CPU does one after the other
+
+    def with_calls(self, kernels_s: float, calls_s: float) -> float:
+        """Return the seconds of kernels that take so long to call."""
+        return max(kernels_s, calls_s) if self.issues_meanwhile else kernels_s + calls_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,10 +103,9 @@ def achieved_rates(hardware: Hardware, achieved: Achieved, assumptions: Assumpti
 
     `assumptions` say what is beside the device.
     """
-    flops_per_s = hardware.half_flops_per_s if half else hardware.float32_flops_per_s
     return Rates(
-        memory_bytes_per_s=achieved.memory * hardware.memory_bytes_per_s,
-        flops_per_s=achieved.compute * flops_per_s,
+        memory_bytes_per_s=achieved.memory * hardware.weight_bytes_per_s(half=half),
+        flops_per_s=achieved.compute * hardware.flops_per_s(half=half),
         link_bytes_per_s=achieved.link * hardware.link_bytes_per_s,
         disk_bytes_per_s=achieved.disk * assumptions.host_disk_bytes_per_s,
         layer_call_s=achieved.layer_call_s,
@@ -108,6 +114,7 @@ def achieved_rates(hardware: Hardware, achieved: Achieved, assumptions: Assumpti
         host_bytes_per_s=assumptions.host_memory_bytes_per_s,
         host_unpack_weights_per_s=assumptions.host_unpack_weights_per_s,
         host_flops_per_s=assumptions.host_flops_per_s,
+        issues_meanwhile=hardware.device != "cpu",
     )
 
 
@@ -122,7 +129,7 @@ def compute_s(load: ModelLoad, rates: Rates, *, rows: int) -> float:
     read_bytes = load.layer_bytes + load.unpacked_bytes + load.cache_bytes
     products_s = max(read_bytes / rates.memory_bytes_per_s, rows * load.row_flops / rates.flops_per_s)
     unpack_s = load.unpacked_bytes / rates.memory_bytes_per_s
-    return max(unpack_s + products_s, load.num_layers * rates.layer_call_s)
+    return rates.with_calls(unpack_s + products_s, load.num_layers * rates.layer_call_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +179,7 @@ def expert_seconds(load: ExpertLoad, rates: Rates, *, rows: int, num_texts: int 
         link_bytes=0.0 if in_place else from_ram * load.expert_bytes,
         disk_bytes=disk_bytes,
         elsewhere_s=elsewhere_s,
-        compute_s=max(unpack_s + max(read_s, products_s), asked * rates.expert_call_s),
+        compute_s=rates.with_calls(unpack_s + max(read_s, products_s), asked * rates.expert_call_s),
     )
 
 

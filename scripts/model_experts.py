@@ -1,13 +1,11 @@
 """Seconds of a pass as `edgespec estimate` models them, for a mixture on this machine with rates that were measured.
 
-Two things are known here and not to an estimate: how many rows came before, whose experts are all that memory can have
-kept, and what a small operation takes to be called, which adds to the arithmetic of a CPU.
+One thing is known here and not to an estimate: how many rows came before, whose experts are all that memory can have
+kept.
 """
 
 from __future__ import annotations
 
-import statistics
-import time
 from dataclasses import dataclass, replace
 
 import torch
@@ -25,8 +23,6 @@ from profiles.roofline import ModelLoad
 
 CPU = torch.device("cpu")
 TEXT_TOKENS = 96
-LAYER_CALLS, EXPERT_CALLS = 80, 8  # operations, as profiles/builtin/assumptions.toml counts them
-CALLS_TIMED = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +34,6 @@ class PassModel:
     weights: PairWeights
     experts: ExpertSizes
     speed: MachineSpeed
-    call_s: float  # of an operation on next to nothing
 
     def pass_s(
         self,
@@ -62,7 +57,8 @@ class PassModel:
                 weights=self.weights, hardware=self.speed.hardware(CPU), assumptions=sheet, place=place,
                 memory=read_memory(limits, CPU),
             )  # fmt: skip
-            achieved = replace(sheet.fast, expert_spread=spread, layer_call_s=0.0, expert_call_s=0.0)
+            calls = {"layer_call_s": sheet.likely.layer_call_s, "expert_call_s": sheet.likely.expert_call_s}
+            achieved = replace(sheet.fast, expert_spread=spread, **calls)
             placed, rates = place_on(pair, TreeSettings(policy="none")), rates_of(pair, achieved)
             load = pair_load(pair, placed)
             target = load.target
@@ -71,8 +67,7 @@ class PassModel:
                 target = _with_kept(target, min(target.experts.device_kept, seen))
             nodes = max(0, round(rows / num_texts) - 1)
             step = step_seconds(replace(load, target=target), rates, num_texts, nodes=nodes, depth=1, tokens=1.0)
-            asked = step.experts.asked if step.experts else self.experts.num_layers * self.experts.num_experts
-            found[name] = step.pass_s + self.call_s * (LAYER_CALLS * target.num_layers + EXPERT_CALLS * asked)
+            found[name] = step.pass_s
         return found
 
 
@@ -83,20 +78,7 @@ def pass_model(target: ModelFolder, *, dtype: str) -> PassModel:
     experts = expert_sizes(weights.target, CPU)
     if experts is None:
         raise SystemExit(f"'{target.folder}' is no mixture of experts")
-    return PassModel(
-        target=target, dtype=dtype, weights=weights, experts=experts, speed=measure_speed(CPU), call_s=_call_s()
-    )
-
-
-def _call_s() -> float:
-    """The median seconds of a product of next to nothing."""
-    row, matrix = torch.ones(1, 8), torch.ones(8, 8)
-    seconds = []
-    for _ in range(CALLS_TIMED):
-        started = time.perf_counter()
-        torch.nn.functional.linear(row, matrix)
-        seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds)
+    return PassModel(target=target, dtype=dtype, weights=weights, experts=experts, speed=measure_speed(CPU))
 
 
 def _with_kept(load: ModelLoad, kept: float) -> ModelLoad:

@@ -1,7 +1,7 @@
 """The speeds of this machine that estimates need: memory, arithmetic, link and disk, measured in a second or two.
 
 They are kept in the user's folder until the machine changes, or somebody asks to measure again. Memory is measured as
-decoding uses it: by products of a large matrix and a vector.
+decoding uses it: by products of a large matrix and one row, in both kinds of numbers, which CPUs read unequally fast.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from edgespec.files import cache_folder, machine_file, written_whole
 from profiles.hardware import Hardware
 from profiles.measure import Task, copy_bytes_per_s, machine_facts, time_interleaved
 
-SCHEMA = "edgespec.machine/1"
+SCHEMA = "edgespec.machine/2"
 MATRIX = {"cpu": (4096, 16384), "cuda": (8192, 16384)}  # read once: larger than any cache
 PRODUCT = {"cpu": 768, "cuda": 4096}  # rows, columns and depth of a square product
-BUDGET_S = 0.3  # of each of three measurements
+BUDGET_S = 0.3  # of each measurement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +37,7 @@ class MachineSpeed:
     threads: int
     created: str
     memory_bytes_per_s: float
+    half_memory_bytes_per_s: float  # of weights in bf16
     half_flops_per_s: float
     float32_flops_per_s: float
     link_bytes_per_s: float | None  # from locked RAM to the device; None where there is none
@@ -53,6 +54,7 @@ class MachineSpeed:
             device=device.type,
             memory_bytes=total,
             memory_bytes_per_s=self.memory_bytes_per_s,
+            half_memory_bytes_per_s=self.half_memory_bytes_per_s,
             half_flops_per_s=self.half_flops_per_s,
             float32_flops_per_s=self.float32_flops_per_s,
             link_bytes_per_s=self.link_bytes_per_s or math.inf,
@@ -72,6 +74,7 @@ def kept_speed(device: torch.device) -> MachineSpeed | None:
         isinstance(value, float | int) and value > 0
         for value in (
             found.memory_bytes_per_s,
+            found.half_memory_bytes_per_s,
             found.half_flops_per_s,
             found.float32_flops_per_s,
             *found.disks.values(),
@@ -84,12 +87,14 @@ def kept_speed(device: torch.device) -> MachineSpeed | None:
 def measure_speed(device: torch.device) -> MachineSpeed:
     """Measure memory, arithmetic and link."""
     rows, columns = MATRIX[device.type]
-    matrix = torch.ones(rows, columns, dtype=torch.bfloat16 if device.type == "cuda" else torch.float32, device=device)
-    vector = torch.ones(columns, dtype=matrix.dtype, device=device)
-    read_s = _median_s(lambda: matrix @ vector, device)
     size = PRODUCT[device.type]
-    flops_per_s = {}
+    bytes_per_s, flops_per_s = {}, {}
     for dtype in (torch.bfloat16, torch.float32):
+        matrix = torch.ones(rows, columns, dtype=dtype, device=device)
+        row = torch.ones(1, columns, dtype=dtype, device=device)
+        read_s = _median_s(lambda matrix=matrix, row=row: torch.nn.functional.linear(row, matrix), device)  # type: ignore[misc]
+        bytes_per_s[dtype] = matrix.nbytes / read_s
+        del matrix
         square = torch.ones(size, size, dtype=dtype, device=device)
         flops_per_s[dtype] = 2 * size**3 / _median_s(lambda square=square: square @ square, device)  # type: ignore[misc]
     return MachineSpeed(
@@ -97,7 +102,8 @@ def measure_speed(device: torch.device) -> MachineSpeed:
         device_name=_device_name(device),
         threads=torch.get_num_threads(),
         created=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        memory_bytes_per_s=matrix.nbytes / read_s,
+        memory_bytes_per_s=max(bytes_per_s.values()),
+        half_memory_bytes_per_s=bytes_per_s[torch.bfloat16],
         half_flops_per_s=flops_per_s[torch.bfloat16],
         float32_flops_per_s=flops_per_s[torch.float32],
         link_bytes_per_s=copy_bytes_per_s(device, pinned=True) if device.type == "cuda" else None,

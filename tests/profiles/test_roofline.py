@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles.hardware import read_assumptions, read_hardware
+from profiles.hardware import Hardware, read_assumptions, read_hardware
 from profiles.roofline import (
     ExpertLoad,
     ModelLoad,
@@ -228,3 +228,29 @@ def test_the_first_rows_of_a_mixture_are_the_dear_ones_and_texts_that_differ_ask
     seconds = [expert_seconds(MIXTURE, alike, rows=rows).seconds for rows in (1, 2, 4, 8)]
     assert seconds[1] - seconds[0] > (seconds[3] - seconds[2]) / 4
     assert expert_seconds(MIXTURE, alike, rows=4, num_texts=4).asked > expert_seconds(MIXTURE, alike, rows=4).asked
+
+
+def test_a_cpu_calls_kernels_before_it_runs_them() -> None:
+    slow_calls = dataclasses.replace(MACHINE, layer_call_s=3.0, expert_call_s=0.5)
+    on_cpu = dataclasses.replace(slow_calls, issues_meanwhile=False)
+    assert compute_s(PLAIN, slow_calls, rows=1) == pytest.approx(2 * 3.0), "a card runs kernels meanwhile"
+    assert compute_s(PLAIN, on_cpu, rows=1) == pytest.approx(2 * 3.0 + 0.5)
+    kept = dataclasses.replace(MIXTURE, device_kept=8.0)
+    less, more = (expert_seconds(kept, rates, rows=1) for rates in (slow_calls, on_cpu))
+    assert more.seconds == pytest.approx(less.seconds + 6 * 10 / 1000), "six experts of ten bytes are read besides"
+
+
+@pytest.mark.parametrize(("device", "is_meanwhile"), [("cpu", False), ("cuda", True)])
+def test_weights_in_half_precision_may_be_read_more_slowly(device: str, is_meanwhile: bool) -> None:
+    card = Hardware(
+        name="x", title="x", device=device, memory_bytes=1, memory_bytes_per_s=8.0, half_memory_bytes_per_s=2.0,
+        half_flops_per_s=64.0, float32_flops_per_s=16.0, link_bytes_per_s=1.0, link="", sources={},
+    )  # fmt: skip
+    sheet = read_assumptions()
+    reached = dataclasses.replace(sheet.fast, memory=1.0, compute=1.0)
+    half, full = (achieved_rates(card, reached, sheet, half=half) for half in (True, False))
+    assert (half.memory_bytes_per_s, half.flops_per_s) == (2.0, 64.0)
+    assert (full.memory_bytes_per_s, full.flops_per_s) == (8.0, 16.0)
+    assert half.issues_meanwhile is is_meanwhile
+    alike = achieved_rates(dataclasses.replace(card, half_memory_bytes_per_s=None), reached, sheet, half=True)
+    assert alike.memory_bytes_per_s == 8.0

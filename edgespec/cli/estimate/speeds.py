@@ -90,12 +90,13 @@ def speed_lines(speeds: Speeds) -> list[str]:
     """Return lines about the machine, what is assumed of it, and tokens a second."""
     pair, plain, tree = speeds.pair, speeds.plain, speeds.tree
     card = pair.hardware
-    flops_per_s = card.half_flops_per_s if pair.place.dtype.itemsize == 2 else card.float32_flops_per_s
+    half = pair.place.dtype.itemsize == 2
     link = f", {card.link}" if card.link else ""
     measured = card.sources.get("all")
     lines = [
-        f"{card.name}: {card.title}; {card.memory_bytes / GIB:.0f} GiB at {card.memory_bytes_per_s / 1e9:.0f} GB/s, "
-        f"{flops_per_s / 1e12:.3g} TFLOP/s in {str(pair.place.dtype).removeprefix('torch.')}{link}"
+        f"{card.name}: {card.title}; {card.memory_bytes / GIB:.0f} GiB at "
+        f"{card.weight_bytes_per_s(half=half) / 1e9:.0f} GB/s, "
+        f"{card.flops_per_s(half=half) / 1e12:.3g} TFLOP/s in {str(pair.place.dtype).removeprefix('torch.')}{link}"
         + (f"; {measured} (again: --measure)" if measured else ""),
         *([f"note: {card.note}"] if card.note else []),
         f"assumed: {_assumed(pair)}",

@@ -28,8 +28,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         parts.append("machine")
         return MachineSpeed(
             schema=machine_speed.SCHEMA, device_name=machine_speed._device_name(device),
-            threads=torch.get_num_threads(), created="2026-01-02", memory_bytes_per_s=10e9, half_flops_per_s=0.05e12,
-            float32_flops_per_s=0.1e12, link_bytes_per_s=None, disks={},
+            threads=torch.get_num_threads(), created="2026-01-02", memory_bytes_per_s=10e9, half_memory_bytes_per_s=5e9,
+            half_flops_per_s=0.05e12, float32_flops_per_s=0.1e12, link_bytes_per_s=None, disks={},
         )  # fmt: skip
 
     def disk(files: list[Path]) -> tuple[str, DiskSpeed]:
@@ -96,8 +96,8 @@ def test_the_speed_is_that_of_the_measured_rates(capsys: pytest.CaptureFixture[s
     facts, _ = estimate(capsys, "--policy", "none", "-c", "512")
     plain = facts["speed"]["plain"]
     layers = facts["device_bytes"]["8 resident layers"]
-    # In the fast case the measured rate is reached, and nothing but issuing the layers is slower.
-    assert plain["compute_s"]["fast"] == pytest.approx(max(layers / 10e9, 8 * 0.35e-3), rel=0.2)
+    # In the fast case the measured rate is reached, and a CPU calls the kernels besides.
+    assert plain["compute_s"]["fast"] == pytest.approx(layers / 10e9 + 8 * 0.35e-3, rel=0.2)
     assert facts["device"] == "cpu"
     assert run(["estimate", "--max-cpu-mem", "270MiB", "--policy", "none"]) == 0
     out = capsys.readouterr().out
@@ -126,7 +126,7 @@ def test_the_measurement_itself_is_of_a_real_machine(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(machine_speed.MATRIX, "cpu", (1024, 1024))
     monkeypatch.setitem(machine_speed.PRODUCT, "cpu", 128)
     found = measure_speed(CPU)
-    assert 1e7 < found.memory_bytes_per_s < 1e13
+    assert 1e7 < found.half_memory_bytes_per_s <= found.memory_bytes_per_s < 1e13
     assert 1e6 < found.half_flops_per_s < 1e15
     assert 1e6 < found.float32_flops_per_s < 1e15
     assert found.hardware(CPU).device == "cpu"
