@@ -119,7 +119,7 @@ def train_sibling(arguments: argparse.Namespace, seed: int) -> None:
         model.model.norm.weight.data.copy_(target.model.norm.weight)
         frozen = head_logits(target)
 
-        def objective(batch: FeatureBatch) -> dict[str, Tensor]:
+        def objective(batch: FeatureBatch, _: torch.Generator) -> dict[str, Tensor]:
             logits = model(input_ids=batch.ids, use_cache=False).logits.flatten(0, 1)
             counted = step_rows(batch, 1).flatten()
             with torch.no_grad():
@@ -232,7 +232,7 @@ def discrepancy(folder: Path, files: FeatureFiles, blocks: Iterable[int]) -> dic
             losses = distribution_losses(
                 steps, batch.features[0], [rows] * DEPTH, logits_of=head_logits(model), vocab=target.config.vocab_size
             )
-            found |= {f"cross-entropy {step}": float(loss) for step, loss in enumerate(losses)}
+            found |= {f"cross-entropy {step}": float(loss) for step, loss in enumerate(losses.distribution)}
             sums = {name: sums.get(name, 0.0) + value for name, value in found.items()}
             count += 1
     return {name: value / count for name, value in sums.items()}

@@ -1,14 +1,16 @@
 """Losses of a feature head: features alike, distributions alike, and steps that agree with each other.
 
-EAGLE and HASS sum the first two over a step's rows; CORAL adds cross-step representation alignment (CSRA,
-section 3.1), an InfoNCE over all rows of the batch. All means are over rows. Legend: n rows of a step that
-mean something, h hidden size, m features that a query is compared with, k rows of a chunk.
+EAGLE and HASS sum the first two over a step's rows; HASS counts the target's most probable tokens once more
+(harmonised objective distillation); CORAL adds cross-step representation alignment (CSRA, section 3.1), an
+InfoNCE over all rows of the batch. All means are over rows. Legend: n rows of a step that mean something, h
+hidden size, m features that a query is compared with, k rows of a chunk.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from edgespec.model.row_chunks import row_chunks
 
 TEMPERATURE = 0.07  # of CSRA: CORAL, appendix A
+TOP_TOKENS = 10  # K of HASS's top-K loss
 
 LogitsOf = Callable[[Tensor], Tensor]  # features [k, h] -> logits [k, vocab]
 
@@ -26,35 +29,55 @@ def regression_loss(features: Tensor, target: Tensor) -> Tensor:
     return torch.nn.functional.smooth_l1_loss(features.float(), target.float())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistributionLosses:
+    """How far the head's distributions are from the target's: one loss for each step, in nats."""
+
+    distribution: list[Tensor]  # the cross-entropy: -sum of p(x) log q(x) over all tokens x
+    top_tokens: list[Tensor]  # HASS's top-K loss: the same sum over the target's `num_top` most probable tokens
+
+
 def distribution_losses(
-    features: Sequence[Tensor], target: Tensor, rows: Sequence[Tensor], *, logits_of: LogitsOf, vocab: int
-) -> list[Tensor]:
-    """Return the cross-entropy of the target's distribution and the head's: one loss for each step, in nats.
+    features: Sequence[Tensor],
+    target: Tensor,
+    rows: Sequence[Tensor],
+    *,
+    logits_of: LogitsOf,
+    vocab: int,
+    num_top: int = 0,
+) -> DistributionLosses:
+    """Return how far the head's distribution is from the target's in each step.
 
     `features` are the steps' [all, h], `target` the target's [all, h], and `rows` [all] bool say which count in
     a step. The target's distribution is made once for all steps; only one chunk's logits exist at a time.
     """
-    sums = [target.new_zeros(()) for _ in features]
+    sums = [target.new_zeros(2) for _ in features]
     chunks = list(row_chunks(target.shape[0], vocab))
     for chunk in chunks:
         parts = [step[chunk] for step in features]
         counted = torch.stack([step[chunk] for step in rows]).float()  # [steps, k]
-        entropies = functools.partial(_entropies, logits_of, target[chunk], counted)
+        entropies = functools.partial(_entropies, logits_of, target[chunk], counted, min(num_top, vocab))
         # One chunk is small enough to keep; several are made again on the way back.
         is_kept = len(chunks) == 1 or not torch.is_grad_enabled()
         found = entropies(*parts) if is_kept else checkpoint(entropies, *parts, use_reentrant=False)
         sums = [total + part for total, part in zip(sums, found, strict=True)]
-    return [total / step.sum().clamp(min=1) for total, step in zip(sums, rows, strict=True)]
+    means = [total / step.sum().clamp(min=1) for total, step in zip(sums, rows, strict=True)]
+    return DistributionLosses(distribution=[mean[0] for mean in means], top_tokens=[mean[1] for mean in means])
 
 
-def _entropies(logits_of: LogitsOf, target: Tensor, counted: Tensor, *features: Tensor) -> tuple[Tensor, ...]:
-    """Return, for each step, the sum over a chunk's rows that count."""
+def _entropies(
+    logits_of: LogitsOf, target: Tensor, counted: Tensor, num_top: int, *features: Tensor
+) -> tuple[Tensor, ...]:
+    """Return, for each step, two sums [2] over a chunk's rows that count: of all tokens, and of the top ones."""
     with torch.no_grad():
         p = logits_of(target).float().softmax(-1)  # [k, vocab]
-    return tuple(
-        -((p * logits_of(step).float().log_softmax(-1)).sum(-1) * weight).sum()
-        for step, weight in zip(features, counted, strict=True)
-    )
+        top = p.topk(num_top, -1).indices  # [k, num_top]
+    sums = []
+    for step, weight in zip(features, counted, strict=True):
+        products = -p * logits_of(step).float().log_softmax(-1)  # [k, vocab]
+        each = torch.stack([products.sum(-1), products.gather(-1, top).sum(-1)])  # [2, k]
+        sums.append((each * weight).sum(-1))
+    return tuple(sums)
 
 
 def alignment_losses(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,7 +16,13 @@ from transformers import PreTrainedModel
 from edgespec.model.family_logits import decoder_of, family_logits
 from edgespec.model.row_chunks import row_chunks
 from edgespec.train.feature_files import FeatureBatch, FeatureFiles
-from edgespec.train.head_losses import LogitsOf, alignment_losses, distribution_losses, regression_loss
+from edgespec.train.head_losses import (
+    TOP_TOKENS,
+    LogitsOf,
+    alignment_losses,
+    distribution_losses,
+    regression_loss,
+)
 from edgespec.train.head_steps import head_steps, step_rows
 
 HELD_OUT_DEPTH = 4  # tokens in a row that are looked at
@@ -24,11 +30,12 @@ HELD_OUT_DEPTH = 4  # tokens in a row that are looked at
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossWeights:
-    """The weights of the losses in CORAL's equation 3."""
+    """The weights of the losses in CORAL's equation 3, and of HASS's own."""
 
     regression: float
     distribution: float = 0.1
-    alignment: float = 0.0  # 0: no CSRA
+    top_tokens: float = 0.0  # 0: no top-K loss
+    alignment: float | None = 0.0  # 0: no CSRA; None: what makes it as large as the regression
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,28 +63,61 @@ class Precision:
         return torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.is_mixed)
 
 
+def with_noise(batch: FeatureBatch, size: float, generator: torch.Generator) -> FeatureBatch:
+    """Return a batch whose features have noise on them, uniform between -size and size.
+
+    So EAGLE trains, with 0.1: a head that drafts reads its own features, which are not exact.
+    """
+    drawn = torch.rand(batch.features.shape, generator=generator).to(batch.features.device)
+    return replace(batch, features=batch.features + size * (2 * drawn - 1))
+
+
 def head_losses(
-    model: PreTrainedModel, batch: FeatureBatch, *, num_steps: int, weights: LossWeights, precision: Precision
+    model: PreTrainedModel,
+    batch: FeatureBatch,
+    *,
+    num_steps: int,
+    weights: LossWeights,
+    precision: Precision,
+    read: FeatureBatch | None = None,
 ) -> dict[str, Tensor]:
-    """Return the `loss` to lower and its parts, each a mean over steps."""
+    """Return the `loss` to lower and its parts, each a mean over steps; and CSRA's weight where it is found here.
+
+    `read` is what the head reads, where that is not what it is to find: the batch with noise. CORAL's appendix A
+    chooses CSRA's weight by hand for every target, so that it adds about what the regression adds; here it is
+    chosen so in every batch, since the two fall at different speeds.
+    """
     with precision.autocast(batch.ids.device):
-        steps = head_steps(model, batch, num_steps=num_steps, mask_dtype=precision.mask_dtype)
+        steps = head_steps(model, read or batch, num_steps=num_steps, mask_dtype=precision.mask_dtype)
         features = [step.flatten(0, 1) for step in steps]  # [B * S, h] each
         target = batch.features.flatten(0, 1)
         rows = [step_rows(batch, step).flatten() for step in range(1, num_steps + 1)]
+        found = distribution_losses(
+            features,
+            target,
+            rows,
+            logits_of=head_logits(model),
+            vocab=vocab_of(model),
+            num_top=TOP_TOKENS if weights.top_tokens else 0,
+        )
         parts = {
             "regression": [
                 regression_loss(step[which], target[which]) for step, which in zip(features, rows, strict=True)
             ],
-            "distribution": distribution_losses(
-                features, target, rows, logits_of=head_logits(model), vocab=vocab_of(model)
-            ),
+            "distribution": found.distribution,
         }
-    if weights.alignment:  # in float32: similarities are divided by a small temperature
+    if weights.top_tokens:
+        parts["top_tokens"] = found.top_tokens
+    if weights.alignment != 0:  # in float32: similarities are divided by a small temperature
         parts["alignment"] = alignment_losses(features, target, rows)
     means = {name: torch.stack(losses).mean() for name, losses in parts.items()}
-    loss = torch.stack([getattr(weights, name) * mean for name, mean in means.items()]).sum()
-    return {"loss": loss, **means}
+    factors = {name: getattr(weights, name) for name in means}
+    balance = {}
+    if weights.alignment is None:
+        balance["alignment_weight"] = weights.regression * (means["regression"] / means["alignment"]).detach()
+        factors["alignment"] = balance["alignment_weight"]
+    loss = torch.stack([factors[name] * mean for name, mean in means.items()]).sum()
+    return {"loss": loss, **means, **balance}
 
 
 @torch.no_grad()
@@ -109,7 +149,7 @@ def held_out_agreement(
             flat_rows = [which.flatten() for which in rows]
             entropies = distribution_losses(
                 features, target, flat_rows, logits_of=head_logits(model), vocab=vocab_of(model)
-            )
+            ).distribution
             choices = _choices(model, target)
             agree = [(_choices(model, step) == choices).view(batch.ids.shape) for step in features]
         for step, which in enumerate(flat_rows):

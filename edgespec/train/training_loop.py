@@ -23,9 +23,10 @@ from edgespec.train.training_settings import TrainingSettings
 
 CHECKPOINT = "checkpoint.pt"
 HELD_OUT_SHARE = 0.05
-EPOCH_STRIDE = 1_000_003  # keeps the orders of different seeds and epochs apart
+SEED_STRIDE = 1_000_003  # keeps the draws of different seeds apart, of epochs and of steps
 
-Objective = Callable[[FeatureBatch], Mapping[str, Tensor]]  # `loss`, and what else is of interest
+# of a batch, and of a generator for what is drawn at random: `loss`, and what else is of interest
+Objective = Callable[[FeatureBatch, torch.Generator], Mapping[str, Tensor]]
 Evaluate = Callable[[], Mapping[str, float]]
 # the step that was done, counted from 1; its losses; and what the held-out texts say, where they were asked
 Progress = Callable[[int, Mapping[str, float], Mapping[str, float] | None], None]
@@ -87,7 +88,7 @@ def train(
             group["lr"] = settings.rate(step)
         batch = files.batch(batch_blocks(split.train, settings, step), device=device)
         optimizer.zero_grad(set_to_none=True)
-        losses = objective(batch)
+        losses = objective(batch, step_generator(settings, step))
         losses["loss"].backward()
         norm = torch.nn.utils.clip_grad_norm_(list(parameters.values()), settings.gradient_clip)
         found = {name: float(loss.detach()) for name, loss in losses.items()}  # a wait, for every step is checked
@@ -109,9 +110,14 @@ def batch_blocks(blocks: Sequence[int], settings: TrainingSettings, step: int) -
     """Return the blocks of a step; every epoch has its own order of all blocks, less those that fill no batch."""
     size = min(settings.batch_blocks, len(blocks))
     epoch, number = divmod(step, len(blocks) // size)
-    generator = torch.Generator().manual_seed(settings.seed * EPOCH_STRIDE + epoch)
+    generator = torch.Generator().manual_seed(settings.seed * SEED_STRIDE + epoch)
     order = torch.randperm(len(blocks), generator=generator)
     return [blocks[index] for index in order[number * size : (number + 1) * size].tolist()]
+
+
+def step_generator(settings: TrainingSettings, step: int) -> torch.Generator:
+    """Return the generator of a step: a run that goes on draws what one that was never interrupted draws."""
+    return torch.Generator().manual_seed(settings.seed * SEED_STRIDE + step)
 
 
 def forget_checkpoint(folder: Path) -> None:

@@ -48,7 +48,15 @@ coral  and features of all steps told apart from all others
 @click.option("--multi-steps", type=click.IntRange(1, 8), help="Steps on the head's own features. [by the method]")
 @click.option("--regression-weight", type=WEIGHT, help="Of smooth L1 between features. [1; coral 0.5]")
 @click.option("--distribution-weight", type=WEIGHT, help="Of cross-entropy between distributions. [0.1]")
-@click.option("--alignment-weight", type=WEIGHT, help="Of CSRA; CORAL uses 0.05 to 0.2. [coral 0.1, else 0]")
+@click.option(
+    "--top-tokens-weight", type=WEIGHT, help="Of cross-entropy at the target's 10 first tokens. [hass 1, else 0]"
+)
+@click.option(
+    "--alignment-weight", type=WEIGHT, help="Of CSRA. [coral: what makes it add as much as the regression, else 0]"
+)
+@click.option(
+    "--feature-noise", type=WEIGHT, default=0.1, show_default=True, help="On the features that the head reads."
+)
 @training_options(training_steps=1500)
 @click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
 @machine_options
@@ -63,7 +71,9 @@ def command(
     multi_steps: int | None,
     regression_weight: float | None,
     distribution_weight: float | None,
+    top_tokens_weight: float | None,
     alignment_weight: float | None,
+    feature_noise: float,
     settings: TrainingSettings,
     as_json: bool,
     machine: MachineOptions,
@@ -90,10 +100,16 @@ def command(
     place = machine.place(pair, context_tokens=asked.block_tokens)
     run = features_of(console, pair, asked, folder, machine, place)
     settings = settings.for_width(run.hidden_size)
-    given = {"regression": regression_weight, "distribution": distribution_weight, "alignment": alignment_weight}
+    given = {
+        "regression": regression_weight,
+        "distribution": distribution_weight,
+        "top_tokens": top_tokens_weight,
+        "alignment": alignment_weight,
+    }
     chosen = METHODS[method]
     weights = replace(chosen.weights, **{name: value for name, value in given.items() if value is not None})
-    chosen = replace(chosen, weights=weights, num_steps=multi_steps or chosen.num_steps)
+    num_steps = multi_steps or chosen.num_steps
+    chosen = replace(chosen, weights=weights, num_steps=num_steps, feature_noise=feature_noise)
     precision = Precision.on(place.device, place.dtype)
     facts = HeadFacts(target=pair.target.folder.name, target_fingerprint=run.target_fingerprint, method=method)
     training = output.with_name(output.name + ".training")
@@ -120,7 +136,12 @@ def command(
         "target": facts.target,
         "target_fingerprint": facts.target_fingerprint,
         "features": {"folder": str(folder), "tokens": run.num_tokens, "blocks": run.num_blocks},
-        "settings": {**asdict(settings), "steps_of_forward": chosen.num_steps, "weights": asdict(chosen.weights)},
+        "settings": {
+            **asdict(settings),
+            "steps_of_forward": chosen.num_steps,
+            "weights": asdict(chosen.weights),
+            "feature_noise": chosen.feature_noise,
+        },
         "training_s": time.perf_counter() - started,
         **report.as_json(),
     }

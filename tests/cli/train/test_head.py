@@ -62,6 +62,8 @@ def test_a_head_and_its_router_draft_for_their_target(
     report = json.loads(outcome.out)
     assert report["method"] == method
     assert report["held_out"]["acceptance_length"] >= 1
+    assert report["settings"]["feature_noise"] == 0.1
+    assert ("alignment_weight" in report["held_out"]) == (method == "coral")
     assert report["settings"]["steps_of_forward"] == (1 if method == "eagle" else 3)
     assert re.search(r"features: \d+ MB go to 'head.features' \(.* GB free\)", outcome.err)
     assert re.search(r"step 4 of 8, held out: acceptance length \d", outcome.err)
@@ -162,6 +164,17 @@ def test_mistakes_are_named(
     assert outcome.code in {1, 2, 4}, outcome.err
     assert named in outcome.err
     assert "Traceback" not in outcome.err
+
+
+def test_weights_and_noise_can_be_given(run_cli: RunCli, target: list[str], texts: Path) -> None:
+    given = ["--alignment-weight", "0.05", "--top-tokens-weight", "0.5", "--feature-noise", "0", "--json"]
+    outcome = train(run_cli, [*target, "--data", "texts", "-o", "head", *SMALL, *given])
+    assert outcome.code == 0, outcome.err
+    report = json.loads(outcome.out)
+    weights = {"regression": 0.5, "distribution": 0.1, "top_tokens": 0.5, "alignment": 0.05}
+    assert report["settings"]["weights"] == weights
+    assert report["settings"]["feature_noise"] == 0
+    assert "alignment_weight" not in report["held_out"], "the one that was given overrides the balance"
 
 
 def test_groups_that_would_be_empty_are_refused(run_cli: RunCli, target: list[str], texts: Path) -> None:

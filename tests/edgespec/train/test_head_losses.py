@@ -64,18 +64,42 @@ def test_csra_is_the_papers_value_and_gradient(num_steps: int, chunk_bytes: int)
 def test_distributions_are_compared_row_by_row(chunk_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     features, target, rows = made(3)
     head = torch.randn(HIDDEN, 9, generator=torch.Generator().manual_seed(9))
+    monkeypatch.setattr("edgespec.model.row_chunks.CHUNK_BYTES", chunk_rows * 9 * 4)
+    assert rows_at_once(9) == chunk_rows
+    for num_top in (0, 3):
+        losses = distribution_losses(
+            features, target, rows, logits_of=lambda some: some @ head, vocab=9, num_top=num_top
+        )
+        for found, num_tokens in ((losses.distribution, 9), (losses.top_tokens, num_top)):
+            expected = literal_entropies(features, target, rows, head, num_tokens)
+            torch.testing.assert_close(torch.stack(found), torch.stack(expected))
+            for gradient, right in zip(
+                torch.autograd.grad(sum(found), features, retain_graph=True),
+                torch.autograd.grad(sum(expected), features),
+                strict=True,
+            ):
+                torch.testing.assert_close(gradient, right)
+
+
+def literal_entropies(
+    features: list[Tensor], target: Tensor, rows: list[Tensor], head: Tensor, num_tokens: int
+) -> list[Tensor]:
+    """-sum of p(x) log q(x) over the target's `num_tokens` most probable tokens, which p and q are not limited to."""
     expected = []
     for step, which in zip(features, rows, strict=True):
         p, log_q = (target @ head).softmax(-1), (step @ head).log_softmax(-1)
-        expected.append(torch.stack([-(p[row] * log_q[row]).sum() for row in range(ROWS) if which[row]]).mean())
-    monkeypatch.setattr("edgespec.model.row_chunks.CHUNK_BYTES", chunk_rows * 9 * 4)
-    assert rows_at_once(9) == chunk_rows
-    found = distribution_losses(features, target, rows, logits_of=lambda some: some @ head, vocab=9)
-    torch.testing.assert_close(torch.stack(found), torch.stack(expected))
-    for gradient, right in zip(
-        torch.autograd.grad(sum(found), features), torch.autograd.grad(sum(expected), features), strict=True
-    ):
-        torch.testing.assert_close(gradient, right)
+        sums = []
+        for row in range(ROWS):
+            first = sorted(range(9), key=lambda token: -float(p[row, token]))[:num_tokens]
+            sums.append(-sum((p[row, token] * log_q[row, token] for token in first), start=0 * log_q[row, 0]))
+        expected.append(
+            torch.stack([value for value, is_counted in zip(sums, which, strict=True) if is_counted]).mean()
+        )
+    return expected
+
+
+def test_the_top_tokens_are_as_many_as_in_hass() -> None:
+    assert head_losses.TOP_TOKENS == 10
 
 
 def test_smooth_l1_is_quadratic_below_one() -> None:

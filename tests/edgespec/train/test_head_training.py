@@ -16,7 +16,7 @@ from edgespec.draft.head_router import group_tokens
 from edgespec.train import training_loop
 from edgespec.train.feature_files import FeatureFiles
 from edgespec.train.head_model import own_tensors
-from edgespec.train.head_objective import Precision, head_logits, held_out_agreement
+from edgespec.train.head_objective import LossWeights, Precision, head_logits, held_out_agreement
 from edgespec.train.head_steps import head_steps
 from edgespec.train.head_training import METHODS, HeadReport, train_head
 from edgespec.train.router_training import _target_groups, check_groups, train_router
@@ -45,11 +45,12 @@ def trained(
     head: PreTrainedModel, files: FeatureFiles, folder: Path, *, method: str = "coral", **changes: object
 ) -> HeadReport:
     progress = changes.pop("progress", None)
+    noise = changes.pop("feature_noise", METHODS[method].feature_noise)
     settings = dataclasses.replace(SETTINGS, **changes)  # type: ignore[arg-type]
     return train_head(
         head,
         files,
-        METHODS[method],
+        dataclasses.replace(METHODS[method], feature_noise=noise),  # type: ignore[arg-type]
         settings,
         folder,
         identity="x",
@@ -74,6 +75,8 @@ def test_losses_fall_and_only_the_heads_own_weights_change(
     report = trained(head, files, tmp_path / "t", method=method, training_steps=40, progress=progress)
     assert losses[-1]["loss"] < 0.8 * losses[0]["loss"]
     assert ("alignment" in losses[0]) == (method == "coral")
+    assert ("top_tokens" in losses[0]) == (method == "hass")
+    assert ("alignment_weight" in report.held_out) == (method == "coral")
     assert evaluations == [5, 10, 15, 20, 25, 30, 35, 40]
     assert all(torch.equal(before[name], tensor) for name, tensor in target.named_parameters())
     assert report.num_blocks + report.num_held_out == files.num_blocks
@@ -104,7 +107,53 @@ def test_a_run_that_was_interrupted_ends_in_the_same_numbers(
     assert trained(again, files, tmp_path / "t") == whole_report, "nothing is left to do"
 
 
-@pytest.mark.parametrize("change", [{"seed": 1}, {"learning_rate": 1e-4}, {"training_steps": 13}, {"method": "hass"}])
+def test_every_step_has_noise_of_its_own_which_the_seed_fixes(
+    target: PreTrainedModel, files: FeatureFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing but noise differs: the head does not learn, and every batch is the same."""
+    losses: dict[str, list[float]] = {}
+    monkeypatch.setattr(training_loop, "batch_blocks", lambda *_: [0, 1])
+    for name, changes in {"a": {}, "again": {}, "other": {"seed": 1}, "none": {"feature_noise": 0.0}}.items():
+        losses[name] = []
+        trained(
+            make_head(target), files, tmp_path / name, method="eagle", learning_rate=0.0,
+            progress=lambda _step, found, _: losses[name].append(found["loss"]), **changes,  # noqa: B023
+        )  # fmt: skip
+    assert len(set(losses["a"])) == len(losses["a"]) == 12
+    assert losses["a"] == losses["again"]
+    assert not set(losses["a"]) & set(losses["other"])
+    assert len(set(losses["none"])) == 1
+
+
+def test_what_is_held_out_is_measured_without_noise(
+    target: PreTrainedModel, files: FeatureFiles, tmp_path: Path
+) -> None:
+    head = make_head(target)
+    report = trained(head, files, tmp_path / "t", method="hass", feature_noise=1.0)
+    held_out = split_blocks(files, SETTINGS).held_out
+    assert report.held_out == held_out_agreement(head, files, held_out, batch_blocks=3, precision=PLAIN)
+
+
+def test_csra_cannot_be_balanced_with_a_loss_of_no_weight() -> None:
+    weights = LossWeights(regression=0.0, alignment=None)
+    with pytest.raises(EdgespecError, match="whose weight is 0"):
+        dataclasses.replace(METHODS["coral"], weights=weights)
+    dataclasses.replace(METHODS["coral"], weights=dataclasses.replace(weights, alignment=0.1))
+    with pytest.raises(EdgespecError, match="cannot be trained so"):
+        dataclasses.replace(METHODS["coral"], feature_noise=-0.1)
+
+
+def test_the_methods_weights_are_the_papers() -> None:
+    """EAGLE: 1 and 0.1; HASS: its top-K loss beside them; CORAL: half the regression, and no top-K loss."""
+    weights = {name: dataclasses.astuple(method.weights) for name, method in METHODS.items()}
+    assert weights == {"eagle": (1.0, 0.1, 0.0, 0.0), "hass": (1.0, 0.1, 1.0, 0.0), "coral": (0.5, 0.1, 0.0, None)}
+    assert {method.feature_noise for method in METHODS.values()} == {0.1}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"seed": 1}, {"learning_rate": 1e-4}, {"training_steps": 13}, {"method": "hass"}, {"feature_noise": 0.2}],
+)
 def test_a_checkpoint_of_another_run_is_refused(
     change: dict[str, object], target: PreTrainedModel, files: FeatureFiles, tmp_path: Path
 ) -> None:
@@ -162,7 +211,7 @@ def test_a_gradient_that_is_not_finite_is_refused_too(files: FeatureFiles, tmp_p
     with pytest.raises(EdgespecError, match="step 1") as caught:
         training_loop.train(
             {"weight": weight},
-            lambda _: {"loss": weight.sqrt().sum()},
+            lambda _, _generator: {"loss": weight.sqrt().sum()},
             files,
             split_blocks(files, SETTINGS),
             SETTINGS,
