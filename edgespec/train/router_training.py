@@ -79,7 +79,7 @@ def train_router(
         hidden = torch.cat([step.flatten(0, 1)[which] for step, which in zip(steps, rows, strict=True)])
         return hidden, torch.cat([groups[which] for which in rows]), torch.cat([choices[which] for which in rows])
 
-    def objective(batch: FeatureBatch, _: torch.Generator) -> dict[str, Tensor]:
+    def objective(batch: FeatureBatch, _generator: torch.Generator) -> dict[str, Tensor]:
         hidden, groups, _ = rows_of(batch)
         with precision.autocast(device):
             return {"loss": -(groups * router(hidden)).sum(-1).mean()}

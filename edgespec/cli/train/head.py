@@ -36,8 +36,10 @@ Examples:
 
 \b
 eagle  one step: features alike, distributions alike
-hass   three steps on the head's own features, as in drafting
-coral  and features of all steps told apart from all others
+hass   three steps on the head's own features, as in drafting,
+       and the target's most probable tokens count once more
+coral  three steps, and the features of all steps told apart
+       from all others
 """,
 )
 @target_options
@@ -48,15 +50,9 @@ coral  and features of all steps told apart from all others
 @click.option("--multi-steps", type=click.IntRange(1, 8), help="Steps on the head's own features. [by the method]")
 @click.option("--regression-weight", type=WEIGHT, help="Of smooth L1 between features. [1; coral 0.5]")
 @click.option("--distribution-weight", type=WEIGHT, help="Of cross-entropy between distributions. [0.1]")
-@click.option(
-    "--top-tokens-weight", type=WEIGHT, help="Of cross-entropy at the target's 10 first tokens. [hass 1, else 0]"
-)
-@click.option(
-    "--alignment-weight", type=WEIGHT, help="Of CSRA. [coral: what makes it add as much as the regression, else 0]"
-)
-@click.option(
-    "--feature-noise", type=WEIGHT, default=0.1, show_default=True, help="On the features that the head reads."
-)
+@click.option("--top-tokens-weight", type=WEIGHT, help="Of the target's ten most probable tokens. [hass 1, else 0]")
+@click.option("--alignment-weight", type=WEIGHT, help="Of CSRA. [coral: it adds as much as the regression; else 0]")
+@click.option("--feature-noise", type=WEIGHT, default=0.1, show_default=True, help="The largest on features it reads.")
 @training_options(training_steps=1500)
 @click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
 @machine_options

@@ -1,0 +1,75 @@
+"""The heads that are compared, and how they are trained: all on the same features, with the same order of texts."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from edgespec.pair.pair import DEMO_FOLDER
+from scripts.train_demo import is_held_out, standard_library_sources
+
+CPU = torch.device("cpu")
+TARGET = DEMO_FOLDER / "target"
+Options = Sequence[object]  # of `edgespec train head`
+
+# CORAL's paper means HASS's alignment alone where it says HASS (section 2.3).
+METHODS: Mapping[str, Options] = {
+    "eagle": ("--method", "eagle"),
+    "hass": ("--method", "hass"),
+    "hass-alignment": ("--method", "hass", "--top-tokens-weight", 0),
+    "coral": ("--method", "coral"),
+}
+# What a part of a method is worth; of the first seed alone.
+ABLATIONS: Mapping[str, Options] = {
+    "eagle-no-noise": ("--method", "eagle", "--feature-noise", 0),
+    "csra-one-step": ("--method", "coral", "--multi-steps", 1),
+    "coral-fixed-weight": ("--method", "coral", "--alignment-weight", 0.05),
+}
+
+
+def edgespec(*arguments: object) -> None:
+    """A command of ours, as a user would give it."""
+    subprocess.run([sys.executable, "-m", "edgespec", *map(str, arguments)], check=True, stdout=subprocess.DEVNULL)
+
+
+def head_folder(out: Path, name: str, seed: int) -> Path:
+    """Where a head is."""
+    return out / f"head-{name}-{seed}"
+
+
+def heads_at(out: Path, seeds: Sequence[int]) -> dict[tuple[str, int], Path]:
+    """The heads that have been trained: (name, seed) -> folder."""
+    asked = [(name, seed) for name in (*METHODS, *ABLATIONS) for seed in seeds]
+    found = {(name, seed): head_folder(out, name, seed) for name, seed in asked}
+    return {key: folder for key, folder in found.items() if folder.exists()}
+
+
+def write_data(folder: Path) -> None:
+    """The modules that the built-in pair was trained on, as files."""
+    for name, text in standard_library_sources():
+        if not is_held_out(name):
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+
+
+def train_heads(heads: Mapping[str, Options], seeds: Sequence[int], arguments: argparse.Namespace) -> None:
+    """These heads with these seeds, on the features of one run of the target under a memory limit."""
+    out: Path = arguments.out
+    if not (out / "data").exists():
+        write_data(out / "data")
+    for seed in seeds:
+        for name, options in heads.items():
+            if head_folder(out, name, seed).exists():
+                continue
+            edgespec(
+                "train", "head", "--data", out / "data", "--data-tokens", arguments.data_tokens,
+                "--features", out / "features", "--max-cpu-mem", "700MiB", "-ngl", 0, "--seed", seed,
+                "--training-steps", arguments.training_steps, "--batch", arguments.batch,
+                "--learning-rate", arguments.learning_rate, *options, "-o", head_folder(out, name, seed),
+            )  # fmt: skip
