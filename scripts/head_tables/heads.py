@@ -28,7 +28,6 @@ METHODS: Mapping[str, Options] = {
 ABLATIONS: Mapping[str, Options] = {
     "eagle-no-noise": ("--method", "eagle", "--feature-noise", 0),
     "csra-one-step": ("--method", "coral", "--multi-steps", 1),
-    "coral-fixed-weight": ("--method", "coral", "--alignment-weight", 0.05),
 }
 
 

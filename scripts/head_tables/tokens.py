@@ -31,7 +31,7 @@ CONTEXT_TOKENS = 192
 PAIRS = (
     ("hass", "eagle"), ("hass-alignment", "eagle"), ("hass", "hass-alignment"), ("coral", "hass-alignment"),
     ("coral", "hass"), ("coral", "eagle"), ("eagle", "sibling"), ("eagle", "eagle-no-noise"),
-    ("csra-one-step", "eagle"), ("coral", "coral-fixed-weight"),
+    ("csra-one-step", "eagle"),
 )  # fmt: skip
 Tokens = dict[str, list[float]]  # 'tree, T temperature' -> at every context
 
