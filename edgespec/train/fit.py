@@ -41,12 +41,14 @@ def fit_classifier(
     learning_rate: float = 1e-3,
     seed: int = 0,
     held_out_share: float = HELD_OUT_SHARE,
+    initial: Classifier | None = None,
 ) -> tuple[Classifier, ClassifierReport]:
     """Fit C2T's classifier on `records` of chosen children, which have a column `prompt`.
 
     A record is accepted with chance V, and for each that is, about `negatives` of the others stay, as
     in appendix B.2, which names no number. That makes the classifier surer than what it sees
     warrants: its confidence is for thresholds, not a chance. `fit` in the report says by how much.
+    With `initial` it is fine-tuned from that classifier (appendix B.4), whose width it keeps.
     Raises EdgespecError where there are no records of two prompts.
     """
     train, held_out = _split(records, held_out_share, seed, "chosen children")
@@ -67,6 +69,7 @@ def fit_classifier(
         learning_rate=learning_rate,
         weight_decay=0.0,
         seed=seed,
+        initial=None if initial is None else initial.network,
     )
     predicted, observed = network(_classifier_features(held_out)), _value(held_out).double()
     is_positive = predicted >= threshold

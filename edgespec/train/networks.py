@@ -64,16 +64,22 @@ def fit_network(
     weight_decay: float,
     seed: int,
     validation: tuple[Tensor, Tensor, Tensor] | None = None,
+    initial: Network | None = None,
 ) -> Network:
     """Fit a network to features [n, i] by weighted cross-entropy, with Adam at a rate that falls to 0 along a cosine.
 
     With `validation` (features, labels and weights of other records), the result is the network that was best
-    on them along the way: for nets that have more numbers than the records can tell.
+    on them along the way: for nets that have more numbers than the records can tell. With `initial` the fit goes on
+    from a network, whose shape it has, and by whose means and deviations the inputs are standardised.
     """
     generator = torch.Generator().manual_seed(seed)
     features, labels, weights = features.float(), labels.float(), (weights / weights.mean()).float()
-    inputs, mean, std = standardised(features)
-    layers = new_layers((features.shape[1], *hidden, 1), generator)
+    if initial is None:
+        inputs, mean, std = standardised(features)
+        layers = new_layers((features.shape[1], *hidden, 1), generator)
+    else:
+        mean, std = initial.mean.float(), initial.std.float()
+        inputs, layers = (features - mean) / std, layers_of(initial)
     parameters = [parameter for layer in layers for parameter in layer.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=weight_decay)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
@@ -116,6 +122,18 @@ def standardised(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def new_layers(sizes: tuple[int, ...], generator: torch.Generator) -> list[nn.Linear]:
     """Return layers of these widths, from the inputs to the one output."""
     return [_layer(size, next_size, generator) for size, next_size in itertools.pairwise(sizes)]
+
+
+def layers_of(network: Network) -> list[nn.Linear]:
+    """Return a network's layers, to be fitted on; the network stays as it is."""
+    found = []
+    for weight, bias in zip(network.weights, network.biases, strict=True):
+        layer = nn.Linear(weight.shape[1], weight.shape[0])
+        with torch.no_grad():
+            layer.weight.copy_(weight)
+            layer.bias.copy_(bias)
+        found.append(layer)
+    return found
 
 
 def forward(layers: list[nn.Linear], features: Tensor, activation: Activation) -> Tensor:

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from edgespec.config import SamplingSettings
 from edgespec.draft.language_model import LanguageModelDrafter
+from edgespec.grow import Growth
+from edgespec.grow.together import grown
 from edgespec.tree.settings import TreeSettings
 from edgespec.tree.token_tree import TokenTree
 from scripts.compare_policies import Bench, resampled_means
@@ -30,10 +32,21 @@ class Context:
 
     def grow(self, settings: TreeSettings, sampling: SamplingSettings) -> TokenTree:
         """The tree that the policy grows here."""
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.number)
+        return self.bench.grow(settings, sampling, self._drafter(settings, sampling), self.number, 0, generator)
+
+    def grow_otherwise(self, growth: Growth, settings: TreeSettings, sampling: SamplingSettings) -> TokenTree:
+        """The tree that comes of a growth that no policy has, drafted as the policy's trees are."""
+        drafter = self._drafter(settings, sampling)
+        drafter.sampling = settings.draft_sampling(sampling)
+        tree = grown(growth, drafter)
+        drafter.rewind()
+        return tree
+
+    def _drafter(self, settings: TreeSettings, sampling: SamplingSettings) -> LanguageModelDrafter:
         if sampling not in self._drafters:
             self._drafters[sampling] = self.bench.drafter(settings, sampling)
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.number)
-        return self.bench.grow(settings, sampling, self._drafters[sampling], self.number, 0, generator)
+        return self._drafters[sampling]
 
     def num_accepted(self, tree: TokenTree, sampling: SamplingSettings) -> int:
         """How many nodes below the root the target's own text goes through."""

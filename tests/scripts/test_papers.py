@@ -2,11 +2,23 @@
 
 import re
 
+import pytest
 import torch
 
-from scripts.paper_tables.paper_table import in_bins, in_words, shares
+from edgespec.config import SamplingSettings
+from edgespec.grow.classifier import DEFAULT_FILE, default_classifier
+from edgespec.tree.settings import TreeSettings
+from scripts.compare_c2t import CONFIDENCES, c2t, compared, nodes_at, points_by_score
+from scripts.compare_labels import drawn
+from scripts.compare_policies import Bench
+from scripts.fit_classifiers import blind_to
+from scripts.paper_tables.c2t import CONFIDENCES as CHAIN_CONFIDENCES
+from scripts.paper_tables.c2t import LONGEST, RULES, c2t_tree, chain_points, ends
+from scripts.paper_tables.paper_table import Context, in_bins, in_words, shares
 from scripts.paper_tables.speeds import COSTS, show_gain, show_speeds
 from scripts.papers import MODULES, TABLES
+
+GREEDY = SamplingSettings()
 
 
 def test_every_table_has_a_name_of_its_own() -> None:
@@ -38,3 +50,73 @@ def test_speeds_count_a_pass_and_its_draft_calls() -> None:
         assert second.strip("*").startswith(f"{3 / (1 + 5 * cost):.2f}")
         assert first.startswith("**") == (2 / (1 + cost) >= 3 / (1 + 5 * cost))
     assert "1.391 (1.391 to 1.391) at mu 0.02" in show_gain("long over short", [1], [0], found)
+
+
+@pytest.fixture(scope="module")
+def context() -> Context:
+    bench = Bench(None, None, 0)
+    bench.start(bench.engine.encode("import os\n\ndef read_lines(path):\n    with open(path) as file:\n        "))
+    return Context(bench=bench, number=0, seed=0)
+
+
+def test_one_chain_tells_where_the_classifier_ends_chains_of_the_library(context: Context) -> None:
+    points = chain_points(context)[RULES.index("C2T") + 1]
+    lengths = []
+    for confidence in CHAIN_CONFIDENCES[::6]:
+        settings = TreeSettings(policy="chain", draft_tokens=LONGEST, draw="chosen", classifier=DEFAULT_FILE,
+                                confidence=confidence)  # fmt: skip
+        tree = context.grow(settings, GREEDY)
+        lengths.append([1.0 + context.num_accepted(tree, GREEDY), tree.num_nodes - 1.0])
+    assert points[::6].tolist() == lengths
+    assert len({nodes for _, nodes in lengths}) > 2
+
+
+def test_chains_end_behind_the_first_token_that_falls_short() -> None:
+    assert ends(torch.tensor([[0.9, 0.3, 0.9]]))[0, :: len(CHAIN_CONFIDENCES) - 1].tolist() == [4, 1]
+    assert ends(torch.tensor([[0.9, 0.3, 0.9]]))[0, CHAIN_CONFIDENCES.index(0.5)] == 2
+
+
+def test_one_tree_of_c2t_is_those_of_all_confidences(context: Context) -> None:
+    smallest = context.grow(c2t(DEFAULT_FILE, confidence=min(CONFIDENCES)), GREEDY)
+    points = points_by_score(smallest, context.path(smallest, GREEDY))
+    for confidence in (0.8, 0.5, 0.3):
+        tree = context.grow(c2t(DEFAULT_FILE, confidence=confidence), GREEDY)
+        alone = [1.0 + context.num_accepted(tree, GREEDY), tree.num_nodes - 1.0]
+        assert points[CONFIDENCES.index(confidence)].tolist() == alone
+
+
+def test_the_tables_tree_is_the_librarys(context: Context) -> None:
+    ours, librarys = c2t_tree(context, beta=0.5), context.grow(c2t(DEFAULT_FILE, confidence=0.5), GREEDY)
+    assert ours.tokens.tolist() == librarys.tokens.tolist()
+    assert c2t_tree(context, beta=0.5, width=20).num_nodes > ours.num_nodes
+    assert c2t_tree(context, beta=0.5, count=2).num_nodes != ours.num_nodes
+
+
+def test_nodes_are_read_off_between_points_and_not_beyond() -> None:
+    curve = torch.tensor([[2.0, 10.0], [4.0, 30.0]])
+    assert nodes_at([2.0, 3.0], curve).tolist() == [10.0, 20.0]
+    assert nodes_at([1.0, 5.0], curve).isnan().all()
+
+
+def test_classifiers_are_compared_at_equal_length() -> None:
+    eagle2 = torch.tensor([[[1.0, 0.0], [5.0, 40.0]]]).double().expand(9, 2, 2)
+    half = eagle2 * torch.tensor([1.0, 0.5])
+    row = compared(["EAGLE-2", "half", "all"], [eagle2, half, eagle2])[3]
+    assert row.split(" | ")[-2:] == ["1.00 (1.00 to 1.00)", "2.00 (2.00 to 2.00) |"]
+
+
+def test_a_blind_classifier_does_not_read_the_feature() -> None:
+    asked = {"path_probability": torch.tensor([[0.3, 0.1]]), "entropy": torch.tensor([1.0]), "depth": 2}
+    classifier = default_classifier()
+    blind = blind_to(classifier, "entropy")
+    other = {**asked, "entropy": torch.tensor([4.0])}
+    assert torch.equal(blind.confidence(**asked), blind.confidence(**other))
+    assert not torch.equal(classifier.confidence(**asked), classifier.confidence(**other))
+    assert not torch.equal(blind.confidence(**asked), blind.confidence(**{**asked, "depth": 5}))
+
+
+def test_drawn_labels_are_0_or_1_as_often_as_the_chance_says() -> None:
+    chance = torch.tensor([0.0, 0.25, 1.0]).repeat(4000)
+    labels = drawn({"acceptance": chance}, 0)["acceptance"].view(-1, 3)
+    assert set(labels.flatten().tolist()) == {0.0, 1.0}
+    assert labels.mean(0).tolist() == pytest.approx([0.0, 0.25, 1.0], abs=0.03)

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +18,14 @@ from edgespec.cli.open_engine import open_engine
 from edgespec.cli.open_pair import open_named_pair
 from edgespec.cli.options.console import console_options
 from edgespec.cli.options.distribution import parse_temperatures
-from edgespec.cli.options.group import FOLDER
+from edgespec.cli.options.group import FOLDER, with_options
 from edgespec.cli.options.machine import MachineOptions, machine_options
 from edgespec.cli.options.model import AskedModels, model_options
 from edgespec.cli.prompts.read import encode_prompts, read_prompts
 from edgespec.errors import EdgespecError
 
 if TYPE_CHECKING:
+    from edgespec.grow.classifier import Classifier
     from edgespec.train.networks import FitReport
     from edgespec.train.records import Records
 
@@ -57,6 +59,7 @@ def _command(
     as_json: bool,
     machine: MachineOptions,
     console: Console,
+    initial: Path | None = None,
 ) -> int:
     temperatures = parse_temperatures(temps or DEFAULT_TEMPERATURES[what])
     if output.exists() and not overwrite:
@@ -66,10 +69,12 @@ def _command(
     rows = read_prompts(prompts, lines=lines)
 
     import_engine(console)
+    from edgespec.grow.classifier import Classifier
     from edgespec.profiled import set_up
     from edgespec.train import collect
     from edgespec.train.record_files import load_records
 
+    begins = None if initial is None else Classifier.load(initial)
     pair = open_named_pair(models)
     encoded = encode_prompts(pair, rows, raw=True)
     folder = records or output.with_name(output.name + ".records")
@@ -101,7 +106,7 @@ def _command(
     console.say(f"fitting on {counted(found['prompt'].shape[0], 'record')} of {counted(len(headers), 'part')}")
     about = {"target": pair.target.folder.name, "prompts": str(len(encoded))}
     about |= {"draft": pair.draft.folder.name} if pair.draft else {}
-    report = _fit(what, found, output, kind=kind, seed=seed, about=about)
+    report = _fit(what, found, output, kind=kind, seed=seed, about=about, initial=begins)
     sys.stdout.write(json.dumps(report) + "\n" if as_json else _text(report))
     console.say(f"written: {output}")
     return 0
@@ -109,6 +114,11 @@ def _command(
 
 def growth_command(what: str) -> click.Command:
     """Make the command that fits one of WHATS."""
+    its_own = {
+        "classifier": [
+            click.option("--from", "initial", type=FOLDER, help="Go on from this classifier: another pair's.")
+        ]
+    }
 
     @click.command(name=what, help=HELP.format(first=WHATS[what][0].upper() + WHATS[what][1:]))
     @model_options
@@ -139,6 +149,7 @@ def growth_command(what: str) -> click.Command:
         show_default=True,
         help="What a decision model reads of the draft (stop).",
     )
+    @partial(with_options, options=its_own.get(what, []))
     @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
     @click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
     @machine_options
@@ -157,6 +168,7 @@ def _fit(
     kind: str,
     seed: int,
     about: dict[str, str],
+    initial: Classifier | None,
 ) -> dict[str, Any]:
     from edgespec.train.acceptance import FitSettings, fit_acceptance
     from edgespec.train.fit import fit_classifier, fit_stop
@@ -166,7 +178,7 @@ def _fit(
         model.save(output)
         return {"model": what, "networks": [_facts(held_out)]}
     if what == "classifier":
-        classifier, classified = fit_classifier(records, seed=seed)
+        classifier, classified = fit_classifier(records, seed=seed, initial=initial)
         classifier.save(output)
         measures = {"recall": classified.recall, "positive_rate": classified.positive_rate}
         return {"model": what, **measures, "networks": [_facts(classified.fit)]}

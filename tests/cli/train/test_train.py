@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from edgespec.grow.classifier import DEFAULT_FILE, Classifier
 from edgespec.train import acceptance, collect, fit
 from edgespec.train.record_files import read_headers
 from tests.cli.conftest import RunCli
@@ -50,6 +53,33 @@ def test_what_is_fitted_can_be_used(what: str, options: list[str], run_cli: RunC
     used = run_cli(["p.jsonl", *pair_options, *USES[what], "fitted", "-n", "6", "--temp", "0.8", "--seed", "1"])
     assert used.code == 0, used.err
     assert len(used.out.splitlines()) == 4
+
+
+def test_a_classifier_is_fine_tuned_from_another_pairs(
+    run_cli: RunCli, pair_options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun_from: list[object] = []
+    right = fit.fit_classifier
+
+    def remember(records: Any, **options: Any) -> Any:
+        begun_from.append(options["initial"])
+        return right(records, **options)
+
+    monkeypatch.setattr(fit, "fit_classifier", remember)
+    train = ["classifier", *pair_options, "--prompts", "p.jsonl", "-o", "fitted", "-n", "3"]
+    assert run_cli(train, files=FILES, command="train").code == 0
+    tuned = run_cli([*train, "--from", str(DEFAULT_FILE), "--overwrite"], command="train")
+    assert tuned.code == 0, tuned.err
+    nothing, initial = begun_from
+    assert nothing is None
+    assert isinstance(initial, Classifier)
+    assert torch.equal(initial.network.mean, Classifier.load(Path("fitted")).network.mean), (
+        "its inputs stay as they are"
+    )
+    broken = run_cli([*train, "--from", "p.jsonl", "--overwrite"], command="train")
+    assert broken.code == 2
+    assert "p.jsonl" in broken.err
+    assert run_cli(["stop", *train[1:], "--from", "fitted"], command="train").code == 2, "of classifiers alone"
 
 
 def test_collecting_goes_on_where_it_stopped(

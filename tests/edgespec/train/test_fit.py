@@ -52,6 +52,21 @@ def test_the_classifier_learns_who_is_accepted() -> None:
     assert confidence[0, 1] < 0.1
 
 
+def test_fine_tuning_goes_on_from_another_classifier() -> None:
+    first, _ = fit_classifier(chosen_records(3), steps=300, learning_rate=5e-3)
+    # Of another pair: other inputs, and its tokens are accepted from a smaller probability on.
+    others = chosen_records(4, count=400)
+    others = {**others, "acceptance": (others["path_probability"] > 0.15).float(), "entropy": others["entropy"] + 3}
+    same, _ = fit_classifier(others, initial=first, steps=1, learning_rate=0.0)
+    tuned, of_tuned = fit_classifier(others, initial=first, steps=100, learning_rate=5e-3)
+    _, of_new = fit_classifier(others, steps=100, learning_rate=5e-3)
+
+    asked = {"path_probability": torch.tensor([[0.6, 0.22, 0.02]]), "entropy": torch.tensor([4.0]), "depth": 2}
+    torch.testing.assert_close(same.confidence(**asked), first.confidence(**asked))
+    assert first.confidence(**asked)[0, 1] < 0.4 < 0.6 < tuned.confidence(**asked)[0, 1]
+    assert of_tuned.fit.log_loss < of_new.fit.log_loss
+
+
 @pytest.mark.parametrize("kind", ["hidden", "probabilities"])
 def test_decision_models_learn_which_nodes_go_on(kind: str) -> None:
     generator = torch.Generator().manual_seed(0)
