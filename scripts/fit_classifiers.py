@@ -12,6 +12,7 @@ classifiers that were fitted anew on as many (appendix B.4). Prints the measures
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,8 +58,8 @@ def epochs_in_steps(records: Records) -> int:
     return max(1, round(EPOCHS * 2 * num_accepted / BATCH))
 
 
-def variants(records: Records, initial: Classifier | None) -> dict[str, tuple[Classifier, ClassifierReport]]:
-    """Every variant by its name."""
+def variants(records: Records, initial: Classifier | None) -> Iterator[tuple[str, Classifier, ClassifierReport]]:
+    """Every variant and its name."""
     fits: dict[str, tuple[Records, dict[str, Any]]] = {f"seed-{seed}": (records, {"seed": seed}) for seed in SEEDS}
     if initial is None:
         fits |= {f"without-{feature}": (without(records, feature), {}) for feature in INPUTS}
@@ -70,12 +71,10 @@ def variants(records: Records, initial: Classifier | None) -> dict[str, tuple[Cl
         for share in SHARES:
             fits[f"share-{share:g}"] = of_prompts(records, share), {}
             fits[f"tuned-{share:g}"] = of_prompts(records, share), {"initial": initial}
-    found = {}
     for name, (data, options) in fits.items():
         classifier, report = fit_classifier(data, **options)
         left_out = name.removeprefix("without-")
-        found[name] = (blind_to(classifier, left_out) if left_out in INPUTS else classifier), report
-    return found
+        yield name, blind_to(classifier, left_out) if left_out in INPUTS else classifier, report
 
 
 def main() -> None:
@@ -92,7 +91,7 @@ def main() -> None:
     print(f"{sum(header.num_trees for header in headers)} trees of {len(headers)} prompts\n")
     table = [["classifier", "fitted on", "log loss", "recall", "positive rate"]]
     initial = None if arguments.initial is None else Classifier.load(arguments.initial)
-    for name, (classifier, report) in variants(records, initial).items():
+    for name, classifier, report in variants(records, initial):
         classifier.save(arguments.out / f"{name}.json")
         fit = report.fit
         table.append(

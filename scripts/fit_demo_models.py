@@ -4,7 +4,7 @@
 
 Prompts are held-out modules of the standard library (those that the pair was not trained on) cut at
 random points; every second module only, so that scripts/compare_policies.py compares on the others.
-Runs `edgespec train` as a user would. Minutes for the first, an hour of one core for the classifier's
+Runs `edgespec train` as a user would. Minutes for the first, half an hour of one core for the classifier's
 trees of 1,010 nodes. `--only stop-hidden` and `--only stop-probabilities` fit decision models, of which none ships.
 """
 
@@ -21,7 +21,7 @@ from edgespec.pair.pair import open_pair
 from scripts.train_demo import is_held_out, standard_library_sources
 
 SHIPPED = ("acceptance", "classifier")
-PROMPTS = {"acceptance": 200, "classifier": 3700, "stop-hidden": 50, "stop-probabilities": 50}
+PROMPTS = {"acceptance": 200, "classifier": 2250, "stop-hidden": 50, "stop-probabilities": 50}
 NEW_TOKENS = {"acceptance": 24, "classifier": 8, "stop-hidden": 16, "stop-probabilities": 16}  # of every prompt
 
 
