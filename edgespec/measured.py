@@ -1,15 +1,19 @@
-"""What a profile measured, as the rooms that use it take it: acceptance, curves of passes, shares of a pass."""
+"""What a profile measured, as the rooms that use it take it: acceptance, curves of passes, shares of a pass, plans."""
 
 from __future__ import annotations
 
 import functools
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
 from edgespec.grow.acceptance import AcceptanceModel
+from edgespec.grow.opt_tree import stop_gain_at
 from edgespec.placement.parallel import PassShares
+from edgespec.tree.settings import TreeSettings
 from profiles.cost import Curve
-from profiles.schema import Profile, TemperaturePlan
+from profiles.schema import Plan, Profile, TemperaturePlan, Timings
 
 
 def acceptance_of(profile: Profile) -> AcceptanceModel:
@@ -17,11 +21,22 @@ def acceptance_of(profile: Profile) -> AcceptanceModel:
     return _acceptance(profile.name, json.dumps(profile.acceptance))
 
 
+def plan_at(profile: Profile, temperature: float) -> TemperaturePlan:
+    """Return the plan of the nearest measured temperature; greedy decoding has its own where there is one."""
+    return min(
+        profile.plans,
+        key=lambda plan: ((plan.temperature == 0) != (temperature == 0), abs(plan.temperature - temperature)),
+    )
+
+
+def plan_for_texts(plan: TemperaturePlan, num_texts: int) -> Plan:
+    """Return the plan for the number of texts that is nearest to this one."""
+    return min((plan.best, *plan.by_texts), key=lambda found: abs(math.log2(found.num_texts / num_texts)))
+
+
 def verify_curve(profile: Profile) -> Curve:
     """Return the curve of the seconds of a pass over the nodes below the root."""
-    return Curve(
-        tuple(float(timing.count) for timing in profile.verify), tuple(timing.median_s for timing in profile.verify)
-    )
+    return _curve(profile.verify)
 
 
 def pass_points(profile: Profile) -> dict[int, list[tuple[float, float]]]:
@@ -44,6 +59,29 @@ def pass_shares(profile: Profile, plan: TemperaturePlan) -> PassShares:
     all_streamed_s = profile.plain_step_s / ((1 - resident) + PassShares().resident * resident)
     text_s = max(0.0, most.step_s - plan.best.step_s) / (most.num_texts - 1)
     return PassShares(text=text_s / all_streamed_s, tokens_left=most.tokens / plan.best.tokens, at_texts=most.num_texts)
+
+
+def with_stop_gain(tree: TreeSettings, profile: Profile) -> tuple[TreeSettings, tuple[str, ...]]:
+    """Return OPT-Tree's settings with the delta that the profile's seconds ask for, and what is to be said of it.
+
+    Nothing changes where its growth was not timed. A layer is a call of the draft for one node that has children in the
+    end: delta decides on the last layers, which are thin.
+    """
+    timed = [cost for cost in profile.growth if (cost.policy, cost.draw) == (tree.policy, tree.children)]
+    if not timed:
+        return tree, ()
+    layer_s = float(_curve(profile.draft)(max(1.0, timed[0].rows_per_inner))) + timed[0].layer_s
+    layer_share = layer_s / (float(verify_curve(profile)(tree.num_nodes)) + profile.rest_s)
+    stop_gain = stop_gain_at(layer_share)
+    note = (
+        f"opt-tree stops where a layer adds less than {stop_gain:.2g} tokens: one takes {layer_share:.2g} of a pass, "
+        f"by profile {profile.name}"
+    )
+    return replace(tree, stop_gain=stop_gain), (note,)
+
+
+def _curve(timings: Timings) -> Curve:
+    return Curve(tuple(float(timing.count) for timing in timings), tuple(timing.median_s for timing in timings))
 
 
 @functools.lru_cache(maxsize=4)

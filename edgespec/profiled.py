@@ -6,7 +6,6 @@ Its functions raise EdgespecError where the profiles room raises its own error.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch
 
 from edgespec.errors import EdgespecError, profile_errors
 from edgespec.files import profiles_folder
-from edgespec.measured import pass_shares
+from edgespec.measured import pass_shares, plan_at, plan_for_texts, with_stop_gain
 from edgespec.model.device import most_threads
 from edgespec.pair.folder import fingerprint
 from edgespec.pair.pair import ModelPair
@@ -168,6 +167,9 @@ def set_up_by_profile(
         notes += (plan.why,)
     if tree.policy != "none":
         notes += note_of_costs(weights.target, weights.draft)
+    if tree.policy == "opt-tree" != plan.best.policy and "stop_gain" not in given:  # a plan of its own has its depth
+        tree, why = with_stop_gain(tree, profile)
+        notes += why
     found = PairSetup(
         pair=pair, place=place, tree=tree, room=tree, weights=_by_use(placed(tree, place), profile), profile=profile,
         plan=plan, differences=differences, notes=notes,
@@ -265,14 +267,6 @@ def _by_use(weights: PlacedWeights, profile: Profile) -> PlacedWeights:
     return replace(weights, placement=replace(weights.placement, experts=replace(experts, use=use)))
 
 
-def plan_at(profile: Profile, temperature: float) -> TemperaturePlan:
-    """Return the plan of the nearest measured temperature; greedy decoding has its own where there is one."""
-    return min(
-        profile.plans,
-        key=lambda plan: ((plan.temperature == 0) != (temperature == 0), abs(plan.temperature - temperature)),
-    )
-
-
 def tree_settings(plan: Plan, *, given: Mapping[str, Any] | None = None) -> TreeSettings:
     """Return the plan as settings, with single values `given` by the user instead.
 
@@ -293,8 +287,3 @@ def tree_settings(plan: Plan, *, given: Mapping[str, Any] | None = None) -> Tree
         values["branching"] = plan.branching
     values |= {name: getattr(plan, name) for name in ("draw", "threshold") if policy.uses(name)}
     return replace(TreeSettings(**values), **given) if given else TreeSettings(**values)
-
-
-def plan_for_texts(plan: TemperaturePlan, num_texts: int) -> Plan:
-    """Return the plan for the number of texts that is nearest to this one."""
-    return min((plan.best, *plan.by_texts), key=lambda found: abs(math.log2(found.num_texts / num_texts)))

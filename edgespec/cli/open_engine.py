@@ -145,7 +145,8 @@ def _say_threads(console: Console, threads: int | None) -> None:
 
 def _profile_note(setup: PairSetup) -> str:
     """Which profile, for which temperature, and what it promises."""
-    from edgespec.profiled import plan_for_texts, tree_settings
+    from edgespec.measured import plan_for_texts
+    from edgespec.profiled import tree_settings
 
     assert setup.profile is not None
     assert setup.plan is not None

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from edgespec.config import SamplingSettings
+from edgespec.grow.opt_tree import stop_gain_at
 from edgespec.tree.settings import TreeSettings
 from scripts.compare_policies import resampled_places
 from scripts.paper_tables.paper_table import (
@@ -21,9 +22,10 @@ from scripts.paper_tables.paper_table import (
     shares,
     with_interval,
 )
-from scripts.paper_tables.speeds import lengths_and_layers, show_speeds
+from scripts.paper_tables.speeds import COSTS, Found, lengths_and_layers, show_speeds, speeds_and_drawn
 
 GREEDY = SamplingSettings()
+SAMPLINGS = (GREEDY, SamplingSettings(temperature=1.0))  # of the thresholds that follow from a cost
 SIZE = 50  # nodes of the paper's trees
 LONGEST = 12  # expected acceptance length that has a row of its own
 STOP_GAINS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
@@ -89,6 +91,31 @@ def lengths_by_stop_gain(context: Context) -> list[tuple[float, float]]:
     return lengths_and_layers(context, [opt_tree(SIZE, stop_gain) for stop_gain in STOP_GAINS], GREEDY)
 
 
+def lengths_by_cost(context: Context) -> list[list[tuple[float, float]]]:
+    """For each sampling: A and the layers at each threshold, then at the one of each cost of the draft."""
+    gains = (*STOP_GAINS, *map(stop_gain_at, COSTS))
+    trees = [TreeSettings(policy="opt-tree", size=SIZE, stop_gain=gain) for gain in gains]
+    return [lengths_and_layers(context, trees, sampling) for sampling in SAMPLINGS]
+
+
+def show_by_cost(found: Sequence[list[list[tuple[float, float]]]]) -> list[str]:
+    """A row a sampling and a cost: the threshold that follows from the cost, beside none and beside the best of all."""
+    table = [["temperature", "mu", "delta of mu", "speed", "over delta 0", "best delta", "over the best"]]
+    for number, sampling in enumerate(SAMPLINGS):
+        for place, cost in enumerate(COSTS):
+            own: Found = [of_context[number] for of_context in found]
+            speeds, drawn = speeds_and_drawn(own, cost)  # [trees], [bootstraps, trees]
+            followed, best = len(STOP_GAINS) + place, int(speeds[: len(STOP_GAINS)].argmax())
+            words = [
+                with_interval(speeds[followed] / speeds[other], drawn[:, followed] / drawn[:, other], digits=3)
+                for other in (0, best)
+            ]
+            speed = with_interval(speeds[followed], drawn[:, followed])
+            table.append([f"{sampling.temperature:g}", f"{cost:g}", f"{stop_gain_at(cost):g}", speed, words[0],
+                          f"{STOP_GAINS[best]:g}", words[1]])  # fmt: skip
+    return markdown(table)
+
+
 def lengths_of_shapes(context: Context) -> list[tuple[float, float]]:
     """For each fixed shape: its A, and that of an OPT-Tree of as many nodes."""
     found = []
@@ -130,6 +157,13 @@ TABLES = (
         claim="A falls as delta grows; speed is best at a delta between mu and 1",
         visit=lengths_by_stop_gain,
         show=lambda found: show_speeds("delta", [f"{gain:g}" for gain in STOP_GAINS], found),
+    ),
+    PaperTable(
+        name="opt-tree-delta",
+        source="OPT-Tree, section 4.4, with edgespec's own drafts",
+        claim="delta follows from mu",
+        visit=lengths_by_cost,
+        show=show_by_cost,
     ),
     PaperTable(
         name="opt-tree-1",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from edgespec.config import SamplingSettings
 from edgespec.tree.settings import TreeSettings
@@ -29,26 +30,31 @@ def lengths_and_layers(
 def show_speeds(heading: str, names: Sequence[str], found: Found) -> list[str]:
     """A row a tree, a column a cost of the draft: tokens a second over plain decoding's; the best ones are bold."""
     every = torch.tensor(found, dtype=torch.float64)  # [contexts, trees, 2]
-    means, drawn = every.mean(0), resampled(every)
-    speeds = {cost: means[:, 0] / (1 + cost * means[:, 1]) for cost in COSTS}
+    by_cost = [speeds_and_drawn(found, cost) for cost in COSTS]
     table = [[heading, "tokens a pass", "layers", *(f"speed, mu {cost:g}" for cost in COSTS)]]
     for row, name in enumerate(names):
         cells = []
-        for cost in COSTS:
-            words = with_interval(speeds[cost][row], drawn[:, row, 0] / (1 + cost * drawn[:, row, 1]))
-            cells.append(f"**{words}**" if speeds[cost].argmax() == row else words)
-        table.append([name, in_words(every[:, row, 0].tolist()), f"{means[row, 1]:.1f}", *cells])
+        for speeds, drawn in by_cost:
+            words = with_interval(speeds[row], drawn[:, row])
+            cells.append(f"**{words}**" if speeds.argmax() == row else words)
+        table.append([name, in_words(every[:, row, 0].tolist()), f"{every[:, row, 1].mean():.1f}", *cells])
     return markdown(table)
+
+
+def speeds_and_drawn(found: Found, cost: float) -> tuple[Tensor, Tensor]:
+    """The tokens a second of each tree [trees], and those of contexts that are drawn anew [bootstraps, trees]."""
+    every = torch.tensor(found, dtype=torch.float64)  # [contexts, trees, 2]
+    speeds, drawn = (means[..., 0] / (1 + cost * means[..., 1]) for means in (every.mean(0), resampled(every)))
+    return speeds, drawn
 
 
 def show_gain(what: str, first: Sequence[int], second: Sequence[int], found: Found) -> str:
     """How much faster the best of the first trees is than the best of the second ones, at each cost of the draft."""
-    every = torch.tensor(found, dtype=torch.float64)
     words = []
     for cost in COSTS:
-        ratios = []
-        for means in (every.mean(0)[None], resampled(every)):
-            speeds = means[:, :, 0] / (1 + cost * means[:, :, 1])  # [bootstraps, trees]
-            ratios.append(speeds[:, list(first)].amax(1) / speeds[:, list(second)].amax(1))
-        words.append(f"{with_interval(ratios[0][0], ratios[1], digits=3)} at mu {cost:g}")
+        ratio, drawn = (
+            speeds[..., list(first)].amax(-1) / speeds[..., list(second)].amax(-1)
+            for speeds in speeds_and_drawn(found, cost)
+        )
+        words.append(f"{with_interval(ratio, drawn, digits=3)} at mu {cost:g}")
     return f"{what}: {', '.join(words)}."

@@ -14,17 +14,17 @@ import torch
 from edgespec import EdgespecError, Engine, MemoryLimits, TreeSettings
 from edgespec.files import profiles_folder
 from edgespec.grow.acceptance import default_acceptance
-from edgespec.measured import acceptance_of, pass_shares
+from edgespec.measured import acceptance_of, pass_shares, plan_at
 from edgespec.pair.folder import fingerprint, open_model
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
 from edgespec.placement.parallel import PassShares
 from edgespec.placement.place import Memory
 from edgespec.placement.run_place import RunPlace
-from edgespec.profiled import PairSetup, pair_facts, plan_at, set_up, set_up_by_profile, tree_settings
+from edgespec.profiled import PairSetup, pair_facts, set_up, set_up_by_profile, tree_settings
 from offload.placement import ExpertPlacement
 from profiles.files import write_profile
 from profiles.measure import machine_facts
-from profiles.schema import Plan, Profile
+from profiles.schema import GrowthTiming, Plan, Profile
 from tests.offload.experts.mixtures import save_mixture
 from tests.profiles.examples import PLAIN, example_plan, example_profile
 
@@ -197,6 +197,42 @@ def test_a_stale_profile_is_not_used_and_the_note_says_which_fact_changed(set_up
     (note,) = found.notes
     assert f"cores was 999, is {profile.machine.num_cores}" in note
     assert "edgespec profile" in note
+
+
+def test_opt_trees_delta_is_twice_the_share_that_a_layer_takes_of_a_pass(set_up_here: SetUp, profile: Profile) -> None:
+    """A layer takes a call of 3 rows, 4 ms, and 11 ms of its own; a pass over 40 nodes takes 240 ms, a step 10 more."""
+    draft = (profile.draft[0], replace(profile.draft[0], count=3, median_s=0.004))
+    timed = GrowthTiming(policy="opt-tree", draw="coupled", base_s=1.0, layer_s=0.011, node_s=1.0, rows_per_inner=3.0)
+    other = replace(timed, draw="chosen", layer_s=1.0)
+    keep(replace(profile, draft=draft, rest_s=0.010, growth=(*profile.growth, other, timed)))
+    for temperature in (0.0, 0.8):
+        found = set_up_here(policy="opt-tree", size=40, temperature=temperature)
+        assert found.tree.stop_gain == pytest.approx(2 * 0.015 / 0.250)
+        assert replace(found.tree, stop_gain=0.0) == TreeSettings(policy="opt-tree", size=40)
+        (note,) = found.notes
+        assert "adds less than 0.12 tokens: one takes 0.06 of a pass" in note
+    dear = set_up_here(policy="opt-tree", draw="chosen", size=40)
+    assert dear.tree.stop_gain == 0.8, "dearer drafts were not tried"
+    tuned = set_up_here(policy="opt-tree", temperature=0.0)
+    assert tuned.is_tuned
+    assert tuned.tree.stop_gain == pytest.approx(2 * 0.015 / 0.274)
+
+
+def test_opt_trees_delta_is_the_users_or_none_where_a_profile_does_not_ask_for_one(
+    set_up_here: SetUp, profile: Profile
+) -> None:
+    timed = GrowthTiming(policy="opt-tree", draw="coupled", base_s=0.0, layer_s=0.011, node_s=0.0, rows_per_inner=3.0)
+    keep(replace(profile, growth=(timed,)))
+    for stop_gain in (0.0, 0.3):
+        found = set_up_here(policy="opt-tree", size=40, stop_gain=stop_gain)
+        assert (found.tree.stop_gain, found.notes) == (stop_gain, ())
+    assert set_up_here(policy="eagle2", size=40).tree.stop_gain == 0
+    assert set_up_here("none", policy="opt-tree", size=40).tree.stop_gain == 0
+    own = example_plan("opt-tree", draw="coupled")
+    keep(replace(profile, growth=(timed,), plans=(replace(profile.plans[1], best=own),)))
+    assert set_up_here(policy="opt-tree").tree == tree_settings(own), "its plan has a depth that was measured"
+    keep(replace(profile, growth=()))
+    assert set_up_here(policy="opt-tree", size=40).tree.stop_gain == 0
 
 
 def test_a_profiles_file_is_used_from_anywhere(set_up_here: SetUp, profile: Profile, tmp_path: Path) -> None:
