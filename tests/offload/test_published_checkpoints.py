@@ -54,6 +54,10 @@ CASES = [
     *((form, "experts") for form in PUBLISHED),
     ("fp8-blocks", "mixtral"), ("awq", "mixtral"), ("mxfp4", "gpt-oss"),
 ]  # fmt: skip
+# Each form once, of dense weights and of experts in turn
+IN_TURN = [(form, ("dense", "experts")[index % 2]) for index, form in enumerate(PUBLISHED)] + CASES[
+    2 * len(PUBLISHED) :
+]
 
 
 def published(folder: Path, form: str, model: str) -> Path:
@@ -106,7 +110,7 @@ def test_streamed_and_resident_logits_are_those_of_the_meant_weights(form: str, 
         assert torch.equal(streamed_logits(tmp_path / "model", resident=0, on_demand=True), found)
 
 
-@pytest.mark.parametrize(("form", "model"), CASES, ids=str)
+@pytest.mark.parametrize(("form", "model"), IN_TURN, ids=str)
 def test_trees_over_streamed_layers_write_what_transformers_writes(form: str, model: str, tmp_path: Path) -> None:
     """The draft is the plain model, so that nodes are accepted; a pass reads the layers as they are published."""
     folder = tmp_path / "model"
@@ -120,6 +124,7 @@ def test_trees_over_streamed_layers_write_what_transformers_writes(form: str, mo
         dtype="float32",
         context_tokens=96,
         limits=MemoryLimits(max_resident_layers=0),
+        self_check=False,
     ) as engine:
         ids = torch.tensor([engine.encode(prompt)])
         found = engine.generate(prompt, max_new_tokens=24)
