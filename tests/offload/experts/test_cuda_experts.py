@@ -5,9 +5,9 @@ Rows that ask for an expert compute with it when the device comes to it, which i
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -53,10 +53,16 @@ def rows_of(experts: list[int]) -> dict[int, int]:
     return dict.fromkeys(experts, 1)
 
 
+@functools.cache
+def groups_of(folder: Path) -> tuple[ExpertGroup, ...]:
+    """The experts of each layer, of which nothing changes: found once for all examples."""
+    return skeleton_of(folder).experts
+
+
 def experts_of(
     folder: Path, device: SimulatedDevice, *, slots: int, locked: int, use: ExpertUse | None = None
 ) -> tuple[tuple[ExpertGroup, ...], ExpertSource, CudaExperts]:
-    groups = skeleton_of(folder).experts
+    groups = groups_of(folder)
     store = LayerStore({entry.file for group in groups for record in group.experts for entry in record.entries})
     memory = CudaExperts(
         store, groups, num_slots=slots, num_pinned=locked, use=use, num_scratch=1 << 16, dtype=torch.float32,
@@ -67,8 +73,10 @@ def experts_of(
     return groups, ExpertSource(groups, cache, memory), memory
 
 
-def stored_weights(groups: Sequence[ExpertGroup]) -> dict[tuple[int, int], dict[str, Tensor]]:
+@functools.cache
+def stored_weights(folder: Path) -> dict[tuple[int, int], dict[str, Tensor]]:
     """What the files hold: (layer, expert) -> name -> all numbers in a row."""
+    groups = groups_of(folder)
     store = LayerStore({entry.file for group in groups for record in group.experts for entry in record.entries})
     return {
         (row, expert): {
@@ -93,9 +101,9 @@ def test_every_computation_reads_its_own_expert(
     slots: int,
 ) -> None:
     device = SimulatedDevice(choices, max_locked=max_locked)
-    groups, source, memory = experts_of(folder, device, slots=slots, locked=locked)
+    _, source, memory = experts_of(folder, device, slots=slots, locked=locked)
     assert max_locked or memory.num_pinned == locked
-    expected = stored_weights(groups)
+    expected = stored_weights(folder)
 
     def compute(row: int, expert: int, weights: ExpertWeights) -> None:
         for name, blocks in weights.items():
@@ -118,10 +126,10 @@ def test_every_computation_reads_its_own_expert(
 @settings(max_examples=30, deadline=None)
 def test_a_staging_buffer_is_filled_again_only_after_its_copy(folder: Path, choices: list[int]) -> None:
     device = SimulatedDevice(choices)
-    groups, source, memory = experts_of(folder, device, slots=12, locked=0)
+    _, source, memory = experts_of(folder, device, slots=12, locked=0)
     while memory._staging.qsize() > 1:
         memory._staging.get_nowait()
-    expected = stored_weights(groups)
+    expected = stored_weights(folder)
     found = [(expert.number, expert.weights) for expert in source.take(0, rows_of([0, 1, 2, 3]))]
     device.finish()
     for expert, weights in found:
@@ -135,7 +143,7 @@ def test_the_experts_that_are_used_most_wait_in_locked_memory(folder: Path) -> N
     groups, source, memory = experts_of(folder, SimulatedDevice(is_eager=True), slots=2, locked=4, use=use)
     layers = [group.layer for group in groups]
     assert sorted(memory._pinned) == [(layers[0], 2), *((layers[1], expert) for expert in (0, 1, 3))]
-    expected = stored_weights(groups)
+    expected = stored_weights(folder)
     for row in range(len(groups)):
         for expert in source.take(row, rows_of([0, 1, 2, 3])):
             for name, blocks in expert.weights.items():
