@@ -56,11 +56,14 @@ def path_of(tree: TokenTree, node: int) -> list[int]:
 
 
 def path_logits(model: PreTrainedModel, text: list[int], tree: TokenTree) -> Tensor:
-    rows = []
-    for node in range(tree.num_nodes):
-        ids = text + [int(tree.tokens[n]) for n in path_of(tree, node)]
-        rows.append(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1])
-    return torch.stack(rows)
+    """What the model says behind the text and each node's path: [nodes, vocab]. Paths of one length are one batch."""
+    paths = [text + tree.tokens[path_of(tree, node)].tolist() for node in range(tree.num_nodes)]
+    found: dict[int, Tensor] = {}
+    for length in {len(path) for path in paths}:
+        nodes = [node for node, path in enumerate(paths) if len(path) == length]
+        ids = torch.tensor([paths[node] for node in nodes])
+        found |= dict(zip(nodes, model(input_ids=ids, use_cache=False).logits[:, -1], strict=True))
+    return torch.stack([found[node] for node in range(tree.num_nodes)])
 
 
 LATENT: dict[str, Any] = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
