@@ -11,25 +11,31 @@ from tests.conftest import RECURRENT, make_model, save_folder
 from tests.edgespec.model.reader import KINDS
 
 PROMPT = [7 * number % 256 for number in range(50)]
+NUM_TOKENS = 29  # the prompt's pass yields one, and four passes over chains of six yield seven each
 
 
 def open_engine(folder: Path, tree: TreeSettings, *, streams: bool = False) -> Engine:
     """The target is its own draft: as one that has learnt the text, it has long paths accepted."""
+    own = None if tree.policy == "none" else folder
     limits = MemoryLimits(max_resident_layers=0) if streams else None
-    draft = None if tree.policy == "none" else folder
-    return Engine.from_pretrained(folder, draft=draft, limits=limits, context_tokens=512, parallel=4, tree=tree)
+    return Engine.from_pretrained(
+        folder, draft=own, limits=limits, context_tokens=512, parallel=4, tree=tree, self_check=False
+    )
 
 
 @pytest.mark.parametrize("family", RECURRENT)
 def test_long_paths_are_accepted_and_the_text_is_that_of_plain_decoding(family: str, tmp_path: Path) -> None:
+    """Texts in company, warm ones among them, for one family of each kind of layer; a greedy text of the others."""
     folder = save_folder(tmp_path, make_model(RECURRENT[family]()))
     with open_engine(folder, TreeSettings(policy="none")) as engine:
         requests = [
-            engine.request(PROMPT[: 50 - number], max_new_tokens=48, seed=number, temperature=temperature, name="a")
-            for number, temperature in enumerate((0.0, 0.7, 1.0))
+            engine.request(PROMPT[: 50 - number], max_new_tokens=NUM_TOKENS, seed=number, temperature=temperature)
+            for number, temperature in enumerate((0.0, 0.8) if family in KINDS else (0.0,))
         ]
-        # The last two samples have one prompt: the second begins on rows of the first.
-        requests += [engine.request(PROMPT, max_new_tokens=48, seed=number, temperature=1.0) for number in (8, 9)]
+        if family in KINDS:  # samples of one prompt: the second begins on rows of the first
+            requests += [
+                engine.request(PROMPT, max_new_tokens=NUM_TOKENS, seed=number, temperature=1.0) for number in (8, 9)
+            ]
         expected = [result.token_ids for _, result in sorted(engine.generate_many(requests), key=lambda each: each[0])]
     with open_engine(folder, TreeSettings(policy="chain", draft_tokens=6), streams=True) as engine:
         results = [result for _, result in sorted(engine.generate_many(requests), key=lambda each: each[0])]
@@ -42,14 +48,18 @@ def test_long_paths_are_accepted_and_the_text_is_that_of_plain_decoding(family: 
 )
 def test_turns_go_on_from_what_states_reach_and_read_the_rest(family: str, policy: str, tmp_path: Path) -> None:
     folder = save_folder(tmp_path, make_model(RECURRENT[family]()))
-    tree = TreeSettings(policy="none") if policy == "none" else TreeSettings(size=9)
-    with open_engine(folder, tree) as engine, open_engine(folder, tree) as fresh:
-        chat = engine.chat(raw=True, sampling=SamplingSettings(temperature=0.0), max_new_tokens=30)
+    plain = TreeSettings(policy="none")
+    with (
+        open_engine(folder, plain if policy == "none" else TreeSettings(size=9)) as engine,
+        open_engine(folder, plain) as fresh,
+    ):
+        # More tokens than a state lags behind its rows
+        chat = engine.chat(raw=True, sampling=SamplingSettings(temperature=0.0), max_new_tokens=20)
 
         def check(num_cached: int | None = None) -> None:
             *before, answer = chat.messages
             prompt = chat.prompt_ids(tuple(before))
-            expected = fresh.generate(prompt, temperature=0.0, max_new_tokens=30)
+            expected = fresh.generate(prompt, temperature=0.0, max_new_tokens=20)
             assert answer.token_ids == expected.token_ids
             assert chat.last is not None
             if num_cached is not None:
@@ -58,9 +68,9 @@ def test_turns_go_on_from_what_states_reach_and_read_the_rest(family: str, polic
         chat.send("class Parser:\n    def __init__(self, text: str) -> None:")
         check()
         chat.send("and another method, please, that is longer than the first one was")
-        check(80)
+        check(70)
         list(chat.regenerate())
-        check(80)
+        check(70)
         list(chat.edit("no: a function"))
         check()
         chat.undo()
