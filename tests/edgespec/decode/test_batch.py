@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -48,6 +49,7 @@ def text_of(number: int, *, failing: LogitsOf | None = None) -> tuple[Session, l
     return session, [rng.randrange(VOCAB) for _ in range(rng.randint(1, 20))]
 
 
+@functools.cache
 def alone(number: int) -> list[int]:
     session, prompt = text_of(number)
     return [token for step in decode(session, prompt) for token in step.tokens]
@@ -60,7 +62,7 @@ def fails_behind(length: int) -> LogitsOf:
 
 
 @pytest.mark.parametrize("prompt_rows", [3, 2048])
-def test_a_thousand_steps_of_texts_that_come_and_go(prompt_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hundreds_of_steps_of_texts_that_come_and_go(prompt_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random arrivals, lengths, cancels and errors: every text is a beginning of what it is alone, or all of it."""
     monkeypatch.setattr(batch_module, "PROMPT_ROWS", prompt_rows)
     monkeypatch.setattr(batch_module, "ALL_PROMPT_ROWS", prompt_rows)
@@ -69,7 +71,7 @@ def test_a_thousand_steps_of_texts_that_come_and_go(prompt_rows: int, monkeypatc
     texts: dict[int, list[int]] = {}
     failed, cancelled, ended = set[int](), set[int](), set[int]()
     next_number = 0
-    for _ in range(1000):
+    for _ in range(400):
         while len(batch.sessions) < 12 and rng.random() < 0.4:
             failing = fails_behind(rng.randint(5, 25)) if rng.random() < 0.1 else None
             session, prompt = text_of(next_number, failing=failing)
@@ -92,9 +94,9 @@ def test_a_thousand_steps_of_texts_that_come_and_go(prompt_rows: int, monkeypatc
                 if outcome.step.finish is not None:
                     ended.add(number)
                     assert outcome.session not in batch.sessions
-    assert len(ended) > 150
-    assert len(failed) > 5
-    assert len(cancelled) > 20
+    assert len(ended) > 60
+    assert len(failed) > 3
+    assert len(cancelled) > 8
     for number, tokens in texts.items():
         whole = alone(number)
         assert tokens == (whole if number in ended else whole[: len(tokens)])
