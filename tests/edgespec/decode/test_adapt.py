@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import pytest
@@ -230,6 +231,7 @@ def test_ways_of_sampling_share_costs_and_begin_where_others_are() -> None:
 
 PROMPTS = ["def read_lines(path):\n    ", "import os\n\nclass ", "for index in range(10):\n"]
 GREEDY = SamplingSettings()
+NUM_TOKENS = 24
 
 
 def tuned_engine(tree: TreeSettings) -> Engine:
@@ -244,38 +246,49 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def plain() -> Iterator[Callable[[str, SamplingSettings], tuple[int, ...]]]:
+    """What plain decoding writes, each text once."""
+    with tuned_engine(TreeSettings(policy="none")) as engine:
+
+        @functools.cache
+        def tokens(prompt: str, sampling: SamplingSettings) -> tuple[int, ...]:
+            return engine.generate(prompt, max_new_tokens=NUM_TOKENS, sampling=sampling, seed=3).token_ids
+
+        yield tokens
+
+
 def with_sampling(engine: Engine) -> list[tuple[str, SamplingSettings]]:
     """Prompts at temperatures in turn; texts of sampled trees depend on them above 0."""
     temperatures = (0.8, 0.0, 0.8) if engine.tree.children == "coupled" else (0.0,) * len(PROMPTS)
     return [(prompt, SamplingSettings(temperature=each)) for prompt, each in zip(PROMPTS, temperatures, strict=True)]
 
 
-def test_texts_are_those_of_plain_decoding(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_are_those_of_plain_decoding(
+    engine: Engine, plain: Callable[..., tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Trees go on, so that there is something to see.
     monkeypatch.setattr("edgespec.decode.tree_choice.CLEARLY", 1e9)
     engine.use_tree(None)
     sizes = set()
     for prompt, sampling in with_sampling(engine):
-        engine.use_tree(None)
-        tuned = engine.generate(prompt, max_new_tokens=40, sampling=sampling, seed=3)
+        tuned = engine.generate(prompt, max_new_tokens=NUM_TOKENS, sampling=sampling, seed=3)
         sizes |= {step.num_drafted for step in tuned.passes}
-        engine.use_tree(TreeSettings(policy="none"))
-        assert tuned.token_ids == engine.generate(prompt, max_new_tokens=40, sampling=sampling, seed=3).token_ids
+        assert tuned.token_ids == plain(prompt, sampling)
     assert len(sizes) > 1, "nothing was tuned"
 
 
-def test_texts_are_those_of_plain_decoding_where_it_switches(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_are_those_of_plain_decoding_where_it_switches(
+    engine: Engine, plain: Callable[..., tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Plain steps leave tokens pending in the draft, which the next look reads."""
     engine.use_tree(None)
     monkeypatch.setattr("edgespec.decode.tree_choice.CLEARLY", 0.0)
     monkeypatch.setattr("edgespec.decode.tree_choice.LONGEST_WAIT", 3)
     for prompt, sampling in with_sampling(engine):
-        engine.use_tree(None)
-        tuned = engine.generate(prompt, max_new_tokens=40, sampling=sampling, seed=3)
-        nodes = [step.num_drafted for step in tuned.passes]
-        assert {0} < set(nodes)
-        engine.use_tree(TreeSettings(policy="none"))
-        assert tuned.token_ids == engine.generate(prompt, max_new_tokens=40, sampling=sampling, seed=3).token_ids
+        tuned = engine.generate(prompt, max_new_tokens=NUM_TOKENS, sampling=sampling, seed=3)
+        assert {0} < {step.num_drafted for step in tuned.passes}
+        assert tuned.token_ids == plain(prompt, sampling)
 
 
 def test_the_next_text_goes_on_where_the_last_one_ended() -> None:
