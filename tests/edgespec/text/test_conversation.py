@@ -83,7 +83,7 @@ def num_common(first: Sequence[int], second: Sequence[int]) -> int:
 def some_turns(engine: Engine) -> list[GenerationResult]:
     """Turns of every kind; what each found cached is counted, and its tokens compared with a fresh start."""
     engine.forget()
-    chat = engine.chat(sampling=GREEDY, max_new_tokens=9)
+    chat = engine.chat(sampling=GREEDY, max_new_tokens=6)
     results: list[GenerationResult] = []
     prompts: list[list[int]] = []
 
@@ -137,9 +137,8 @@ def test_reuse_changes_no_token_and_reads_only_what_is_new(kind: str, open_engin
     assert len({result.text for result in results}) >= 4
 
 
-@pytest.mark.parametrize("kind", ["tree-streamed", "none-streamed"])
-def test_reuse_under_a_chat_template(kind: str, open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = open_engine(kind)
+def test_reuse_under_a_chat_template(open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = open_engine("tree-streamed")
     monkeypatch.setattr(engine.pair.tokenizer, "chat_template", TEMPLATE)
     some_turns(engine)
 
@@ -178,7 +177,7 @@ def test_a_turn_of_a_streamed_target_is_one_pass(open_engine: OpenEngine, monkey
     assert_as_fresh(chat, engine)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_prompts_that_share_none_some_or_all(data: st.DataObject, open_engine: OpenEngine) -> None:
     """Any two prompts in turn: the second is decoded as if it were the first."""
@@ -330,7 +329,7 @@ def abandoning(engine: Engine, calls: Iterator[int], *, after: int) -> Iterator[
 
 def abandon_everywhere(engine: Engine) -> None:
     whole = engine.generate("def main(", max_new_tokens=12, sampling=GREEDY)
-    for after in (1, 9, 12, 30):
+    for after in (1, 9, 30):
         chat = engine.chat(sampling=GREEDY, max_new_tokens=12)
         chat.send("hello")
         before = chat.messages
