@@ -207,7 +207,7 @@ WARM = SamplingSettings(temperature=1.0, top_p=0.8)
 def test_every_policy_decodes_to_the_last_token(settings: TreeSettings, pair_folders: tuple[Path, Path]) -> None:
     """Greedy texts, and coupled ones at any temperature, are those of plain decoding."""
     target, draft = pair_folders
-    with Engine.from_pretrained(target, draft=draft, tree=settings, dtype="float32", self_check=False) as engine:
+    with Engine.from_pretrained(target, draft=draft, tree=settings, dtype="float32") as engine:
         is_coupled = engine.policy.draw == "coupled"
         for prompt, sampling in itertools.product(("def f", "d"), (SamplingSettings(), WARM)):
             engine.use_tree(settings)

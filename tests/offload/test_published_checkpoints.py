@@ -124,7 +124,6 @@ def test_trees_over_streamed_layers_write_what_transformers_writes(form: str, mo
         dtype="float32",
         context_tokens=96,
         limits=MemoryLimits(max_resident_layers=0),
-        self_check=False,
     ) as engine:
         ids = torch.tensor([engine.encode(prompt)])
         found = engine.generate(prompt, max_new_tokens=24)

@@ -43,7 +43,7 @@ def texts(target: Path, draft: Path, *, experts: str, resident: int | None, tree
     limits = MemoryLimits(max_resident_layers=resident)
     prompts = [list(range(5)), list(range(60, 90)), [(7 * number) % 251 for number in range(100)]]
     with Engine.from_pretrained(
-        target, draft=draft, limits=limits, context_tokens=160, parallel=3, tree=TREE, experts=experts, self_check=False
+        target, draft=draft, limits=limits, context_tokens=160, parallel=3, tree=TREE, experts=experts
     ) as engine:
         assert (engine.placement.experts is not None) == (experts in {"auto", "cpu"} and resident == 0)
         engine.use_tree(tree)

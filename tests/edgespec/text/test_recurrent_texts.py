@@ -18,9 +18,7 @@ def open_engine(folder: Path, tree: TreeSettings, *, streams: bool = False) -> E
     """The target is its own draft: as one that has learnt the text, it has long paths accepted."""
     own = None if tree.policy == "none" else folder
     limits = MemoryLimits(max_resident_layers=0) if streams else None
-    return Engine.from_pretrained(
-        folder, draft=own, limits=limits, context_tokens=512, parallel=4, tree=tree, self_check=False
-    )
+    return Engine.from_pretrained(folder, draft=own, limits=limits, context_tokens=512, parallel=4, tree=tree)
 
 
 @pytest.mark.parametrize("family", RECURRENT)

@@ -79,7 +79,6 @@ def test_a_text_does_not_depend_on_its_company(family: str, streams: bool, draft
         context_tokens=64,
         parallel=NUM_TEXTS,
         tree=TREES["adaptive"],
-        self_check=False,
     ) as engine:
         requests = requests_of(engine)
         order = list(range(NUM_TEXTS))
