@@ -42,7 +42,7 @@ def test_q_is_the_models_own_after_each_path(family: str, vocab: int) -> None:
     text = list(range(30, 70))
     drafter.begin(text)
     root = 7
-    for round_number in range(5):
+    for round_number in range(3):
         paths: list[list[int]] = [[root]]
         q = drafter.expand(torch.tensor([root]), torch.tensor([-1]))
         torch.testing.assert_close(q[0], expected([*text, root]), rtol=1e-4, atol=1e-6)
