@@ -290,7 +290,7 @@ def test_an_expert_that_comes_afterwards_takes_no_place_from_one_in_use(
     overwritten: list[tuple[int, int]] = []
 
     def noted(self: ExpertCache, row: int, expert: int) -> Any:
-        before = self._is_in_use.clone()
+        before = self._is_in_use.copy()
         leaving = admit(self, row, expert)
         overwritten.extend(pair for pair in leaving or [] if before[pair])
         return leaving

@@ -223,8 +223,8 @@ def test_an_expert_that_rows_wait_for_is_not_evicted(folder: Path, monkeypatch: 
     leaving = ExpertCache._leaving
 
     def careless(self: ExpertCache, row: int, wanted_bytes: int) -> Any:
-        self._is_in_use.zero_()
-        self._is_asked.zero_()
+        self._is_in_use[:] = False
+        self._is_asked[:] = False
         return leaving(self, row, wanted_bytes)
 
     monkeypatch.setattr(ExpertCache, "_leaving", careless)
