@@ -1,12 +1,16 @@
 """Nothing reaches for the network: the whole command runs with sockets that refuse to connect."""
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import RunCli
+
+# Here even what is imported finds them so.
 BLOCK_AND_RUN = """
 import socket, sys
 def refuse(*arguments, **options):
@@ -17,23 +21,31 @@ main()
 """
 
 
+@pytest.fixture
+def _no_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **_options: object) -> None:
+        raise AssertionError(f"a socket was used: {arguments}")
+
+    for name in ("connect", "connect_ex"):
+        monkeypatch.setattr(socket.socket, name, refuse)
+    for name in ("create_connection", "getaddrinfo"):
+        monkeypatch.setattr(socket, name, refuse)
+
+
+@pytest.mark.usefixtures("_no_sockets")
 @pytest.mark.parametrize("quant", ["none", "nf4"])
 def test_generate_works_with_sockets_blocked(
-    quant: str, pair_folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quant: str, pair_folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_cli: RunCli
 ) -> None:
     monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
-    prompts, out = tmp_path / "p.jsonl", tmp_path / "out.jsonl"
-    prompts.write_text('{"prompt": "def main("}\n{"prompt": "import os"}\n')
     target, draft = map(str, pair_folders)
-    options = [str(prompts), "-m", target, "-md", draft, "-n", "6", "--temp", "0.8", "--seed", "1"]
-    options += ["-ngl", "0", "-o", str(out), "--quant", quant]
-    outcome = subprocess.run(
-        [sys.executable, "-c", BLOCK_AND_RUN, "generate", *options], capture_output=True, text=True, check=False
-    )
-    assert outcome.returncode == 0, outcome.stderr
-    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    options = ["p.jsonl", "-m", target, "-md", draft, "-n", "6", "--temp", "0.8", "--seed", "1"]
+    options += ["-ngl", "0", "-o", "out.jsonl", "--quant", quant]
+    outcome = run_cli(options, files={"p.jsonl": '{"prompt": "def main("}\n{"prompt": "import os"}\n'})
+    assert outcome.code == 0, outcome.err
+    rows = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
     assert [row["finish_reason"] for row in rows] == ["length", "length"]
-    assert outcome.stdout == ""
+    assert outcome.out == ""
 
 
 def test_the_built_in_pair_streams_a_text_with_sockets_blocked(tmp_path: Path) -> None:
@@ -50,16 +62,9 @@ def test_the_built_in_pair_streams_a_text_with_sockets_blocked(tmp_path: Path) -
     assert "tok/pass" in outcome.stderr
 
 
-def test_a_folder_that_looks_like_a_repository_is_not_looked_up(tmp_path: Path) -> None:
-    prompts = tmp_path / "p.txt"
-    prompts.write_text("def main(")
-    outcome = subprocess.run(
-        [sys.executable, "-c", BLOCK_AND_RUN, "generate", str(prompts), "-m", "Qwen/Qwen3-8B"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-    )
-    assert outcome.returncode == 4
-    assert "Qwen/Qwen3-8B" in outcome.stderr
-    assert "a socket was used" not in outcome.stderr
+@pytest.mark.usefixtures("_no_sockets")
+def test_a_folder_that_looks_like_a_repository_is_not_looked_up(run_cli: RunCli) -> None:
+    outcome = run_cli(["p.txt", "-m", "Qwen/Qwen3-8B"], files={"p.txt": "def main("})
+    assert outcome.code == 4
+    assert "Qwen/Qwen3-8B" in outcome.err
+    assert "a socket was used" not in outcome.err
