@@ -181,28 +181,28 @@ def record(name: str) -> str:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no signal that cannot be caught")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_process_that_is_killed_keeps_what_waits(number: signal.Signals, tmp_path: Path) -> None:
-    rows = [{"id": "slow", "prompt": "def main(", "max_new_tokens": 300}]
+def test_a_process_that_is_killed_keeps_what_waits(number: signal.Signals, tmp_path: Path, run_cli: RunCli) -> None:
+    rows = [{"id": "slow", "prompt": "def main(", "max_new_tokens": 150}]
     rows += [{"id": f"r{index}", "prompt": "import os", "max_new_tokens": 3} for index in range(6)]
-    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    command = [sys.executable, "-m", "edgespec", "generate", "p.jsonl", "-o", "out.jsonl", "--ordered", "--temp", "0"]
-    command += ["-np", "7", "--policy", "none", "--seed", "1"]
+    folder = tmp_path / "cwd"
+    folder.mkdir()
+    (folder / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ["p.jsonl", "-o", "out.jsonl", "--ordered", "--temp", "0", "-np", "7", "--policy", "none", "--seed", "1"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "EDGESPEC_HOME": str(tmp_path / "home")}
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE)
-    waiting = tmp_path / "out.jsonl.waiting"
+    command = [sys.executable, "-m", "edgespec", "generate", *options]
+    process = subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE)
+    waiting = folder / "out.jsonl.waiting"
     while process.poll() is None and (not waiting.exists() or waiting.read_bytes().count(b"\n") < 6):
         time.sleep(0.01)
     process.send_signal(number)
     process.communicate()
     assert process.returncode == (143 if number == signal.SIGTERM else -9)
-    assert ids(tmp_path / "out.jsonl") == []
+    assert ids(folder / "out.jsonl") == []
     assert sorted(ids(waiting)) == [f"r{index}" for index in range(6)]
     if number == signal.SIGTERM:
         return  # it goes on from the same files
-    resumed = subprocess.run(
-        [*command, "--resume"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert "6 of 7 prompts are done" in resumed.stderr
-    assert resumed.returncode == 0, resumed.stderr
-    assert ids(tmp_path / "out.jsonl") == [str(row["id"]) for row in rows]
+    resumed = run_cli([*options, "--resume"])
+    assert "6 of 7 prompts are done" in resumed.err
+    assert resumed.code == 0, resumed.err
+    assert ids(folder / "out.jsonl") == [str(row["id"]) for row in rows]
     assert not waiting.exists()
