@@ -233,7 +233,7 @@ def test_the_history_is_that_of_earlier_chats_too(tmp_path: Path) -> None:
 
 
 def test_a_window_that_changes_in_an_answer_is_written_in_as_it_is(tmp_path: Path) -> None:
-    terminal = Terminal(["-m", "edgespec", "chat", "--temp", "0", "-n", "150", "--policy", "none"], tmp_path)
+    terminal = Terminal(["-m", "edgespec", "chat", "--temp", "0", "-n", "80", "--policy", "none"], tmp_path)
     terminal.ready()
     wide = terminal.line("def main(")
     assert len(footer_of(wide)) > 40
