@@ -182,7 +182,7 @@ def test_ctrl_c_leaves_nothing_of_what_was_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
-@pytest.mark.parametrize("arguments", [["chat", "-p", "def", "-st", "-n", "2"], ["estimate"]])
+@pytest.mark.parametrize("arguments", [["generate", "-p", "def", "-n", "2"], ["estimate"]])
 def test_there_is_a_sign_of_life_while_torch_is_loaded(arguments: list[str], tmp_path: Path) -> None:
     """It says what is loaded, long before that is done."""
     terminal = Terminal(arguments, tmp_path, columns=80)
