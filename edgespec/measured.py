@@ -8,8 +8,12 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import torch
+
 from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.grow.opt_tree import stop_gain_at
+from edgespec.grow.sequoia import best_limits, sequoia_table
 from edgespec.placement.parallel import PassShares
 from edgespec.tree.settings import TreeSettings
 from profiles.cost import Curve
@@ -78,6 +82,31 @@ def with_stop_gain(tree: TreeSettings, profile: Profile) -> tuple[TreeSettings, 
         f"by profile {profile.name}"
     )
     return replace(tree, stop_gain=stop_gain), (note,)
+
+
+def with_best_limits(
+    tree: TreeSettings, room: TreeSettings, profile: Profile, temperature: float
+) -> tuple[TreeSettings, tuple[str, ...]]:
+    """Return Sequoia's settings of the size and depth of most tokens a second, and what is to be said of them.
+
+    Tokens are expected by the acceptance by rank that the trees will have, seconds are t(n) + d c (Sequoia, section
+    4.3) by what the profile timed; `room` are the largest trees that there is memory for. Nothing changes where growth
+    was not timed.
+    """
+    timed = [cost for cost in profile.growth if (cost.policy, cost.draw) == (tree.policy, tree.children)]
+    if not timed:
+        return tree, ()
+    (cost, *_), largest = timed, min(room.num_nodes, profile.verify[-1].count)
+    sizes, depths = np.arange(1, largest + 1), np.arange(1, min(room.depth, largest) + 1)[:, None]
+    layer_s = _curve(profile.draft)(np.maximum(1.0, cost.rows_per_inner * sizes / depths)) + cost.layer_s
+    seconds = verify_curve(profile)(sizes) + profile.rest_s + cost.base_s + cost.node_s * sizes + depths * layer_s
+    model = AcceptanceModel.load(tree.acceptance) if tree.acceptance else acceptance_of(profile)
+    rates = model.rank_acceptance(temperature, tree.children)
+    table = sequoia_table(rates, size=largest, depth=len(depths), max_children=tree.width)
+    size, depth = best_limits(table, torch.from_numpy(seconds))
+    tokens_per_s = table.expected_tokens(size, depth) / float(seconds[depth - 1, size - 1])
+    note = f"sequoia trees of {size} nodes, depth {depth}: {tokens_per_s:.3g} tokens/s by profile {profile.name}"
+    return replace(tree, size=size, depth=depth), (note,)
 
 
 def _curve(timings: Timings) -> Curve:

@@ -15,7 +15,7 @@ import torch
 
 from edgespec.errors import EdgespecError, profile_errors
 from edgespec.files import profiles_folder
-from edgespec.measured import pass_shares, plan_at, plan_for_texts, with_stop_gain
+from edgespec.measured import pass_shares, plan_at, plan_for_texts, with_best_limits, with_stop_gain
 from edgespec.model.device import most_threads
 from edgespec.pair.folder import fingerprint
 from edgespec.pair.pair import ModelPair
@@ -174,13 +174,17 @@ def set_up_by_profile(
         pair=pair, place=place, tree=tree, room=tree, weights=_by_use(placed(tree, place), profile), profile=profile,
         plan=plan, differences=differences, notes=notes,
     )  # fmt: skip
-    if not is_tuned or tree.policy == "none":
-        return found
-    # The profile is of the layers where its plan leaves them: larger trees must leave them there too. Its depth is that
-    # of a few places, and what a layer must gain is tuned.
-    deep = replace(tree, depth=max(tree.depth, TreeSettings().depth)) if tree.uses("depth") else tree
-    room = room_for_trees(deep, lambda tree: placed(tree, place), num_texts=place.num_texts, slack=0.0)
-    return replace(found, room=room.tree, weights=_by_use(room.weights, profile), is_tuned=True)
+    if is_tuned and tree.policy != "none":
+        # The profile is of the layers where its plan leaves them: larger trees must leave them there too. Its depth is
+        # that of a few places, and what a layer must gain is tuned.
+        deep = replace(tree, depth=max(tree.depth, TreeSettings().depth)) if tree.uses("depth") else tree
+        room = room_for_trees(deep, lambda tree: placed(tree, place), num_texts=place.num_texts, slack=0.0)
+        found = replace(found, room=room.tree, weights=_by_use(room.weights, profile), is_tuned=True)
+    if tree.policy == "sequoia" != plan.best.policy and not given.keys() & {"size", "depth"}:
+        tree, why = with_best_limits(tree, found.room, profile, temperature)
+        room_with_depth = replace(found.room, depth=tree.depth) if is_tuned else tree
+        found = replace(found, tree=tree, room=room_with_depth, notes=(*found.notes, *why))
+    return found
 
 
 def kept_profile(pair: ModelPair, place: RunPlace) -> Profile:

@@ -15,10 +15,10 @@ import multiprocessing
 from typing import Any
 
 from scripts.compare_policies import add_context_options, visit_contexts
-from scripts.paper_tables import c2t, depth, dyspec, mcsd, opt_tree
+from scripts.paper_tables import c2t, depth, dyspec, mcsd, opt_tree, sequoia, specinfer
 from scripts.paper_tables.paper_table import Context, PaperTable
 
-MODULES = (dyspec, opt_tree, mcsd, depth, c2t)
+MODULES = (dyspec, opt_tree, mcsd, depth, c2t, sequoia, specinfer)
 TABLES: dict[str, PaperTable] = {table.name: table for module in MODULES for table in module.TABLES}
 
 

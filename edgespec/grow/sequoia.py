@@ -88,6 +88,18 @@ def sequoia_table(acceptance: Sequence[float], *, size: int, depth: int, max_chi
     return SequoiaTable(gains=gains, first=first)
 
 
+def best_limits(table: SequoiaTable, seconds: Tensor) -> tuple[int, int]:
+    """Return the size and depth of the tree of most expected tokens a second.
+
+    `seconds` [depths, sizes] are those of steps with trees of one layer and one node, and so on. Where the paper has
+    t(n) + d c in units of a pass, they may be of any clock.
+    """
+    num_depths, num_sizes = seconds.shape
+    speeds = (1 + table.gains[1 : num_depths + 1, 1 : num_sizes + 1]) / seconds
+    depth, size = divmod(int(speeds.argmax()), num_sizes)
+    return size + 1, depth + 1
+
+
 @functools.lru_cache(maxsize=16)
 def best_shape(acceptance: tuple[float, ...], *, size: int, depth: int, max_children: int) -> TreeShape:
     """Return the best tree of at most `size` nodes and `depth` layers below the root."""

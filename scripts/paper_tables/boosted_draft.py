@@ -21,8 +21,8 @@ from edgespec.pair.pair import open_pair
 from edgespec.tree.settings import TreeSettings
 from scripts.train_demo import encode, is_held_out, sample_windows, save_pair_member, standard_library_sources
 
-WINDOWS, WINDOW_TOKENS = 640, 192  # of modules that no context is cut from
-ROUNDS, BATCH, LEARNING_RATE = 6, 8, 1e-3
+WINDOWS, WINDOW_TOKENS = 128, 192  # of modules that no context is cut from
+ROUNDS, BATCH, LEARNING_RATE = 4, 8, 1e-3
 
 
 @functools.cache

@@ -14,6 +14,7 @@ import torch
 from edgespec import EdgespecError, Engine, MemoryLimits, TreeSettings
 from edgespec.files import profiles_folder
 from edgespec.grow.acceptance import default_acceptance
+from edgespec.grow.sequoia import sequoia_table
 from edgespec.measured import acceptance_of, pass_shares, plan_at
 from edgespec.pair.folder import fingerprint, open_model
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
@@ -22,6 +23,7 @@ from edgespec.placement.place import Memory
 from edgespec.placement.run_place import RunPlace
 from edgespec.profiled import PairSetup, pair_facts, set_up, set_up_by_profile, tree_settings
 from offload.placement import ExpertPlacement
+from profiles.cost import Curve
 from profiles.files import write_profile
 from profiles.measure import machine_facts
 from profiles.schema import GrowthTiming, Plan, Profile
@@ -233,6 +235,38 @@ def test_opt_trees_delta_is_the_users_or_none_where_a_profile_does_not_ask_for_o
     assert set_up_here(policy="opt-tree").tree == tree_settings(own), "its plan has a depth that was measured"
     keep(replace(profile, growth=()))
     assert set_up_here(policy="opt-tree", size=40).tree.stop_gain == 0
+
+
+def test_sequoias_size_and_depth_are_those_of_most_tokens_a_second(set_up_here: SetUp, profile: Profile) -> None:
+    """The same pair, with cheap passes and a dear draft, then the other way round: small and flat, large and deep."""
+    timed = GrowthTiming(policy="sequoia", draw="chosen", base_s=0.0, layer_s=0.0, node_s=0.0, rows_per_inner=1.0)
+
+    def found(*, layer_s: float, node_s: float, **given: Any) -> PairSetup:
+        verify = tuple(replace(timing, median_s=0.2 + node_s * timing.count) for timing in profile.verify)
+        keep(replace(profile, verify=verify, growth=(replace(timed, layer_s=layer_s),)))
+        return set_up_here(temperature=0.0, policy="sequoia", draw="chosen", **given)
+
+    flat = found(layer_s=0.1, node_s=0.0)
+    small = found(layer_s=0.0, node_s=0.05)
+    large = found(layer_s=0.0, node_s=0.0)
+    assert large.tree.size == 64, "larger ones were not timed"
+    assert flat.tree.depth < 4 < large.tree.depth
+    assert small.tree.size < 16
+    rates = default_acceptance().rank_acceptance(0.0, "chosen")
+
+    def speed(size: int, depth: int) -> float:
+        tokens = sequoia_table(rates, size=size, depth=depth, max_children=16).expected_tokens(size, depth)
+        rows = max(1.0, size / depth)
+        call_s = float(Curve((1.0, 16.0, 64.0), (0.002, 0.002, 0.002))(rows)) + 0.1
+        return tokens / (0.203 + depth * call_s)
+
+    best = speed(flat.tree.size, flat.tree.depth)
+    assert best == pytest.approx(max(speed(size, depth) for size in (8, 32, 63, 64) for depth in range(1, 12)))
+    (note,) = flat.notes
+    assert f"sequoia trees of {flat.tree.size} nodes, depth {flat.tree.depth}: {best:.3g} tokens/s" in note
+    assert flat.is_tuned
+    assert flat.room.depth == flat.tree.depth, "trees that tune themselves are as deep"
+    assert found(layer_s=0.1, node_s=0.0, size=40).tree == TreeSettings(policy="sequoia", draw="chosen", size=40)
 
 
 def test_a_profiles_file_is_used_from_anywhere(set_up_here: SetUp, profile: Profile, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from edgespec.errors import EdgespecError
 from edgespec.grow.network import rounded
-from edgespec.grow.sequoia import best_shape, sequoia_table
+from edgespec.grow.sequoia import best_limits, best_shape, sequoia_table
 from edgespec.tree.shapes import TreeShape, from_paths
 
 Ranks = tuple[int, ...]
@@ -42,6 +42,28 @@ def tokens_of(shape: TreeShape, acceptance: list[float]) -> float:
     for parent, rank in zip(shape.parents[1:], shape.ranks[1:], strict=True):
         values.append(values[parent] * acceptance[rank])
     return sum(values)
+
+
+@pytest.mark.parametrize("layer_s", [0.0, 0.05, 0.5, 3.0])
+@pytest.mark.parametrize("node_s", [0.001, 0.1])
+def test_the_best_limits_are_of_most_tokens_a_second(layer_s: float, node_s: float) -> None:
+    """Against a loop over all sizes and depths, with passes that jump at 8 nodes."""
+    acceptance, most = [0.6, 0.2, 0.1], 20
+    table = sequoia_table(acceptance, size=most, depth=9, max_children=3)
+
+    def seconds(size: int, depth: int) -> float:
+        return 1 + node_s * size + (size > 8) * 0.3 + layer_s * depth
+
+    speeds = {
+        (size, depth): table.expected_tokens(size, depth) / seconds(size, depth)
+        for depth in range(1, 9)  # fewer than the table has
+        for size in range(1, most + 1)
+    }
+    every = torch.tensor([[seconds(size, depth) for size in range(1, most + 1)] for depth in range(1, 9)]).double()
+    size, depth = best_limits(table, every)
+    assert speeds[size, depth] == pytest.approx(max(speeds.values()), rel=1e-6)
+    if layer_s > 0:
+        assert table.shape(size, depth).depth == depth, "no layer is paid for that the tree has not"
 
 
 def random_acceptance(seed: int, width: int) -> list[float]:
