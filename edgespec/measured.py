@@ -105,7 +105,8 @@ def with_best_limits(
     table = sequoia_table(rates, size=largest, depth=len(depths), max_children=tree.width)
     size, depth = best_limits(table, torch.from_numpy(seconds))
     tokens_per_s = table.expected_tokens(size, depth) / float(seconds[depth - 1, size - 1])
-    note = f"sequoia trees of {size} nodes, depth {depth}: {tokens_per_s:.3g} tokens/s by profile {profile.name}"
+    nodes = "1 node" if size == 1 else f"{size} nodes"
+    note = f"sequoia trees of {nodes}, depth {depth}: {tokens_per_s:.3g} tokens/s by profile {profile.name}"
     return replace(tree, size=size, depth=depth), (note,)
 
 
