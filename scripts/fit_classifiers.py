@@ -1,7 +1,7 @@
 """Variants of C2T's classifier, fitted on one folder of records: to see what it is that matters.
 
-    python -m scripts.fit_demo_models --out OUT --only classifier
-    python -m scripts.fit_classifiers demo-records/classifier --out variants
+    python -m scripts.fit_demo_models --out OUT --only many-trees
+    python -m scripts.fit_classifiers demo-records/many-trees --out variants
     python -m scripts.compare_c2t --classifiers variants/*.json
 
 Variants: three seeds; each of the features left out (C2T, table 1); hidden widths (appendix B.3); fewer trees; the
@@ -60,15 +60,16 @@ def epochs_in_steps(records: Records) -> int:
 
 def variants(records: Records, initial: Classifier | None) -> Iterator[tuple[str, Classifier, ClassifierReport]]:
     """Every variant and its name."""
-    fits: dict[str, tuple[Records, dict[str, Any]]] = {f"seed-{seed}": (records, {"seed": seed}) for seed in SEEDS}
+    fits: dict[str, tuple[Records, dict[str, Any]]] = {}
     if initial is None:
+        fits |= {f"seed-{seed}": (records, {"seed": seed}) for seed in SEEDS}
         fits |= {f"without-{feature}": (without(records, feature), {}) for feature in INPUTS}
         fits |= {f"width-{width}": (records, {"hidden": width}) for width in WIDTHS}
         fits |= {f"negatives-{count:g}": (records, {"negatives": count}) for count in NEGATIVES}
         fits |= {f"share-{share:g}": (of_prompts(records, share), {}) for share in SHARES}
         fits[f"epochs-{EPOCHS}"] = records, {"steps": epochs_in_steps(records)}
     else:
-        for share in SHARES:
+        for share in (1.0, *SHARES):
             fits[f"share-{share:g}"] = of_prompts(records, share), {}
             fits[f"tuned-{share:g}"] = of_prompts(records, share), {"initial": initial}
     for name, (data, options) in fits.items():

@@ -4,8 +4,10 @@
 
 Prompts are held-out modules of the standard library (those that the pair was not trained on) cut at
 random points; every second module only, so that scripts/compare_policies.py compares on the others.
-Runs `edgespec train` as a user would. Minutes for the first, half an hour of one core for the classifier's
-trees of 1,010 nodes. `--only stop-hidden` and `--only stop-probabilities` fit decision models, of which none ships.
+Runs `edgespec train` as a user would. Minutes on two cores.
+
+`--only` fits one, or one of those that do not ship: a classifier on about ten times as many of EAGLE-2's whole trees
+(half an hour of one core), for scripts/fit_classifiers.py, and decision models, for scripts/compare_labels.py.
 """
 
 from __future__ import annotations
@@ -15,14 +17,31 @@ import json
 import random
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.pair.pair import open_pair
 from scripts.train_demo import is_held_out, standard_library_sources
 
-SHIPPED = ("acceptance", "classifier")
-PROMPTS = {"acceptance": 200, "classifier": 2250, "stop-hidden": 50, "stop-probabilities": 50}
-NEW_TOKENS = {"acceptance": 24, "classifier": 8, "stop-hidden": 16, "stop-probabilities": 16}  # of every prompt
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """A model, and the records that it is fitted on."""
+
+    what: str  # as `edgespec train` names it
+    prompts: int
+    new_tokens: int  # of every prompt
+    options: tuple[str, ...] = ()
+    ships: bool = False
+
+
+FITS = {
+    "acceptance": Fit(what="acceptance", prompts=200, new_tokens=24, ships=True),
+    "classifier": Fit(what="classifier", prompts=200, new_tokens=4, ships=True),
+    "many-trees": Fit(what="classifier", prompts=2250, new_tokens=8),
+    "stop-hidden": Fit(what="stop", prompts=50, new_tokens=16, options=("--kind", "hidden")),
+    "stop-probabilities": Fit(what="stop", prompts=50, new_tokens=16, options=("--kind", "probabilities")),
+}
 
 
 def held_out_halves() -> tuple[list[str], list[str]]:
@@ -50,19 +69,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("demo-records"), help="folder of prompts and records")
     parser.add_argument("--context-tokens", type=int, default=192)
-    parser.add_argument("--only", choices=list(PROMPTS))
+    parser.add_argument("--only", choices=list(FITS))
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
-    for name in [arguments.only] if arguments.only else SHIPPED:
-        texts = cut_texts(held_out_halves()[0], count=PROMPTS[name], tokens=arguments.context_tokens, seed=7)
-        prompts = arguments.work / f"{name}.jsonl"
-        prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8")
-        what, _, kind = name.partition("-")
-        command = ["train", what, *(["--kind", kind] if kind else []), "--prompts", prompts]
-        output = arguments.out / f"{name}.{'safetensors' if kind else 'json'}"
-        command += ["-o", output, "--overwrite", "--records", arguments.work / name]
-        command += ["-n", NEW_TOKENS[name]]
-        subprocess.run([sys.executable, "-m", "edgespec", *map(str, command)], check=True)
+    for name, fit in FITS.items():
+        if arguments.only == name or (arguments.only is None and fit.ships):
+            texts = cut_texts(held_out_halves()[0], count=fit.prompts, tokens=arguments.context_tokens, seed=7)
+            prompts = arguments.work / f"{name}.jsonl"
+            prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8")
+            output = arguments.out / f"{name}.{'safetensors' if fit.what == 'stop' else 'json'}"
+            command = ["train", fit.what, *fit.options, "--prompts", prompts, "-n", fit.new_tokens]
+            command += ["-o", output, "--overwrite", "--records", arguments.work / name]
+            subprocess.run([sys.executable, "-m", "edgespec", *map(str, command)], check=True)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,10 @@ from edgespec.train.records import Records
 
 HELD_OUT_SHARE = 0.2
 VALIDATION_SHARE = 0.15  # of what is fitted on: says when a decision model has learned enough
+CLASSIFIER_STEPS, CLASSIFIER_RATE = 3000, 1e-3
+# A classifier of another pair does nearly as well as one's own: few records take more from it than they bring, unless
+# it keeps near to what it was.
+TUNING_STEPS, TUNING_RATE = 300, 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +40,9 @@ def fit_classifier(
     threshold: float = 0.5,
     hidden: int = 48,
     negatives: float = 1.0,
-    steps: int = 3000,
+    steps: int | None = None,
     batch: int = 1024,
-    learning_rate: float = 1e-3,
+    learning_rate: float | None = None,
     seed: int = 0,
     held_out_share: float = HELD_OUT_SHARE,
     initial: Classifier | None = None,
@@ -48,9 +52,10 @@ def fit_classifier(
     A record is accepted with chance V, and for each that is, about `negatives` of the others stay, as
     in appendix B.2, which names no number. That makes the classifier surer than what it sees
     warrants: its confidence is for thresholds, not a chance. `fit` in the report says by how much.
-    With `initial` it is fine-tuned from that classifier (appendix B.4), whose width it keeps.
-    Raises EdgespecError where there are no records of two prompts.
+    With `initial` it is fine-tuned from that classifier (appendix B.4), whose width it keeps, in fewer and smaller
+    steps. Raises EdgespecError where there are no records of two prompts.
     """
+    own_steps, own_rate = (CLASSIFIER_STEPS, CLASSIFIER_RATE) if initial is None else (TUNING_STEPS, TUNING_RATE)
     train, held_out = _split(records, held_out_share, seed, "chosen children")
     generator = torch.Generator().manual_seed(seed)
     value = _value(train)
@@ -64,9 +69,9 @@ def fit_classifier(
         torch.ones(int(is_kept.sum())),
         hidden=(hidden,),
         activation="relu",
-        steps=steps,
+        steps=own_steps if steps is None else steps,
         batch=batch,
-        learning_rate=learning_rate,
+        learning_rate=own_rate if learning_rate is None else learning_rate,
         weight_decay=0.0,
         seed=seed,
         initial=None if initial is None else initial.network,

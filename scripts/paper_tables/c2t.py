@@ -34,7 +34,7 @@ UNBOUNDED = 4096  # nodes of trees that only their confidence ends
 LONGEST = 16  # tokens of a chain that may end early
 LENGTHS = (2, 3, 4, 5, 6, 7, 8, 9)  # of chains that do not
 RULES = ("DyMax", "DyJoint", "C2T")
-CONFIDENCES = tuple(step / 50 for step in range(1, 50))  # below which a chain ends
+CONFIDENCES = (*(step / 50 for step in range(1, 50)), 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9999)  # ends chains below
 BETAS, WIDTHS = (0.3, 0.5), (15, 20, 25, 30, None)
 ENTROPY_COUNTS = (10, 100, 500, 1000, 2048)
 SIZES = {
@@ -84,8 +84,8 @@ def show_chains(found: Sequence[Tensor]) -> list[str]:
     """A row a length of fixed chains: how many nodes the others need to accept as much."""
     every = torch.stack(list(found))  # [contexts, rules, points, 2]
     curves = torch.cat([every.mean(0)[None], resampled(every)])  # [1 + bootstraps, rules, points, 2]
-    lengths = curves[0, 0, : len(LENGTHS), 0].tolist()
-    nodes = nodes_at(lengths, curves[:, 1:])  # [1 + bootstraps, rules, lengths]
+    lengths = curves[:, 0, : len(LENGTHS), 0].tolist()
+    nodes = torch.stack([nodes_at(*pair) for pair in zip(lengths, curves[:, 1:], strict=True)])  # [.., rules, lengths]
     table = [["chains of", "tokens a pass", *(f"{rule}'s nodes" for rule in RULES), "C2T's over DyJoint's"]]
     for place, length in enumerate(LENGTHS):
         of_length = nodes[:, :, place]

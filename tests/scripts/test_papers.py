@@ -8,17 +8,18 @@ import torch
 from edgespec.config import SamplingSettings
 from edgespec.grow.classifier import DEFAULT_FILE, default_classifier
 from edgespec.tree.settings import TreeSettings
-from scripts.compare_c2t import CONFIDENCES, c2t, compared, nodes_at, points_by_score
+from scripts.compare_c2t import CONFIDENCES, EAGLE2, c2t, compared, nodes_at, points_by_score
 from scripts.compare_labels import drawn
 from scripts.compare_policies import Bench
 from scripts.fit_classifiers import blind_to
 from scripts.paper_tables.c2t import CONFIDENCES as CHAIN_CONFIDENCES
-from scripts.paper_tables.c2t import LONGEST, RULES, c2t_tree, chain_points, ends
+from scripts.paper_tables.c2t import LENGTHS, LONGEST, RULES, c2t_tree, chain_points, ends, show_chains
 from scripts.paper_tables.paper_table import Context, in_bins, in_words, shares
 from scripts.paper_tables.speeds import COSTS, show_gain, show_speeds
 from scripts.papers import MODULES, TABLES
 
 GREEDY = SamplingSettings()
+DRAFTED_AT = EAGLE2.draft_sampling(GREEDY).temperature  # as the classifier's records were
 
 
 def test_every_table_has_a_name_of_its_own() -> None:
@@ -64,7 +65,7 @@ def test_one_chain_tells_where_the_classifier_ends_chains_of_the_library(context
     lengths = []
     for confidence in CHAIN_CONFIDENCES[::6]:
         settings = TreeSettings(policy="chain", draft_tokens=LONGEST, draw="chosen", classifier=DEFAULT_FILE,
-                                confidence=confidence)  # fmt: skip
+                                confidence=confidence, draft_temperature=DRAFTED_AT)  # fmt: skip
         tree = context.grow(settings, GREEDY)
         lengths.append([1.0 + context.num_accepted(tree, GREEDY), tree.num_nodes - 1.0])
     assert points[::6].tolist() == lengths
@@ -88,7 +89,7 @@ def test_one_tree_of_c2t_is_those_of_all_confidences(context: Context) -> None:
 def test_the_tables_tree_is_the_librarys(context: Context) -> None:
     ours, librarys = c2t_tree(context, beta=0.5), context.grow(c2t(DEFAULT_FILE, confidence=0.5), GREEDY)
     assert ours.tokens.tolist() == librarys.tokens.tolist()
-    assert c2t_tree(context, beta=0.5, width=20).num_nodes > ours.num_nodes
+    assert c2t_tree(context, beta=0.2, width=20).num_nodes > c2t_tree(context, beta=0.2).num_nodes
     assert c2t_tree(context, beta=0.5, count=2).num_nodes != ours.num_nodes
 
 
@@ -120,3 +121,11 @@ def test_drawn_labels_are_0_or_1_as_often_as_the_chance_says() -> None:
     labels = drawn({"acceptance": chance}, 0)["acceptance"].view(-1, 3)
     assert set(labels.flatten().tolist()) == {0.0, 1.0}
     assert labels.mean(0).tolist() == pytest.approx([0.0, 0.25, 1.0], abs=0.03)
+
+
+def test_chains_are_compared_at_the_lengths_that_fixed_ones_have() -> None:
+    """DyMax needs as many nodes as the fixed chains, the others half."""
+    fixed = torch.tensor([[1.0 + length, length] for length in (*LENGTHS, *[9.0] * (len(CHAIN_CONFIDENCES) - 8))])
+    points = torch.stack([fixed, fixed, *[fixed * torch.tensor([1.0, 0.5])] * 2]).double()
+    row = show_chains([points] * 9)[2]
+    assert row == "| 2 | 3.00 (3.00 to 3.00) | 2.00 (2.00 to 2.00) |" + " 1.00 (1.00 to 1.00) |" * 3
