@@ -5,8 +5,9 @@
     python -m scripts.compare_c2t --classifiers variants/*.json
 
 Variants: three seeds; each of the features left out (C2T, table 1); hidden widths (appendix B.3); fewer trees; the
-paper's ten epochs; more negatives. With --from FILE: fine-tuned from that classifier on fewer and fewer trees, beside
-classifiers that were fitted anew on as many (appendix B.4). Prints the measures of appendix B.2 on held-out prompts.
+paper's ten epochs; more negatives. With --from FILE: fine-tuned from that classifier on fewer and fewer trees, gently
+and hard, beside classifiers that were fitted anew on as many (appendix B.4). Prints the measures of appendix B.2 on
+held-out prompts.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 
 from edgespec.grow.classifier import INPUTS, Classifier
-from edgespec.train.fit import ClassifierReport, fit_classifier
+from edgespec.train.fit import CLASSIFIER_RATE, CLASSIFIER_STEPS, ClassifierReport, fit_classifier
 from edgespec.train.record_files import load_records
 from edgespec.train.records import Records
 from scripts.paper_tables.paper_table import markdown
@@ -30,6 +31,7 @@ WIDTHS = (2, 6, 12, 24)  # beside the 48 of all other variants
 SHARES = (0.3, 0.1, 0.03)  # of the prompts
 EPOCHS = 10
 BATCH = 1024
+AS_ANEW = {"steps": CLASSIFIER_STEPS, "learning_rate": CLASSIFIER_RATE}  # far more than fine-tuning takes
 NEGATIVES = (16.0,)  # of each accepted record, beside the 1 of all other variants
 
 
@@ -72,6 +74,7 @@ def variants(records: Records, initial: Classifier | None) -> Iterator[tuple[str
         for share in (1.0, *SHARES):
             fits[f"share-{share:g}"] = of_prompts(records, share), {}
             fits[f"tuned-{share:g}"] = of_prompts(records, share), {"initial": initial}
+            fits[f"hard-{share:g}"] = of_prompts(records, share), {"initial": initial, **AS_ANEW}
     for name, (data, options) in fits.items():
         classifier, report = fit_classifier(data, **options)
         left_out = name.removeprefix("without-")
