@@ -12,8 +12,9 @@ accept       exact expected tokens a pass of chain, eagle2 and adaptive trees at
              held-out contexts for everybody; intervals over seeds, and paired over contexts
 steps        InfoNCE between the features of different training steps on held-out texts (CORAL, table 6), and the
              acceptance rate of the n-th token (figure 6)
-routers      `edgespec train router` over 4 to 64 groups on the first CORAL head: tokens a pass lost, and groups
-             that a layer asks for (CORAL, table 4)
+rates        `edgespec train router` over 4 to 64 groups on the first CORAL head: acceptance lost on held-out
+             texts, and groups that a layer asks for (CORAL, table 4)
+routers      tokens a pass lost with the same routers
 Prints tables. (What a router saves of a draft call: scripts/bench_router.py.)
 """
 
@@ -24,12 +25,12 @@ from pathlib import Path
 
 from edgespec.pair.pair import DEMO_FOLDER
 from scripts.head_tables.heads import ABLATIONS, METHODS, heads_at, train_heads
-from scripts.head_tables.routers import print_routers
+from scripts.head_tables.routers import print_rates, print_routers
 from scripts.head_tables.sibling import sibling_folder, train_sibling
 from scripts.head_tables.steps import print_steps
 from scripts.head_tables.tokens import accept, print_acceptance
 
-PARTS = ("train", "ablations", "sibling", "accept", "steps", "routers")
+PARTS = ("train", "ablations", "sibling", "accept", "steps", "rates", "routers")
 
 
 def compare_tokens(arguments: argparse.Namespace) -> None:
@@ -74,6 +75,8 @@ def main() -> None:
         compare_tokens(arguments)
     if "steps" in arguments.parts:
         print_steps(arguments)
+    if "rates" in arguments.parts:
+        print_rates(arguments)
     if "routers" in arguments.parts:
         print_routers(arguments)
 

@@ -10,13 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from edgespec.draft.head_network import HEAD_KEY
-from edgespec.draft.head_router import HeadRouter
+from edgespec.draft.head_router import HeadRouter, group_size
 from edgespec.pair.folder import open_model, read_head_facts
 from edgespec.train.feature_files import FeatureFiles
 from edgespec.train.head_model import lender, load_head
-from edgespec.train.head_steps import head_steps
+from edgespec.train.head_objective import head_logits
+from edgespec.train.head_steps import head_steps, step_rows
 from edgespec.train.training_loop import split_blocks
 from edgespec.train.training_settings import TrainingSettings
 from scripts.head_tables.heads import CPU, TARGET, edgespec, head_folder
@@ -26,6 +28,7 @@ from scripts.paper_tables.paper_table import markdown
 GROUPS = (4, 8, 16, 32, 64)
 TOP_GROUPS = (1, 2, 3)
 ROUTER_STEPS = 300
+ROUTER_DEPTH = 3  # steps that routers learn from
 LAYER_NODES = 10  # of EAGLE-2's layers
 
 
@@ -37,7 +40,7 @@ def train_routers(arguments: argparse.Namespace) -> dict[tuple[int, int], Path]:
         folder = out / f"router-{groups}-1"
         if not folder.exists():
             edgespec(
-                "train", "router", "-md", head_folder(out, "coral", arguments.seeds[0]), "--features",
+                "train", "router", "-m", TARGET, "-md", head_folder(out, "coral", arguments.seeds[0]), "--features",
                 out / "features", "--groups", groups, "--top-groups", 1, "--training-steps", ROUTER_STEPS,
                 "--batch", arguments.batch, "--learning-rate", 1e-3, "-o", folder,
             )  # fmt: skip
@@ -50,6 +53,42 @@ def train_routers(arguments: argparse.Namespace) -> dict[tuple[int, int], Path]:
                 (wider / "config.json").write_text(json.dumps(config))
             folders[groups, top] = wider
     return folders
+
+
+@torch.no_grad()
+def rates_of(folder: Path, files: FeatureFiles, blocks: Sequence[int]) -> dict[int, tuple[float, float]]:
+    """How often what is drafted is accepted at temperature 0 and 1, by the groups that a node asks for; 0 is all.
+
+    At held-out positions that have features of all steps that the router learned from, each node on its own.
+    """
+    sums = {top: torch.zeros(2, dtype=torch.float64) for top in (0, *TOP_GROUPS)}
+    count = 0
+    with lender(open_model(TARGET), device=CPU, dtype=torch.float32) as target:
+        model = load_head(target, folder, read_head_facts(folder))
+        router, logits_of = model.router, head_logits(model)
+        assert isinstance(router, HeadRouter)
+        for block in blocks:
+            batch = files.batch([block], device=CPU)
+            rows = step_rows(batch, ROUTER_DEPTH)[0]
+            p = logits_of(batch.features[0][rows]).softmax(-1)  # [n, vocab]
+            for step in head_steps(model, batch, num_steps=ROUTER_DEPTH):
+                hidden = step[0][rows]
+                logits, log_router = logits_of(hidden), router(hidden)
+                size = group_size(logits.shape[-1], router.num_groups)
+                for top in sums:
+                    q = _routed(logits, log_router, size, top).softmax(-1) if top else logits.softmax(-1)
+                    same = (q.argmax(-1) == p.argmax(-1)).double().sum()
+                    sums[top] += torch.stack([same, torch.minimum(p, q).sum(-1).double().sum()])
+                count += int(rows.sum())
+    return {top: (float(rates[0]) / count, float(rates[1]) / count) for top, rates in sums.items()}
+
+
+def _routed(logits: Tensor, log_router: Tensor, size: int, top: int) -> Tensor:
+    """Return log p [n, vocab] of CORAL's equation 8 in each row's `top` groups; -inf elsewhere."""
+    parts = [part.log_softmax(-1) for part in logits.split(size, -1)]
+    log_probs = torch.cat([part + log_router[:, group, None] for group, part in enumerate(parts)], -1)
+    wanted = torch.zeros_like(log_router, dtype=torch.bool).scatter_(-1, log_router.topk(top, -1).indices, value=True)
+    return log_probs.masked_fill(~wanted.repeat_interleave(size, -1)[:, : logits.shape[-1]], -torch.inf)
 
 
 @torch.no_grad()
@@ -68,21 +107,35 @@ def asked_groups(folder: Path, files: FeatureFiles, blocks: Sequence[int]) -> fl
     return statistics.mean(found)
 
 
+def print_rates(arguments: argparse.Namespace) -> None:
+    """Acceptance with each router, the share of the whole head's, and the groups that ten nodes ask for."""
+    files = FeatureFiles(arguments.out / "features")
+    blocks = split_blocks(files, TrainingSettings(held_out_blocks=arguments.blocks)).held_out
+    table = [["router", "accepted, T 0", "accepted, T 1", f"groups that {LAYER_NODES} nodes ask for"]]
+    folders = train_routers(arguments)
+    for groups in GROUPS:
+        rates = rates_of(folders[groups, 1], files, blocks)
+        if len(table) == 1:
+            table.append(["none", *(f"{rate:.3f}" for rate in rates[0]), ""])
+        for top in TOP_GROUPS:
+            shown = [f"{rate:.3f} ({rate / whole:.2f})" for rate, whole in zip(rates[top], rates[0], strict=True)]
+            asked = asked_groups(folders[groups, top], files, blocks)
+            table.append([f"{groups} groups, top {top}", *shown, f"{asked:.1f}"])
+    print("\n".join(markdown(table)))
+
+
 def print_routers(arguments: argparse.Namespace) -> None:
-    """Tokens a pass with each router, the share of the whole head's, and the groups that ten nodes ask for."""
+    """Tokens a pass with each router, and the share of the whole head's."""
     folders = train_routers(arguments)
     whole = f"coral-{arguments.seeds[0]}"
     drafts = {whole: head_folder(arguments.out, "coral", arguments.seeds[0])}
     drafts |= {f"{groups} groups, top {top}": folder for (groups, top), folder in folders.items()}
     found = accept(drafts, arguments.router_contexts, arguments)
-    files = FeatureFiles(arguments.out / "features")
-    blocks = split_blocks(files, TrainingSettings(held_out_blocks=arguments.blocks)).held_out
     means = {name: {cell: statistics.mean(tokens) for cell, tokens in of.items()} for name, of in found.items()}
     cells = list(means[whole])
-    table = [["router", *cells, f"groups that {LAYER_NODES} rows ask for"]]
-    table.append(["none", *(f"{means[whole][cell]:.2f}" for cell in cells), ""])
-    for (groups, top), folder in folders.items():
+    table = [["router", *cells], ["none", *(f"{means[whole][cell]:.2f}" for cell in cells)]]
+    for groups, top in folders:
         name = f"{groups} groups, top {top}"
         shown = [f"{means[name][cell]:.2f} ({means[name][cell] / means[whole][cell]:.2f})" for cell in cells]
-        table.append([name, *shown, f"{asked_groups(folder, files, blocks):.1f}"])
+        table.append([name, *shown])
     print("\n".join(markdown(table)))
