@@ -167,7 +167,8 @@ def set_up_by_profile(
         notes += (plan.why,)
     if tree.policy != "none":
         notes += note_of_costs(weights.target, weights.draft)
-    if tree.policy == "opt-tree" != plan.best.policy and "stop_gain" not in given:  # a plan of its own has its depth
+    is_planned = tree.policy == plan.best.policy  # a plan has its own limits
+    if tree.policy == "opt-tree" and not is_planned and "stop_gain" not in given:
         tree, why = with_stop_gain(tree, profile)
         notes += why
     found = PairSetup(
@@ -180,7 +181,7 @@ def set_up_by_profile(
         deep = replace(tree, depth=max(tree.depth, TreeSettings().depth)) if tree.uses("depth") else tree
         room = room_for_trees(deep, lambda tree: placed(tree, place), num_texts=place.num_texts, slack=0.0)
         found = replace(found, room=room.tree, weights=_by_use(room.weights, profile), is_tuned=True)
-    if tree.policy == "sequoia" != plan.best.policy and not given.keys() & {"size", "depth"}:
+    if tree.policy == "sequoia" and not is_planned and not given.keys() & {"size", "depth"}:
         tree, why = with_best_limits(tree, found.room, profile, temperature)
         room_with_depth = replace(found.room, depth=tree.depth) if is_tuned else tree
         found = replace(found, tree=tree, room=room_with_depth, notes=(*found.notes, *why))
