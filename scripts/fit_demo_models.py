@@ -6,8 +6,9 @@ Prompts are held-out modules of the standard library (those that the pair was no
 random points; every second module only, so that scripts/compare_policies.py compares on the others.
 Runs `edgespec train` as a user would. Minutes on two cores.
 
-`--only` fits one, or one of those that do not ship: a classifier on about ten times as many of EAGLE-2's whole trees
-(half an hour of one core), for scripts/fit_classifiers.py, and decision models, for scripts/compare_labels.py.
+`--only` fits one, or one of those that do not ship: a classifier on more than ten times as many of EAGLE-2's whole
+trees (half an hour of one core), for scripts/fit_classifiers.py; one on modules that the pair knows; and decision
+models, for scripts/compare_labels.py.
 """
 
 from __future__ import annotations
@@ -33,12 +34,14 @@ class Fit:
     new_tokens: int  # of every prompt
     options: tuple[str, ...] = ()
     ships: bool = False
+    was_trained_on: bool = False  # whether the prompts are of modules that the pair knows
 
 
 FITS = {
     "acceptance": Fit(what="acceptance", prompts=200, new_tokens=24, ships=True),
     "classifier": Fit(what="classifier", prompts=200, new_tokens=4, ships=True),
     "many-trees": Fit(what="classifier", prompts=2250, new_tokens=8),
+    "known-modules": Fit(what="classifier", prompts=450, new_tokens=8, was_trained_on=True),
     "stop-hidden": Fit(what="stop", prompts=50, new_tokens=16, options=("--kind", "hidden")),
     "stop-probabilities": Fit(what="stop", prompts=50, new_tokens=16, options=("--kind", "probabilities")),
 }
@@ -48,6 +51,11 @@ def held_out_halves() -> tuple[list[str], list[str]]:
     """Texts of held-out modules: to fit on, and to compare on."""
     texts = [text for name, text in standard_library_sources() if is_held_out(name)]
     return texts[::2], texts[1::2]
+
+
+def known_texts() -> list[str]:
+    """Texts of every fourth module that the pair was trained on."""
+    return [text for name, text in standard_library_sources() if not is_held_out(name)][::4]
 
 
 def cut_texts(texts: list[str], *, count: int, tokens: int, seed: int) -> list[str]:
@@ -74,7 +82,8 @@ def main() -> None:
     arguments.work.mkdir(parents=True, exist_ok=True)
     for name, fit in FITS.items():
         if arguments.only == name or (arguments.only is None and fit.ships):
-            texts = cut_texts(held_out_halves()[0], count=fit.prompts, tokens=arguments.context_tokens, seed=7)
+            modules = known_texts() if fit.was_trained_on else held_out_halves()[0]
+            texts = cut_texts(modules, count=fit.prompts, tokens=arguments.context_tokens, seed=7)
             prompts = arguments.work / f"{name}.jsonl"
             prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8")
             output = arguments.out / f"{name}.{'safetensors' if fit.what == 'stop' else 'json'}"
