@@ -17,15 +17,15 @@ CPU = torch.device("cpu")
 TARGET = DEMO_FOLDER / "target"
 Options = Sequence[object]  # of `edgespec train head`
 
-# CORAL's paper means HASS's alignment alone where it says HASS (section 2.3).
 METHODS: Mapping[str, Options] = {
     "eagle": ("--method", "eagle"),
     "hass": ("--method", "hass"),
-    "hass-alignment": ("--method", "hass", "--top-tokens-weight", 0),
     "coral": ("--method", "coral"),
 }
-# What a part of a method is worth; of the first seed alone.
+# What a part of a method is worth; of the first seed alone. CORAL's paper means HASS's alignment where it says HASS
+# (section 2.3).
 ABLATIONS: Mapping[str, Options] = {
+    "hass-alignment": ("--method", "hass", "--top-tokens-weight", 0),
     "eagle-no-noise": ("--method", "eagle", "--feature-noise", 0),
     "csra-one-step": ("--method", "coral", "--multi-steps", 1),
 }

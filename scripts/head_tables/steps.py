@@ -29,7 +29,7 @@ from scripts.paper_tables.paper_table import in_words, markdown
 DEPTH = 4  # steps, as in the paper
 APART = [(later, earlier) for earlier in range(DEPTH) for later in range(earlier + 1, DEPTH)]
 RATES = ("accepted, T 0", "accepted, T 1")
-DIFFERENCES = (("coral", "hass-alignment"), ("coral", "eagle"), ("hass", "hass-alignment"))
+DIFFERENCES = (("coral", "hass"), ("coral", "hass-alignment"), ("coral", "eagle"), ("hass", "eagle"))
 Measures = dict[str, list[float]]  # a measure -> of every block
 
 
@@ -77,6 +77,8 @@ def print_steps(arguments: argparse.Namespace) -> None:
         method: {name: torch.tensor([found[head][name] for head in heads]).double().mean(0) for name in found[heads[0]]}
         for method, heads in groups.items()
     }
+    spread = torch.cat([files.block(block)[1].float() for block in blocks]).std()
+    print(f"the target's features have a standard deviation of {spread:.2f}\n")
     print("InfoNCE between the features of steps, and cross-entropy of each step with the target, in nats\n")
     print("\n".join(_apart(means, groups)))
     print("\nacceptance rate of the n-th token of a draft, n from 1; then paired differences over blocks\n")

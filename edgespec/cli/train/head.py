@@ -52,7 +52,7 @@ coral  three steps, and the features of all steps told apart
 @click.option("--distribution-weight", type=WEIGHT, help="Of cross-entropy between distributions. [0.1]")
 @click.option("--top-tokens-weight", type=WEIGHT, help="Of the target's ten most probable tokens. [hass 1, else 0]")
 @click.option("--alignment-weight", type=WEIGHT, help="Of CSRA. [coral: it adds as much as the regression; else 0]")
-@click.option("--feature-noise", type=WEIGHT, default=0.1, show_default=True, help="The largest on features it reads.")
+@click.option("--feature-noise", type=WEIGHT, default=0.1, show_default=True, help="Noise on features that it reads.")
 @training_options(training_steps=1500)
 @click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
 @machine_options
