@@ -159,7 +159,7 @@ def lent_names(model: PreTrainedModel, own_modules: tuple[str, ...]) -> frozense
 
 
 class _NoInitialValues(TorchFunctionMode):
-    """Leaves tensors without memory as they are: to go through drawing values for them takes most of the building."""
+    """Leaves tensors without memory as they are: drawing values for them draws none, and takes time all the same."""
 
     def __torch_function__(
         self, function: Any, types: Any, arguments: tuple[Any, ...] = (), named: dict[str, Any] | None = None

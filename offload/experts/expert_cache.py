@@ -2,7 +2,7 @@
 
 An expert's value is the number of times that it was asked for, each halved for every so many passes since. Values of
 all experts are remembered, of those in memory and of others, so that an expert's past counts when it comes back.
-This is bookkeeping alone, in numpy, whose calls on a few numbers take a fifth of torch's: a layer waits for them.
+This is bookkeeping alone, in numpy, whose calls on a few numbers take less than torch's: every layer waits for them.
 What an expert's memory is, is somebody else's business.
 """
 
