@@ -6,7 +6,6 @@ together, h the hidden size.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from edgespec.model.attention import asks_for_attention, use_own_attention
+from edgespec.model.cache_argument import cache_argument
 from edgespec.model.family_logits import decoder_of, family_logits
 from edgespec.model.layer_attention import key_sources, layer_reaches
 from edgespec.model.layer_kinds import attention_layers, reads_by_levels
@@ -78,9 +78,7 @@ class CausalModel:
         self._cache.text_by_text = _is_text_by_text(model, self.config)
         self._layers = decoder_layers(model)[1]
         (read_by_levels if reads_by_levels(self.config) else use_own_functions)(self._layers)
-        # What the cache is called: pure Mamba models have their own word.
-        takes = inspect.signature(type(self._decoder).forward).parameters
-        self._cache_name = "cache_params" if "cache_params" in takes else "past_key_values"
+        self._cache_argument = cache_argument(type(self._decoder).forward)
         self._shares_passes = shares_passes(self.config)
         if not self._cache.text_by_text:
             use_own_attention(self._decoder, self.config)
@@ -187,7 +185,7 @@ class CausalModel:
                 attention_mask=self._mask,
                 position_ids=torch.cat([part.row_positions for part in parts])[None],
                 use_cache=True,
-                **{self._cache_name: self._cache},
+                **{self._cache_argument: self._cache},
             )
         hidden: Tensor = output.last_hidden_state[0]
         return list(hidden.split([part.count for part in parts]))

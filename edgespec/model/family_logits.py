@@ -46,13 +46,16 @@ def _no_ids(device: torch.device) -> Tensor:
 
 
 class _DecoderOutput:
-    """A decoder's output that holds the last hidden states alone."""
+    """A decoder's output that holds the last hidden states alone: attribute, first item, and mapping."""
 
     def __init__(self, last_hidden_state: Tensor) -> None:
         self.last_hidden_state = last_hidden_state
 
-    def __getitem__(self, _index: int) -> Tensor:
+    def __getitem__(self, _key: int | str) -> Tensor:
         return self.last_hidden_state
+
+    def keys(self) -> list[str]:
+        return ["last_hidden_state"]
 
     def __getattr__(self, _name: str) -> None:
         return None

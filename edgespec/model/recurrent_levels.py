@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from edgespec.copies import on_device
+from edgespec.model.cache_argument import cache_argument
 from edgespec.model.continued_scan import continuing, let_scans_continue
 from edgespec.model.layer_kinds import keeps_state
 from edgespec.model.pass_cache import attending, enter_mixer, spans_under_way
 from edgespec.model.recurrent import read_rows, silence_missing_kernels
 from edgespec.model.state_cache import Fold, Rows, StateRows
 
-CACHE_NAMES = ("cache_params", "past_key_values")
 KINDS = ("conv_states", "recurrent_states")  # of what transformers' cache keeps of a layer
 # Functions of mixers that go on from a state with many rows at once: Kimi's, Zaya's, Mamba 1's by `continued_scan`
 CONTINUING = {"chunk_kimi_delta_attention", "conv_qk_grouped", "mamba_selective_scan"}
@@ -67,7 +67,7 @@ class Mixer:
         silence_missing_kernels()
         self.layer: int = module.layer_idx  # type: ignore[assignment]
         self.forward = module.forward
-        self._cache_name = next(name for name in CACHE_NAMES if name in inspect.signature(self.forward).parameters)
+        self._cache_argument = cache_argument(self.forward)
         self._continues = not CONTINUING.isdisjoint(inspect.unwrap(type(module).forward).__code__.co_names)
         self._parts: list[tuple[str, int, torch.Size, torch.dtype]] = []  # what a state consists of
         self._shapes: list[torch.Size] | None = None  # of a row's outputs, where there are several
@@ -83,7 +83,7 @@ class Mixer:
         with attending(None):  # its own functions are not to be ours
             cache = Cache(layers=[held] * (self.layer + 1))
             with continuing(held.recurrent_states[0]):
-                found = self.forward(hidden_states=inputs, **{self._cache_name: cache})
+                found = self.forward(hidden_states=inputs, **{self._cache_argument: cache})
         if isinstance(found, tuple):
             self._shapes = [part.shape[2:] for part in found]
             found = torch.cat([part.flatten(2) for part in found], 2)

@@ -98,7 +98,8 @@ def check_tree_reading(config: PretrainedConfig, *, device: torch.device) -> Non
             "E_SELF_CHECK",
             f"model type '{config.model_type}' {verdict} with transformers {transformers.__version__}: "
             f"{_known_reason(config, is_read=verdict == WRONG)}{failure}.",
-            "Use a model with rotary or learned positions; `self_check=False` runs it all the same, at your own risk.",
+            "Use a model with rotary or learned positions, or another version of transformers; `self_check=False` "
+            "runs it all the same, at your own risk.",
         )
 
 

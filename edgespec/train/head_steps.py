@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
+from edgespec.model.cache_argument import cache_argument
 from edgespec.model.family_logits import decoder_of
 from edgespec.model.layer_attention import layer_reaches
 from edgespec.model.new_rows import additive
@@ -34,7 +35,7 @@ def head_steps(
     decoder = decoder_of(model)
     embedded = model.get_input_embeddings()(batch.ids)  # [B, S, h]
     positions = torch.arange(num_rows, device=device)
-    cache = DynamicCache()  # of full length: windows are in the masks
+    cached = {cache_argument(decoder.forward): DynamicCache()}  # of full length: windows are in the masks
     features: list[Tensor] = []
     before = batch.features
     for step in range(1, num_steps + 1):
@@ -47,8 +48,8 @@ def head_steps(
             inputs_embeds=model.fuse(embedded, previous),  # type: ignore[operator]
             attention_mask=mask,
             position_ids=positions[None],
-            past_key_values=cache,
             use_cache=True,
+            **cached,
         )
         features.append(output.last_hidden_state)
         before = features[-1].detach()
