@@ -228,7 +228,8 @@ class TreeSettings:
         temperature = self.draft_temperature
         if sampling.temperature == 0:
             # A greedy target ignores truncation, and still wants several different children: the draft is not greedy.
-            own = POLICIES[self.policy].greedy_draft_temperature
+            # A classifier reads q as it was when C2T's trees were recorded, on chains too.
+            own = POLICIES["c2t" if self.classifier else self.policy].greedy_draft_temperature
             return DraftSampling(temperature=own if temperature is None else temperature)
         is_coupled = self.children == "coupled"
         if temperature is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from edgespec.config import MIN_TEMPERATURE, DraftSampling, SamplingSettings
@@ -29,6 +31,13 @@ def test_a_greedy_targets_draft_is_not_truncated(policy: str, temperature: float
     assert tree.draft_sampling(greedy) == DraftSampling(temperature=temperature)
     warm = TreeSettings(policy=policy, draft_temperature=0.9)
     assert warm.draft_sampling(greedy) == DraftSampling(temperature=0.9)
+
+
+def test_a_greedy_targets_draft_gives_a_chains_classifier_the_probabilities_it_was_fitted_on() -> None:
+    chain = TreeSettings(policy="chain", classifier=Path("classifier.json"))
+    own = TreeSettings(policy="c2t").draft_sampling(SamplingSettings())
+    assert chain.draft_sampling(SamplingSettings()) == own
+    assert chain.draft_sampling(TRUNCATED) == TreeSettings(policy="chain").draft_sampling(TRUNCATED)
 
 
 @pytest.mark.parametrize("tree", [TreeSettings(policy="dyspec"), TreeSettings(policy="opt-tree", draw="chosen")])
