@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from edgespec.decode.adapt import may_follow_clock
+from edgespec.decode.tree_choice import SIZES
 from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.tune.acceptance import fitted, joined, shifted_to, with_measured
 from edgespec.tune.costs import FEWEST, MeasuredCosts
@@ -24,7 +25,6 @@ from profiles.cost import Floats, GrowthCost
 from profiles.schema import Plan
 from profiles.tuner import Choice, Entrant, choose, deepened, tabulate, with_tokens
 
-SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
 COST_ERROR = 0.1  # steps that are tried take so much longer or shorter, next to others, than their parts do
 TEXT_STEPS = 24  # of a text that goes on: models that talk to themselves fall into loops

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from edgespec.decode.step import StepResult
+from edgespec.decode.tree_choice import SIZES
 from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.grow.policies import open_policy
 from edgespec.tree.settings import TreeSettings
-from edgespec.tune.contest import DEPTHS, SIZES, entrants
+from edgespec.tune.contest import DEPTHS, entrants
 from edgespec.tune.costs import MeasuredCosts, curve
 from edgespec.tune.entrants import contenders
 from edgespec.tune.run import DEPTH, Run
