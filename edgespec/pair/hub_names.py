@@ -20,6 +20,8 @@ CLOSE = 0.55  # of difflib's likeness: 'Qwen3-8b' is close to 'Qwen/Qwen3-8B', '
 POLL_S = 0.5  # between looks at how far a download is
 DOWNLOAD_MARGIN_BYTES = 1 << 30  # left free on the disk
 REPOSITORY = re.compile(r"\w[\w.-]{0,95}(/\w[\w.-]{0,95})?", re.ASCII)
+BUILT_IN_HEAD = "built-in-head"  # a feature head of the built-in target
+BUILT_IN_HEAD_FOLDER = Path(__file__).parents[1] / "demo" / "head"
 CACHED_PREFIX = "models--"
 # What a model folder needs here; weights in other formats and folders within the repository are not among it.
 WANTED_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
@@ -38,8 +40,8 @@ def resolve_model(
 ) -> Path:
     """Return the folder that `name` means; raises EdgespecError with the closest names where it means none.
 
-    A folder comes first, then an alias, then the local cache; with `online`, what the cache lacks of a
-    published model is downloaded into it.
+    A folder comes first, then the built-in head, an alias, and the local cache; with `online`, what the cache lacks
+    of a published model is downloaded into it.
     """
     if not name.strip():
         raise EdgespecError("E_MODEL_NOT_FOUND", "the model's name is empty.", "Give a folder or a name.")
@@ -51,6 +53,9 @@ def resolve_model(
     if path.exists():
         _check_path(path, revision)
         return path
+    if name == BUILT_IN_HEAD:
+        _check_path(BUILT_IN_HEAD_FOLDER, revision)
+        return BUILT_IN_HEAD_FOLDER
     known = dict(aliases or {})
     meant = known.get(name, name)
     if meant != name and local_path(meant).exists():

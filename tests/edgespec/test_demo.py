@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.cli.prompts.read import read_prompts
+from edgespec.pair.hub_names import BUILT_IN_HEAD
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 
 ROOT = Path(__file__).parents[2]
@@ -50,16 +52,28 @@ def test_the_pair_is_small_and_the_draft_a_tenth_of_the_target() -> None:
     assert {e.dtype for e in pair.target.checkpoint.tensors.values()} == {torch.bfloat16}
 
 
-@pytest.mark.parametrize(("policy", "size"), [("dyspec", 64), ("dyspec", 768)])
+@pytest.mark.parametrize(
+    ("draft", "policy", "size"), [(None, "dyspec", 64), (None, "dyspec", 768), (BUILT_IN_HEAD, "adaptive", 64)]
+)
 def test_streamed_greedy_texts_are_those_of_plain_decoding(
-    policy: str, size: int, prompts: list[list[int]], plain: list[list[int]]
+    draft: str | None, policy: Any, size: int, prompts: list[list[int]], plain: list[list[int]]
 ) -> None:
     with Engine.from_pretrained(
+        draft=draft,
         tree=TreeSettings(policy=policy, size=size),
         limits=MemoryLimits(max_resident_layers=0),
     ) as engine:
         for prompt, expected in zip(prompts, plain, strict=True):
             assert list(engine.generate(prompt, max_new_tokens=NUM_TOKENS, sampling=GREEDY).token_ids) == expected
+
+
+def test_the_head_has_more_accepted_than_the_draft(prompts: list[list[int]]) -> None:
+    tokens = []
+    for draft in (None, BUILT_IN_HEAD):
+        with Engine.from_pretrained(draft=draft, tree=TreeSettings(policy="eagle2", size=60, depth=7)) as engine:
+            results = [engine.generate(prompt, max_new_tokens=64, temperature=1.0, seed=1) for prompt in prompts[::2]]
+        tokens.append(sum(result.tokens_per_pass or 0 for result in results) / len(results))
+    assert tokens[1] > 1.08 * tokens[0]
 
 
 def test_trees_yield_several_tokens_a_pass_and_larger_trees_no_fewer(prompts: list[list[int]]) -> None:
@@ -68,7 +82,7 @@ def test_trees_yield_several_tokens_a_pass_and_larger_trees_no_fewer(prompts: li
         with Engine.from_pretrained(tree=TreeSettings(size=size)) as engine:
             steps = [
                 step
-                for prompt in prompts[::2]
+                for prompt in prompts[::3]
                 for step in engine.generate(
                     prompt, max_new_tokens=32, sampling=SamplingSettings(temperature=0.8), seed=7
                 ).passes

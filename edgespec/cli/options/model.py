@@ -16,7 +16,7 @@ from edgespec.cli.config.defaults import load_config
 from edgespec.cli.console import Console, OnProgress
 from edgespec.cli.options.group import FOLDER, Command, with_options
 from edgespec.errors import EdgespecError
-from edgespec.pair.hub_names import Progress, cached_repositories, resolve_model
+from edgespec.pair.hub_names import BUILT_IN_HEAD, Progress, cached_repositories, resolve_model
 from edgespec.pair.user_config import UserConfig
 
 GIB = 1 << 30
@@ -49,7 +49,7 @@ def model_options(function: Command) -> Command:
     options: list[Callable[[Command], Command]] = [
         click.option("-m", "--model", metavar="MODEL", shell_complete=complete_model, help=MODEL_HELP),
         click.option("-md", *DRAFT_SPELLINGS, "draft_model", metavar="MODEL", shell_complete=complete_model,
-                     help="The draft, named likewise."),
+                     help=f"The draft, named likewise, or {BUILT_IN_HEAD}."),
         click.option("--revision", help="Branch, tag or commit of the target, by its name in the cache. [main]"),
         click.option("--draft-revision", help="The same of the draft."),
         click.option("--online/--offline", help="Download what the cache lacks. [default: offline]"),
@@ -102,7 +102,7 @@ def find_models(context: click.Context, values: dict[str, Any]) -> dict[str, Any
         raise click.UsageError("--revision belongs to a model's name: -m NAME.")
     if draft is None and draft_revision is not None:
         raise click.UsageError("--draft-revision belongs to a draft's name: -md NAME.")
-    if target is None and draft is not None:
+    if target is None and draft not in (None, BUILT_IN_HEAD):
         raise click.UsageError("-md needs a target: a draft goes with one. Name both, or neither.")
     aliases = (context.find_object(UserConfig) or UserConfig()).aliases
     console = Console(quiet=bool(values.get("quiet")), verbose=False)

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from edgespec.cli import cli
 from edgespec.errors import EdgespecError
-from edgespec.pair.hub_names import closest, resolve_model
+from edgespec.pair.hub_names import BUILT_IN_HEAD, BUILT_IN_HEAD_FOLDER, closest, resolve_model
 from offload.checkpoint import INDEX_NAME
 from tests.cli.conftest import Outcome, RunCli
 from tests.hub import COMMIT, Cache, serve
@@ -73,6 +73,15 @@ def test_the_closest_names_are_told_whatever_their_case_and_owner(cache: Cache) 
 def test_what_can_be_no_name_is_a_folder_that_is_not_there(name: str, cache: Cache) -> None:
     with pytest.raises(EdgespecError, match="there is no folder"):
         resolve_model(name)
+
+
+def test_the_built_in_head_needs_no_targets_name_and_drafts_for_no_other(
+    pair_folders: tuple[Path, Path], run_cli: RunCli
+) -> None:
+    assert facts(run_cli(["-md", BUILT_IN_HEAD, "--json"], command="estimate"))["draft"] == str(BUILT_IN_HEAD_FOLDER)
+    outcome = run_cli(["-m", str(pair_folders[0]), "-md", BUILT_IN_HEAD], command="estimate")
+    assert outcome.code != 0
+    assert "is a head of 'target'" in outcome.err
 
 
 def test_a_revision_is_a_snapshot_of_its_own(cache: Cache, pair_folders: tuple[Path, Path]) -> None:

@@ -14,6 +14,7 @@ from edgespec import EdgespecError, Engine, MemoryLimits, TreeSettings
 from edgespec.cli import all_commands, cli
 from edgespec.cli.config.defaults import known_keys
 from edgespec.pair.find import find_pair
+from edgespec.pair.hub_names import BUILT_IN_HEAD, BUILT_IN_HEAD_FOLDER
 from edgespec.pair.user_config import PAIR_SPELLINGS
 from tests.hub import COMMIT, Cache
 
@@ -54,6 +55,7 @@ def test_names_are_folders_then_aliases_then_the_cache(cache: Cache, pair_folder
     assert find_pair("alone", "acme/Draft-1B") == (pair_folders[0], draft)
     assert find_pair(None, None) == (None, None)
     assert find_pair(None, "acme/Draft-1B") == (None, draft)
+    assert find_pair(None, BUILT_IN_HEAD) == (None, BUILT_IN_HEAD_FOLDER)
 
 
 def test_an_alias_brings_its_draft_with_the_revision_unless_another_is_named(
