@@ -1,7 +1,7 @@
 """Every family that transformers knows: equal to transformers, refused with a reason, or a fault.
 
     python -m scripts.check_families --only gemma4 llama4       a few types
-    python -m scripts.check_families --json families.json       all of them: half an hour
+    python -m scripts.check_families --json families.json       all of them: minutes
     python -m scripts.check_families --json families.json --resume --page docs/models.md
 
 A tiny random checkpoint of each type goes through `Engine`, streamed, with trees of two drafts (itself, whose tokens

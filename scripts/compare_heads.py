@@ -5,7 +5,7 @@
 Parts, each of which goes on where it stopped (choose with --parts):
 train        features of the target in a streamed run under a memory limit, then `edgespec train head` for every
              method and seed, with the same texts, steps and order of texts
-ablations    heads without some part of a method, of the first seed
+ablations    heads without some part of a method, and with two and four steps (CORAL, tables 3 and 5)
 sibling      a language model of one layer, distilled on the same features with as many steps: a draft that costs
              what a head costs and reads no features
 accept       exact expected tokens a pass of chain, eagle2 and adaptive trees at temperature 0 and 1, at the same
@@ -15,6 +15,12 @@ steps        InfoNCE between the features of different training steps on held-ou
 rates        `edgespec train router` over 4 to 64 groups on the first CORAL head: acceptance lost on held-out
              texts, and groups that a layer asks for (CORAL, table 4)
 routers      tokens a pass lost with the same routers
+
+and two for a head that was trained for long, which run only when asked for:
+
+acceptance   measured acceptance of each head, which its adaptive trees then use
+equal-cost   what a step costs with the heads and the built-in draft, and which is faster, by the seconds of a pass
+
 Prints tables. (What a router saves of a draft call: scripts/bench_router.py.)
 """
 
@@ -23,19 +29,25 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from edgespec.pair.pair import DEMO_FOLDER
-from scripts.head_tables.heads import ABLATIONS, METHODS, heads_at, train_heads
+from scripts.head_tables.equal_cost import fit_acceptance, print_equal_cost
+from scripts.head_tables.heads import ABLATIONS, DRAFT, DRAFT_FOLDER, METHODS, heads_at, train_heads
 from scripts.head_tables.routers import print_rates, print_routers
 from scripts.head_tables.sibling import sibling_folder, train_sibling
 from scripts.head_tables.steps import print_steps
 from scripts.head_tables.tokens import accept, print_acceptance
 
 PARTS = ("train", "ablations", "sibling", "accept", "steps", "rates", "routers")
+WHEN_ASKED = ("acceptance", "equal-cost")
+
+
+def named_heads(arguments: argparse.Namespace) -> dict[str, Path]:
+    """The heads that were trained: 'method-seed' -> folder."""
+    return {f"{name}-{seed}": folder for (name, seed), folder in heads_at(arguments.out, arguments.seeds).items()}
 
 
 def compare_tokens(arguments: argparse.Namespace) -> None:
     """Tokens a pass with every head that was trained, the siblings and the built-in draft."""
-    drafts = {f"{name}-{seed}": folder for (name, seed), folder in heads_at(arguments.out, arguments.seeds).items()}
+    drafts = named_heads(arguments)
     groups: dict[str, list[int]] = {}
     for name, seed in heads_at(arguments.out, arguments.seeds):
         groups.setdefault(name, []).append(seed)
@@ -43,7 +55,7 @@ def compare_tokens(arguments: argparse.Namespace) -> None:
         if sibling_folder(arguments.out, seed).exists():
             drafts[f"sibling-{seed}"] = sibling_folder(arguments.out, seed)
             groups.setdefault("sibling", []).append(seed)
-    drafts["built-in draft"] = DEMO_FOLDER / "draft"
+    drafts[DRAFT] = DRAFT_FOLDER
     print_acceptance(accept(drafts, arguments.contexts, arguments), groups)
 
 
@@ -51,7 +63,10 @@ def main() -> None:
     """The parts that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--parts", type=lambda text: text.split(","), default=list(PARTS), help=",".join(PARTS))
+    parser.add_argument(
+        "--parts", type=lambda text: text.split(","), default=list(PARTS), help=",".join((*PARTS, *WHEN_ASKED))
+    )
+    parser.add_argument("--methods", type=lambda text: text.split(","), default=list(METHODS), help=",".join(METHODS))
     parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default=[0, 1, 2])
     parser.add_argument("--data-tokens", type=int, default=1_500_000)
     parser.add_argument("--training-steps", type=int, default=700)
@@ -65,14 +80,19 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     if "train" in arguments.parts:
-        train_heads(METHODS, arguments.seeds, arguments)
+        train_heads({name: METHODS[name] for name in arguments.methods}, arguments.seeds, arguments)
     if "ablations" in arguments.parts:
-        train_heads(ABLATIONS, arguments.seeds[:1], arguments)
+        train_heads(ABLATIONS, arguments.seeds, arguments)
     if "sibling" in arguments.parts:
         for seed in arguments.seeds:
             train_sibling(arguments, seed)
+    if "acceptance" in arguments.parts:
+        fit_acceptance(named_heads(arguments))
     if "accept" in arguments.parts:
         compare_tokens(arguments)
+    if "equal-cost" in arguments.parts:
+        drafts = {**named_heads(arguments), DRAFT: DRAFT_FOLDER}
+        print_equal_cost(accept(drafts, arguments.contexts, arguments), drafts, arguments)
     if "steps" in arguments.parts:
         print_steps(arguments)
     if "rates" in arguments.parts:

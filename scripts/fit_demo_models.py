@@ -6,9 +6,9 @@ Prompts are held-out modules of the standard library (those that the pair was no
 random points; every second module only, so that scripts/compare_policies.py compares on the others.
 Runs `edgespec train` as a user would. Minutes on two cores.
 
-`--only` fits one, or one of those that do not ship: a classifier on more than ten times as many of EAGLE-2's whole
-trees (half an hour of one core), for scripts/fit_classifiers.py; one on modules that the pair knows; and decision
-models, for scripts/compare_labels.py.
+`--only` fits one, or one of those that do not ship: a classifier on as many of EAGLE-2's whole trees as
+C2T's paper has (8,880; an hour of one core), for scripts/fit_classifiers.py; one on modules that the pair knows; and
+decision models, for scripts/compare_labels.py.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Fit:
 FITS = {
     "acceptance": Fit(what="acceptance", prompts=200, new_tokens=24, ships=True),
     "classifier": Fit(what="classifier", prompts=200, new_tokens=4, ships=True),
-    "many-trees": Fit(what="classifier", prompts=2250, new_tokens=8),
+    "many-trees": Fit(what="classifier", prompts=2500, new_tokens=16),
     "known-modules": Fit(what="classifier", prompts=450, new_tokens=8, was_trained_on=True),
     "stop-hidden": Fit(what="stop", prompts=50, new_tokens=16, options=("--kind", "hidden")),
     "stop-probabilities": Fit(what="stop", prompts=50, new_tokens=16, options=("--kind", "probabilities")),
@@ -71,6 +71,11 @@ def cut_texts(texts: list[str], *, count: int, tokens: int, seed: int) -> list[s
     return found
 
 
+def write_prompts(path: Path, texts: list[str]) -> None:
+    """Write a prompt a line, as `edgespec train` reads them."""
+    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8")
+
+
 def main() -> None:
     """Fit all that ships, or one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -79,13 +84,14 @@ def main() -> None:
     parser.add_argument("--context-tokens", type=int, default=192)
     parser.add_argument("--only", choices=list(FITS))
     arguments = parser.parse_args()
-    arguments.work.mkdir(parents=True, exist_ok=True)
+    for folder in (arguments.out, arguments.work):
+        folder.mkdir(parents=True, exist_ok=True)
     for name, fit in FITS.items():
         if arguments.only == name or (arguments.only is None and fit.ships):
             modules = known_texts() if fit.was_trained_on else held_out_halves()[0]
             texts = cut_texts(modules, count=fit.prompts, tokens=arguments.context_tokens, seed=7)
             prompts = arguments.work / f"{name}.jsonl"
-            prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8")
+            write_prompts(prompts, texts)
             output = arguments.out / f"{name}.{'safetensors' if fit.what == 'stop' else 'json'}"
             command = ["train", fit.what, *fit.options, "--prompts", prompts, "-n", fit.new_tokens]
             command += ["-o", output, "--overwrite", "--records", arguments.work / name]

@@ -15,19 +15,26 @@ from scripts.train_demo import is_held_out, standard_library_sources
 
 CPU = torch.device("cpu")
 TARGET = DEMO_FOLDER / "target"
+DRAFT = "built-in draft"
+DRAFT_FOLDER = DEMO_FOLDER / "draft"
 Options = Sequence[object]  # of `edgespec train head`
 
 METHODS: Mapping[str, Options] = {
     "eagle": ("--method", "eagle"),
     "hass": ("--method", "hass"),
+    # CORAL's paper means this where it says HASS (section 2.3).
+    "hass-alignment": ("--method", "hass", "--top-tokens-weight", 0),
     "coral": ("--method", "coral"),
 }
-# What a part of a method is worth; of the first seed alone. CORAL's paper means HASS's alignment where it says HASS
-# (section 2.3).
+ALIGNMENT_STEPS = (2, 4)  # CORAL, table 3; the methods have three
 ABLATIONS: Mapping[str, Options] = {
-    "hass-alignment": ("--method", "hass", "--top-tokens-weight", 0),
     "eagle-no-noise": ("--method", "eagle", "--feature-noise", 0),
     "csra-one-step": ("--method", "coral", "--multi-steps", 1),
+    **{
+        f"{name}-{steps}-steps": (*METHODS[name], "--multi-steps", steps)
+        for steps in ALIGNMENT_STEPS
+        for name in ("hass-alignment", "coral")
+    },
 }
 
 
@@ -39,6 +46,11 @@ def edgespec(*arguments: object) -> None:
 def head_folder(out: Path, name: str, seed: int) -> Path:
     """Where a head is."""
     return out / f"head-{name}-{seed}"
+
+
+def acceptance_file(folder: Path) -> Path:
+    """Where the measured acceptance of a head is, if it was fitted."""
+    return folder.with_name(f"{folder.name}.acceptance.json")
 
 
 def heads_at(out: Path, seeds: Sequence[int]) -> dict[tuple[str, int], Path]:

@@ -24,12 +24,12 @@ from edgespec.train.head_steps import head_steps, step_rows
 from edgespec.train.training_loop import split_blocks
 from edgespec.train.training_settings import TrainingSettings
 from scripts.head_tables.heads import CPU, TARGET, heads_at
+from scripts.head_tables.tokens import PAIRS
 from scripts.paper_tables.paper_table import in_words, markdown
 
 DEPTH = 4  # steps, as in the paper
 APART = [(later, earlier) for earlier in range(DEPTH) for later in range(earlier + 1, DEPTH)]
 RATES = ("accepted, T 0", "accepted, T 1")
-DIFFERENCES = (("coral", "hass"), ("coral", "hass-alignment"), ("coral", "eagle"), ("hass", "eagle"))
 Measures = dict[str, list[float]]  # a measure -> of every block
 
 
@@ -67,42 +67,46 @@ def print_steps(arguments: argparse.Namespace) -> None:
     blocks = split_blocks(files, TrainingSettings(held_out_blocks=arguments.blocks)).held_out
     kept = arguments.out / "steps.json"
     found: dict[str, Measures] = json.loads(kept.read_text()) if kept.exists() else {}
-    groups: dict[str, list[str]] = {}
+    groups: dict[str, list[int]] = {}
     for (name, seed), folder in heads_at(arguments.out, arguments.seeds).items():
-        groups.setdefault(name, []).append(f"{name}-{seed}")
+        groups.setdefault(name, []).append(seed)
         if len(found.get(f"{name}-{seed}", {}).get("cross-entropy 0", [])) != len(blocks):
             found[f"{name}-{seed}"] = measures_of(folder, files, blocks)
             kept.write_text(json.dumps(found))
-    means: dict[str, dict[str, Tensor]] = {  # a method -> a measure -> [blocks]
-        method: {name: torch.tensor([found[head][name] for head in heads]).double().mean(0) for name in found[heads[0]]}
-        for method, heads in groups.items()
-    }
     spread = torch.cat([files.block(block)[1].float() for block in blocks]).std()
     print(f"the target's features have a standard deviation of {spread:.2f}\n")
     print("InfoNCE between the features of steps, and cross-entropy of each step with the target, in nats\n")
-    print("\n".join(_apart(means, groups)))
+    print("\n".join(_apart(found, groups)))
     print("\nacceptance rate of the n-th token of a draft, n from 1; then paired differences over blocks\n")
-    print("\n".join(_rates(means, groups)))
+    print("\n".join(_rates(found, groups)))
 
 
-def _apart(means: Mapping[str, Mapping[str, Tensor]], groups: Mapping[str, Sequence[str]]) -> list[str]:
+def _over_seeds(found: Mapping[str, Measures], method: str, seeds: Sequence[int]) -> dict[str, Tensor]:
+    """A measure -> its mean over the seeds of a method, of every block."""
+    heads = [found[f"{method}-{seed}"] for seed in seeds]
+    return {name: torch.tensor([head[name] for head in heads]).double().mean(0) for name in heads[0]}
+
+
+def _apart(found: Mapping[str, Measures], groups: Mapping[str, Sequence[int]]) -> list[str]:
     names = [f"{later} from {earlier}" for later, earlier in APART]
     table = [["", *names, f"cross-entropy of steps 0 to {DEPTH - 1}"]]
-    for method, of_method in means.items():
-        entropies = ", ".join(f"{of_method[f'cross-entropy {step}'].mean():.2f}" for step in range(DEPTH))
-        cells = [f"{of_method[name].mean():.2f}" for name in names]
-        table.append([f"{method}, {len(groups[method])} seeds", *cells, entropies])
+    for method, seeds in groups.items():
+        means = _over_seeds(found, method, seeds)
+        entropies = ", ".join(f"{means[f'cross-entropy {step}'].mean():.2f}" for step in range(DEPTH))
+        table.append([f"{method}, {len(seeds)} seeds", *(f"{means[name].mean():.2f}" for name in names), entropies])
     return markdown(table)
 
 
-def _rates(means: Mapping[str, Mapping[str, Tensor]], groups: Mapping[str, Sequence[str]]) -> list[str]:
+def _rates(found: Mapping[str, Measures], groups: Mapping[str, Sequence[int]]) -> list[str]:
     table = [["", *(f"{step + 1}, {rate.split(', ')[1]}" for rate in RATES for step in range(DEPTH))]]
     names = [f"{rate} {step}" for rate in RATES for step in range(DEPTH)]
-    for method, of_method in means.items():
-        rates = [f"{of_method[name].mean():.3f}" for name in names]
-        table.append([f"{method}, {len(groups[method])} seeds", *rates])
-    for better, worse in DIFFERENCES:
-        if better in means and worse in means:
-            gains = [in_words((means[better][name] - means[worse][name]).tolist(), digits=3) for name in names]
-            table.append([f"{better} - {worse}", *gains])
+    for method, seeds in groups.items():
+        means = _over_seeds(found, method, seeds)
+        table.append([f"{method}, {len(seeds)} seeds", *(f"{means[name].mean():.3f}" for name in names)])
+    for better, worse in PAIRS:
+        both = sorted({*groups.get(better, ())} & {*groups.get(worse, ())})
+        if both:
+            sides = [_over_seeds(found, method, both) for method in (better, worse)]
+            gains = [in_words((sides[0][name] - sides[1][name]).tolist(), digits=3) for name in names]
+            table.append([f"{better} - {worse}, {len(both)} seeds", *gains])
     return markdown(table)
