@@ -32,15 +32,17 @@ TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
+NODES = 12
 KINDS = {
-    "tree": (TreeSettings(size=12), None),
-    "tree-streamed": (TreeSettings(size=12), 0),
-    "sampled-tree-streamed": (TreeSettings(policy="dyspec", size=12), 1),
+    "tree": (TreeSettings(size=NODES), None),
+    "tree-streamed": (TreeSettings(size=NODES), 0),
+    "sampled-tree-streamed": (TreeSettings(policy="dyspec", size=NODES), 1),
     "chain": (TreeSettings(policy="chain", draft_tokens=3), None),
     "none-streamed": (TreeSettings(policy="none"), 0),
     "target-initialised": (TreeSettings(policy="mcsd", branching=(2, 2), target_width=2), None),
 }
 CONTEXT = 240
+ANSWER_TOKENS = 6
 OpenEngine = Callable[[str], Engine]
 
 
@@ -83,7 +85,7 @@ def num_common(first: Sequence[int], second: Sequence[int]) -> int:
 def some_turns(engine: Engine) -> list[GenerationResult]:
     """Turns of every kind; what each found cached is counted, and its tokens compared with a fresh start."""
     engine.forget()
-    chat = engine.chat(sampling=GREEDY, max_new_tokens=6)
+    chat = engine.chat(sampling=GREEDY, max_new_tokens=ANSWER_TOKENS)
     results: list[GenerationResult] = []
     prompts: list[list[int]] = []
 
@@ -102,9 +104,11 @@ def some_turns(engine: Engine) -> list[GenerationResult]:
     note()
     list(chat.edit("other options"))
     note()
+    chat.options["max_new_tokens"] = 2 * (1 + NODES) + 1  # more than two steps yield, whatever is drawn
     stream = chat.stream("print")
     list(itertools.islice(stream, 2))
     stream.close()  # type: ignore[attr-defined]
+    chat.options["max_new_tokens"] = ANSWER_TOKENS
     assert chat.messages[-1].is_interrupted
     note()
     chat.send("go on")
