@@ -5,7 +5,6 @@
 Parts, each of which goes on where it stopped (choose with --parts):
 train        features of the target in a streamed run under a memory limit, then `edgespec train head` for every
              method and seed, with the same texts, steps and order of texts
-ablations    heads without some part of a method, and with two and four steps (CORAL, tables 3 and 5)
 sibling      a language model of one layer, distilled on the same features with as many steps: a draft that costs
              what a head costs and reads no features
 accept       exact expected tokens a pass of chain, eagle2 and adaptive trees at temperature 0 and 1, at the same
@@ -30,26 +29,34 @@ import argparse
 from pathlib import Path
 
 from scripts.head_tables.equal_cost import fit_acceptance, print_equal_cost
-from scripts.head_tables.heads import ABLATIONS, DRAFT, DRAFT_FOLDER, METHODS, heads_at, train_heads
+from scripts.head_tables.heads import DRAFT, DRAFT_FOLDER, HEADS, METHODS, heads_at, train_heads
 from scripts.head_tables.routers import print_rates, print_routers
 from scripts.head_tables.sibling import sibling_folder, train_sibling
 from scripts.head_tables.steps import print_steps
 from scripts.head_tables.tokens import accept, print_acceptance
 
-PARTS = ("train", "ablations", "sibling", "accept", "steps", "rates", "routers")
+PARTS = ("train", "sibling", "accept", "steps", "rates", "routers")
 WHEN_ASKED = ("acceptance", "equal-cost")
+
+
+def method_names(text: str) -> list[str]:
+    """The methods that a user names."""
+    names = list(HEADS) if text == "all" else text.split(",")
+    if unknown := set(names) - set(HEADS):
+        raise argparse.ArgumentTypeError(f"no head is called {', '.join(sorted(unknown))}")
+    return names
 
 
 def named_heads(arguments: argparse.Namespace) -> dict[str, Path]:
     """The heads that were trained: 'method-seed' -> folder."""
-    return {f"{name}-{seed}": folder for (name, seed), folder in heads_at(arguments.out, arguments.seeds).items()}
+    return {f"{name}-{seed}": folder for (name, seed), folder in heads_at(arguments).items()}
 
 
 def compare_tokens(arguments: argparse.Namespace) -> None:
     """Tokens a pass with every head that was trained, the siblings and the built-in draft."""
     drafts = named_heads(arguments)
     groups: dict[str, list[int]] = {}
-    for name, seed in heads_at(arguments.out, arguments.seeds):
+    for name, seed in heads_at(arguments):
         groups.setdefault(name, []).append(seed)
     for seed in arguments.seeds:
         if sibling_folder(arguments.out, seed).exists():
@@ -66,7 +73,12 @@ def main() -> None:
     parser.add_argument(
         "--parts", type=lambda text: text.split(","), default=list(PARTS), help=",".join((*PARTS, *WHEN_ASKED))
     )
-    parser.add_argument("--methods", type=lambda text: text.split(","), default=list(METHODS), help=",".join(METHODS))
+    parser.add_argument(
+        "--methods",
+        type=method_names,
+        default=list(METHODS),
+        help=f"all, or some of {','.join(HEADS)} [the first four]",
+    )
     parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default=[0, 1, 2])
     parser.add_argument("--data-tokens", type=int, default=1_500_000)
     parser.add_argument("--training-steps", type=int, default=700)
@@ -80,9 +92,7 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     if "train" in arguments.parts:
-        train_heads({name: METHODS[name] for name in arguments.methods}, arguments.seeds, arguments)
-    if "ablations" in arguments.parts:
-        train_heads(ABLATIONS, arguments.seeds, arguments)
+        train_heads(arguments)
     if "sibling" in arguments.parts:
         for seed in arguments.seeds:
             train_sibling(arguments, seed)

@@ -7,8 +7,8 @@ random points; every second module only, so that scripts/compare_policies.py com
 Runs `edgespec train` as a user would. Minutes on two cores.
 
 `--only` fits one, or one of those that do not ship: a classifier on as many of EAGLE-2's whole trees as
-C2T's paper has (8,880; an hour of one core), for scripts/fit_classifiers.py; one on modules that the pair knows; and
-decision models, for scripts/compare_labels.py.
+C2T's paper has (8,880; an hour of one core), for scripts/fit_classifiers.py; one on modules that the pair knows; one of
+another draft, which `-md` names; and decision models, for scripts/compare_labels.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.pair.pair import open_pair
+from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from scripts.train_demo import is_held_out, standard_library_sources
 
 
@@ -42,6 +42,7 @@ FITS = {
     "classifier": Fit(what="classifier", prompts=200, new_tokens=4, ships=True),
     "many-trees": Fit(what="classifier", prompts=2500, new_tokens=16),
     "known-modules": Fit(what="classifier", prompts=450, new_tokens=8, was_trained_on=True),
+    "second-pair": Fit(what="classifier", prompts=450, new_tokens=8),
     "stop-hidden": Fit(what="stop", prompts=50, new_tokens=16, options=("--kind", "hidden")),
     "stop-probabilities": Fit(what="stop", prompts=50, new_tokens=16, options=("--kind", "probabilities")),
 }
@@ -82,10 +83,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("demo-records"), help="folder of prompts and records")
     parser.add_argument("--context-tokens", type=int, default=192)
+    parser.add_argument("-md", "--draft-model", type=Path, help="of the built-in target [its draft]")
     parser.add_argument("--only", choices=list(FITS))
     arguments = parser.parse_args()
     for folder in (arguments.out, arguments.work):
         folder.mkdir(parents=True, exist_ok=True)
+    draft = arguments.draft_model
+    pair = [] if draft is None else ["-m", DEMO_FOLDER / "target", "-md", draft]
     for name, fit in FITS.items():
         if arguments.only == name or (arguments.only is None and fit.ships):
             modules = known_texts() if fit.was_trained_on else held_out_halves()[0]
@@ -93,7 +97,7 @@ def main() -> None:
             prompts = arguments.work / f"{name}.jsonl"
             write_prompts(prompts, texts)
             output = arguments.out / f"{name}.{'safetensors' if fit.what == 'stop' else 'json'}"
-            command = ["train", fit.what, *fit.options, "--prompts", prompts, "-n", fit.new_tokens]
+            command = ["train", fit.what, *fit.options, *pair, "--prompts", prompts, "-n", fit.new_tokens]
             command += ["-o", output, "--overwrite", "--records", arguments.work / name]
             subprocess.run([sys.executable, "-m", "edgespec", *map(str, command)], check=True)
 

@@ -2,7 +2,8 @@
 
     python -m scripts.papers                        what there is
     python -m scripts.papers opt-tree-5 dyspec-2    some of them
-    python -m scripts.papers all --contexts 200
+    python -m scripts.papers all --contexts 200     all that fit no models
+    python -m scripts.papers coral-3 --out FOLDER   one that fits models first, and goes on where it was stopped
 
 Contexts are those of scripts/compare_policies.py: held-out modules of the standard library, cut at random points.
 Intervals are 95 % bootstraps over contexts. docs/papers.md has what came out, beside the papers' own numbers.
@@ -12,17 +13,20 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from scripts.compare_policies import add_context_options, visit_contexts
-from scripts.paper_tables import c2t, depth, dyspec, mcsd, opt_tree, sequoia, specinfer
+from scripts.paper_tables import c2t, depth, dyspec, fitted, mcsd, opt_tree, sequoia, specinfer
 from scripts.paper_tables.paper_table import Context, PaperTable
 
 MODULES = (dyspec, opt_tree, mcsd, depth, c2t, sequoia, specinfer)
 TABLES: dict[str, PaperTable] = {table.name: table for module in MODULES for table in module.TABLES}
+FITTED = {table.name: table for table in fitted.TABLES}
 
 
-def run_part(part: int, names: list[str], arguments: argparse.Namespace) -> dict[int, list[Any]]:
+def run_part(part: int, names: Sequence[str], arguments: argparse.Namespace) -> dict[int, list[Any]]:
     """What every table notes at the contexts of one process."""
     found: dict[int, list[Any]] = {}
     for number, bench in visit_contexts(part, arguments):
@@ -31,26 +35,44 @@ def run_part(part: int, names: list[str], arguments: argparse.Namespace) -> dict
     return found
 
 
-def main() -> None:
-    """Visit every context once for all tables that were asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tables", nargs="*", metavar="TABLE", help="names, or all; without any, they are listed")
-    add_context_options(parser)
-    arguments = parser.parse_args()
-    unknown = set(arguments.tables) - {*TABLES, "all"}
-    if unknown:
-        raise SystemExit(f"no table is called {', '.join(sorted(unknown))}; there are: {', '.join(TABLES)}")
-    if not arguments.tables:
-        for table in TABLES.values():
-            print(f"{table.name:14} {table.source}: {table.claim}")
-        return
-    names = list(TABLES) if "all" in arguments.tables else arguments.tables
+def show_tables(names: Sequence[str], arguments: argparse.Namespace) -> None:
+    """Visit every context once for all of these tables, and print them."""
     with multiprocessing.get_context("spawn").Pool(arguments.processes) as pool:
         parts = pool.starmap(run_part, [(part, names, arguments) for part in range(arguments.processes)])
     noted = [notes for _, notes in sorted(item for part in parts for item in part.items())]
     for name, column in zip(names, zip(*noted, strict=True), strict=True):
-        print(f"\n{TABLES[name].source}: {TABLES[name].claim}.\n")
+        print(heading(TABLES[name]))
         print("\n".join(TABLES[name].show(column)))
+
+
+def heading(table: PaperTable | fitted.FittedTable) -> str:
+    """What stands above a table."""
+    return f"\n{table.source}: {table.claim}.\n"
+
+
+def main() -> None:
+    """Print the tables that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help="names, or all; without any, they are listed")
+    parser.add_argument(
+        "--out", type=Path, default=Path("paper-models"), help="folder of models that are fitted [%(default)s]"
+    )
+    add_context_options(parser)
+    arguments = parser.parse_args()
+    unknown = set(arguments.tables) - {*TABLES, *FITTED, "all"}
+    if unknown:
+        raise SystemExit(f"no table is called {', '.join(sorted(unknown))}; there are: {', '.join([*TABLES, *FITTED])}")
+    if not arguments.tables:
+        for table in (*TABLES.values(), *FITTED.values()):
+            print(f"{table.name:20} {table.source}: {table.claim}")
+        return
+    names = list(TABLES) if "all" in arguments.tables else [name for name in arguments.tables if name in TABLES]
+    if names:
+        show_tables(names, arguments)
+    for name in dict.fromkeys(arguments.tables):
+        if name in FITTED:
+            print(heading(FITTED[name]), flush=True)
+            FITTED[name].run(arguments.out, contexts=arguments.contexts, processes=arguments.processes)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from scripts.compare_policies import contexts
 from scripts.fit_demo_models import FITS, cut_texts, held_out_halves, write_prompts
 from scripts.head_tables.heads import DRAFT, DRAFT_FOLDER, TARGET, acceptance_file, edgespec
 from scripts.head_tables.tokens import CONTEXT_TOKENS, TEMPERATURES, Tokens, trees_of
-from scripts.paper_tables.paper_table import markdown, resampled, with_interval
+from scripts.paper_tables.paper_table import markdown, ratio_in_words
 
 PASSES_S = (0.01, 0.03, 0.1, 0.3, 1.0)  # of a target
 TIMED_CONTEXTS = 12
@@ -76,14 +76,10 @@ def speed_rows(found: Mapping[str, Tokens], seconds: Mapping[str, Seconds]) -> l
         of_draft = torch.tensor(found[DRAFT][cell]).double()  # [contexts]
         for name in found:
             tokens = torch.tensor(found[name][cell]).double()
-            both = torch.stack([tokens, of_draft], -1)  # [contexts, 2]
             words = []
             for pass_s in PASSES_S:
-                costs = torch.tensor([pass_s + seconds[name][cell], pass_s + seconds[DRAFT][cell]]).double()
-                speed = f"{tokens.mean() * pass_s / costs[0]:.2f}"
-                ratio, drawn = (
-                    (each / costs)[..., 0] / (each / costs)[..., 1] for each in (both.mean(0), resampled(both))
-                )
-                words.append(speed if name == DRAFT else f"{speed}, the draft's x {with_interval(ratio, drawn)}")
+                step_s, draft_step_s = (pass_s + seconds[each][cell] for each in (name, DRAFT))
+                over_draft = f", the draft's x {ratio_in_words(tokens / step_s, of_draft / draft_step_s)}"
+                words.append(f"{tokens.mean() * pass_s / step_s:.2f}{'' if name == DRAFT else over_draft}")
             rows.append([f"{name}: {cell}", f"{tokens.mean():.2f}", f"{seconds[name][cell] * 1e3:.1f} ms", *words])
     return rows

@@ -27,7 +27,8 @@ METHODS: Mapping[str, Options] = {
     "coral": ("--method", "coral"),
 }
 ALIGNMENT_STEPS = (2, 4)  # CORAL, table 3; the methods have three
-ABLATIONS: Mapping[str, Options] = {
+HEADS: Mapping[str, Options] = {
+    **METHODS,
     "eagle-no-noise": ("--method", "eagle", "--feature-noise", 0),
     "csra-one-step": ("--method", "coral", "--multi-steps", 1),
     **{
@@ -53,10 +54,10 @@ def acceptance_file(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.acceptance.json")
 
 
-def heads_at(out: Path, seeds: Sequence[int]) -> dict[tuple[str, int], Path]:
-    """The heads that have been trained: (name, seed) -> folder."""
-    asked = [(name, seed) for name in (*METHODS, *ABLATIONS) for seed in seeds]
-    found = {(name, seed): head_folder(out, name, seed) for name, seed in asked}
+def heads_at(arguments: argparse.Namespace) -> dict[tuple[str, int], Path]:
+    """The heads that were asked for and have been trained: (name, seed) -> folder."""
+    asked = [(name, seed) for name in arguments.methods for seed in arguments.seeds]
+    found = {(name, seed): head_folder(arguments.out, name, seed) for name, seed in asked}
     return {key: folder for key, folder in found.items() if folder.exists()}
 
 
@@ -69,18 +70,18 @@ def write_data(folder: Path) -> None:
             path.write_text(text, encoding="utf-8")
 
 
-def train_heads(heads: Mapping[str, Options], seeds: Sequence[int], arguments: argparse.Namespace) -> None:
-    """These heads with these seeds, on the features of one run of the target under a memory limit."""
+def train_heads(arguments: argparse.Namespace) -> None:
+    """The heads that are asked for, on the features of one run of the target under a memory limit."""
     out: Path = arguments.out
     if not (out / "data").exists():
         write_data(out / "data")
-    for seed in seeds:
-        for name, options in heads.items():
+    for seed in arguments.seeds:
+        for name in arguments.methods:
             if head_folder(out, name, seed).exists():
                 continue
             edgespec(
                 "train", "head", "--data", out / "data", "--data-tokens", arguments.data_tokens,
                 "--features", out / "features", "--max-cpu-mem", "700MiB", "-ngl", 0, "--seed", seed,
                 "--training-steps", arguments.training_steps, "--batch", arguments.batch,
-                "--learning-rate", arguments.learning_rate, *options, "-o", head_folder(out, name, seed),
+                "--learning-rate", arguments.learning_rate, *HEADS[name], "-o", head_folder(out, name, seed),
             )  # fmt: skip

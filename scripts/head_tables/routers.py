@@ -23,7 +23,7 @@ from edgespec.train.training_loop import split_blocks
 from edgespec.train.training_settings import TrainingSettings
 from scripts.head_tables.heads import CPU, TARGET, edgespec, head_folder
 from scripts.head_tables.tokens import accept
-from scripts.paper_tables.paper_table import markdown
+from scripts.paper_tables.paper_table import markdown, ratio_in_words
 
 GROUPS = (4, 8, 16, 32, 64)
 TOP_GROUPS = (1, 2, 3)
@@ -56,13 +56,12 @@ def train_routers(arguments: argparse.Namespace) -> dict[tuple[int, int], Path]:
 
 
 @torch.no_grad()
-def rates_of(folder: Path, files: FeatureFiles, blocks: Sequence[int]) -> dict[int, tuple[float, float]]:
-    """How often what is drafted is accepted at temperature 0 and 1, by the groups that a node asks for; 0 is all.
+def rates_of(folder: Path, files: FeatureFiles, blocks: Sequence[int]) -> dict[int, Tensor]:
+    """How often what is drafted is accepted [blocks, 2] at temperature 0 and 1, by the groups of a node; 0 is all.
 
     At held-out positions that have features of all steps that the router learned from, each node on its own.
     """
-    sums = {top: torch.zeros(2, dtype=torch.float64) for top in (0, *TOP_GROUPS)}
-    count = 0
+    found: dict[int, list[Tensor]] = {top: [] for top in (0, *TOP_GROUPS)}
     with lender(open_model(TARGET), device=CPU, dtype=torch.float32) as target:
         model = load_head(target, folder, read_head_facts(folder))
         router, logits_of = model.router, head_logits(model)
@@ -71,24 +70,22 @@ def rates_of(folder: Path, files: FeatureFiles, blocks: Sequence[int]) -> dict[i
             batch = files.batch([block], device=CPU)
             rows = step_rows(batch, ROUTER_DEPTH)[0]
             p = logits_of(batch.features[0][rows]).softmax(-1)  # [n, vocab]
-            for step in head_steps(model, batch, num_steps=ROUTER_DEPTH):
-                hidden = step[0][rows]
-                logits, log_router = logits_of(hidden), router(hidden)
-                size = group_size(logits.shape[-1], router.num_groups)
-                for top in sums:
-                    q = _routed(logits, log_router, size, top).softmax(-1) if top else logits.softmax(-1)
-                    same = (q.argmax(-1) == p.argmax(-1)).double().sum()
-                    sums[top] += torch.stack([same, torch.minimum(p, q).sum(-1).double().sum()])
-                count += int(rows.sum())
-    return {top: (float(rates[0]) / count, float(rates[1]) / count) for top, rates in sums.items()}
+            hidden = torch.stack([step[0][rows] for step in head_steps(model, batch, num_steps=ROUTER_DEPTH)])
+            logits, log_router = logits_of(hidden), router(hidden)  # [steps, n, vocab], [steps, n, groups]
+            size = group_size(logits.shape[-1], router.num_groups)
+            for top, rates in found.items():
+                q = (_routed(logits, log_router, size, top) if top else logits).softmax(-1)
+                same = (q.argmax(-1) == p.argmax(-1)).double()
+                rates.append(torch.stack([same.mean(), torch.minimum(p, q).sum(-1).double().mean()]))
+    return {top: torch.stack(rates) for top, rates in found.items()}
 
 
 def _routed(logits: Tensor, log_router: Tensor, size: int, top: int) -> Tensor:
-    """Return log p [n, vocab] of CORAL's equation 8 in each row's `top` groups; -inf elsewhere."""
+    """Return log p [..., vocab] of CORAL's equation 8 in each row's `top` groups; -inf elsewhere."""
     parts = [part.log_softmax(-1) for part in logits.split(size, -1)]
-    log_probs = torch.cat([part + log_router[:, group, None] for group, part in enumerate(parts)], -1)
+    log_probs = torch.cat([part + log_router[..., group, None] for group, part in enumerate(parts)], -1)
     wanted = torch.zeros_like(log_router, dtype=torch.bool).scatter_(-1, log_router.topk(top, -1).indices, value=True)
-    return log_probs.masked_fill(~wanted.repeat_interleave(size, -1)[:, : logits.shape[-1]], -torch.inf)
+    return log_probs.masked_fill(~wanted.repeat_interleave(size, -1)[..., : logits.shape[-1]], -torch.inf)
 
 
 @torch.no_grad()
@@ -108,7 +105,7 @@ def asked_groups(folder: Path, files: FeatureFiles, blocks: Sequence[int]) -> fl
 
 
 def print_rates(arguments: argparse.Namespace) -> None:
-    """Acceptance with each router, the share of the whole head's, and the groups that ten nodes ask for."""
+    """Acceptance with each router, its share of the whole head's over blocks, and the groups that ten nodes ask for."""
     files = FeatureFiles(arguments.out / "features")
     blocks = split_blocks(files, TrainingSettings(held_out_blocks=arguments.blocks)).held_out
     table = [["router", "accepted, T 0", "accepted, T 1", f"groups that {LAYER_NODES} nodes ask for"]]
@@ -116,9 +113,12 @@ def print_rates(arguments: argparse.Namespace) -> None:
     for groups in GROUPS:
         rates = rates_of(folders[groups, 1], files, blocks)
         if len(table) == 1:
-            table.append(["none", *(f"{rate:.3f}" for rate in rates[0]), ""])
+            table.append(["none", *(f"{rate:.3f}" for rate in rates[0].mean(0).tolist()), ""])
         for top in TOP_GROUPS:
-            shown = [f"{rate:.3f} ({rate / whole:.2f})" for rate, whole in zip(rates[top], rates[0], strict=True)]
+            shown = [
+                f"{routed.mean():.3f}, x {ratio_in_words(routed, whole)}"
+                for routed, whole in zip(rates[top].T, rates[0].T, strict=True)
+            ]
             asked = asked_groups(folders[groups, top], files, blocks)
             table.append([f"{groups} groups, top {top}", *shown, f"{asked:.1f}"])
     print("\n".join(markdown(table)))
@@ -130,12 +130,16 @@ def print_routers(arguments: argparse.Namespace) -> None:
     whole = f"coral-{arguments.seeds[0]}"
     drafts = {whole: head_folder(arguments.out, "coral", arguments.seeds[0])}
     drafts |= {f"{groups} groups, top {top}": folder for (groups, top), folder in folders.items()}
-    found = accept(drafts, arguments.router_contexts, arguments)
-    means = {name: {cell: statistics.mean(tokens) for cell, tokens in of.items()} for name, of in found.items()}
-    cells = list(means[whole])
-    table = [["router", *cells], ["none", *(f"{means[whole][cell]:.2f}" for cell in cells)]]
-    for groups, top in folders:
-        name = f"{groups} groups, top {top}"
-        shown = [f"{means[name][cell]:.2f} ({means[name][cell] / means[whole][cell]:.2f})" for cell in cells]
+    found = {
+        name: {cell: torch.tensor(tokens) for cell, tokens in cells.items()}
+        for name, cells in accept(drafts, arguments.router_contexts, arguments).items()
+    }
+    cells = list(found[whole])
+    table = [["tokens a pass", *cells], ["none", *(f"{found[whole][cell].mean():.2f}" for cell in cells)]]
+    for name in list(drafts)[1:]:
+        shown = [
+            f"{found[name][cell].mean():.2f}, x {ratio_in_words(found[name][cell], found[whole][cell])}"
+            for cell in cells
+        ]
         table.append([name, *shown])
     print("\n".join(markdown(table)))

@@ -68,7 +68,7 @@ def print_steps(arguments: argparse.Namespace) -> None:
     kept = arguments.out / "steps.json"
     found: dict[str, Measures] = json.loads(kept.read_text()) if kept.exists() else {}
     groups: dict[str, list[int]] = {}
-    for (name, seed), folder in heads_at(arguments.out, arguments.seeds).items():
+    for (name, seed), folder in heads_at(arguments).items():
         groups.setdefault(name, []).append(seed)
         if len(found.get(f"{name}-{seed}", {}).get("cross-entropy 0", [])) != len(blocks):
             found[f"{name}-{seed}"] = measures_of(folder, files, blocks)
