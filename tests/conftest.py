@@ -8,6 +8,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # One thread in the programs that tests start too: several workers share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import random
+import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -221,6 +223,13 @@ def _single_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _same_draws(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test draws without a seed of its own is the same in every run: what fails once fails again."""
+    monkeypatch.setattr(secrets, "randbits", random.Random(request.node.nodeid).getrandbits)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
