@@ -5,6 +5,7 @@
     python -m scripts.papers all --contexts 200     all that fit no models
     python -m scripts.papers coral-3 --out FOLDER   one that fits models first, and goes on where it was stopped
 
+Tables that fit models first are of the built-in pair, and have --contexts and --processes alone of the options.
 Contexts are those of scripts/compare_policies.py: held-out modules of the standard library, cut at random points.
 Intervals are 95 % bootstraps over contexts. docs/papers.md has what came out, beside the papers' own numbers.
 """
@@ -66,13 +67,15 @@ def main() -> None:
         for table in (*TABLES.values(), *FITTED.values()):
             print(f"{table.name:20} {table.source}: {table.claim}")
         return
+    fitted_names = [name for name in dict.fromkeys(arguments.tables) if name in FITTED]
+    if fitted_names and any((arguments.model, arguments.draft_model, arguments.text)):
+        raise SystemExit(f"{', '.join(fitted_names)}: asked of the built-in pair alone; leave out -m, -md and --text")
     names = list(TABLES) if "all" in arguments.tables else [name for name in arguments.tables if name in TABLES]
     if names:
         show_tables(names, arguments)
-    for name in dict.fromkeys(arguments.tables):
-        if name in FITTED:
-            print(heading(FITTED[name]), flush=True)
-            FITTED[name].run(arguments.out, contexts=arguments.contexts, processes=arguments.processes)
+    for name in fitted_names:
+        print(heading(FITTED[name]), flush=True)
+        FITTED[name].run(arguments.out, contexts=arguments.contexts, processes=arguments.processes)
 
 
 if __name__ == "__main__":
