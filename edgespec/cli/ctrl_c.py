@@ -23,9 +23,16 @@ Handler = Callable[[int, FrameType | None], None]
 
 
 def import_engine(console: Console) -> None:
-    """Import torch, transformers and the engine, which takes seconds, and say so meanwhile."""
-    with console.status(IMPORTING), leaving_at_once():
+    """Import torch, transformers and the engine."""
+    with importing(console):
         import edgespec.engine  # noqa: F401
+
+
+@contextmanager
+def importing(console: Console) -> Iterator[None]:
+    """Within this block torch and transformers are imported, which takes seconds: say so, and let Ctrl-C end it."""
+    with console.status(IMPORTING), leaving_at_once():
+        yield
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.console import Console, visible
+from edgespec.cli.ctrl_c import importing
 from edgespec.cli.spelling import spelled, spelled_error
 
 if TYPE_CHECKING:
@@ -60,10 +61,10 @@ def command(*, folders: tuple[Path, ...], as_json: bool, quiet: bool) -> int:
 
 
 def _inspect_all(console: Console, folders: Sequence[Path]) -> list[LocalModel]:
+    with importing(console):
+        from edgespec.doctor.inventory import Inspector, places
     with console.progress_bar() as bar:
         task = bar.add_task("reading models", total=None, note="") if bar is not None else None
-        from edgespec.doctor.inventory import Inspector, places  # transformers: seconds, so the bar stands before
-
         found, inspector = list(places(folders)), Inspector()
         models = []
         for number, (name, folder) in enumerate(found):
