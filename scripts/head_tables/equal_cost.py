@@ -79,7 +79,9 @@ def speed_rows(found: Mapping[str, Tokens], seconds: Mapping[str, Seconds]) -> l
             words = []
             for pass_s in PASSES_S:
                 step_s, draft_step_s = (pass_s + seconds[each][cell] for each in (name, DRAFT))
-                over_draft = f", the draft's x {ratio_in_words(tokens / step_s, of_draft / draft_step_s)}"
-                words.append(f"{tokens.mean() * pass_s / step_s:.2f}{'' if name == DRAFT else over_draft}")
+                speed = f"{tokens.mean() * pass_s / step_s:.2f}"
+                if name != DRAFT:
+                    speed += f", the draft's x {ratio_in_words(tokens / step_s, of_draft / draft_step_s)}"
+                words.append(speed)
             rows.append([f"{name}: {cell}", f"{tokens.mean():.2f}", f"{seconds[name][cell] * 1e3:.1f} ms", *words])
     return rows

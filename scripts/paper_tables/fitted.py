@@ -12,8 +12,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.grow.classifier import DEFAULT_FILE
-from edgespec.pair.pair import DEMO_FOLDER
+from edgespec.grow.classifier import DEFAULT_FILE, INPUTS
+from scripts.fit_classifiers import EPOCHS, SEEDS, SHARES, WIDTHS
+from scripts.head_tables.heads import TARGET
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,23 +44,23 @@ def run_script(command: str, places: dict[str, str]) -> None:
 
 def of_heads(methods: str, parts: str) -> str:
     """The command that trains heads and prints some of what is asked of them."""
-    return f"compare_heads {{out}}/heads --parts train,{parts} --methods {methods} --processes {{processes}}"
+    options = "--contexts {contexts} --router-contexts {contexts} --processes {processes}"
+    return f"compare_heads {{out}}/heads --parts train,{parts} --methods {methods} {options}"
 
 
 SHIPPED = shlex.quote(str(DEFAULT_FILE))
-TARGET = shlex.quote(str(DEMO_FOLDER / "target"))
 RECORDS = "fit_demo_models --out {out} --work {out}/records --only"
-SEEDS = "{out}/variants/seed-0.json {out}/variants/seed-1.json {out}/variants/seed-2.json"
-FEATURES = " ".join(f"{{out}}/variants/without-{name}.json" for name in ("path_probability", "depth", "entropy"))
-WIDTHS = " ".join(f"{{out}}/variants/width-{width}.json" for width in (24, 12, 6, 2))
-HASS_HEAD = "{out}/heads/head-hass-0"
-SHARES = " ".join(
-    f"{{out}}/tuned/{how}-{share}.json" for how in ("tuned", "share", "hard") for share in (1, 0.3, 0.1, 0.03)
+OF_SEEDS = " ".join(f"{{out}}/variants/seed-{seed}.json" for seed in SEEDS)
+OF_FEATURES = " ".join(f"{{out}}/variants/without-{name}.json" for name in INPUTS)
+OF_WIDTHS = " ".join(f"{{out}}/variants/width-{width}.json" for width in WIDTHS)
+OF_SHARES = " ".join(
+    f"{{out}}/tuned/{how}-{share:g}.json" for how in ("tuned", "share", "hard") for share in (1, *SHARES)
 )
+HASS_HEAD = "{out}/heads/head-hass-0"
 COMPARE_C2T = "compare_c2t --contexts {contexts} --processes {processes}"
 VARIANTS = (
     ("{out}/many-trees.json", f"{RECORDS} many-trees"),
-    ("{out}/variants/epochs-10.json", "fit_classifiers {out}/records/many-trees --out {out}/variants"),
+    (f"{{out}}/variants/epochs-{EPOCHS}.json", "fit_classifiers {out}/records/many-trees --out {out}/variants"),
 )
 
 TABLES = (
@@ -68,14 +69,14 @@ TABLES = (
         source="C2T, tables 1 and 2",
         claim="25 % fewer nodes than EAGLE-2 at equal length; 10 % with either of depth and entropy, 30 % with both",
         fits=VARIANTS,
-        prints=f"{COMPARE_C2T} --classifiers {SHIPPED} {SEEDS} {FEATURES}",
+        prints=f"{COMPARE_C2T} --classifiers {SHIPPED} {OF_SEEDS} {OF_FEATURES}",
     ),
     FittedTable(
         name="c2t-b3",
         source="C2T, appendix B.3",
         claim="12 hidden units are enough, 2 and 6 too few",
         fits=VARIANTS,
-        prints=f"{COMPARE_C2T} --classifiers {{out}}/variants/seed-0.json {WIDTHS}",
+        prints=f"{COMPARE_C2T} --classifiers {{out}}/variants/seed-0.json {OF_WIDTHS}",
     ),
     FittedTable(
         name="c2t-transfer",
@@ -87,7 +88,7 @@ TABLES = (
             ("{out}/tuned/hard-0.03.json",
              f"fit_classifiers {{out}}/records/second-pair --out {{out}}/tuned --from {SHIPPED}"),
         ),
-        prints=f"{COMPARE_C2T} -m {TARGET} -md {HASS_HEAD} --classifiers {SHIPPED} {SHARES}",
+        prints=f"{COMPARE_C2T} -m {shlex.quote(str(TARGET))} -md {HASS_HEAD} --classifiers {SHIPPED} {OF_SHARES}",
     ),
     FittedTable(
         name="mcsd-labels",
@@ -103,7 +104,7 @@ TABLES = (
         name="coral-2",
         source="CORAL, table 2",
         claim="CORAL has more tokens accepted than HASS, and HASS than EAGLE",
-        prints=of_heads("eagle,hass,hass-alignment,coral", "accept") + " --contexts {contexts}",
+        prints=of_heads("eagle,hass,hass-alignment,coral", "accept"),
     ),
     FittedTable(
         name="coral-3",
@@ -111,19 +112,19 @@ TABLES = (
         claim="CORAL is ahead with two, three and four steps; its two do as well as HASS's four",
         prints=of_heads(
             "hass-alignment-2-steps,coral-2-steps,hass-alignment,coral,hass-alignment-4-steps,coral-4-steps", "accept"
-        ) + " --contexts {contexts}",
+        ),
     ),
     FittedTable(
         name="coral-4",
         source="CORAL, table 4",
         claim="a router of 16 groups, two a node, is the fastest; more groups cost acceptance",
-        prints=of_heads("coral", "rates,routers") + " --seeds 0 --router-contexts {contexts}",
+        prints=of_heads("coral", "rates,routers") + " --seeds 0",
     ),
     FittedTable(
         name="coral-5",
         source="CORAL, table 5",
         claim="with one step CSRA does not help",
-        prints=of_heads("eagle,csra-one-step", "accept") + " --contexts {contexts}",
+        prints=of_heads("eagle,csra-one-step", "accept"),
     ),
     FittedTable(
         name="coral-6",
