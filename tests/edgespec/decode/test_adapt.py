@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from edgespec import Engine, SamplingSettings, TreeSettings
-from edgespec.decode.adapt import LEAST_LIMIT, MAX_SAMPLINGS, Tuner, may_follow_clock
+from edgespec.decode.adapt import LEAST_LIMIT, MAX_SAMPLINGS, TextTuning, Tuner, may_follow_clock
 from edgespec.decode.costs import StepCosts
 from edgespec.decode.tree_choice import NOTCHES, SIZES, TreeChoice
 from edgespec.decode.wanted import Wanted
@@ -285,6 +286,13 @@ def test_texts_are_those_of_plain_decoding_where_it_switches(
     engine.use_tree(None)
     monkeypatch.setattr("edgespec.decode.tree_choice.CLEARLY", 0.0)
     monkeypatch.setattr("edgespec.decode.tree_choice.LONGEST_WAIT", 3)
+    observe = TextTuning.observe
+    # A draft call takes as long as a pass, whatever else runs here: a step without trees pays now and then.
+    monkeypatch.setattr(
+        TextTuning,
+        "observe",
+        lambda self, cost: observe(self, replace(cost, grow_s=0.1 * cost.num_layers, target_s=0.1, rest_s=0.0)),
+    )
     for prompt, sampling in with_sampling(engine):
         tuned = engine.generate(prompt, max_new_tokens=NUM_TOKENS, sampling=sampling, seed=3)
         assert {0} < {step.num_drafted for step in tuned.passes}
