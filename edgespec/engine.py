@@ -17,7 +17,7 @@ from edgespec.grow.policies import OpenPolicy
 from edgespec.model.causal_model import CausalModel
 from edgespec.pair.find import find_pair
 from edgespec.pair.pair import ModelPair, open_pair
-from edgespec.placement.load import LoadedModels, Progress, load_models
+from edgespec.placement.load import Progress, load_models
 from edgespec.placement.place import placement_for
 from edgespec.placement.run_place import PlaceOptions, resolve_place
 from edgespec.placement.weights import Announce
@@ -26,6 +26,7 @@ from edgespec.text.chat_template import Prompt, prompt_ids
 from edgespec.text.conversation import Conversation
 from edgespec.text.handle import OnPrefill, TextHandle
 from edgespec.text.judged import judge_texts
+from edgespec.text.many import finish_many, tokens_of
 from edgespec.text.prompt_cache import PromptCache
 from edgespec.text.request import Config, TextOptions, TextRequest, text_request
 from edgespec.text.results import GenerationResult, Streamer, TextChunk, put_ids
@@ -57,20 +58,16 @@ class Engine:
         self.device = self.place.device  # where trees grow and logits come out
         self.max_context = self.place.context_tokens  # tokens of the longest text that memory is planned for
         self._trees = Trees(setup)
-        self._texts = Texts(
-            self.pair,
-            most=self.place.num_texts,
-            most_tokens=self.place.all_tokens,
-            models=lambda request: self._trees.text_models(self._loaded, request.sampling),
-            use_smaller=self._trees.use_smaller,
-            threads=make_tuner(self.place.threads, self.device),
-        )
-        self._loaded = LoadedModels({}, device=self.device)
+        threads = make_tuner(self.place.threads, self.device)
         with offload_errors():
             self._loaded = load_models(
                 setup.weights, device=self.device, most_device_bytes=self.place.limits.max_gpu_bytes,
                 draft_graphs=self.place.draft_graphs, self_check=self_check, on_quantize=on_quantize, progress=progress,
             )  # fmt: skip
+        self._texts = Texts(
+            self.pair, self._trees, self._loaded,
+            most=self.place.num_texts, most_tokens=self.place.all_tokens, threads=threads,
+        )  # fmt: skip
         self.placement = self._loaded.placement  # as planned, but for layers for which no memory could be locked
 
     @classmethod
@@ -175,7 +172,7 @@ class Engine:
         As many are under way as `parallel` says. A text that fails has its error for a result. Closing the iterator
         ends the others.
         """
-        return self._texts.finish_many(requests)
+        return finish_many(self._texts, requests)
 
     def advance(self) -> int:
         """Make a step of all texts, or wait for another thread's, and return how many are under way."""
@@ -242,9 +239,9 @@ class Engine:
         requests = [self.request(prompt, **asked) for prompt in prompts]
         if self.tree.children != "coupled":
             requests = [replace(text, sampling=replace(text.sampling, temperature=0.0)) for text in requests]
-        through_trees = self._texts.tokens_of(requests)
+        through_trees = tokens_of(self._texts, requests)
         with self._trees.held_to(self.tree.plain()):
-            plain = self._texts.tokens_of(requests)
+            plain = tokens_of(self._texts, requests)
         return judge_texts(
             self.target_model, requests, through_trees, plain, dtype=self.place.dtype, stop_tokens=self.pair.stop_tokens
         )
@@ -289,9 +286,10 @@ class Engine:
         self._texts.kept.forget()
 
     def close(self) -> None:
-        """End the readers and let the models go."""
-        self.forget()
-        self._loaded.close()
+        """End all texts with an error, and the readers, and let the models go."""
+        if self._texts.close():
+            self.forget()
+            self._loaded.close()
 
     def __enter__(self) -> Engine:
         return self

@@ -48,6 +48,11 @@ class DeviceSlots:
             staging.copied.record(self.copy_stream)
 
     @property
+    def count(self) -> int:
+        """The number of slots."""
+        return len(self._slots)
+
+    @property
     def is_idle(self) -> bool:
         """Whether the last copy that was issued has ended."""
         return self._last is None or self._copied[self._last].query()

@@ -9,6 +9,7 @@ device, or a range of mapped pages) is the loader's business.
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 from collections.abc import Sequence
 from typing import Protocol
@@ -51,13 +52,16 @@ class LayerStream:
         self._ring_index = {record.index: position for position, record in enumerate(self._records)}
         self._loader = loader
         self._num_slots = num_slots
-        self._condition = threading.Condition()
+        # Held by `with` itself: a condition's own `with` calls Python code, where an interrupt would leave it held.
+        self._lock = threading.RLock()
+        self._condition = threading.Condition(self._lock)
         self._next_load = 0  # position the reader loads next
         self._next_use = 0  # position `acquire` hands out next
         self._first_held = 0  # positions from here on occupy their slots
         self._loaded: dict[int, Exception | None] = {}
         self._epoch = 0  # grows when the ring is wound, so that a load under way is not taken for a new one
         self._closed = False
+        self._process = os.getpid()
         self._thread = threading.Thread(target=self._read_ahead, name="edgespec-reader", daemon=True)
         self._thread.start()
         # A thread that is inside torch when the interpreter goes away would abort the process.
@@ -66,11 +70,12 @@ class LayerStream:
     def acquire(self, layer: int) -> dict[str, Tensor]:
         """Return the layer's weights; wait until they are loaded, and raise what the reader met."""
         ring_index = self._ring_index[layer]
-        with self._condition:
+        with self._lock:
             in_order = self._next_use % len(self._records) == ring_index and self._first_held == self._next_use
             # An error met while reading ahead may be mended by now: only a load begun after this call decides.
             if not in_order or self._loaded.get(self._next_use) is not None:
                 self._wind_to(ring_index)
+            self._condition.notify_all()  # an interrupt may have kept the reader from hearing of the last change
             self._condition.wait_for(lambda: self._closed or self._next_use in self._loaded)
             if self._closed:
                 raise RuntimeError("the layer stream is closed")
@@ -86,13 +91,15 @@ class LayerStream:
     def release(self, layer: int) -> None:
         """Give the layer back that was acquired last."""
         self._loader.take_back(self._records[self._ring_index[layer]], (self._next_use - 1) % self._num_slots)
-        with self._condition:
+        with self._lock:
             self._first_held = self._next_use
             self._condition.notify_all()
 
     def close(self) -> None:
-        """Stop the reader, and return when it is gone."""
-        with self._condition:
+        """Stop the reader, and return when it is gone; in a forked process there is none."""
+        if os.getpid() != self._process:
+            return
+        with self._lock:
             self._closed = True
             self._condition.notify_all()
         self._thread.join()
@@ -113,7 +120,7 @@ class LayerStream:
 
     def _read_ahead(self) -> None:
         while True:
-            with self._condition:
+            with self._lock:
                 self._condition.wait_for(lambda: self._closed or self._next_load - self._first_held < self._num_slots)
                 if self._closed:
                     return
@@ -123,7 +130,7 @@ class LayerStream:
                 self._loader.load(self._records[position % len(self._records)], position % self._num_slots)
             except Exception as caught:  # handed to whoever asks for the layer
                 error = caught
-            with self._condition:
+            with self._lock:
                 if epoch == self._epoch:
                     self._loaded[position] = error
                     self._next_load = position + 1

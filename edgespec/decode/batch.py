@@ -44,12 +44,17 @@ class _Reading:
     """A text whose prompt is being read."""
 
     session: Session
+    goes_on: bool = False  # its root is known
     started: float | None = None
     rows: int = 0  # in the pass under way
 
 
 class Batch:
-    """Texts under way. Whatever ends a step from outside leaves all of them as they were before it."""
+    """Texts under way.
+
+    What ends a step from outside, an interrupt or a lack of memory, may leave texts between two states. Their caches
+    have the rows of all tokens that were handed out: begin them again in another batch, behind these tokens.
+    """
 
     def __init__(self) -> None:
         self._reading: list[_Reading] = []
@@ -66,11 +71,18 @@ class Batch:
         """The number of texts whose prompt is not read yet."""
         return len(self._reading)
 
-    def enter(self, session: Session, prompt: Sequence[int]) -> None:
-        """Begin a text; rows of its beginning that its caches hold are not read again."""
-        session.begin(list(prompt))
-        session.target.begin(session.prompt)
-        self._reading.append(_Reading(session))
+    def enter(self, session: Session, text: Sequence[int]) -> None:
+        """Begin a text; rows of its beginning that its caches hold are not read again.
+
+        Where some of it is written already, it goes on with its last token for a root, as if it had never left.
+        """
+        session.begin(list(text))
+        goes_on = session.settings.num_written > 0 and not session.rules.needs_logits
+        session.target.begin(session.prompt[:-1] if goes_on else session.prompt, needs_logits=not goes_on)
+        if session.target.num_unread:
+            self._reading.append(_Reading(session, goes_on=goes_on))
+        else:
+            self._go_on(session)
 
     def leave(self, session: Session) -> None:
         """End a text between two steps; its caches hold all of it but its last token."""
@@ -170,6 +182,10 @@ class Batch:
         session.target.took_in(reading.rows)
         if session.target.num_unread:
             return None
+        if reading.goes_on:
+            self._reading.remove(reading)
+            self._go_on(session)
+            return None
         looked = time.perf_counter()
         try:
             logits = session.target.logits(hidden[-1:])[0]
@@ -196,6 +212,10 @@ class Batch:
                 rest_s=time.perf_counter() - looked,
             ),
         )
+
+    def _go_on(self, session: Session) -> None:
+        session.rules.go_on(session)
+        self._running.append(session)
 
     def _failed(self, session: Session, error: Exception) -> Outcome:
         self.leave(session)

@@ -23,6 +23,15 @@ from edgespec.verify.rows import TargetRows
 class Lossless:
     """A step yields the nodes that verification accepts, and the target's own token behind them."""
 
+    needs_logits = False
+
+    def go_on(self, session: Session) -> None:
+        """Go on behind a text that is whole in the caches but for its last token, which becomes the root."""
+        *before, session.root = session.prompt
+        session.noise.start(len(before))
+        if session.drafter is not None:
+            session.drafter.begin(before)
+
     def begin(self, session: Session, logits: Tensor) -> tuple[int, ...]:
         """Draw the first token from logits [vocab]."""
         p = to_probs(session.processed(logits[None]), session.settings.sampling)[0]

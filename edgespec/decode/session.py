@@ -20,7 +20,7 @@ from edgespec.sampling.noise import TextNoise
 from edgespec.sampling.processors import LogitProcessors, Matcher
 from edgespec.tree.token_tree import TokenTree
 from edgespec.verify import Acceptance
-from edgespec.verify.rows import TargetRows
+from edgespec.verify.rows import TargetRows, refuse_nan
 
 Verify = Callable[[TokenTree, TargetRows, torch.Generator], Acceptance]
 
@@ -57,6 +57,11 @@ class AcceptedPath:
 
 class Rules(Protocol):
     """How a text goes on: what its trees begin with, and which of their paths it takes."""
+
+    needs_logits: bool  # those behind its last token, to go on
+
+    def go_on(self, session: Session) -> None:
+        """Go on behind a text that is whole in the caches but for its last token, which becomes the root."""
 
     def begin(self, session: Session, logits: Tensor) -> tuple[int, ...]:
         """Take the logits [vocab] behind the prompt, and return the tokens that are known now; the root is set."""
@@ -114,8 +119,15 @@ class Session:
             self.processors.begin(prompt[:first_new], prompt[first_new:])
 
     def processed(self, logits: Tensor) -> Tensor:
-        """Return what logits [1, vocab] behind the text become before they are made probabilities."""
-        return logits if self.processors is None else self.processors(logits)
+        """Return what finite logits [1, vocab] behind the text become before they are made probabilities.
+
+        Raises EdgespecError where that is not finite.
+        """
+        if self.processors is None:
+            return logits
+        processed = self.processors(logits)
+        refuse_nan(processed.amax(-1), is_processed=True)
+        return processed
 
     def logprobs(self, logits: Tensor, tokens: tuple[int, ...]) -> tuple[TokenLogprob, ...]:
         """Return what the model's logits [n, vocab] say of tokens [n]; nothing where it was not asked for."""

@@ -29,6 +29,8 @@ from edgespec.verify.rows import TargetRows
 class TargetInitialized:
     """Branches begin with `width` tokens of the target's; the first step yields no token, for they are drawn there."""
 
+    needs_logits = True
+
     def __init__(self, width: int) -> None:
         self._width = width
         self._branches = torch.empty(0)  # [w], the root's children
@@ -43,6 +45,9 @@ class TargetInitialized:
         self._branches = _draw(p, self._width, session.generator)
         session.root = session.prompt[-1]
         return ()
+
+    def go_on(self, session: Session) -> None:
+        """Do nothing: branches are drawn from logits."""
 
     def growth(self, session: Session) -> Growth:
         """Grow below the branches."""

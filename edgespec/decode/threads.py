@@ -164,6 +164,10 @@ class ThreadTuner:
         self._size = size
         self.look()
 
+    def forget(self) -> None:
+        """Forget what steps have taken."""
+        self._contests = {}
+
     def look(self) -> None:
         """Note what other programs take now."""
         taken = self._others()

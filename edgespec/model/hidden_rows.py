@@ -22,10 +22,10 @@ class HiddenRows:
         """Store the hidden states [n, h] of the rows from `first` on."""
         end = first + hidden.shape[0]
         if self._rows is None or self._rows.shape[0] < end:
-            old = self._rows
-            self._rows = hidden.new_zeros(max(end, 2 * first, LEAST_ROWS), hidden.shape[1])
-            if old is not None:
-                self._rows[:first] = old[:first]
+            rows = hidden.new_zeros(max(end, 2 * first, LEAST_ROWS), hidden.shape[1])
+            if self._rows is not None:
+                rows[:first] = self._rows[:first]
+            self._rows = rows  # whole, or not at all: an interrupt must not lose the text's rows
         self._rows[first:end] = hidden
 
     def keep(self, committed: int, rows: Tensor) -> None:

@@ -44,10 +44,9 @@ class Target:
         """The number of the text's tokens that have no rows yet."""
         return len(self._unread)
 
-    def begin(self, ids: Sequence[int]) -> None:
-        """Start a text; rows of its beginning that are cached stay."""
-        # The last row is always computed: its logits are asked for.
-        self.num_kept = self.cache.keep_prefix(ids[:-1])
+    def begin(self, ids: Sequence[int], *, needs_logits: bool = True) -> None:
+        """Start a text; rows of its beginning that are cached stay, but for the last where its logits are needed."""
+        self.num_kept = self.cache.keep_prefix(ids[:-1] if needs_logits else ids)
         self._unread = list(ids[self.num_kept :])
 
     def text_rows(self, count: int) -> NewRows:

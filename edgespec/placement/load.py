@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from edgespec.draft.head_network import lend
+from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.claim import claim_device
 from edgespec.model.self_check import check_tree_reading
@@ -57,7 +58,7 @@ class LoadedModels:
     def target(self) -> CausalModel:
         """The target, streamed as planned."""
         if not self._causal:
-            raise RuntimeError("the engine is closed")
+            raise closed_engine()
         return self._causal["target"]
 
     @property
@@ -93,6 +94,11 @@ class LoadedModels:
         self._causal = {}
         self._release()
         self._release = lambda: None
+
+
+def closed_engine() -> EdgespecError:
+    """Return the error of an engine that was closed."""
+    return EdgespecError("E_ENGINE", "the engine is closed.", "Open another one.")
 
 
 def load_models(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections import deque
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Literal
 
+import torch
 from tokenizers.decoders import DecodeStream
 
 from edgespec.decode.session import Session
 from edgespec.decode.step import StepResult
 from edgespec.pair.pair import ModelPair
+from edgespec.sampling.noise import TextNoise
 from edgespec.text.request import TextRequest
 from edgespec.text.results import GenerationResult, TextChunk
 from edgespec.text.stops import TextPieces
@@ -20,11 +22,16 @@ if TYPE_CHECKING:
     from edgespec.text.caches import TextCaches
 
 OnPrefill = Callable[[int, int], None]  # tokens of the prompt that are read, of how many that were not cached
+HasNews = Callable[[], bool]  # whether a step has brought what is waited for
 State = Literal["waiting", "under way", "done"]
 
 
 class TextHandle:
-    """One text, from the moment it was asked for. Any thread may iterate over it, wait for it or cancel it."""
+    """One text, from the moment it was asked for. Any thread may iterate over it, wait for it or cancel it.
+
+    How far a text is stands in the pieces alone: a step's piece is there or not, wherever an interrupt falls, and
+    `begin_again` makes all else anew from them.
+    """
 
     def __init__(
         self,
@@ -34,60 +41,51 @@ class TextHandle:
         reuse: bool,
         keeps: bool,
         on_prefill: OnPrefill | None,
-        advance: Callable[[TextHandle], object],
+        advance: Callable[[HasNews], object],
     ) -> None:
-        """Wait for its turn; `advance` works on the engine's texts until this one has a new piece or has ended."""
+        """Wait for its turn; `advance` works on the engine's texts, unless there is news by then."""
         self.request, self.reuse, self.keeps, self.on_prefill = request, reuse, keeps, on_prefill
+        self.num_tokens = request.num_tokens
         self.state: State = "waiting"
         self.error: Exception | None = None
+        self.fault: Exception | None = None  # of `on_prefill`; it ends the text after the pass
         self.is_cancelled = False
         self.added: list[int] = []  # tokens behind the prompt
         self.session: Session | None = None
         self.caches: TextCaches | None = None
+        self.draws: tuple[torch.Generator, TextNoise] | None = None  # None: it has not begun
         self._pair, self._advance = pair, advance
         self._chunks: list[TextChunk] = []
-        self._unseen: deque[TextChunk] = deque()
+        self._pieces = self._no_pieces()
+        self._drawn_before: tuple[int, torch.Tensor] | None = None  # pieces, and the generator's state behind them
         self._started: float | None = None
         self._total_s = 0.0
-        decoder = DecodeStream(skip_special_tokens=True)
-        backend = pair.tokenizer.backend_tokenizer
-
-        def spell(token: int) -> str:
-            # What ends a text is no part of it, also where it is not special to the tokenizer.
-            return "" if token in pair.stop_tokens else decoder.step(backend, token) or ""
-
-        self._pieces = TextPieces(decode=spell, stop=request.stop)
 
     @property
     def is_done(self) -> bool:
         """Return whether nothing more comes."""
         return self.state == "done"
 
-    @property
-    def has_unseen(self) -> bool:
-        """Return whether pieces wait to be looked at."""
-        return bool(self._unseen)
-
     def cancel(self) -> None:
         """End the text after its pass; the pieces so far count as an interrupted text."""
         self.is_cancelled = True
 
     def chunks(self) -> Generator[TextChunk, None, None]:
-        """Yield the pieces as they come; closing the iterator cancels the text. Raises what ended it."""
+        """Yield all pieces as they come; closing the iterator cancels the text. Raises what ended it."""
+        num_seen = 0
         try:
-            while True:
-                while self._unseen:
-                    yield self._unseen.popleft()
-                if self.is_done:
-                    break
-                self._advance(self)
+            while not self.is_done or num_seen < len(self._chunks):  # in this order: the end comes last
+                if num_seen < len(self._chunks):
+                    yield self._chunks[num_seen]
+                    num_seen += 1
+                else:
+                    self._advance(functools.partial(self._has_news, num_seen))
             if self.error is not None:
                 raise self.error
         finally:
             self.cancel()
             while not self.is_done:
-                self._unseen.clear()
-                self._advance(self)
+                self._advance(lambda: self.is_done)
 
     def __iter__(self) -> Generator[TextChunk, None, None]:
         return self.chunks()
@@ -95,8 +93,7 @@ class TextHandle:
     def result(self) -> GenerationResult:
         """Wait for the end, and return the whole text; raises what ended it."""
         while not self.is_done:
-            self._advance(self)
-            self._unseen.clear()
+            self._advance(lambda: self.is_done)
         if self.error is not None:
             raise self.error
         return self.whole()
@@ -111,19 +108,53 @@ class TextHandle:
         if self._started is None:
             self._started = time.perf_counter()
 
+    def begin_step(self) -> None:
+        """Note where draws with fresh noise are, for a step that may be left in its middle."""
+        if self.session is not None and not self.session.draws_coupled:
+            self._drawn_before = len(self._chunks), self.session.generator.get_state()
+
     def take(self, step: StepResult) -> None:
         """Take what a step added; the text may have ended by it."""
         chunk = self._pieces.chunk(step)
-        self.added += step.tokens
-        self._chunks.append(chunk)
-        self._unseen.append(chunk)
-        if chunk.step.finish is not None:
+        self._chunks.append(chunk)  # from here on it is part of the text
+        self.added += chunk.token_ids
+        if chunk.finish_reason is not None:
+            self.end()
+
+    def begin_again(self) -> None:
+        """Go back to the end of the pieces that were taken: the step that was to bring more was left in its middle."""
+        self.session, self._pieces = None, self._no_pieces()
+        for chunk in self._chunks:
+            self._pieces.chunk(chunk.step)
+        self.added = [token for chunk in self._chunks for token in chunk.token_ids]
+        if self.draws is not None and self._drawn_before is not None:
+            num_chunks, state = self._drawn_before
+            if num_chunks == len(self._chunks):
+                self.draws[0].set_state(state)
+        if self._chunks and self._chunks[-1].finish_reason is not None:
             self.end()
 
     def end(self, error: Exception | None = None) -> None:
-        """Note that nothing more comes."""
-        self.state, self.error, self.session = "done", error, None
+        """Note that nothing more comes; a text ends once."""
+        if self.is_done:
+            return
         self._total_s = 0.0 if self._started is None else time.perf_counter() - self._started
+        self.error, self.session = error, None
+        self.state = "done"  # last: whoever waits for it looks at the rest
+
+    def _has_news(self, num_seen: int) -> bool:
+        return self.is_done or num_seen < len(self._chunks)
+
+    def _no_pieces(self) -> TextPieces:
+        """Return what makes text of the steps, at their beginning."""
+        decoder = DecodeStream(skip_special_tokens=True)
+        backend, stop_tokens = self._pair.tokenizer.backend_tokenizer, self._pair.stop_tokens
+
+        def spell(token: int) -> str:
+            # What ends a text is no part of it, also where it is not special to the tokenizer.
+            return "" if token in stop_tokens else decoder.step(backend, token) or ""
+
+        return TextPieces(decode=spell, stop=self.request.stop)
 
 
 def finished(request: TextRequest, chunks: list[TextChunk], pair: ModelPair, *, total_s: float) -> GenerationResult:

@@ -12,7 +12,7 @@ from edgespec.measured import acceptance_of
 from edgespec.placement.load import LoadedModels
 from edgespec.placement.place import check_tree_fits
 from edgespec.profiled import PairSetup
-from edgespec.text.run import TextModels
+from edgespec.text.enter import TextModels
 from edgespec.tree.settings import TreeSettings
 
 
@@ -25,10 +25,8 @@ class Trees:
         self._placed, self._place = setup.room, setup.place
         model = setup.pair.draft or setup.pair.target
         self._vocab = int(model.config.get_text_config(decoder=True).vocab_size)
-        self._own_tuner: Tuner | None = None
-        if setup.is_tuned:
-            first = setup.tree.num_nodes if setup.plan is not None else None
-            self._own_tuner = Tuner(setup.tree, setup.room, first_size=first, profile=setup.profile)
+        self._first_size = setup.tree.num_nodes if setup.plan is not None else None
+        self._own_tuner = self._tuner_within(setup.room) if setup.is_tuned else None
         self.policy = self._open()
 
     @property
@@ -74,9 +72,14 @@ class Trees:
         if self.tuner is None or smaller.policy == "none":
             self.use(smaller)
         else:
-            self.own = self.own.within(smaller)
-            self._own_tuner = Tuner(self.own, smaller, profile=self.profile)
+            self.own, self._first_size = self.own.within(smaller), None
+            self._own_tuner = self._tuner_within(smaller)
             self.policy = self._open()
+
+    def forget_costs(self) -> None:
+        """Tune the trees anew, from what is known beforehand."""
+        if self._own_tuner is not None:
+            self._own_tuner = self._tuner_within(self._own_tuner.room)
 
     def text_models(self, loaded: LoadedModels, sampling: SamplingSettings) -> TextModels:
         """Return the models with the trees of a text that is sampled so."""
@@ -86,6 +89,9 @@ class Trees:
             policy=self.policy,
             tuner=self.tuner_for(sampling),
         )
+
+    def _tuner_within(self, room: TreeSettings) -> Tuner:
+        return Tuner(self.own, room, first_size=self._first_size, profile=self.profile)
 
     def _open(self) -> OpenPolicy:
         """Return the policy, on the pair's own acceptance where that was measured and no other is named."""

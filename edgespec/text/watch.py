@@ -19,7 +19,8 @@ def watching(
 ) -> Iterator[None]:
     """Within this block every layer is a place to leave the pass; the first model is the target.
 
-    Texts whose prompt is being read are told how much of it is. Raises PassAbandonedError once `abandons` says so.
+    Texts whose prompt is being read are told how much of it is; what that raises becomes the text's fault. Raises
+    PassAbandonedError once `abandons` says so.
     """
     # Before the pass: tokens without rows
     unread = {text: text.session.target.num_unread for text in texts if text.session and not text.added}
@@ -31,9 +32,12 @@ def watching(
     def watch_target(share: float) -> None:
         watch(share)
         for text, count in unread.items():
-            if count and text.on_prefill and text.session:
+            if count and text.on_prefill and text.session and text.fault is None:
                 new = len(text.request.ids) - text.session.target.num_kept
-                text.on_prefill(new - count + round(share * count), new)
+                try:
+                    text.on_prefill(new - count + round(share * count), new)
+                except Exception as error:  # of this text alone: the others go on
+                    text.fault = error
 
     try:
         for model in models:

@@ -85,14 +85,14 @@ class TargetRows:
         """Return p [vocab] after a node, as it is sampled from; float32 at least."""
         if node not in self._probs:
             logits = self._logits(node)
-            refuse_nan(logits.amax(-1))
+            refuse_nan(logits.amax(-1), is_processed=self._process is not None)
             self._probs[node] = to_probs(logits, self._sampling)[0]
         return self._probs[node]
 
     def best(self, node: int) -> int:
         """Return the target's first choice after a node."""
         largest, index = self._logits(node).max(-1)
-        refuse_nan(largest)
+        refuse_nan(largest, is_processed=self._process is not None)
         return int(index)
 
     def logprobs(self, nodes: Sequence[int], tokens: Sequence[int], count: int) -> tuple[TokenLogprob, ...]:
@@ -135,14 +135,21 @@ class TargetRows:
         return list(row_chunks(self._hidden.shape[0], self._vocab))
 
 
-def refuse_nan(largest: Tensor) -> None:
+def refuse_nan(largest: Tensor, *, is_processed: bool = False) -> None:
     """Raise EdgespecError where one of rows' largest numbers [n] is NaN or infinite.
 
     The largest number of a row that has a NaN is NaN. This waits for the device, as its callers would do a moment later
-    for what they make of these rows.
+    for what they make of these rows. Rows that are processed were finite before a text's penalties and bias.
     """
-    if not bool(largest.isfinite().all()):
+    if bool(largest.isfinite().all()):
+        return
+    if not is_processed:
         raise not_finite()
+    raise EdgespecError(
+        "E_NAN_LOGITS",
+        "the text's penalties make logits NaN or infinite.",
+        "Use a `repetition_penalty` nearer to 1.",
+    )
 
 
 def not_finite() -> EdgespecError:

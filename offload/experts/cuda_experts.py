@@ -116,6 +116,15 @@ class CudaExperts:
         if _key(record) not in self._pinned:
             self._readers.submit(self._store.announce, record)
 
+    def clear(self) -> None:
+        """Let all slots be filled anew, once no reading thread fills one."""
+        self._readers.shutdown()
+        self._readers = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="edgespec-experts")
+        self._slot_of.clear()
+        self._free = list(range(self._slots.count))
+        for slot in self._free:
+            self._slots.take_back(slot)  # work that was issued may still read any of them
+
     def close(self) -> None:
         """Wait for the copies under way, and unlock the memory, which is about to be another's."""
         self._readers.shutdown(cancel_futures=True)

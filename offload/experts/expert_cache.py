@@ -90,6 +90,11 @@ class ExpertCache:
         self._is_in_use[row, expert] = False
         self._remove(row, expert)
 
+    def clear(self) -> None:
+        """Say that no expert is in memory; what was asked for is remembered."""
+        self._is_kept[:] = self._is_in_use[:] = False
+        self._used_bytes = 0
+
     def is_kept(self, row: int, expert: int) -> bool:
         """Return whether an expert is in memory."""
         return bool(self._is_kept[row, expert])

@@ -65,6 +65,9 @@ class ExpertMemory(Protocol):
     def announce(self, record: LayerRecord) -> None:
         """Let the disk start on an expert that is likely to be asked for."""
 
+    def clear(self) -> None:
+        """Let all experts' memory go, once none is being brought any more."""
+
     def close(self) -> None:
         """End all reading: nothing is brought any more when this returns."""
 
@@ -96,6 +99,7 @@ class ExpertSource:
         self._cache = cache
         self._memory = memory
         self._announced: int | None = None  # the layer whose experts the disk was told of last
+        self._is_torn = False  # whether an interrupt left the books half written
         self.counts = ExpertCounts()
 
     def take(self, row: int, rows_of: Mapping[int, int]) -> Generator[HandedExpert]:
@@ -105,6 +109,22 @@ class ExpertSource:
         lie, while the others are read. Whoever does not take all closes the iterator. Raises what reading an expert
         met.
         """
+        if self._is_torn:
+            self._cache.clear()
+            self._memory.clear()
+        self._is_torn = True
+        try:
+            yield from self._handed_out(row, rows_of)
+        except (Exception, GeneratorExit):
+            self._is_torn = False
+            raise
+        self._is_torn = False
+
+    def close(self) -> None:
+        """End all reading."""
+        self._memory.close()
+
+    def _handed_out(self, row: int, rows_of: Mapping[int, int]) -> Generator[HandedExpert]:
         group, cache, memory = self._groups[row], self._cache, self._memory
         ready = deque(cache.ask(row, list(rows_of)))
         kept = set(ready)
@@ -137,10 +157,6 @@ class ExpertSource:
                     self._await(row, under_way, ready)
             while ready:
                 self._release(row, ready.popleft())
-
-    def close(self) -> None:
-        """End all reading."""
-        self._memory.close()
 
     def _begin(self, row: int, missing: deque[int], under_way: deque[tuple[int, Wait]]) -> None:
         """Begin to read what is missing, as far as there is room."""

@@ -150,7 +150,7 @@ def test_a_closed_engine_lets_its_weights_go_at_once(pair_folders: tuple[Path, P
         del model
         engine.close()
         assert [part() for part in alive] == [None] * len(alive)
-        with pytest.raises(RuntimeError, match="closed"):
+        with pytest.raises(EdgespecError, match="closed"):
             engine.generate("ab")
     finally:
         gc.enable()

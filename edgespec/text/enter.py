@@ -1,0 +1,100 @@
+"""How a text begins, or goes on behind the tokens that it has: the rows that it finds, and its session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edgespec.config import require
+from edgespec.decode.choose import start_session
+from edgespec.decode.session import Session, TextSettings
+from edgespec.draft.open_drafter import open_drafter
+from edgespec.model.target import Target
+from edgespec.sampling.noise import generator_at, text_key
+from edgespec.text.caches import TextCaches, new_caches
+
+if TYPE_CHECKING:
+    from edgespec.decode.adapt import Tuner
+    from edgespec.grow.policies import OpenPolicy
+    from edgespec.model.causal_model import CausalModel
+    from edgespec.text.handle import TextHandle
+    from edgespec.text.prompt_cache import PromptCache
+    from edgespec.text.request import TextRequest
+    from edgespec.tree.settings import TreeSettings
+
+SHARED_TOKENS = 16  # of a prompt that it pays to wait for, where another text reads the same one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextModels:
+    """The models and the policy that a text is decoded with."""
+
+    target: CausalModel
+    draft: CausalModel | None  # None: plainly
+    policy: OpenPolicy
+    tuner: Tuner | None  # None: the policy's settings as they are
+
+    @property
+    def room(self) -> TreeSettings:
+        """The largest trees that may grow."""
+        return self.policy.settings if self.tuner is None else self.tuner.room
+
+
+def reader_of_prompt(handle: TextHandle, under_way: Iterable[TextHandle]) -> TextHandle | None:
+    """Return another text with the same long prompt, whose rows are worth waiting for."""
+    ids = handle.request.ids
+    if len(ids) <= SHARED_TOKENS:
+        return None
+    return next((other for other in under_way if other.caches is not None and other.request.ids == ids), None)
+
+
+def has_read(reader: TextHandle) -> bool:
+    """Return whether a text has the rows of its prompt, all but the last, which is always computed."""
+    ids = reader.request.ids
+    return reader.caches is not None and reader.caches.shared(ids[:-1]) == len(ids) - 1
+
+
+def first_caches(
+    handle: TextHandle, models: TextModels, *, reader: TextHandle | None, prompt_cache: PromptCache | None
+) -> TextCaches:
+    """Return what a text begins on: another's rows of the same prompt, those of a file, or none."""
+    ids = handle.request.ids
+    if reader is not None and reader.caches is not None:
+        return reader.caches.copy_of(ids[:-1])
+    begun = prompt_cache.begin(ids, models.target, models.draft) if prompt_cache is not None else None
+    return begun or new_caches(models.target, models.draft)
+
+
+def open_session(handle: TextHandle, caches: TextCaches, models: TextModels, *, stop_tokens: frozenset[int]) -> Session:
+    """Return a session for what a text has not written yet; raises EdgespecError for ids that the target lacks."""
+    request, device = handle.request, models.target.device
+    _check_ids(request, models.target.num_embeddings)
+    if handle.draws is None:
+        generator = generator_at(request.seed, text_key(request.name), len(request.ids), device)
+        handle.draws = generator, request.noise(models.target.vocab, device)
+    generator, noise = handle.draws
+    settings = TextSettings(
+        sampling=request.sampling,
+        max_new_tokens=request.max_new_tokens - len(handle.added),
+        stop_tokens=stop_tokens,
+        grammar=request.grammar,
+        num_logprobs=request.num_logprobs,
+        num_written=len(handle.added),
+    )
+    target = Target(models.target, caches.target)
+    drafter = None
+    if models.draft is not None:
+        sampling = models.policy.settings.draft_sampling(request.sampling)
+        drafter = open_drafter(models.draft, target, sampling=sampling, cache=caches.draft)
+    return start_session(target, drafter, models.policy, settings, generator, noise, tuner=models.tuner)
+
+
+def _check_ids(request: TextRequest, num_embeddings: int) -> None:
+    require(bool(request.ids), "the prompt has no token.", "Give one at least.")
+    beyond = [token for token in (min(request.ids), max(request.ids)) if not 0 <= token < num_embeddings]
+    require(
+        not beyond,
+        f"the prompt has the token id {beyond[-1] if beyond else 0}, and the model has {num_embeddings}.",
+        "Use ids of the target's own tokenizer.",
+    )
