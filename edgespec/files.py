@@ -1,4 +1,4 @@
-"""The places where edgespec keeps files of its own, and files that are written whole or not at all.
+"""The places where edgespec keeps files of its own, files that are written whole or not at all, JSON to be shown.
 
 The places are below EDGESPEC_HOME, or the system's for each kind.
 """
@@ -6,13 +6,19 @@ The places are below EDGESPEC_HOME, or the system's for each kind.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from platformdirs import user_cache_path, user_config_path, user_data_path, user_state_path
 
 CONFIG_NAME = "config.toml"
+# What a terminal obeys, or what hides or reorders what is shown: control characters but line ends and tabs, separators
+# of lines, embedded directions, half surrogates. Joiners, marks and unusual blanks are text.
+CONTROL = re.compile(r"\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def cache_folder() -> Path:
@@ -65,6 +71,12 @@ def history_file() -> Path:
 def sessions_folder() -> Path:
     """Return the folder for saved chats: below EDGESPEC_HOME, or the system's place for data."""
     return _below_home("sessions") or user_data_path("edgespec", appauthor=False) / "sessions"
+
+
+def json_text(value: Any, *, indent: int | None = None) -> str:
+    """Return JSON with the characters of all languages, in which control characters are escaped: it can be shown."""
+    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 @contextlib.contextmanager

@@ -168,6 +168,26 @@ def test_the_library_speaks_no_command_line(path: Path) -> None:
             assert not re.search(rf"(?<![\w.}}/])/({CHAT_COMMANDS})\b", line), line
 
 
+# What goes around the streams in which everything is visible -> modules of the command line that need it
+AROUND_THE_STREAMS = {
+    r"drawing_stream\(": {"standard_streams", "console", "prefill_line", "chat.line_editor", "profile.report"},
+    r"result_stream\(": {"standard_streams", "bench.report", "chat.screen", "completion", "generate.output",
+                         "generate.sinks"},
+    r"\.below\b|sys\.__std|std(out|err)\.buffer|/dev/tty|os\.dup2": {"standard_streams"},
+    r"os\.write\(": {"ctrl_c", "chat.answers"},
+    r"\\x1b|\\033|\\e\[": {"console", "prefill_line", "ctrl_c", "chat.screen"},
+    r"from rich\.console|import rich\b|rich\.print|print_formatted_text": {"rich_console"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", AROUND_THE_STREAMS)
+def test_nothing_is_shown_around_the_streams_in_which_everything_is_visible(pattern: str) -> None:
+    """Whoever writes to sys.stdout or sys.stderr needs no care; these few do."""
+    users = {module_name(path).removeprefix("edgespec.cli.") for path in SOURCES
+             if "cli" in path.parts and re.search(pattern, path.read_text(encoding="utf-8"))}  # fmt: skip
+    assert users == AROUND_THE_STREAMS[pattern]
+
+
 def test_every_error_code_has_an_entry_in_the_troubleshooting_page() -> None:
     used = {code for path in SOURCES for code in re.findall(r'"(E_[A-Z_]+)"', path.read_text(encoding="utf-8"))}
     explained = set(re.findall(r"^## (E_[A-Z_]+)$", (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE))

@@ -19,7 +19,7 @@ from edgespec.cli.config.groups import ConfiguredGroup, leaf_commands
 from edgespec.cli.console import print_error
 from edgespec.cli.log_file import LOG, close_log
 from edgespec.cli.spelling import spelled_error
-from edgespec.cli.standard_streams import StdoutError, forget_rest, open_streams
+from edgespec.cli.standard_streams import StdoutError, forget_rest, open_streams, visible_streams
 from edgespec.errors import EXIT_MEMORY, EXIT_RUNTIME, EXIT_USAGE, EdgespecError, is_out_of_memory
 from edgespec.model.environment import set_up_environment
 
@@ -90,7 +90,8 @@ def main() -> NoReturn:
 def run(arguments: list[str]) -> int:
     """Run the command line and return the process's exit status."""
     try:
-        status = _run(arguments)
+        with visible_streams():
+            status = _run(arguments)
         LOG.info("exit status %d", status)
     finally:
         close_log()

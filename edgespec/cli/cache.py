@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgespec.cli.console import visible
 from edgespec.errors import EdgespecError
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def list_command(*, as_json: bool) -> int:
         line = f"{kept.kind:<10} {describe_size(kept.num_bytes):>10}  {kept.changed}  {kept.name}"
         if kept.used is not None:
             line += f" (of {kept.model}, last used {kept.used})"
-        sys.stdout.write(visible(line) + "\n")
+        sys.stdout.write(line + "\n")
     total = describe_size(sum(kept.num_bytes for kept in found))
     sys.stdout.write(f"together {total}\n" if found else "nothing is kept\n")
     return 0
@@ -74,7 +73,7 @@ def clear_command(*, names: tuple[str, ...], yes: bool) -> int:
         return 0
     size = describe_size(sum(kept.num_bytes for kept in chosen))
     for kept in chosen:
-        sys.stdout.write(visible(f"{kept.kind}: {kept.path}") + "\n")
+        sys.stdout.write(f"{kept.kind}: {kept.path}\n")
     if any(kept.kind == "prompts" for kept in chosen):
         sys.stdout.write("prompt caches lie where --prompt-cache put them, outside of edgespec's own folders\n")
     if not yes and not _agrees(f"remove {len(chosen)} of these, {size}?"):
@@ -83,7 +82,7 @@ def clear_command(*, names: tuple[str, ...], yes: bool) -> int:
     for kept in chosen:
         try:
             if not remove(kept):
-                sys.stderr.write(visible(f"'{kept.path}' is being written, and stays") + "\n")
+                sys.stderr.write(f"'{kept.path}' is being written, and stays\n")
         except OSError as error:
             raise EdgespecError(
                 "E_OUTPUT", f"'{kept.path}' cannot be removed ({error.strerror}).", "Remove it by hand."

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
+
+from edgespec.cli.standard_streams import result_stream
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -29,5 +29,5 @@ def command(context: click.Context, *, shell: str) -> int:
     assert found is not None
     complete = found(context.find_root().command, {}, "edgespec", "_EDGESPEC_COMPLETE")
     # Not source(): bash's looks for a bash first, and the shell that asks is there.
-    sys.stdout.write(found.source_template % complete.source_vars())
+    result_stream().write(found.source_template % complete.source_vars())
     return 0

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 from edgespec.cli.log_file import LOG
+from edgespec.cli.standard_streams import drawing_stream, visible, visible_streams
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -24,6 +25,7 @@ MAX_NAMED = 5  # prompts or settings in one message
 DEFAULT_WIDTH = 80  # where a terminal does not tell
 UNLIMITED_WIDTH = 10_000
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
+PLAIN = "\x1b[0m"
 
 
 def print_error(what: str, fix: str) -> None:
@@ -49,16 +51,6 @@ def broken(text: str, width: int, *, indent: str = "  ") -> str:
                       break_long_words=False, break_on_hyphens=False)
         for line in text.split("\n")
     )  # fmt: skip
-
-
-def visible(text: str) -> str:
-    """Return the text with control characters written out, so that a terminal does not obey them.
-
-    Newlines and tabs stay.
-    """
-    return "".join(
-        character if character.isprintable() or character in "\n\t" else ascii(character)[1:-1] for character in text
-    )
 
 
 def counted(count: int, noun: str) -> str:
@@ -98,15 +90,21 @@ class Console:
 
         What is to be copied from the terminal does not break.
         """
-        LOG.info(COLOR.sub("", text))
+        LOG.info(text)
         self._write(broken(text, self.width) if breaks else text)
+
+    def say_in_color(self, parts: Sequence[tuple[str, str]]) -> None:
+        """Write one line of parts, each behind the sequence of its colour."""
+        LOG.info(" · ".join(text for _, text in parts))
+        line = " · ".join(f"{color}{visible(text)}{PLAIN}" for color, text in parts)
+        self._write(broken(line, self.width), is_drawn=True)
 
     def detail(self, text: str) -> None:
         """Write one line where -v asks for details, as the log always does."""
         if self.verbose:
             self.say(text)
         else:
-            LOG.info(COLOR.sub("", text))
+            LOG.info(text)
 
     def say_sometimes(self, text: str) -> None:
         """Write a progress line where no bar can be drawn, at most one every ten seconds."""
@@ -121,7 +119,7 @@ class Console:
         if self.quiet or not self.is_terminal:
             yield
             return
-        self._status = text[: self.width - 1]
+        self._status = visible(text)[: self.width - 1]
         self._draw_status()
         try:
             yield
@@ -151,22 +149,24 @@ class Console:
         if self.quiet or not self.is_terminal or not wanted:
             yield None
             return
-        from rich.console import Console as RichConsole
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
         from rich.table import Column
+
+        from edgespec.cli.rich_console import VisibleConsole
 
         def text(content: str) -> TextColumn:  # in a narrow terminal it is cut: a line more would scroll
             return TextColumn(content, markup=False, table_column=Column(no_wrap=True, overflow="ellipsis"))
 
-        with Progress(
+        progress = Progress(
             text("{task.description}"),
             BarColumn(),
             text("{task.fields[note]}"),
             TimeRemainingColumn(table_column=Column(no_wrap=True)),
-            console=RichConsole(stderr=True),
+            console=VisibleConsole(file=drawing_stream(sys.stderr)),
             transient=True,
             redirect_stdout=sys.stdout.isatty(),  # else results on their way to a file would be drawn on the terminal
-        ) as progress:
+        )
+        with progress, visible_streams():
             yield progress
 
     @contextmanager
@@ -178,24 +178,27 @@ class Console:
         if self.quiet or not self.is_terminal or not wanted:
             yield lambda _lines: None
             return
-        from rich.console import Console as RichConsole
         from rich.live import Live
         from rich.text import Text
 
-        with Live(
+        from edgespec.cli.rich_console import VisibleConsole
+
+        live = Live(
             Text(),  # so that there is a line from the first moment on
-            console=RichConsole(stderr=True, soft_wrap=True),  # results that go through it stay whole lines
+            # Results that go through it stay whole lines.
+            console=VisibleConsole(file=drawing_stream(sys.stderr), soft_wrap=True),
             transient=True,
             auto_refresh=False,
             redirect_stdout=sys.stdout.isatty(),  # else results on their way to a file would be drawn on the terminal
-        ) as live:
+        )
+        with live, visible_streams():
             yield lambda lines: live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
 
-    def _write(self, text: str) -> None:
+    def _write(self, text: str, *, is_drawn: bool = False) -> None:
         if self.quiet:
             return
         self._erase_status()
-        sys.stderr.write(text + "\n")
+        (drawing_stream(sys.stderr) if is_drawn else sys.stderr).write(text + "\n")
         self._draw_status()
         sys.stderr.flush()
 
@@ -205,5 +208,5 @@ class Console:
 
     def _erase_status(self) -> None:
         if self._status:
-            sys.stderr.write("\r" + " " * len(self._status) + "\r")
+            drawing_stream(sys.stderr).write("\r" + " " * len(self._status) + "\r")
             sys.stderr.flush()

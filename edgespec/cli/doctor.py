@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import click
 
 from edgespec.cli.config.defaults import load_config
-from edgespec.cli.console import counted, visible, write_lines
+from edgespec.cli.console import counted, write_lines
 from edgespec.cli.ctrl_c import leaving_at_once
 from edgespec.cli.spelling import spelled
 from edgespec.doctor.checks import (
@@ -60,7 +60,7 @@ def command(context: click.Context, *, model: str | None, as_json: bool) -> int:
         check = dataclasses.replace(found, text=spelled(found.text))
         checks.append(check)
         if not as_json:
-            write_lines(f"{check.status:<5} {check.name}: {visible(check.text)}", indent=" " * 6)
+            write_lines(f"{check.status:<5} {check.name}: {check.text}", indent=" " * 6)
             sys.stdout.flush()
     is_fit = all(check.status != "fail" for check in checks)
     if as_json:

@@ -9,14 +9,21 @@ import sys
 from pathlib import Path
 
 from edgespec import __version__
+from edgespec.cli.standard_streams import visible
 from edgespec.errors import EdgespecError
 
 LOG = logging.getLogger("edgespec.cli")
 LOG.propagate = False
 LOG.setLevel(logging.DEBUG)
 LOG.addHandler(logging.NullHandler())  # else Python writes errors to stderr where no file is open
-FORMAT = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
 LINE = re.compile(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ ")
+
+
+class _Lines(logging.Formatter):
+    """Dates and levels before messages, which can be shown as they are."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
 
 
 def open_log(path: Path) -> None:
@@ -33,7 +40,7 @@ def open_log(path: Path) -> None:
         raise EdgespecError(
             "E_OUTPUT", f"the log '{path}' cannot be written ({error.strerror}).", "Choose a file that can be."
         ) from error
-    handler.setFormatter(FORMAT)
+    handler.setFormatter(_Lines("%(asctime)s %(levelname)s %(message)s"))
     LOG.addHandler(handler)
     LOG.info("edgespec %s: edgespec %s", __version__, shlex.join(sys.argv[1:]))
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgespec.cli.console import Console, visible
+from edgespec.cli.console import Console
 from edgespec.cli.options.model import AskedModels
 from edgespec.cli.options.tree import AskedTrees
 from edgespec.cli.spelling import spelled
@@ -104,4 +104,4 @@ def _places_near(target: Path, draft: Path) -> list[tuple[str, Path]]:
 def _in_words(target: LocalModel, draft: LocalModel) -> str:
     # A draft's revision has an option of its own; and the fix is one line, whatever a folder is called.
     name = spelled(draft.name.replace(" `revision=", " `draft_revision="))
-    return f"{visible(name).replace(chr(10), chr(92) + 'n')} ({target.draft_ratio(draft)})"
+    return f"{name.replace(chr(10), chr(92) + 'n')} ({target.draft_ratio(draft)})"

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from edgespec.cli.console import Console
+from edgespec.cli.standard_streams import drawing_stream
 
 CLEAR_LINE = "\r\x1b[K"
 AFTER_S = 1.0  # what takes less is no news
@@ -62,5 +63,5 @@ class PrefillLine:
     def _write_over(self, text: str) -> None:
         # Where sequences are not wanted, blanks do as well.
         begin = CLEAR_LINE if self._may_use_sequences else "\r" + " " * self._width + "\r"
-        sys.stderr.write(begin + text)
+        drawing_stream(sys.stderr).write(begin + text)
         sys.stderr.flush()

@@ -1,11 +1,18 @@
-"""The program's stdout and stderr: results that cannot be written end a run with one error, messages never do."""
+"""The program's stdout and stderr: what they show is never obeyed by a terminal.
+
+Results that cannot be written end a run with one error, messages never do.
+"""
 
 from __future__ import annotations
 
 import io
 import os
 import sys
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+from edgespec.files import CONTROL
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -42,6 +49,52 @@ def open_streams() -> None:
             os.open(os.devnull, os.O_RDONLY)
     sys.stdout = _opened(sys.stdout, _Results, 1)
     sys.stderr = _opened(sys.stderr, _Messages, 2)
+
+
+def visible(text: str) -> str:
+    """Return the text with control characters written out, so that a terminal does not obey them."""
+    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+class _VisibleStream:
+    """A stream in which everything is visible: all else is as in the stream below."""
+
+    def __init__(self, below: TextIO) -> None:
+        self.below = below
+
+    def write(self, text: str) -> int:
+        self.below.write(visible(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.below, name)
+
+
+@contextmanager
+def visible_streams() -> Iterator[None]:
+    """Within this block whatever is written to stdout and stderr, by whomever, is made visible."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (
+        stream if isinstance(stream, _VisibleStream) else cast("TextIO", _VisibleStream(stream)) for stream in before
+    )
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def drawing_stream(stream: TextIO) -> TextIO:
+    """Return the stream below, for sequences of our own: who writes to it makes visible what others wrote."""
+    return stream.below if isinstance(stream, _VisibleStream) else stream
+
+
+def result_stream() -> TextIO:
+    """Return where results go: they are visible on a terminal, and elsewhere, being data, as they are."""
+    return sys.stdout if sys.stdout.isatty() else drawing_stream(sys.stdout)
 
 
 def forget_rest() -> None:

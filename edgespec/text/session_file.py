@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import EdgespecError
-from edgespec.files import written_whole
+from edgespec.files import json_text, written_whole
 from edgespec.text.chat_template import Message
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class SavedSession:
             "interrupted": [index for index, message in enumerate(self.messages) if message.is_interrupted],
             "stats": dict(self.stats),
         }
-        return json.dumps(content, ensure_ascii=False, indent=1) + "\n"
+        return json_text(content, indent=1) + "\n"
 
 
 def transcript(session: SavedSession) -> str:

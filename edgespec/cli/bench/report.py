@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from edgespec import __version__
-from edgespec.cli.console import counted, visible, write_lines
+from edgespec.cli.console import counted, write_lines
+from edgespec.cli.standard_streams import result_stream
 from edgespec.config import SamplingSettings
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def write_report(engine: Engine, rounds: dict[str, list[Round]], sampling: Sampl
             sys.stdout.write(json.dumps({"schema": SCHEMA, **_setting(engine), **row}) + "\n")
     elif form == "csv":
         flat = [{**_setting(engine), **row, "sampling": json.dumps(row["sampling"])} for row in rows]
-        writer = csv.DictWriter(sys.stdout, fieldnames=list(flat[0]), lineterminator="\n")
+        writer = csv.DictWriter(result_stream(), fieldnames=list(flat[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(flat)
     else:
@@ -67,7 +68,7 @@ def write_verdicts(engine: Engine, verdicts: Sequence[Verdict], *, as_json: bool
 
 
 def _difference(engine: Engine, difference: Difference) -> str:
-    names = [visible(repr(engine.pair.tokenizer.decode([token]))) for token in (difference.token, difference.expected)]
+    names = [repr(engine.pair.tokenizer.decode([token])) for token in (difference.token, difference.expected)]
     verdict = "a near tie" if difference.is_near_tie else "a DIFFERENCE"
     return (
         f"token {difference.index}: {names[0]} in place of {names[1]}, "

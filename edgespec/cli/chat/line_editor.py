@@ -19,6 +19,7 @@ from prompt_toolkit.output import ColorDepth, create_output
 
 from edgespec.cli.chat.spoken import continues, wants_more
 from edgespec.cli.chat.state import LineReader
+from edgespec.cli.standard_streams import drawing_stream
 
 COMPLETIONS = dict[str, tuple[str, ...]]
 
@@ -43,7 +44,7 @@ def open_reader(
             tempfile_suffix=".md",
             prompt_continuation="",
             color_depth=None if color else ColorDepth.DEPTH_1_BIT,
-            output=create_output(stdout=screen),
+            output=create_output(stdout=drawing_stream(screen)),
         )
     except Exception:  # a Windows console that is none, as in Git Bash, and whatever other terminals may lack
         return PlainReader(), problem

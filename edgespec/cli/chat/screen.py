@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import sys
 
-from edgespec.cli.console import Console, visible
+from edgespec.cli.console import Console
 from edgespec.cli.prefill_line import PrefillLine
+from edgespec.cli.standard_streams import result_stream
 
-DIM, YELLOW, PLAIN = "\x1b[2m", "\x1b[33m", "\x1b[0m"
+DIM, YELLOW = "\x1b[2m", "\x1b[33m"
 
 
 def wants_color(choice: str) -> bool:
@@ -24,23 +25,22 @@ class Screen:
     def __init__(self, console: Console, *, color: str) -> None:
         self.console = console
         self.has_color = wants_color(color)
-        self._is_terminal = sys.stdout.isatty()
         self._answer_end = "\n"  # of what was written of this answer
         self._prefill = PrefillLine(console, may_use_sequences=self.has_color)
 
     def say(self, text: str) -> None:
-        """Write lines for the person; control characters in them are shown, not obeyed."""
+        """Write lines for the person."""
         self.end_answer()
-        self.console.say(visible(text))
+        self.console.say(text)
 
     def note(self, text: str, *, warning: str = "") -> None:
         """Write a dim line, and behind it a warning that stands out."""
         self.end_answer()
-        parts = [(DIM, text), (YELLOW, warning)]
-        self.console.say(
-            " · ".join(f"{color}{visible(part)}{PLAIN}" if self.has_color else visible(part)
-                       for color, part in parts if part)
-        )  # fmt: skip
+        parts = [(color, part) for color, part in ((DIM, text), (YELLOW, warning)) if part]
+        if self.has_color:
+            self.console.say_in_color(parts)
+        else:
+            self.console.say(" · ".join(part for _, part in parts))
 
     def begin_answer(self) -> None:
         """Begin an answer: `answer` writes its pieces."""
@@ -48,11 +48,11 @@ class Screen:
         self._answer_end = "\n"
 
     def answer(self, text: str) -> None:
-        """Write a piece of the answer; control characters that a model writes are shown on a terminal, not obeyed."""
+        """Write a piece of the answer."""
         self._prefill.end()
         if text:
             self._answer_end = text[-1]
-            sys.stdout.write(visible(text) if self._is_terminal else text)
+            result_stream().write(text)
             sys.stdout.flush()
 
     def end_answer(self) -> None:

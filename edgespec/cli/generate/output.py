@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Generator
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec.cli import TOLD, Terminated
-from edgespec.cli.console import Console, DrawLines, counted, print_error, visible
+from edgespec.cli.console import Console, DrawLines, counted, print_error
 from edgespec.cli.generate.formats import format_record
 from edgespec.cli.generate.in_order import InOrder
 from edgespec.cli.generate.records import error_record, success_record
@@ -23,7 +22,9 @@ from edgespec.cli.generate.together import Ended, Run, say_trees, saying_room
 from edgespec.cli.generate.turns import RowAnswers
 from edgespec.cli.prefill_line import PrefillLine
 from edgespec.cli.spelling import spelled_error
+from edgespec.cli.standard_streams import result_stream
 from edgespec.errors import EXIT_RUNTIME, EXIT_SOME_FAILED, EdgespecError, is_out_of_memory
+from edgespec.files import json_text
 from edgespec.text.results import GenerationResult, TextChunk
 
 BETWEEN_TURNS = "\n\n"
@@ -139,7 +140,7 @@ def _in_format(name: str, request: Request, record: dict[str, Any], *, streams: 
     """Return a record as it is written; empty where the format has nothing for it, or the answers were streamed."""
     if name != "text":
         line = format_record(name, request, record)
-        return "" if line is None else json.dumps(line, ensure_ascii=False) + "\n"
+        return "" if line is None else json_text(line) + "\n"
     return "" if streams or record["error"] else BETWEEN_TURNS.join(record["turns"]) + "\n\n"
 
 
@@ -147,7 +148,7 @@ def one_by_one(run: Run, requests: list[Request], *, to_stdout: bool) -> Generat
     """Yield each prompt's results, or the error that ended it, while its text is shown."""
     for number, request in enumerate(requests, 1):
         run.check()
-        place = f"[{number}/{len(requests)}] id={visible(request.row.id)}"
+        place = f"[{number}/{len(requests)}] id={request.row.id}"
         run.console.say(place)
         shown, results = _Shown(run, place=place, to_stdout=to_stdout), list[GenerationResult]()
         try:
@@ -208,8 +209,7 @@ class _Shown:
         self.num_tokens = 0
         self._prefill = PrefillLine(run.console, label=f"{place}: " if place else "")
         self._run = run
-        self._stream = sys.stdout if to_stdout else sys.stderr
-        self._is_terminal = not to_stdout or sys.stdout.isatty()
+        self._to_stdout = to_stdout
 
     def prefill(self, done_tokens: int, num_tokens: int) -> None:
         """Show how much of a turn's prompt is read."""
@@ -234,5 +234,6 @@ class _Shown:
             self._write("\n")
 
     def _write(self, text: str) -> None:
-        self._stream.write(visible(text) if self._is_terminal else text)
-        self._stream.flush()
+        stream = result_stream() if self._to_stdout else sys.stderr
+        stream.write(text)
+        stream.flush()

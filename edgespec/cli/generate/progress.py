@@ -6,11 +6,12 @@ import functools
 import time
 from collections.abc import Sequence
 
-from edgespec.cli.console import Console, DrawLines, visible
+from edgespec.cli.console import Console, DrawLines
 from edgespec.cli.generate.requests import Request
 from edgespec.cli.generate.tally import Tally
 from edgespec.cli.generate.turns import RowAnswers
 from edgespec.cli.prefill_line import PrefillLine
+from edgespec.cli.standard_streams import visible
 from edgespec.text.handle import OnPrefill
 
 BETWEEN = " · "

@@ -9,6 +9,7 @@ import stat
 import sys
 from pathlib import Path
 
+from edgespec.cli.standard_streams import result_stream
 from edgespec.errors import EdgespecError
 
 
@@ -99,7 +100,7 @@ class StandardOutput:
 
     def write(self, text: str) -> None:
         """Write the text at once; raises OSError where that fails."""
-        sys.stdout.write(text)
+        result_stream().write(text)
         sys.stdout.flush()
 
     def close(self) -> None:

@@ -124,7 +124,7 @@ class _NotingConsole(Console):
         self.is_terminal = False
         self._lines: list[str] = []
 
-    def _write(self, text: str) -> None:
+    def _write(self, text: str, *, is_drawn: bool = False) -> None:
         self._lines.append(text)
 
     def taken(self) -> list[str]:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.console import Console, visible
+from edgespec.cli.console import Console
 from edgespec.cli.ctrl_c import importing
 from edgespec.cli.spelling import spelled, spelled_error
+from edgespec.cli.standard_streams import visible
 
 if TYPE_CHECKING:
     from edgespec.doctor.inventory import LocalModel
@@ -78,13 +79,13 @@ def _table(models: Sequence[LocalModel]) -> str:
     """Return a line for each model, and below it its drafts or what is wrong with it."""
     from edgespec.doctor.inventory import drafts_for
 
-    rows = [_cells(model) for model in models]
+    rows = [[visible(cell) for cell in _cells(model)] for model in models]
     widths = [max([len(heading), *(len(row[column]) for row in rows)]) for column, heading in enumerate(HEADINGS)]
     lines = []
     for model, row in zip(models, rows, strict=True):
         lines.append(_line(row, widths))
         if model.problem is not None:
-            lines.append(f"    cannot run: {visible(spelled(model.problem.what))}")
+            lines.append(f"    cannot run: {spelled(model.problem.what)}")
         lines += [
             f"    draft: {spelled(draft.name)} ({model.draft_ratio(draft)})" for draft in drafts_for(model, models)
         ]
@@ -94,7 +95,7 @@ def _table(models: Sequence[LocalModel]) -> str:
 def _cells(model: LocalModel) -> tuple[str, ...]:
     weights = SHORT_DTYPES.get(model.dtype or "", model.dtype or "-")
     return (
-        visible(spelled(model.name)),
+        spelled(model.name),
         (model.model_type or "-") + (" head" if model.head_of else " text part" if model.num_unread else ""),
         _count(model.num_parameters),
         f"{model.num_bytes / GIB:.1f} GiB" if model.num_bytes >= GIB else f"{model.num_bytes / (1 << 20):.1f} MiB",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.console import Console, visible, write_lines
+from edgespec.cli.console import Console, write_lines
 from edgespec.cli.ctrl_c import import_engine
 from edgespec.cli.open_engine import open_engine
 from edgespec.cli.open_pair import open_pair_with_draft
@@ -200,15 +200,14 @@ def _list() -> int:
     found = list(all_profiles(profiles_folder()))
     for path, profile in found:
         if isinstance(profile, ProfileError):
-            write_lines(visible(f"{path}: {profile.what}"))
+            write_lines(f"{path}: {profile.what}")
             continue
         plans = ", ".join(
             f"T={plan.temperature:g} {plan.best.policy} {plan.best.size or ''} {plan.best.tokens_per_s:.3g} tok/s"
             for plan in profile.plans
         )
         pair = profile.pair
-        line = f"{profile.name}  {pair.target} + {pair.draft}, {profile.created}: {plans}"
-        write_lines(visible(line))
+        write_lines(f"{profile.name}  {pair.target} + {pair.draft}, {profile.created}: {plans}")
     if not found:
         write_lines(f"no profiles in {profiles_folder()}")
     return 0

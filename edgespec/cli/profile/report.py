@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 
 from edgespec.cli.console import write_lines
+from edgespec.cli.rich_console import VisibleConsole
+from edgespec.cli.standard_streams import drawing_stream
 
 if TYPE_CHECKING:
     from profiles.schema import Plan, Profile, TemperaturePlan
@@ -19,7 +21,9 @@ BARS = "▁▂▃▄▅▆▇█"
 
 def write_report(profile: Profile) -> None:
     """Write the whole report to stdout."""
-    console = Console(highlight=False, markup=False, soft_wrap=True)  # names may hold brackets
+    console = VisibleConsole(
+        file=drawing_stream(sys.stdout), highlight=False, markup=False, soft_wrap=True
+    )  # names may hold brackets
     machine, pair = profile.machine, profile.pair
     console.print(f"{pair.target} + {pair.draft} on {machine.device_name}, {pair.dtype}"
                   + (f" from {pair.quant}" if pair.quant != "none" else ""))  # fmt: skip

@@ -14,6 +14,7 @@ from edgespec.cli.chat.loop import converse
 from edgespec.cli.chat.screen import Screen
 from edgespec.cli.chat.state import Chat
 from edgespec.cli.console import Console
+from edgespec.cli.standard_streams import visible_streams
 
 
 class StubEngine:
@@ -29,7 +30,10 @@ class StubEngine:
 
 
 class StubConversation:
-    """Answers with what was said; `slow` until it is stopped, `deep` until it is abandoned, `stuck` for ever."""
+    """Answers with what was said; `slow` until it is stopped, `deep` until it is abandoned, `stuck` for ever.
+
+    What follows `say ` is the answer, with its escapes.
+    """
 
     is_raw = True
 
@@ -46,6 +50,8 @@ class StubConversation:
                 yield SimpleNamespace(text="tick ")
                 time.sleep(0.02)
             yield SimpleNamespace(text=f"ended {text}")
+        elif text.startswith("say "):
+            yield SimpleNamespace(text=text[4:].encode("latin-1").decode("unicode-escape"))
         else:
             yield SimpleNamespace(text=f"GOT {text!r}")
 
@@ -56,7 +62,8 @@ if __name__ == "__main__":
     )
     engine: Any = StubEngine()
     conversation: Any = StubConversation(engine)
-    screen = Screen(Console(quiet=False, verbose=False), color="never")
-    chat = Chat(engine=engine, conversation=conversation, screen=screen, reader=reader, own_tree=engine.tree,
-                shows_stats=False)  # fmt: skip
-    sys.exit(converse(chat, None))
+    with visible_streams():
+        screen = Screen(Console(quiet=False, verbose=False), color="never")
+        chat = Chat(engine=engine, conversation=conversation, screen=screen, reader=reader, own_tree=engine.tree,
+                    shows_stats=False)  # fmt: skip
+        sys.exit(converse(chat, None))

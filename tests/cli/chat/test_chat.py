@@ -30,6 +30,7 @@ from edgespec.cli.chat.spoken import understand, wants_more, without_quotes
 from edgespec.cli.chat.state import Chat
 from edgespec.cli.console import Console
 from edgespec.cli.prefill_line import PrefillLine
+from edgespec.cli.standard_streams import visible_streams
 from edgespec.config import MemoryLimits
 from edgespec.decode.step import StepResult
 from edgespec.errors import EdgespecError
@@ -402,10 +403,11 @@ def test_control_characters_in_answers_are_shown_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    screen = Screen(Console(quiet=False, verbose=False), color="never")
-    screen.begin_answer()
-    screen.answer("a\x1b]0;evil\x07\tb\n")
-    screen.say("\x1b[2J")
+    with visible_streams():
+        screen = Screen(Console(quiet=False, verbose=False), color="never")
+        screen.begin_answer()
+        screen.answer("a\x1b]0;evil\x07\tb\n")
+        screen.say("\x1b[2J")
     written = capsys.readouterr()
     assert written.out == "a\\x1b]0;evil\\x07\tb\n"
     assert "\x1b" not in written.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import stat
@@ -122,6 +123,25 @@ def test_an_editor_opens_on_the_line(tmp_path: Path) -> None:
     stub.see("from an editor")
     assert "GOT 'from an editor'" in stub.line("")
     stub.child.close(force=True)
+
+
+def test_what_others_wrote_reaches_a_real_terminal_written_out(stub: Terminal, tmp_path: Path) -> None:
+    """Answers, what is typed and pasted, and names of files that are completed."""
+    (tmp_path / "\x1b]0;owned\x07\x9b2Jname").touch()
+    stub.child.logfile_read = io.StringIO()
+    assert r"\x1b]0;owned\x07\x9b2J\r\x08" in stub.line(r"say \x1b]0;owned\x07\x9b2J\r\x08.")
+    stub.line(PASTE.format("pasted \x1b[2J \x9b2J"))
+    stub.keys(f"/read {tmp_path}/\x1b]\t")
+    time.sleep(0.3)
+    stub.keys("\x03")
+    stub.keys(f"/read {tmp_path}/\t\t")
+    time.sleep(0.3)
+    stub.keys("\x03\x04")
+    assert stub.end() == 0
+    written = stub.child.logfile_read.getvalue()
+    assert "2J" in written
+    for sequence in ("\x1b]0;", "\x1b[2J", "\x9b", "\x07"):
+        assert sequence not in written
 
 
 def test_interrupts_of_an_answer(tmp_path: Path) -> None:
