@@ -20,6 +20,7 @@ from edgespec.text.handle import OnPrefill, finished
 from edgespec.text.request import TextOptions, TextRequest
 from edgespec.text.results import GenerationResult, TextChunk
 from edgespec.text.session_file import SavedSession, read_session, transcript, write_session
+from edgespec.text.token_text import CUT_CHARACTER
 
 
 class Decodes(Protocol):
@@ -220,17 +221,17 @@ class Conversation:
             self.last = finished(request, chunks, self._engine.pair, total_s=time.perf_counter() - started)
             if chunks:
                 self._num_tries = tries
-                self.messages = (*asked, self._message(request, chunks))
+                self.messages = (*asked, self._message(request, self.last))
 
-    def _message(self, request: TextRequest, chunks: list[TextChunk]) -> Message:
+    def _message(self, request: TextRequest, answer: GenerationResult) -> Message:
         """Return the answer as it will be read again; the token that ended it belongs to the template."""
-        ids = [token for chunk in chunks for token in chunk.step.tokens]
+        ids = list(answer.token_ids)
         if ids and ids[-1] in self._engine.pair.stop_tokens:
             ids.pop()
         return Message(
             role="assistant",
-            content="".join(chunk.text for chunk in chunks),
+            content=answer.text.rstrip(CUT_CHARACTER),  # a part of a character is nothing to read
             # A stop string is among the tokens, and no part of the text.
             token_ids=() if request.stop else tuple(ids),
-            is_interrupted=chunks[-1].step.finish is None,
+            is_interrupted=answer.finish_reason == "interrupted",
         )

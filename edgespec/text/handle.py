@@ -8,7 +8,6 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from tokenizers.decoders import DecodeStream
 
 from edgespec.decode.session import Session
 from edgespec.decode.step import StepResult
@@ -17,6 +16,7 @@ from edgespec.sampling.noise import TextNoise
 from edgespec.text.request import TextRequest
 from edgespec.text.results import GenerationResult, TextChunk
 from edgespec.text.stops import TextPieces
+from edgespec.text.token_text import TokenText, text_of_tokens
 
 if TYPE_CHECKING:
     from edgespec.text.caches import TextCaches
@@ -147,27 +147,20 @@ class TextHandle:
 
     def _no_pieces(self) -> TextPieces:
         """Return what makes text of the steps, at their beginning."""
-        decoder = DecodeStream(skip_special_tokens=True)
-        backend, stop_tokens = self._pair.tokenizer.backend_tokenizer, self._pair.stop_tokens
-
-        def spell(token: int) -> str:
-            # What ends a text is no part of it, also where it is not special to the tokenizer.
-            return "" if token in stop_tokens else decoder.step(backend, token) or ""
-
-        return TextPieces(decode=spell, stop=self.request.stop)
+        # What ends a text is no part of it, also where it is not special to the tokenizer.
+        text = TokenText(self._pair.tokenizer, without=self._pair.stop_tokens)
+        return TextPieces(decode=text.step, rest=text.rest, stop=self.request.stop)
 
 
 def finished(request: TextRequest, chunks: list[TextChunk], pair: ModelPair, *, total_s: float) -> GenerationResult:
     """Return all chunks of a text as one result."""
     token_ids = tuple(token for chunk in chunks for token in chunk.step.tokens)
-    spelled = [token for token in token_ids if token not in pair.stop_tokens]
     finish = chunks[-1].step.finish if chunks else None
+    text = "".join(chunk.text for chunk in chunks)
+    if finish is None:  # what was held back comes to no more
+        text += text_of_tokens(pair.tokenizer, token_ids, without=pair.stop_tokens)[len(text) :]
     return GenerationResult(
-        text=(
-            "".join(chunk.text for chunk in chunks)
-            if request.stop
-            else str(pair.tokenizer.decode(spelled, skip_special_tokens=True))
-        ),
+        text=text,
         token_ids=token_ids,
         finish_reason={"length": request.limited_by, "stop": "stop"}[finish] if finish else "interrupted",
         prompt_tokens=len(request.ids),

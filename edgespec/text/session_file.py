@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 from edgespec.errors import EdgespecError
 from edgespec.files import json_text, written_whole
 from edgespec.text.chat_template import Message
+from edgespec.text.token_text import CUT_CHARACTER, text_of_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SCHEMA = "edgespec.session/1"
-CUT_CHARACTER = "\ufffd"  # what decoding makes of a character's first bytes
 MAX_BYTES = 256 << 20  # of a session: far more than any context holds
 
 
@@ -130,8 +130,7 @@ def _message(
 
 def _spell(tokenizer: PreTrainedTokenizerBase, ids: list[int], content: str) -> bool:
     """Return whether the tokens make up the text, a character cut at its end aside."""
-    text = str(tokenizer.decode(ids, skip_special_tokens=True))
-    return text.rstrip(CUT_CHARACTER) == content.rstrip(CUT_CHARACTER)
+    return text_of_tokens(tokenizer, ids).rstrip(CUT_CHARACTER) == content.rstrip(CUT_CHARACTER)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Stop strings are found in a text as it is verified, across tokens and bursts, and cut off with all that follows.
 
-This module knows text and token ids, no tokenizer's inside: a callable says what a token adds to the text.
+This module knows text and token ids, no tokenizer's inside: callables say what a token adds to the text, and what
+is left when it ends.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from edgespec.config import require
 from edgespec.decode.step import StepResult
 from edgespec.text.results import TextChunk
+from edgespec.text.token_text import CUT_CHARACTER
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,9 +47,9 @@ class TextPieces:
     Text that may turn out to begin a stop string is held back until that is known.
     """
 
-    def __init__(self, *, decode: Callable[[int], str], stop: StopStrings) -> None:
-        """Begin; `decode` says what a token adds to the text."""
-        self._decode, self._stop = decode, stop
+    def __init__(self, *, decode: Callable[[int], str], rest: Callable[[], str], stop: StopStrings) -> None:
+        """Begin; `decode` says what a token adds to the text, and `rest` what the text gains if it ends there."""
+        self._decode, self._rest, self._stop = decode, rest, stop
         self._held = ""
 
     def chunk(self, step: StepResult) -> TextChunk:
@@ -55,14 +57,24 @@ class TextPieces:
         text = self._held
         for count, token in enumerate(step.tokens, 1):
             text += self._decode(token)
-            is_special = token in self._stop.special_tokens
-            end = len(text) if is_special else _first_match(text, self._stop.strings)
-            if end is not None:
+            whole = self._text_if_stopped(text, token) if self._stop else None
+            if whole is not None:
                 kept = replace(step, tokens=step.tokens[:count], logprobs=step.logprobs[:count], finish="stop")
-                return TextChunk(text=text[:end], step=kept)
-        num_held = 0 if step.finish else _num_undecided(text, self._stop.strings)
+                return TextChunk(text=whole, step=kept)
+        if step.finish:
+            return TextChunk(text=text + self._rest(), step=step)
+        num_held = _num_undecided(text, self._stop.strings)
         self._held = text[len(text) - num_held :]
         return TextChunk(text=text[: len(text) - num_held], step=step)
+
+    def _text_if_stopped(self, text: str, token: int) -> str | None:
+        """Return the text up to the stop string that the token completed, if it did."""
+        rest = self._rest()
+        if token in self._stop.special_tokens:
+            return text + rest
+        whole = text + rest.rstrip(CUT_CHARACTER)  # what may become another character is none yet
+        end = _first_match(whole, self._stop.strings)
+        return None if end is None else whole[:end]
 
 
 def _first_match(text: str, strings: tuple[str, ...]) -> int | None:

@@ -7,12 +7,13 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from edgespec.text.token_text import CUT_CHARACTER, byte_letters
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from edgespec.sampling.logprobs import TokenLogprob
 
-CUT_CHARACTER = "\ufffd"  # what decoding makes of a part of a character
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -64,13 +65,5 @@ def _bytes(tokenizer: PreTrainedTokenizerBase, token: int, text: str) -> list[in
     byte = _BYTE_TOKEN.fullmatch(piece)
     if byte:
         return [int(byte[1], 16)]
-    alphabet = _byte_alphabet()
+    alphabet = byte_letters()
     return [alphabet[letter] for letter in piece] if set(piece) <= alphabet.keys() else None
-
-
-@functools.cache
-def _byte_alphabet() -> dict[str, int]:
-    """Return the letters that byte-level tokenizers write for bytes: those that print are themselves (GPT-2)."""
-    printing = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), 256)}
-    others = [byte for byte in range(256) if byte not in printing]
-    return {chr(byte): byte for byte in printing} | {chr(256 + place): byte for place, byte in enumerate(others)}

@@ -29,7 +29,7 @@ def chunks(pieces: list[list[str]], stop: tuple[str, ...], special: frozenset[in
     for index, burst in enumerate(pieces):
         steps.append(step([next(numbered) for _ in burst], is_last=index == len(pieces) - 1))
     wanted = StopStrings(strings=stop, special_tokens=special)
-    made = TextPieces(decode=lambda token: texts[token], stop=wanted)
+    made = TextPieces(decode=lambda token: texts[token], rest=str, stop=wanted)
     found: list[TextChunk] = []
     for one in steps:
         found.append(made.chunk(one))
