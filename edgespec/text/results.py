@@ -16,7 +16,7 @@ from edgespec.sampling.logprobs import TokenLogprob
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextChunk:
-    """What one step added, as text: it has whole characters only, so a chunk may be empty."""
+    """What one step added, as text, in whole characters, so a chunk may be empty; the last shows a part as U+FFFD."""
 
     text: str
     step: StepResult
