@@ -173,7 +173,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
 
-    kinds = {**KINDS, **{folder.name: partial(open_tokenizer, folder) for folder in arguments.folders}}
+    kinds = dict(KINDS)
+    kinds.update({folder.name: partial(open_tokenizer, folder) for folder in arguments.folders})
     total = Counts()
     print(f"{'kind':40}{'texts':>8}{'tokens':>11}{'raised':>8}{'differing':>11}{'us a token':>12}")
     for kind, make in kinds.items():
