@@ -20,10 +20,12 @@ from torch import Tensor
 
 from offload.checkpoint import TensorEntry
 from offload.errors import StreamError
-from offload.pages import MappedFile
+from offload.pages import MappedFile, is_settled
 
 ALIGNMENT_BYTES = 256  # of every tensor inside a flat buffer: what CUDA copies and kernels like best
 SAMPLE_BYTES = 64  # of each tensor, looked at on every read
+
+RecordKey = tuple[int, int | None]  # layer, expert
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,11 @@ class LayerRecord:
     index: int
     tensors: dict[str, StoredTensor]
     expert: int | None = None
+
+    @property
+    def key(self) -> RecordKey:
+        """What tells the records of one model apart."""
+        return self.index, self.expert
 
     @cached_property
     def entries(self) -> tuple[TensorEntry, ...]:
@@ -148,8 +155,9 @@ class LayerStore:
 
     def __init__(self, files: Iterable[Path]) -> None:
         self._files = {path: MappedFile(path) for path in files}
-        # (layer, expert) -> checksum of a few bytes of each of its tensors
-        self._samples: dict[tuple[int, int | None], int] = {}
+        self._samples: dict[RecordKey, int] = {}  # checksums of a few bytes of each of a record's tensors
+        self._watched: dict[RecordKey, LayerRecord] = {}  # those that are computed with where they lie
+        self._states = {path: file.state() for path, file in self._files.items()}  # at the last look
 
     def view(self, entry: TensorEntry) -> Tensor:
         """Return the tensor as it lies in the file; its pages load when they are touched."""
@@ -183,14 +191,7 @@ class LayerStore:
             with _read_errors():
                 file.check_length(end)
                 file.populate(start, end)
-        self._check_unchanged(
-            record,
-            [
-                self._files[entry.file].mapping[entry.offset + first : entry.offset + behind]
-                for entry in record.entries
-                for first, behind in [_sample_of(entry)]
-            ],
-        )
+        self._check_unchanged(record, self._mapped_samples(record))
 
     def read_by(self, read: Callable[[LayerRecord, Tensor], None], record: LayerRecord, flat: Tensor) -> None:
         """Let `read` bring a layer that is stored as computed into a flat buffer; raises StreamError."""
@@ -213,16 +214,49 @@ class LayerStore:
         for path, start, end in record.ranges:
             self._files[path].drop(start, end)
 
+    def watch(self, record: LayerRecord) -> None:
+        """Let `check_watched` look after a record whose views stay in use once it is read."""
+        self._watched[record.key] = record
+
+    def unwatch(self, record: LayerRecord) -> None:
+        """Look after a record no more: its views are out of use."""
+        self._watched.pop(record.key, None)
+
+    def check_watched(self) -> None:
+        """Raise StreamError where what is computed with was written over; files that were not cost a look each."""
+        if not self._watched:
+            return
+        states = {path: file.state() for path, file in self._files.items()}
+        if states == self._states:
+            return
+        changed = {path for path, state in states.items() if state != self._states[path]}
+        for record in list(self._watched.values()):
+            if record.key in self._samples and not changed.isdisjoint(path for path, _, _ in record.ranges):
+                for path, _, end in record.ranges:
+                    with _read_errors():
+                        self._files[path].check_length(end)
+                self._check_unchanged(record, self._mapped_samples(record))
+        # Touched, or being written to from its other end
+        self._states |= {path: states[path] for path in changed if is_settled(states[path])}
+
+    def _mapped_samples(self, record: LayerRecord) -> list[bytes]:
+        return [
+            self._files[entry.file].mapping[entry.offset + first : entry.offset + behind]
+            for entry in record.entries
+            for first, behind in [_sample_of(entry)]
+        ]
+
     def _check_unchanged(self, record: LayerRecord, samples: Iterable[bytes]) -> None:
         """Raise StreamError when a file was written over: the model would be half of one and half of another."""
         checksum = 0
         for sample in samples:
             checksum = zlib.crc32(sample, checksum)
-        if self._samples.setdefault((record.index, record.expert), checksum) != checksum:
+        if self._samples.setdefault(record.key, checksum) != checksum:
             files = ", ".join(sorted({entry.file.name for entry in record.entries}))
+            layer = f" of layer {record.index}" if record.index >= 0 else ""
             raise StreamError(
                 "E_FILE_CHANGED",
-                f"the weights of layer {record.index} in {files} were written over while in use.",
+                f"the weights{layer} in {files} were written over while in use.",
                 "Restore the file, or start again to use the new weights.",
             )
 

@@ -13,7 +13,9 @@ import errno
 import mmap
 import os
 import sys
+import time
 import warnings
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,7 +28,9 @@ MADV_DONTNEED = 4
 MADV_POPULATE_READ = 22  # Linux 5.14 and later
 MADV_POPULATE_WRITE = 23
 NUM_ZEROING = 4  # threads
+COARSEST_CLOCK_NS = 2_000_000_000  # of a file's time: FAT counts in two seconds
 
+FileState = tuple[int, int]
 Madvise = Callable[[int, int, int], int]
 
 
@@ -51,16 +55,24 @@ class MappedFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with path.open("rb") as file:
-            self.mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        # Stays open: it tells of the file that is mapped, whatever has its name by now.
+        file = path.open("rb")
+        weakref.finalize(self, file.close)
+        self._descriptor = file.fileno()
+        self.mapping = mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
         with warnings.catch_warnings():
             # torch warns that the buffer is not writable; nothing here ever writes to a parameter.
             warnings.simplefilter("ignore", UserWarning)
             self.bytes: Tensor = torch.frombuffer(self.mapping, dtype=torch.uint8)
 
+    def state(self) -> FileState:
+        """Return the file's size and when it was last written to, in nanoseconds since the epoch."""
+        found = os.fstat(self._descriptor)
+        return found.st_size, found.st_mtime_ns
+
     def check_length(self, end: int) -> None:
         """Raise OSError when the file has become shorter than `end`: touching its pages would kill the process."""
-        size = self.path.stat().st_size
+        size, _ = self.state()
         if size < end:
             raise OSError(f"'{self.path}' has shrunk to {size} bytes while in use; {end} are needed")
 
@@ -82,6 +94,11 @@ class MappedFile:
         inner_end = end // mmap.PAGESIZE * mmap.PAGESIZE
         if inner_end > inner_start:
             _advise(self.bytes, inner_start, inner_end, MADV_DONTNEED)
+
+
+def is_settled(state: FileState) -> bool:
+    """Return whether a write from now on changes the file's state: its clock may be coarse."""
+    return time.time_ns() - state[1] > COARSEST_CLOCK_NS
 
 
 def fresh_pages(num_bytes: int) -> Tensor:

@@ -23,6 +23,7 @@ from offload.packed_weight import FEW_ROWS, Removable
 from offload.placement import Placement, with_pinned_layers
 from offload.skeleton import Skeleton
 from offload.stream import LayerStream, SlotLoader
+from offload.text_part import decoder_layers
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -70,7 +71,12 @@ class StreamedModel:
                     module._buffers[name] = buffer.to(device)
 
         self._stream: LayerStream | None = None
-        self._hooks: list[Removable] = []
+        # Before weights are touched, and when logits are there: what is written over in a text's last pass shows too.
+        decoder = self.model.get_submodule(decoder_layers(self.model)[0].rpartition(".")[0])
+        self._hooks: list[Removable] = [
+            decoder.register_forward_pre_hook(self._check_files),
+            self.model.register_forward_hook(self._check_files),
+        ]
         scratch = torch.empty(skeleton.num_scratch(on_demand=on_demand), dtype=self.model.dtype, device=device)
         for packed in skeleton.unpacked_whole(on_demand=on_demand):
             self._hooks += packed.hook(scratch, few_rows=FEW_ROWS if device.type == "cuda" else 0)
@@ -89,6 +95,7 @@ class StreamedModel:
             self._stream = LayerStream(streamed, loader, num_slots=placement.num_slots)
             placement = with_pinned_layers(placement, records, loader.pinned_layers)
             for record in streamed:
+                self._watch_mapped(record)
                 self._hook(skeleton.layers[record.index], record.index, self._stream)
 
         self._experts: ExpertsOnDemand | None = None
@@ -121,6 +128,7 @@ class StreamedModel:
     def _load_resident(self, record: LayerRecord) -> dict[str, Tensor]:
         """Return the record's weights on the device: the mapped file itself where nothing has to change."""
         self._store.populate(record)
+        self._watch_mapped(record)
         mapped = self._store.views(record.mapped) if self.device.type == "cpu" else {}
         copied = record.copied if self.device.type == "cpu" else record
         # One buffer a layer: large enough for the allocator to return it whole when it is let go.
@@ -136,6 +144,13 @@ class StreamedModel:
                 parent._buffers[attribute] = weight
             else:
                 parent._parameters[attribute] = nn.Parameter(weight, requires_grad=False)
+
+    def _watch_mapped(self, record: LayerRecord) -> None:
+        if self.device.type == "cpu" and record.mapped.tensors:
+            self._store.watch(record)
+
+    def _check_files(self, *_: Any) -> None:
+        self._store.check_watched()
 
     def _hook(self, layer: nn.Module, index: int, stream: LayerStream) -> None:
         def fetch(_module: nn.Module, _arguments: Any) -> None:

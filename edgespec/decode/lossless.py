@@ -17,7 +17,6 @@ from torch import Tensor
 
 from edgespec.config import SamplingSettings
 from edgespec.decode.session import TextSettings, processors_of
-from edgespec.errors import offload_errors
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.new_rows import next_rows
 from edgespec.model.row_chunks import row_chunks
@@ -149,9 +148,8 @@ def logits_of(model: CausalModel, prompt: Sequence[int], text: Sequence[int]) ->
     """Return the float32 logits [n, vocab] that each token of the text was to be chosen by, on the CPU."""
     ids = torch.tensor([*prompt, *text[:-1]], device=model.device)
     cache = model.new_text()
-    with offload_errors():
-        rows = [model.read_text(cache, ids[: len(prompt)])[None]]
-        for piece in ids[len(prompt) :].split(READ_ROWS):
-            (hidden,) = model.read([next_rows(cache, piece)])
-            rows += [model.logits(hidden[chunk]) for chunk in row_chunks(len(piece), model.vocab)]
+    rows = [model.read_text(cache, ids[: len(prompt)])[None]]
+    for piece in ids[len(prompt) :].split(READ_ROWS):
+        (hidden,) = model.read([next_rows(cache, piece)])
+        rows += [model.logits(hidden[chunk]) for chunk in row_chunks(len(piece), model.vocab)]
     return torch.cat([row.float().cpu() for row in rows])

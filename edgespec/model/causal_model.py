@@ -1,7 +1,7 @@
 """One transformers model that reads rows for many texts in a pass, each on a cache of its own.
 
-This code drives both target and draft; only where their weights lie differs. Legend: n new rows of all texts
-together, h the hidden size.
+This code drives both target and draft; only where their weights lie differs. What goes wrong in the offload room
+leaves here as EdgespecError. Legend: n new rows of all texts together, h the hidden size.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
+from edgespec.errors import offload_errors
 from edgespec.model.attention import asks_for_attention, use_own_attention
 from edgespec.model.cache_argument import cache_argument
 from edgespec.model.family_logits import decoder_of, family_logits
@@ -120,11 +121,12 @@ class CausalModel:
     @torch.no_grad()
     def read(self, parts: Sequence[NewRows]) -> list[Tensor]:
         """Append rows to texts in one pass over the weights, and return their last hidden states [n, h] each."""
-        if self._static is not None and self._static.take(parts):
-            return [self._static.read(parts[0])]
-        if self._shares_passes:
-            return self._read(parts)
-        return [hidden for part in parts for hidden in self._read([part])]
+        with offload_errors():
+            if self._static is not None and self._static.take(parts):
+                return [self._static.read(parts[0])]
+            if self._shares_passes:
+                return self._read(parts)
+            return [hidden for part in parts for hidden in self._read([part])]
 
     @torch.no_grad()
     def read_text(self, cache: TextCache, ids: Tensor, *, previous: Tensor | None = None) -> Tensor:
@@ -143,7 +145,8 @@ class CausalModel:
 
         Where ranges of tokens are given, only their logits are computed.
         """
-        return family_logits(self.model, self._decoder, hidden, tokens)
+        with offload_errors():
+            return family_logits(self.model, self._decoder, hidden, tokens)
 
     @torch.no_grad()
     def features_of_texts(self, ids: Sequence[Tensor]) -> list[Tensor]:

@@ -1,7 +1,4 @@
-"""The target of one text: what it reads of trees and of the text, on the text's own cache.
-
-What goes wrong in the offload room leaves here as EdgespecError.
-"""
+"""The target of one text: what it reads of trees and of the text, on the text's own cache."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ import torch
 from torch import Tensor
 
 from edgespec.copies import on_device
-from edgespec.errors import offload_errors
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.new_rows import NewRows, next_rows
 from edgespec.model.text_cache import TextCache
@@ -86,13 +82,11 @@ class Target:
 
     def read(self, parts: Sequence[NewRows]) -> list[Tensor]:
         """Return the last hidden states [n, h] of rows of this text and of others, after one pass over the weights."""
-        with offload_errors():
-            return self._model.read(parts)
+        return self._model.read(parts)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [k, vocab] of hidden states [k, h]."""
-        with offload_errors():
-            return self._model.logits(hidden)
+        return self._model.logits(hidden)
 
     def uncommit_last(self) -> None:
         """Forget the row of the text's last token: it becomes a root."""

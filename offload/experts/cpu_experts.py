@@ -37,6 +37,7 @@ class CpuExperts:
 
     def bring(self, group: ExpertGroup, record: LayerRecord) -> Wait:
         """Read the expert's pages in another thread."""
+        self._store.watch(record)
         return self._readers.submit(self._read, record).result
 
     def hand_out(self, group: ExpertGroup, record: LayerRecord) -> ExpertWeights:
@@ -48,6 +49,7 @@ class CpuExperts:
 
     def drop(self, record: LayerRecord) -> None:
         """Let the expert's pages go."""
+        self._store.unwatch(record)
         self._store.drop(record)
 
     def announce(self, record: LayerRecord) -> None:

@@ -21,13 +21,12 @@ from offload.experts.expert_group import ExpertGroup, ExpertWeights
 from offload.experts.expert_source import Wait
 from offload.experts.expert_use import ExpertUse, most_used
 from offload.experts.host_speed import host_speed
-from offload.layer_store import LayerRecord, LayerStore
+from offload.layer_store import LayerRecord, LayerStore, RecordKey
 from offload.pinned import PinnedBuffer
 from profiles.in_place import HostRates
 
 logger = logging.getLogger("edgespec.offload")
 
-Key = tuple[int, int | None]  # layer, expert
 COPIES_TIMED = 8
 
 
@@ -58,14 +57,14 @@ class CudaExperts:
         self._slots = DeviceSlots(device, num_slots=num_slots, slot_bytes=slot_bytes)
         self._scratch = device.empty(num_scratch * dtype.itemsize).view(dtype)
         self._free = list(range(num_slots))
-        self._slot_of: dict[Key, int] = {}
+        self._slot_of: dict[RecordKey, int] = {}
         self._locked: list[PinnedBuffer] = []
         self._staging: queue.SimpleQueue[StagingBuffer] = queue.SimpleQueue()
         self._readers = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="edgespec-experts")
         records = [record for group in groups for record in group.experts]
         if num_pinned < len(records):  # the staging buffers first: where little can be locked, they are what matters
             self._make_staging(slot_bytes)
-        self._pinned: dict[Key, Tensor] = {}
+        self._pinned: dict[RecordKey, Tensor] = {}
         self._pin(groups, most_used([group.num_experts for group in groups], use, num_pinned))
         if num_pinned == len(records) > len(self._pinned):
             self._make_staging(slot_bytes)
@@ -78,7 +77,7 @@ class CudaExperts:
 
     def where_it_lies(self, group: ExpertGroup, record: LayerRecord, rows: int) -> ExpertWeights | None:
         """Return a pinned expert's weights where computing so many rows there takes less time than moving it."""
-        host = self._pinned.get(_key(record))
+        host = self._pinned.get(record.key)
         if host is None or self._rates is None:
             return None
         if not self._rates.stays(record.flat_bytes, row_flops=group.row_flops, rows=rows):
@@ -91,8 +90,8 @@ class CudaExperts:
 
     def bring(self, group: ExpertGroup, record: LayerRecord) -> Wait:
         """Issue one copy into a free slot, after the slot's last reader; another thread reads the files."""
-        slot = self._slot_of[_key(record)] = self._free.pop()
-        host = self._pinned.get(_key(record))
+        slot = self._slot_of[record.key] = self._free.pop()
+        host = self._pinned.get(record.key)
         if host is None:
             return self._readers.submit(self._read, record, slot).result
         self._slots.fill(slot, host)
@@ -100,20 +99,20 @@ class CudaExperts:
 
     def hand_out(self, group: ExpertGroup, record: LayerRecord) -> ExpertWeights:
         """Return the expert in its slot; compute issued from now on waits for the copy."""
-        slot = self._slots.hand_out(self._slot_of[_key(record)])
+        slot = self._slots.hand_out(self._slot_of[record.key])
         return group.weights(_pieces(record, slot), self._scratch)
 
     def take_back(self, record: LayerRecord) -> None:
         """Let the next copy into the slot wait for the compute issued so far."""
-        self._slots.take_back(self._slot_of[_key(record)])
+        self._slots.take_back(self._slot_of[record.key])
 
     def drop(self, record: LayerRecord) -> None:
         """Let another expert have the slot."""
-        self._free.append(self._slot_of.pop(_key(record)))
+        self._free.append(self._slot_of.pop(record.key))
 
     def announce(self, record: LayerRecord) -> None:
         """Let the disk start on an expert that does not wait in memory."""
-        if _key(record) not in self._pinned:
+        if record.key not in self._pinned:
             self._readers.submit(self._store.announce, record)
 
     def clear(self) -> None:
@@ -165,19 +164,19 @@ class CudaExperts:
                 self._store.populate(record)
                 self._store.copy(record, host)
                 self._store.drop(record)
-                self._pinned[_key(record)] = host
+                self._pinned[record.key] = host
 
     def _measured(self, groups: Sequence[ExpertGroup]) -> HostRates:
         """Measure what decides: copies of pinned experts to the device, and the host's arithmetic with them."""
         group = groups[0]
-        records = [record for record in group.experts if _key(record) in self._pinned]
+        records = [record for record in group.experts if record.key in self._pinned]
         bytes_per_s, flops_per_s = host_speed(
-            group, [_pieces(record, self._pinned[_key(record)]) for record in records], self._host_scratch
+            group, [_pieces(record, self._pinned[record.key]) for record in records], self._host_scratch
         )
         self._slots.copy_stream.synchronize()
         started = time.perf_counter()
         for record in records[:COPIES_TIMED]:
-            self._slots.fill(0, self._pinned[_key(record)])
+            self._slots.fill(0, self._pinned[record.key])
         self._slots.copy_stream.synchronize()
         copied_bytes = sum(record.flat_bytes for record in records[:COPIES_TIMED])
         rates = HostRates(
@@ -205,10 +204,6 @@ class CudaExperts:
 def _pieces(record: LayerRecord, flat: Tensor) -> dict[str, list[Tensor]]:
     """Return an expert's tensors in the flat buffer that holds it."""
     return {name: [view] for name, view in record.flat_views(flat).items()}
-
-
-def _key(record: LayerRecord) -> Key:
-    return record.index, record.expert
 
 
 def _is_there() -> None:

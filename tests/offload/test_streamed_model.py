@@ -1,5 +1,6 @@
 """Streamed logits equal resident logits bit for bit, whatever streams and however slowly."""
 
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -167,39 +168,115 @@ def test_a_file_that_shrinks_is_named_and_the_next_pass_after_its_return_works(
         assert torch.equal(logits(model), before)
 
 
-def test_a_file_replaced_under_its_name_does_no_harm(pair_folders: tuple[Path, Path], tmp_path: Path) -> None:
-    """As downloads do it: the mapping keeps the old file."""
+@pytest.mark.parametrize(("dtype", "resident"), [(torch.float32, 1), (torch.bfloat16, 3)])
+def test_a_file_replaced_under_its_name_does_no_harm(
+    dtype: torch.dtype, resident: int, pair_folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """As downloads do it: the mapping keeps the old file, of whatever length the new one is."""
     folder = shutil.copytree(pair_folders[0], tmp_path / "model")
-    with streamed(folder, dtype=torch.float32, resident=1) as model:
+    with streamed(folder, dtype=dtype, resident=resident) as model:
         before = logits(model)
         for path in folder.glob("*.safetensors"):
-            changed = {name: tensor * 2 for name, tensor in load_file(path).items()}
-            save_file(changed, folder / "new", metadata={"format": "pt"})
+            save_file({"none": torch.zeros(1)}, folder / "new", metadata={"format": "pt"})
             (folder / "new").replace(path)
         passes(model, 3)
         assert torch.equal(logits(model), before)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["as-stored", "converted"])
+def write_over(path: Path, scratch: Path) -> bytes:
+    """Give a file other weights in place, as `cp` does, and return what it held."""
+    content = path.read_bytes()
+    save_file({name: tensor * 2 for name, tensor in load_file(path).items()}, scratch, metadata={"format": "pt"})
+    with path.open("r+b") as file:
+        file.write(scratch.read_bytes())
+    return content
+
+
+def write_back(path: Path, content: bytes) -> None:
+    with path.open("r+b") as file:
+        file.write(content)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "resident", "tensor"),
+    [
+        (torch.bfloat16, 1, "model.layers.1.mlp.up_proj.weight"),
+        (torch.float32, 1, "model.layers.1.mlp.up_proj.weight"),
+        (torch.bfloat16, 3, "model.layers.1.mlp.up_proj.weight"),
+        (torch.bfloat16, 3, "model.embed_tokens.weight"),
+    ],
+    ids=["streamed", "converted", "resident", "outside-layers"],
+)
 def test_a_file_written_over_is_named_and_its_old_content_is_taken_again(
-    dtype: torch.dtype, pair_folders: tuple[Path, Path], tmp_path: Path
+    dtype: torch.dtype, resident: int, tensor: str, pair_folders: tuple[Path, Path], tmp_path: Path
 ) -> None:
     folder = shutil.copytree(pair_folders[0], tmp_path / "model")
-    layer_file = read_checkpoint(folder).tensors["model.layers.1.mlp.up_proj.weight"].file
-    content = layer_file.read_bytes()
-    with streamed(folder, dtype=dtype, resident=1) as model:
+    weights = read_checkpoint(folder).tensors[tensor].file
+    with streamed(folder, dtype=dtype, resident=resident) as model:
         before = logits(model)
-        changed = {name: tensor * 2 for name, tensor in load_file(layer_file).items()}
-        save_file(changed, tmp_path / "new", metadata={"format": "pt"})
-        with layer_file.open("r+b") as file:
-            file.write((tmp_path / "new").read_bytes())
-        with pytest.raises(StreamError, match=layer_file.name) as caught:
+        content = write_over(weights, tmp_path / "new")
+        with pytest.raises(StreamError, match=weights.name) as caught:
             passes(model, 3)
         assert caught.value.code == "E_FILE_CHANGED"
-        with layer_file.open("r+b") as file:
-            file.write(content)
+        write_back(weights, content)
         passes(model, 1)
         assert torch.equal(logits(model), before)
+
+
+def test_what_was_converted_stays_as_it_was_when_its_file_is_written_over(
+    pair_folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(pair_folders[0], tmp_path / "model")
+    with streamed(folder, dtype=torch.float32, resident=3) as model:
+        before = logits(model)
+        for path in folder.glob("*.safetensors"):
+            write_over(path, tmp_path / "new")
+        assert torch.equal(logits(model), before)
+
+
+@pytest.mark.parametrize("resident", [1, 3])
+def test_a_file_that_is_touched_does_no_harm_and_what_is_written_behind_it_shows(
+    resident: int, pair_folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """However soon it is written: a file's time may be that of its last touch."""
+    folder = shutil.copytree(pair_folders[0], tmp_path / "model")
+    weights = read_checkpoint(folder).tensors["model.layers.0.mlp.up_proj.weight"].file
+    with streamed(folder, dtype=torch.bfloat16, resident=resident) as model:
+        before = logits(model)
+        weights.touch()
+        assert torch.equal(logits(model), before)
+        state = weights.stat()
+        write_over(weights, tmp_path / "new")
+        os.utime(weights, ns=(state.st_atime_ns, state.st_mtime_ns))
+        with pytest.raises(StreamError, match=weights.name):
+            logits(model)
+
+
+@pytest.mark.parametrize("tensor", ["model.layers.1.mlp.up_proj.weight", "model.embed_tokens.weight"])
+def test_a_resident_file_that_shrinks_is_named_before_its_pages_are_touched(
+    tensor: str, pair_folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(pair_folders[0], tmp_path / "model")
+    weights = read_checkpoint(folder).tensors[tensor].file
+    content = weights.read_bytes()
+    with streamed(folder, dtype=torch.bfloat16, resident=3) as model:
+        before = logits(model)
+        with weights.open("r+b") as file:
+            file.truncate(4096)
+        with pytest.raises(StreamError, match="shrunk") as caught:
+            logits(model)
+        assert caught.value.code == "E_READ_FAILED"
+        write_back(weights, content)
+        assert torch.equal(logits(model), before)
+
+
+def test_what_is_written_over_within_a_pass_is_seen_at_its_end(pair_folders: tuple[Path, Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(pair_folders[0], tmp_path / "model")
+    weights = read_checkpoint(folder).tensors["model.layers.1.mlp.up_proj.weight"].file
+    with streamed(folder, dtype=torch.bfloat16, resident=3) as model:
+        model.model.layers[0].register_forward_hook(lambda *_: write_over(weights, tmp_path / "new") and None)
+        with pytest.raises(StreamError, match=weights.name):
+            logits(model)
 
 
 def test_a_forward_that_raises_leaves_the_stream_usable(pair_folders: tuple[Path, Path]) -> None:

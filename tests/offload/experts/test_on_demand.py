@@ -141,14 +141,15 @@ def write_over(path: Path) -> None:
         file.write(content)
 
 
+@pytest.mark.parametrize("room", [1, 100], ids=["read-again", "kept"])
 @pytest.mark.parametrize(("damage", "code"), [(lose_file, "E_READ_FAILED"), (write_over, "E_FILE_CHANGED")])
 def test_an_expert_that_cannot_be_read_is_one_error_and_its_return_mends_it(
-    damage: Callable[[Path], None], code: str, tmp_path: Path
+    damage: Callable[[Path], None], code: str, room: int, tmp_path: Path
 ) -> None:
     shards = save_mixture(tmp_path, "qwen3-moe", shard="10KB")
     expert_file = skeleton_of(shards).experts[1].experts[2].entries[0].file
     content = expert_file.read_bytes()
-    with on_demand(shards, room=1) as model:
+    with on_demand(shards, room=room) as model:
         before = logits(model.model)
         time.sleep(0.1)  # until the ring has read ahead
         damage(expert_file)
