@@ -20,7 +20,8 @@ from torch import Tensor
 
 from offload.checkpoint import TensorEntry
 from offload.errors import StreamError
-from offload.pages import MappedFile, is_settled
+from offload.file_state import is_settled
+from offload.pages import MappedFile
 
 ALIGNMENT_BYTES = 256  # of every tensor inside a flat buffer: what CUDA copies and kernels like best
 SAMPLE_BYTES = 64  # of each tensor, looked at on every read

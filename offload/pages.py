@@ -13,7 +13,6 @@ import errno
 import mmap
 import os
 import sys
-import time
 import warnings
 import weakref
 from collections.abc import Callable
@@ -23,14 +22,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from offload.file_state import FileState, file_state
+
 MADV_WILLNEED = 3
 MADV_DONTNEED = 4
 MADV_POPULATE_READ = 22  # Linux 5.14 and later
 MADV_POPULATE_WRITE = 23
 NUM_ZEROING = 4  # threads
-COARSEST_CLOCK_NS = 2_000_000_000  # of a file's time: FAT counts in two seconds
 
-FileState = tuple[int, int]
 Madvise = Callable[[int, int, int], int]
 
 
@@ -66,13 +65,12 @@ class MappedFile:
             self.bytes: Tensor = torch.frombuffer(self.mapping, dtype=torch.uint8)
 
     def state(self) -> FileState:
-        """Return the file's size and when it was last written to, in nanoseconds since the epoch."""
-        found = os.fstat(self._descriptor)
-        return found.st_size, found.st_mtime_ns
+        """Return what changes when the file is written to."""
+        return file_state(os.fstat(self._descriptor))
 
     def check_length(self, end: int) -> None:
         """Raise OSError when the file has become shorter than `end`: touching its pages would kill the process."""
-        size, _ = self.state()
+        size = os.fstat(self._descriptor).st_size
         if size < end:
             raise OSError(f"'{self.path}' has shrunk to {size} bytes while in use; {end} are needed")
 
@@ -94,11 +92,6 @@ class MappedFile:
         inner_end = end // mmap.PAGESIZE * mmap.PAGESIZE
         if inner_end > inner_start:
             _advise(self.bytes, inner_start, inner_end, MADV_DONTNEED)
-
-
-def is_settled(state: FileState) -> bool:
-    """Return whether a write from now on changes the file's state: its clock may be coarse."""
-    return time.time_ns() - state[1] > COARSEST_CLOCK_NS
 
 
 def fresh_pages(num_bytes: int) -> Tensor:

@@ -59,7 +59,7 @@ class PairFacts:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     target: Text  # the folder's name
-    target_fingerprint: Text  # of config and headers
+    target_fingerprint: Text  # of config, headers and weights
     draft: Text
     draft_fingerprint: Text
     quant: Text

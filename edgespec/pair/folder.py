@@ -20,15 +20,16 @@ from transformers.models.auto.modeling_auto import (
 from edgespec.draft.head_network import FORMAT, HEAD_KEY, OWN_MODULES, HeadFacts, attach_head_parts
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.model.supported import check_supported
+from edgespec.pair.fingerprint import weights_digest
 from offload.architecture import architecture_checkpoint
 from offload.checkpoint import Checkpoint, read_checkpoint
 from offload.formats.stated import check_readable, format_stated, quantises_activations, stated_packing
 from offload.skeleton import Skeleton, build_skeleton
 
-SAMPLE_BYTES = 1 << 16  # of a weight file: tells one fine-tune from another
+MAX_OPEN = 8  # models whose fingerprint is remembered
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModelFolder:
     """One model, known from its small files and its tensors' headers."""
 
@@ -179,19 +180,18 @@ def _read_config(folder: Path) -> PretrainedConfig:
     return config
 
 
+@functools.lru_cache(maxsize=MAX_OPEN)
 def fingerprint(model: ModelFolder) -> str:
-    """Return a digest of the config, the tensors' names, shapes and types, and a piece of each weight file."""
+    """Return a digest of the config, the tensors' names, shapes and types, and the weights: of this model when opened.
+
+    It is made once for each.
+    """
     facts = {name: [str(entry.dtype), list(entry.shape)] for name, entry in sorted(model.checkpoint.tensors.items())}
     # The file's own keys: a config as an object also holds the folder's place and the installed version's defaults.
     content = json.loads((model.folder / "config.json").read_text(encoding="utf-8"))
     config = {name: value for name, value in content.items() if name not in {"transformers_version", "_name_or_path"}}
-    digest = hashlib.sha256(json.dumps([config, facts], sort_keys=True).encode())
-    for path in sorted({entry.file for entry in model.checkpoint.tensors.values()}):
-        if path.is_file():
-            with path.open("rb") as file:
-                file.seek(path.stat().st_size // 2)
-                digest.update(file.read(SAMPLE_BYTES))
-    return digest.hexdigest()[:16]
+    whole = json.dumps([config, facts, weights_digest(model.checkpoint)], sort_keys=True)
+    return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
 
 def first_line(error: Exception) -> str:
