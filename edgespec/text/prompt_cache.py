@@ -2,21 +2,21 @@
 
 It holds the rows of the target and of the draft, and the tokens that they are of. A text begins on as many of them as
 its own prompt has in common with those tokens. The file belongs to one model in one format: of another, or damaged, it
-is refused. Writing replaces it whole or not at all.
+is refused. Writing replaces it whole or not at all. Others may write it too, while it is in use: each use opens it, and
+a file that is not the one that was checked last is checked anew, or no longer used.
 """
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -30,6 +30,7 @@ from edgespec.pair.pair import ModelPair
 from edgespec.placement.run_place import RunPlace
 from edgespec.text.caches import TextCaches, new_caches
 from edgespec.text.prompt_files import HEADER, SCHEMA, note_use
+from edgespec.text.prompt_rows import PromptRows, digest_of, open_rows
 
 LEAST_TOKENS = 16  # of a beginning that it pays to keep
 
@@ -85,10 +86,12 @@ class PromptCache:
         self._wanted: list[int] = []
         self.ids: list[int] = []  # of the target's rows
         self._draft_ids: list[int] = []
+        self._checked: object = None  # the identity of the file that these ids are of
+        self._is_used = True
         if path.is_dir() or not path.parent.is_dir():
             raise _refused(path, "is a folder" if path.is_dir() else "lies in a folder that is not there")
-        if path.exists():
-            self._open()
+        with contextlib.suppress(FileNotFoundError), self._opened():
+            pass
 
     def keep_beginning(self, prompts: Iterable[Sequence[int]]) -> None:
         """Let the file have what these prompts begin with alike, once a text has read it."""
@@ -109,31 +112,52 @@ class PromptCache:
 
     def begin(self, ids: Sequence[int], target: CausalModel, draft: CausalModel | None) -> TextCaches | None:
         """Return caches with the rows that the file has of this prompt; None where those are too few to pay."""
-        kept = shared_length(self.ids, ids[:-1])
-        if kept < LEAST_TOKENS:
-            return None
-        caches = new_caches(target, draft)
-        try:
-            with safe_open(self.path, "pt", device=str(target.device)) as file:
-                _fill(caches.target, file, "target", self.ids[:kept])
-                if caches.draft is not None:
-                    _fill(caches.draft, file, "draft", self._draft_ids[: shared_length(self._draft_ids, ids[:kept])])
-        except (OSError, SafetensorError) as error:  # somebody removed or replaced it: the prompt is read, then
-            logger.warning("the prompt cache '%s' is no longer used: %s", self.path, error)
-            self.ids, self._draft_ids, self._wanted = [], [], []
-            return None
-        return caches
+
+        def filled(rows: PromptRows) -> TextCaches | None:
+            kept = shared_length(self.ids, ids[:-1])
+            if kept < LEAST_TOKENS:
+                return None
+            caches = new_caches(target, draft)
+            caches.target.fill(rows.beginning("target", kept, target.device), self.ids[:kept])
+            draft_kept = shared_length(self._draft_ids, ids[:kept])
+            if caches.draft is not None and draft_kept:
+                caches.draft.fill(rows.beginning("draft", draft_kept, target.device), self._draft_ids[:draft_kept])
+            return caches
+
+        return self._from_file(filled)
 
     def keep(self, caches: TextCaches) -> None:
         """Write what the file should have, where it lacks it and these rows have it; what fails ends nothing."""
         wanted = self._wanted
-        if len(wanted) < LEAST_TOKENS or caches.shared(wanted) < len(wanted) or not self._lacks(wanted, caches):
+        if len(wanted) < LEAST_TOKENS or caches.shared(wanted) < len(wanted):
+            return
+        self._from_file(lambda _: None)  # another run may have written it by now
+        if not self._is_used or not self._lacks(wanted, caches):
             return
         try:
             self._write(caches.copy_of(wanted))
         except (OSError, SafetensorError) as error:  # safetensors words a full disk in its own way
             logger.warning("the prompt cache '%s' cannot be written: %s", self.path, error)
         self._wanted = []  # once a run
+
+    def _from_file(self, use: Callable[[PromptRows], TextCaches | None]) -> TextCaches | None:
+        """Return what is made of the file as it is now; None where there is none, or none that is of any use."""
+        if not self._is_used:
+            return None
+        try:
+            with self._opened() as rows:
+                return use(rows)
+        except FileNotFoundError:
+            if self.ids:
+                self._leave(_refused(self.path, "is gone"))
+        except EdgespecError as error:  # somebody wrote it over, or put another in its place
+            self._leave(error)
+        return None
+
+    def _leave(self, error: EdgespecError) -> None:
+        logger.warning("the prompt cache is no longer used: %s", error.what)
+        self._is_used = False
+        self.ids, self._draft_ids, self._wanted = [], [], []
 
     def _lacks(self, wanted: list[int], caches: TextCaches) -> bool:
         """Return whether the file has none of these rows, or the first of them alone, or none of the draft's.
@@ -157,27 +181,39 @@ class PromptCache:
             "target": self._key.target,
             "draft": self._key.draft,
             "ids": ids,
-            "digest": _digest(tensors[name] for name in sorted(tensors)),
+            "digest": digest_of(ids, tensors),
         }
         with written_whole(self.path) as partial:
             save_file(tensors, partial, metadata={HEADER: json.dumps(header)})
         self.ids, self._draft_ids = ids["target"], ids["draft"]
         note_use(self.path)
 
-    def _open(self) -> None:
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[PromptRows]:
+        """Yield the open file, checked; raises FileNotFoundError, and EdgespecError for one that cannot be used."""
         try:
-            with safe_open(self.path, "pt") as file:
-                header = json.loads((file.metadata() or {}).get(HEADER, "null"))
-                if not isinstance(header, dict) or header.get("schema") != SCHEMA:
-                    raise _refused(self.path, f"is no prompt cache of schema {SCHEMA!r}")
-                self._check_key(header)
-                ids, draft_ids = header["ids"]["target"], header["ids"]["draft"]
-                if _digest(file.get_tensor(name) for name in sorted(file.keys())) != header["digest"]:
-                    raise _refused(self.path, "is damaged: its rows are not those that were written")
-        except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+            with open_rows(self.path) as rows:
+                if rows.identity != self._checked:
+                    self._check(rows)
+                yield rows
+                rows.check_unchanged()
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise _refused(self.path, f"cannot be read ({error})") from error
+
+    def _check(self, rows: PromptRows) -> None:
+        """Take a file's ids for those that count, once its header and its rows are found to be right."""
+        header = rows.content
+        if not isinstance(header, dict) or header.get("schema") != SCHEMA:
+            raise _refused(self.path, f"is no prompt cache of schema {SCHEMA!r}")
+        self._check_key(header)
+        if rows.digest() != header["digest"]:
+            raise _refused(self.path, "is damaged: its rows are not those that were written")
+        rows.check_unchanged()
         # Another draft's rows are of no use, and replaced.
-        self.ids, self._draft_ids = ids, draft_ids if header["draft"] == self._key.draft else []
+        draft_ids = header["ids"]["draft"] if header["draft"] == self._key.draft else []
+        self.ids, self._draft_ids, self._checked = header["ids"]["target"], draft_ids, rows.identity
         note_use(self.path)
 
     def _check_key(self, header: dict[str, Any]) -> None:
@@ -191,20 +227,6 @@ class PromptCache:
 
 def _named(role: str, cache: TextCache) -> dict[str, Tensor]:
     return {f"{role}.{name}": tensor.cpu() for name, tensor in cache.tensors().items()}
-
-
-def _fill(cache: TextCache, file: Any, role: str, ids: list[int]) -> None:
-    if ids:
-        prefix = f"{role}."
-        names = [name.removeprefix(prefix) for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
-        cache.fill({name: file.get_slice(prefix + name)[: len(ids)] for name in names}, ids)
-
-
-def _digest(tensors: Iterable[Tensor]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for tensor in tensors:
-        digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def _refused(path: Path, what: str) -> EdgespecError:

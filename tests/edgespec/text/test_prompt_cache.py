@@ -155,6 +155,7 @@ def changed_config(folder: Path, **changes: Any) -> Path:
         ("quant", "made with `quant=none`, and this is `quant=nf4`"),
         ("cut", "cannot be read"),
         ("bytes", "is damaged"),
+        ("ids", "is damaged"),
         ("tokens", "is of schema"),
         ("folder", "is a folder"),
     ],
@@ -178,6 +179,10 @@ def test_a_file_of_anything_else_is_refused_before_weights_are_read(
         content = bytearray(path.read_bytes())
         content[-7] ^= 1
         path.write_bytes(content)
+    elif change == "ids":
+        tensors, header = contents(path)
+        ids = {**header["ids"], "target": header["ids"]["target"][::-1]}
+        save_file(tensors, path, metadata={HEADER: json.dumps(header | {"ids": ids})})
     elif change == "tokens":
         tensors, header = contents(path)
         save_file(tensors, path, metadata={HEADER: json.dumps(header | {"schema": "edgespec.prompt/0"})})

@@ -1,0 +1,137 @@
+"""An open file of a prompt's rows: what it says of itself and its rows are of one file, whatever has its name by now.
+
+It is read, not mapped: touching mapped pages of a file that somebody cuts would end the process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from edgespec.text.prompt_files import HEADER
+
+MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
+PREFIX_BYTES = 8  # its length, in front of it
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where a tensor lies in the file."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int  # bytes from the file's start
+
+
+class PromptRows:
+    """The file; what is wrong with it raises OSError, or an error that reading JSON and what it holds can end in."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.num_bytes = os.fstat(file.fileno()).st_size
+        self.identity = self._identity()
+        fields = json.loads(self.identity[1])
+        self.content: Any = json.loads(fields.pop("__metadata__", {}).get(HEADER, "null"))
+        start = PREFIX_BYTES + len(self.identity[1])
+        self._places = {name: _place(field, start, num_bytes=self.num_bytes) for name, field in fields.items()}
+
+    def beginning(self, role: str, count: int, device: torch.device) -> Mapping[str, Tensor]:
+        """Return the first rows of a model's tensors by name, each of which is read when it is asked for."""
+        return _Beginning(
+            self, f"{role}.", [name for name in self._places if name.startswith(f"{role}.")], count, device
+        )
+
+    def first(self, name: str, count: int | None = None) -> Tensor:
+        """Return so many of a tensor's rows, or all."""
+        place = self._places[name]
+        shape = place.shape if count is None else (min(count, place.shape[0]), *place.shape[1:])
+        rows = torch.empty(shape, dtype=place.dtype)
+        memory = rows.view(-1).view(torch.uint8).numpy()
+        self._file.seek(place.offset)
+        if self._file.readinto(memory.data) != memory.nbytes:  # type: ignore[attr-defined]
+            raise ValueError("it is cut")
+        return rows
+
+    def digest(self) -> str:
+        """Return the digest of the ids that the file states and of all that it holds."""
+        layout = {name: (place.dtype, place.shape) for name, place in self._places.items()}
+        return _digest(self.content["ids"], layout, (self.first(name) for name in sorted(layout)))
+
+    def check_unchanged(self) -> None:
+        """Raise ValueError where the file was written to since it was opened."""
+        if self._identity() != self.identity:
+            raise ValueError("it is being written to")
+
+    def _identity(self) -> tuple[tuple[int, ...], bytes]:
+        """Return what tells the file from any other, and from itself once it is written over: its header too."""
+        found = os.fstat(self._file.fileno())
+        self._file.seek(0)
+        num_bytes = int.from_bytes(self._file.read(PREFIX_BYTES), "little")
+        if num_bytes > min(MAX_HEADER_BYTES, found.st_size - PREFIX_BYTES):
+            raise ValueError("it has no header")
+        place = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+        return place, self._file.read(num_bytes)
+
+
+class _Beginning(Mapping[str, Tensor]):
+    """Rows as they are asked for: all of them together would take as much memory as the cache that they fill."""
+
+    def __init__(self, rows: PromptRows, prefix: str, names: list[str], count: int, device: torch.device) -> None:
+        self._rows, self._prefix, self._count, self._device = rows, prefix, count, device
+        self._names = [name.removeprefix(prefix) for name in names]
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._rows.first(self._prefix + name, self._count).to(self._device)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+@contextmanager
+def open_rows(path: Path) -> Iterator[PromptRows]:
+    """Yield a file, which is open within this block."""
+    with path.open("rb") as file:
+        yield PromptRows(file)
+
+
+def digest_of(ids: Mapping[str, list[int]], tensors: Mapping[str, Tensor]) -> str:
+    """Return the digest of a file of these ids and tensors."""
+    layout = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+    return _digest(ids, layout, (tensors[name] for name in sorted(tensors)))
+
+
+def _digest(
+    ids: Mapping[str, list[int]], layout: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], rows: Iterable[Tensor]
+) -> str:
+    facts = {name: [str(dtype), list(shape)] for name, (dtype, shape) in layout.items()}
+    digest = hashlib.blake2b(json.dumps([ids, facts], sort_keys=True).encode(), digest_size=16)
+    for tensor in rows:
+        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _place(field: dict[str, Any], start: int, *, num_bytes: int) -> _Place:
+    """Return where a tensor lies in a file of so many bytes, whose tensors start at `start`."""
+    dtype, shape = DTYPES[field["dtype"]], tuple(field["shape"])
+    begin, end = field["data_offsets"]
+    if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
+        raise ValueError("its header is damaged")
+    if not shape or end - begin != math.prod(shape) * dtype.itemsize or start + end > num_bytes:
+        raise ValueError("it is cut, or its header is damaged")
+    return _Place(dtype=dtype, shape=shape, offset=start + begin)
