@@ -92,9 +92,10 @@ class _Beginning(Mapping[str, Tensor]):
         self._names = [name.removeprefix(prefix) for name in names]
 
     def __getitem__(self, name: str) -> Tensor:
-        if name not in self._names:
-            raise KeyError(name)
         return self._rows.first(self._prefix + name, self._count).to(self._device)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names  # without reading it
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
