@@ -9,6 +9,9 @@ import contextlib
 import json
 import os
 import re
+import secrets
+import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,10 @@ CONFIG_NAME = "config.toml"
 # What a terminal obeys, or what hides or reorders what is shown: control characters but line ends and tabs, separators
 # of lines, embedded directions, half surrogates. Joiners, marks and unusual blanks are text.
 CONTROL = re.compile(r"\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+PARTIAL = ".partial"  # of a file that is being written
+LEFT_OVER_S = 24 * 3600
+MAX_PREFIX_CHARACTERS = 40  # of the file's own name: with the rest, no name is too long
+PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 
 
 def cache_folder() -> Path:
@@ -79,17 +86,47 @@ def json_text(value: Any, *, indent: int | None = None) -> str:
     return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it, for nobody but the user; those that are there stay as they are."""
+    for each in (*reversed(folder.parents), folder):
+        each.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+
+
 @contextlib.contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
-    """Yield a path beside `path` to write to, which takes its name at the end; if writing fails, nothing is left."""
-    partial = path.with_name(path.name + ".partial")
+def written_whole(path: Path, *, is_private: bool = True) -> Iterator[Path]:
+    """Yield a file beside `path` to write to, which takes its name at the end; if writing fails, nothing is left.
+
+    It is new, under a name that nobody can guess: no file or link that lies there is written to. A private one is for
+    the user alone; another has the rights of the file that it replaces, or of any new one.
+    """
+    prefix = f".{path.name[:MAX_PREFIX_CHARACTERS]}."
+    partial = path.with_name(f"{prefix}{secrets.token_hex(8)}{PARTIAL}")
+    partial.touch(PRIVATE_FILE if is_private else 0o666, exist_ok=False)
+    rights = stat.S_IMODE(partial.stat().st_mode)
     try:
+        _drop_left_over(path.parent, prefix)
         yield partial
+        with contextlib.suppress(OSError):  # there is none, or the file system knows no rights
+            if not is_private and path.exists():
+                rights = stat.S_IMODE(path.stat().st_mode)
+            partial.chmod(rights)  # a library may have put a file of its own in the place
         partial.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
         raise
+
+
+def _drop_left_over(folder: Path, prefix: str) -> None:
+    """Remove what processes that were killed left of a file: nobody has written to it for a day."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if (
+                entry.name.startswith(prefix)
+                and entry.name.endswith(PARTIAL)
+                and time.time() - entry.stat(follow_symlinks=False).st_mtime > LEFT_OVER_S
+            ):
+                Path(entry.path).unlink()
 
 
 def _exists(path: Path) -> bool:

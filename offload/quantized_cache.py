@@ -12,6 +12,7 @@ import hashlib
 import logging
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -148,11 +149,13 @@ def _write(
     if num_bytes + SPARE_BYTES > free_bytes:
         raise OSError(errno.ENOSPC, f"{num_bytes} bytes are to be written, {free_bytes} are free")
     partial.mkdir()
+    rights = stat.S_IMODE(partial.stat().st_mode) & 0o666
     try:
         store = LayerStore({entry.file for record in skeleton.records for entry in record.entries})
         for record in skeleton.records:
             path = partial / _file_name(record.index)
             save_file(quantize_layer(skeleton, record, store, quant, device), path)
+            path.chmod(rights)  # safetensors makes files that nobody else can read, and a cache may be shared
             with path.open("rb+") as file:
                 os.fsync(file.fileno())  # or a power loss could leave a short file under the final name
             if progress:

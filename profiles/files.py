@@ -8,6 +8,7 @@ import functools
 import hashlib
 import json
 import re
+import secrets
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -39,17 +40,19 @@ class Found:
 def write_profile(profile: Profile, path: Path) -> None:
     """Write a file that is there whole or not at all; raises ProfileError."""
     content = tomli_w.dumps(_without_none(dataclasses.asdict(profile)))
-    partial = path.with_name(path.name + ".partial")
+    partial = path.with_name(f".{secrets.token_hex(8)}.partial")  # which nobody can guess, and put a link there
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        partial.touch(exist_ok=False)
         partial.write_text(content, encoding="utf-8")
         partial.replace(path)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
         raise ProfileError(
             "E_PROFILE", f"'{path}' cannot be written ({error.strerror}).", "Choose another place: EDGESPEC_HOME."
         ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink()  # where it has not taken the name
 
 
 def read_profile(path: Path) -> Profile:

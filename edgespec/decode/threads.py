@@ -210,10 +210,10 @@ def with_threads(step: Callable[[], list[Outcome]], tuner: ThreadTuner | None, *
     if tuner is None:
         return step()
     own = torch.get_num_threads()
-    # A prompt has many rows: every free core pays.
-    torch.set_num_threads(tuner.free if reads else tuner.count)
-    started = time.perf_counter()
     try:
+        # A prompt has many rows: every free core pays.
+        torch.set_num_threads(tuner.free if reads else tuner.count)
+        started = time.perf_counter()
         outcomes = step()
     finally:
         torch.set_num_threads(own)

@@ -18,7 +18,7 @@ import psutil
 import torch
 
 from edgespec.doctor.disk_speed import DiskSpeed, read_speed, scratch_speed
-from edgespec.files import cache_folder, machine_file, written_whole
+from edgespec.files import cache_folder, machine_file, make_folder, written_whole
 from profiles.hardware import Hardware
 from profiles.measure import Task, copy_bytes_per_s, machine_facts, time_interleaved
 
@@ -131,8 +131,8 @@ def disk_of(files: list[Path]) -> str:
 def keep_speed(speed: MachineSpeed) -> None:
     """Write what was measured to the user's folder; raises OSError."""
     path = machine_file()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with written_whole(path) as partial:
+    make_folder(path.parent)
+    with written_whole(path, is_private=False) as partial:
         partial.write_text(json.dumps(asdict(speed), indent=1) + "\n", encoding="utf-8")
 
 

@@ -145,7 +145,7 @@ def rounded(content: Mapping[str, Any]) -> dict[str, Any]:
 def write_document(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON file, whole or not at all; raises EdgespecError."""
     try:
-        with written_whole(path) as partial:
+        with written_whole(path, is_private=False) as partial:
             partial.write_text(_format(rounded(content)) + "\n", encoding="utf-8")
     except OSError as error:
         raise EdgespecError("E_OUTPUT", f"'{path}' cannot be written ({error}).", "Choose another place.") from error

@@ -66,7 +66,7 @@ class StopModel:
         header = {"schema": SCHEMA, "kind": self.kind, "activation": network.activation}
         columns = {name: tensor.float().contiguous() for name, tensor in tensors.items()}
         try:
-            with written_whole(path) as partial:
+            with written_whole(path, is_private=False) as partial:
                 save_file(columns, partial, metadata={_HEADER_KEY: json.dumps(header)})
         except (OSError, SafetensorError) as error:  # safetensors words a full disk in its own way
             raise EdgespecError(

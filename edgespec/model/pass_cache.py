@@ -35,11 +35,12 @@ def enter_mixer(layer: int, number: int) -> None:
 @contextmanager
 def attending(spans: Sequence[Span] | None) -> Iterator[None]:
     """Within this block, attention and recurrent functions are over these rows; with None, they are transformers'."""
-    token = _spans.set(spans)
-    try:
+    before = _spans.get()
+    try:  # first: an interrupt behind `set` must not leave these rows to the next pass
+        _spans.set(spans)
         yield
     finally:
-        _spans.reset(token)
+        _spans.set(before)
 
 
 class PassCache(Cache):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from edgespec.files import prompt_notes_folder, written_whole
+from edgespec.files import make_folder, prompt_notes_folder, written_whole
 
 SCHEMA = "edgespec.prompt/1"
 HEADER = "edgespec"  # key of the file's metadata
@@ -37,7 +37,7 @@ def note_use(path: Path) -> None:
     name = hashlib.blake2b(os.fsencode(path), digest_size=8).hexdigest()
     note = prompt_notes_folder() / f"{name}.json"
     with contextlib.suppress(OSError):
-        note.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(note.parent)
         with written_whole(note) as partial:
             partial.write_text(json.dumps({"path": os.fspath(path)}) + "\n", encoding="utf-8")
 

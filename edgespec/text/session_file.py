@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import EdgespecError
-from edgespec.files import json_text, written_whole
+from edgespec.files import json_text, make_folder, written_whole
 from edgespec.text.chat_template import Message
 from edgespec.text.token_text import CUT_CHARACTER, text_of_tokens
 
@@ -72,7 +72,7 @@ def write_session(path: Path, content: str, *, overwrite: bool) -> None:
             "E_OUTPUT_EXISTS", f"'{path}' exists.", "Choose another name, or overwrite it: `save(overwrite=True)`."
         )
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with written_whole(path) as partial:
             partial.write_text(content, encoding="utf-8")
     except OSError as error:

@@ -65,7 +65,7 @@ def begin_run(folder: Path, run: FeatureRun) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not note.exists():
-            with written_whole(note) as partial:
+            with written_whole(note, is_private=False) as partial:
                 partial.write_text(json.dumps({"schema": SCHEMA, **asdict(run)}, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise EdgespecError("E_OUTPUT", f"'{note}' cannot be written ({error}).", "Choose another folder.") from error
@@ -109,7 +109,7 @@ def save_shard(folder: Path, blocks: Sequence[Block], features: Tensor) -> None:
     }
     assert features.shape[0] == columns["ids"].shape[0]
     try:
-        with written_whole(path) as partial:
+        with written_whole(path, is_private=False) as partial:
             save_file(columns, partial)
     except (OSError, SafetensorError) as error:  # safetensors words a full disk in its own way
         raise EdgespecError(

@@ -89,7 +89,10 @@ def save_head(model: PreTrainedModel, facts: HeadFacts, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # The weights take their name first: a config.json says that there is a head.
-        with written_whole(folder / "config.json") as text, written_whole(folder / "model.safetensors") as weights:
+        with (
+            written_whole(folder / "config.json", is_private=False) as text,
+            written_whole(folder / "model.safetensors", is_private=False) as weights,
+        ):
             save_file(tensors, weights)
             text.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     except (OSError, SafetensorError) as error:

@@ -52,7 +52,7 @@ def save_records(folder: Path, records: Records, header: RecordsHeader) -> Path:
         path = folder / f"part-{max(taken, default=0) + 1:05}.safetensors"
         content = {"schema": SCHEMA, **asdict(header)}
         columns = {name: column.detach().cpu().contiguous() for name, column in records.items()}
-        with written_whole(path) as partial:
+        with written_whole(path, is_private=False) as partial:
             save_file(columns, partial, metadata={_HEADER_KEY: json.dumps(content)})
     except (OSError, SafetensorError) as error:  # safetensors words a full disk in its own way
         raise EdgespecError(

@@ -147,7 +147,7 @@ def _save(path: Path, run: str, step: int, parameters: Mapping[str, Tensor], opt
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with written_whole(path) as partial:
+        with written_whole(path, is_private=False) as partial:
             torch.save(content, partial)
     except (OSError, RuntimeError) as error:  # torch words a full disk in its own way
         raise EdgespecError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ def test_later_runs_begin_on_what_an_earlier_one_read(run_cli: RunCli, tmp_path:
     assert plain == first == second
     listed = json.loads(run_cli(["list", "--json"], command="cache").out)["kept"]
     assert [(entry["path"], entry["model"]) for entry in listed] == [(str(path), "target")]
+    if sys.platform != "win32":
+        assert path.stat().st_mode & 0o777 == 0o600  # it holds what prompts say
 
 
 def test_a_home_that_cannot_be_written_ends_no_run(

@@ -85,6 +85,8 @@ def test_the_size_is_announced_once_and_the_result_found_again(target: Path, tmp
     assert num_bytes <= written < num_bytes + 4096 * 3  # headers
     assert free_bytes > num_bytes
     assert first.tensors == again.tensors
+    # A cache may be shared: files have the rights of their folder.
+    assert {path.stat().st_mode & 0o666 for path in folder.iterdir()} == {folder.stat().st_mode & 0o666}
 
 
 def test_another_format_and_other_weights_have_a_place_of_their_own(target: Path, tmp_path: Path) -> None:

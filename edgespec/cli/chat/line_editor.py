@@ -20,6 +20,7 @@ from prompt_toolkit.output import ColorDepth, create_output
 from edgespec.cli.chat.spoken import continues, wants_more
 from edgespec.cli.chat.state import LineReader
 from edgespec.cli.standard_streams import drawing_stream
+from edgespec.files import PRIVATE_FILE, make_folder
 
 COMPLETIONS = dict[str, tuple[str, ...]]
 
@@ -87,10 +88,10 @@ def _history(path: Path | None) -> tuple[History, str | None]:
     if path is None:
         return InMemoryHistory(), None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         # Readable by nobody else, whoever made it.
-        os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))
-        path.chmod(0o600)
+        os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, PRIVATE_FILE))
+        path.chmod(PRIVATE_FILE)
     except OSError as error:
         return InMemoryHistory(), f"no history: cannot write '{path}' ({error.strerror})"
     return FileHistory(path), None

@@ -23,7 +23,7 @@ from edgespec.cli.config.defaults import (
 from edgespec.cli.options.group import FOLDER
 from edgespec.cli.options.tree import TREE_FIELDS
 from edgespec.errors import EdgespecError
-from edgespec.files import config_file, config_files
+from edgespec.files import config_file, config_files, make_folder
 from edgespec.pair.hub_names import resolve_model
 from edgespec.pair.user_config import UserConfig
 
@@ -103,7 +103,7 @@ def write_template() -> int:
     """Write a commented template, unless there is a configuration."""
     path = config_file()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with path.open("x", encoding="utf-8") as file:
             file.write(TEMPLATE)
     except FileExistsError as error:
