@@ -11,6 +11,7 @@ from pathlib import Path
 from edgespec import __version__
 from edgespec.cli.standard_streams import visible
 from edgespec.errors import EdgespecError
+from edgespec.files import PRIVATE_FILE
 
 LOG = logging.getLogger("edgespec.cli")
 LOG.propagate = False
@@ -35,7 +36,7 @@ def open_log(path: Path) -> None:
                     raise EdgespecError(
                         "E_OUTPUT_EXISTS", f"'{path}' exists and is no log.", "Choose another file for --log-file."
                     )
-        handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+        handler = _LogFile(path)
     except OSError as error:
         raise EdgespecError(
             "E_OUTPUT", f"the log '{path}' cannot be written ({error.strerror}).", "Choose a file that can be."
@@ -47,12 +48,38 @@ def open_log(path: Path) -> None:
 
 def current_log() -> Path | None:
     """Return the file that is open; None where there is none."""
-    names = [handler.baseFilename for handler in LOG.handlers if isinstance(handler, logging.FileHandler)]
-    return Path(names[0]) if names else None
+    return next((handler.path for handler in LOG.handlers if isinstance(handler, _LogFile)), None)
 
 
 def close_log() -> None:
     """Close the file, if one is open."""
-    for handler in [handler for handler in LOG.handlers if isinstance(handler, logging.FileHandler)]:
+    for handler in [handler for handler in LOG.handlers if isinstance(handler, _LogFile)]:
         LOG.removeHandler(handler)
         handler.close()
+
+
+class _LogFile(logging.Handler):
+    """Writes lines to the end of a file, which is the user's alone where it is new.
+
+    A line that cannot be written ends nothing; it is said once.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path, self._has_failed = path, False
+        path.touch(PRIVATE_FILE)
+        self._file = path.open("ab", buffering=0)  # or what could not be written would be tried again at the end
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line."""
+        try:
+            self._file.write(f"{self.format(record)}\n".encode(errors="backslashreplace"))
+        except OSError as error:
+            if not self._has_failed:
+                self._has_failed = True
+                sys.stderr.write(f"the log '{self.path}' lacks lines: it cannot be written ({error.strerror})\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+        super().close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -105,7 +106,29 @@ def test_it_is_never_written_into_a_file_of_another_kind(run_cli: RunCli, option
     Path("run.log").unlink()
     both = run_cli(["-p", "x", *options, "-o", "run.log", "--overwrite"])
     assert both.code == 1
-    assert "is the log" in both.err
+    assert "--output and --log-file are one file" in both.err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_full_disk_is_said_once_and_ends_nothing(run_cli: RunCli, options: list[str]) -> None:
+    rows = {"p.jsonl": '{"prompt": "def"}\n{"prompt": "import"}\n'}
+    outcome = run_cli(["p.jsonl", *options[:-1], "/dev/full", "-o", "out.jsonl"], files=rows)
+    assert outcome.code == 0
+    assert len(Path("out.jsonl").read_text().splitlines()) == 2
+    assert outcome.err.count("/dev/full") == 1
+    assert "the log '/dev/full' lacks lines: it cannot be written (No space left on device)" in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no rights in a mode")
+def test_a_new_one_is_for_nobody_else_and_one_that_is_there_keeps_its_rights(
+    run_cli: RunCli, options: list[str]
+) -> None:
+    for before, after in ((None, 0o600), (0o640, 0o640)):
+        if before is not None:
+            Path("run.log").chmod(before)
+        assert run_cli(["-p", "x", *options, "--dry-run"]).code == 0
+        assert Path("run.log").stat().st_mode & 0o777 == after
 
 
 def test_a_configuration_that_is_only_looked_at_opens_no_log(
