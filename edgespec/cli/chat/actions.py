@@ -22,6 +22,8 @@ from edgespec.cli.chat.spoken import closest
 from edgespec.cli.chat.state import Attachment, Chat
 from edgespec.cli.console import counted
 from edgespec.cli.open_engine import engine_trees_in_words
+from edgespec.cli.options.files import check_files
+from edgespec.cli.options.model import AskedModels
 from edgespec.errors import EdgespecError
 from edgespec.files import sessions_folder
 
@@ -209,7 +211,9 @@ def _save(chat: Chat, argument: str, *, overwrite: bool = False) -> None:
         path = Path(argument).expanduser()
     else:
         path = sessions_folder() / f"{datetime.datetime.now().astimezone():%Y-%m-%d-%H%M%S}.json"
-    conversation = chat.conversation
+    conversation, pair = chat.conversation, chat.engine.pair
+    models = AskedModels(target=pair.target.folder, draft=pair.draft.folder if pair.draft else None)
+    check_files(models, ("/save", path))
     stats = {
         "answers": len(chat.turns),
         "completion_tokens": sum(turn.result.usage.completion_tokens for turn in chat.turns),

@@ -11,6 +11,7 @@ import click
 
 from edgespec.cli.console import Console
 from edgespec.cli.log_file import open_log
+from edgespec.cli.options.files import check_files
 from edgespec.cli.options.group import FOLDER, Command, with_options
 
 QUIET_HELP = "Print errors only."
@@ -19,11 +20,15 @@ LOG_HELP = "Append all messages to this file, with times and with the details of
 
 
 def console_options(*, has_verbose: bool = False, quiet_help: str = QUIET_HELP) -> Callable[[Command], Command]:
-    """-q, --log-file, and -v where there is more to say: handed on as `console`."""
+    """-q, --log-file, and -v where there is more to say: handed on as `console`.
+
+    Every command that writes files has them, so the files that it names are compared here.
+    """
 
     def decorate(function: Command) -> Command:
         @functools.wraps(function)
         def call(*, quiet: bool, verbose: bool = False, **others: Any) -> Any:
+            check_files(others.get("models"))
             return function(console=Console(quiet=quiet, verbose=verbose), **others)
 
         options = [click.option("-q", "--quiet", is_flag=True, help=quiet_help)]
