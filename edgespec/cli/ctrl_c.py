@@ -22,28 +22,30 @@ IMPORTING = "loading torch and transformers"  # said meanwhile: it takes seconds
 Handler = Callable[[int, FrameType | None], None]
 
 
-def import_engine(console: Console) -> None:
-    """Import torch, transformers and the engine."""
-    with importing(console):
+def import_engine(console: Console, *, tidy: Callable[[], None] | None = None) -> None:
+    """Import torch, transformers and the engine; Ctrl-C calls `tidy` and ends the program."""
+    with importing(console, tidy=tidy):
         import edgespec.engine  # noqa: F401
 
 
 @contextmanager
-def importing(console: Console) -> Iterator[None]:
+def importing(console: Console, *, tidy: Callable[[], None] | None = None) -> Iterator[None]:
     """Within this block torch and transformers are imported, which takes seconds: say so, and let Ctrl-C end it."""
-    with console.status(IMPORTING), leaving_at_once():
+    with console.status(IMPORTING), leaving_at_once(tidy):
         yield
 
 
 @contextmanager
-def leaving_at_once() -> Iterator[None]:
-    """Within this block Ctrl-C ends the program at once.
+def leaving_at_once(tidy: Callable[[], None] | None = None) -> Iterator[None]:
+    """Within this block Ctrl-C ends the program at once, after a call of `tidy`.
 
-    Nothing is to be tidied up yet, and an exception in a C++ import is a crash.
+    Nothing else is to be tidied up yet, and an exception in a C++ import is a crash.
     """
 
     def press(_signal: int, _frame: FrameType | None) -> None:
         _notice(b"\nstopped: interrupted\n")
+        if tidy is not None:
+            tidy()
         os._exit(EXIT_INTERRUPTED)
 
     with _handler(press):

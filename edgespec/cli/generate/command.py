@@ -14,7 +14,7 @@ import click
 from edgespec.cli.console import Console, DrawLines
 from edgespec.cli.ctrl_c import cancelling, import_engine, leaving_tidily, raise_interrupt, stopping_notice
 from edgespec.cli.generate.in_order import InOrder
-from edgespec.cli.generate.open_output import begin_output, check_output, open_output, refuse_results
+from edgespec.cli.generate.open_output import begin_output, open_output, take_output
 from edgespec.cli.generate.options import (
     AskedOutput,
     AskedPrompts,
@@ -25,7 +25,6 @@ from edgespec.cli.generate.options import (
 )
 from edgespec.cli.generate.prepare import AskedPlace, AskedRun, Prepared, Prompts, prepare, read_rows
 from edgespec.cli.generate.ray_options import AskedWorkers, check_options, ray_options
-from edgespec.cli.generate.resume import read_results
 from edgespec.cli.generate.sinks import Sink
 from edgespec.cli.open_engine import open_engine
 from edgespec.cli.options.console import console_options
@@ -117,24 +116,24 @@ def command(
     if workers is not None:
         check_options(out, prompt_cache)
         import_ray()  # which may not be installed
-    prompts, format_name = _prompts(console, asked, out)
-    out = replace(out, format_name=format_name)
-    import_engine(console)
-    place = AskedPlace(models=models, trees=trees, machine=machine, parallel=parallel)
-    run = AskedRun(prompts=asked, out=out, wanted=wanted, place=place)
-    if workers is not None:
-        from edgespec.cli.generate.over_workers import run_on_workers
-
-        return run_on_workers(console, prompts, run, workers, format_name=format_name, self_check=not no_self_check)
-    with console.status("reading headers and prompts"):
-        prepared = prepare(console, prompts, run)
-    if out.dry_run:
-        from edgespec.cli.generate.dry_run import say_work
-
-        say_work(console, prepared, machine)
-        return 0
-    cache = open_prompt_cache(prompt_cache, prepared.pair, prepared.setup.place) if prepared.requests else None
     with ExitStack() as stack:
+        prompts, format_name = _prompts(console, asked, out, stack)
+        out = replace(out, format_name=format_name)
+        import_engine(console, tidy=stack.close)
+        place = AskedPlace(models=models, trees=trees, machine=machine, parallel=parallel)
+        run = AskedRun(prompts=asked, out=out, wanted=wanted, place=place)
+        if workers is not None:
+            from edgespec.cli.generate.over_workers import run_on_workers
+
+            return run_on_workers(console, prompts, run, workers, format_name=format_name, self_check=not no_self_check)
+        with console.status("reading headers and prompts"):
+            prepared = prepare(console, prompts, run)
+        if out.dry_run:
+            from edgespec.cli.generate.dry_run import say_work
+
+            say_work(console, prepared, machine)
+            return 0
+        cache = open_prompt_cache(prompt_cache, prepared.pair, prepared.setup.place) if prepared.requests else None
         output = open_output(prompts, prepared.requests, out, format_name, stack)
         if not prepared.requests:
             console.say("nothing to do")
@@ -146,8 +145,11 @@ def command(
         return _run(console, prepared, engine, output, out, format_name)
 
 
-def _prompts(console: Console, asked: AskedPrompts, out: AskedOutput) -> tuple[Prompts, str]:
-    """Read the rows and what the output file has of them, and choose the results' format; raises EdgespecError."""
+def _prompts(console: Console, asked: AskedPrompts, out: AskedOutput, stack: ExitStack) -> tuple[Prompts, str]:
+    """Read the rows, take the output file and what it has of them, and choose the results' format.
+
+    Raises EdgespecError.
+    """
     format_name = out.format_name or ("jsonl" if out.path else "")
     rows, wanted = read_rows(console, asked, format_name)
     if not format_name:
@@ -155,14 +157,8 @@ def _prompts(console: Console, asked: AskedPrompts, out: AskedOutput) -> tuple[P
         format_name = "jsonl" if holds_rows(asked.source) or (len(wanted) > 1 and not is_seen) else "text"
         if format_name == "jsonl" and is_seen and not out.dry_run:
             console.say("JSON rows give JSON records: -o FILE keeps them, --format text shows the texts alone")
-    results = None
-    if out.path is not None:
-        check_output(out, asked.source)
-        if out.resume:
-            results = read_results(out.path, format_name)
-        elif not out.overwrite:
-            refuse_results(out.path, format_name, len(wanted))
-    return Prompts(all=rows, wanted=wanted, results=results), format_name
+    file, results = take_output(out, format_name, len(wanted), stack)
+    return Prompts(all=rows, wanted=wanted, results=results, file=file), format_name
 
 
 def _run(

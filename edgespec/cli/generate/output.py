@@ -89,7 +89,7 @@ def write_records(
         waiting = "" if out.in_order is None else out.in_order.told()
         written = f"{tally.num_written} of {counted(tally.num_prompts, 'record')} written"
         console.say(f"stopped{why} with {written}{waiting}")
-        if not out.to_stdout and out.format_name != "text":
+        if out.sink.can_resume:
             console.say(f"to go on: {command_to_continue(out.seed)}", breaks=False)
 
     with console.live_lines(wanted=shows_progress) as draw, closing(answer(draw)) as answered:

@@ -20,6 +20,7 @@ from edgespec.cli.generate.requests import (
 )
 from edgespec.cli.generate.resume import Results, check_same_run
 from edgespec.cli.generate.run_config import run_config, trees_as_begun
+from edgespec.cli.generate.sinks import OutputFile
 from edgespec.cli.generate.truncate import fit
 from edgespec.cli.open_pair import open_pair_for
 from edgespec.cli.options.machine import MachineOptions
@@ -46,6 +47,7 @@ class Prompts:
     all: list[PromptRow]
     wanted: list[PromptRow]
     results: Results | None  # None: nothing is resumed
+    file: OutputFile | None  # that is written to; None: stdout, or nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +134,9 @@ def make_requested(console: Console, prompts: Prompts, asked: AskedRun) -> Reque
 
     machine, wanted = asked.place.machine, asked.wanted
     pair = open_pair_for(console, asked.place.models, asked.place.trees)
+    if machine.ctx_size is not None:
+        check_ctx_size(machine.ctx_size, pair.max_context)
+    max_context = machine.ctx_size or pair.max_context
     settings = RunSettings(
         sampling=with_token_ids(replace(pair.default_sampling(), **wanted.chosen), pair),
         max_new_tokens=wanted.max_new_tokens,
@@ -141,13 +146,11 @@ def make_requested(console: Console, prompts: Prompts, asked: AskedRun) -> Reque
         stop=wanted.stop,
         grammar=wanted.grammar,
         logprobs=wanted.logprobs,
+        max_context=max_context,
     )
     rows = prompts.wanted
     encoded = encode_prompts(pair, rows, raw=settings.raw, system=settings.system)
     encode = turn_encoder(pair, settings)
-    if machine.ctx_size is not None:
-        check_ctx_size(machine.ctx_size, pair.max_context)
-    max_context = machine.ctx_size or pair.max_context
     requests = make_requests(pair, rows, encoded, settings)
     requests = fit(requests, asked.prompts.truncate, encode, pair.tokenizer, max_context)
     fitting = _fitting(requests, refuses=asked.refuses)

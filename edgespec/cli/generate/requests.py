@@ -42,6 +42,7 @@ class RunSettings:
     stop: tuple[str, ...] = ()
     grammar: Grammar | None = None  # None: any text
     logprobs: int | None = None  # alternatives that records tell of each token; None: nothing
+    max_context: int | None = None  # tokens at which any text ends; None: the models have no limit
     profile: str | None = None  # the name of the one that settings come from
     predicted_per_s: float | None = None  # by its plan, where that is followed
 

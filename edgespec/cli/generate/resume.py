@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import shlex
 import subprocess
 import sys
@@ -20,9 +19,11 @@ from typing import Any, TypeAlias
 
 from edgespec.cli.console import named
 from edgespec.cli.generate.formats import Entry, read_entry
+from edgespec.cli.generate.sinks import OutputFile, replaced_file
 from edgespec.cli.prompts.rows import PromptRow
 from edgespec.errors import EdgespecError
 
+CONTEXT = "context_tokens"  # of a configuration; records that older versions made do not tell it
 Line: TypeAlias = tuple[Entry, bytes]
 
 
@@ -59,8 +60,9 @@ class Results:
 
     def made_otherwise(self, config: dict[str, Any]) -> Entry | None:
         """Return a result that was made with other settings; None where there is none."""
-        wanted = config_hash(config)
-        return next((entry for entry in self.entries if not entry.failed and entry.config_hash != wanted), None)
+        before = {name: value for name, value in config.items() if name != CONTEXT}
+        wanted = {config_hash(config), config_hash(before)}
+        return next((entry for entry in self.entries if not entry.failed and entry.config_hash not in wanted), None)
 
 
 def config_hash(config: dict[str, Any]) -> str:
@@ -140,7 +142,9 @@ def check_same_run(results: Results, rows: list[PromptRow], config: dict[str, An
         raise EdgespecError("E_RESUME", f"prompts have changed since '{results.path}': {named(changes)}.", fix)
 
 
-def keep_finished(results: Results, again: set[str], order: Sequence[str] | None = None) -> dict[str, str]:
+def keep_finished(
+    file: OutputFile, results: Results, again: set[str], order: Sequence[str] | None = None
+) -> dict[str, str]:
     """Make the file what this run goes on with: without a torn last line, and without failed rows that run `again`.
 
     With an `order` of ids, records behind the first prompt that is to be run wait for it: they are returned by their
@@ -156,19 +160,14 @@ def keep_finished(results: Results, again: set[str], order: Sequence[str] | None
         kept = kept[: len(kept) - len(held)]
     try:
         if held:  # first, so that each record is in one of the files at any time
-            _write_lines(waiting_path(results.path), held)
+            with replaced_file(waiting_path(file.path)) as waiting:
+                waiting.write(_joined(held))
         if kept != list(results.lines):
-            _write_lines(results.path, kept)
+            file.rewrite(_joined(kept))
         elif results.is_torn or (results.lines and not results.ends_line):
-            with results.path.open("r+b") as file:
-                file.truncate(results.num_whole_bytes)
-                if results.lines and not results.ends_line:
-                    file.seek(0, os.SEEK_END)
-                    file.write(b"\n")
-                file.flush()
-                os.fsync(file.fileno())
+            file.cut(results.num_whole_bytes, end=b"\n" if results.lines and not results.ends_line else b"")
         if not held:
-            waiting_path(results.path).unlink(missing_ok=True)
+            waiting_path(file.path).unlink(missing_ok=True)
     except OSError as error:
         raise EdgespecError(
             "E_OUTPUT", f"cannot write '{results.path}' ({error.strerror}).", "Free some space, or check its rights."
@@ -184,15 +183,8 @@ def command_to_continue(seed: int) -> str:
     return subprocess.list2cmdline(words) if sys.platform == "win32" else shlex.join(words)
 
 
-def _write_lines(path: Path, lines: Sequence[Line]) -> None:
-    """Replace a file in one move, so that there is always a whole one."""
-    path = path.resolve()
-    temporary = path.with_name(f".{path.name}.resume")
-    with temporary.open("wb") as file:
-        file.writelines(line + b"\n" for _, line in lines)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+def _joined(lines: Sequence[Line]) -> bytes:
+    return b"".join(line + b"\n" for _, line in lines)
 
 
 def _parse(line: bytes, format_name: str) -> Entry | None:
@@ -206,6 +198,7 @@ def _differences(before: Any, now: dict[str, Any]) -> str:
     """Return the settings that differ, with both values, where the format keeps them."""
     if not isinstance(before, dict):
         return "its format does not say which (--format jsonl does)"
+    before = {CONTEXT: now.get(CONTEXT), **before}
     found = [
         f"{name} {_shown(before, name)} there, {_shown(now, name)} here"
         for name in [*now, *(name for name in before if name not in now)]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.generate.requests import RunSettings
-from edgespec.cli.generate.resume import Results
+from edgespec.cli.generate.resume import CONTEXT, Results
 from edgespec.cli.options.tree import AskedTrees
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
@@ -42,6 +42,7 @@ def run_config(setup: PairSetup, run: RunSettings) -> dict[str, Any]:
         **sampling_fields(run.sampling),
         "seed": run.seed,
         "max_new_tokens": run.max_new_tokens,
+        CONTEXT: run.max_context,
         "raw": run.raw,
         "system": run.system,
         "stop": list(run.stop),

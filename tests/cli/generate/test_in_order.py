@@ -158,10 +158,12 @@ def test_a_kill_at_any_moment_loses_no_record(seed: int, tmp_path: Path) -> None
         assert results.done == ready
         assert ids(path) == names[: len(ids(path))]
         to_run = [name for name in names if name not in ready]
-        held = keep_finished(results, set(to_run), names)
+        sink = OutputFile(path)
+        held = keep_finished(sink, results, set(to_run), names)
         if not to_run:
+            sink.close()
             break
-        sink, waiting = OutputFile(path), OutputFile(waiting_path(path))
+        waiting = OutputFile(waiting_path(path))
         in_order = InOrder(sink, waiting, [name for name in names if name in {*to_run, *held}], held)
         chance.shuffle(to_run)
         for name in to_run[: chance.randint(1, len(to_run))]:

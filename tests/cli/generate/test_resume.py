@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.cli import run
-from edgespec.cli.generate.resume import check_same_run, config_hash, keep_finished, read_results
+from edgespec.cli.generate.resume import CONTEXT, check_same_run, config_hash, keep_finished, read_results
 from edgespec.cli.generate.sinks import OutputFile
 from edgespec.cli.prompts.rows import PromptRow, parse_row
 from edgespec.errors import EdgespecError
@@ -69,9 +70,10 @@ def test_a_file_cut_at_any_byte_is_gone_on_with(
     assert results.done == {prompt.id for prompt in ROWS[: len(results.done)]}
     assert len(results.done) >= WHOLE[:cut].count(b"\n")
     check_same_run(results, ROWS, CONFIG)
-    keep_finished(results, {prompt.id for prompt in ROWS})
-    with path.open("ab") as file:
-        file.write(b"".join(record(prompt) + b"\n" for prompt in ROWS if prompt.id not in results.done))
+    with closing(OutputFile(path)) as file:
+        keep_finished(file, results, {prompt.id for prompt in ROWS})
+    with path.open("ab") as more:
+        more.write(b"".join(record(prompt) + b"\n" for prompt in ROWS if prompt.id not in results.done))
     lines = [line for line in path.read_bytes().split(b"\n") if line.strip()]
     assert [json.loads(line)["id"] for line in lines] == [prompt.id for prompt in ROWS]
 
@@ -96,7 +98,8 @@ def test_failed_prompts_are_run_again_if_they_are_wanted(tmp_path: Path) -> None
     )
     results = read_results(path, "jsonl")
     assert (results.done, results.failed) == ({"r0"}, {"r1", "r2"})
-    keep_finished(results, {"r1", "r3"})  # of a selection without r2
+    with closing(OutputFile(path)) as file:
+        keep_finished(file, results, {"r1", "r3"})  # of a selection without r2
     assert [json.loads(line)["id"] for line in path.read_text(encoding="utf-8").split("\n") if line] == ["r0", "r2"]
     assert list(tmp_path.iterdir()) == [path]
 
@@ -107,6 +110,7 @@ def test_failed_prompts_are_run_again_if_they_are_wanted(tmp_path: Path) -> None
         ({**CONFIG, "temperature": 0.7}, ROWS, "temperature 0.0 there, 0.7 here"),
         ({**CONFIG, "stop": ["x"]}, ROWS, 'stop default there, ["x"] here'),
         ({"target": "t 1", "temperature": 0.0}, ROWS, "tree.size 32 there, default here"),
+        ({**CONFIG, "temperature": 0.7, CONTEXT: 9}, ROWS, "other settings: temperature 0.0 there, 0.7 here."),
         (CONFIG, ROWS[1:], "not in the input: r0"),
         (CONFIG, [row("r0", seed=3, temperature=1), *ROWS[1:]], "'r0' (temperature, seed)"),
         (CONFIG, [parse_row({"id": "r0", "prompt": "new"}, "line 1"), *ROWS[1:]], "'r0' (prompt)"),
@@ -124,6 +128,22 @@ def test_other_settings_or_prompts_are_refused_by_name(
     assert (caught.value.code, caught.value.exit_code) == ("E_RESUME", 2)
     assert named in caught.value.what
     assert "--force" in caught.value.fix
+
+
+def test_texts_that_another_context_ends_are_other_texts(run_cli: RunCli, options: list[str], tmp_path: Path) -> None:
+    """-c counts as any setting does; records of versions that did not tell it are gone on with."""
+    command = [*options, "-n", "-1", "--resume"]
+    assert run_cli([*command, "-c", "24"], files=prompts("a")).code == 0
+    refused(run_cli([*command, "-c", "32"], files=prompts("a", "b")), 2, "context_tokens 24 there, 32 here")
+    refused(run_cli(command, files=prompts("a", "b")), 2, "context_tokens 24 there, 256 here")
+    assert run_cli([*command, "-c", "24"], files=prompts("a", "b")).code == 0
+    records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [record["finish_reason"] for record in records] == ["context", "context"]
+    for made in records:
+        del made["config"][CONTEXT]
+        made["config_hash"] = config_hash(made["config"])
+    (tmp_path / "out.jsonl").write_text("".join(json.dumps(made) + "\n" for made in records))
+    assert run_cli([*command, "-c", "32"], files=prompts("a", "b", "c")).code == 0
 
 
 def test_a_damaged_line_in_the_middle_is_no_torn_one(tmp_path: Path) -> None:
@@ -189,15 +209,6 @@ def test_a_file_made_for_nothing_goes_and_one_to_overwrite_stays_until_the_run_b
     file.begin()
     file.close()
     assert old.read_text() == ""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="no advisory locks")
-def test_two_runs_do_not_write_one_file(run_cli: RunCli, options: list[str], tmp_path: Path) -> None:
-    file = OutputFile(tmp_path / "out.jsonl")
-    for flags in ([], ["--resume"], ["--overwrite"]):
-        refused(run_cli([*options, *flags], files=prompts("a")), 1, "another run is writing")
-    file.close()
-    assert run_cli(options, files=prompts("a")).code == 0
 
 
 @pytest.fixture
