@@ -344,7 +344,7 @@ def test_an_output_that_cannot_be_written_is_refused_at_once(run_cli: RunCli, tm
     outcome = run_cli(["p.jsonl", "-o", str(tmp_path / "no" / "out.jsonl")], files={"p.jsonl": GOOD_ROWS})
     assert_error(outcome, 1, "/no'")
     assert_error(run_cli(["p.jsonl", "-o", str(tmp_path)], files={"p.jsonl": GOOD_ROWS}), 1, "is a folder")
-    assert_error(run_cli(["p.jsonl", "-o", "p.jsonl", "--overwrite"], files={"p.jsonl": GOOD_ROWS}), 1, "prompt file")
+    assert_error(run_cli(["p.jsonl", "-o", "p.jsonl", "--overwrite"], files={"p.jsonl": GOOD_ROWS}), 1, "are one file")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

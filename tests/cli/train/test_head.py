@@ -147,7 +147,7 @@ def test_features_serve_other_heads_and_no_other_texts(run_cli: RunCli, target: 
     [
         ("head", ["-o", "head"], "--data"),
         ("head", ["--data", "nowhere", "-o", "head"], "nowhere"),
-        ("head", ["--data", "texts", "-o", "texts"], "exists"),
+        ("head", ["--data", "texts", "-o", "texts"], "--data and --output are one file"),
         ("head", ["--data", "texts", "-o", "no/where/head"], "no folder"),
         ("head", ["--data", "texts", "-o", "head", "--betas", "1"], "--betas"),
         ("head", ["--data", "texts", "-o", "head", "--betas", "1,2"], "cannot be done"),
