@@ -24,7 +24,7 @@ from edgespec.model import attention
 from edgespec.model.device import DTYPES
 from edgespec.model.layer_attention import LayerAttention
 from edgespec.model.new_rows import NewRows, Span
-from edgespec.model.pass_cache import attending
+from edgespec.model.pass_cache import attended
 from edgespec.model.reach import WHOLE
 from edgespec.model.text_cache import TextCache
 
@@ -74,26 +74,26 @@ def measure(rows: int, context: int, *, dtype: torch.dtype, device: torch.device
     new = torch.randn(1, KEY_HEADS, rows, HEAD_DIM, dtype=dtype, device=device)
     module = SimpleNamespace(layer_attention=LayerAttention(reach=WHOLE, source=0), layer_idx=0)
 
-    def attended(least_shared: int) -> Tensor:
+    def read(least_shared: int) -> Tensor:
         attention.LEAST_SHARED = least_shared
         cache.layers[0].length = context
         part = NewRows(cache=cache, ids=positions, positions=positions, visible=visible)
-        with attending([Span(part, 0, rows)]):
-            found, _ = attention.attend(module, query, new, new, None)  # type: ignore[arg-type]
+        attend = functools.partial(attention.attend, module, query, new, new, None)  # type: ignore[arg-type]
+        found, _ = attended([Span(part, 0, rows)], attend)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return found
 
     ways = {"one": context + 1, "two": 1}
-    results = {way: attended(least) for way, least in ways.items()}
+    results = {way: read(least) for way, least in ways.items()}
     times: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(repeats):
         for way, least in ways.items():
             started = time.perf_counter()
-            attended(least)
+            read(least)
             times[way].append(1e3 * (time.perf_counter() - started))
     one, two = (statistics.median(times[way]) for way in ways)
-    peaks = [peak_bytes(functools.partial(attended, least), device) / MIB for least in ways.values()]
+    peaks = [peak_bytes(functools.partial(read, least), device) / MIB for least in ways.values()]
     difference = (results["one"].float() - results["two"].float()).abs().max().item()
     return {
         "rows": rows, "keys": context, "one ms": one, "two ms": two, "ratio": two / one, "difference": difference,

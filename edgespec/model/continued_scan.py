@@ -6,32 +6,32 @@ Legend: b texts, c channels, n rows, k numbers of a channel's state.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+Result = TypeVar("Result")
 SCAN, STEP = "mamba_selective_scan", "mamba_selective_state_update"
 
 _before: ContextVar[Tensor | None] = ContextVar("before", default=None)
 
 
-@contextmanager
-def continuing(state: Tensor | None) -> Iterator[None]:
-    """Within this block, scans go on from a state [b, c, k]; with None, they are transformers'."""
-    token = _before.set(state)
+def continued(state: Tensor | None, call: Callable[[], Result]) -> Result:
+    """Return what a call gives whose scans go on from a state [b, c, k]; with None, they are transformers'."""
+    before = _before.get()
     try:
-        yield
+        _before.set(state)
+        return call()
     finally:
-        _before.reset(token)
+        _before.set(before)
 
 
 def let_scans_continue(family: ModuleType) -> None:
-    """Let the scan of a family's module, if it has one, go on from the state that `continuing` gives."""
+    """Let the scan of a family's module, if it has one, go on from the state that `continued` gives."""
     names = vars(family)
     if SCAN in names and not hasattr(names[SCAN], "is_edgespecs"):
         names[SCAN] = _continued(names[SCAN], names[STEP])

@@ -6,8 +6,7 @@ Legend: k rows, h hidden size, g tokens of some ranges.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,12 +28,16 @@ def family_logits(
 
     The model's own forward computes them, around its `decoder`, which is made to return `hidden`.
     """
-    head: Any = model.get_output_embeddings()
-    with ExitStack() as forwards:
-        forwards.enter_context(_forward_as(decoder, lambda *_, **__: _DecoderOutput(hidden[None])))
-        if tokens is not None:
-            forwards.enter_context(_forward_as(head, functools.partial(_partial_head, head, tokens)))
-        output = model(input_ids=_no_ids(hidden.device), use_cache=False)
+    if tokens is not None:
+        head: Any = model.get_output_embeddings()
+        part = functools.partial(_partial_head, head, tokens)
+        found: Tensor = _with_forward(head, part, lambda: family_logits(model, decoder, hidden))
+        return found
+    output: Any = _with_forward(
+        decoder,
+        lambda *_, **__: _DecoderOutput(hidden[None]),
+        lambda: model(input_ids=_no_ids(hidden.device), use_cache=False),
+    )
     logits: Tensor = output.logits
     return logits[0]
 
@@ -61,17 +64,21 @@ class _DecoderOutput:
         return None
 
 
-@contextmanager
-def _forward_as(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Within this block the module's forward is another one."""
-    own = vars(module).get("forward")  # where somebody wrapped it already
-    module.forward = forward
+def _with_forward(module: nn.Module, forward: Callable[..., Any], call: Callable[[], Any]) -> Any:
+    """Return what a call gives while the module's forward is another one.
+
+    Nothing is called on the way in and out: an interrupt there would leave the wrong forward in place.
+    """
+    names = vars(module)
+    own = names.get("forward")  # where somebody wrapped it already
     try:
-        yield
+        names["forward"] = forward
+        return call()
     finally:
-        del module.forward
         if own is not None:
-            module.forward = own
+            names["forward"] = own
+        elif "forward" in names:
+            del names["forward"]
 
 
 def _partial_head(head: Any, tokens: list[slice], hidden: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ called once a chunk, with its share of everything that has a row for each token.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from edgespec.errors import EdgespecError
 from edgespec.model.new_rows import Span
-from edgespec.model.pass_cache import attending
+from edgespec.model.pass_cache import attended
 from edgespec.model.reach import Reach
 
 Watch = Callable[[float], None]  # the share of a pass that is done, 0 to 1; may raise, which ends the pass
@@ -73,10 +74,10 @@ class LayerMajor:
                 share = _Share(num_rows, first, end, self._mask)
                 if is_masked:
                     share.own_mask = self._mask_of(index, chunk[0])
-                with attending(chunk):
-                    outputs.append(
-                        forward(*map(share.of, arguments), **{name: share.of(value) for name, value in named.items()})
-                    )
+                own = functools.partial(
+                    forward, *map(share.of, arguments), **{name: share.of(value) for name, value in named.items()}
+                )
+                outputs.append(attended(chunk, own))
                 if is_masked and not share.is_masked:
                     raise EdgespecError(
                         "E_UNSUPPORTED_ARCHITECTURE",

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 from transformers.cache_utils import Cache
 
 from edgespec.errors import EdgespecError
 from edgespec.model.new_rows import Span
+
+Result = TypeVar("Result")
 
 _spans: ContextVar[Sequence[Span] | None] = ContextVar("spans", default=None)
 _mixer: ContextVar[tuple[int, int]] = ContextVar("mixer")
@@ -32,13 +33,15 @@ def enter_mixer(layer: int, number: int) -> None:
     _mixer.set((layer, number))
 
 
-@contextmanager
-def attending(spans: Sequence[Span] | None) -> Iterator[None]:
-    """Within this block, attention and recurrent functions are over these rows; with None, they are transformers'."""
+def attended(spans: Sequence[Span] | None, call: Callable[[], Result]) -> Result:
+    """Return what a call gives whose attention and recurrent functions are over these rows; None: transformers' own.
+
+    No context manager: an interrupt between the calls that it is made of would leave these rows to whoever comes next.
+    """
     before = _spans.get()
-    try:  # first: an interrupt behind `set` must not leave these rows to the next pass
+    try:
         _spans.set(spans)
-        yield
+        return call()
     finally:
         _spans.set(before)
 

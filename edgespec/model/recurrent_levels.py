@@ -22,9 +22,9 @@ from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from edgespec.copies import on_device
 from edgespec.model.cache_argument import cache_argument
-from edgespec.model.continued_scan import continuing, let_scans_continue
+from edgespec.model.continued_scan import continued, let_scans_continue
 from edgespec.model.layer_kinds import keeps_state
-from edgespec.model.pass_cache import attending, enter_mixer, spans_under_way
+from edgespec.model.pass_cache import attended, enter_mixer, spans_under_way
 from edgespec.model.recurrent import read_rows, silence_missing_kernels
 from edgespec.model.state_cache import Fold, Rows, StateRows
 
@@ -80,10 +80,10 @@ class Mixer:
         held = LinearAttentionLayer()
         if states.shape[1]:
             self._restore(held, states)
-        with attending(None):  # its own functions are not to be ours
-            cache = Cache(layers=[held] * (self.layer + 1))
-            with continuing(held.recurrent_states[0]):
-                found = self.forward(hidden_states=inputs, **{self._cache_argument: cache})
+        cache = Cache(layers=[held] * (self.layer + 1))
+        forward = functools.partial(self.forward, hidden_states=inputs, **{self._cache_argument: cache})
+        # Its own functions are not to be ours.
+        found = attended(None, functools.partial(continued, held.recurrent_states[0], forward))
         if isinstance(found, tuple):
             self._shapes = [part.shape[2:] for part in found]
             found = torch.cat([part.flatten(2) for part in found], 2)

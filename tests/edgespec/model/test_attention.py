@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from edgespec.model.attention import attend
 from edgespec.model.layer_attention import LayerAttention
 from edgespec.model.new_rows import NewRows, Span, additive
 from edgespec.model.partial_attention import MASK_WIDTH, attend_part
-from edgespec.model.pass_cache import attending
+from edgespec.model.pass_cache import attended
 from edgespec.model.reach import WHOLE, Reach
 from edgespec.model.text_cache import TextCache
 
@@ -91,11 +92,13 @@ def largest_difference(
         cache.layers[0].append(keys[:, :, :context], values[:, :, :context])
     of = LayerAttention(reach=reach, source=0, query_growth=None)
     module = SimpleNamespace(layer_attention=of, layer_idx=0)
-    with attending([Span(rows, 0, rows.count)]):
-        found, _ = attend(
+    found, _ = attended(
+        [Span(rows, 0, rows.count)],
+        lambda: attend(
             module, query, keys[:, :, context:], values[:, :, context:], None, softcap=softcap, s_aux=sinks,
             sliding_window=None if reach.in_chunks else reach.size,
-        )  # type: ignore[arg-type]  # fmt: skip
+        ),
+    )  # type: ignore[arg-type]  # fmt: skip
     places = [*range(context), *rows.positions.tolist()]
     expected = written_out(query, keys, values, seen, positions, places, reach, softcap, sinks)
     return float((found - expected).abs().max())
@@ -161,8 +164,8 @@ def test_mixed_precision_is_as_near_as_one_kernel(width: int, monkeypatch: pytes
     for least in (1, 9999):
         monkeypatch.setattr(attention, "LEAST_SHARED", least)
         cache.layers[0].length = 3000
-        with attending([Span(rows, 0, rows.count)]):
-            found.append(attend(module, query, keys[:, :, 3000:], values[:, :, 3000:], None)[0])  # type: ignore[arg-type]
+        read = functools.partial(attend, module, query, keys[:, :, 3000:], values[:, :, 3000:], None)  # type: ignore[arg-type]
+        found.append(attended([Span(rows, 0, rows.count)], read)[0])
     assert (found[0].float() - found[1].float()).abs().max() <= 2 * torch.finfo(torch.bfloat16).eps * found[
         1
     ].abs().max()
