@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edgespec.errors import EdgespecError
+from edgespec.inputs import check_kinds, shown
 
 # What users of other tools call the formats that weights can be quantised to
 QUANT_NAMES = {
@@ -83,6 +83,7 @@ class SamplingSettings:
     ignore_eos: bool = False  # the tokens that end a text cannot be drawn
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         require(
             self.temperature == 0 or MIN_TEMPERATURE <= self.temperature < 100,
             f"`temperature={self.temperature}` is neither 0 nor in [{MIN_TEMPERATURE}, 100).",
@@ -100,12 +101,12 @@ class SamplingSettings:
         for token, value in bias:
             require(
                 token >= 0 if isinstance(token, int) else token != "",
-                f"`logit_bias` has {token!r}, which is no token.",
+                f"`logit_bias` has {shown(token)}, which is no token.",
                 "Name a token by its id, or by its text.",
             )
             require(
-                math.isfinite(value) and abs(value) <= MAX_BIAS,
-                f"`logit_bias` of {token!r} is {value}, which is not in [-{MAX_BIAS}, {MAX_BIAS}].",
+                abs(value) <= MAX_BIAS,
+                f"`logit_bias` of {shown(token)} is {shown(value)}, which is not in [-{MAX_BIAS}, {MAX_BIAS}].",
                 f"-{MAX_BIAS} all but rules a token out.",
             )
         object.__setattr__(self, "logit_bias", bias)
@@ -141,3 +142,6 @@ class MemoryLimits:
     max_gpu_bytes: int | None = None
     gpu_margin_bytes: int | None = None  # left free on the device; None: 1 GiB where no limit is given
     max_resident_layers: int | None = None  # None: as many as fit
+
+    def __post_init__(self) -> None:
+        check_kinds(self)

@@ -22,7 +22,7 @@ from profiles.schema import Plan, Profile, TemperaturePlan, Timings
 
 def acceptance_of(profile: Profile) -> AcceptanceModel:
     """Return the pair's acceptance model."""
-    return _acceptance(profile.name, json.dumps(profile.acceptance))
+    return _acceptance(profile.name, json.dumps(profile.acceptance, default=str))
 
 
 def plan_at(profile: Profile, temperature: float) -> TemperaturePlan:

@@ -15,6 +15,7 @@ import torch
 
 from edgespec.errors import EdgespecError, profile_errors
 from edgespec.files import profiles_folder
+from edgespec.inputs import checked
 from edgespec.measured import pass_shares, plan_at, plan_for_texts, with_best_limits, with_stop_gain
 from edgespec.model.device import most_threads
 from edgespec.pair.folder import fingerprint
@@ -109,6 +110,7 @@ def set_up(
     Plain decoding leaves the draft out. `is_tuned` lets given trees be the first of those that tune themselves.
     Raises EdgespecError where the pair does not fit.
     """
+    tree = checked("tree", tree, TreeSettings | None)
     is_tuned = tree is None if is_tuned is None else is_tuned
     tree = tree or TreeSettings()
     if pair.draft is None or tree.policy == "none":
@@ -147,7 +149,7 @@ def set_up_by_profile(
     `share_passes` then says how many texts are under way. Raises EdgespecError for a file that cannot be used, and
     where the pair does not fit.
     """
-    own = TreeSettings(**given)
+    source, own = checked("profile", source, str), TreeSettings(**given)
     is_tuned = source in ("auto", "none") and own.policy != "none" and given.keys() <= SAY_NO_SIZE
     if source == "none" or pair.draft is None or own.policy == "none":
         return set_up(pair, share_passes(place, PassShares()), own, is_tuned=is_tuned)

@@ -22,6 +22,7 @@ INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
 NUM_SHARDS_NAMED = 4  # of those that are missing
+MAX_SHOWN = 100  # characters of the name of one
 
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -41,6 +42,14 @@ DTYPES: dict[str, torch.dtype] = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return what JSON says; raises ValueError for all that is none, lists in lists without end among it."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,11 +119,13 @@ def _shard_names(folder: Path) -> dict[str, set[str]]:
     index = folder / INDEX_NAME
     if index.exists():
         try:
-            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            weight_map = parse_json(index.read_bytes())["weight_map"]
             shards: dict[str, set[str]] = {}
             for tensor, shard in weight_map.items():
-                shards.setdefault(str(shard), set()).add(tensor)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+                if not isinstance(shard, str):
+                    raise TypeError(f"the shard of '{tensor}' is no name")
+                shards.setdefault(shard, set()).add(tensor)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 "E_INDEX_INVALID", f"'{index}' is not a valid index ({error!r}).", "Download the model again."
             ) from error
@@ -152,7 +163,7 @@ def _no_safetensors(folder: Path) -> CheckpointError:
 
 def _check_all_there(folder: Path, paths: dict[str, Path]) -> None:
     """Raise CheckpointError that names the shards that are not in the folder."""
-    missing = sorted(shard for shard, path in paths.items() if not path.is_file())
+    missing = sorted(shard[:MAX_SHOWN] for shard, path in paths.items() if not _is_file(path))
     if not missing:
         return
     more = f" and {len(missing) - NUM_SHARDS_NAMED} more" if len(missing) > NUM_SHARDS_NAMED else ""
@@ -165,6 +176,13 @@ def _check_all_there(folder: Path, paths: dict[str, Path]) -> None:
         f"{', '.join(missing[:NUM_SHARDS_NAMED])}{more}.",
         f"Finish the download: hf download {name}." if known else "Download the missing files.",
     )
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
 
 
 def _shard_path(folder: Path, shard: str) -> Path:
@@ -182,19 +200,19 @@ def _shard_path(folder: Path, shard: str) -> Path:
 
 def read_header(path: Path) -> dict[str, TensorEntry]:
     """Return the tensors of one safetensors file, after checking that it is as long as its header says."""
-    file_bytes = path.stat().st_size
-    with path.open("rb") as file:
-        prefix = file.read(8)
-        header_bytes = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else MAX_HEADER_BYTES + 1
-        if header_bytes > min(MAX_HEADER_BYTES, file_bytes - 8):
-            raise _truncated(path, f"its {file_bytes} bytes cannot hold its header")
-        header = file.read(header_bytes)
-    data_start = 8 + header_bytes
     try:
-        fields: dict[str, Any] = json.loads(header)
+        file_bytes = path.stat().st_size
+        with path.open("rb") as file:
+            prefix = file.read(8)
+            header_bytes = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else MAX_HEADER_BYTES + 1
+            if header_bytes > min(MAX_HEADER_BYTES, file_bytes - 8):
+                raise _truncated(path, f"its {file_bytes} bytes cannot hold its header")
+            header = file.read(header_bytes)
+        data_start = 8 + header_bytes
+        fields: dict[str, Any] = parse_json(header)
         fields.pop("__metadata__", None)
         entries = {name: _entry(name, field, path, data_start) for name, field in fields.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             "E_SHARD_INVALID", f"'{path}' is not a valid safetensors file ({error}).", "Download the file again."
         ) from error
@@ -210,10 +228,12 @@ def _truncated(path: Path, reason: str) -> CheckpointError:
 
 def _entry(name: str, field: dict[str, Any], path: Path, data_start: int) -> TensorEntry:
     start, end = field["data_offsets"]
+    shape = tuple(field["shape"])
+    if not all(type(number) is int for number in (start, end, *shape)) or any(size < 0 for size in shape):
+        raise ValueError(f"tensor '{name}' has offsets or sizes that are no whole numbers")
     if field["dtype"] not in DTYPES:
         raise ValueError(f"tensor '{name}' is of {field['dtype']}, which is none of {', '.join(DTYPES)}")
     dtype = DTYPES[field["dtype"]]
-    shape = tuple(int(size) for size in field["shape"])
     if start < 0 or end - start != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"tensor '{name}' has {end - start} bytes for shape {list(shape)} of {field['dtype']}")
     return TensorEntry(name=name, dtype=dtype, shape=shape, file=path, offset=data_start + start, num_bytes=end - start)

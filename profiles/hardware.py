@@ -237,7 +237,7 @@ def parse_assumptions(text: str) -> Assumptions:
 def _content(text: str, name: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # of a number of 5,000 digits, not only of TOML
         raise ProfileError("E_HARDWARE", f"'{name}.toml' is no TOML ({error}).", "Correct the file.") from error
 
 

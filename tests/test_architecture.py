@@ -36,6 +36,7 @@ LAYERS = (
     {"model"},
     {"files", "sampling", "tree"},
     {"config"},
+    {"inputs"},
     {"copies", "errors"},
 )
 # Rooms beside edgespec's own -> who may know them, beside themselves
@@ -68,7 +69,7 @@ OUTSIDE = {
         "cli",
     },
 }
-MAX_OUTSIDE_A_ROOM = 9
+MAX_OUTSIDE_A_ROOM = 10
 OTHER_PROGRAMS = (
     "hf download ",
     "python -m ",

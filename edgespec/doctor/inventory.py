@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from edgespec.errors import EdgespecError, offload_errors
+from edgespec.inputs import parse_json
 from edgespec.model.self_check import check_tree_reading
 from edgespec.pair.folder import ModelFolder, fingerprint, is_head, open_architecture, open_model, read_head_facts
 from edgespec.pair.hub_names import cached_repositories, find_cached
@@ -158,7 +159,7 @@ def _describe(model: ModelFolder) -> dict[str, Any]:
 def _stated_type(folder: Path) -> str | None:
     """Return what config.json says of a model that is not known otherwise."""
     try:
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
+        found = parse_json((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
     except (OSError, ValueError, AttributeError):
         return None
     return str(found) if found else None

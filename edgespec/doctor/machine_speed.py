@@ -18,7 +18,9 @@ import psutil
 import torch
 
 from edgespec.doctor.disk_speed import DiskSpeed, read_speed, scratch_speed
+from edgespec.errors import EdgespecError
 from edgespec.files import cache_folder, machine_file, make_folder, written_whole
+from edgespec.inputs import check_kinds, parse_json
 from profiles.hardware import Hardware
 from profiles.measure import Task, copy_bytes_per_s, machine_facts, time_interleaved
 
@@ -43,6 +45,9 @@ class MachineSpeed:
     link_bytes_per_s: float | None  # from locked RAM to the device; None where there is none
     disks: dict[str, float]  # mount point -> bytes a second
 
+    def __post_init__(self) -> None:
+        check_kinds(self)
+
     def hardware(self, device: torch.device) -> Hardware:
         """Return the machine in the form of a data sheet."""
         is_cuda = device.type == "cuda"
@@ -66,12 +71,12 @@ class MachineSpeed:
 def kept_speed(device: torch.device) -> MachineSpeed | None:
     """Return what was measured of this machine before; None where nothing fits it as it is now."""
     try:
-        content = json.loads(machine_file().read_text(encoding="utf-8"))
+        content = parse_json(machine_file().read_text(encoding="utf-8"))
         found = MachineSpeed(**content)
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, EdgespecError):
         return None
     is_sound = found.schema == SCHEMA and all(
-        isinstance(value, float | int) and value > 0
+        value > 0
         for value in (
             found.memory_bytes_per_s,
             found.half_memory_bytes_per_s,

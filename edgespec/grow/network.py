@@ -7,7 +7,6 @@ key. Numbers are rounded, so that a file can be read and compared.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from edgespec.errors import EdgespecError
 from edgespec.files import written_whole
+from edgespec.inputs import is_finite, parse_json, shown
 
 Activation = Literal["relu", "tanh"]
 DIGITS = 5  # significant ones in files
@@ -120,7 +120,7 @@ def bad_file(path: Path, key: str, problem: str) -> EdgespecError:
 def read_document(path: Path, schema: str, keys: set[str]) -> dict[str, Any]:
     """Read a JSON file, which must have exactly `keys` and "schema"; raises EdgespecError."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise EdgespecError("E_FILE_NOT_FOUND", f"'{path}' does not exist.", "Check the path.") from error
     except (OSError, ValueError) as error:
@@ -130,7 +130,7 @@ def read_document(path: Path, schema: str, keys: set[str]) -> dict[str, Any]:
         what = schema.removeprefix("edgespec.").partition("/")[0]
         raise EdgespecError(
             "E_MODEL_FILE",
-            f"'{path}' has schema {found!r}, not '{schema}'.",
+            f"'{path}' has schema {shown(found)}, not '{schema}'.",
             f"Fit it with this version: edgespec train {what}.",
         )
     return read_keys(content, keys | {"schema"}, path=path, key="")
@@ -162,8 +162,7 @@ def read_keys(data: object, keys: set[str], *, path: Path, key: str) -> dict[str
 
 def read_number(value: object, *, path: Path, key: str) -> float:
     """Return a finite number; raises EdgespecError."""
-    # bool is a kind of int, and JSON as Python reads it has NaN.
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if not is_finite(value):
         raise bad_file(path, key, "is no finite number")
     return float(value)
 

@@ -24,6 +24,7 @@ from edgespec.errors import EdgespecError
 from edgespec.files import written_whole
 from edgespec.grow.growing import Layer
 from edgespec.grow.network import Activation, Network, bad_file
+from edgespec.inputs import parse_json
 from edgespec.sampling.distribution import entropy_of_top
 
 SCHEMA = "edgespec.stop_model/1"
@@ -76,11 +77,11 @@ class StopModel:
     @classmethod
     def load(cls, path: Path) -> StopModel:
         """Read what `save` wrote; raises EdgespecError."""
-        if not path.exists():
-            raise EdgespecError("E_FILE_NOT_FOUND", f"'{path}' does not exist.", "Check the path.")
         try:
+            if not path.exists():
+                raise EdgespecError("E_FILE_NOT_FOUND", f"'{path}' does not exist.", "Check the path.")
             with safe_open(path, framework="pt") as file:
-                header = json.loads((file.metadata() or {}).get(_HEADER_KEY, "null"))
+                header = parse_json((file.metadata() or {}).get(_HEADER_KEY, "null"))
                 tensors = {name: file.get_tensor(name).double() for name in file.keys()}  # noqa: SIM118, it is no dict
         except (OSError, SafetensorError, ValueError) as error:
             raise bad_file(path, "the file", f"cannot be read as safetensors ({error})") from error

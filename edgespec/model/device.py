@@ -87,11 +87,12 @@ def release_memory(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def resolve_dtype(name: str, config: PretrainedConfig, device: torch.device) -> torch.dtype:
-    """Return the number format of that name; raises EdgespecError for an unknown one.
+def resolve_dtype(name: str | torch.dtype, config: PretrainedConfig, device: torch.device) -> torch.dtype:
+    """Return the number format of that name, or torch's own; raises EdgespecError for an unknown one.
 
     'auto' is float32 on a CPU, where rounding then flips no argmax, and the checkpoint's own on a GPU.
     """
+    name = str(name).removeprefix("torch.")
     if name in DTYPES:
         return DTYPES[name]
     if name != "auto":

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from edgespec.errors import EdgespecError
 from edgespec.files import config_files
-from edgespec.pair.hub_names import local_path, resolve_model
+from edgespec.inputs import checked, shown
+from edgespec.pair.hub_names import is_there, local_path, resolve_model
 from edgespec.pair.user_config import read_pairs
 
 
@@ -27,11 +28,13 @@ def find_pair(
 
     None stands for the built-in pair's folder.
     """
+    revision = checked("revision", revision, str | None)
+    draft_revision = checked("draft_revision", draft_revision, str | None)
     names = [_as_name(name) for name in (target, draft) if name is not None]
     # The configuration is nobody's business where folders are named.
-    pairs = {} if all(local_path(name).exists() for name in names) else _configured_pairs()
+    pairs = {} if all(is_there(local_path(name)) for name in names) else _configured_pairs()
     aliases = {name: pair["model"] for name, pair in pairs.items()}
-    if target is not None and not local_path(_as_name(target)).exists():
+    if target is not None and not is_there(local_path(_as_name(target))):
         named = pairs.get(_as_name(target), {})
         revision = revision or named.get("revision")
         if draft is None:
@@ -48,6 +51,8 @@ def find_pair(
 
 
 def _as_name(name: str | Path) -> str:
+    if not isinstance(name, str | Path):
+        raise EdgespecError("E_MODEL_NOT_FOUND", f"{shown(name)} is no model.", "Give a folder or a name.")
     # A path has backslashes on Windows, where names have none.
     return name.as_posix() if isinstance(name, Path) else name
 

@@ -50,7 +50,7 @@ def resolve_model(
         found = find_cached(_repository_of(path), revision=revision, cache=path.parent)
         if found is not None:
             return found
-    if path.exists():
+    if is_there(path):
         _check_path(path, revision)
         return path
     if name == BUILT_IN_HEAD:
@@ -58,7 +58,7 @@ def resolve_model(
         return BUILT_IN_HEAD_FOLDER
     known = dict(aliases or {})
     meant = known.get(name, name)
-    if meant != name and local_path(meant).exists():
+    if meant != name and is_there(local_path(meant)):
         return resolve_model(meant, revision=revision)
     if not REPOSITORY.fullmatch(meant):
         raise _not_found(name, meant, f"there is no folder '{meant}'.", known)
@@ -77,6 +77,14 @@ def local_path(name: str) -> Path:
         return path.expanduser()
     except RuntimeError:  # ~somebody, who is not known here
         return path
+
+
+def is_there(path: Path) -> bool:
+    """Return whether there is a file or a folder; none has a name that is too long."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
 
 
 def find_cached(repository: str, *, revision: str | None = None, cache: Path | None = None) -> Path | None:

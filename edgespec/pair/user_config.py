@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import EdgespecError
-from edgespec.pair.hub_names import local_path
+from edgespec.pair.hub_names import is_there, local_path
 
 SECTIONS = ("defaults", "models", "sampling")
 PAIR_KEYS = ("model", "draft_model", "revision", "draft_revision")
@@ -82,7 +82,7 @@ class UserConfig:
         if model is None:
             return found
         for file in self.files:
-            if model in file.models and not local_path(model).exists():
+            if model in file.models and not is_there(local_path(model)):
                 entry = {key: value for key, value in file.models[model].items() if key != "model"}
                 return found | _settings(entry, f"'{file.path}' [models.{model}]")
         return found

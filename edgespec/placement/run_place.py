@@ -9,6 +9,7 @@ import torch
 from transformers import PretrainedConfig
 
 from edgespec.config import MemoryLimits, parse_experts, parse_quant, require
+from edgespec.inputs import checked_options
 from edgespec.model.cores import check_threads
 from edgespec.model.device import planning_device, resolve_device, resolve_dtype
 
@@ -18,8 +19,8 @@ DEFAULT_CONTEXT_TOKENS = 2048
 class PlaceOptions(TypedDict, total=False):
     """The place of a run as a caller names it; each option has a default."""
 
-    device: str  # auto, cpu, cuda or cuda:N
-    dtype: str  # auto, float32, bfloat16 or float16
+    device: str | torch.device  # auto, cpu, cuda or cuda:N
+    dtype: str | torch.dtype  # auto, float32, bfloat16 or float16
     quant: str | None  # of the target's layers: none, nf4 or int8
     draft_quant: str | None
     experts: str  # of a mixture: auto, stream, resident or cpu
@@ -68,23 +69,27 @@ def resolve_place(
 
     With `is_planned_only` the device need not be there.
     """
-    name = options.get("device", "auto")
+    given = checked_options(PlaceOptions, options)
+    for setting in ("context_tokens", "prompt_tokens", "cache_tokens"):
+        count = given.get(setting, 1)
+        require(count >= 1, f"`{setting}={count}` is no number of tokens.", "Use 1 or more.")
+    name = str(given.get("device", "auto"))
     device = planning_device(name) if is_planned_only else resolve_device(name)
-    wanted_tokens = options.get("context_tokens", DEFAULT_CONTEXT_TOKENS)
+    wanted_tokens = given.get("context_tokens", DEFAULT_CONTEXT_TOKENS)
     context_tokens = min(wanted_tokens, max_context or wanted_tokens)
     return RunPlace(
         device=device,
-        dtype=resolve_dtype(options.get("dtype", "auto"), config, device),
-        quant=parse_quant(options.get("quant")),
-        draft_quant=parse_quant(options.get("draft_quant"), setting="draft_quant"),
-        experts=parse_experts(options.get("experts", "auto")),
-        draft_graphs=options.get("draft_graphs", False),
-        limits=options.get("limits") or MemoryLimits(),
+        dtype=resolve_dtype(given.get("dtype", "auto"), config, device),
+        quant=parse_quant(given.get("quant")),
+        draft_quant=parse_quant(given.get("draft_quant"), setting="draft_quant"),
+        experts=parse_experts(given.get("experts", "auto")),
+        draft_graphs=given.get("draft_graphs", False),
+        limits=given.get("limits", MemoryLimits()),
         context_tokens=context_tokens,
-        prompt_tokens=options.get("prompt_tokens") or context_tokens,
-        threads=check_threads(options.get("threads")),
-        num_texts=check_parallel(options.get("parallel", 1)),
-        cache_tokens=options.get("cache_tokens"),
+        prompt_tokens=given.get("prompt_tokens", context_tokens),
+        threads=check_threads(given.get("threads")),
+        num_texts=check_parallel(given.get("parallel", 1)),
+        cache_tokens=given.get("cache_tokens"),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from edgespec.errors import EdgespecError
+from edgespec.inputs import parse_json
 
 ANY_OBJECT = '{"type": "object"}'  # of OpenAI's json_object
 RESPONSE_FORMATS = ("text", "json_object", "json_schema")
@@ -23,11 +24,10 @@ class Grammar:
 
 def json_schema_grammar(schema: str | Mapping[str, Any]) -> Grammar:
     """Return the grammar of JSON that fits a schema, given as JSON or as what it stands for; raises EdgespecError."""
-    if not isinstance(schema, str):
-        return Grammar(form="json_schema", text=json.dumps(dict(schema)))
     try:
-        found = json.loads(schema)
-    except (ValueError, RecursionError) as error:
+        schema = schema if isinstance(schema, str) else json.dumps(schema)
+        found = parse_json(schema)
+    except (ValueError, TypeError, RecursionError) as error:  # the last two of an object that JSON has no form for
         raise refused("the JSON schema", f"it is not JSON: {error}") from error
     if not isinstance(found, dict):
         raise refused("the JSON schema", "it is no JSON object")

@@ -199,7 +199,7 @@ class PromptCache:
                 rows.check_unchanged()
         except FileNotFoundError:
             raise
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise _refused(self.path, f"cannot be read ({error})") from error
 
     def _check(self, rows: PromptRows) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from edgespec.files import make_folder, prompt_notes_folder, written_whole
+from edgespec.inputs import parse_json
 
 SCHEMA = "edgespec.prompt/1"
 HEADER = "edgespec"  # key of the file's metadata
@@ -47,9 +48,9 @@ def noted_files() -> Iterator[PromptFile]:
     folder = prompt_notes_folder()
     for note in sorted(folder.glob("*.json")) if folder.is_dir() else []:
         try:
-            path = Path(json.loads(note.read_text(encoding="utf-8"))["path"])
+            path = Path(parse_json(note.read_text(encoding="utf-8"))["path"])
             with safe_open(path, "np") as file:  # which loads no torch
-                header = json.loads((file.metadata() or {})[HEADER])
+                header = parse_json((file.metadata() or {})[HEADER])
             if header["schema"] == SCHEMA:
                 yield PromptFile(path=path, model=header["target"]["name"], used_s=note.stat().st_mtime, note=note)
         except FileNotFoundError:

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from edgespec.inputs import parse_json
 from edgespec.text.prompt_files import HEADER
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
@@ -41,8 +42,8 @@ class PromptRows:
         self._file = file
         self.num_bytes = os.fstat(file.fileno()).st_size
         self.identity = self._identity()
-        fields = json.loads(self.identity[1])
-        self.content: Any = json.loads(fields.pop("__metadata__", {}).get(HEADER, "null"))
+        fields = parse_json(self.identity[1])
+        self.content: Any = parse_json(fields.pop("__metadata__", {}).get(HEADER, "null"))
         start = PREFIX_BYTES + len(self.identity[1])
         self._places = {name: _place(field, start, num_bytes=self.num_bytes) for name, field in fields.items()}
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from edgespec.config import DEFAULT_NEW_TOKENS, MAX_SEED, SamplingSettings, require
 from edgespec.errors import EdgespecError
+from edgespec.inputs import checked_options, shown
 from edgespec.sampling.grammar import Grammar, json_schema_grammar, response_format_grammar
 from edgespec.sampling.logprobs import check_num_logprobs
 from edgespec.sampling.matcher import TokenGrammar, token_grammar
@@ -28,6 +29,7 @@ _SAMPLING = ("do_sample", *(setting.name for setting in fields(SamplingSettings)
 _OPTIONS = {**{name: name for name in (*_SAMPLING, "max_new_tokens", "seed")}, "stop_strings": "stop"}
 # Of the others: says nothing of the text, or what the model's own folder says already.
 _WITHOUT_EFFECT = {"transformers_version", "use_cache", "max_length"}
+_CONFIG_FIX = "Give a GenerationConfig of transformers, or a dict of its names."
 
 Config: TypeAlias = "GenerationConfig | Mapping[str, Any]"
 
@@ -87,9 +89,10 @@ def text_request(
 
     Raises EdgespecError where the context has no room, and TypeError for an unknown option.
     """
+    _check_ids(ids, pair.vocab)
     asked = config_values(config)
     base = named_sampling(pair.default_sampling(), {name: asked.pop(name) for name in _SAMPLING if name in asked})
-    asked |= {name: value for name, value in options.items() if value is not None}
+    asked |= checked_options(TextOptions, options)
     seed = asked.pop("seed", None)
     require(seed is None or 0 <= seed <= MAX_SEED, f"`seed={seed}` is not in [0, 2^63).", "Use another number.")
     limit, limited_by = new_token_limit(max_context, len(ids), asked.pop("max_new_tokens", DEFAULT_NEW_TOKENS))
@@ -115,6 +118,14 @@ def grammar_for(grammar: Grammar, sampling: SamplingSettings, pair: ModelPair) -
     """Return a grammar over the pair's tokens for texts that are sampled so; raises EdgespecError."""
     ends = frozenset[int]() if sampling.ignore_eos else pair.stop_tokens
     return token_grammar(grammar, pair.tokenizer, vocab=pair.vocab, stop_tokens=ends)
+
+
+def _check_ids(ids: Sequence[int], vocab: int) -> None:
+    """Raise EdgespecError for a prompt's token that the model has not."""
+    odd = next((token for token in (min(ids, default=0), max(ids, default=0)) if not 0 <= token < vocab), None)
+    if odd is not None:
+        what = f"the prompt has token id {odd}, and the model knows {vocab} tokens."
+        raise EdgespecError("E_PROMPT_INVALID", what, f"Use 0 to {vocab - 1}.")
 
 
 def _asked_grammar(asked: dict[str, Any]) -> Grammar | None:
@@ -145,11 +156,13 @@ def config_values(config: Config | None) -> dict[str, Any]:
     """Return what a generation config asks for, as options; raises EdgespecError for what would not be honoured."""
     if config is None:
         return {}
-    given = dict(config) if isinstance(config, Mapping) else config.to_diff_dict()
-    given = {name: value for name, value in given.items() if value is not None}
+    is_object = hasattr(config, "to_diff_dict")
+    require(is_object or isinstance(config, Mapping), f"`config={shown(config)}` cannot be used.", _CONFIG_FIX)
+    given = config.to_diff_dict() if is_object else dict(config)  # type: ignore[union-attr, arg-type]
+    given = {str(name): value for name, value in given.items() if value is not None}
     values = {option: given.pop(name) for name, option in _OPTIONS.items() if name in given}
     unknown = sorted(
-        name for name in given if name not in _WITHOUT_EFFECT and not name.endswith("_token_id") and name[0] != "_"
+        name for name in given if name not in _WITHOUT_EFFECT and not name.endswith("_token_id") and name[:1] != "_"
     )
     if unknown:
         raise EdgespecError(
@@ -157,4 +170,4 @@ def config_values(config: Config | None) -> dict[str, Any]:
             f"the generation config sets {', '.join(unknown)}, which edgespec does not do.",
             f"It knows: {', '.join(_OPTIONS)}.",
         )
-    return values
+    return checked_options(TextOptions, values)

@@ -7,7 +7,6 @@ tokenizer would choose for it, and a session must go on from those that were wri
 from __future__ import annotations
 
 import datetime
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import EdgespecError
 from edgespec.files import json_text, make_folder, written_whole
+from edgespec.inputs import is_text, parse_json, shown
 from edgespec.text.chat_template import Message
 from edgespec.text.token_text import CUT_CHARACTER, text_of_tokens
 
@@ -85,7 +85,7 @@ def read_session(path: Path, tokenizer: PreTrainedTokenizerBase) -> SavedSession
     """Read and check a saved session; raises EdgespecError."""
     content = _read_json(path)
     if content.get("schema") != SCHEMA:
-        raise _invalid(path, f"its schema is {content.get('schema')!r}, not {SCHEMA!r}")
+        raise _invalid(path, f"its schema is {shown(content.get('schema'))}, not {SCHEMA!r}")
     messages = content.get("messages")
     if not isinstance(messages, list):
         raise _invalid(path, "it has no list of messages")
@@ -137,12 +137,12 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         if path.is_file() and path.stat().st_size > MAX_BYTES:
             raise _invalid(path, f"it has {path.stat().st_size >> 20} MiB")
-        content = json.loads(path.read_bytes().decode("utf-8-sig"))
+        content = parse_json(path.read_bytes().decode("utf-8-sig"))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise EdgespecError("E_FILE_NOT_FOUND", f"there is no file '{path}'.", "Name a saved session.") from error
     except OSError as error:
         raise EdgespecError("E_FILE_NOT_FOUND", f"cannot read '{path}' ({error.strerror}).", "Name a file.") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise _invalid(path, f"it is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise _invalid(path, "it is not a JSON object")
@@ -153,8 +153,7 @@ def _text(path: Path, content: dict[str, Any], name: str) -> str | None:
     value = content.get(name)
     if value is None:
         return None
-    # Half a surrogate pair is no text, and could not be encoded.
-    if not isinstance(value, str) or any(0xD800 <= ord(character) <= 0xDFFF for character in value):
+    if not is_text(value):
         raise _invalid(path, f"{name} is no text")
     return value
 

@@ -27,6 +27,7 @@ from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.grow.policies import open_policy
 from edgespec.grow.stop_model import distribution_inputs
+from edgespec.inputs import parse_json
 from edgespec.model.target import Target
 from edgespec.sampling.noise import DEFAULT_NAME, TextNoise, generator_at, text_key
 from edgespec.train.candidates import path_records
@@ -136,7 +137,7 @@ def _check_same_run(folder: Path, settings: list[Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if not note.exists():
             note.write_text(json.dumps({"settings_sha256": digest}), encoding="utf-8")
-        is_same = json.loads(note.read_text(encoding="utf-8")).get("settings_sha256") == digest
+        is_same = parse_json(note.read_text(encoding="utf-8")).get("settings_sha256") == digest
     except (OSError, ValueError, AttributeError) as error:
         raise EdgespecError("E_RECORDS", f"'{note}' cannot be used ({error}).", "Name another folder.") from error
     if not is_same:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from edgespec.errors import EdgespecError
 from edgespec.files import written_whole
+from edgespec.inputs import check_kinds, parse_json
 
 SCHEMA = "edgespec.features/1"
 NOTE = "run.json"
@@ -40,6 +41,9 @@ class FeatureRun:
     num_blocks: int
     num_tokens: int
     blocks_sha256: str  # of the blocks' ids and texts, in their order
+
+    def __post_init__(self) -> None:
+        check_kinds(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +89,14 @@ def read_run(folder: Path) -> FeatureRun:
     """Read what a folder's features were made of; raises EdgespecError."""
     note = folder / NOTE
     try:
-        content: Any = json.loads(note.read_text(encoding="utf-8"))
+        content: Any = parse_json(note.read_text(encoding="utf-8"))
         if not isinstance(content, dict) or content.pop("schema", None) != SCHEMA:
             raise ValueError(f"it is not of schema {SCHEMA}")
         return FeatureRun(**content)
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, EdgespecError) as error:
+        reason = error.what if isinstance(error, EdgespecError) else error
         raise EdgespecError(
-            "E_FEATURES", f"'{note}' cannot be used ({error}).", "Delete the folder and collect features again."
+            "E_FEATURES", f"'{note}' cannot be used ({reason}).", "Delete the folder and collect features again."
         ) from error
 
 

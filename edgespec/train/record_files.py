@@ -17,6 +17,7 @@ from torch import Tensor
 
 from edgespec.errors import EdgespecError
 from edgespec.files import written_whole
+from edgespec.inputs import check_kinds, parse_json
 from edgespec.train.records import Records
 from edgespec.tree.policies import Draw
 
@@ -37,6 +38,9 @@ class RecordsHeader:
     draft_temperature: float
     num_trees: int
     tokens: float  # a pass, on average over the trees
+
+    def __post_init__(self) -> None:
+        check_kinds(self)
 
     @property
     def setting(self) -> tuple[int, str, float]:
@@ -95,7 +99,7 @@ def _parts(folder: Path) -> list[Path]:
 def _read_header(path: Path) -> RecordsHeader:
     try:
         with safe_open(path, framework="pt") as file:
-            content = json.loads((file.metadata() or {}).get(_HEADER_KEY, "null"))
+            content = parse_json((file.metadata() or {}).get(_HEADER_KEY, "null"))
     except (OSError, SafetensorError, ValueError) as error:
         raise _damaged(path, str(error)) from error
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
@@ -104,7 +108,10 @@ def _read_header(path: Path) -> RecordsHeader:
     odd = expected ^ (content.keys() - {"schema"})
     if odd:
         raise _damaged(path, f"header {sorted(odd)[0]} is missing or unknown")
-    return RecordsHeader(**{name: content[name] for name in expected})
+    try:
+        return RecordsHeader(**{name: content[name] for name in expected})
+    except EdgespecError as error:
+        raise _damaged(path, f"header {error.what.rstrip('.')}") from error
 
 
 def _read_columns(path: Path, prompt: int) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from edgespec.config import MAX_TREE_SIZE, MIN_TEMPERATURE, DraftSampling, SamplingSettings, require
 from edgespec.errors import EdgespecError
+from edgespec.inputs import check_kinds
 from edgespec.tree.policies import DEFAULT_POLICY, DRAWS, POLICIES, Draw, policy_named, users_of
 from edgespec.tree.shapes import PRESETS, TreeShape, chain, expansion, read_shape
 
@@ -51,6 +52,7 @@ class TreeSettings:
     draft_temperature: float | None = None  # None: the target's, or the policy's own when that is greedy
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         policy_named(self.policy)
         self._refuse_unused()
         require(

@@ -7,7 +7,6 @@ is cut at depth d.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from edgespec.config import MAX_TREE_SIZE, require
 from edgespec.errors import EdgespecError
+from edgespec.inputs import parse_json, shown
 
 # EAGLE-1's tree of 25 nodes and Medusa's of 63, as their authors published them for 7B models
 PRESETS = {file.stem: file for file in sorted((Path(__file__).parent / "presets").glob("*.json"))}
@@ -130,13 +130,13 @@ def read_shape(path: Path) -> TreeShape:
     The name of one of PRESETS is a file too, where there is no other file of that name. Raises EdgespecError with the
     file's name and what is wrong in it.
     """
-    file = PRESETS[str(path)] if str(path) in PRESETS and not path.exists() else path
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        file = PRESETS[str(path)] if str(path) in PRESETS and not path.exists() else path
+        content = parse_json(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         what = f"Check the path, or name a preset: {', '.join(PRESETS)}."
         raise EdgespecError("E_FILE_NOT_FOUND", f"'{path}' does not exist.", what) from error
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise EdgespecError("E_SETTING", f"'{path}' cannot be read as JSON ({error}).", FORMATS) from error
     try:
         return _from_content(content)
@@ -154,13 +154,13 @@ def _from_content(content: Any) -> TreeShape:
         require(isinstance(parents, list), "parents is no list.", FORMATS)
         _refuse_large(len(parents) - 1)
         for node, parent in enumerate(parents):
-            require(_is_number(parent) and parent >= -1, f"node {node} has parent {parent!r}.", FORMATS)
+            require(_is_number(parent) and parent >= -1, f"node {node} has parent {shown(parent)}.", FORMATS)
         return TreeShape(tuple(parents))
     require(isinstance(content, list), "it is neither a list nor an object.", FORMATS)
     _refuse_large(len(content))
     for path in content:
         is_path = isinstance(path, list) and len(path) > 0 and all(_is_number(rank) and rank >= 0 for rank in path)
-        require(is_path, f"{path!r} is no path of ranks.", FORMATS)
+        require(is_path, f"{shown(path)} is no path of ranks.", FORMATS)
     return from_paths([tuple(path) for path in content])
 
 

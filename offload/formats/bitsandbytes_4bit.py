@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from offload.checkpoint import parse_json
 from offload.formats.bitsandbytes_kernels import bitsandbytes_functional
 from offload.formats.packed_format import BLOCK_SIZE, WEIGHTS_AT_ONCE, Layouts, cannot_be_used, content_of
 from offload.stored_names import Pieces
@@ -55,7 +56,7 @@ class Bitsandbytes4Bit:
 
     def _read_state(self, parameter: str, content: bytes, shape: tuple[int, ...], *, nested: bool) -> Bitsandbytes4Bit:
         try:
-            state = json.loads(content)
+            state = parse_json(content)
             offset = float(state["nested_offset"]) if nested else 0.0
             found = replace(self, nested=nested, block_size=int(state["blocksize"]), offset=offset)
             stored_shape = tuple(state["shape"])
@@ -65,7 +66,7 @@ class Bitsandbytes4Bit:
                 raise ValueError(f"an offset of {offset}")
             if nested and state["nested_blocksize"] != NESTED_BLOCK_SIZE:
                 raise ValueError(f"nested blocks of {state['nested_blocksize']}")
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise cannot_be_used(parameter, f"its quantisation state is not understood: {error}") from error
         if stored_shape != shape:
             what = f"it was packed as {list(stored_shape)}, and the module computes with {list(shape)}"

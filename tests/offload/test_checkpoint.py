@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,6 +98,55 @@ def index_without_map(folder: Path) -> None:
     (folder / INDEX_NAME).write_text("[]")
 
 
+def index_nested(folder: Path) -> None:
+    (folder / INDEX_NAME).write_text("[" * 100_000)
+
+
+def index_a_folder(folder: Path) -> None:
+    (folder / INDEX_NAME).unlink()
+    (folder / INDEX_NAME).mkdir()
+
+
+def shard_no_name(folder: Path) -> None:
+    (folder / INDEX_NAME).write_text('{"weight_map": {"model.norm.weight": ["a"]}}')
+
+
+def shard_of_a_long_name(folder: Path) -> None:
+    (folder / INDEX_NAME).write_text(json.dumps({"weight_map": {"model.norm.weight": "a" * 5_000}}))
+
+
+def header_nested(folder: Path) -> None:
+    deep = b"[" * 100_000
+    first_shard(folder).write_bytes(struct.pack("<Q", len(deep)) + deep)
+
+
+def changed_entry(folder: Path, name: str, value: object) -> None:
+    """The first tensor of the first shard, otherwise described."""
+    path = first_shard(folder)
+    data = path.read_bytes()
+    length = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8 : 8 + length])
+    header[next(key for key in header if key != "__metadata__")][name] = value
+    written = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(written)) + written + data[8 + length :])
+
+
+def float_offsets(folder: Path) -> None:
+    changed_entry(folder, "data_offsets", [0.0, 128.0])
+
+
+def sizes_as_words(folder: Path) -> None:
+    changed_entry(folder, "shape", ["3", "2"])
+
+
+def infinite_offset(folder: Path) -> None:
+    changed_entry(folder, "data_offsets", [0, float("inf")])
+
+
+def dtype_a_list(folder: Path) -> None:
+    changed_entry(folder, "dtype", ["F32"])
+
+
 def tensor_moved(folder: Path) -> None:
     path = folder / INDEX_NAME
     index = json.loads(path.read_text())
@@ -118,6 +168,15 @@ def tensor_moved(folder: Path) -> None:
         (shard_outside, "E_SHARD_OUTSIDE", "../../etc/passwd"),
         (index_no_json, "E_INDEX_INVALID", INDEX_NAME),
         (index_without_map, "E_INDEX_INVALID", INDEX_NAME),
+        (index_nested, "E_INDEX_INVALID", INDEX_NAME),
+        (index_a_folder, "E_INDEX_INVALID", INDEX_NAME),
+        (shard_no_name, "E_INDEX_INVALID", "model.norm.weight"),
+        (shard_of_a_long_name, "E_SHARD_MISSING", "aaaa"),
+        (header_nested, "E_SHARD_INVALID", "nested"),
+        (float_offsets, "E_SHARD_INVALID", "no whole numbers"),
+        (sizes_as_words, "E_SHARD_INVALID", "no whole numbers"),
+        (infinite_offset, "E_SHARD_INVALID", "no whole numbers"),
+        (dtype_a_list, "E_SHARD_INVALID", "-00001-of-"),
         (tensor_moved, "E_SHARD_INCOMPLETE", "model.norm.weight.extra"),
     ],
 )

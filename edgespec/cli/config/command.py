@@ -24,6 +24,7 @@ from edgespec.cli.options.group import FOLDER
 from edgespec.cli.options.tree import TREE_FIELDS
 from edgespec.errors import EdgespecError
 from edgespec.files import config_file, config_files, make_folder
+from edgespec.inputs import parse_json
 from edgespec.pair.hub_names import resolve_model
 from edgespec.pair.user_config import UserConfig
 
@@ -201,7 +202,7 @@ def _generation_config(model: str | None, config: UserConfig) -> tuple[dict[str,
     try:
         folder = BUILT_IN_TARGET if model is None else resolve_model(model, aliases=config.aliases)
         path = folder / "generation_config.json"
-        wanted = json.loads(path.read_text(encoding="utf-8"))
+        wanted = parse_json(path.read_text(encoding="utf-8"))
     except (EdgespecError, OSError, ValueError):
         return {}, ""
     if not isinstance(wanted, dict):

@@ -111,6 +111,8 @@ def _number(name: str, value: object, where: str) -> float:
 
 
 def _whole_number(name: str, value: object, where: str) -> int:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # as some programs write them
     if isinstance(value, bool) or not isinstance(value, int):
         raise _wrong(name, value, where, "Write a whole number.")
     if abs(value) > MAX_SEED:

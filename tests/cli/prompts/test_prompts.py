@@ -157,6 +157,8 @@ def test_a_wrong_row_is_named(row: Any, named: str, tmp_path: Path) -> None:
         ({"temperature": 10**400}, "temperature 1000"),
         ({"top_p": 0}, "top_p 0"),
         ({"top_k": 1.5}, "top_k 1.5"),
+        ({"top_k": 1e999}, "top_k inf"),
+        ({"logit_bias": {"5": 10**400}}, "logit_bias"),
         ({"top_k": -1}, "top_k -1"),
         ({"min_p": 2}, "min_p 2"),
         ({"seed": -1}, "seed -1"),
@@ -183,6 +185,12 @@ def test_a_rows_settings_have_the_names_of_other_tools() -> None:
     assert parse_row({"body": {"prompt": "a", **given}}, "line 1").settings.given() == {
         "max_new_tokens": 5, "temperature": 1, "top_k": 3, "stop": ("x",), "system": "be brief",
     }  # fmt: skip
+
+
+def test_whole_floats_are_whole_numbers() -> None:
+    given = parse_row({"prompt": "a", "max_tokens": 16.0, "top_k": 50.0, "seed": 3.0}, "line 1").settings.given()
+    assert given == {"max_new_tokens": 16, "top_k": 50, "seed": 3}
+    assert {type(value) for value in given.values()} == {int}
 
 
 def test_json_that_is_no_array_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,163 @@
+"""What comes from outside is of the kind that it should be: values of settings and options, texts, JSON."""
+
+from __future__ import annotations
+
+import builtins
+import collections.abc
+import contextlib
+import functools
+import json
+import numbers
+import pathlib
+import sys
+import types
+import typing
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from edgespec.errors import EdgespecError
+
+MAX_SHOWN = 60  # characters of a wrong value
+MAX_WHOLE = 2**63 - 1  # of whole numbers, either way
+WORDS: dict[Any, str] = {
+    int: "a whole number below 2^63", float: "a number", bool: "True or False", str: "a text", Path: "a path",
+    Mapping: "a mapping", collections.abc.Sequence: "a list", tuple: "a list",
+}  # fmt: skip
+
+
+def parse_json(text: str | bytes, *, is_strict: bool = False) -> Any:
+    """Return what JSON says; raises ValueError for all that is none, lists in lists without end among it.
+
+    Infinities and NaN, which are no JSON, are taken as Python writes them, unless it `is_strict`.
+    """
+    try:
+        return json.loads(text, parse_constant=_refuse_constant if is_strict else None)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def is_text(value: object) -> TypeGuard[str]:
+    """Return whether a value is a text that can be encoded: half a surrogate pair is no character."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
+def is_finite(value: object) -> TypeGuard[int | float]:
+    """Return whether a value is a finite number that a float can hold, and not True or False."""
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return isinstance(value, numbers.Real) and abs(float(value)) <= sys.float_info.max
+
+
+def shown(value: object) -> str:
+    """Return a value for a message, in short."""
+    try:
+        text = repr(value)
+    except ValueError:  # of a number of more digits than Python writes
+        text = f"{type(value).__name__} too long to be written"
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
+
+
+def check_kinds(settings: object) -> None:
+    """Give a frozen record's values the types of its fields; raises EdgespecError for one of another kind."""
+    owner: type = type(settings)
+    for name, kind in _hints(owner).items():
+        object.__setattr__(settings, name, checked(name, getattr(settings, name), kind))
+
+
+def checked_options(kind: type, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options in the types that a TypedDict has for them, without those that are None.
+
+    Raises EdgespecError for one of another kind, and TypeError for an unknown name.
+    """
+    hints = _hints(kind)
+    unknown = next((name for name in options if name not in hints), None)
+    if unknown is not None:
+        raise TypeError(f"there is no option '{unknown}', only {', '.join(hints)}")
+    return {name: checked(name, value, hints[name]) for name, value in options.items() if value is not None}
+
+
+def checked(name: str, value: object, kind: Any) -> Any:
+    """Return a setting's value as one of its type, a whole float as an int; raises EdgespecError where it is none."""
+    try:
+        return _fitted(value, kind)
+    except TypeError as error:
+        what = f"`{name}={shown(value)}` cannot be used."
+        raise EdgespecError("E_SETTING", what, f"Give {_in_words(kind)}.") from error
+
+
+@functools.cache
+def _hints(kind: Hashable) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _fitted(value: Any, kind: Any) -> Any:
+    """Return a value as one of a type; raises TypeError where it is none."""
+    parts = typing.get_args(kind)
+    match typing.get_origin(kind) or kind:
+        case typing.Union | types.UnionType:
+            return _fitted_to_any(value, parts)
+        case typing.Literal:  # which of them there are is said by whoever has the list
+            return _if(type(value) in map(type, parts), value)
+        case builtins.int:
+            return _whole(value)
+        case builtins.float:  # NaN and infinities are for whoever knows the range
+            _if(isinstance(value, float) or is_finite(value), value)
+            return value if isinstance(value, int | float) else float(value)
+        case builtins.str:
+            return _if(is_text(value), value)
+        case pathlib.Path:
+            return Path(_if(isinstance(value, Path) or is_text(value), value))
+        case collections.abc.Mapping | builtins.dict:
+            _if(isinstance(value, Mapping), value)
+            return {_fitted(key, parts[0]): _fitted(part, parts[1]) for key, part in value.items()}
+        case collections.abc.Sequence:
+            _if(isinstance(value, list | tuple), value)
+            return [_fitted(part, parts[0]) for part in value]
+        case builtins.tuple:
+            _if(isinstance(value, list | tuple), value)
+            kinds = parts[:1] * len(value) if parts[1:] == (...,) else parts
+            return tuple(
+                _fitted(part, kind) for part, kind in zip(value, _if(len(kinds) == len(value), kinds), strict=True)
+            )
+        case typing.Any:
+            return value
+        case other:
+            return _if(isinstance(value, other), value)
+
+
+def _fitted_to_any(value: object, kinds: tuple[Any, ...]) -> Any:
+    for kind in kinds:
+        with contextlib.suppress(TypeError):
+            return _fitted(value, kind)
+    raise TypeError
+
+
+def _whole(value: Any) -> int:
+    is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return int(_if(is_real and value == value // 1 and abs(value) <= MAX_WHOLE, value))
+
+
+def _if(fits: bool, value: Any) -> Any:
+    if not fits:
+        raise TypeError
+    return value
+
+
+def _in_words(kind: Any) -> str:
+    """Return a type for a message: 'a whole number or None'."""
+    origin, parts = typing.get_origin(kind) or kind, typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(dict.fromkeys(map(_in_words, parts)))
+    if origin is typing.Literal:
+        return f"one of {', '.join(map(str, parts))}"
+    return (
+        "None" if origin is types.NoneType else WORDS.get(origin, f"an object of {getattr(origin, '__name__', origin)}")
+    )
