@@ -19,7 +19,9 @@ from transformers.models.auto.modeling_auto import (
 
 from edgespec.draft.head_network import FORMAT, HEAD_KEY, OWN_MODULES, HeadFacts, attach_head_parts
 from edgespec.errors import EdgespecError, offload_errors
+from edgespec.inputs import parse_json, shown
 from edgespec.model.supported import check_supported
+from edgespec.pair.config_bounds import check_bounds, check_layers
 from edgespec.pair.fingerprint import weights_digest
 from offload.architecture import architecture_checkpoint
 from offload.checkpoint import Checkpoint, read_checkpoint
@@ -129,6 +131,7 @@ def open_draft_architecture(folder: Path, target: ModelFolder) -> ModelFolder:
 def _model_folder(folder: Path, checkpoint: Checkpoint) -> ModelFolder:
     config = _read_config(folder)
     check_supported(config)
+    check_layers(config, len(checkpoint.tensors), folder)
     check_readable(stated_packing(config), folder)
     return ModelFolder(
         folder=folder,
@@ -143,7 +146,7 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise EdgespecError(
             "E_CONFIG_INVALID", f"'{path}' is not readable JSON ({error}).", "Download the file again."
@@ -157,11 +160,17 @@ def _read_config(folder: Path) -> PretrainedConfig:
     if not (folder / "config.json").exists():
         raise EdgespecError("E_CONFIG_MISSING", f"'{folder}' has no config.json.", "Download the whole model folder.")
     fields = read_json(folder / "config.json")
+    check_bounds(fields, folder / "config.json")
     model_type = fields.get("model_type")
-    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES | MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
-        what = f"'{folder}' has model type '{model_type}', which "
+    if (
+        not isinstance(model_type, str)
+        or model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES | MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    ):
+        what = f"'{folder}' has model type {shown(model_type)}, which "
         fix = "Use a decoder-only model such as Llama, Qwen, Mistral, Gemma, Phi-3 or GPT-NeoX"
-        if model_type in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
+        if not isinstance(model_type, str):
+            what += "is no word."
+        elif model_type in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
             what += "is an encoder with a decoder: it reads the whole prompt before the first token."
         elif model_type in CONFIG_MAPPING:
             what += "transformers knows, and not as a language model."
@@ -195,5 +204,6 @@ def fingerprint(model: ModelFolder) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """Return what a library says went wrong, in short."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    """Return what a library says went wrong, in short; a line that ends with a colon says nothing by itself."""
+    first, *more = [*map(str.strip, str(error).strip().splitlines()), ""]
+    return (f"{first} {more[0]}" if first.endswith(":") else first or type(error).__name__)[:200]

@@ -178,7 +178,7 @@ def broken_tokenizer(folder: Path) -> None:
         (remove_tokenizer, 2, "has no usable tokenizer: there is no tokenizer.json."),
         (broken_tokenizer, 2, "has no usable tokenizer ("),
         (unknown_activation, 2, "swoosh"),
-        (no_layers, 2, "num_hidden_layers is 0"),
+        (no_layers, 2, "num_hidden_layers 0"),
         (odd_stop_token, 2, "</s>"),
         (absurd_sampling, 2, "generation_config.json"),
         (broken_template, 2, "no users here"),
