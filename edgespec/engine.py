@@ -275,7 +275,7 @@ class Engine:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return a prompt's token ids; messages go through the chat template. Raises EdgespecError without ids."""
-        return prompt_ids(self.pair.tokenizer, prompt)
+        return prompt_ids(self.pair.tokenizer, prompt, max_tokens=self.max_context)
 
     def use_prompt_cache(self, cache: PromptCache | None) -> None:
         """Begin texts on the rows that a file has of their prompt's beginning, and let it have those that it wants."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from edgespec.config import SamplingSettings, require
+from edgespec.text.chat_template import encoded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -41,7 +42,7 @@ def with_token_ids(sampling: SamplingSettings, pair: ModelPair) -> SamplingSetti
 
 
 def _id_of(text: str, tokenizer: PreTrainedTokenizerBase) -> int:
-    ids = tokenizer.encode(text, add_special_tokens=False)
+    ids = encoded(tokenizer, text, add_special_tokens=False)
     require(
         len(ids) == 1,
         f"`logit_bias` names {text!r}, which is {len(ids)} tokens of this model: {', '.join(map(str, ids))}.",

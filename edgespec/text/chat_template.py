@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
 from edgespec.errors import EdgespecError
+from edgespec.inputs import is_text, shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 PROBE = "edgespec-probe"
+PIECE_CHARACTERS = 1 << 16  # of a long text whose tokens are counted
 Role = Literal["system", "user", "assistant"]
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]  # a text, token ids, or messages
 
@@ -36,10 +39,11 @@ def template_ids(
     messages: Sequence[Mapping[str, str]],
     *,
     values: Mapping[str, Any] | None = None,
+    max_tokens: int | None = None,
 ) -> list[int]:
     """Return the ids up to where the next answer begins; the template reads `values` beside the messages.
 
-    Raises EdgespecError without a template, or where it fails.
+    Raises EdgespecError without a template, where it fails, and for far more ids than `max_tokens`.
     """
     if not tokenizer.chat_template:
         raise EdgespecError(
@@ -58,18 +62,44 @@ def template_ids(
                 for message in said
                 if message.get("content")
             ]
-        ids: Any = tokenizer.apply_chat_template(
-            said,
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=False,
-            **(values or {}),
-        )
+        text = tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False, **(values or {}))
     except Exception as error:  # a template is a program of the model's, and may raise anything
         raise EdgespecError(
             "E_CHAT_TEMPLATE", f"the model's chat template fails ({error}).", "Use `raw=True`."
         ) from error
-    return list(ids)
+    return encoded(tokenizer, str(text), add_special_tokens=False, max_tokens=max_tokens)
+
+
+def encoded(
+    tokenizer: PreTrainedTokenizerBase, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
+) -> list[int]:
+    """Return a text's ids; raises EdgespecError for half a surrogate pair, and for far more ids than `max_tokens`.
+
+    A long text is counted in pieces first, because a tokenizer notes a hundred bytes and more of every token. Where it
+    is cut a few tokens come out otherwise: twice as many as there may be are too many in any case.
+    """
+    if not is_text(text):
+        what = "the prompt holds half a surrogate pair, which is no character."
+        raise EdgespecError("E_PROMPT_INVALID", what, "Leave it out, or write the whole character.")
+    try:
+        if max_tokens is not None and len(text) > PIECE_CHARACTERS:
+            _check_length(tokenizer, text, max_tokens)
+        return list(tokenizer.encode(text, add_special_tokens=add_special_tokens))
+    except EdgespecError:
+        raise
+    except Exception as error:  # a tokenizer's files may ask for what cannot be done
+        what = f"the model's tokenizer fails ({type(error).__name__}: {error})."
+        raise EdgespecError("E_TOKENIZER", what, "Download its files again.") from error
+
+
+def _check_length(tokenizer: PreTrainedTokenizerBase, text: str, max_tokens: int) -> None:
+    """Raise EdgespecError for a text of twice as many tokens as there may be."""
+    num_tokens = 0
+    for start in range(0, len(text), PIECE_CHARACTERS):
+        num_tokens += len(tokenizer.encode(text[start : start + PIECE_CHARACTERS], add_special_tokens=False))
+        if num_tokens > 2 * max_tokens:
+            what = f"the prompt has more than {2 * max_tokens} tokens, and the context holds {max_tokens}."
+            raise EdgespecError("E_CONTEXT", what, "Shorten the prompt.")
 
 
 def text_of(content: object, where: str = "a message") -> object:
@@ -103,31 +133,43 @@ def reads_parts(tokenizer: PreTrainedTokenizerBase) -> bool:
         return False
 
 
-def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
-    """Return a prompt's ids, whatever its form; raises EdgespecError where it has none."""
-    ids = list(tokenizer.encode(prompt)) if isinstance(prompt, str) else _listed_ids(tokenizer, prompt)
+def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, *, max_tokens: int | None = None) -> list[int]:
+    """Return a prompt's ids, whatever its form; raises EdgespecError where it has none, or is no prompt."""
+    if isinstance(prompt, str):
+        ids = encoded(tokenizer, prompt, max_tokens=max_tokens)
+    else:
+        ids = _listed_ids(tokenizer, prompt, max_tokens)
     if not ids:
         raise EdgespecError("E_PROMPT_EMPTY", "the prompt has no tokens.", "Give at least one character.")
     return ids
 
 
-def _listed_ids(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[Any]) -> list[int]:
-    numbers = [item for item in prompt if isinstance(item, int)]
-    messages = [item for item in prompt if isinstance(item, Mapping)]
-    if len(numbers) + len(messages) < len(prompt) or (numbers and messages):
-        raise TypeError("a prompt is a text, token ids, or messages")
-    return template_ids(tokenizer, messages) if messages else numbers
+def _listed_ids(tokenizer: PreTrainedTokenizerBase, prompt: object, max_tokens: int | None) -> list[int]:
+    if isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray):
+        if prompt and all(isinstance(item, Mapping) for item in prompt):
+            return template_ids(tokenizer, prompt, max_tokens=max_tokens)
+        if all(isinstance(item, Integral) and not isinstance(item, bool) for item in prompt):
+            return [int(item) for item in prompt]
+    fix = "Give a text, a list of token ids, or a list of messages."
+    raise EdgespecError("E_PROMPT_INVALID", f"{shown(prompt)} is no prompt.", fix)
 
 
-def plain_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> list[int]:
-    """Return the ids of the messages as one text; each message is encoded alone, never two together."""
+def plain_ids(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], *, max_tokens: int | None = None
+) -> list[int]:
+    """Return the ids of the messages as one text; each message is encoded alone, never two together.
+
+    Raises EdgespecError for far more ids than `max_tokens`.
+    """
     ids: list[int] = []
     before = ""
     for message in messages:
         if message.role == "assistant":
-            ids += message.token_ids or tokenizer.encode(message.content, add_special_tokens=False)
+            ids += message.token_ids or encoded(
+                tokenizer, message.content, add_special_tokens=False, max_tokens=max_tokens
+            )
         else:
             text = f"\n{message.content}" if before and not before.endswith("\n") else message.content
-            ids += tokenizer.encode(text, add_special_tokens=not ids)
+            ids += encoded(tokenizer, text, add_special_tokens=not ids, max_tokens=max_tokens)
         before = message.content or before
     return ids

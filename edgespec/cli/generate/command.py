@@ -141,7 +141,9 @@ def command(
         with leaving_tidily():
             engine = open_engine(console, prepared.setup, machine, self_check=not no_self_check)
         stack.callback(engine.close)
-        use_prompt_cache(console, engine, cache, [request.ids for request in prepared.requests])
+        use_prompt_cache(
+            console, engine, cache, [request.ids for request in prepared.requests if request.fault is None]
+        )
         return _run(console, prepared, engine, output, out, format_name)
 
 

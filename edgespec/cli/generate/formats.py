@@ -60,6 +60,7 @@ def format_record(name: str, request: Request, record: dict[str, Any]) -> dict[s
 def read_entry(name: str, line: Any) -> Entry | None:
     """Return what a parsed line says about a prompt; None where it is no line of this format."""
     try:
+        _check_truncated(line)
         return _READERS[name](line)
     except (KeyError, TypeError, IndexError, AttributeError, ValueError):
         return None
@@ -157,6 +158,13 @@ def _read_openai_batch(line: Any) -> Entry:
     config, prompt, seed, name = _text(line["id"]).removeprefix("batch_req-").split("-", 3)
     failed = line["error"] is not None
     return Entry(id=name, config_hash=config, prompt_hash=prompt, seed=_seed(int(seed)), failed=failed, record=line)
+
+
+def _check_truncated(line: Any) -> None:
+    """Raise TypeError for a line that says in an unknown form what was cut off its prompt."""
+    cut = line.get("truncated")
+    if cut is not None and not isinstance(cut["side"], str):
+        raise TypeError
 
 
 def _seed(value: Any) -> int | None:

@@ -26,7 +26,7 @@ from edgespec.cli.open_pair import open_pair_for
 from edgespec.cli.options.machine import MachineOptions
 from edgespec.cli.options.model import AskedModels
 from edgespec.cli.options.tree import AskedTrees
-from edgespec.cli.prompts.read import describe, encode_prompts, numbered_rows, read_prompts
+from edgespec.cli.prompts.read import describe, numbered_rows, read_prompts
 from edgespec.cli.prompts.rows import PromptRow, text_row
 from edgespec.cli.prompts.selection import repeated, select
 from edgespec.errors import EdgespecError
@@ -149,9 +149,9 @@ def make_requested(console: Console, prompts: Prompts, asked: AskedRun) -> Reque
         max_context=max_context,
     )
     rows = prompts.wanted
-    encoded = encode_prompts(pair, rows, raw=settings.raw, system=settings.system)
-    encode = turn_encoder(pair, settings)
-    requests = make_requests(pair, rows, encoded, settings)
+    cuts = asked.prompts.truncate in {"left", "right"}
+    encode = turn_encoder(pair, settings, max_tokens=None if cuts else max_context)
+    requests = make_requests(pair, rows, encode, settings)
     requests = fit(requests, asked.prompts.truncate, encode, pair.tokenizer, max_context)
     fitting = _fitting(requests, refuses=asked.refuses)
     _report_lengths(console, requests)

@@ -82,8 +82,8 @@ class NeededTokens:
     mean_tokens: float  # of a text with its answers, at most
 
 
-def make_requests(pair: ModelPair, rows: list[PromptRow], encoded: list[list[int]], run: RunSettings) -> list[Request]:
-    """Make a request of each row, with its settings over the run's.
+def make_requests(pair: ModelPair, rows: list[PromptRow], encode: EncodeTurn, run: RunSettings) -> list[Request]:
+    """Make a request of each row, with its settings over the run's; one far too long for the context has that fault.
 
     Raises EdgespecError that names a row whose tokens or grammar the pair does not know.
     """
@@ -92,8 +92,9 @@ def make_requests(pair: ModelPair, rows: list[PromptRow], encoded: list[list[int
 
     requests = []
     followed = set[tuple[Grammar, bool]]()  # those that were tried
-    for row, ids in zip(rows, encoded, strict=True):
+    for row in rows:
         own = row.settings
+        ids, fault = _encoded(row, encode)
         grammar = run.grammar if own.response_format is None else response_format_grammar(own.response_format)
         with _naming(row):
             sampling = with_token_ids(replace(run.sampling, **own.sampling()), pair)
@@ -109,9 +110,19 @@ def make_requests(pair: ModelPair, rows: list[PromptRow], encoded: list[list[int
             stop=run.stop if own.stop is None else own.stop,
             grammar=grammar,
             logprobs=run.logprobs if own.logprobs is None else own.logprobs,
+            fault=fault,
         )
         requests.append(request)
     return requests
+
+
+def _encoded(row: PromptRow, encode: EncodeTurn) -> tuple[list[int], EdgespecError | None]:
+    try:
+        return encode(row, ()), None
+    except EdgespecError as error:
+        if error.code != "E_CONTEXT":
+            raise
+        return [], error
 
 
 @contextmanager
@@ -125,9 +136,9 @@ def _naming(row: PromptRow) -> Iterator[None]:
         raise EdgespecError(error.code, f"{row.where}: {spelled(error.what, ROW_SPELLINGS)}", error.fix) from error
 
 
-def turn_encoder(pair: ModelPair, run: RunSettings) -> EncodeTurn:
-    """Return a function that encodes a row up to its next answer."""
-    return lambda row, answers: encode_turn(pair, row, answers, raw=run.raw, system=run.system)
+def turn_encoder(pair: ModelPair, run: RunSettings, *, max_tokens: int | None = None) -> EncodeTurn:
+    """Return a function that encodes a row up to its next answer, and refuses far more than `max_tokens`."""
+    return lambda row, answers: encode_turn(pair, row, answers, raw=run.raw, system=run.system, max_tokens=max_tokens)
 
 
 def needed_of(request: Request, encode: EncodeTurn, max_context: int | None) -> RowTokens:

@@ -22,6 +22,7 @@ from edgespec.cli.generate.formats import Entry, read_entry
 from edgespec.cli.generate.sinks import OutputFile, replaced_file
 from edgespec.cli.prompts.rows import PromptRow
 from edgespec.errors import EdgespecError
+from edgespec.inputs import parse_json
 
 CONTEXT = "context_tokens"  # of a configuration; records that older versions made do not tell it
 Line: TypeAlias = tuple[Entry, bytes]
@@ -189,8 +190,8 @@ def _joined(lines: Sequence[Line]) -> bytes:
 
 def _parse(line: bytes, format_name: str) -> Entry | None:
     try:
-        return read_entry(format_name, json.loads(line))
-    except (ValueError, RecursionError):
+        return read_entry(format_name, parse_json(line))
+    except ValueError:
         return None
 
 

@@ -43,6 +43,8 @@ def fit(
         if how in {"left", "right"} and max_context is not None:
             request = _cut(request, "left" if how == "left" else "right", encode, tokenizer, max_context)
         try:
+            if request.fault is not None:
+                raise request.fault
             needed_of(request, encode, max_context)
         except EdgespecError as error:
             if error.code != "E_CONTEXT":

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from edgespec.cli.console import counted
 from edgespec.cli.prompts.rows import MessageFields, PromptRow, parse_row, text_row
 from edgespec.errors import EdgespecError
+from edgespec.inputs import parse_json
 from edgespec.text.chat_template import Message, plain_ids, template_ids
 
 if TYPE_CHECKING:
@@ -115,9 +116,15 @@ def encode_prompts(pair: ModelPair, rows: list[PromptRow], *, raw: bool, system:
 
 
 def encode_turn(
-    pair: ModelPair, row: PromptRow, answers: tuple[Message, ...] = (), *, raw: bool, system: str | None = None
+    pair: ModelPair,
+    row: PromptRow,
+    answers: tuple[Message, ...] = (),
+    *,
+    raw: bool,
+    system: str | None = None,
+    max_tokens: int | None = None,
 ) -> list[int]:
-    """Encode a row up to its next answer; raises EdgespecError that names the row.
+    """Encode a row up to its next answer; raises EdgespecError that names the row, and for far more than `max_tokens`.
 
     Without a template the messages are one text, as in a chat without one: see `edgespec.text.chat_template`.
     """
@@ -129,8 +136,10 @@ def encode_turn(
         for answer, question in exchanges:
             messages += [{"role": "assistant", "content": answer.content}, {"role": "user", "content": question}]
         try:
-            ids = template_ids(tokenizer, messages)
+            ids = template_ids(tokenizer, messages, max_tokens=max_tokens)
         except EdgespecError as error:
+            if error.code == "E_CONTEXT":
+                raise
             raise EdgespecError(error.code, f"{row.where}: {error.what}", error.fix) from error
     else:
         # Of the roles only an answer's place differs: behind its question, not below it.
@@ -141,7 +150,7 @@ def encode_turn(
         ]
         for answer, question in exchanges:
             text += [answer, Message(role="user", content=question)]
-        ids = plain_ids(tokenizer, text)
+        ids = plain_ids(tokenizer, text, max_tokens=max_tokens)
     if not ids:
         raise EdgespecError("E_PROMPT_EMPTY", f"the prompt of {row.where} has no tokens.", "Remove it.")
     if max(ids) >= pair.vocab:
@@ -195,14 +204,14 @@ def _read_array(text: str, source: str) -> list[Any]:
 
 def _parse(text: str, where: str, fix: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return parse_json(text, is_strict=True)
     except json.JSONDecodeError as error:
         # A row's own line is in `where`; within it there is one.
         place = (
             f"at column {error.colno}" if where.startswith("line ") else f"at line {error.lineno}, column {error.colno}"
         )
         raise EdgespecError("E_PROMPT_INVALID", f"{where} is not JSON: {error.msg.lower()} {place}.", fix) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise EdgespecError("E_PROMPT_INVALID", f"{where} is not JSON ({error}).", fix) from error
 
 
@@ -215,7 +224,3 @@ def _checked_row(value: Any, where: str) -> PromptRow:
             "E_PROMPT_INVALID", f"{where} holds what cannot be written ({error}).", "Correct the row."
         ) from error
     return parse_row(value, where)
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")

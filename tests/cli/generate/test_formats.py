@@ -40,6 +40,13 @@ def lines(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+@pytest.mark.parametrize("cut", ["left", 5, ["left"], {"side": ["left"]}, {}])
+def test_a_line_that_says_in_an_unknown_form_what_was_cut_is_no_record(cut: object) -> None:
+    line = {"id": "a", "config_hash": "x", "error": None, "finish_reason": "stop"}
+    assert read_entry("jsonl", line | {"truncated": {"side": "left"}}) is not None
+    assert read_entry("jsonl", line | {"truncated": cut}) is None
+
+
 def test_spec_bench_answers_have_the_fields_that_its_scripts_read(run_cli: RunCli, options: list[str]) -> None:
     """Of a line speed.py reads category and, of the first choice, new_tokens, wall_time, accept_lengths and turns;
     equal.py reads turns, and compares two files line by line: the answers are in the order of the questions.

@@ -55,6 +55,19 @@ def test_a_row_that_does_not_fit_fails_alone(run_cli: RunCli, options: list[str]
     assert outcome.err.count("Error: line 2: the prompt has 150 tokens") == 1
 
 
+def test_a_row_that_is_far_too_long_fails_alone_and_is_never_read_whole(run_cli: RunCli, options: list[str]) -> None:
+    rows = [ROWS[0], {"id": "huge", "prompt": LONG * 1_000}, {"id": "turns", "turns": ["x = ", LONG * 1_000]}, ROWS[2]]
+    first, huge, turns, last = records(run_cli([*options, "--format", "jsonl"], files=jsonl(rows)), code=3)
+    for failed in (huge, turns):
+        assert failed["error"]["type"] == "E_CONTEXT"
+        assert f"more than {2 * CONTEXT} tokens, and the context holds {CONTEXT}" in failed["error"]["message"]
+        assert "--truncate left" in failed["error"]["fix"]
+    whole = records(run_cli([*options, "--format", "jsonl"], files=jsonl([ROWS[0], ROWS[2]])))
+    assert [first["token_ids"], last["token_ids"]] == [record["token_ids"] for record in whole]
+    cut = records(run_cli([*options, "--format", "jsonl", "--truncate", "left"], files=jsonl(rows)))
+    assert [record["error"] for record in cut] == [None] * 4
+
+
 def test_fail_and_fail_fast_refuse_the_run_before_weights_are_read(
     run_cli: RunCli, options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

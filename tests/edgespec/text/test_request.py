@@ -10,7 +10,7 @@ from transformers import GenerationConfig
 
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
-from edgespec.text.chat_template import prompt_ids
+from edgespec.text.chat_template import PIECE_CHARACTERS, prompt_ids
 from edgespec.text.request import TextRequest, config_values, text_request
 from tests.conftest import make_tokenizer
 
@@ -58,11 +58,91 @@ def test_what_would_not_be_honoured_is_refused() -> None:
     assert config_values(GenerationConfig(eos_token_id=3, pad_token_id=None)) == {}
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_new_tokens": "5"}, {"max_new_tokens": 2.5}, {"max_new_tokens": True}, {"stop": 5}, {"stop": [5]},
+        {"stop": {"a": 1}}, {"top_k": 2.5}, {"top_k": "5"}, {"json_schema": [1]}, {"json_schema": 5},
+        {"response_format": 5}, {"grammar": 5}, {"seed": "5"}, {"seed": 1.5}, {"seed": 10**400}, {"name": 5},
+        {"name": "\ud800"}, {"logprobs": "3"}, {"do_sample": "x"}, {"sampling": 5},
+    ],
+)  # fmt: skip
+def test_an_option_of_the_wrong_kind_is_named(options: dict[str, Any]) -> None:
+    with pytest.raises(EdgespecError, match=next(iter(options))) as caught:
+        asked(**options)
+    assert caught.value.code == "E_SETTING"
+
+
+@pytest.mark.parametrize("config", [5, ["a"], {"top_k": "5"}, {5: 1}, {"temperature": [1]}])
+def test_a_generation_config_of_the_wrong_kind_is_refused(config: object) -> None:
+    with pytest.raises(EdgespecError) as caught:
+        asked(config)
+    assert caught.value.code == "E_SETTING"
+
+
+def test_whole_floats_are_numbers_of_tokens_and_of_ranks() -> None:
+    found = asked({"top_k": 50.0}, max_new_tokens=5.0)
+    assert (found.sampling.top_k, found.max_new_tokens, type(found.max_new_tokens)) == (50, 5, int)
+
+
+def test_a_schema_that_json_has_no_form_for_is_refused() -> None:
+    with pytest.raises(EdgespecError) as caught:
+        asked(json_schema={"a": {1}})
+    assert caught.value.code == "E_GRAMMAR"
+
+
+@pytest.mark.parametrize("ids", [[1, -1], [1, 257]])
+def test_a_prompt_of_tokens_that_the_model_lacks_is_refused(ids: list[int]) -> None:
+    pair: Any = SimpleNamespace(vocab=257)
+    with pytest.raises(EdgespecError, match=f"token id {ids[1]}, and the model knows 257") as caught:
+        text_request(ids, pair=pair, max_context=100, config=None, options={})
+    assert caught.value.code == "E_PROMPT_INVALID"
+
+
+@pytest.mark.parametrize("prompt", [5, None, float("nan"), "\ud800", ["a"], [1.5], [True], [None], b"ab", {"a": 1}])
+def test_what_is_no_prompt_is_refused(prompt: Any) -> None:
+    with pytest.raises(EdgespecError) as caught:
+        prompt_ids(make_tokenizer(), prompt)
+    assert caught.value.code == "E_PROMPT_INVALID"
+
+
+def test_half_a_surrogate_pair_in_a_message_is_named() -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}|{% endfor %}"
+    with pytest.raises(EdgespecError, match="half a surrogate pair"):
+        prompt_ids(tokenizer, [{"role": "user", "content": "\ud800"}])
+
+
+def test_a_tokenizer_that_fails_is_one_error() -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.model_max_length = "many"  # type: ignore[assignment]
+    with pytest.raises(EdgespecError) as caught:
+        prompt_ids(tokenizer, "ab")
+    assert caught.value.code == "E_TOKENIZER"
+
+
+def test_a_prompt_far_too_long_is_refused_without_reading_it_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, read = make_tokenizer(), []
+    encode = tokenizer.encode
+
+    def noted(text: str, **options: Any) -> Any:
+        read.append(len(text))
+        return encode(text, **options)
+
+    monkeypatch.setattr(tokenizer, "encode", noted)
+    with pytest.raises(EdgespecError, match="more than 200 tokens, and the context holds 100") as caught:
+        prompt_ids(tokenizer, "a" * 10_000_000, max_tokens=100)
+    assert caught.value.code == "E_CONTEXT"
+    assert sum(read) == PIECE_CHARACTERS
+    text = "ab" * PIECE_CHARACTERS
+    assert prompt_ids(tokenizer, text, max_tokens=len(text)) == encode(text)
+
+
 def test_prompts_are_texts_ids_or_messages() -> None:
     tokenizer = make_tokenizer()
     assert prompt_ids(tokenizer, "ab") == tokenizer.encode("ab")
     assert prompt_ids(tokenizer, (3, 4)) == [3, 4]
-    with pytest.raises(TypeError, match="messages"):
+    with pytest.raises(EdgespecError, match="is no prompt"):
         prompt_ids(tokenizer, [3, {"role": "user", "content": "x"}])  # type: ignore[list-item]
     with pytest.raises(EdgespecError, match="no chat template"):
         prompt_ids(tokenizer, [{"role": "user", "content": "x"}])
