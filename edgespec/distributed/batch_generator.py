@@ -9,6 +9,7 @@ It knows nothing of Ray, and works on any mapping of columns.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,12 +59,12 @@ class BatchGenerator:
                     "Name it with prompt_column or id_column.",
                 )
         prompts = batch[self._prompts]
-        names = batch[self._ids] if self._ids is not None else prompts
+        names = batch[self._ids] if self._ids is not None else [str(prompt) for prompt in prompts]
         rows: list[dict[str, Any]] = [{} for _ in prompts]
         asked: list[tuple[int, TextRequest]] = []
         for number, (prompt, name) in enumerate(zip(prompts, names, strict=True)):
             try:
-                asked.append((number, self._engine.request(_prompt(prompt), name=str(name), **self._texts)))
+                asked.append((number, self._engine.request(_prompt(prompt), name=_name(name), **self._texts)))
             except EdgespecError as error:
                 rows[number] = _failed(error)
         for place, result in self._engine.generate_many([request for _, request in asked]):
@@ -72,8 +73,15 @@ class BatchGenerator:
 
 
 def _prompt(value: Any) -> Any:
-    """Return a text, or messages as they come from a table: an array of them, each an object."""
-    return value if isinstance(value, str) else [dict(message) for message in value]
+    """Return a text, or messages as a list, which tables have as an array; others refuse what is neither."""
+    return value.tolist() if hasattr(value, "tolist") and not isinstance(value, str) else value
+
+
+def _name(value: Any) -> str:
+    """Return a row's name; raises EdgespecError where there is none."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        raise EdgespecError("E_PROMPT_INVALID", f"the row's id is {value}.", "Give each row an id.")
+    return str(value)
 
 
 def _done(result: GenerationResult) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from edgespec.distributed import BatchGenerator
@@ -32,6 +33,21 @@ def test_a_batch_has_texts_and_errors(pair_folders: tuple[Path, Path]) -> None:
             assert (done["text"][place], done["num_tokens"][place]) == (alone.text, len(alone.token_ids))
     again = generate({name: list(column)[::-1] for name, column in batch.items()})
     assert again["text"] == done["text"][::-1]
+
+
+def test_a_row_that_is_no_prompt_fails_alone(pair_folders: tuple[Path, Path]) -> None:
+    """Tables have null, NaN, numbers and halves of characters where a text is missing."""
+    generate = BatchGenerator(pair_folders[0], id_column="id", options={"dtype": "float32"}, max_new_tokens=2)
+    odd = [None, float("nan"), np.float64("nan"), "\ud800", 5, ["a"], [None], b"x"]
+    prompts = ["x = ", *odd, "import os", np.array([{"role": "user", "content": "x"}])]
+    done = generate({"id": range(len(prompts)), "prompt": prompts})
+    codes = [error and error.partition(":")[0] for error in done["error"]]
+    assert codes == [None, *["E_PROMPT_INVALID"] * len(odd), None, "E_CHAT_TEMPLATE"]
+    assert [text is None for text in done["text"]] == [error is not None for error in done["error"]]
+    names = ["a", None, float("nan"), "\ud800", "b"]
+    done = generate({"id": names, "prompt": ["x = "] * len(names)})
+    codes = [error and error.partition(":")[0] for error in done["error"]]
+    assert codes == [None, "E_PROMPT_INVALID", "E_PROMPT_INVALID", "E_SETTING", None]
 
 
 def test_a_column_that_is_not_there_is_named(pair_folders: tuple[Path, Path]) -> None:
