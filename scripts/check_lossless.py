@@ -226,8 +226,9 @@ class TableTarget:
 
     num_kept = 0
 
-    def begin(self, ids: Sequence[int]) -> None:
+    def begin(self, ids: Sequence[int], *, needs_logits: bool) -> None:
         """Start a text."""
+        assert needs_logits
         self.text: Prefix = tuple(ids)
         self.num_unread = len(ids)
 

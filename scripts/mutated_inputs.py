@@ -24,6 +24,7 @@ from edgespec.cli.config.groups import leaf_commands
 from edgespec.cli.generate.formats import FORMATS
 from edgespec.cli.generate.requests import RunSettings, make_requests, turn_encoder
 from edgespec.cli.generate.resume import check_same_run, config_hash, keep_finished, read_results
+from edgespec.cli.generate.sinks import OutputFile
 from edgespec.cli.generate.truncate import fit
 from edgespec.cli.prompts.read import describe, read_prompts
 from edgespec.cli.prompts.selection import category_of
@@ -461,6 +462,10 @@ def _results(folder: Path, format_name: str) -> Input:
         try:
             check_same_run(results, rows, {**found, "seed": 1})
         finally:
-            keep_finished(results, {"b"}, ["a", "b"])
+            file = OutputFile(place / "out.jsonl")
+            try:
+                keep_finished(file, results, {"b"}, ["a", "b"])
+            finally:
+                file.close()
 
     return Input(name=f"results-{format_name}", folder=folder, changes={"out.jsonl": either(changed_lines)}, read=read)

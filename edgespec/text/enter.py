@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edgespec.config import require
 from edgespec.decode.choose import start_session
 from edgespec.decode.session import Session, TextSettings
 from edgespec.draft.open_drafter import open_drafter
 from edgespec.model.target import Target
 from edgespec.sampling.noise import generator_at, text_key
 from edgespec.text.caches import TextCaches, new_caches
+from edgespec.text.request import check_ids
 
 if TYPE_CHECKING:
     from edgespec.decode.adapt import Tuner
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from edgespec.model.causal_model import CausalModel
     from edgespec.text.handle import TextHandle
     from edgespec.text.prompt_cache import PromptCache
-    from edgespec.text.request import TextRequest
     from edgespec.tree.settings import TreeSettings
 
 SHARED_TOKENS = 16  # of a prompt that it pays to wait for, where another text reads the same one
@@ -69,7 +68,7 @@ def first_caches(
 def open_session(handle: TextHandle, caches: TextCaches, models: TextModels, *, stop_tokens: frozenset[int]) -> Session:
     """Return a session for what a text has not written yet; raises EdgespecError for ids that the target lacks."""
     request, device = handle.request, models.target.device
-    _check_ids(request, models.target.num_embeddings)
+    check_ids(request.ids, models.target.num_embeddings)  # a request may be of another engine
     if handle.draws is None:
         generator = generator_at(request.seed, text_key(request.name), len(request.ids), device)
         handle.draws = generator, request.noise(models.target.vocab, device)
@@ -88,13 +87,3 @@ def open_session(handle: TextHandle, caches: TextCaches, models: TextModels, *, 
         sampling = models.policy.settings.draft_sampling(request.sampling)
         drafter = open_drafter(models.draft, target, sampling=sampling, cache=caches.draft)
     return start_session(target, drafter, models.policy, settings, generator, noise, tuner=models.tuner)
-
-
-def _check_ids(request: TextRequest, num_embeddings: int) -> None:
-    require(bool(request.ids), "the prompt has no token.", "Give one at least.")
-    beyond = [token for token in (min(request.ids), max(request.ids)) if not 0 <= token < num_embeddings]
-    require(
-        not beyond,
-        f"the prompt has the token id {beyond[-1] if beyond else 0}, and the model has {num_embeddings}.",
-        "Use ids of the target's own tokenizer.",
-    )

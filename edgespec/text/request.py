@@ -89,7 +89,7 @@ def text_request(
 
     Raises EdgespecError where the context has no room, and TypeError for an unknown option.
     """
-    _check_ids(ids, pair.vocab)
+    check_ids(ids, pair.vocab)
     asked = config_values(config)
     base = named_sampling(pair.default_sampling(), {name: asked.pop(name) for name in _SAMPLING if name in asked})
     asked |= checked_options(TextOptions, options)
@@ -120,12 +120,14 @@ def grammar_for(grammar: Grammar, sampling: SamplingSettings, pair: ModelPair) -
     return token_grammar(grammar, pair.tokenizer, vocab=pair.vocab, stop_tokens=ends)
 
 
-def _check_ids(ids: Sequence[int], vocab: int) -> None:
-    """Raise EdgespecError for a prompt's token that the model has not."""
-    odd = next((token for token in (min(ids, default=0), max(ids, default=0)) if not 0 <= token < vocab), None)
+def check_ids(ids: Sequence[int], num_ids: int) -> None:
+    """Raise EdgespecError for a prompt without tokens, or with one that the model has not."""
+    if not ids:
+        raise EdgespecError("E_PROMPT_EMPTY", "the prompt has no tokens.", "Give at least one character.")
+    odd = next((token for token in (min(ids), max(ids)) if not 0 <= token < num_ids), None)
     if odd is not None:
-        what = f"the prompt has token id {odd}, and the model knows {vocab} tokens."
-        raise EdgespecError("E_PROMPT_INVALID", what, f"Use 0 to {vocab - 1}.")
+        what = f"the prompt has token id {odd}, and the model knows {num_ids} tokens."
+        raise EdgespecError("E_PROMPT_INVALID", what, f"Use 0 to {num_ids - 1}.")
 
 
 def _asked_grammar(asked: dict[str, Any]) -> Grammar | None:
@@ -157,7 +159,7 @@ def config_values(config: Config | None) -> dict[str, Any]:
     if config is None:
         return {}
     is_object = hasattr(config, "to_diff_dict")
-    require(is_object or isinstance(config, Mapping), f"`config={shown(config)}` cannot be used.", _CONFIG_FIX)
+    require(is_object or isinstance(config, Mapping), f"{shown(config)} is no generation config.", _CONFIG_FIX)
     given = config.to_diff_dict() if is_object else dict(config)  # type: ignore[union-attr, arg-type]
     given = {str(name): value for name, value in given.items() if value is not None}
     values = {option: given.pop(name) for name, option in _OPTIONS.items() if name in given}

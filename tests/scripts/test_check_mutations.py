@@ -16,7 +16,9 @@ from scripts.mutations import changed_json
 
 
 @pytest.mark.parametrize(
-    ("make", "number"), [(model_folders, 26), (prompt_files, 200), (files_of_ours, 100)], ids=lambda value: str(value)
+    ("make", "number"),
+    [(model_folders, 26), (prompt_files, 200), (files_of_ours, 100)],
+    ids=["folders", "rows", "files of ours"],
 )
 def test_nothing_unexpected_becomes_of_a_few(make: Callable[[Path], list[Input]], number: int, tmp_path: Path) -> None:
     counts = check("few", make, tmp_path, number, seed=7)

@@ -58,8 +58,8 @@ class TableTarget:
     def num_unread(self) -> int:
         return len(self.unread)
 
-    def begin(self, ids: Sequence[int]) -> None:
-        self.num_kept = shared_length(self.text, ids[:-1])
+    def begin(self, ids: Sequence[int], *, needs_logits: bool = True) -> None:
+        self.num_kept = shared_length(self.text, ids[:-1] if needs_logits else ids)
         self.text, self.unread = list(ids[: self.num_kept]), list(ids[self.num_kept :])
 
     def text_rows(self, count: int) -> Tensor:

@@ -4,7 +4,6 @@ The reference is the same transformers model on each root-to-node path, without 
 """
 
 import copy
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -118,7 +117,7 @@ def test_mixers_that_may_forget_their_state_are_given_rows_one_by_one(
 ) -> None:
     """So are those of any family that we have not seen."""
     monkeypatch.setattr(recurrent_levels, "CONTINUING", set())
-    monkeypatch.setattr(recurrent_levels, "continuing", lambda _state: nullcontext())
+    monkeypatch.setattr(recurrent_levels, "continued", lambda _state, call: call())
     (reader,) = readers(family)
     reader.read_prompt(2 * OPEN_ROWS + 5)
     reader.look(None)

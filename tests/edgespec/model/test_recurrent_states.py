@@ -3,7 +3,6 @@
 Wrong versions are tried at the end: each of them fails a test of this file.
 """
 
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -160,7 +159,7 @@ def writes_to_the_state(self: Mixer, held: LinearAttentionLayer, states: Tensor)
         (DeltaRule, "beside", sees_siblings, ["qwen3-next"]),
         (Mamba2, "beside", sees_siblings, ["mamba2", "falcon-h1"]),
         (recurrent_levels, "_levels", takes_other_parents, LEVEL_KINDS),
-        (recurrent_levels, "continuing", lambda _state: nullcontext(), ["jamba"]),
+        (recurrent_levels, "continued", lambda _state, call: call(), ["jamba"]),
         (Mixer, "_restore", writes_to_the_state, ["jamba"]),
         (StateCache, "truncate", keeps_what_was_cut, KINDS),
         (StateCache, "keep", forgets_the_root, KINDS),

@@ -1,6 +1,6 @@
 """The load-time self-check: right readings pass, and every way of reading trees wrongly is refused."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -99,8 +99,8 @@ def states_of_the_first_node(visible: Tensor) -> list[tuple[Tensor, Tensor]]:
     return [(rows, torch.zeros_like(parents)) for rows, parents in levels(visible)]
 
 
-def rows_of_the_first_text(spans: Sequence[Span]) -> Any:
-    return attending_to([Span(spans[0].rows, span.first, span.end) for span in spans])
+def rows_of_the_first_text(spans: Sequence[Span], call: Callable[[], Any]) -> Any:
+    return attended([Span(spans[0].rows, span.first, span.end) for span in spans], call)
 
 
 def borders_off_by_one(self: Reach, rows: Tensor, keys: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ def by_slots(self: QueryGrowth, positions: Tensor) -> Tensor:
     return growth(self, torch.arange(positions.shape[0]))
 
 
-visible_of, attending_to = Span._visible, layer_major.attending
+visible_of, attended = Span._visible, layer_major.attended
 sees, growth, reaches, rows_of = Reach.sees, QueryGrowth.of, attention.layer_reaches, LayerCache.rows
 beside, keep, levels = Convolution.beside, StateCache.keep, recurrent_levels._levels
 
@@ -131,7 +131,7 @@ beside, keep, levels = Convolution.beside, StateCache.keep, recurrent_levels._le
         ("mistral-window", Span, "_visible", no_window),
         ("llama", Span, "_visible", as_if_it_were_text),
         ("llama", LayerCache, "keep", forgotten_rows),
-        ("llama", layer_major, "attending", rows_of_the_first_text),
+        ("llama", layer_major, "attended", rows_of_the_first_text),
         ("llama4", Reach, "sees", borders_off_by_one),
         ("llama4", attention, "layer_reaches", of_the_layer_before),
         ("llama4", QueryGrowth, "of", by_slots),
