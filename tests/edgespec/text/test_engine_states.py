@@ -122,11 +122,13 @@ class EngineStates(RuleBasedStateMachine):
     """An engine, texts that were asked of it, and threads that wait for them."""
 
     engines: Engines
+    num_runs = 0
     handles = Bundle("handles")
     waiters = Bundle("waiters")
 
     @initialize(kind=st.sampled_from(sorted(TREES)), streams=st.booleans())
     def load(self, kind: str, streams: bool) -> None:
+        EngineStates.num_runs += 1
         self.kind, self.streams = kind, streams
         self.texts: list[tuple[TextHandle, list[int], type[Exception] | None]] = []
         self.threads: list[Waiter] = []
@@ -233,6 +235,7 @@ class EngineStates(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(0)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # interrupted while garbage is collected
 def test_an_engine_survives_everything_in_any_order(pair_folders: tuple[Path, Path]) -> None:
     EngineStates.engines = Engines(*pair_folders)
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
@@ -246,3 +249,4 @@ def test_an_engine_survives_everything_in_any_order(pair_folders: tuple[Path, Pa
             suppress_health_check=list(HealthCheck),
         ),
     )
+    assert EngineStates.num_runs >= NUM_RUNS
