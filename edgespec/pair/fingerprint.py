@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from edgespec.errors import EdgespecError
-from edgespec.files import cache_folder, written_whole
+from edgespec.files import cache_folder, make_folder, written_whole
 from offload.checkpoint import Checkpoint, TensorEntry
 from offload.file_state import file_state, is_settled
 
@@ -97,6 +97,6 @@ def _keep(path: Path, states: dict[str, list[int]], digest: str) -> None:
     """Write a digest; a home that cannot be written ends nothing."""
     content = {"schema": SCHEMA, "files": states, "digest": digest}
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with written_whole(path) as partial:
             partial.write_text(json.dumps(content) + "\n", encoding="utf-8")
