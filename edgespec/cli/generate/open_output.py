@@ -11,8 +11,9 @@ from edgespec.cli.generate.in_order import InOrder
 from edgespec.cli.generate.options import AskedOutput
 from edgespec.cli.generate.prepare import Prompts
 from edgespec.cli.generate.requests import Request
-from edgespec.cli.generate.resume import Results, keep_finished, read_results, waiting_path
+from edgespec.cli.generate.resume import Results, keep_finished, read_results
 from edgespec.cli.generate.sinks import OutputFile, Sink, StandardOutput
+from edgespec.cli.options.files import waiting_path
 from edgespec.errors import EdgespecError
 
 IN_ORDER = ("text", "specbench")  # formats whose readers go by a result's place

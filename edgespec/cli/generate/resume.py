@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 from edgespec.cli.console import named
 from edgespec.cli.generate.formats import Entry, read_entry
 from edgespec.cli.generate.sinks import OutputFile, replaced_file
+from edgespec.cli.options.files import waiting_path
 from edgespec.cli.prompts.rows import PromptRow
 from edgespec.errors import EdgespecError
 from edgespec.inputs import parse_json
@@ -69,11 +70,6 @@ class Results:
 def config_hash(config: dict[str, Any]) -> str:
     """Return eight digits that two configurations share only if they are the same."""
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:8]
-
-
-def waiting_path(path: Path) -> Path:
-    """Return the file of the records that wait for others before them."""
-    return path.with_name(f"{path.name}.waiting")
 
 
 def read_results(path: Path, format_name: str) -> Results:

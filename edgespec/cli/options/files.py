@@ -24,7 +24,6 @@ READ = (
     "tree_file", "classifier", "stop_model", "acceptance",
 )  # fmt: skip
 NO_FILES = {"-", "auto", "none"}
-WAITING = ".waiting"  # added to the name of an output file: records that wait for others
 
 Named: TypeAlias = tuple[str, Path]  # what a message calls it, and where it is
 
@@ -36,7 +35,7 @@ def check_files(models: AskedModels | None, *more: Named) -> None:
     """
     context = click.get_current_context(silent=True)
     written = [*more, *_given(context, WRITTEN)]
-    written += [(f"the waiting records of {name}", path.with_name(path.name + WAITING))
+    written += [(f"the waiting records of {name}", waiting_path(path))
                 for name, path in written if name == "--output" and path.name]  # fmt: skip
     if (log := current_log()) is not None:
         written.append(("--log-file", log))
@@ -54,6 +53,11 @@ def check_files(models: AskedModels | None, *more: Named) -> None:
                 "E_OUTPUT", f"{other} and {name} are one file: '{its_path}'{also}.", "Give each of them its own."
             )
         seen.setdefault(identity, (name, path))
+
+
+def waiting_path(output: Path) -> Path:
+    """Return the file of the records of an output file that wait for others before them."""
+    return output.with_name(f"{output.name}.waiting")
 
 
 def _read(context: click.Context | None, models: AskedModels | None) -> Iterator[Named]:

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from edgespec.cli.generate.in_order import InOrder
-from edgespec.cli.generate.resume import keep_finished, read_results, waiting_path
+from edgespec.cli.generate.resume import keep_finished, read_results
 from edgespec.cli.generate.sinks import OutputFile
+from edgespec.cli.options.files import waiting_path
 from edgespec.decode.step import StepResult
 from edgespec.text.handle import TextHandle
 from tests.cli.conftest import RunCli
