@@ -28,6 +28,7 @@ from offload.layer_store import LayerRecord, StoredTensor
 from offload.packed_checkpoint import attach_packed_weights
 from offload.packed_weight import PackedModule
 from offload.stored_names import Pieces, pieces_by_parameter
+from offload.surplus import surplus_weights
 from offload.text_part import decoder_layers, drop_parameters, model_from_config, unread_names
 
 
@@ -42,6 +43,7 @@ class Skeleton:
     ties: dict[str, str]  # parameter -> the parameter that it is
     packed: tuple[PackedModule, ...]  # modules with quantised weights
     num_unread: int = 0  # weights of towers for images and sounds, which are left out
+    surplus: tuple[str, ...] = ()  # stored weights that are no part of the model
     lent: frozenset[str] = frozenset()  # parameters and stored buffers that another model lends
     experts: tuple[ExpertGroup, ...] = ()  # of layers whose experts can be taken out of their records
 
@@ -136,6 +138,8 @@ def build_skeleton(
         for name, module in model.named_modules()
         if (match := layer_pattern.match(name))
     )
+    read = {*outside, *(name for tensors in layer_tensors for name in tensors), *ties, *packed_names, *lent, *unread}
+    surplus = surplus_weights(model, stored, read)
     num_unread = sum(tensor.numel() for name, tensor in model.state_dict().items() if name in unread)
     drop_parameters(model, unread)
     return Skeleton(
@@ -146,6 +150,7 @@ def build_skeleton(
         ties={name: source for name, source in ties.items() if name not in lent and name not in unread},
         packed=packed,
         num_unread=num_unread,
+        surplus=surplus,
         lent=lent,
         experts=tuple(group for group in groups if group is not None),
     )

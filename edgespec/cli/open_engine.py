@@ -53,8 +53,8 @@ def say_setup(console: Console, setup: PairSetup, machine: MachineOptions) -> No
     trees = trees_in_words(tree, room=setup.room if setup.is_tuned else None)
     console.say(f"{short_name(folder)}: {layers}; {numbers} on {place.device}; {trees}")
     for role, weights in (("target", setup.weights.target), ("draft", setup.weights.draft)):
-        if weights is not None and weights.unread_note is not None:
-            console.say(f"{role}: {weights.unread_note}")
+        for note in () if weights is None else weights.unread_notes:
+            console.say(f"{role}: {note}")
     console.detail(f"target: {folder}")
     for model in (setup.weights.target, setup.weights.draft):
         if model is not None and model.model.weight_only_note is not None:

@@ -65,15 +65,21 @@ class Weights:
         return float(head_bytes + layers_bytes)
 
     @property
-    def unread_note(self) -> str | None:
-        """Return in words what of the model is left out; None where all of it is a language model."""
-        unread = self.skeleton.num_unread
-        if not unread:
-            return None
-        return (
-            f"the text part of {self.model.config.model_type}: {unread / 1e9:.3g} B weights for images or sounds "
-            "are not read"
-        )
+    def unread_notes(self) -> tuple[str, ...]:
+        """Return in words what of the folder is left out."""
+        skeleton, notes = self.skeleton, []
+        if skeleton.num_unread:
+            notes.append(
+                f"the text part of {self.model.config.model_type}: {skeleton.num_unread / 1e9:.3g} B weights for "
+                "images or sounds are not read"
+            )
+        if skeleton.surplus:
+            count, kind = len(skeleton.surplus), type(skeleton.model).__name__
+            notes.append(
+                f"'{skeleton.surplus[0]}'{f' and {count - 1} more weights' if count > 1 else ''} of the folder "
+                f"{'are' if count > 1 else 'is'} no part of {kind} as config.json describes it, and not read"
+            )
+        return tuple(notes)
 
     def loadable(self, device: torch.device, *, announce: Announce | None, progress: Progress | None) -> Skeleton:
         """Return the skeleton of files that exist: the folder's, or quantised ones, which are made now if need be."""

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from transformers import AutoModelForSequenceClassification
 
 from tests.cli.conftest import RunCli
 from tests.conftest import FAMILIES, make_model, save_folder
@@ -50,3 +51,14 @@ def test_a_config_alone_of_a_format_that_is_not_read_is_refused_by_its_name(run_
     outcome = run_cli([str(tmp_path)], command="estimate")
     assert outcome.code == 2
     assert "is quantised with aqlm, which edgespec does not read" in outcome.err
+
+
+def test_a_classifier_that_is_run_as_a_language_model_is_said(tmp_path: Path, run_cli: RunCli) -> None:
+    """Its texts are those of transformers, which reports the same weight."""
+    config = FAMILIES["llama"]()
+    config.tie_word_embeddings = True
+    folder = save_folder(tmp_path / "model", make_model(config))
+    AutoModelForSequenceClassification.from_pretrained(folder, num_labels=2).save_pretrained(folder)
+    outcome = run_cli(["-p", "hello", "-m", str(folder), "--policy", "none", "--dry-run"])
+    assert outcome.code == 0
+    assert "target: 'score.weight' of the folder is no part of LlamaForCausalLM" in outcome.err

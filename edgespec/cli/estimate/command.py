@@ -199,7 +199,7 @@ def _model_line(role: str, weights: Weights) -> str:
         weights.num_parameters / 1e6, "M")  # fmt: skip
     size = f"{model.checkpoint.num_bytes / GIB:.3f} GiB in its files" if _has_files(weights) else "no weights there"
     quant = f", layers as {weights.formats}" if weights.formats else ""
-    left_out = f"; {weights.unread_note}" if weights.unread_note else ""
+    left_out = "".join(f"; {note}" for note in weights.unread_notes)
     return f"{role}: {model.folder} ({model.config.model_type}, {count:.3g} {unit} parameters, {size}{quant}{left_out})"
 
 
