@@ -1,0 +1,1 @@
+"""Checks in parts: `real_files` runs published models."""
