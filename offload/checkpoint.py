@@ -23,6 +23,7 @@ SINGLE_NAME = "model.safetensors"
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
 NUM_SHARDS_NAMED = 4  # of those that are missing
 MAX_SHOWN = 100  # characters of the name of one
+_SINGLE: dict[str, set[str]] = {SINGLE_NAME: set()}
 
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -76,6 +77,7 @@ class Checkpoint:
 
     folder: Path
     tensors: dict[str, TensorEntry]
+    is_index_unused: bool = False  # an index lies beside the single file, which comes first, as in transformers
 
     @property
     def num_bytes(self) -> int:
@@ -111,12 +113,15 @@ def read_checkpoint(folder: Path) -> Checkpoint:
                 "Download the model again.",
             )
         tensors |= entries
-    return Checkpoint(folder=folder, tensors=tensors)
+    is_index_unused = shards == _SINGLE and (folder / INDEX_NAME).exists()
+    return Checkpoint(folder=folder, tensors=tensors, is_index_unused=is_index_unused)
 
 
 def _shard_names(folder: Path) -> dict[str, set[str]]:
     """Return file name -> the tensors that the index promises in it (none for a single file)."""
-    index = folder / INDEX_NAME
+    index, single = folder / INDEX_NAME, folder / SINGLE_NAME
+    if single.is_file():
+        return _SINGLE
     if index.exists():
         try:
             weight_map = parse_json(index.read_bytes())["weight_map"]
@@ -130,8 +135,8 @@ def _shard_names(folder: Path) -> dict[str, set[str]]:
                 "E_INDEX_INVALID", f"'{index}' is not a valid index ({error!r}).", "Download the model again."
             ) from error
         return shards
-    if (folder / SINGLE_NAME).exists() or (folder / SINGLE_NAME).is_symlink():  # a link may lead nowhere
-        return {SINGLE_NAME: set()}
+    if single.is_symlink():  # it leads nowhere
+        return _SINGLE
     raise _no_safetensors(folder)
 
 

@@ -17,6 +17,7 @@ from edgespec.tree.settings import TreeSettings
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
+    from edgespec.pair.folder import ModelFolder
     from edgespec.profiled import PairSetup
 
 GIB = 1 << 30
@@ -56,9 +57,7 @@ def say_setup(console: Console, setup: PairSetup, machine: MachineOptions) -> No
         for note in () if weights is None else weights.unread_notes:
             console.say(f"{role}: {note}")
     console.detail(f"target: {folder}")
-    for model in (setup.weights.target, setup.weights.draft):
-        if model is not None and model.model.weight_only_note is not None:
-            console.say(f"{short_name(model.model.folder)} {model.model.weight_only_note}")
+    say_notes(console, setup.pair.target, setup.pair.draft)
     _say_threads(console, place.threads)
     if not tree.is_lossless:
         console.say(
@@ -75,6 +74,13 @@ def say_setup(console: Console, setup: PairSetup, machine: MachineOptions) -> No
     if place.draft_quant is not None and tree.policy == "none":
         console.say("--draft-quant is not used: there is no draft")
     check_all_resident(machine, setup.weights)
+
+
+def say_notes(console: Console, *models: ModelFolder | None) -> None:
+    """What is to be said of each model, behind its name."""
+    for model in models:
+        for note in () if model is None else model.notes:
+            console.say(f"{short_name(model.folder)} {note}")
 
 
 def where_layers_live(setup: PairSetup) -> str:

@@ -46,6 +46,7 @@ class LocalModel:
     fingerprint: str | None = None
     head_of: str | None = None  # of a feature head: its target's fingerprint
     num_unread: int = 0  # weights of towers for images or sounds, which are left out
+    notes: tuple[str, ...] = ()  # what is to be said of it, behind its name
     problem: EdgespecError | None = None  # why it cannot run
 
     def draft_ratio(self, draft: LocalModel) -> str:
@@ -153,6 +154,7 @@ def _describe(model: ModelFolder) -> dict[str, Any]:
         "dtype": str(by_dtype.most_common(1)[0][0]).removeprefix("torch.") if by_dtype else None,
         "quant": format_stated(stated_packing(model.config)),
         "max_context": model.max_context,
+        "notes": model.notes,
     }
 
 

@@ -24,7 +24,7 @@ from edgespec.model.supported import check_supported
 from edgespec.pair.config_bounds import check_bounds, check_layers
 from edgespec.pair.fingerprint import weights_digest
 from offload.architecture import architecture_checkpoint
-from offload.checkpoint import Checkpoint, read_checkpoint
+from offload.checkpoint import INDEX_NAME, SINGLE_NAME, Checkpoint, read_checkpoint
 from offload.formats.stated import check_readable, format_stated, quantises_activations, stated_packing
 from offload.skeleton import Skeleton, build_skeleton
 
@@ -55,15 +55,18 @@ class ModelFolder:
         return int(limit) if limit else None
 
     @property
-    def weight_only_note(self) -> str | None:
-        """What is to be said of a model whose usual runtime also quantises activations; None of all others."""
+    def notes(self) -> tuple[str, ...]:
+        """What is to be said of the model, behind its name: what it is read from, and how others run it."""
+        notes = []
+        if self.checkpoint.is_index_unused:
+            notes.append(f"is read from {SINGLE_NAME}, as transformers does; {INDEX_NAME} and its shards are not used")
         stated = stated_packing(self.config)
-        if not quantises_activations(stated):
-            return None
-        return (
-            f"is {format_stated(stated)}: other programs quantise its activations too; here they stay as they are, "
-            "so texts may differ from theirs"
-        )
+        if quantises_activations(stated):
+            notes.append(
+                f"is {format_stated(stated)}: other programs quantise its activations too; here they stay as they are, "
+                "so texts may differ from theirs"
+            )
+        return tuple(notes)
 
 
 def open_model(folder: Path) -> ModelFolder:

@@ -24,6 +24,7 @@ from edgespec.cli.estimate.speeds import (
     speed_facts,
     speed_lines,
 )
+from edgespec.cli.open_engine import say_notes
 from edgespec.cli.open_pair import naming_drafts
 from edgespec.cli.options.machine import MachineOptions, check_all_resident, planning_options
 from edgespec.cli.options.model import AskedModels, model_options
@@ -156,8 +157,10 @@ def command(
         speeds = estimate_speeds(pair, tree, temperature=temperature, size=size, is_built_in=folder is None)
         plan = speeds.weights
     check_all_resident(machine, plan)
+    console = Console(quiet=False, verbose=False)
+    say_notes(console, target_model, draft)
     for note in note_of_costs(weights.target, weights.draft):
-        Console(quiet=False, verbose=False).say(spelled(note))
+        console.say(spelled(note))
     settings = {
         "device": str(place.device) if card is None else card[0].name,
         "dtype": str(place.dtype).removeprefix("torch."),

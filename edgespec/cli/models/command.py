@@ -86,6 +86,7 @@ def _table(models: Sequence[LocalModel]) -> str:
         lines.append(_line(row, widths))
         if model.problem is not None:
             lines.append(f"    cannot run: {spelled(model.problem.what)}")
+        lines += [f"    it {note}" for note in model.notes]
         lines += [
             f"    draft: {spelled(draft.name)} ({model.draft_ratio(draft)})" for draft in drafts_for(model, models)
         ]
@@ -132,6 +133,7 @@ def _facts(model: LocalModel, models: Sequence[LocalModel]) -> dict[str, Any]:
         "dtype": model.dtype,
         "quant": model.quant,
         "context": model.max_context,
+        "notes": list(model.notes),
         "drafts": [spelled(draft.name) for draft in drafts_for(model, models)],
         "problem": {"code": problem.code, "message": problem.what, "fix": problem.fix} if problem else None,
     }
