@@ -24,7 +24,7 @@ from edgespec.placement.parallel import PassShares
 from edgespec.placement.place import Memory, PairWeights, PlacedWeights, pair_weights, place_weights, read_memory
 from edgespec.placement.room import room_for_trees
 from edgespec.placement.run_place import RunPlace
-from edgespec.placement.weights import note_of_costs
+from edgespec.placement.weights import notes_of_draft
 from edgespec.tree.policies import policy_named
 from edgespec.tree.settings import TreeSettings
 from offload.placement import Placement
@@ -116,7 +116,7 @@ def set_up(
     if pair.draft is None or tree.policy == "none":
         tree, is_tuned = tree.plain(), False
     weights = pair_weights(pair.target, pair.draft if tree.policy != "none" else None, place)
-    notes = note_of_costs(weights.target, weights.draft)
+    notes = notes_of_draft(weights.target, weights.draft, place.context_tokens)
     memory = read_memory(place.limits, place.device)
     if not is_tuned:
         placed = place_weights(weights, tree, place, memory)
@@ -168,7 +168,7 @@ def set_up_by_profile(
     if plan.best.policy == "none" and tree.policy == "none":
         notes += (plan.why,)
     if tree.policy != "none":
-        notes += note_of_costs(weights.target, weights.draft)
+        notes += notes_of_draft(weights.target, weights.draft, place.context_tokens)
     is_planned = tree.policy == plan.best.policy  # a plan has its own limits
     if tree.policy == "opt-tree" and not is_planned and "stop_gain" not in given:
         tree, why = with_stop_gain(tree, profile)

@@ -79,8 +79,9 @@ def say_setup(console: Console, setup: PairSetup, machine: MachineOptions) -> No
 def say_notes(console: Console, *models: ModelFolder | None) -> None:
     """What is to be said of each model, behind its name."""
     for model in models:
-        for note in () if model is None else model.notes:
-            console.say(f"{short_name(model.folder)} {note}")
+        if model is not None:
+            for note in model.notes:
+                console.say(f"{short_name(model.folder)} {note}")
 
 
 def where_layers_live(setup: PairSetup) -> str:

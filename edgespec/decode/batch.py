@@ -78,7 +78,9 @@ class Batch:
         """
         session.begin(list(text))
         goes_on = session.settings.num_written > 0 and not session.rules.needs_logits
-        session.target.begin(session.prompt[:-1] if goes_on else session.prompt, needs_logits=not goes_on)
+        text = session.prompt[:-1] if goes_on else session.prompt
+        prompt_tokens = len(session.prompt) - session.settings.num_written
+        session.target.begin(text, needs_logits=not goes_on, prompt_tokens=prompt_tokens)
         if session.target.num_unread:
             self._reading.append(_Reading(session, goes_on=goes_on))
         else:
@@ -95,6 +97,7 @@ class Batch:
         for session in self._running:
             if session.tuning is not None:
                 session.tuning.begin_step(number, len(self._running))
+            session.target.read_anew()
         started = time.perf_counter()
         num_pending = sum(_num_pending(session) for session in self._running)
         trees = self._grow()

@@ -11,6 +11,7 @@ from edgespec.decode.loop import Lossless
 from edgespec.decode.session import Rules, Session, TextSettings, processors_of
 from edgespec.decode.target_initialized import TargetInitialized
 from edgespec.draft import Drafter
+from edgespec.draft.language_model import LanguageModelDrafter
 from edgespec.grow.policies import OpenPolicy, make_grow
 from edgespec.model.target import Target
 from edgespec.sampling.noise import TextNoise
@@ -55,6 +56,7 @@ def start_session(
         verify=verifier(sampling, policy.draw, noise),
         rules=rules,
         processors=processors,
+        draft_context=drafter.model.max_context if isinstance(drafter, LanguageModelDrafter) else None,
     )
     if tuner is not None and drafter is not None:
         assert may_follow_clock(policy.settings, sampling)

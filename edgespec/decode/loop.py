@@ -44,7 +44,7 @@ class Lossless:
 
     def growth(self, session: Session) -> Growth:
         """Grow below the root; the text's last token needs no node, for verification yields it."""
-        return session.grow.growth(session.root, session.num_left - 1)
+        return session.grow.growth(session.root, session.max_depth(session.num_left - 1))
 
     def accept(self, session: Session, tree: TokenTree, rows: TargetRows) -> AcceptedPath:
         """Verify the tree, and return the path that the text takes, ended at the first stop token."""

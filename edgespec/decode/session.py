@@ -101,6 +101,7 @@ class Session:
     rules: Rules
     processors: LogitProcessors | None = None  # None: logits are taken as they are
     tuning: Tuning | None = None
+    draft_context: int | None = None  # tokens that the draft has positions for; None: any number
     prompt: list[int] = field(default_factory=list)
     root: int = -1  # the last token: it has no rows yet
     num_new: int = 0  # tokens behind the prompt
@@ -110,6 +111,12 @@ class Session:
     def num_left(self) -> int:
         """Return how many tokens the text may still gain."""
         return self.settings.max_new_tokens - self.num_new
+
+    def max_depth(self, most: int) -> int:
+        """Return how many layers the next tree may have, `most` at most: both models must have positions for them."""
+        if self.draft_context is not None:  # the last layer's nodes have no rows of the draft's
+            most = min(most, max(0, self.draft_context + 1 - len(self.prompt) - self.num_new))
+        return self.target.max_depth(most)
 
     def begin(self, prompt: list[int]) -> None:
         """Take the prompt; it ends with what is written already, where the text goes on."""

@@ -51,7 +51,7 @@ class TargetInitialized:
 
     def growth(self, session: Session) -> Growth:
         """Grow below the branches."""
-        return session.grow.growth(session.root, session.num_left, self._branches)
+        return session.grow.growth(session.root, max(1, session.max_depth(session.num_left)), self._branches)
 
     def accept(self, session: Session, tree: TokenTree, rows: TargetRows) -> AcceptedPath:
         """Return the longest branch, ended at the first stop token, and draw the next ones at its end."""

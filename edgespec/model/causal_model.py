@@ -15,10 +15,12 @@ from transformers import PretrainedConfig, PreTrainedModel
 from edgespec.errors import offload_errors
 from edgespec.model.attention import asks_for_attention, use_own_attention
 from edgespec.model.cache_argument import cache_argument
+from edgespec.model.context_limit import context_of
 from edgespec.model.family_logits import decoder_of, family_logits
 from edgespec.model.layer_attention import key_sources, layer_reaches
 from edgespec.model.layer_kinds import attention_layers, reads_by_levels
 from edgespec.model.layer_major import LayerMajor, Watch
+from edgespec.model.length_rotation import LengthRotation, rotations_of
 from edgespec.model.new_rows import NewRows, Span, chunks_of, next_rows
 from edgespec.model.pass_cache import PassCache
 from edgespec.model.recurrent import use_own_functions
@@ -30,14 +32,11 @@ from offload.text_part import decoder_layers
 CHUNK_ROWS = 512  # that pass a layer at once
 
 _ASK_TWICE = {"diffllama"}  # for the attention of a layer, with the same keys
-_LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 
 
 def shares_passes(config: PretrainedConfig) -> bool:
     """Return whether texts may share a pass: not where the rotation of one depends on the longest of all."""
-    scaling = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    kinds = [scaling, *(kind for kind in scaling.values() if isinstance(kind, dict))]
-    return not any(kind.get("rope_type", kind.get("type")) in _LENGTH_DEPENDENT_ROPE for kind in kinds)
+    return not rotations_of(config)
 
 
 def _is_text_by_text(model: PreTrainedModel, config: PretrainedConfig) -> bool:
@@ -75,6 +74,7 @@ class CausalModel:
         self.num_embeddings = input_table.shape[0]
         self._keeps_hidden, self._chunk_rows = keeps_hidden, chunk_rows
         self._decoder = decoder_of(model)
+        self.rotation = LengthRotation(self._decoder, self.config)
         self._cache = PassCache()
         self._cache.text_by_text = _is_text_by_text(model, self.config)
         self._layers = decoder_layers(model)[1]
@@ -99,7 +99,13 @@ class CausalModel:
     def close(self) -> None:
         """Leave the layers as they were found, so that nothing keeps their weights alive."""
         self._layer_major.close()
+        self.rotation.close()
         read_as_before(self._layers)
+
+    @property
+    def max_context(self) -> int | None:
+        """The number of tokens that fit the model's positions; None where the family sets no limit."""
+        return context_of(self.config)
 
     @property
     def watch(self) -> Watch | None:
@@ -135,6 +141,7 @@ class CausalModel:
         `previous` [n, h] are the features of the positions before, which a feature head reads.
         """
         cache.truncate()  # what an interrupted pass may have left
+        cache.prompt_tokens = cache.length + ids.shape[0]
         (hidden,) = self.read([next_rows(cache, ids, previous=previous)])
         cache.commit_next(ids.tolist())  # a prompt's, which came from the host
         return self.logits(hidden[-1:])[0]
@@ -156,7 +163,7 @@ class CausalModel:
         time. Nothing is cached.
         """
         shared = {source for layer, source in enumerate(key_sources(self.config)) if source != layer}
-        parts = [next_rows(UncachedText(shared), text) for text in ids]
+        parts = [next_rows(UncachedText(shared, prompt_tokens=text.shape[0]), text) for text in ids]
         if not self._shares_passes:
             return [hidden for part in parts for hidden in self._run([part], [[Span(part, 0, part.count)]])]
         chunks: list[list[Span]] = []
@@ -182,7 +189,7 @@ class CausalModel:
             previous = torch.cat([part.previous for part in parts if part.previous is not None])
             embedded = self.model.get_input_embeddings()(ids)
             inputs = {"inputs_embeds": self.model.fuse(embedded, previous)[None]}  # type: ignore[operator]
-        with self._layer_major.rows(chunks):
+        with self.rotation.of_rows(parts), self._layer_major.rows(chunks):
             output = self._decoder(
                 **inputs,
                 attention_mask=self._mask,

@@ -40,8 +40,17 @@ class Target:
         """The number of the text's tokens that have no rows yet."""
         return len(self._unread)
 
-    def begin(self, ids: Sequence[int], *, needs_logits: bool = True) -> None:
-        """Start a text; rows of its beginning that are cached stay, but for the last where its logits are needed."""
+    def begin(self, ids: Sequence[int], *, needs_logits: bool = True, prompt_tokens: int | None = None) -> None:
+        """Start a text; rows of its beginning that are cached stay, but for the last where its logits are needed.
+
+        The first `prompt_tokens`, all unless told, are its prompt: no rows stay of one of a length that rotates
+        otherwise.
+        """
+        prompt_tokens = len(ids) if prompt_tokens is None else prompt_tokens
+        lengths = {self._model.rotation.length(tokens) for tokens in (self.cache.prompt_tokens, prompt_tokens)}
+        if len(lengths) > 1:
+            self.cache.truncate(0)
+        self.cache.prompt_tokens = prompt_tokens
         self.num_kept = self.cache.keep_prefix(ids[:-1] if needs_logits else ids)
         self._unread = list(ids[self.num_kept :])
 
@@ -67,6 +76,19 @@ class Target:
             positions=len(self.cache.ids) + depths(tree.parents),
             visible=ancestors_mask(tree.parents) if tree.ancestors is None else tree.ancestors,
         )
+
+    def read_anew(self) -> None:
+        """Read the text again where its model rotates all of it otherwise from the next token on."""
+        ids = list(self.cache.ids)
+        if self._model.rotation.outgrows(self.cache.prompt_tokens, len(ids) + 1):
+            self.begin(ids, needs_logits=False, prompt_tokens=len(ids) + 1)
+            self.read([self.text_rows(self.num_unread)])
+            self.took_in(self.num_unread)
+
+    def max_depth(self, most: int) -> int:
+        """Return how many layers a tree may have, `most` at most, so that its rows rotate as plain decoding's do."""
+        room = self._model.rotation.room_before(self.cache.prompt_tokens, len(self.cache.ids) + 1)
+        return most if room is None else min(most, room)
 
     def prefill(self, ids: Tensor) -> Tensor:
         """Read a text [n] alone, in one pass, and return the logits [vocab] after it."""

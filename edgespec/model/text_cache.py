@@ -99,6 +99,7 @@ class TextCache:
         self._states: dict[Hashable, StateCache] = {}  # those of recurrent layers, from their first rows on
         self._hidden = HiddenRows() if keeps_hidden else None
         self._ids: list[int] = []
+        self.prompt_tokens = 0  # of the text as it was first read, whole, where the rotation depends on that
 
     @property
     def ids(self) -> Sequence[int]:
@@ -160,6 +161,7 @@ class TextCache:
         other._states = {key: state.copy(rows) for key, state in self._states.items()} if rows else {}
         other._hidden = None if self._hidden is None else self._hidden.copy(rows)
         other._ids = self._ids[:rows]
+        other.prompt_tokens = self.prompt_tokens
         return other
 
     def tensors(self) -> dict[str, Tensor]:
@@ -237,8 +239,9 @@ class _PassingLayers(list[LayerCache]):
 class UncachedText(TextCache):
     """A text that is read once, whole, and leaves no rows behind, except in layers that share theirs."""
 
-    def __init__(self, shared: Iterable[int] = ()) -> None:
+    def __init__(self, shared: Iterable[int] = (), *, prompt_tokens: int = 0) -> None:
         super().__init__(1)
+        self.prompt_tokens = prompt_tokens
         self.layers = _PassingLayers(shared)
 
     @property

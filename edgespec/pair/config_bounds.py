@@ -27,6 +27,7 @@ BOUNDS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
         (r".*vocab_size.*|n_vocab", 1 << 28),
         (r".*(_size|_dim|_rank)|d_model|d_inner|n_embd|n_inner|dim", 1 << 24),
         (r".*positions?(_embeddings)?|n_ctx|seq_length", 1 << 27),
+        ("factor", 1 << 20),  # of a scaled rotation
     )
 )
 NEEDED = {"num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads", "n_layer", "n_embd", "n_head"}

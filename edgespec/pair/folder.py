@@ -20,6 +20,7 @@ from transformers.models.auto.modeling_auto import (
 from edgespec.draft.head_network import FORMAT, HEAD_KEY, OWN_MODULES, HeadFacts, attach_head_parts
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.inputs import parse_json, shown
+from edgespec.model.context_limit import context_of
 from edgespec.model.supported import check_supported
 from edgespec.pair.config_bounds import check_bounds, check_layers
 from edgespec.pair.fingerprint import weights_digest
@@ -51,8 +52,7 @@ class ModelFolder:
     @property
     def max_context(self) -> int | None:
         """The number of tokens that fit the model's positions; None where the family sets no limit."""
-        limit = getattr(self.config.get_text_config(decoder=True), "max_position_embeddings", None)
-        return int(limit) if limit else None
+        return context_of(self.config.get_text_config(decoder=True))
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -39,10 +39,8 @@ class ModelPair:
 
     @property
     def max_context(self) -> int | None:
-        """The number of tokens that fit both models."""
-        limits = [model.max_context for model in (self.target, self.draft) if model is not None]
-        known = [limit for limit in limits if limit is not None]
-        return min(known) if known else None
+        """The number of tokens that fit the target; where fewer fit the draft, longer texts grow no trees."""
+        return self.target.max_context
 
     def default_sampling(self) -> SamplingSettings:
         """Return what the target's generation config asks for: greedy where it asks for no sampling.

@@ -5,7 +5,7 @@ Estimates lean high: peak memory must stay within the limit that a user gave.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import starmap
 
 import torch
@@ -14,6 +14,7 @@ from transformers import PretrainedConfig
 from edgespec.draft.distributions import rows_made_at_once
 from edgespec.model.attention import LEAST_SHARED, asks_for_attention
 from edgespec.model.causal_model import CHUNK_ROWS
+from edgespec.model.context_limit import context_of
 from edgespec.model.layer_attention import key_sources
 from edgespec.model.layer_kinds import attention_layers, num_chosen
 from edgespec.model.new_rows import ALL_PROMPT_ROWS
@@ -194,6 +195,12 @@ def masked_keys(of: Skeleton, keys: int, tail: int) -> int:
     return min(keys, LEAST_SHARED + 2 * tail) if splits else keys
 
 
+def _within(place: RunPlace, limit: int | None) -> RunPlace:
+    """Return the place for a model that reads so many tokens of a text at most."""
+    most = min(place.context_tokens, limit or place.context_tokens)
+    return replace(place, context_tokens=most, prompt_tokens=min(place.prompt_tokens, most))
+
+
 def device_uses(
     target: Skeleton,
     draft: Skeleton | None,
@@ -208,24 +215,24 @@ def device_uses(
     """
     config = target.model.config.get_text_config(decoder=True)
     device, dtype, context_tokens, num_texts = place.device, place.dtype, place.context_tokens, place.num_texts
-    target_rows, draft_rows = cache_rows(context_tokens, tree)
+    target_rows, _ = cache_rows(context_tokens, tree)
     tree_rows = target_rows - context_tokens
 
-    def held_rows(rows: int, step_rows: int = STEP_ROWS) -> int:
-        """Rows of all texts' caches, where a text of the longest has so many."""
-        return rows_held(place.all_tokens, step_rows) + num_texts * rows_held(rows - context_tokens, step_rows)
+    def held_rows(place: RunPlace, tail_rows: int, step_rows: int = STEP_ROWS) -> int:
+        """Rows of all texts' caches, with so many behind each text."""
+        return rows_held(place.all_tokens, step_rows) + num_texts * rows_held(tail_rows, step_rows)
 
     uses = {
         "CUDA context" if device.type == "cuda" else "libraries": (
             CUDA_CONTEXT_BYTES if device.type == "cuda" else LIBRARIES_BYTES
         ),
         "target: embeddings, norms, head": resident_bytes(target.outside, device=device),
-        "target: keys and values": cache_bytes(config, rows=held_rows(target_rows), dtype=dtype),
+        "target: keys and values": cache_bytes(config, rows=held_rows(place, tree_rows), dtype=dtype),
         "target: one pass": pass_bytes(
             config,
             prompt_rows=place.prompt_tokens,
             tree_rows=tree_rows,
-            keys=masked_keys(target, target_rows, target_rows - context_tokens),
+            keys=masked_keys(target, target_rows, tree_rows),
             prompt_keys=masked_keys(target, place.prompt_tokens, CHUNK_ROWS),
             dtype=dtype,
             num_texts=num_texts,
@@ -234,22 +241,26 @@ def device_uses(
     uses |= _states_uses("target", target, tree_rows=tree_rows, place=place)
     if draft is not None:
         draft_config = draft.model.config.get_text_config(decoder=True)
+        draft_place = _within(place, context_of(draft_config))  # it reads no more of a text
+        _, draft_rows = cache_rows(draft_place.context_tokens, tree)
+        drafted_rows = draft_rows - draft_place.context_tokens
         if draft.lent:
-            uses["target: features"] = held_rows(target_rows) * config.hidden_size * dtype.itemsize
+            uses["target: features"] = held_rows(place, tree_rows) * config.hidden_size * dtype.itemsize
         uses["draft: weights"] = sum(resident_bytes(r, device=device) for r in (draft.outside, *draft.records))
         step_rows = CAPACITY_ROWS if place.draft_graphs else STEP_ROWS
-        uses["draft: keys and values"] = cache_bytes(draft_config, rows=held_rows(draft_rows, step_rows), dtype=dtype)
+        held = held_rows(draft_place, drafted_rows, step_rows)
+        uses["draft: keys and values"] = cache_bytes(draft_config, rows=held, dtype=dtype)
         uses["draft: one pass"] = pass_bytes(
             draft_config,
-            prompt_rows=place.prompt_tokens,
+            prompt_rows=draft_place.prompt_tokens,
             tree_rows=tree_rows,
-            keys=masked_keys(draft, draft_rows, draft_rows - context_tokens),
-            prompt_keys=masked_keys(draft, place.prompt_tokens, CHUNK_ROWS),
+            keys=masked_keys(draft, draft_rows, drafted_rows),
+            prompt_keys=masked_keys(draft, draft_place.prompt_tokens, CHUNK_ROWS),
             dtype=dtype,
             probs_rows=draft_probs_rows(draft_config.vocab_size, tree, place),
             num_texts=num_texts,
         )
-        uses |= _states_uses("draft", draft, tree_rows=draft_rows - context_tokens, place=place)
+        uses |= _states_uses("draft", draft, tree_rows=drafted_rows, place=draft_place)
     unpack_bytes = target.unpack_bytes(dtype, device, on_demand=on_demand) + (
         draft.unpack_bytes(dtype, device) if draft else 0
     )

@@ -97,9 +97,21 @@ class Weights:
         return self.model.skeleton(checkpoint, dtype=self.dtype)
 
 
-def note_of_costs(target: Weights, draft: Weights | None) -> tuple[str, ...]:
-    """Return what is to be said of a draft that cannot pay: every token that it proposes costs a pass, or more."""
-    if draft is None or draft.token_bytes < target.token_bytes:
+def notes_of_draft(target: Weights, draft: Weights | None, context_tokens: int) -> tuple[str, ...]:
+    """Return what is to be said of a draft that knows shorter texts than there may be, and of one that cannot pay."""
+    if draft is None:
+        return ()
+    limit = draft.model.max_context or context_tokens
+    short = (
+        f"the draft has positions for {limit} tokens, and texts may have {context_tokens}: trees end there, and longer "
+        "texts go on without them",
+    )
+    return (short if limit < context_tokens else ()) + _note_of_costs(target, draft)
+
+
+def _note_of_costs(target: Weights, draft: Weights) -> tuple[str, ...]:
+    """Return what is to be said where every token that the draft proposes costs a pass, or more."""
+    if draft.token_bytes < target.token_bytes:
         return ()
     ours, theirs = (f"{weights.token_bytes / GIB:.3f} GiB" for weights in (target, draft))
     return (

@@ -33,10 +33,10 @@ def new_token_limit(max_context: int | None, prompt_tokens: int, max_new_tokens:
 
 
 def check_ctx_size(ctx_size: int, max_context: int | None) -> None:
-    """Raise EdgespecError for a context that the pair has no positions for."""
+    """Raise EdgespecError for a context that the target has no positions for."""
     if max_context is not None and ctx_size > max_context:
         raise EdgespecError(
             "E_CONTEXT",
-            f"`context_tokens={ctx_size}` is more than the {max_context} positions of the pair.",
+            f"`context_tokens={ctx_size}` is more than the {max_context} positions of the target.",
             f"Use {max_context} or less, or auto.",
         )

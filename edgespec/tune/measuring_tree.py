@@ -9,7 +9,7 @@ from edgespec.errors import EdgespecError
 from edgespec.pair.pair import ModelPair
 from edgespec.placement.place import pair_weights, place_weights, read_memory
 from edgespec.placement.run_place import RunPlace
-from edgespec.placement.weights import note_of_costs
+from edgespec.placement.weights import notes_of_draft
 from edgespec.profiled import PairSetup
 from edgespec.tree.policies import POLICIES
 from edgespec.tree.settings import TreeSettings
@@ -27,7 +27,7 @@ def set_up_to_measure(pair: ModelPair, place: RunPlace) -> PairSetup:
     place = replace(place, keeps_draft_probs=True)
     weights = pair_weights(pair.target, pair.draft, place)
     memory = read_memory(place.limits, place.device)
-    notes = note_of_costs(weights.target, weights.draft)
+    notes = notes_of_draft(weights.target, weights.draft, place.context_tokens)
 
     def set_up(size: int) -> PairSetup:
         tree = widest_tree(size)

@@ -106,7 +106,7 @@ def command(
     from edgespec.pair.pair import DEMO_FOLDER, check_vocabularies
     from edgespec.placement.place import pair_weights, place_weights, read_memory
     from edgespec.placement.run_place import DEFAULT_CONTEXT_TOKENS, resolve_place
-    from edgespec.placement.weights import note_of_costs
+    from edgespec.placement.weights import notes_of_draft
 
     if temperature is not None:
         SamplingSettings(temperature=temperature)  # refuses what is no temperature
@@ -125,9 +125,9 @@ def command(
             refuse_measuring(f"--hardware {card[0].name}")
         refuse_other_device(card[0].name, machine.device, card[0].device)
         machine = replace(machine, device=card[0].device)
-    limits = [limit for limit in (target_model.max_context, draft.max_context if draft else None) if limit]
-    context_tokens = machine.ctx_size or min([DEFAULT_CONTEXT_TOKENS, *limits])
-    check_ctx_size(context_tokens, min(limits, default=None))
+    limit = target_model.max_context
+    context_tokens = machine.ctx_size or min(DEFAULT_CONTEXT_TOKENS, limit or DEFAULT_CONTEXT_TOKENS)
+    check_ctx_size(context_tokens, limit)
     tree = tree if draft is not None else tree.plain()
     prompt_tokens = min(prompt_tokens or context_tokens, context_tokens)
     options = machine.options(context_tokens=context_tokens, prompt_tokens=prompt_tokens)
@@ -159,7 +159,7 @@ def command(
     check_all_resident(machine, plan)
     console = Console(quiet=False, verbose=False)
     say_notes(console, target_model, draft)
-    for note in note_of_costs(weights.target, weights.draft):
+    for note in notes_of_draft(weights.target, weights.draft, context_tokens):
         console.say(spelled(note))
     settings = {
         "device": str(place.device) if card is None else card[0].name,

@@ -144,7 +144,8 @@ def _measure(
 
     pair = open_pair_with_draft(models, "profile the target with")
     encoded = encode_prompts(pair, rows or read_prompts(str(DEMO_FOLDER / "prompts.jsonl"), lines=False), raw=True)
-    room = (pair.max_context or MAX_PROMPT_TOKENS + GROWN_TOKENS) - GROWN_TOKENS
+    most = MAX_PROMPT_TOKENS + GROWN_TOKENS
+    room = min(limit or most for limit in (pair.max_context, pair.draft and pair.draft.max_context)) - GROWN_TOKENS
     encoded = [ids[-min(MAX_PROMPT_TOKENS, max(LEAST_PROMPT_TOKENS, room)) :] for ids in encoded]
     longest = max(map(len, encoded))
     place = machine.place(pair, context_tokens=machine.ctx_size or longest + GROWN_TOKENS, prompt_tokens=longest)
