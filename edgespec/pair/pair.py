@@ -9,6 +9,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
+from edgespec.inputs import shown
 from edgespec.pair.folder import ModelFolder, first_line, is_head, open_head, open_model, read_head_facts
 
 DEMO_FOLDER = Path(__file__).parents[1] / "demo"
@@ -122,19 +123,27 @@ def _has_tokenizer(folder: Path) -> bool:
 
 
 def _stop_tokens(model: ModelFolder, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Return the ids that end a text: the generation config's, else the config's, and the tokenizer's own."""
+    """Return the ids that end a text: the generation config's, else the config's, and the tokenizer's own.
+
+    A config of several parts may have them at its top, and in its text part. Raises EdgespecError for others than the
+    model's tokens.
+    """
     text_config = model.config.get_text_config(decoder=True)
-    stops: set[int] = set()
-    for value in (
-        model.generation_config.get("eos_token_id", getattr(text_config, "eos_token_id", None)),
-        tokenizer.eos_token_id,
-    ):
+    if "eos_token_id" in model.generation_config:
+        name, stated = "generation_config.json", [model.generation_config["eos_token_id"]]
+    else:
+        name, stated = "config.json", [getattr(part, "eos_token_id", None) for part in (model.config, text_config)]
+    own = tokenizer.eos_token_id  # one beyond the table never comes
+    stops = set() if own is None or own >= text_config.vocab_size else {own}
+    for value in stated:
         ids = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(isinstance(token, int) for token in ids):
+        wrong = [token for token in ids if type(token) is not int or not 0 <= token < text_config.vocab_size]
+        if wrong:
             raise EdgespecError(
                 "E_CONFIG_INVALID",
-                f"eos_token_id {value!r} of '{model.folder}' is no token id.",
-                "Correct generation_config.json or config.json.",
+                f"'{model.folder / name}' has eos_token_id {shown(value)}, and {shown(wrong[0])} is none of the "
+                f"{text_config.vocab_size} token ids.",
+                f"Correct {name}.",
             )
         stops.update(ids)
     return frozenset(stops)

@@ -1,8 +1,14 @@
-"""A context leaves room for a number of new tokens, which is found here."""
+"""A context leaves room for a number of new tokens, which is found here; and a prompt's ends may be no good ones."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from edgespec.errors import EdgespecError
+
+if TYPE_CHECKING:
+    from edgespec.pair.pair import ModelPair
 
 
 def new_token_limit(max_context: int | None, prompt_tokens: int, max_new_tokens: int) -> tuple[int, str]:
@@ -40,3 +46,14 @@ def check_ctx_size(ctx_size: int, max_context: int | None) -> None:
             f"`context_tokens={ctx_size}` is more than the {max_context} positions of the target.",
             f"Use {max_context} or less, or auto.",
         )
+
+
+def doubtful_ends(ids: Sequence[int], pair: ModelPair) -> list[str]:
+    """Return what a prompt does that templates and tokenizers do by mistake, in words that follow its name."""
+    found, bos = [], pair.tokenizer.bos_token_id
+    if len(ids) > 1 and ids[0] == ids[1] == bos:
+        found.append(f"begins with {pair.tokenizer.bos_token!r} twice: the text or its template has one of its own")
+    if len(ids) > 1 and ids[-1] in pair.stop_tokens:
+        token = pair.tokenizer.convert_ids_to_tokens(ids[-1])
+        found.append(f"ends with {token!r}, which ends a text: the model goes on as if behind a finished one")
+    return found

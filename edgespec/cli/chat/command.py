@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -155,6 +156,7 @@ def _open_chat(console: Console, engine: Engine, asked: AskedChat, *, is_single:
     """Return the conversation with the screen and the line editor that it uses."""
     from edgespec.cli.chat.screen import Screen
     from edgespec.cli.chat.state import Chat
+    from edgespec.text.context import doubtful_ends
 
     conversation = engine.chat(
         system=asked.system,
@@ -181,6 +183,9 @@ def _open_chat(console: Console, engine: Engine, asked: AskedChat, *, is_single:
     )
     if conversation.is_raw and not asked.raw:
         console.say("no chat template: your text and the model's are one, and it continues yours")
+    with suppress(EdgespecError):  # of a template, which is said when there is a message
+        for doubt in doubtful_ends(conversation.first_ids("a"), engine.pair):
+            console.say(f"every message {doubt}")
     if not is_single:
         from edgespec.cli.chat.actions import ACTIONS, SUBJECTS
         from edgespec.cli.chat.line_editor import open_reader

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ from edgespec.cli.prompts.read import describe, numbered_rows, read_prompts
 from edgespec.cli.prompts.rows import PromptRow, text_row
 from edgespec.cli.prompts.selection import repeated, select
 from edgespec.errors import EdgespecError
-from edgespec.text.context import check_ctx_size
+from edgespec.text.context import check_ctx_size, doubtful_ends
 from edgespec.tree.settings import TreeSettings
 
 if TYPE_CHECKING:
@@ -155,6 +156,7 @@ def make_requested(console: Console, prompts: Prompts, asked: AskedRun) -> Reque
     requests = fit(requests, asked.prompts.truncate, encode, pair.tokenizer, max_context)
     fitting = _fitting(requests, refuses=asked.refuses)
     _report_lengths(console, requests)
+    _report_ends(console, requests, pair)
     needed = needed_tokens(fitting, encode, max_context)
     return Requested(
         pair=pair, settings=settings, requests=requests, encode=encode, needed=needed, num_fitting=len(fitting)
@@ -241,6 +243,13 @@ def _report_lengths(console: Console, requests: list[Request]) -> None:
     too_long = [request.row.where for request in requests if request.fault is not None]
     if too_long:
         console.say(f"too long for the context, and skipped: {named(too_long)} (--truncate left or right cuts)")
+
+
+def _report_ends(console: Console, requests: list[Request], pair: ModelPair) -> None:
+    """Say once of how many prompts the ends are in doubt."""
+    doubts = Counter(doubt for request in requests for doubt in doubtful_ends(request.ids, pair))
+    for doubt, count in doubts.items():
+        console.say(f"{count} of {counted(len(requests), 'prompt')}: {doubt}")
 
 
 def _with_texts(

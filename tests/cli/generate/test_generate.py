@@ -200,3 +200,9 @@ def test_prompt_files_keep_their_text(tmp_path: Path) -> None:
     path.write_bytes(b"\xef\xbb\xbfone\r\n  two\r\n\r\n")
     assert [row.prompt for row in read_prompts(str(path), lines=False)] == ["one\n  two\n"]
     assert [row.prompt for row in read_prompts(str(path), lines=True)] == ["one", "  two"]
+
+
+def test_prompts_that_end_with_a_stop_token_are_counted_in_one_line(run_cli: RunCli) -> None:
+    rows = "".join(json.dumps({"prompt": f"a = 1{end}"}) + "\n" for end in ("<|endoftext|>", "<|endoftext|>", ""))
+    outcome = run_cli(["rows.jsonl", "-n", "1", "--dry-run"], files={"rows.jsonl": rows})
+    assert outcome.err.count("2 of 3 prompts: ends with '<|endoftext|>'") == 1, outcome.err
