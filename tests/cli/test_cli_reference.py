@@ -1,10 +1,11 @@
-"""docs/cli.md is what the commands say of themselves."""
+"""docs/cli.md is what the commands say of themselves, and docs/generate.md has the keys of rows that the code has."""
 
 from __future__ import annotations
 
 import pytest
 
 from edgespec.cli import COMMANDS
+from scripts import make_row_keys
 from scripts.make_cli_reference import PATH, reference
 
 
@@ -23,3 +24,9 @@ def test_it_is_the_same_in_every_terminal(monkeypatch: pytest.MonkeyPatch) -> No
 def test_every_command_is_in_it() -> None:
     for name in [*COMMANDS, "config show"]:
         assert f"# edgespec {name}\n" in reference()
+
+
+def test_the_list_of_keys_is_up_to_date() -> None:
+    page = make_row_keys.PATH.read_text(encoding="utf-8")
+    assert page == make_row_keys.page_with_list(page), "run: python scripts/make_row_keys.py"
+    assert "| `max_new_tokens` | `max_tokens`," in page

@@ -19,8 +19,10 @@ from edgespec.cli.options.console import console_options
 from edgespec.cli.options.distribution import distribution_options
 from edgespec.cli.options.machine import MachineOptions, machine_options
 from edgespec.cli.options.model import AskedModels, model_options
+from edgespec.cli.options.prompts import input_options
 from edgespec.cli.options.tree import AskedTrees, tree_options
 from edgespec.cli.prompts.read import encode_prompts, read_prompts
+from edgespec.cli.prompts.report import say_unused_keys
 from edgespec.errors import EXIT_RUNTIME, EdgespecError
 from edgespec.tree.settings import TreeSettings
 
@@ -54,7 +56,7 @@ and highest. Both modes use the memory plan of the pair with its draft.
 @click.argument("target", required=False, type=click.Path(path_type=Path))
 @model_options
 @click.option("--prompts", help=PROMPTS_HELP)
-@click.option("--lines", is_flag=True, help="The file holds one prompt a line.")
+@input_options
 @click.option("--raw", "--ignore-chat-template", "raw", is_flag=True, help="Do not apply the model's chat template.")
 @click.option("--limit", type=click.IntRange(1), help="Only so many of the prompts.")
 @click.option("-r", "--repeats", type=click.IntRange(1), default=5, show_default=True, help="Rounds of all prompts.")
@@ -71,7 +73,7 @@ def command(
     *,
     models: AskedModels,
     prompts: str | None,
-    lines: bool,
+    input_form: str,
     raw: bool,
     limit: int | None,
     repeats: int,
@@ -97,7 +99,7 @@ def command(
         raise EdgespecError("E_SETTING", "--target-width above 1 is lossy.", "Leave it out with --check.")
     if check:
         _refuse_with_check(click.get_current_context(), form)
-    rows = read_prompts(prompts, lines=lines) if prompts else None
+    rows = read_prompts(prompts, form=input_form, say=console.say) if prompts else None
 
     import_engine(console)
     from edgespec.pair.pair import DEMO_FOLDER
@@ -106,11 +108,9 @@ def command(
 
     pair = open_pair_with_draft(models, "grow trees with")
     sampling = with_token_ids(replace(pair.default_sampling(), **chosen), pair)
-    rows = rows or read_prompts(str(DEMO_FOLDER / "prompts.jsonl"), lines=False)
+    rows = rows or read_prompts(str(DEMO_FOLDER / "prompts.jsonl"))
     rows = rows[:limit]
-    ignored = sorted({name for row in rows for name in row.settings.given()})
-    if ignored:
-        console.say(f"not applied, so that all prompts run alike: {', '.join(ignored)} of the rows")
+    say_unused_keys(console, rows, applies=False)
     encoded = encode_prompts(pair, rows, raw=raw or prompts is None)
     place = _place(pair, machine, max(map(len, encoded)), max_new_tokens)
     with open_engine(console, _set_up(console, pair, place, trees, sampling), machine) as engine:

@@ -46,7 +46,8 @@ SECTIONS = {
         "max_gpu_mem",
     ),
     "Prompts": (
-        "prompts_file", "lines", "start", "limit", "only", "category", "repeat", "system_file", "raw", "truncate",
+        "prompts_file", "lines", "input_format", "start", "limit", "only", "category", "repeat", "system_file", "raw",
+        "truncate",
     ),
     "Results": ("format_name", "logprobs", "ordered", "overwrite", "force", "fail_fast", "live_text", "dry_run"),
     "Many machines": ("ray", "num_workers", "resources"),
@@ -156,7 +157,7 @@ def _prompts(console: Console, asked: AskedPrompts, out: AskedOutput, stack: Exi
     rows, wanted = read_rows(console, asked, format_name)
     if not format_name:
         is_seen = sys.stdout.isatty()
-        format_name = "jsonl" if holds_rows(asked.source) or (len(wanted) > 1 and not is_seen) else "text"
+        format_name = "jsonl" if holds_rows(wanted) or (len(wanted) > 1 and not is_seen) else "text"
         if format_name == "jsonl" and is_seen and not out.dry_run:
             console.say("JSON rows give JSON records: -o FILE keeps them, --format text shows the texts alone")
     file, results = take_output(out, format_name, len(wanted), stack)

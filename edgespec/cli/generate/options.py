@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from edgespec.cli.generate.formats import FORMATS
 from edgespec.cli.generate.truncate import TRUNCATE
 from edgespec.cli.options.distribution import LENGTH_SPELLINGS, check_stops, distribution_options, require_text
 from edgespec.cli.options.group import Command, with_options
+from edgespec.cli.options.prompts import input_flag, input_options
 from edgespec.cli.prompts.read import read_text
 from edgespec.cli.prompts.selection import Selection
 from edgespec.config import DEFAULT_NEW_TOKENS, MAX_LOGPROBS, MAX_SEED
@@ -33,6 +35,7 @@ ORDERED_HELP = "Write records in the file's order, as specbench and text always 
 SCHEMA_HELP = "Texts are JSON that fits this schema: a file, or the JSON itself."
 GRAMMAR_HELP = "Texts match the grammar of this file, in Lark's form or in llama.cpp's GBNF."
 LOGPROBS_HELP = "Records tell each token's log-probability and N likely ones, by the model alone; 0 to 20."
+STDOUT = Path("-")
 STOP_HELP = "End a text before this string, which is left out; repeatable."
 
 
@@ -42,7 +45,7 @@ class AskedPrompts:
 
     source: str | None  # a file, or - for stdin
     text: str | None  # a prompt itself
-    lines: bool
+    form: str  # of the source: one of `prompts.source.FORMS`
     selection: Selection
     system: str | None
     raw: bool
@@ -90,7 +93,7 @@ def prompt_options(function: Command) -> Command:
         prompts: str | None,
         prompts_file: str | None,
         prompt_text: str | None,
-        lines: bool,
+        input_form: str,
         start: int,
         limit: int | None,
         only: tuple[str, ...],
@@ -105,8 +108,8 @@ def prompt_options(function: Command) -> Command:
         given = [source for source in (prompts, prompts_file, prompt_text) if source is not None]
         if len(given) != 1:
             raise click.UsageError("Give one source of prompts: PROMPTS, -f FILE or -p TEXT.")
-        if lines and prompt_text is not None:
-            raise click.UsageError("--lines is for files; -p TEXT is one prompt.")
+        if input_form != "auto" and prompt_text not in {None, "-"}:
+            raise click.UsageError(f"{input_flag(input_form)} is for files; -p TEXT is one prompt.")
         if system is not None and system_file is not None:
             raise click.UsageError("Give one system prompt: --system or --system-file.")
         if system_file is not None:
@@ -118,7 +121,7 @@ def prompt_options(function: Command) -> Command:
         asked = AskedPrompts(
             source=None if is_text else given[0],
             text=prompt_text if is_text else None,
-            lines=lines,
+            form=input_form,
             selection=Selection(only=ids, categories=category, start=start, limit=limit, repeat=repeat),
             system=system or None,
             raw=raw,
@@ -126,11 +129,11 @@ def prompt_options(function: Command) -> Command:
         )
         return function(asked=asked, **others)
 
-    options = [
+    options: list[Callable[[Command], Command]] = [
         click.argument("prompts", required=False),
         click.option("-f", "--file", "-i", "--input", "prompts_file", help="The same as PROMPTS."),
         click.option("-p", "--prompt", "prompt_text", metavar="TEXT", help="A prompt itself; - is stdin."),
-        click.option("--lines", is_flag=True, help="PROMPTS holds one prompt a line."),
+        input_options,
         click.option("--start", type=int, default=0, metavar="N", help="Skip the first N rows."),
         click.option("--limit", type=int, metavar="N", help="Run at most N rows."),
         click.option("--only", multiple=True, metavar="ID,...", help=ONLY_HELP),
@@ -210,6 +213,7 @@ def output_options(function: Command) -> Command:
         dry_run: bool,
         **others: Any,
     ) -> Any:
+        output = None if output == STDOUT else output
         if resume and overwrite:
             raise click.UsageError("--resume goes on with a file, --overwrite begins it anew: give one of them.")
         if (resume or overwrite) and output is None:
@@ -232,7 +236,9 @@ def output_options(function: Command) -> Command:
         return function(out=out, **others)
 
     options = [
-        click.option("-o", "--output", type=click.Path(path_type=Path), help="Write results here, not to stdout."),
+        click.option(
+            "-o", "--output", type=click.Path(path_type=Path), help="Write results here, not to stdout; - is stdout."
+        ),
         click.option("--format", "format_name", type=click.Choice(FORMATS), help=FORMAT_HELP),
         click.option("--resume", is_flag=True, help=RESUME_HELP),
         click.option("--overwrite", is_flag=True, help=OVERWRITE_HELP),

@@ -28,6 +28,7 @@ from edgespec.cli.options.machine import MachineOptions
 from edgespec.cli.options.model import AskedModels
 from edgespec.cli.options.tree import AskedTrees
 from edgespec.cli.prompts.read import describe, numbered_rows, read_prompts
+from edgespec.cli.prompts.report import say_unused_keys
 from edgespec.cli.prompts.rows import PromptRow, text_row
 from edgespec.cli.prompts.selection import repeated, select
 from edgespec.errors import EdgespecError
@@ -106,7 +107,7 @@ def read_rows(console: Console, asked: AskedPrompts, format_name: str) -> tuple[
     if asked.source is None:
         rows = numbered_rows([text_row(asked.text or "", "-p", kind="text")])
     else:
-        rows = read_prompts(asked.source, lines=asked.lines)
+        rows = read_prompts(asked.source, form=asked.form, say=console.say)
     wanted = select(rows, asked.selection)
     check_format(format_name, wanted)
     console.say(describe(rows))
@@ -283,9 +284,7 @@ def _report_finished_rows(console: Console, results: Results, num_wanted: int, n
 
 def report_ignored_settings(console: Console, pair: ModelPair, rows: list[PromptRow], asked: AskedPrompts) -> None:
     """Say once what rows, model or template ask for and this run does not do."""
-    ignored = sorted({key for row in rows for key in row.ignored_keys})
-    if ignored:
-        console.say(f"not applied, only handed through to the records: {', '.join(ignored)} of the rows")
+    say_unused_keys(console, rows)
     if not pair.tokenizer.chat_template and not asked.raw:
         has_several = any(len(row.messages) > 1 or row.follow_ups or row.settings.system for row in rows)
         how = ", each message on a line of its own" if has_several or asked.system else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgespec.cli.prompts.read import encode_turn
@@ -13,7 +13,7 @@ from edgespec.cli.prompts.rows import PromptRow
 from edgespec.cli.spelling import spelled
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
-from edgespec.sampling.grammar import Grammar, response_format_grammar
+from edgespec.sampling.grammar import Grammar
 from edgespec.text.chat_template import Message
 from edgespec.text.context import new_token_limit
 
@@ -88,16 +88,16 @@ def make_requests(pair: ModelPair, rows: list[PromptRow], encode: EncodeTurn, ru
     Raises EdgespecError that names a row whose tokens or grammar the pair does not know.
     """
     from edgespec.text.bias import with_token_ids
-    from edgespec.text.request import grammar_for
+    from edgespec.text.request import grammar_for, named_sampling
 
     requests = []
     followed = set[tuple[Grammar, bool]]()  # those that were tried
     for row in rows:
         own = row.settings
         ids, fault = _encoded(row, encode)
-        grammar = run.grammar if own.response_format is None else response_format_grammar(own.response_format)
+        grammar = own.text_grammar() if own.names_grammar else run.grammar
         with _naming(row):
-            sampling = with_token_ids(replace(run.sampling, **own.sampling()), pair)
+            sampling = with_token_ids(named_sampling(run.sampling, own.sampling()), pair)
             if grammar is not None and (grammar, sampling.ignore_eos) not in followed:
                 grammar_for(grammar, sampling, pair)
                 followed.add((grammar, sampling.ignore_eos))
@@ -131,7 +131,8 @@ def _naming(row: PromptRow) -> Iterator[None]:
     try:
         yield
     except EdgespecError as error:
-        if row.settings.response_format is None and row.settings.logit_bias is None and not row.settings.ignore_eos:
+        own = row.settings
+        if not own.names_grammar and own.logit_bias is None and not own.ignore_eos:
             raise
         raise EdgespecError(error.code, f"{row.where}: {spelled(error.what, ROW_SPELLINGS)}", error.fix) from error
 

@@ -20,7 +20,9 @@ from edgespec.cli.options.distribution import parse_temperatures
 from edgespec.cli.options.group import FOLDER
 from edgespec.cli.options.machine import MachineOptions, machine_options
 from edgespec.cli.options.model import AskedModels, model_options
+from edgespec.cli.options.prompts import input_options
 from edgespec.cli.prompts.read import encode_prompts, read_prompts
+from edgespec.cli.prompts.report import say_unused_keys
 from edgespec.cli.prompts.rows import PromptRow
 from edgespec.errors import EdgespecError, profile_errors
 from edgespec.files import profiles_folder
@@ -53,7 +55,7 @@ are to use it. Runs find it by themselves: --profile auto is the default.
 @click.option("--quick", "effort", flag_value="quick", default="quick", help="About a minute, built-in pair. [default]")
 @click.option("--full", "effort", flag_value="full", help="Minutes: more texts, an acceptance model of the pair's own.")
 @click.option("--prompts", help=PROMPTS_HELP)
-@click.option("--lines", is_flag=True, help="The file holds one prompt a line.")
+@input_options
 @click.option("--temps", help="Temperatures to plan for, as 0,0.6,1. [0, 1 and the model's own, or 0.6]")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--plot", type=FOLDER, help="Draw costs and speeds to FILE.png or .svg (needs edgespec[plot]).")
@@ -69,7 +71,7 @@ def command(
     models: AskedModels,
     effort: str,
     prompts: str | None,
-    lines: bool,
+    input_form: str,
     temps: str | None,
     seed: int,
     plot: Path | None,
@@ -107,7 +109,8 @@ def command(
         if overwrite:
             raise click.UsageError("--overwrite belongs to --export and --import.")
         temperatures = parse_temperatures(temps) if temps else None
-        rows = read_prompts(prompts, lines=lines) if prompts else None
+        rows = read_prompts(prompts, form=input_form, say=console.say) if prompts else None
+        say_unused_keys(console, rows or (), applies=False)
         profile = _measure(console, models, machine, rows, temperatures, effort=effort, seed=seed)
         said = f"kept as {_keep(profile)}"
     _show(profile, plot, as_json=as_json)
@@ -143,7 +146,7 @@ def _measure(
     from edgespec.tune.run import FULL, QUICK, Run
 
     pair = open_pair_with_draft(models, "profile the target with")
-    encoded = encode_prompts(pair, rows or read_prompts(str(DEMO_FOLDER / "prompts.jsonl"), lines=False), raw=True)
+    encoded = encode_prompts(pair, rows or read_prompts(str(DEMO_FOLDER / "prompts.jsonl")), raw=True)
     most = MAX_PROMPT_TOKENS + GROWN_TOKENS
     room = min(limit or most for limit in (pair.max_context, pair.draft and pair.draft.max_context)) - GROWN_TOKENS
     encoded = [ids[-min(MAX_PROMPT_TOKENS, max(LEAST_PROMPT_TOKENS, room)) :] for ids in encoded]

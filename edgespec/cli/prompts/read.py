@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.console import counted
+from edgespec.cli.prompts.row_settings import typed_cells
 from edgespec.cli.prompts.rows import MessageFields, PromptRow, parse_row, text_row
+from edgespec.cli.prompts.source import (
+    PARQUET,
+    decoded,
+    form_by_content,
+    form_by_name,
+    parquet_rows,
+    read_bytes,
+    row_lines,
+    table_rows,
+)
 from edgespec.errors import EdgespecError
 from edgespec.inputs import parse_json
 from edgespec.text.chat_template import Message, plain_ids, template_ids
@@ -20,9 +30,9 @@ from edgespec.text.chat_template import Message, plain_ids, template_ids
 if TYPE_CHECKING:
     from edgespec.pair.pair import ModelPair
 
-JSONL_SUFFIXES = {".jsonl", ".ndjson"}
 MAX_SHOWN = 60  # characters of what was given for a file
-ROW_SUFFIXES = {*JSONL_SUFFIXES, ".json"}
+TEXT_FILE = "a text or JSONL file, or - for stdin"
+CONTENTS = {"jsonl": "a JSON object a line", "json": "a JSON array of objects"}
 KIND_NAMES = {
     "text": "plain text",
     "line": "one a line",
@@ -37,11 +47,48 @@ KIND_NAMES = {
 }
 
 
-def read_prompts(source: str, *, lines: bool) -> list[PromptRow]:
-    """Read the prompts of a file, or of stdin for '-'; raises EdgespecError with the line's number."""
-    suffix = "" if source == "-" else Path(source).suffix.lower()
+def read_prompts(
+    source: str, *, lines: bool = False, form: str = "auto", say: Callable[[str], None] | None = None
+) -> list[PromptRow]:
+    """Read the prompts of a file, or of stdin for '-'; raises EdgespecError with the line's number.
+
+    `form` is one of FORMS, and `lines` is that form. Where the content decides, that is said.
+    """
+    data = _read(source)
+    form = "lines" if lines else form
+    named = "parquet" if data.startswith(PARQUET) else form_by_name(source)
+    if form == "lines" and named in {"jsonl", "json", "parquet"}:
+        what = f"--lines does not apply to '{source}', which holds rows."
+        raise EdgespecError("E_SETTING", what, "Leave it out.")
+    named = named if form == "auto" else form
+    text = "" if named == "parquet" else decoded(data, source)
+    found = _form(text, named, source, say) if form in {"auto", "lines"} else named
     try:
-        text = read_text(source)
+        rows = _rows(text, data, found, source)
+    except EdgespecError as error:
+        if found == named or named != "text":
+            raise
+        raise EdgespecError(error.code, error.what, f"{error.fix} Or --input-format text: it is one prompt.") from error
+    if not rows:
+        raise EdgespecError("E_PROMPT_EMPTY", f"'{source}' holds no prompt.", "Put some text into it.")
+    return numbered_rows(rows)
+
+
+def _form(text: str, named: str, source: str, say: Callable[[str], None] | None) -> str:
+    """Return the form of a text that is `named` so, by its content where that is JSON rows; says so."""
+    found = form_by_content(text) if named in {"text", "lines", "jsonl", "json"} else None
+    if found is None or found == named:
+        return named
+    if say is not None and named == "lines":
+        say(f"'{source}' holds {CONTENTS[found]}: --lines makes each line a text, --input-format {found} reads rows")
+    elif say is not None:
+        say(f"'{source}' holds {CONTENTS[found]}, and is read as rows; --input-format {named} does not")
+    return named if named == "lines" else found
+
+
+def _read(source: str) -> bytes:
+    try:
+        return read_bytes(source, what=TEXT_FILE)
     except EdgespecError as error:
         if error.code != "E_FILE_NOT_FOUND":
             raise
@@ -50,28 +97,34 @@ def read_prompts(source: str, *, lines: bool) -> list[PromptRow]:
         looks_like_a_file = Path(shown).suffix and " " not in shown
         also = "" if looks_like_a_file else f" A prompt itself: -p {shlex.quote(shown)}"
         raise EdgespecError(error.code, what, error.fix + also) from error
-    if lines and holds_rows(source):
-        raise EdgespecError("E_SETTING", f"--lines does not apply to '{source}'.", "Leave it out for JSON.")
-    if suffix == ".json":
-        rows = [_checked_row(value, f"row {number}") for number, value in enumerate(_read_array(text, source), 1)]
-    elif suffix in JSONL_SUFFIXES:
-        rows = [
-            _checked_row(_parse(line, f"line {number}", "Write one JSON object a line."), f"line {number}")
-            for number, line in _numbered(text)
-        ]
-    elif lines:
-        rows = [text_row(line, f"line {number}", kind="line") for number, line in _numbered(text)]
-    else:
+
+
+def _rows(text: str, data: bytes, form: str, source: str) -> list[PromptRow]:
+    """Return the rows of a source in one of FORMS but 'auto'; raises EdgespecError."""
+    if form == "text":
         # One newline at the end belongs to the file, not to the prompt.
-        rows = [text_row(text.removesuffix("\n"), f"'{source}'", kind="text")] if text.strip() else []
-    if not rows:
-        raise EdgespecError("E_PROMPT_EMPTY", f"'{source}' holds no prompt.", "Put some text into it.")
-    return numbered_rows(rows)
+        return [text_row(text.removesuffix("\n"), f"'{source}'", kind="text")] if text.strip() else []
+    if form == "lines":
+        return [text_row(line, f"line {number}", kind="line") for number, line in _numbered(text)]
+    if form == "jsonl":
+        return [
+            _checked_row(_parse(line, f"line {number}", "Write one JSON object a line."), f"line {number}")
+            for number, line in row_lines(text)
+        ]
+    if form == "json":
+        values = _read_array(text, source)
+    elif form == "parquet":
+        values = parquet_rows(data, source)
+    else:
+        values = [
+            typed_cells(row) for row in table_rows(text, delimiter={"csv": ",", "tsv": "\t"}[form], source=source)
+        ]
+    return [_checked_row(value, f"row {number}") for number, value in enumerate(values, 1)]
 
 
-def holds_rows(source: str | None) -> bool:
-    """Return whether a source of prompts is a file of JSON rows, and not of text."""
-    return source is not None and Path(source).suffix.lower() in ROW_SUFFIXES
+def holds_rows(rows: Iterable[PromptRow]) -> bool:
+    """Return whether some of the prompts are rows, and not of text."""
+    return any(row.kind not in {"text", "line"} for row in rows)
 
 
 def numbered_rows(rows: list[PromptRow]) -> list[PromptRow]:
@@ -162,22 +215,9 @@ def encode_turn(
     return ids
 
 
-def read_text(source: str, *, what: str = "a text or JSONL file, or - for stdin") -> str:
+def read_text(source: str, *, what: str = TEXT_FILE) -> str:
     """Read a file's text, or stdin's for '-', without byte order mark and carriage returns; raises EdgespecError."""
-    try:
-        data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
-    except FileNotFoundError as error:
-        raise EdgespecError("E_FILE_NOT_FOUND", f"there is no file '{source}'.", f"Give {what}.") from error
-    except (OSError, ValueError) as error:  # ValueError: a name with a NUL in it
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise EdgespecError("E_FILE_NOT_FOUND", f"cannot read '{source}' ({reason}).", f"Give {what}.") from error
-    try:
-        return data.decode("utf-8-sig").replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        raise EdgespecError(
-            "E_PROMPT_INVALID", f"'{source}' line {line} is not UTF-8.", "Save the file as UTF-8."
-        ) from error
+    return decoded(read_bytes(source, what=what), source)
 
 
 def _with_system(row: PromptRow, system: str | None) -> tuple[MessageFields, ...]:
@@ -219,7 +259,7 @@ def _checked_row(value: Any, where: str) -> PromptRow:
     """Return the row if it can be written as JSON again; raises EdgespecError for half a surrogate pair or 1e999."""
     try:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    except (ValueError, RecursionError) as error:
+    except (ValueError, TypeError, RecursionError) as error:  # TypeError: dates and bytes of a Parquet file
         raise EdgespecError(
             "E_PROMPT_INVALID", f"{where} holds what cannot be written ({error}).", "Correct the row."
         ) from error

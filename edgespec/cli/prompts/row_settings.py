@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from edgespec.cli.prompts.row_keys import OPENED, SETTING_OF, opened
 from edgespec.cli.spelling import spelled
 from edgespec.config import MAX_LOGPROBS, MAX_SEED, SamplingSettings
 from edgespec.errors import EdgespecError
-from edgespec.sampling.grammar import response_format_grammar
+from edgespec.inputs import parse_json
+from edgespec.sampling.grammar import Grammar, response_format_grammar
 from edgespec.text.bias import token_named
 
-NUMBER_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-SAMPLING_KEYS = (*NUMBER_KEYS, "logit_bias", "ignore_eos")
+SAMPLING_KEYS = (
+    "temperature", "do_sample", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
+    "frequency_penalty", "logit_bias", "ignore_eos",
+)  # fmt: skip
 ROW_SPELLINGS = {name: name for name in SAMPLING_KEYS}
-LENGTH_KEYS = ("max_new_tokens", "max_tokens", "max_completion_tokens")
-LOGPROB_KEYS = ("logprobs", "top_logprobs")  # of chats the first is a switch, of completions the number itself
-SETTING_KEYS = {*LENGTH_KEYS, *SAMPLING_KEYS, *LOGPROB_KEYS, "response_format", "seed", "stop", "system"}
-# Keys of other tools that would change the text, and do not here
-IGNORED_KEYS = {
-    "best_of",
-    "guided_json",
-    "min_tokens",
-    "model",
-    "n",
-    "suffix",
-    "tool_choice",
-    "tools",
-}
+FILLS_CONTEXT = {-1, -2}  # the latter is ollama's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +31,7 @@ class RowSettings:
 
     max_new_tokens: int | None = None
     temperature: float | None = None
+    do_sample: bool | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
@@ -47,6 +41,7 @@ class RowSettings:
     logit_bias: dict[str, float] | None = None
     ignore_eos: bool | None = None
     response_format: dict[str, Any] | None = None
+    grammar: str | None = None
     logprobs: int | None = None
     seed: int | None = None
     stop: tuple[str, ...] | None = None
@@ -63,50 +58,94 @@ class RowSettings:
             found["logit_bias"] = _by_token(self.logit_bias)
         return found
 
+    @property
+    def names_grammar(self) -> bool:
+        """Return whether the row says what its text matches, or that it may be any."""
+        return self.response_format is not None or self.grammar is not None
 
-def parse_settings(values: Mapping[str, Any], where: str) -> RowSettings:
-    """Parse the settings among a row's keys; null is not given. Raises EdgespecError with the row and the key."""
-    given = {name: value for name, value in values.items() if value is not None and name in SETTING_KEYS}
-    lengths = [name for name in LENGTH_KEYS if name in given]
-    if len(lengths) > 1:
-        raise EdgespecError("E_SETTING", f"{where} has both {lengths[0]} and {lengths[1]}.", "Keep one of them.")
-    settings: dict[str, Any] = {name: _number(name, given[name], where) for name in NUMBER_KEYS if name in given}
-    if "logit_bias" in given:
-        settings["logit_bias"] = _bias(given["logit_bias"], where)
-    if "ignore_eos" in given:
-        if not isinstance(given["ignore_eos"], bool):
-            raise _wrong("ignore_eos", given["ignore_eos"], where, "Write true or false.")
-        settings["ignore_eos"] = given["ignore_eos"]
-    for name, value in settings.items():
-        _check_sampling(name, value, where)
-    if lengths:
-        length = _whole_number(lengths[0], given[lengths[0]], where)
-        if length < 1 and length != -1:
-            raise _wrong(lengths[0], length, where, "Use 1 or more, or -1 for all that fits.")
-        settings["max_new_tokens"] = length
-    if "response_format" in given:
-        settings["response_format"] = _response_format(given["response_format"], where)
-    logprobs = _logprobs(given, where)
+    def text_grammar(self) -> Grammar | None:
+        """Return what the row's text matches; None: any text."""
+        if self.grammar is not None:
+            return Grammar(form="grammar", text=self.grammar)
+        return None if self.response_format is None else response_format_grammar(self.response_format)
+
+
+def parse_settings(row: Mapping[str, Any], where: str) -> RowSettings:
+    """Parse the settings among a row's keys, by any of their names; null is not given.
+
+    Raises EdgespecError with the row and the key, also where two names of a setting have different values.
+    """
+    given = [(place, name, value) for place, name, value in opened(row) if name in SETTING_OF]
+    found: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    for place, name, value in given:
+        setting = SETTING_OF[name]
+        if setting == "logprobs":
+            continue  # of several keys together
+        parsed = _PARSERS[setting](name, value, where)
+        if parsed is None:
+            continue
+        if setting in found and found[setting] != parsed:
+            what = f"{where} has both {names[setting]} and {place}, which differ."
+            raise EdgespecError("E_SETTING", what, "Keep one of them.")
+        found[setting], names[setting] = parsed, place
+    logprobs = _logprobs({name: value for _, name, value in given}, where)
     if logprobs is not None:
-        settings["logprobs"] = logprobs
-    if "seed" in given:
-        settings["seed"] = _whole_number("seed", given["seed"], where)
-        if settings["seed"] < 0:
-            raise _wrong("seed", given["seed"], where, "Use 0 or more.")
-    if "stop" in given:
-        settings["stop"] = _stop(given["stop"], where)
-    if "system" in given:
-        if not isinstance(given["system"], str):
-            raise _wrong("system", given["system"], where, "Write the system prompt as a string.")
-        settings["system"] = given["system"]
-    return RowSettings(**settings)
+        found["logprobs"] = logprobs
+    if "response_format" in found and "grammar" in found:
+        what = f"{where} has both {names['response_format']} and {names['grammar']}."
+        raise EdgespecError("E_SETTING", what, "A text has one grammar: keep one of them.")
+    return RowSettings(**found)
 
 
-def _number(name: str, value: object, where: str) -> float:
-    if name == "top_k":
-        return _whole_number(name, value, where)
+def typed_cells(row: Mapping[str, str]) -> dict[str, Any]:
+    """Return a table's row with what is no text read as JSON: settings, and conversations."""
+    return {name: _typed(cell) if name in JSON_COLUMNS else cell for name, cell in row.items()}
+
+
+def _typed(cell: str) -> Any:
+    try:
+        return parse_json(cell)
+    except ValueError:
+        return cell
+
+
+def _sampled(name: str, value: object, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise _wrong(name, value, where, "Write a number.")
+    _check_sampling(name, value, where)
+    return value
+
+
+def _top_k(name: str, value: object, where: str) -> int:
+    top_k = max(_whole_number(name, value, where), -2)
+    _check_sampling(name, 0 if top_k == -1 else top_k, where)
+    return max(top_k, 0)
+
+
+def _switch(name: str, value: object, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise _wrong(name, value, where, "Write true or false.")
+    return value
+
+
+def _length(name: str, value: object, where: str) -> int:
+    length = _whole_number(name, value, where)
+    if length < 1 and length not in FILLS_CONTEXT:
+        raise _wrong(name, length, where, "Use 1 or more, or -1 for all that fits.")
+    return length if length > 0 else -1
+
+
+def _seed(name: str, value: object, where: str) -> int | None:
+    seed = _whole_number(name, value, where)
+    if seed < -1:
+        raise _wrong(name, value, where, "Use 0 or more; -1 is the run's.")
+    return None if seed == -1 else seed
+
+
+def _system(name: str, value: object, where: str) -> str:
+    if not isinstance(value, str):
+        raise _wrong(name, value, where, "Write the system prompt as a string.")
     return value
 
 
@@ -120,12 +159,13 @@ def _whole_number(name: str, value: object, where: str) -> int:
     return value
 
 
-def _bias(value: object, where: str) -> dict[str, float]:
+def _bias(name: str, value: object, where: str) -> dict[str, float]:
     fix = 'Write {"42": -100, " word": 5}: ids or texts of single tokens, and numbers.'
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise _wrong("logit_bias", value, where, fix)
+        raise _wrong(name, value, where, fix)
     if any(isinstance(bias, bool) or not isinstance(bias, (int, float)) for bias in value.values()):
-        raise _wrong("logit_bias", value, where, fix)
+        raise _wrong(name, value, where, fix)
+    _check_sampling(name, value, where)
     return value
 
 
@@ -134,9 +174,15 @@ def _by_token(bias: Mapping[str, float]) -> dict[int | str, float]:
     return {token_named(token): value for token, value in bias.items()}
 
 
-def _response_format(value: object, where: str) -> dict[str, Any]:
+def _response_format(name: str, value: object, where: str) -> dict[str, Any] | None:
+    """Return OpenAI's form of a format that a row has in that form, or as a JSON schema."""
+    if name != "response_format":
+        schema = _typed(value) if isinstance(value, str) else value
+        if not schema:
+            return None
+        value = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     if not isinstance(value, dict):
-        raise _wrong("response_format", value, where, 'Write {"type": "json_object"}, or one with a json_schema.')
+        raise _wrong(name, value, where, 'Write {"type": "json_object"}, or one with a json_schema.')
     try:
         response_format_grammar(value)
     except EdgespecError as error:
@@ -144,33 +190,56 @@ def _response_format(value: object, where: str) -> dict[str, Any]:
     return value
 
 
+def _grammar(name: str, value: object, where: str) -> str | None:
+    """Return a grammar of what a text is to match: a grammar itself, a regular expression, or one of some texts."""
+    if not value:
+        return None
+    if name == "guided_choice":
+        if not isinstance(value, list) or not all(isinstance(choice, str) and choice for choice in value):
+            raise _wrong(name, value, where, "Write a list of texts.")
+        return "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in value)
+    if not isinstance(value, str):
+        raise _wrong(name, value, where, "Write it as a string.")
+    if name != "guided_regex":
+        return value
+    expression = re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", value, flags=re.DOTALL).replace("\n", r"\n")
+    return f"start: TEXT\nTEXT: /{expression}/"
+
+
 def _logprobs(given: Mapping[str, Any], where: str) -> int | None:
     """Return how many alternatives are asked for: chats have a switch and `top_logprobs`, completions the number."""
     wanted, top = given.get("logprobs"), given.get("top_logprobs")
+    if wanted is None and given.get("n_probs"):
+        return _count("n_probs", given["n_probs"], where)
     if wanted is None or wanted is False:
         if top:
             raise _wrong("top_logprobs", top, where, 'Give "logprobs": true with it.')
         return None
     name = "logprobs" if wanted is not True else "top_logprobs"
-    count = _whole_number(name, wanted if wanted is not True else top or 0, where)
+    return _count(name, wanted if wanted is not True else top or 0, where)
+
+
+def _count(name: str, value: object, where: str) -> int:
+    count = _whole_number(name, value, where)
     if not 0 <= count <= MAX_LOGPROBS:
         raise _wrong(name, count, where, f"Use 0 to {MAX_LOGPROBS}.")
     return count
 
 
 def _check_sampling(name: str, value: Any, where: str) -> None:
-    values: dict[str, Any] = {name: _by_token(value) if name == "logit_bias" else value}
+    setting = SETTING_OF[name]
+    values: dict[str, Any] = {setting: _by_token(value) if setting == "logit_bias" else value}
     try:
         SamplingSettings(**values)
     except EdgespecError as error:
-        raise EdgespecError(error.code, f"{where}: {spelled(error.what, ROW_SPELLINGS)}", error.fix) from error
+        raise EdgespecError(error.code, f"{where}: {spelled(error.what, {setting: name})}", error.fix) from error
 
 
-def _stop(value: object, where: str) -> tuple[str, ...]:
+def _stop(name: str, value: object, where: str) -> tuple[str, ...] | None:
     strings = (value,) if isinstance(value, str) else value
     if not isinstance(strings, (list, tuple)) or not all(isinstance(string, str) and string for string in strings):
-        raise _wrong("stop", value, where, "Write a string that is not empty, or a list of such.")
-    return tuple(strings)
+        raise _wrong(name, value, where, "Write a string that is not empty, or a list of such.")
+    return tuple(strings) if strings or name == "stop" else None
 
 
 def _wrong(name: str, value: object, where: str, fix: str) -> EdgespecError:
@@ -178,3 +247,24 @@ def _wrong(name: str, value: object, where: str, fix: str) -> EdgespecError:
     return EdgespecError(
         "E_SETTING", f"{where}: {name} {shown if len(shown) < 60 else shown[:60] + '…'} is wrong.", fix
     )
+
+
+_PARSERS: dict[str, Callable[[str, object, str], Any]] = {
+    "max_new_tokens": _length,
+    **dict.fromkeys(
+        ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"), _sampled
+    ),
+    "top_k": _top_k,
+    "do_sample": _switch,
+    "ignore_eos": _switch,
+    "logit_bias": _bias,
+    "response_format": _response_format,
+    "grammar": _grammar,
+    "seed": _seed,
+    "stop": _stop,
+    "system": _system,
+}
+# Columns of tables that are no text themselves
+JSON_COLUMNS = frozenset({"messages", "turns", "body", *OPENED} | {
+    name for name, setting in SETTING_OF.items() if setting not in {"stop", "system", "grammar"}
+})  # fmt: skip

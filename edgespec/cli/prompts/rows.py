@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgespec.cli.prompts.row_settings import IGNORED_KEYS, SETTING_KEYS, RowSettings, parse_settings
+from edgespec.cli.prompts.row_keys import SETTING_OF, sorted_out
+from edgespec.cli.prompts.row_settings import RowSettings, parse_settings
 from edgespec.errors import EdgespecError
 from edgespec.text.chat_template import text_of
 
@@ -22,6 +23,7 @@ MessageFields = Mapping[str, Any]  # role, content, and what else the template m
 SOURCES = ("prompt", "messages", "turns", "body")
 BODY_SOURCES = ("messages", "prompt")
 ID_KEYS = ("id", "custom_id", "question_id")
+FORM_KEYS = frozenset({*SOURCES, *ID_KEYS, "category", "reference"})
 EXAMPLE = 'Write rows like {"id": "a", "prompt": "def main("}.'
 
 
@@ -40,6 +42,8 @@ class PromptRow:
     category: Any = None
     reference: Any = None
     meta: dict[str, Any] = field(default_factory=dict)  # unknown keys, handed through to the result
+    ignored_keys: frozenset[str] = frozenset()  # that would change the text in other tools, and do not here
+    unknown_keys: frozenset[str] = frozenset()
     index: int = 0  # in the file
     repeat: int = 0
 
@@ -52,12 +56,6 @@ class PromptRow:
     def num_turns(self) -> int:
         """Count the answers that the row asks for."""
         return 1 + len(self.follow_ups)
-
-    @property
-    def ignored_keys(self) -> set[str]:
-        """Return the row's keys that would change the text in other tools, and do not here."""
-        body = self.meta.get("body")
-        return IGNORED_KEYS & {*self.meta, *(body if isinstance(body, dict) else ())}
 
     @property
     def digest(self) -> str:
@@ -94,14 +92,15 @@ def _parse_object(row: dict[str, Any], where: str) -> PromptRow:
     if source == "body":
         source = _only_one(body, BODY_SOURCES, f"the body of {where}")
     content = (body or row)[source]
-    settings = parse_settings({**row, **{key: value for key, value in body.items() if value is not None}}, where)
+    settings = parse_settings(row, where)
+    ignored, unknown = sorted_out(row, FORM_KEYS)
     id_key = next((key for key in ID_KEYS if row.get(key) is not None), None)
     given_id = row[id_key] if id_key else None
     if given_id is not None and not _is_id(given_id):
         raise _invalid(f"{where} has an id that is no string or whole number.", "Write the id as a string.")
-    known = {*SETTING_KEYS, "category", "reference", id_key, "body" if body else source}
+    known = {*SETTING_OF, "category", "reference", id_key, "body" if body else source}
     meta = {key: value for key, value in row.items() if key not in known}
-    rest = {key: value for key, value in body.items() if key not in {*SETTING_KEYS, source}}
+    rest = {key: value for key, value in body.items() if key not in {*SETTING_OF, source}}
     kind = {"prompt": "completion", "messages": "batch"}[source] if body else source
     if kind == "turns" and id_key == "question_id":
         kind = "mt-bench"
@@ -120,6 +119,8 @@ def _parse_object(row: dict[str, Any], where: str) -> PromptRow:
         category=row.get("category"),
         reference=row.get("reference"),
         meta=meta | ({"body": rest} if rest else {}),
+        ignored_keys=ignored,
+        unknown_keys=unknown,
     )
 
 

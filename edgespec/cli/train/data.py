@@ -14,7 +14,8 @@ import click
 from edgespec.cli.console import Console
 from edgespec.cli.options.group import FOLDER, Command, with_options
 from edgespec.cli.options.machine import MachineOptions
-from edgespec.cli.prompts.read import JSONL_SUFFIXES, encode_prompts, read_prompts
+from edgespec.cli.prompts.read import encode_prompts, read_prompts
+from edgespec.cli.prompts.source import form_by_name, read_bytes
 from edgespec.errors import EdgespecError
 from edgespec.train.training_settings import DECAYS, TrainingSettings
 
@@ -137,8 +138,8 @@ def features_of(
 
 def encode_texts(pair: ModelPair, data: Path, *, max_tokens: int | None) -> list[list[int]]:
     """Encode the texts, in an order that mixes a folder's files, until there are `max_tokens`."""
-    if data.suffix.lower() in {*JSONL_SUFFIXES, ".json"}:
-        return encode_prompts(pair, read_prompts(str(data), lines=False), raw=False)
+    if data.is_file() and form_by_name(str(data)) in {"jsonl", "json", "parquet"}:
+        return encode_prompts(pair, read_prompts(str(data)), raw=False)
     paths = text_files(data)
     random.Random(0).shuffle(paths)
     found: list[list[int]] = []
@@ -146,7 +147,7 @@ def encode_texts(pair: ModelPair, data: Path, *, max_tokens: int | None) -> list
     for path in paths:
         if max_tokens is not None and num_tokens >= max_tokens:
             break
-        text = path.read_bytes().decode("utf-8", errors="ignore")
+        text = read_bytes(str(path), what="a text file, or a folder of them").decode("utf-8", errors="ignore")
         found.append(pair.tokenizer(text, verbose=False)["input_ids"])
         num_tokens += len(found[-1])
     return found

@@ -21,7 +21,9 @@ from edgespec.cli.options.distribution import parse_temperatures
 from edgespec.cli.options.group import FOLDER, with_options
 from edgespec.cli.options.machine import MachineOptions, machine_options
 from edgespec.cli.options.model import AskedModels, model_options
+from edgespec.cli.options.prompts import input_options
 from edgespec.cli.prompts.read import encode_prompts, read_prompts
+from edgespec.cli.prompts.report import say_unused_keys
 from edgespec.errors import EdgespecError
 
 if TYPE_CHECKING:
@@ -47,7 +49,7 @@ def _command(
     what: str,
     models: AskedModels,
     prompts: str,
-    lines: bool,
+    input_form: str,
     output: Path,
     overwrite: bool,
     records: Path | None,
@@ -66,7 +68,8 @@ def _command(
         raise EdgespecError("E_OUTPUT_EXISTS", f"'{output}' exists.", "Choose another file, or give --overwrite.")
     if not output.parent.is_dir():
         raise EdgespecError("E_OUTPUT", f"there is no folder '{output.parent}' to write in.", "Make it first.")
-    rows = read_prompts(prompts, lines=lines)
+    rows = read_prompts(prompts, form=input_form, say=console.say)
+    say_unused_keys(console, rows, applies=False)
 
     import_engine(console)
     from edgespec.grow.classifier import Classifier
@@ -123,7 +126,7 @@ def growth_command(what: str) -> click.Command:
     @click.command(name=what, help=HELP.format(first=WHATS[what][0].upper() + WHATS[what][1:]))
     @model_options
     @click.option("--prompts", required=True, help="Texts to decode: as for `edgespec generate`.")
-    @click.option("--lines", is_flag=True, help="The file holds one prompt a line.")
+    @input_options
     @click.option("-o", "--output", type=FOLDER, required=True, help="The model's file.")
     @click.option("--overwrite", is_flag=True, help="Replace it if it exists.")
     @click.option(

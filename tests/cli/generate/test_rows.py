@@ -496,5 +496,5 @@ def test_what_was_read_and_is_not_applied_is_said(run_cli: RunCli, options: list
     rows = [{"custom_id": "a", "body": {"messages": [{"role": "user", "content": "x"}], "model": "m", "n": 2}}]
     outcome = run_cli(["p.jsonl", *options, "-n", "1"], files=jsonl(*rows))
     assert "prompts: 1 row, OpenAI batch messages" in outcome.err
-    assert "handed through to the records: model, n of the rows" in outcome.err
+    assert "handed through to the records: model (1 row), n (1 row)" in outcome.err
     assert "no chat template" in outcome.err

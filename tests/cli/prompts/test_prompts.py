@@ -159,16 +159,16 @@ def test_a_wrong_row_is_named(row: Any, named: str, tmp_path: Path) -> None:
         ({"top_k": 1.5}, "top_k 1.5"),
         ({"top_k": 1e999}, "top_k inf"),
         ({"logit_bias": {"5": 10**400}}, "logit_bias"),
-        ({"top_k": -1}, "top_k -1"),
+        ({"top_k": -2}, "top_k -2"),
         ({"min_p": 2}, "min_p 2"),
-        ({"seed": -1}, "seed -1"),
+        ({"seed": -2}, "seed -2"),
         ({"seed": 2**63}, "seed 9223372036854775808"),
         ({"stop": ""}, "stop ''"),
         ({"stop": ["a", 1]}, "stop ['a', 1]"),
         ({"system": ["a"]}, "system ['a']"),
         ({"max_tokens": 0}, "max_tokens 0"),
         ({"max_new_tokens": "5"}, "max_new_tokens '5'"),
-        ({"max_new_tokens": 5, "max_tokens": 5}, "both max_new_tokens and max_tokens"),
+        ({"max_new_tokens": 5, "max_tokens": 6}, "both max_new_tokens and max_tokens"),
     ],
     ids=str,
 )
@@ -194,11 +194,11 @@ def test_whole_floats_are_whole_numbers() -> None:
 
 
 def test_json_that_is_no_array_is_refused(tmp_path: Path) -> None:
-    for content in ('{"prompt": "a"}', '"a"', "5"):
+    for content in ('"a"', "5", '{"prompt":\n "a"}'):
         with pytest.raises(EdgespecError, match="no array"):
             read(tmp_path, "p.json", content)
     with pytest.raises(EdgespecError, match="is not JSON"):
-        read(tmp_path, "p.json", jsonl({"prompt": "a"}, {"prompt": "b"}))
+        read(tmp_path, "p.json", jsonl({"prompt": "a"}) + "text")
     for content in ("", "[]", " \n"):
         with pytest.raises(EdgespecError, match="no prompt"):
             read(tmp_path, "p.json", content)

@@ -1,0 +1,40 @@
+"""What rows ask for and a command does not do, said once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from edgespec.cli.console import Console, counted
+from edgespec.cli.prompts.rows import PromptRow
+
+MAX_NAMED = 8  # keys in one line
+
+
+def say_unused_keys(console: Console, rows: Sequence[PromptRow], *, applies: bool = True) -> None:
+    """Say which keys of the rows change nothing here, and which nobody knows, with the number of their rows.
+
+    Where a command runs all rows alike, no setting `applies` but the system prompt.
+    """
+    records = ", only handed through to the records" if applies else ""
+    found: list[tuple[str, list[Iterable[str]]]] = [
+        ("not applied, so that all prompts run alike", [() if applies else _settings_of(row) for row in rows]),
+        (f"not applied{records}", [row.ignored_keys for row in rows]),
+        (f"not known{records}", [row.unknown_keys for row in rows]),
+    ]
+    for what, keys in found:
+        if any(keys):
+            console.say(f"{what}: {_listed(keys)}")
+
+
+def _settings_of(row: PromptRow) -> Iterable[str]:
+    return row.settings.given().keys() - {"system"}
+
+
+def _listed(found: Iterable[Iterable[str]]) -> str:
+    """Return keys with the numbers of their rows, those of most rows first."""
+    counts = Counter(key for keys in found for key in keys)
+    order = sorted(counts, key=lambda key: (-counts[key], key))
+    more = len(order) - MAX_NAMED
+    named = [f"{key} ({counted(counts[key], 'row')})" for key in order[:MAX_NAMED]]
+    return ", ".join(named) + (f" and {more} more" if more > 0 else "")

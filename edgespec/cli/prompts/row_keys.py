@@ -1,0 +1,153 @@
+"""The keys of rows: what sets something here under which names, what is named as not applied, what is harmless.
+
+A key that is in none of these tables is named as not known. `docs/generate.md` lists them by
+`scripts/make_row_keys.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a row may set, and the names that tools have for it."""
+
+    means: str
+    also: tuple[str, ...] = ()  # other names than its own
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """Return all names of a setting."""
+        return (name, *self.also)
+
+
+SETTINGS: dict[str, Setting] = {
+    "max_new_tokens": Setting(
+        also=("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict", "num_predict"),
+        means="new tokens at most; -1: all that the context holds",
+    ),
+    "temperature": Setting(means="0 is greedy"),
+    "do_sample": Setting(means="false is greedy, whatever the temperature"),
+    "top_p": Setting(means="1 keeps all"),
+    "top_k": Setting(means="0 and -1 keep all"),
+    "min_p": Setting(means="0 keeps all"),
+    "repetition_penalty": Setting(also=("repeat_penalty",), means="1 is none"),
+    "presence_penalty": Setting(means="0 is none"),
+    "frequency_penalty": Setting(means="0 is none"),
+    "logit_bias": Setting(means='`{"42": -100, " word": 5}`'),
+    "ignore_eos": Setting(also=("ban_eos_token",), means="true: the model's stop tokens are never drawn"),
+    "stop": Setting(
+        also=("stop_strings", "stop_sequences", "stopping_strings"),
+        means="a text, or a list of texts, that end an answer and are left out",
+    ),
+    "seed": Setting(means="-1: the run's"),
+    "logprobs": Setting(also=("top_logprobs", "n_probs"), means="of each token, and so many likely ones"),
+    "response_format": Setting(
+        also=("json_schema", "guided_json"), means="OpenAI's form, or a JSON schema, which the text fits"
+    ),
+    "grammar": Setting(
+        also=("guided_grammar", "grammar_string", "guided_regex", "guided_choice"),
+        means="in Lark's form or GBNF, a regular expression, or a list of texts, which the text matches",
+    ),
+    "system": Setting(also=("system_prompt",), means="the system prompt"),
+}
+SETTING_OF = {name: setting for setting, about in SETTINGS.items() for name in about.names(setting)}
+
+# Objects in a row, beside an OpenAI batch's body, whose settings are the row's own; one without a known key is data.
+OPENED = (
+    "options", "parameters", "sampling_params", "sampling_parameters", "extra_body", "generation_config",
+    "generation_kwargs", "gen_kwargs",
+)  # fmt: skip
+# vLLM's structured_outputs: its keys -> those that mean the same in a row
+STRUCTURED = {"json": "guided_json", "regex": "guided_regex", "choice": "guided_choice", "grammar": "guided_grammar"}
+
+# Keys of other tools that change the text there, and not here -> values that ask for nothing, beside null and what is
+# empty
+NOT_APPLIED: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys((
+        "beam_size", "best_of", "cfg_scale", "encoder_repetition_penalty", "guidance_scale",
+        "length_penalty", "n", "num_beam_groups", "num_beams", "num_return_sequences", "tfs", "tfs_z",
+        "typical", "typical_p",
+    ), (0, 1)),
+    **dict.fromkeys(("add_generation_prompt", "add_special_tokens"), (True,)),
+    **dict.fromkeys((
+        "repeat_last_n", "repetition_penalty_range", "thinking_token_budget", "top_n_sigma",
+        "truncate_prompt_tokens",
+    ), (0, -1)),
+    **dict.fromkeys(("enable_thinking", "eos_token_id", "think", "thinking"), ()),
+    **dict.fromkeys((
+        "allowed_token_ids", "allowed_tokens", "assistant_prefix", "audio", "bad_words", "bad_words_ids",
+        "begin_suppress_tokens", "chat_template", "constraints", "continue_final_message",
+        "custom_stopping_strings", "custom_token_bans", "diversity_penalty", "documents", "dry_multiplier",
+        "dynamic_temperature", "dynatemp_range", "early_stopping", "ebnf", "echo",
+        "encoder_no_repeat_ngram_size", "epsilon_cutoff", "eta_cutoff",
+        "exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id", "format",
+        "function_call", "functions", "images", "include_stop_str_in_output", "logits_processors",
+        "lora_request", "max_length", "min_length", "min_new_tokens", "min_tokens", "mirostat",
+        "mirostat_mode", "mm_processor_kwargs", "modalities", "model", "model_id", "negative_prompt",
+        "no_repeat_ngram_size", "num_ctx", "parallel_tool_calls", "penalize_nl", "penalty_alpha",
+        "prediction", "prefix", "prompt_embeds", "prompt_logprobs", "raw", "regex", "return_full_text",
+        "sampler_priority", "samplers", "sequence_bias", "smoothing_factor", "stop_token_ids",
+        "structural_tag", "structured_outputs", "suffix", "suppress_tokens", "temperature_last", "template",
+        "tool_choice", "tools", "top_a", "truncate", "use_beam_search", "verbosity", "watermark",
+        "web_search_options", "whitelist", "xtc_probability",
+    ), (False, 0)),
+}  # fmt: skip
+
+# Keys that change no text: of transport and machines, what needs another key that is named, and what sets of questions
+# tell of their rows
+HARMLESS = frozenset({
+    "backend", "cache_prompt", "category", "created", "created_at", "custom_id", "endpoint", "f16_kv",
+    "guided_decoding_backend", "id", "id_slot", "keep_alive", "low_vram", "main_gpu", "metadata", "method", "name",
+    "num_batch", "num_gpu", "num_thread", "numa", "output_kind", "pad_token_id", "priority", "prompt_cache_key",
+    "question_id", "reference", "request_id", "return_dict_in_generate", "safety_identifier", "service_tier",
+    "slot_id", "source", "store", "stream", "stream_interval", "stream_options", "timeout", "transformers_version",
+    "url", "use_cache", "use_mlock", "use_mmap", "user",
+    "dry_allowed_length", "dry_base", "dry_penalty_last_n", "dry_sequence_breakers",
+    "dynamic_temperature_exponent", "dynamic_temperature_high", "dynamic_temperature_low", "dynatemp_exponent",
+    "mirostat_eta", "mirostat_tau", "n_keep", "num_keep", "smoothing_curve", "xtc_threshold",
+    "answer", "answers", "answerKey", "canonical_solution", "choices", "context_id", "dataset", "difficulty",
+    "domain", "entry_point", "explanation", "idx", "index", "label", "language", "level", "references", "score",
+    "solution", "source_id", "split", "subject", "subset", "tags", "target", "task", "task_id", "test", "test_list",
+    "timestamp", "title", "topic", "type", "uuid",
+})  # fmt: skip
+
+
+def is_neutral(name: str, value: Any) -> bool:
+    """Return whether a key that is not applied asks for nothing."""
+    return value in ("", [], {}) or value in NOT_APPLIED[name]
+
+
+def opened(row: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, str, Any]]:
+    """Yield where each key of a row stands, its name and its value: those of opened objects too, of null ones none."""
+    for name, value in row.items():
+        if value is None:
+            continue
+        if isinstance(value, dict) and name == "structured_outputs":
+            for key, part in value.items():
+                yield f"{place}{name}.{key}", STRUCTURED.get(key, f"{name}.{key}"), part
+        elif isinstance(value, dict) and name == "body" and not place:
+            yield from opened(value)
+        elif isinstance(value, dict) and name in OPENED and _has_settings(value):
+            yield from opened(value, f"{place}{name}.")
+        else:
+            yield f"{place}{name}", name, value
+
+
+def _has_settings(value: Mapping[str, Any]) -> bool:
+    return any(name in SETTING_OF or name in NOT_APPLIED or name in OPENED for name in value)
+
+
+def sorted_out(row: Mapping[str, Any], known: frozenset[str]) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the keys of a row that are not applied, and those that nobody knows; `known` ones are the row's form."""
+    not_applied, unknown = set(), set()
+    for place, name, value in opened(row):
+        if name in SETTING_OF or name in HARMLESS or name in known:
+            continue
+        if name not in NOT_APPLIED:
+            unknown.add(place)
+        elif not is_neutral(name, value):
+            not_applied.add(place)
+    return frozenset(not_applied), frozenset(unknown)
