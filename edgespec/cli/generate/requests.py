@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.prompts.read import encode_turn
-from edgespec.cli.prompts.row_settings import ROW_SPELLINGS
+from edgespec.cli.prompts.row_settings import ROW_SPELLINGS, RowSettings
 from edgespec.cli.prompts.rows import PromptRow
 from edgespec.cli.spelling import spelled
-from edgespec.config import SamplingSettings
+from edgespec.config import SamplingSettings, require
 from edgespec.errors import EdgespecError
 from edgespec.sampling.grammar import Grammar
 from edgespec.text.chat_template import Message
@@ -59,6 +59,7 @@ class Request:
     stop: tuple[str, ...]
     grammar: Grammar | None = None
     logprobs: int | None = None
+    token_options: dict[str, Any] = field(default_factory=dict)  # which tokens may be drawn, and which end the text
     truncated: Truncated | None = None
     fault: EdgespecError | None = None  # why it cannot be run
 
@@ -98,6 +99,7 @@ def make_requests(pair: ModelPair, rows: list[PromptRow], encode: EncodeTurn, ru
         grammar = own.text_grammar() if own.names_grammar else run.grammar
         with _naming(row):
             sampling = with_token_ids(named_sampling(run.sampling, own.sampling()), pair)
+            token_options = _token_options(own, sampling, pair)
             if grammar is not None and (grammar, sampling.ignore_eos) not in followed:
                 grammar_for(grammar, sampling, pair)
                 followed.add((grammar, sampling.ignore_eos))
@@ -110,10 +112,33 @@ def make_requests(pair: ModelPair, rows: list[PromptRow], encode: EncodeTurn, ru
             stop=run.stop if own.stop is None else own.stop,
             grammar=grammar,
             logprobs=run.logprobs if own.logprobs is None else own.logprobs,
+            token_options=token_options,
             fault=fault,
         )
         requests.append(request)
     return requests
+
+
+def _token_options(own: RowSettings, sampling: SamplingSettings, pair: ModelPair) -> dict[str, Any]:
+    """Return the options of `Engine.request` for a row's own tokens; raises EdgespecError for ids that the pair lacks.
+
+    Tokens that end the row's text stay, as in vLLM, where the model's own are ignored.
+    """
+    for name, ids in (("stop_token_ids", own.stop_token_ids), ("suppress_tokens", own.suppress_tokens)):
+        odd = next((token for token in ids or () if token >= pair.vocab), None)
+        what = f"`{name}` has token {odd}, and the model has {pair.vocab} tokens."
+        require(odd is None, what, f"Use 0 to {pair.vocab - 1}.")
+    options: dict[str, Any] = {} if own.min_new_tokens is None else {"min_new_tokens": own.min_new_tokens}
+    suppressed = set(own.suppress_tokens or ())
+    if own.stop_token_ids is not None:
+        ends = set(own.stop_token_ids)
+        if sampling.ignore_eos:
+            options["ignore_eos"] = False
+            suppressed |= pair.stop_tokens - ends
+        options["eos_token_id"] = sorted(ends if sampling.ignore_eos else ends | pair.stop_tokens)
+    if suppressed:
+        options["suppress_tokens"] = sorted({*suppressed, *pair.default_options().get("suppress_tokens", ())})
+    return options
 
 
 def _encoded(row: PromptRow, encode: EncodeTurn) -> tuple[list[int], EdgespecError | None]:
@@ -132,7 +157,7 @@ def _naming(row: PromptRow) -> Iterator[None]:
         yield
     except EdgespecError as error:
         own = row.settings
-        if not own.names_grammar and own.logit_bias is None and not own.ignore_eos:
+        if not (own.names_grammar or own.names_tokens):
             raise
         raise EdgespecError(error.code, f"{row.where}: {spelled(error.what, ROW_SPELLINGS)}", error.fix) from error
 

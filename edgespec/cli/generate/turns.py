@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from edgespec.cli.generate.requests import EncodeTurn, Request
 from edgespec.engine import Engine
-from edgespec.pair.pair import ModelPair
 from edgespec.text.chat_template import Message
 from edgespec.text.handle import OnPrefill, TextHandle
 from edgespec.text.results import GenerationResult
@@ -61,28 +60,34 @@ class RowAnswers:
             stop=request.stop,
             grammar=request.grammar,
             logprobs=request.logprobs,
+            **request.token_options,
         )
         is_last = turn == request.row.num_turns - 1
         self._handle = self._engine.submit(wanted, reuse=turn > 0, keeps=not is_last, on_prefill=self._on_prefill)
         return self._handle
+
+    @property
+    def _ends(self) -> frozenset[int]:
+        """Return the tokens that end an answer and are no part of it."""
+        return self._engine.pair.stop_tokens | set(self.request.token_options.get("eos_token_id", ()))
 
     def take(self, handle: TextHandle) -> None:
         """Take a turn's answer; raises what ended it, or KeyboardInterrupt when it was cancelled."""
         result = handle.result()
         if result.finish_reason == "interrupted":
             raise KeyboardInterrupt
-        self._answers += (_answer(self._engine.pair, result),)
+        self._answers += (_answer(self._ends, result),)
         self.results.append(result)
         self._handle = None
 
 
-def _answer(pair: ModelPair, result: GenerationResult) -> Message:
+def _answer(ends: frozenset[int], result: GenerationResult) -> Message:
     """Return the answer as the next turn reads it: its very tokens, but without a stop token.
 
     Where a stop string cut the text, the text is encoded anew.
     """
     ids = result.token_ids
-    if ids and ids[-1] in pair.stop_tokens:
+    if ids and ids[-1] in ends:
         ids = ids[:-1]
     elif result.finish_reason == "stop":
         ids = ()

@@ -21,7 +21,7 @@ SAMPLING_KEYS = (
     "temperature", "do_sample", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
     "frequency_penalty", "logit_bias", "ignore_eos",
 )  # fmt: skip
-ROW_SPELLINGS = {name: name for name in SAMPLING_KEYS}
+ROW_SPELLINGS = {name: name for name in (*SAMPLING_KEYS, "stop_token_ids", "suppress_tokens")}
 FILLS_CONTEXT = {-1, -2}  # the latter is ollama's
 
 
@@ -30,6 +30,7 @@ class RowSettings:
     """The settings of a row; where one is None, the run's own holds."""
 
     max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
     temperature: float | None = None
     do_sample: bool | None = None
     top_p: float | None = None
@@ -45,6 +46,8 @@ class RowSettings:
     logprobs: int | None = None
     seed: int | None = None
     stop: tuple[str, ...] | None = None
+    stop_token_ids: tuple[int, ...] | None = None
+    suppress_tokens: tuple[int, ...] | None = None
     system: str | None = None
 
     def given(self) -> dict[str, Any]:
@@ -62,6 +65,11 @@ class RowSettings:
     def names_grammar(self) -> bool:
         """Return whether the row says what its text matches, or that it may be any."""
         return self.response_format is not None or self.grammar is not None
+
+    @property
+    def names_tokens(self) -> bool:
+        """Return whether the row names tokens of the model, or does without those that end a text."""
+        return bool(self.logit_bias or self.ignore_eos or self.stop_token_ids or self.suppress_tokens)
 
     def text_grammar(self) -> Grammar | None:
         """Return what the row's text matches; None: any text."""
@@ -134,6 +142,21 @@ def _length(name: str, value: object, where: str) -> int:
     if length < 1 and length not in FILLS_CONTEXT:
         raise _wrong(name, length, where, "Use 1 or more, or -1 for all that fits.")
     return length if length > 0 else -1
+
+
+def _least_length(name: str, value: object, where: str) -> int | None:
+    length = _whole_number(name, value, where)
+    if length < 0:
+        raise _wrong(name, length, where, "Use 0 or more.")
+    return length or None
+
+
+def _token_ids(name: str, value: object, where: str) -> tuple[int, ...] | None:
+    ids = value if isinstance(value, list) else [value]
+    found = tuple(_whole_number(name, token, where) for token in ids)
+    if any(token < 0 for token in found):
+        raise _wrong(name, value, where, "Use ids of tokens: 0 or more.")
+    return found or None
 
 
 def _seed(name: str, value: object, where: str) -> int | None:
@@ -254,6 +277,7 @@ _PARSERS: dict[str, Callable[[str, object, str], Any]] = {
     **dict.fromkeys(
         ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"), _sampled
     ),
+    "min_new_tokens": _least_length,
     "top_k": _top_k,
     "do_sample": _switch,
     "ignore_eos": _switch,
@@ -262,6 +286,8 @@ _PARSERS: dict[str, Callable[[str, object, str], Any]] = {
     "grammar": _grammar,
     "seed": _seed,
     "stop": _stop,
+    "stop_token_ids": _token_ids,
+    "suppress_tokens": _token_ids,
     "system": _system,
 }
 # Columns of tables that are no text themselves
