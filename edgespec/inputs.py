@@ -29,16 +29,28 @@ WORDS: dict[Any, str] = {
 def parse_json(text: str | bytes, *, is_strict: bool = False) -> Any:
     """Return what JSON says; raises ValueError for all that is none, lists in lists without end among it.
 
-    Infinities and NaN, which are no JSON, are taken as Python writes them, unless it `is_strict`.
+    Infinities and NaN, which are no JSON, are taken as Python writes them, and so is a key that comes twice, unless it
+    `is_strict`.
     """
     try:
-        return json.loads(text, parse_constant=_refuse_constant if is_strict else None)
+        if not is_strict:
+            return json.loads(text)
+        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_with_keys_once)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
+
+
+def _with_keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"it has the key {shown(twice)} twice")
+    return found
 
 
 def is_text(value: object) -> TypeGuard[str]:

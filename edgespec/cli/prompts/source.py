@@ -21,6 +21,7 @@ SUFFIX_FORMS = {
     ".jsonl": "jsonl", ".ndjson": "jsonl", ".jsonlines": "jsonl", ".jl": "jsonl", ".json": "json", ".csv": "csv",
     ".tsv": "tsv", ".parquet": "parquet",
 }  # fmt: skip
+ROW_SOURCES = frozenset({"prompt", "messages", "turns", "body"})  # keys of which a row has one
 PARQUET = b"PAR1"
 UTF_16, UTF_32 = (b"\xff\xfe", b"\xfe\xff"), (b"\xff\xfe\0\0", b"\0\0\xfe\xff")
 # What packed files begin with -> their suffix, and what unpacks them
@@ -48,10 +49,15 @@ def read_bytes(source: str, *, what: str) -> bytes:
     except (OSError, ValueError) as error:  # ValueError: a name with a NUL in it
         reason = error.strerror if isinstance(error, OSError) else error
         raise EdgespecError("E_FILE_NOT_FOUND", f"cannot read '{source}' ({reason}).", f"Give {what}.") from error
+    return _unpacked(data, source)
+
+
+def _unpacked(data: bytes, source: str) -> bytes:
+    """Return the bytes that are packed, if need be more than once; raises EdgespecError."""
     for start, (suffix, unpack) in PACKED.items():
         if data.startswith(start):
             try:
-                return unpack(data)
+                return _unpacked(unpack(data), source)
             except (OSError, EOFError, ValueError, lzma.LZMAError, zlib.error) as error:
                 what = f"'{source}' cannot be unpacked as {suffix}: {error}."
                 raise EdgespecError("E_PROMPT_INVALID", what, "Save it again.") from error
@@ -87,9 +93,13 @@ def form_by_name(source: str) -> str:
 
 
 def form_by_content(text: str) -> str | None:
-    """Return 'jsonl' where every line is a JSON object, 'json' for a list of such, and None for any other text."""
+    """Return 'jsonl' where every line is a JSON object, 'json' for a list of such, and None for any other text.
+
+    Where the first line is a row, a wrong one below makes no prompt of them all: it is named when rows are read.
+    """
     lines = [line for _, line in row_lines(text)]
-    if lines and all(map(_is_object, lines)):
+    first = _json(lines[0]) if lines and lines[0].lstrip()[:1] == "{" else None
+    if isinstance(first, dict) and (ROW_SOURCES & first.keys() or all(map(_is_object, lines))):
         return "jsonl"
     found = _json(text) if text.lstrip()[:1] == "[" else None
     is_rows = isinstance(found, list) and found and all(isinstance(row, dict) for row in found)
@@ -108,20 +118,25 @@ def table_rows(text: str, *, delimiter: str, source: str) -> list[dict[str, Any]
     text = text.lstrip("\ufeff")
     if not text.strip():
         return []
+    first = text.split("\n", 1)[0]
+    cuts = (delimiter, ";", "\t", ",")  # spreadsheets of some countries write others than a file's name says
+    delimiter = next((cut for cut in cuts if ROW_SOURCES & {name.strip(' "') for name in first.split(cut)}), delimiter)
+    csv.field_size_limit(2**31 - 1)
     try:
         names, *records = [row for row in csv.reader(io.StringIO(text), delimiter=delimiter, strict=True) if row]
     except (csv.Error, ValueError) as error:
-        kind = {",": "commas", "\t": "tabs"}[delimiter]
-        what = f"'{source}' is no table of {kind} ({error})."
+        what = f"'{source}' is no table ({error})."
         raise EdgespecError("E_PROMPT_INVALID", what, "Give --input-format text or lines, if it is text.") from error
-    if not {"prompt", "messages", "turns", "body"} & {name.strip() for name in names}:
-        what = f"'{source}' is a table without a column \"prompt\": its first line is {shown(names)}."
-        raise EdgespecError("E_PROMPT_INVALID", what, "Name that column, or give --input-format text or lines.")
+    names = [name.strip() for name in names]
+    if not ROW_SOURCES & set(names) or len(set(names)) < len(names):
+        what = "names a column twice" if len(set(names)) < len(names) else 'has no column "prompt"'
+        what = f"'{source}' is a table that {what}: its first line is {shown(names)}."
+        raise EdgespecError("E_PROMPT_INVALID", what, "Correct that line, or give --input-format text or lines.")
     for number, record in enumerate(records, 1):
         if len(record) != len(names):
             what = f"row {number} of '{source}' has {len(record)} columns, and its first line names {len(names)}."
             raise EdgespecError("E_PROMPT_INVALID", what, 'Put texts that hold the separator in "quotes".')
-    return [{name.strip(): cell for name, cell in zip(names, record, strict=True) if cell != ""} for record in records]
+    return [{name: cell for name, cell in zip(names, record, strict=True) if cell != ""} for record in records]
 
 
 def parquet_rows(data: bytes, source: str) -> list[dict[str, Any]]:

@@ -40,6 +40,19 @@ def test_a_json_array_of_objects_is_rows(name: str, tmp_path: Path) -> None:
     assert read(tmp_path, name, json.dumps(ROWS, indent=1)) == PROMPTS
 
 
+def test_a_wrong_line_below_rows_makes_no_prompt_of_them(tmp_path: Path) -> None:
+    for wrong in (JSONL[:-9], JSONL + "Traceback", "\n" + JSONL + "{}\n"):
+        with pytest.raises(EdgespecError, match=r"line [234]") as caught:
+            read(tmp_path, "p.txt", wrong)
+        assert "--input-format text" in caught.value.fix
+
+
+def test_a_key_that_comes_twice_is_no_row(tmp_path: Path) -> None:
+    for name in ("p.jsonl", "p.txt"):
+        with pytest.raises(EdgespecError, match=r"line 1 is not JSON \(it has the key 'prompt' twice"):
+            read(tmp_path, name, '{"prompt": "a", "prompt": "b"}')
+
+
 @pytest.mark.parametrize("text", ['{"a": 1}\nand text', "[1, 2]", '{"a":\n', "{}}", '["a", "b"]', "[]", "{", '"a"'])
 def test_other_text_stays_one_prompt(text: str, tmp_path: Path) -> None:
     assert read(tmp_path, "p.txt", text) == [text.removesuffix("\n")]
@@ -74,6 +87,7 @@ def test_packed_files_are_unpacked(suffix: str, pack: Any, tmp_path: Path) -> No
     packed = pack(JSONL.encode())
     assert read(tmp_path, f"p.jsonl{suffix}", packed) == read(tmp_path, "p", packed) == PROMPTS
     assert read(tmp_path, f"p.txt{suffix}", pack(b"one\n\ntwo\n")) == ["one\n\ntwo"]
+    assert read(tmp_path, "p", pack(packed)) == PROMPTS
     for damaged in (packed[:-6], packed[:12] + b"\x00\x01" + packed[14:]):
         with pytest.raises(EdgespecError, match=f"cannot be unpacked as {suffix}"):
             read(tmp_path, f"p.jsonl{suffix}", damaged)
@@ -122,14 +136,18 @@ def test_tables_are_rows_by_the_names_of_their_first_line(tmp_path: Path) -> Non
         assert first.settings.given() == {"temperature": 0.5, "stop": ("7",)}
         assert (second.id, second.prompt, second.settings.given(), second.meta) == ("2", "42", {}, {"level": "x"})
     for content, named in (
-        ("question,answer\na,b\n", "without a column"),
+        ("question,answer\na,b\n", "has no column"),
         ("id,prompt\na,b,c\n", "row 1 of '.*' has 3 columns"),
-        ('id,prompt\na,"b\n', "is no table of commas"),
+        ('id,prompt\na,"b\n', "is no table"),
         ("id,prompt\n", "holds no prompt"),
+        ("prompt,id,prompt\na,1,b\n", "names a column twice"),
         ("", "holds no prompt"),
     ):
         with pytest.raises(EdgespecError, match=named):
             read(tmp_path, "q.csv", content)
+    assert read(tmp_path, "q.csv", 'id;"prompt"\n1;a, b\n') == ["a, b"]
+    assert read(tmp_path, "q.csv", "id\tprompt\n1\ta\n".encode("utf-16")) == ["a"]
+    assert read(tmp_path, "q.csv", f"prompt\n{'x' * 200_000}\n") == ["x" * 200_000]
     assert read(tmp_path, "q.csv", "def f(a, b):\n", form="text") == ["def f(a, b):"]
 
 
