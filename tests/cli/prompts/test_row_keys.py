@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from edgespec.cli.prompts.report import say_unused_keys
 from edgespec.cli.prompts.row_keys import HARMLESS, NOT_APPLIED, SETTING_OF, SETTINGS
 from edgespec.cli.prompts.row_settings import RowSettings
 from edgespec.cli.prompts.rows import PromptRow, parse_row
@@ -118,6 +120,18 @@ def test_unused_keys_are_said_once_with_the_number_of_their_rows(
     assert "key6 (1 row) and 2 more\n" in outcome.err
     outcome = run_cli(["p.jsonl", *models, "--dry-run", "--only", "1"], files=files)
     assert "bad_words (1 row), echo (1 row)\n" in outcome.err
+
+
+def test_commands_that_run_all_rows_alike_name_what_rows_set() -> None:
+    said: list[str] = []
+    console: Any = SimpleNamespace(say=said.append)
+    rows = [row(temperature=1, system="s", colour=1), row(temperature=0, top_k=3, echo=True)]
+    say_unused_keys(console, rows, applies=False)
+    assert said == [
+        "not applied, so that all prompts run alike: temperature (2 rows), top_k (1 row)",
+        "not applied: echo (1 row)",
+        "not known: colour (1 row)",
+    ]
 
 
 def test_a_rows_switch_of_sampling_is_transformers(run_cli: RunCli, pair_folders: tuple[Path, Path]) -> None:
