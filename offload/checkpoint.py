@@ -20,6 +20,8 @@ from offload.errors import CheckpointError
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+ADAPTER_NAME = "adapter_config.json"
+POINTER_START = b"version https://git-lfs.github.com/spec/"
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
 NUM_SHARDS_NAMED = 4  # of those that are missing
 MAX_SHOWN = 100  # characters of the name of one
@@ -51,6 +53,21 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+def is_pointer(path: Path) -> bool:
+    """Return whether Git LFS left its note of a file in the file's place."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(POINTER_START)) == POINTER_START
+    except (OSError, ValueError):
+        return False
+
+
+def pointer_error(path: Path) -> CheckpointError:
+    """Return the error of a file whose content is not here."""
+    what = f"'{path}' is a Git LFS pointer, a small text in the place of the file: it was cloned without git-lfs."
+    return CheckpointError("E_LFS_POINTER", what, "Run `git lfs pull` in the folder, or download the file again.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +116,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             f"there is no folder '{folder}'.",
             "Give the folder of a downloaded Hugging Face model: one with config.json and *.safetensors.",
         )
+    if (folder / ADAPTER_NAME).is_file():
+        raise _adapter(folder)
     shards = _shard_names(folder)
     paths = {shard: _shard_path(folder, shard) for shard in shards}
     _check_all_there(folder, paths)
@@ -131,6 +150,8 @@ def _shard_names(folder: Path) -> dict[str, set[str]]:
                     raise TypeError(f"the shard of '{tensor}' is no name")
                 shards.setdefault(shard, set()).add(tensor)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            if is_pointer(index):
+                raise pointer_error(index) from error
             raise CheckpointError(
                 "E_INDEX_INVALID", f"'{index}' is not a valid index ({error!r}).", "Download the model again."
             ) from error
@@ -138,6 +159,24 @@ def _shard_names(folder: Path) -> dict[str, set[str]]:
     if single.is_symlink():  # it leads nowhere
         return _SINGLE
     raise _no_safetensors(folder)
+
+
+def _adapter(folder: Path) -> CheckpointError:
+    """Return the error of an adapter: transformers puts it on its base, also where whole weights lie beside it."""
+    try:
+        base = parse_json((folder / ADAPTER_NAME).read_bytes())["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError):
+        base = None
+    named = f"'{base[:MAX_SHOWN]}'" if isinstance(base, str) and base else "a base model"
+    has_weights = any((folder / name).exists() for name in (SINGLE_NAME, INDEX_NAME))
+    return CheckpointError(
+        "E_ADAPTER",
+        f"'{folder}' holds an adapter of {named} ({ADAPTER_NAME})"
+        + (", beside whole weights that it is no part of." if has_weights else ", and no whole model."),
+        "Merge it once, in Python with peft: AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload()"
+        ".save_pretrained(NEW_FOLDER); copy the tokenizer's files."
+        + (f" Without it, remove {ADAPTER_NAME}." if has_weights else ""),
+    )
 
 
 def _no_safetensors(folder: Path) -> CheckpointError:
@@ -205,6 +244,8 @@ def _shard_path(folder: Path, shard: str) -> Path:
 
 def read_header(path: Path) -> dict[str, TensorEntry]:
     """Return the tensors of one safetensors file, after checking that it is as long as its header says."""
+    if is_pointer(path):
+        raise pointer_error(path)
     try:
         file_bytes = path.stat().st_size
         with path.open("rb") as file:

@@ -25,7 +25,7 @@ from edgespec.model.supported import check_supported
 from edgespec.pair.config_bounds import check_bounds, check_layers
 from edgespec.pair.fingerprint import weights_digest
 from offload.architecture import architecture_checkpoint
-from offload.checkpoint import INDEX_NAME, SINGLE_NAME, Checkpoint, read_checkpoint
+from offload.checkpoint import INDEX_NAME, SINGLE_NAME, Checkpoint, is_pointer, pointer_error, read_checkpoint
 from offload.formats.stated import check_readable, format_stated, quantises_activations, stated_packing
 from offload.skeleton import Skeleton, build_skeleton
 
@@ -144,6 +144,13 @@ def _model_folder(folder: Path, checkpoint: Checkpoint) -> ModelFolder:
     )
 
 
+def check_no_pointer(*paths: Path) -> None:
+    """Raise EdgespecError for a file that Git LFS did not bring."""
+    with offload_errors():
+        for path in filter(is_pointer, paths):
+            raise pointer_error(path)
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Return the file's object, which is empty where there is no file."""
     if not path.exists():
@@ -151,6 +158,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = parse_json(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
+        check_no_pointer(path)
         raise EdgespecError(
             "E_CONFIG_INVALID", f"'{path}' is not readable JSON ({error}).", "Download the file again."
         ) from error

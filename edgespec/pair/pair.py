@@ -10,7 +10,15 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
 from edgespec.inputs import shown
-from edgespec.pair.folder import ModelFolder, first_line, is_head, open_head, open_model, read_head_facts
+from edgespec.pair.folder import (
+    ModelFolder,
+    check_no_pointer,
+    first_line,
+    is_head,
+    open_head,
+    open_model,
+    read_head_facts,
+)
 
 DEMO_FOLDER = Path(__file__).parents[1] / "demo"
 NUM_DIFFERENCES_SHOWN = 3
@@ -103,6 +111,7 @@ def open_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
             folder, local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # missing files, damaged JSON and missing backends all look different
+        check_no_pointer(*(path for pattern in (*TOKENIZER_FILES, "*.json") for path in sorted(folder.glob(pattern))))
         reason = "" if _has_tokenizer(folder) else ": there is no tokenizer.json"
         raise EdgespecError(
             "E_TOKENIZER",

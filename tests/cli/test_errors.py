@@ -24,6 +24,7 @@ from offload.checkpoint import INDEX_NAME
 from offload.pages import MappedFile
 from tests.cli.conftest import Outcome, RunCli
 from tests.conftest import FAMILIES, make_model, make_tokenizer, save_folder
+from tests.offload.test_checkpoint import POINTER
 
 GOOD_ROWS = '{"prompt": "def main("}\n{"prompt": "import os"}\n'
 
@@ -139,6 +140,7 @@ def broken_template(folder: Path) -> None:
 
 def small_table(folder: Path) -> None:
     edit_json(folder / "config.json", vocab_size=50)
+    edit_json(folder / "generation_config.json", eos_token_id=0)
 
 
 def code_in_the_folder(folder: Path) -> None:
@@ -159,6 +161,18 @@ def broken_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").write_text("{")
 
 
+def pointer_config(folder: Path) -> None:
+    (folder / "config.json").write_text(POINTER)
+
+
+def pointer_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text(POINTER)
+
+
+def adapter(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "acme/base-7b"}')
+
+
 @pytest.mark.parametrize(
     ("damage", "code", "named"),
     [
@@ -177,6 +191,9 @@ def broken_tokenizer(folder: Path) -> None:
         (other_shape, 2, "[48, 32]"),
         (remove_tokenizer, 2, "has no usable tokenizer: there is no tokenizer.json."),
         (broken_tokenizer, 2, "has no usable tokenizer ("),
+        (pointer_config, 2, "config.json' is a Git LFS pointer"),
+        (pointer_tokenizer, 2, "tokenizer.json' is a Git LFS pointer"),
+        (adapter, 2, "holds an adapter of 'acme/base-7b'"),
         (unknown_activation, 2, "swoosh"),
         (no_layers, 2, "num_hidden_layers 0"),
         (odd_stop_token, 2, "</s>"),

@@ -14,6 +14,8 @@ from offload.checkpoint import INDEX_NAME, read_checkpoint
 from offload.errors import CheckpointError
 from offload.layer_store import LayerStore
 
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 1234\n"
+
 
 @pytest.fixture
 def folder(pair_folders: tuple[Path, Path], tmp_path: Path) -> Path:
@@ -147,6 +149,28 @@ def dtype_a_list(folder: Path) -> None:
     changed_entry(folder, "dtype", ["F32"])
 
 
+def adapter_beside(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "acme/base-7b"}')
+
+
+def adapter_alone(folder: Path) -> None:
+    no_files(folder)
+    (folder / "adapter_config.json").write_text("{}")
+    (folder / "adapter_model.safetensors").write_bytes(b"x")
+
+
+def shard_a_pointer(folder: Path) -> None:
+    first_shard(folder).write_text(POINTER)
+
+
+def index_a_pointer(folder: Path) -> None:
+    (folder / INDEX_NAME).write_text(POINTER)
+
+
+def single_a_pointer(folder: Path) -> None:
+    (folder / "model.safetensors").write_text(POINTER)
+
+
 def tensor_moved(folder: Path) -> None:
     path = folder / INDEX_NAME
     index = json.loads(path.read_text())
@@ -177,6 +201,11 @@ def tensor_moved(folder: Path) -> None:
         (sizes_as_words, "E_SHARD_INVALID", "no whole numbers"),
         (infinite_offset, "E_SHARD_INVALID", "no whole numbers"),
         (dtype_a_list, "E_SHARD_INVALID", "-00001-of-"),
+        (adapter_beside, "E_ADAPTER", "acme/base-7b"),
+        (adapter_alone, "E_ADAPTER", "no whole model"),
+        (shard_a_pointer, "E_LFS_POINTER", "-00001-of-"),
+        (index_a_pointer, "E_LFS_POINTER", INDEX_NAME),
+        (single_a_pointer, "E_LFS_POINTER", "model.safetensors"),
         (tensor_moved, "E_SHARD_INCOMPLETE", "model.norm.weight.extra"),
     ],
 )
