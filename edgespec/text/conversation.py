@@ -7,6 +7,7 @@ between. Nothing that fails changes the messages: a turn counts from its answer'
 
 from __future__ import annotations
 
+import datetime
 import time
 from collections.abc import Generator, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from edgespec.config import MAX_SEED
 from edgespec.errors import EdgespecError
 from edgespec.pair.pair import ModelPair
 from edgespec.text.chat_template import Message, plain_ids, template_ids
+from edgespec.text.day import day_values
 from edgespec.text.handle import OnPrefill, finished
 from edgespec.text.request import TextOptions, TextRequest
 from edgespec.text.results import GenerationResult, TextChunk
@@ -59,6 +61,7 @@ class Conversation:
         self.is_raw = raw or not engine.pair.tokenizer.chat_template
         self.options: TextOptions = {"max_new_tokens": -1, **options}
         self.template_values: dict[str, Any] = {}  # that the chat template reads, as enable_thinking
+        self.day = datetime.date.today()  # that the chat template tells: at midnight what was read stays as it is
         self.messages: tuple[Message, ...] = ()  # without the system's
         self.last: GenerationResult | None = None
         self._num_tries = 0  # of the last answer
@@ -97,7 +100,7 @@ class Conversation:
         """Forget all turns, and their keys and values, and return how many there were; the system's message stays."""
         num_turns = self.num_turns
         self._engine.forget()
-        self.messages = ()
+        self.messages, self.day = (), datetime.date.today()
         return num_turns
 
     def compact(self) -> tuple[Message, ...]:
@@ -134,7 +137,7 @@ class Conversation:
         if self.is_raw:
             return plain_ids(tokenizer, whole)
         said = [{"role": message.role, "content": message.content} for message in whole]
-        return template_ids(tokenizer, said, values=self.template_values)
+        return template_ids(tokenizer, said, values=day_values(tokenizer, self.day) | self.template_values)
 
     def first_ids(self, text: str) -> list[int]:
         """Return the ids of a conversation that begins with this message."""
@@ -158,6 +161,7 @@ class Conversation:
             model=str(pair.target.folder),
             draft_model=str(pair.draft.folder) if pair.draft else None,
             system=self.system,
+            day=self.day,
             settings=dict(settings or {}),
             messages=self.messages,
             stats=dict(stats or {}),
@@ -171,6 +175,7 @@ class Conversation:
         """Go on from a saved session, whose messages and system's message replace these. Raises EdgespecError."""
         session = read_session(Path(path), self._engine.pair.tokenizer)
         self.system, self.messages, self._num_tries = session.system, session.messages, 0
+        self.day = session.day or datetime.date.today()
         return session
 
     def _last_turn(self) -> tuple[tuple[Message, ...], str]:

@@ -16,6 +16,7 @@ from edgespec.errors import EdgespecError
 from edgespec.files import json_text, make_folder, written_whole
 from edgespec.inputs import is_text, parse_json, shown
 from edgespec.text.chat_template import Message
+from edgespec.text.day import parse_day
 from edgespec.text.token_text import CUT_CHARACTER, text_of_tokens
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class SavedSession:
     model: str | None = None
     draft_model: str | None = None
     system: str | None = None
+    day: datetime.date | None = None  # that the chat template was told
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the command that saved it
     messages: tuple[Message, ...] = ()
     stats: Mapping[str, Any] = field(default_factory=dict)
@@ -44,6 +46,7 @@ class SavedSession:
             "model": self.model,
             "draft_model": self.draft_model,
             "system": self.system,
+            "day": None if self.day is None else self.day.isoformat(),
             "settings": dict(self.settings),
             "messages": [{"role": message.role, "content": message.content} for message in self.messages],
             "token_ids": [list(message.token_ids) for message in self.messages],
@@ -100,6 +103,7 @@ def read_session(path: Path, tokenizer: PreTrainedTokenizerBase) -> SavedSession
         model=_text(path, content, "model"),
         draft_model=_text(path, content, "draft_model"),
         system=_text(path, content, "system"),
+        day=_day(path, content),
         settings=_object(path, content, "settings"),
         messages=tuple(
             _message(path, number, entry, ids, tokenizer, is_interrupted=number in interrupted)
@@ -156,6 +160,14 @@ def _text(path: Path, content: dict[str, Any], name: str) -> str | None:
     if not is_text(value):
         raise _invalid(path, f"{name} is no text")
     return value
+
+
+def _day(path: Path, content: dict[str, Any]) -> datetime.date | None:
+    text = _text(path, content, "day")
+    day = parse_day(text)
+    if text is not None and day is None:
+        raise _invalid(path, "day is no day as 2026-11-25")
+    return day
 
 
 def _object(path: Path, content: dict[str, Any], name: str) -> dict[str, Any]:

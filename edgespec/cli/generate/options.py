@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ FORCE_HELP = "With --resume: keep results of other settings or prompts."
 ONLY_HELP = "Run the rows with these ids."
 CATEGORY_HELP = "Run the rows of this category; repeatable."
 REPEAT_HELP = "Run each row R times, with other draws each time; ids become ID#2, ID#3, ..."
+DAY_HELP = "That the chat template tells, where it asks for one. [default: today; with --resume the first run's]"
 ORDERED_HELP = "Write records in the file's order, as specbench and text always are. [default: as they are finished]"
 SCHEMA_HELP = "Texts are JSON that fits this schema: a file, or the JSON itself."
 GRAMMAR_HELP = "Texts match the grammar of this file, in Lark's form or in llama.cpp's GBNF."
@@ -48,6 +50,7 @@ class AskedPrompts:
     form: str  # of the source: one of `prompts.source.FORMS`
     selection: Selection
     system: str | None
+    day: datetime.date | None  # None: today, or that of the results that are resumed
     raw: bool
     truncate: str  # left | right | skip | fail: what becomes of prompts that the context has no room for
 
@@ -101,6 +104,7 @@ def prompt_options(function: Command) -> Command:
         repeat: int,
         system: str | None,
         system_file: str | None,
+        day: datetime.datetime | None,
         raw: bool,
         truncate: str,
         **others: Any,
@@ -124,6 +128,7 @@ def prompt_options(function: Command) -> Command:
             form=input_form,
             selection=Selection(only=ids, categories=category, start=start, limit=limit, repeat=repeat),
             system=system or None,
+            day=None if day is None else day.date(),
             raw=raw,
             truncate=truncate,
         )
@@ -141,6 +146,7 @@ def prompt_options(function: Command) -> Command:
         click.option("--repeat", type=int, default=1, metavar="R", help=REPEAT_HELP),
         click.option("--system", "--system-prompt", "-sys", help="System prompt of rows that have none."),
         click.option("--system-file", metavar="FILE", help="The same, from a file."),
+        click.option("--day", type=click.DateTime(["%Y-%m-%d"]), metavar="YYYY-MM-DD", help=DAY_HELP),
         click.option(
             "--raw", "--ignore-chat-template", "raw", is_flag=True, help="Do not apply the model's chat template."
         ),

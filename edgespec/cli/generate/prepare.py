@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import secrets
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ from edgespec.cli.prompts.rows import PromptRow, text_row
 from edgespec.cli.prompts.selection import repeated, select
 from edgespec.errors import EdgespecError
 from edgespec.text.context import check_ctx_size, doubtful_ends
+from edgespec.text.day import asks_for_day
 from edgespec.tree.settings import TreeSettings
 
 if TYPE_CHECKING:
@@ -145,6 +147,7 @@ def make_requested(console: Console, prompts: Prompts, asked: AskedRun) -> Reque
         seed=_seed(wanted, prompts.results),
         raw=asked.prompts.raw,
         system=asked.prompts.system,
+        day=_day(pair, asked.prompts, prompts.results),
         stop=wanted.stop,
         grammar=wanted.grammar,
         logprobs=wanted.logprobs,
@@ -275,6 +278,13 @@ def _seed(wanted: AskedSampling, results: Results | None) -> int:
     return secrets.randbits(32) if before is None else before
 
 
+def _day(pair: ModelPair, asked: AskedPrompts, results: Results | None) -> datetime.date | None:
+    """Return the day that the chat template is told, if it asks for one: as given, as results have it, or today."""
+    if asked.raw or not asks_for_day(pair.tokenizer):
+        return None
+    return asked.day or (results.day if results is not None else None) or datetime.date.today()
+
+
 def _report_finished_rows(console: Console, results: Results, num_wanted: int, num_left: int, seed: int) -> None:
     torn = ", a torn last line is cut off" if results.is_torn else ""
     again = f", {len(results.failed)} failed and run again" if results.failed else ""
@@ -285,6 +295,8 @@ def _report_finished_rows(console: Console, results: Results, num_wanted: int, n
 def report_ignored_settings(console: Console, pair: ModelPair, rows: list[PromptRow], asked: AskedPrompts) -> None:
     """Say once what rows, model or template ask for and this run does not do."""
     say_unused_keys(console, rows)
+    if asked.day is not None and (asked.raw or not asks_for_day(pair.tokenizer)):
+        console.say("--day changes nothing: no chat template asks for it")
     if not pair.tokenizer.chat_template and not asked.raw:
         has_several = any(len(row.messages) > 1 or row.follow_ups or row.settings.system for row in rows)
         how = ", each message on a line of its own" if has_several or asked.system else ""

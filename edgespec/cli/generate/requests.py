@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ class RunSettings:
     seed: int
     raw: bool
     system: str | None = None
+    day: datetime.date | None = None  # that a chat template tells; None: it asks for none
     stop: tuple[str, ...] = ()
     grammar: Grammar | None = None  # None: any text
     logprobs: int | None = None  # alternatives that records tell of each token; None: nothing
@@ -164,7 +166,9 @@ def _naming(row: PromptRow) -> Iterator[None]:
 
 def turn_encoder(pair: ModelPair, run: RunSettings, *, max_tokens: int | None = None) -> EncodeTurn:
     """Return a function that encodes a row up to its next answer, and refuses far more than `max_tokens`."""
-    return lambda row, answers: encode_turn(pair, row, answers, raw=run.raw, system=run.system, max_tokens=max_tokens)
+    return lambda row, answers: encode_turn(
+        pair, row, answers, raw=run.raw, system=run.system, day=run.day, max_tokens=max_tokens
+    )
 
 
 def needed_of(request: Request, encode: EncodeTurn, max_context: int | None) -> RowTokens:

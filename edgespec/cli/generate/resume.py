@@ -6,13 +6,14 @@ Records that are written in the prompts' order wait for those before them in a s
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
 import math
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -24,8 +25,13 @@ from edgespec.cli.options.files import waiting_path
 from edgespec.cli.prompts.rows import PromptRow
 from edgespec.errors import EdgespecError
 from edgespec.inputs import parse_json
+from edgespec.text.day import parse_day
 
-CONTEXT = "context_tokens"  # of a configuration; records that older versions made do not tell it
+CONTEXT, CHAT_TEMPLATE, TOKENIZER, STOP_TOKENS, DAY = (
+    "context_tokens", "chat_template", "tokenizer", "stop_tokens", "day"
+)  # fmt: skip
+# Of a configuration: what records of older versions do not tell, each with what those before it lack too
+UNTOLD = ((CHAT_TEMPLATE, TOKENIZER, STOP_TOKENS, DAY), (CONTEXT,))
 Line: TypeAlias = tuple[Entry, bytes]
 
 
@@ -60,16 +66,30 @@ class Results:
         """Return the seed that the run began with; None where nothing tells it."""
         return next((entry.seed for entry in self.entries if entry.seed is not None), None)
 
+    @property
+    def day(self) -> datetime.date | None:
+        """Return the day that the run's chat template was told; None where nothing tells it."""
+        configs = [entry.record.get("config") for entry in self.entries]
+        days = [parse_day(config.get(DAY)) for config in configs if isinstance(config, dict)]
+        return next((day for day in days if day is not None), None)
+
     def made_otherwise(self, config: dict[str, Any]) -> Entry | None:
         """Return a result that was made with other settings; None where there is none."""
-        before = {name: value for name, value in config.items() if name != CONTEXT}
-        wanted = {config_hash(config), config_hash(before)}
+        wanted = {config_hash(each) for each in _as_versions_told(config)}
         return next((entry for entry in self.entries if not entry.failed and entry.config_hash not in wanted), None)
 
 
 def config_hash(config: dict[str, Any]) -> str:
     """Return eight digits that two configurations share only if they are the same."""
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _as_versions_told(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a configuration as this version tells it, and as older ones did."""
+    yield config
+    for untold in UNTOLD:
+        config = {name: value for name, value in config.items() if name not in untold}
+        yield config
 
 
 def read_results(path: Path, format_name: str) -> Results:
@@ -195,13 +215,16 @@ def _differences(before: Any, now: dict[str, Any]) -> str:
     """Return the settings that differ, with both values, where the format keeps them."""
     if not isinstance(before, dict):
         return "its format does not say which (--format jsonl does)"
-    before = {CONTEXT: now.get(CONTEXT), **before}
+    before = {name: now[name] for names in UNTOLD for name in names if name in now} | before
     found = [
-        f"{name} {_shown(before, name)} there, {_shown(now, name)} here"
+        f"{_NAMES.get(name, name)} {_shown(before, name)} there, {_shown(now, name)} here"
         for name in [*now, *(name for name in before if name not in now)]
         if before.get(name) != now.get(name)
     ]
     return named(found) if found else "its records contradict themselves"
+
+
+_NAMES = {CHAT_TEMPLATE: "chat template", TOKENIZER: "tokenizer", STOP_TOKENS: "stop tokens"}
 
 
 def _shown(values: dict[str, Any], name: str) -> str:

@@ -6,18 +6,22 @@ Where texts do not depend on trees, those are no part of it: they may be others 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.generate.requests import RunSettings
-from edgespec.cli.generate.resume import CONTEXT, Results
+from edgespec.cli.generate.resume import CHAT_TEMPLATE, CONTEXT, DAY, STOP_TOKENS, TOKENIZER, Results
 from edgespec.cli.options.tree import AskedTrees
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
 from edgespec.tree.settings import TreeSettings
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from edgespec.profiled import PairSetup
 
 TREE = "tree."
@@ -43,6 +47,10 @@ def run_config(setup: PairSetup, run: RunSettings) -> dict[str, Any]:
         "seed": run.seed,
         "max_new_tokens": run.max_new_tokens,
         CONTEXT: run.max_context,
+        TOKENIZER: _digest(_tokenizer_content(pair.tokenizer)),
+        STOP_TOKENS: sorted(pair.stop_tokens),
+        CHAT_TEMPLATE: _digest(template) if (template := pair.tokenizer.chat_template) and not run.raw else None,
+        DAY: None if run.day is None else run.day.isoformat(),
         "raw": run.raw,
         "system": run.system,
         "stop": list(run.stop),
@@ -50,6 +58,18 @@ def run_config(setup: PairSetup, run: RunSettings) -> dict[str, Any]:
         "logprobs": run.logprobs,
         **{TREE + name: _as_json(value) for name, value in chosen.items()},
     }
+
+
+def _tokenizer_content(tokenizer: PreTrainedTokenizerBase) -> list[Any]:
+    """Return all that makes tokens of text and text of tokens, however its files write it."""
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()  # neither is used here, and whether a call has turned them off already says nothing
+    backend.no_padding()
+    return [backend.to_str(), tokenizer.clean_up_tokenization_spaces]
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def trees_as_begun(asked: AskedTrees, results: Results) -> Iterator[AskedTrees]:

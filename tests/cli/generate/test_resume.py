@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import re
@@ -19,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.cli import run
-from edgespec.cli.generate.resume import CONTEXT, check_same_run, config_hash, keep_finished, read_results
+from edgespec.cli.generate.resume import CONTEXT, UNTOLD, check_same_run, config_hash, keep_finished, read_results
 from edgespec.cli.generate.sinks import OutputFile
 from edgespec.cli.prompts.rows import PromptRow, parse_row
 from edgespec.errors import EdgespecError
@@ -140,7 +141,8 @@ def test_texts_that_another_context_ends_are_other_texts(run_cli: RunCli, option
     records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [record["finish_reason"] for record in records] == ["context", "context"]
     for made in records:
-        del made["config"][CONTEXT]
+        for name in itertools.chain(*UNTOLD):
+            del made["config"][name]
         made["config_hash"] = config_hash(made["config"])
     (tmp_path / "out.jsonl").write_text("".join(json.dumps(made) + "\n" for made in records))
     assert run_cli([*command, "-c", "32"], files=prompts("a", "b", "c")).code == 0
