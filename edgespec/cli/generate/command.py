@@ -46,8 +46,8 @@ SECTIONS = {
         "max_gpu_mem",
     ),
     "Prompts": (
-        "prompts_file", "lines", "input_format", "start", "limit", "only", "category", "repeat", "system_file", "raw",
-        "truncate",
+        "prompts_file", "lines", "input_format", "start", "limit", "only", "category", "repeat", "system_file", "day",
+        "raw", "truncate",
     ),
     "Results": ("format_name", "logprobs", "ordered", "overwrite", "force", "fail_fast", "live_text", "dry_run"),
     "Many machines": ("ray", "num_workers", "resources"),
