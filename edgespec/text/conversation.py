@@ -17,7 +17,7 @@ from edgespec.config import MAX_SEED
 from edgespec.errors import EdgespecError
 from edgespec.pair.pair import ModelPair
 from edgespec.text.chat_template import Message, plain_ids, template_ids
-from edgespec.text.day import day_values
+from edgespec.text.day import telling
 from edgespec.text.handle import OnPrefill, finished
 from edgespec.text.request import TextOptions, TextRequest
 from edgespec.text.results import GenerationResult, TextChunk
@@ -137,7 +137,7 @@ class Conversation:
         if self.is_raw:
             return plain_ids(tokenizer, whole)
         said = [{"role": message.role, "content": message.content} for message in whole]
-        return template_ids(tokenizer, said, values=day_values(tokenizer, self.day) | self.template_values)
+        return template_ids(telling(tokenizer, self.day), said, values=self.template_values)
 
     def first_ids(self, text: str) -> list[int]:
         """Return the ids of a conversation that begins with this message."""

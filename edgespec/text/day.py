@@ -6,10 +6,12 @@ midnight's, whenever the template is read.
 
 from __future__ import annotations
 
+import copy
 import datetime
+import functools
 import json
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -21,12 +23,17 @@ _FLAGS = ("", "-", "_", "#")  # without zeros, or with blanks for them
 
 def asks_for_day(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Return whether the chat template may tell which day it is."""
-    return isinstance(tokenizer.chat_template, str) and _ASKS in tokenizer.chat_template
+    return _ASKS in str(tokenizer.chat_template)
 
 
-def day_values(tokenizer: PreTrainedTokenizerBase, day: datetime.date | None) -> dict[str, Any]:
-    """Return what makes the chat template tell this day, where it asks for one; None is the clock's."""
-    return {"chat_template": _macro(day) + tokenizer.chat_template} if day and asks_for_day(tokenizer) else {}
+def telling(tokenizer: PreTrainedTokenizerBase, day: datetime.date | None) -> PreTrainedTokenizerBase:
+    """Return a tokenizer whose chat template tells this day, where it asks for one; None is the clock's."""
+    if day is None or not asks_for_day(tokenizer):
+        return tokenizer
+    found, template = copy.copy(tokenizer), tokenizer.chat_template
+    by_name = isinstance(template, dict)
+    found.chat_template = {name: _macro(day) + t for name, t in template.items()} if by_name else _macro(day) + template
+    return found
 
 
 def parse_day(text: object) -> datetime.date | None:
@@ -37,6 +44,7 @@ def parse_day(text: object) -> datetime.date | None:
         return None
 
 
+@functools.lru_cache(maxsize=8)
 def _macro(day: datetime.date) -> str:
     """Return a template's first line, which is no text, and defines the function in place of transformers' own.
 

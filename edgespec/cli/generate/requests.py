@@ -17,6 +17,7 @@ from edgespec.errors import EdgespecError
 from edgespec.sampling.grammar import Grammar
 from edgespec.text.chat_template import Message
 from edgespec.text.context import new_token_limit
+from edgespec.text.day import telling
 
 if TYPE_CHECKING:
     from edgespec.cli.generate.truncate import Truncated
@@ -166,9 +167,8 @@ def _naming(row: PromptRow) -> Iterator[None]:
 
 def turn_encoder(pair: ModelPair, run: RunSettings, *, max_tokens: int | None = None) -> EncodeTurn:
     """Return a function that encodes a row up to its next answer, and refuses far more than `max_tokens`."""
-    return lambda row, answers: encode_turn(
-        pair, row, answers, raw=run.raw, system=run.system, day=run.day, max_tokens=max_tokens
-    )
+    pair = replace(pair, tokenizer=telling(pair.tokenizer, run.day))
+    return lambda row, answers: encode_turn(pair, row, answers, raw=run.raw, system=run.system, max_tokens=max_tokens)
 
 
 def needed_of(request: Request, encode: EncodeTurn, max_context: int | None) -> RowTokens:

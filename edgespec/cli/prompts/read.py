@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import shlex
 from collections import Counter
@@ -27,7 +26,6 @@ from edgespec.cli.prompts.source import (
 from edgespec.errors import EdgespecError
 from edgespec.inputs import parse_json
 from edgespec.text.chat_template import Message, plain_ids, template_ids
-from edgespec.text.day import day_values
 
 if TYPE_CHECKING:
     from edgespec.pair.pair import ModelPair
@@ -177,13 +175,11 @@ def encode_turn(
     *,
     raw: bool,
     system: str | None = None,
-    day: datetime.date | None = None,
     max_tokens: int | None = None,
 ) -> list[int]:
     """Encode a row up to its next answer; raises EdgespecError that names the row, and for far more than `max_tokens`.
 
-    A template that asks for the day is told `day`. Without a template the messages are one text, as in a chat without
-    one: see `edgespec.text.chat_template`.
+    Without a template the messages are one text, as in a chat without one: see `edgespec.text.chat_template`.
     """
     tokenizer = pair.tokenizer
     said = _with_system(row, system)
@@ -193,7 +189,7 @@ def encode_turn(
         for answer, question in exchanges:
             messages += [{"role": "assistant", "content": answer.content}, {"role": "user", "content": question}]
         try:
-            ids = template_ids(tokenizer, messages, values=day_values(tokenizer, day), max_tokens=max_tokens)
+            ids = template_ids(tokenizer, messages, max_tokens=max_tokens)
         except EdgespecError as error:
             if error.code == "E_CONTEXT":
                 raise

@@ -9,7 +9,7 @@ import pytest
 from transformers.utils import chat_template_utils
 
 from edgespec import Engine
-from edgespec.text.day import day_values
+from edgespec.text.day import telling
 from tests.conftest import make_tokenizer
 
 DAY = datetime.date(2027, 3, 5)
@@ -37,16 +37,25 @@ def put_clock_at(day: datetime.date, patch: pytest.MonkeyPatch) -> None:
 def test_a_template_tells_the_given_day_as_it_would_tell_the_clocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer, said = make_tokenizer(), [{"role": "user", "content": "a"}]
     tokenizer.chat_template = TEMPLATES[name]
-    given = tokenizer.apply_chat_template(said, tokenize=False, **day_values(tokenizer, DAY))
+    given = telling(tokenizer, DAY).apply_chat_template(said, tokenize=False)
     put_clock_at(DAY, monkeypatch)
     assert given == tokenizer.apply_chat_template(said, tokenize=False)
 
 
 def test_a_template_without_a_day_stays_as_it_is() -> None:
     tokenizer = make_tokenizer()
-    assert day_values(tokenizer, DAY) == {}
+    assert telling(tokenizer, DAY) is tokenizer
     tokenizer.chat_template = "{{ messages[0].content }}"
-    assert day_values(tokenizer, DAY) == {}
+    assert telling(tokenizer, DAY) is tokenizer
+    tokenizer.chat_template = TEMPLATES["split"]
+    assert telling(tokenizer, None) is tokenizer
+
+
+def test_all_templates_of_a_model_tell_it() -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = {"default": "{{ strftime_now('%Y') }}", "tool_use": "{{ strftime_now('%d') }}"}
+    assert telling(tokenizer, DAY).apply_chat_template([{"role": "user", "content": "a"}], tokenize=False) == "2027"
+    assert "%" in tokenizer.chat_template["default"]  # it is as it was
 
 
 def test_a_conversation_keeps_its_first_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
