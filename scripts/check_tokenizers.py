@@ -4,8 +4,8 @@
     python scripts/check_tokenizers.py -n 1000000 --folders MODEL ...
 
 A text's tokens become text one by one, as they do for an engine. At a random place and at the end, what has come and
-what would be left must together be what the tokenizer's own `decode` makes of all tokens, special ones and ids that
-are no token left out. Prints a line a kind; exits 1 when a text differs or something is raised.
+what would be left must together be what the tokenizer's own `decode` makes of all tokens, ids that are no token left
+out, and special ones in every other text. Prints a line a kind; exits 1 when a text differs or something is raised.
 """
 
 from __future__ import annotations
@@ -128,25 +128,29 @@ class Counts:
 def random_ids(chance: random.Random, vocab: int) -> list[int]:
     """Ids, half of them from a few, so that tokens meet each other and themselves."""
     few = [chance.randrange(min(vocab, len(TOKENS))) for _ in range(chance.randint(1, 12))]
+    few += [max(0, vocab - chance.randint(1, 5)) for _ in range(2)]  # added tokens, special and not
     return [
         chance.choice(few) if chance.random() < 0.5 else chance.randrange(-NUM_BEYOND, vocab + NUM_BEYOND)
         for _ in range(chance.randrange(MOST_TOKENS))
     ]
 
 
-def whole_text(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
+def whole_text(tokenizer: PreTrainedTokenizerBase, ids: list[int], *, keeps_special: bool = False) -> str:
     """The tokenizer's own text; it raises for negative ids."""
-    return str(tokenizer.decode([token for token in ids if token >= 0], skip_special_tokens=True))
+    return str(tokenizer.decode([token for token in ids if token >= 0], skip_special_tokens=not keeps_special))
 
 
 def check_text(tokenizer: PreTrainedTokenizerBase, ids: list[int], counts: Counts, *, place: int) -> None:
     """Compare one text at a place and at its end."""
-    text, came, is_different = TokenText(tokenizer), "", False
+    keeps_special = bool(counts.texts % 2)
+    text, came, is_different = TokenText(tokenizer, keeps_special=keeps_special), "", False
     for begin, end in ((0, place), (place, len(ids))):
         started = time.perf_counter()
         came += "".join([text.step(token) for token in ids[begin:end]])
         counts.step_s += time.perf_counter() - started
-        is_different = is_different or came + text.rest() != whole_text(tokenizer, ids[:end])
+        is_different = is_different or came + text.rest() != whole_text(
+            tokenizer, ids[:end], keeps_special=keeps_special
+        )
     counts.differing += is_different
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from edgespec.errors import EdgespecError
 from edgespec.inputs import is_text, shown
+from edgespec.text.written import as_written
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -51,6 +52,13 @@ def template_ids(
             "the model's tokenizer has no chat template.",
             "Give the prompt as text, or use `raw=True`.",
         )
+    text = as_written(messages, lambda said: _rendered(tokenizer, said, values))
+    return encoded(tokenizer, text, add_special_tokens=False, max_tokens=max_tokens)
+
+
+def _rendered(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any] | None
+) -> str:
     said: list[dict[str, Any]] = [
         {name: text_of(value) if name == "content" else value for name, value in message.items()}
         for message in messages
@@ -62,12 +70,11 @@ def template_ids(
                 for message in said
                 if message.get("content")
             ]
-        text = tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False, **(values or {}))
+        return str(tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False, **(values or {})))
     except Exception as error:  # a template is a program of the model's, and may raise anything
         raise EdgespecError(
             "E_CHAT_TEMPLATE", f"the model's chat template fails ({error}).", "Use `raw=True`."
         ) from error
-    return encoded(tokenizer, str(text), add_special_tokens=False, max_tokens=max_tokens)
 
 
 def encoded(

@@ -23,6 +23,7 @@ from edgespec.text.request import TextOptions, TextRequest
 from edgespec.text.results import GenerationResult, TextChunk
 from edgespec.text.session_file import SavedSession, read_session, transcript, write_session
 from edgespec.text.token_text import CUT_CHARACTER
+from edgespec.text.written import message_fields
 
 
 class Decodes(Protocol):
@@ -136,7 +137,7 @@ class Conversation:
         whole, tokenizer = (*system, *messages), self._engine.pair.tokenizer
         if self.is_raw:
             return plain_ids(tokenizer, whole)
-        said = [{"role": message.role, "content": message.content} for message in whole]
+        said = [message_fields(tokenizer, message) for message in whole]
         return template_ids(telling(tokenizer, self.day), said, values=self.template_values)
 
     def first_ids(self, text: str) -> list[int]:
@@ -226,9 +227,9 @@ class Conversation:
             self.last = finished(request, chunks, self._engine.pair, total_s=time.perf_counter() - started)
             if chunks:
                 self._num_tries = tries
-                self.messages = (*asked, self._message(request, self.last))
+                self.messages = (*asked, self._message(self.last))
 
-    def _message(self, request: TextRequest, answer: GenerationResult) -> Message:
+    def _message(self, answer: GenerationResult) -> Message:
         """Return the answer as it will be read again; the token that ended it belongs to the template."""
         ids = list(answer.token_ids)
         if ids and ids[-1] in self._engine.pair.stop_tokens:
@@ -236,7 +237,7 @@ class Conversation:
         return Message(
             role="assistant",
             content=answer.text.rstrip(CUT_CHARACTER),  # a part of a character is nothing to read
-            # A stop string is among the tokens, and no part of the text.
-            token_ids=() if request.stop else tuple(ids),
+            # A stop string that ended it is among the tokens, and no part of the text.
+            token_ids=() if answer.finish_reason == "stop" and len(ids) == len(answer.token_ids) else tuple(ids),
             is_interrupted=answer.finish_reason == "interrupted",
         )

@@ -148,7 +148,8 @@ class TextHandle:
     def _no_pieces(self) -> TextPieces:
         """Return what makes text of the steps, at their beginning."""
         # What ends a text is no part of it, also where it is not special to the tokenizer.
-        text = TokenText(self._pair.tokenizer, without=self._pair.stop_tokens)
+        keeps_special = not self.request.skip_special_tokens
+        text = TokenText(self._pair.tokenizer, without=self._pair.stop_tokens, keeps_special=keeps_special)
         return TextPieces(decode=text.step, rest=text.rest, stop=self.request.stop)
 
 
@@ -158,7 +159,9 @@ def finished(request: TextRequest, chunks: list[TextChunk], pair: ModelPair, *, 
     finish = chunks[-1].step.finish if chunks else None
     text = "".join(chunk.text for chunk in chunks)
     if finish is None:  # what was held back comes to no more
-        text += text_of_tokens(pair.tokenizer, token_ids, without=pair.stop_tokens)[len(text) :]
+        keeps_special = not request.skip_special_tokens
+        whole = text_of_tokens(pair.tokenizer, token_ids, without=pair.stop_tokens, keeps_special=keeps_special)
+        text += whole[len(text) :]
     return GenerationResult(
         text=text,
         token_ids=token_ids,

@@ -52,6 +52,7 @@ class TextOptions(TypedDict, total=False):
     seed: int | None  # None: a random one
     name: str  # tells texts of one seed apart, as a row's id does; "0", as of a file's only row, by default
     stop: str | Sequence[str]  # strings that end the text, and are no part of it
+    skip_special_tokens: bool  # False: the text has them, but for the one that ends it
     logprobs: int | None  # alternatives that are told beside each new token; None: nothing is told
     json_schema: str | Mapping[str, Any]  # that the text must fit, as JSON or as what it stands for
     grammar: str | Grammar | None  # that the text must match, in Lark's form or in GBNF
@@ -69,6 +70,7 @@ class TextRequest:
     seed: int
     name: str
     stop: StopStrings
+    skip_special_tokens: bool = True  # of the text
     grammar: TokenGrammar | None = None  # None: any text
     num_logprobs: int | None = None  # alternatives that are told beside each token; None: nothing is told
 
@@ -99,7 +101,8 @@ def text_request(
     num_logprobs = asked.pop("logprobs", None)
     check_num_logprobs(num_logprobs)
     grammar = _asked_grammar(asked)
-    name, stop = asked.pop("name", DEFAULT_NAME), stop_strings(pair.tokenizer, asked.pop("stop", ()))
+    name, skips = asked.pop("name", DEFAULT_NAME), asked.pop("skip_special_tokens", True)
+    stop = stop_strings(pair.tokenizer, asked.pop("stop", ()), keeps_special=not skips)
     sampling = with_token_ids(named_sampling(asked.pop("sampling", base), asked), pair)
     return TextRequest(
         ids=ids,
@@ -108,6 +111,7 @@ def text_request(
         seed=secrets.randbits(32) if seed is None else seed,
         name=name,
         stop=stop,
+        skip_special_tokens=skips,
         sampling=sampling,
         grammar=None if grammar is None else grammar_for(grammar, sampling, pair),
         num_logprobs=num_logprobs,

@@ -134,7 +134,8 @@ def _message(
 
 def _spell(tokenizer: PreTrainedTokenizerBase, ids: list[int], content: str) -> bool:
     """Return whether the tokens make up the text, a character cut at its end aside."""
-    return text_of_tokens(tokenizer, ids).rstrip(CUT_CHARACTER) == content.rstrip(CUT_CHARACTER)
+    texts = (text_of_tokens(tokenizer, ids, keeps_special=keeps) for keeps in (False, True))
+    return content.rstrip(CUT_CHARACTER) in (text.rstrip(CUT_CHARACTER) for text in texts)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

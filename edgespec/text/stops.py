@@ -30,12 +30,14 @@ class StopStrings:
         return bool(self.strings)
 
 
-def stop_strings(tokenizer: PreTrainedTokenizerBase, wanted: str | Sequence[str]) -> StopStrings:
-    """Make one string or several ready; raises EdgespecError for an empty one."""
+def stop_strings(
+    tokenizer: PreTrainedTokenizerBase, wanted: str | Sequence[str], *, keeps_special: bool = False
+) -> StopStrings:
+    """Make one string or several ready; texts may keep special tokens. Raises EdgespecError for an empty one."""
     strings = (wanted,) if isinstance(wanted, str) else tuple(wanted)
     require(all(strings), "a stop string is empty.", "Leave it out.")
-    if not strings:
-        return StopStrings()
+    if not strings or keeps_special:
+        return StopStrings(strings=strings)
     added = tokenizer.added_tokens_decoder.items()
     special = frozenset(index for index, token in added if token.special and token.content in strings)
     return StopStrings(strings=strings, special_tokens=special)

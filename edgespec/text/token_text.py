@@ -38,14 +38,14 @@ class _Decoding:
     has_byte_letters: bool  # as GPT-2's, where a token's letters stand for bytes
     cleaner: Callable[[str], str] | None  # takes spaces before punctuation away
 
-    def name(self, token: int) -> str | None:
+    def name(self, token: int, *, keeps_special: bool) -> str | None:
         """Return the token as the vocabulary has it, and None for one that leaves no text or is none."""
-        leaves_text = 0 <= token <= _LAST_ID and token not in self.special
+        leaves_text = 0 <= token <= _LAST_ID and (keeps_special or token not in self.special)
         return self.backend.id_to_token(token) if leaves_text else None
 
     def text(self, tokens: Sequence[int]) -> str:
         """Return the text of known tokens."""
-        return self.backend.decode(tokens) if tokens else ""
+        return self.backend.decode(tokens, skip_special_tokens=False) if tokens else ""
 
     def clean(self, text: str) -> str:
         """Return text as transformers shows it."""
@@ -55,9 +55,15 @@ class _Decoding:
 class TokenText:
     """The text of one sequence of tokens; with `rest` it is at any time what the tokenizer makes of them all."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, without: frozenset[int] = frozenset()) -> None:
-        """Begin; tokens `without` text are left out, as are special ones and ids that are no token."""
-        self._decoding, self._without = _decoding(tokenizer), without
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        without: frozenset[int] = frozenset(),
+        keeps_special: bool = False,
+    ) -> None:
+        """Begin; tokens `without` text are left out, as are ids that are no token, and special ones unless kept."""
+        self._decoding, self._without, self._keeps_special = _decoding(tokenizer), without, keeps_special
         self._before: tuple[int, ...] = ()  # what the waiting tokens are read behind
         self._waiting: list[int] = []
         self._has_begun = False
@@ -66,7 +72,7 @@ class TokenText:
 
     def step(self, token: int) -> str:
         """Return what the text gains by a token."""
-        name = None if token in self._without else self._decoding.name(token)
+        name = None if token in self._without else self._decoding.name(token, keeps_special=self._keeps_special)
         if name is None:
             return ""
         self._waiting.append(token)
@@ -121,11 +127,22 @@ class TokenText:
 
 
 def text_of_tokens(
-    tokenizer: PreTrainedTokenizerBase, tokens: Iterable[int], *, without: frozenset[int] = frozenset()
+    tokenizer: PreTrainedTokenizerBase,
+    tokens: Iterable[int],
+    *,
+    without: frozenset[int] = frozenset(),
+    keeps_special: bool = False,
 ) -> str:
     """Return the whole text of tokens."""
-    text = TokenText(tokenizer, without=without)
+    text = TokenText(tokenizer, without=without, keeps_special=keeps_special)
     return "".join([*map(text.step, tokens), text.rest()])
+
+
+def text_with_special(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str | None:
+    """Return the text of tokens with the special ones among them; None where there are none."""
+    if _decoding(tokenizer).special.isdisjoint(tokens):
+        return None
+    return text_of_tokens(tokenizer, tokens, keeps_special=True).rstrip(CUT_CHARACTER)
 
 
 @functools.lru_cache(maxsize=8)

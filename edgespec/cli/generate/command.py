@@ -49,7 +49,10 @@ SECTIONS = {
         "prompts_file", "lines", "input_format", "start", "limit", "only", "category", "repeat", "system_file", "day",
         "raw", "truncate",
     ),
-    "Results": ("format_name", "logprobs", "ordered", "overwrite", "force", "fail_fast", "live_text", "dry_run"),
+    "Results": (
+        "format_name", "special_tokens", "logprobs", "ordered", "overwrite", "force", "fail_fast", "live_text",
+        "dry_run",
+    ),
     "Many machines": ("ray", "num_workers", "resources"),
     **LAST,
 }  # fmt: skip

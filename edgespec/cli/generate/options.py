@@ -37,6 +37,7 @@ ORDERED_HELP = "Write records in the file's order, as specbench and text always 
 SCHEMA_HELP = "Texts are JSON that fits this schema: a file, or the JSON itself."
 GRAMMAR_HELP = "Texts match the grammar of this file, in Lark's form or in llama.cpp's GBNF."
 LOGPROBS_HELP = "Records tell each token's log-probability and N likely ones, by the model alone; 0 to 20."
+SPECIAL_HELP = "Of answers, as marks of channels and calls: keep them in texts, or drop them."
 STDOUT = Path("-")
 STOP_HELP = "End a text before this string, which is left out; repeatable."
 
@@ -63,6 +64,7 @@ class AskedSampling:
     max_new_tokens: int
     seed: int | None
     stop: tuple[str, ...]
+    skip_special_tokens: bool  # of texts
     grammar: Grammar | None  # None: any text
     logprobs: int | None  # alternatives beside each token; None: none are told
 
@@ -165,6 +167,7 @@ def sampling_options(function: Command) -> Command:
         chosen: dict[str, Any],
         seed: int | None,
         stop: tuple[str, ...],
+        special_tokens: str,
         json_schema: str | None,
         grammar: str | None,
         logprobs: int | None,
@@ -173,6 +176,7 @@ def sampling_options(function: Command) -> Command:
         check_stops(stop)
         wanted = AskedSampling(
             chosen=chosen, max_new_tokens=max_new_tokens, seed=seed, stop=stop,
+            skip_special_tokens=special_tokens == "drop",
             grammar=_asked_grammar(json_schema, grammar), logprobs=logprobs,
         )  # fmt: skip
         return function(wanted=wanted, **others)
@@ -181,6 +185,8 @@ def sampling_options(function: Command) -> Command:
         click.option("--seed", type=click.IntRange(0, MAX_SEED),
                      help="Of every prompt's draws. [default: random, recorded]"),
         click.option("--stop", multiple=True, metavar="STR", help=STOP_HELP),
+        click.option("--special-tokens", type=click.Choice(["keep", "drop"]), default="drop", show_default=True,
+                     help=SPECIAL_HELP),
         click.option("--json-schema", "-j", metavar="FILE|JSON", help=SCHEMA_HELP),
         click.option("--grammar", metavar="FILE", help=GRAMMAR_HELP),
         click.option("--logprobs", type=click.IntRange(0, MAX_LOGPROBS), metavar="N", help=LOGPROBS_HELP),

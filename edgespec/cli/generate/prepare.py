@@ -149,6 +149,7 @@ def make_requested(console: Console, prompts: Prompts, asked: AskedRun) -> Reque
         system=asked.prompts.system,
         day=_day(pair, asked.prompts, prompts.results),
         stop=wanted.stop,
+        skip_special_tokens=wanted.skip_special_tokens,
         grammar=wanted.grammar,
         logprobs=wanted.logprobs,
         max_context=max_context,

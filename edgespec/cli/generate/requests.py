@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.prompts.read import encode_turn
@@ -43,6 +43,7 @@ class RunSettings:
     system: str | None = None
     day: datetime.date | None = None  # that a chat template tells; None: it asks for none
     stop: tuple[str, ...] = ()
+    skip_special_tokens: bool = True  # of texts
     grammar: Grammar | None = None  # None: any text
     logprobs: int | None = None  # alternatives that records tell of each token; None: nothing
     max_context: int | None = None  # tokens at which any text ends; None: the models have no limit
@@ -60,6 +61,7 @@ class Request:
     max_new_tokens: int  # of each turn
     seed: int
     stop: tuple[str, ...]
+    skip_special_tokens: bool = True
     grammar: Grammar | None = None
     logprobs: int | None = None
     token_options: dict[str, Any] = field(default_factory=dict)  # which tokens may be drawn, and which end the text
@@ -113,6 +115,7 @@ def make_requests(pair: ModelPair, rows: list[PromptRow], encode: EncodeTurn, ru
             max_new_tokens=own.max_new_tokens or run.max_new_tokens,
             seed=run.seed if own.seed is None else own.seed,
             stop=run.stop if own.stop is None else own.stop,
+            skip_special_tokens=run.skip_special_tokens if own.skip_special_tokens is None else own.skip_special_tokens,
             grammar=grammar,
             logprobs=run.logprobs if own.logprobs is None else own.logprobs,
             token_options=token_options,

@@ -54,6 +54,7 @@ def run_config(setup: PairSetup, run: RunSettings) -> dict[str, Any]:
         "raw": run.raw,
         "system": run.system,
         "stop": list(run.stop),
+        **({} if run.skip_special_tokens else {"skip_special_tokens": False}),
         "grammar": None if run.grammar is None else f"{run.grammar.form} {run.grammar.text}",
         "logprobs": run.logprobs,
         **{TREE + name: _as_json(value) for name, value in chosen.items()},

@@ -58,6 +58,7 @@ class RowAnswers:
             seed=request.seed,
             name=request.row.id,  # and not its place in the file, so that other rows change nothing
             stop=request.stop,
+            skip_special_tokens=request.skip_special_tokens,
             grammar=request.grammar,
             logprobs=request.logprobs,
             **request.token_options,

@@ -26,6 +26,7 @@ from edgespec.cli.prompts.source import (
 from edgespec.errors import EdgespecError
 from edgespec.inputs import parse_json
 from edgespec.text.chat_template import Message, plain_ids, template_ids
+from edgespec.text.written import message_fields
 
 if TYPE_CHECKING:
     from edgespec.pair.pair import ModelPair
@@ -187,7 +188,7 @@ def encode_turn(
     if tokenizer.chat_template and not raw:
         messages = [dict(message) for message in said]
         for answer, question in exchanges:
-            messages += [{"role": "assistant", "content": answer.content}, {"role": "user", "content": question}]
+            messages += [message_fields(tokenizer, answer), {"role": "user", "content": question}]
         try:
             ids = template_ids(tokenizer, messages, max_tokens=max_tokens)
         except EdgespecError as error:

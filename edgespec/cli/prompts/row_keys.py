@@ -44,6 +44,7 @@ SETTINGS: dict[str, Setting] = {
         means="a text, or a list of texts, that end an answer and are left out",
     ),
     "stop_token_ids": Setting(means="ids of tokens that end an answer, beside the model's own"),
+    "skip_special_tokens": Setting(means="false keeps the special tokens of an answer in its text"),
     "suppress_tokens": Setting(means="ids of tokens that are never drawn"),
     "seed": Setting(means="-1: the run's"),
     "logprobs": Setting(also=("top_logprobs", "n_probs"), means="of each token, and so many likely ones"),

@@ -48,6 +48,7 @@ class RowSettings:
     stop: tuple[str, ...] | None = None
     stop_token_ids: tuple[int, ...] | None = None
     suppress_tokens: tuple[int, ...] | None = None
+    skip_special_tokens: bool | None = None
     system: str | None = None
 
     def given(self) -> dict[str, Any]:
@@ -286,6 +287,7 @@ _PARSERS: dict[str, Callable[[str, object, str], Any]] = {
     "grammar": _grammar,
     "seed": _seed,
     "stop": _stop,
+    "skip_special_tokens": _switch,
     "stop_token_ids": _token_ids,
     "suppress_tokens": _token_ids,
     "system": _system,

@@ -34,20 +34,22 @@ def ids_of(tokenizer: PreTrainedTokenizerBase, tokens: str) -> list[int]:
 def random_ids(tokenizer: PreTrainedTokenizerBase, *, max_size: int = 24) -> st.SearchStrategy[list[int]]:
     """Ids of a few tokens, so that they meet, and of any, also of none."""
     few, every = st.integers(0, 52), st.integers(-2, len(tokenizer) + 2)
-    return st.lists(few | every, max_size=max_size)
+    added = st.integers(len(tokenizer) - 5, len(tokenizer) - 1)
+    return st.lists(few | every | added, max_size=max_size)
 
 
+@pytest.mark.parametrize("keeps_special", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_has_come_and_the_rest_are_the_tokenizers_text_at_every_token(kind: str) -> None:
+def test_what_has_come_and_the_rest_are_the_tokenizers_text_at_every_token(kind: str, keeps_special: bool) -> None:
     tokenizer = TOKENIZERS[kind]
 
     @settings(max_examples=25, deadline=None, derandomize=True, database=None)
     @given(ids=random_ids(tokenizer))
     def check(ids: list[int]) -> None:
-        text, came = TokenText(tokenizer), ""
+        text, came = TokenText(tokenizer, keeps_special=keeps_special), ""
         for count, token in enumerate(ids, 1):
             came += text.step(token)
-            assert came + text.rest() == whole_text(tokenizer, ids[:count])
+            assert came + text.rest() == whole_text(tokenizer, ids[:count], keeps_special=keeps_special)
 
     check()
 
