@@ -226,8 +226,9 @@ class TableTarget:
 
     num_kept = 0
 
-    def begin(self, ids: Sequence[int], *, needs_logits: bool) -> None:
+    def begin(self, ids: Sequence[int], *, needs_logits: bool, prompt_tokens: int) -> None:
         """Start a text."""
+        del prompt_tokens
         assert needs_logits
         self.text: Prefix = tuple(ids)
         self.num_unread = len(ids)
@@ -259,6 +260,13 @@ class TableTarget:
     def commit(self, path: tuple[int, ...]) -> None:
         """The path became text."""
         self.text = self.paths[path[-1] if path else 0]
+
+    def read_anew(self) -> None:
+        """Do nothing: a table knows no positions."""
+
+    def max_depth(self, most: int) -> int:
+        """Return `most`."""
+        return most
 
     def uncommit_last(self) -> None:
         """The prompt's last token becomes a root."""

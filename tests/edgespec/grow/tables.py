@@ -58,7 +58,7 @@ class TableTarget:
     def num_unread(self) -> int:
         return len(self.unread)
 
-    def begin(self, ids: Sequence[int], *, needs_logits: bool = True) -> None:
+    def begin(self, ids: Sequence[int], *, needs_logits: bool = True, prompt_tokens: int | None = None) -> None:
         self.num_kept = shared_length(self.text, ids[:-1] if needs_logits else ids)
         self.text, self.unread = list(ids[: self.num_kept]), list(ids[self.num_kept :])
 
@@ -84,6 +84,13 @@ class TableTarget:
 
     def logits(self, hidden: Tensor) -> Tensor:
         return hidden
+
+    def read_anew(self) -> None:
+        """Do nothing: a table knows no positions."""
+
+    def max_depth(self, most: int) -> int:
+        """Return `most`."""
+        return most
 
     def uncommit_last(self) -> None:
         self.text.pop()

@@ -111,7 +111,10 @@ def test_texts_whose_rotation_depends_on_the_longest_are_read_apart(scaling: str
     causal = CausalModel(model, device=CPU)
     assert not shares_passes(causal.config)
     texts = prompts(40, 6)
-    hidden = causal.read([next_rows(causal.new_text(), ids) for ids in texts])
+    caches = [causal.new_text() for _ in texts]
+    for cache, ids in zip(caches, texts, strict=True):
+        cache.prompt_tokens = ids.shape[0]
+    hidden = causal.read([next_rows(cache, ids) for cache, ids in zip(caches, texts, strict=True)])
     for ids, states in zip(texts, hidden, strict=True):
         expected = copy.deepcopy(plain)(input_ids=ids[None], use_cache=False).logits[0]
         torch.testing.assert_close(causal.logits(states), expected, rtol=1e-4, atol=2e-5)
