@@ -22,12 +22,12 @@ from edgespec.placement.place import placement_for
 from edgespec.placement.run_place import PlaceOptions, resolve_place
 from edgespec.placement.weights import Announce
 from edgespec.profiled import PairSetup, set_up, set_up_by_profile
-from edgespec.text.chat_template import Prompt, prompt_ids
 from edgespec.text.conversation import Conversation
 from edgespec.text.handle import OnPrefill, TextHandle
 from edgespec.text.judged import judge_texts
 from edgespec.text.many import finish_many, tokens_of
 from edgespec.text.prompt_cache import PromptCache
+from edgespec.text.prompt_ids import Prompt, prompt_ids
 from edgespec.text.request import Config, TextOptions, TextRequest, text_request
 from edgespec.text.results import GenerationResult, Streamer, TextChunk, put_ids
 from edgespec.text.run import Texts
@@ -62,7 +62,8 @@ class Engine:
         with offload_errors():
             self._loaded = load_models(
                 setup.weights, device=self.device, most_device_bytes=self.place.limits.max_gpu_bytes,
-                draft_graphs=self.place.draft_graphs, self_check=self_check, on_quantize=on_quantize, progress=progress,
+                draft_graphs=self.place.draft_graphs, unshared=setup.pair.unshared,
+                self_check=self_check, on_quantize=on_quantize, progress=progress,
             )  # fmt: skip
         self._texts = Texts(
             self.pair, self._trees, self._loaded,
@@ -117,7 +118,7 @@ class Engine:
         on_prefill: OnPrefill | None = None, on_chunk: Callable[[TextChunk], None] | None = None,
         **options: Unpack[TextOptions],
     ) -> GenerationResult:  # fmt: skip
-        """Continue a prompt: a text, token ids, or messages.
+        """Continue a prompt: a text, token ids (a list, a tensor, or a tokenizer's encoding), or messages.
 
         `config` is a transformers GenerationConfig or a dict of its names; single options count above it. With
         `reuse` the rows that the last text has in common with this prompt are not computed again.
@@ -138,11 +139,14 @@ class Engine:
         yield from self.run(self.request(prompt, config, **options), reuse=reuse)
 
     def generate_ids(
-        self, input_ids: Tensor, config: Config | None = None, *, streamer: Streamer | None = None,
+        self, input_ids: Prompt, config: Config | None = None, *, streamer: Streamer | None = None,
         **options: Unpack[TextOptions],
     ) -> Tensor:  # fmt: skip
-        """Return ids [1, n] and what follows them [1, n + new], as transformers does; a streamer gets every burst."""
-        return put_ids(input_ids, lambda ids: self.stream(ids, config, **options), streamer)
+        """Return the ids of one text and what follows them, [1, n + new], as transformers does.
+
+        A streamer gets every burst.
+        """
+        return put_ids(input_ids, lambda ids: self.run(self.request(ids, config, **options)), streamer)
 
     def request(self, prompt: Prompt, config: Config | None = None, **options: Unpack[TextOptions]) -> TextRequest:
         """Check what `generate` is asked for; raises EdgespecError where the context has no room for it."""
@@ -242,9 +246,7 @@ class Engine:
         through_trees = tokens_of(self._texts, requests)
         with self._trees.held_to(self.tree.plain()):
             plain = tokens_of(self._texts, requests)
-        return judge_texts(
-            self.target_model, requests, through_trees, plain, dtype=self.place.dtype, stop_tokens=self.pair.stop_tokens
-        )
+        return judge_texts(self.target_model, requests, through_trees, plain, dtype=self.place.dtype)
 
     placement_for = staticmethod(placement_for)
 

@@ -45,7 +45,7 @@ def open_engine(console: Console, setup: PairSetup, machine: MachineOptions, *, 
 def say_setup(console: Console, setup: PairSetup, machine: MachineOptions) -> None:
     """Layers, formats, trees and profile in a few lines; raises EdgespecError where -ngl all cannot be had."""
     place, placement, tree = setup.place, setup.placement, setup.tree
-    for note in setup.notes:
+    for note in (*setup.pair.notes, *setup.notes):
         console.say(spelled(note))
     layers = where_layers_live(setup)
     formats = setup.weights.target.formats

@@ -39,6 +39,8 @@ class TextSettings:
     sampling: SamplingSettings
     max_new_tokens: int  # at least 1
     stop_tokens: frozenset[int] = frozenset()  # ids that end the text
+    min_new_tokens: int = 0  # before which none of those is drawn
+    suppressed: frozenset[int] = frozenset()  # ids that are never drawn
     grammar: Grammar | None = None  # None: any text
     num_logprobs: int | None = None  # alternatives that are told beside each token; None: nothing is told
     num_written: int = 0  # of the prompt's tokens, the last: the text's own, where it goes on
@@ -157,11 +159,14 @@ class Session:
 def processors_of(settings: TextSettings, vocab: int, device: torch.device) -> LogitProcessors | None:
     """Return what becomes of a text's logits before they are made probabilities; None where nothing does."""
     sampling, grammar = settings.sampling, settings.grammar
-    if not sampling.penalises and grammar is None:
+    is_ruled = bool(settings.suppressed) or settings.min_new_tokens > 0
+    if not sampling.penalises and grammar is None and not is_ruled:
         return None
     return LogitProcessors(
         sampling,
-        ruled_out=settings.stop_tokens if sampling.ignore_eos else (),
+        ruled_out=settings.suppressed | (settings.stop_tokens if sampling.ignore_eos else frozenset()),
+        stop_tokens=settings.stop_tokens,
+        min_new_tokens=settings.min_new_tokens,
         matcher=None if grammar is None else grammar.matcher(),
         vocab=vocab,
         device=device,

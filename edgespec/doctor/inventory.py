@@ -43,6 +43,7 @@ class LocalModel:
     quant: str | None = None  # its packed weights' formats; what config.json states where they cannot be read
     max_context: int | None = None
     tokens: str | None = None  # a digest of which id is which token
+    ordinary_tokens: str | None = None  # the same of those that are not added
     fingerprint: str | None = None
     head_of: str | None = None  # of a feature head: its target's fingerprint
     num_unread: int = 0  # weights of towers for images or sounds, which are left out
@@ -88,7 +89,9 @@ class Inspector:
     """Looks at models one by one, and remembers the token ids of the tokenizers that it has read."""
 
     def __init__(self) -> None:
-        self._tokens: dict[str, str] = {}  # digest of the tokenizer's files -> digest of its ids
+        self._tokens: dict[
+            str, tuple[str, str]
+        ] = {}  # digest of the tokenizer's files -> those of all, of ordinary ids
 
     def inspect(self, name: str, folder: Path) -> LocalModel:
         """Return what can be known of a model without loading it, including what is wrong with it."""
@@ -109,28 +112,31 @@ class Inspector:
                 open_model(folder)
             facts["fingerprint"] = fingerprint(model)
             facts["quant"] = weights.formats or facts["quant"]
-            facts["tokens"] = self._token_digest(folder)
+            facts["tokens"], facts["ordinary_tokens"] = self._token_digests(folder)
             check_tree_reading(model.config, device=torch.device("cpu"))
         except EdgespecError as error:
             facts["problem"] = error
             facts.setdefault("model_type", _stated_type(folder))
         return LocalModel(**facts)
 
-    def _token_digest(self, folder: Path) -> str:
+    def _token_digests(self, folder: Path) -> tuple[str, str]:
         digest = hashlib.sha256()
         for path in sorted({path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)}):
             digest.update(path.name.encode() + path.read_bytes())
         files = digest.hexdigest()
         if files not in self._tokens:
-            vocab = sorted((index, token) for token, index in open_tokenizer(folder).get_vocab().items())
-            self._tokens[files] = hashlib.sha256(json.dumps(vocab).encode()).hexdigest()
+            tokenizer = open_tokenizer(folder)
+            vocab = sorted((index, token) for token, index in tokenizer.get_vocab().items())
+            ordinary = [entry for entry in vocab if entry[0] not in tokenizer.added_tokens_decoder]
+            every, without_added = (hashlib.sha256(json.dumps(ids).encode()).hexdigest() for ids in (vocab, ordinary))
+            self._tokens[files] = every, without_added
         return self._tokens[files]
 
 
 def drafts_for(target: LocalModel, models: Iterable[LocalModel]) -> list[LocalModel]:
     """Return the models that can draft for the target, the smallest first.
 
-    They have the target's token ids and fewer parameters, or are its own feature heads.
+    They have the target's token ids, added ones aside, and fewer parameters, or are its own feature heads.
     """
     if target.problem is not None or target.head_of is not None:
         return []
@@ -139,9 +145,15 @@ def drafts_for(target: LocalModel, models: Iterable[LocalModel]) -> list[LocalMo
         model
         for model in models
         if model.problem is None and (model.num_parameters or 0) < size
-        if (model.tokens == target.tokens if model.head_of is None else model.head_of == target.fingerprint)
+        if (_same_tokens(model, target) if model.head_of is None else model.head_of == target.fingerprint)
     ]
     return sorted(fitting, key=lambda model: model.num_parameters or 0)
+
+
+def _same_tokens(draft: LocalModel, target: LocalModel) -> bool:
+    return draft.tokens == target.tokens or (
+        draft.ordinary_tokens is not None and draft.ordinary_tokens == target.ordinary_tokens
+    )
 
 
 def _describe(model: ModelFolder) -> dict[str, Any]:

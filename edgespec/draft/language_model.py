@@ -189,7 +189,9 @@ class LanguageModelDrafter:
         )
 
     def _probabilities(self, logits: Tensor) -> Tensor:
-        """Return q over the target's vocabulary: padding is cut off, tokens the draft lacks have 0."""
+        """Return q over the target's vocabulary: padding is cut off, tokens that not both have get 0."""
+        if self.model.never_drawn.numel():
+            logits = logits.index_fill(1, self.model.never_drawn, -torch.inf)
         logits = logits[:, : self._vocab]
         if self.process is not None:
             logits = self.process(logits, is_root=self._num_rows == 1)

@@ -6,12 +6,13 @@ leaves here as EdgespecError. Legend: n new rows of all texts together, h the hi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
+from edgespec.copies import on_device
 from edgespec.errors import offload_errors
 from edgespec.model.attention import asks_for_attention, use_own_attention
 from edgespec.model.cache_argument import cache_argument
@@ -60,10 +61,12 @@ class CausalModel:
         chunk_rows: int = CHUNK_ROWS,
         keeps_hidden: bool = False,
         is_static: bool = False,
+        never_drawn: Collection[int] = (),
     ) -> None:
         """With `keeps_hidden`, texts keep the last hidden states of their rows: `TextCache.features_before`.
 
-        With `is_static`, few rows of one text are read in shapes that repeat, where the family allows it.
+        With `is_static`, few rows of one text are read in shapes that repeat, where the family allows it. Ids that are
+        `never_drawn` are for whoever makes distributions of the logits.
         """
         self.model = model
         self.device = device
@@ -72,6 +75,7 @@ class CausalModel:
         input_table = model.get_input_embeddings().weight
         assert isinstance(input_table, Tensor)
         self.num_embeddings = input_table.shape[0]
+        self.never_drawn = on_device([token for token in sorted(never_drawn) if token < self.vocab], device)
         self._keeps_hidden, self._chunk_rows = keeps_hidden, chunk_rows
         self._decoder = decoder_of(model)
         self.rotation = LengthRotation(self._decoder, self.config)

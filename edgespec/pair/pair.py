@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -19,22 +20,23 @@ from edgespec.pair.folder import (
     open_model,
     read_head_facts,
 )
+from edgespec.pair.generation_config import own_options, undone_note
+from edgespec.pair.same_tokens import MISMATCH_FIX, unshared_note, unshared_tokens
 
 DEMO_FOLDER = Path(__file__).parents[1] / "demo"
-NUM_DIFFERENCES_SHOWN = 3
 MOST_PADDING = 1024  # tokens of a table that stand for nothing; Qwen's differ by 128
-MISMATCH_FIX = "Use a draft of the same model family, or `policy=none` without a draft."
 TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken")  # one of them holds the tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPair:
-    """A target, perhaps a draft with the same token ids, and their tokenizer."""
+    """A target, perhaps a draft of its tokens, and their tokenizer."""
 
     target: ModelFolder
     draft: ModelFolder | None
     tokenizer: PreTrainedTokenizerBase
     stop_tokens: frozenset[int]  # ids that end a text
+    unshared: frozenset[int] = frozenset()  # ids that are no token of both, which the draft never proposes
 
     @property
     def names(self) -> tuple[str, str | None]:
@@ -50,6 +52,16 @@ class ModelPair:
     def max_context(self) -> int | None:
         """The number of tokens that fit the target; where fewer fit the draft, longer texts grow no trees."""
         return self.target.max_context
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What somebody who runs the pair should know of it."""
+        unshared = unshared_note(len(self.unshared)) if self.draft is not None and self.unshared else None
+        return tuple(note for note in (unshared, undone_note(self.target.generation_config)) if note is not None)
+
+    def default_options(self) -> dict[str, Any]:
+        """Return which tokens the target's generation config wants drawn, and when; raises EdgespecError."""
+        return own_options(self.target.generation_config, self.target.folder, vocab=self.vocab)
 
     def default_sampling(self) -> SamplingSettings:
         """Return what the target's generation config asks for: greedy where it asks for no sampling.
@@ -87,18 +99,21 @@ def open_pair(target: Path | None, draft: Path | None) -> ModelPair:
         )
     target_model = open_model(target)
     tokenizer = open_tokenizer(target)
-    draft_model = None
+    draft_model, unshared = None, frozenset[int]()
     if draft is not None and is_head(draft):
         draft_model = open_head(draft, target_model)
     elif draft is not None:
         draft_model = open_model(draft)
-        _check_same_tokens(tokenizer, open_tokenizer(draft))
-    return ModelPair(
+        unshared = unshared_tokens(tokenizer, open_tokenizer(draft))
+    pair = ModelPair(
         target=target_model,
         draft=draft_model,
         tokenizer=tokenizer,
         stop_tokens=_stop_tokens(target_model, tokenizer),
+        unshared=unshared,
     )
+    pair.default_options()  # refused before a weight is read
+    return pair
 
 
 def open_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -166,27 +181,9 @@ def check_vocabularies(target: ModelFolder, draft: ModelFolder) -> None:
     if draft.head is not None:
         return
     if _has_tokenizer(target.folder) and _has_tokenizer(draft.folder):
-        _check_same_tokens(open_tokenizer(target.folder), open_tokenizer(draft.folder))
+        unshared_tokens(open_tokenizer(target.folder), open_tokenizer(draft.folder))
         return
     ours, theirs = (model.config.get_text_config(decoder=True).vocab_size for model in (target, draft))
     if abs(ours - theirs) > MOST_PADDING:
         what = f"the draft's token ids differ from the target's: its config.json has {theirs} of them, and that {ours}."
         raise EdgespecError("E_TOKENIZER_MISMATCH", what, MISMATCH_FIX)
-
-
-def _check_same_tokens(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> None:
-    """Raise EdgespecError that names the first ids that mean different tokens."""
-    ours = {index: token for token, index in target.get_vocab().items()}
-    theirs = {index: token for token, index in draft.get_vocab().items()}
-    different = sorted(index for index in ours.keys() | theirs.keys() if ours.get(index) != theirs.get(index))
-    if not different:
-        return
-    shown = "; ".join(
-        f"id {index} is {ours.get(index)!r} in the target and {theirs.get(index)!r} in the draft"
-        for index in different[:NUM_DIFFERENCES_SHOWN]
-    )
-    raise EdgespecError(
-        "E_TOKENIZER_MISMATCH",
-        f"the draft's token ids differ from the target's in {len(different)} of {len(ours)}: {shown}.",
-        MISMATCH_FIX,
-    )

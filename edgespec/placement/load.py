@@ -33,12 +33,13 @@ class LoadedModels:
         device: torch.device,
         lent: frozenset[str] = frozenset(),
         draft_graphs: bool = False,
+        unshared: frozenset[int] = frozenset(),
         release: Callable[[], None] = lambda: None,
     ) -> None:
         """A draft that borrows parameters of the target (`lent`) is a feature head.
 
         It reads the target's hidden states, which are then kept. With `draft_graphs` the draft's passes have few
-        shapes. `release` gives the device back.
+        shapes. Ids that are `unshared` it never proposes. `release` gives the device back.
         """
         self._streamed = dict(streamed)
         self._release = release
@@ -50,6 +51,7 @@ class LoadedModels:
                 device=device,
                 keeps_hidden=bool(lent) and role == "target",
                 is_static=draft_graphs and role == "draft",
+                never_drawn=unshared if role == "draft" else (),
             )
             for role, model in streamed.items()
         }
@@ -107,6 +109,7 @@ def load_models(
     device: torch.device,
     most_device_bytes: int | None,
     draft_graphs: bool,
+    unshared: frozenset[int],
     self_check: bool,
     on_quantize: Announce | None,
     progress: Progress | None,
@@ -134,7 +137,9 @@ def load_models(
                 skeleton, placement, device=device, progress=_phase(progress, f"loading {role}")
             )
         lent = skeletons["draft"].lent if "draft" in skeletons else frozenset()
-        return LoadedModels(streamed, device=device, lent=lent, draft_graphs=draft_graphs, release=release)
+        return LoadedModels(
+            streamed, device=device, lent=lent, draft_graphs=draft_graphs, unshared=unshared, release=release
+        )
     except BaseException:
         _close(streamed)
         release()

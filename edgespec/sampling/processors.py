@@ -43,8 +43,12 @@ class LogitProcessors:
         matcher: Matcher | None,
         vocab: int,
         device: torch.device,
+        stop_tokens: Iterable[int] = (),
+        min_new_tokens: int = 0,
     ) -> None:
-        """Begin at an empty text; tokens that are `ruled_out` cannot be drawn at all."""
+        """Begin at an empty text; `ruled_out` cannot be drawn at all, `stop_tokens` not before `min_new_tokens`."""
+        self._num_new, self._min_new_tokens = 0, min_new_tokens
+        self._stops = on_device([token for token in stop_tokens if token < vocab], device)
         self._sampling, self._matcher, self._device = sampling, matcher, device
         self._bias: Tensor | None = None  # [vocab]
         self._seen: Tensor | None = None  # [vocab] bool, what stands in the prompt or the text
@@ -71,13 +75,14 @@ class LogitProcessors:
         """Take tokens that have become text."""
         if not tokens:
             return
+        self._num_new += len(tokens)
         self._seen, self._counts = self._with(tokens)
         if self._matcher is not None:
             self._matcher.add(tokens)
 
     def __call__(self, logits: Tensor, path: Sequence[int] = ()) -> Tensor:
         """Return what logits [1, vocab] behind the text and the tokens of a path become."""
-        logits = self._penalised(logits, *self._with(path))
+        logits = self._without_stops(self._penalised(logits, *self._with(path)), self._num_new + len(path))
         allowed = None if self._matcher is None else self._matcher.allowed(path)
         return logits if allowed is None else logits.masked_fill(~to_device(allowed, logits.device), -torch.inf)
 
@@ -89,10 +94,17 @@ class LogitProcessors:
         """
         vocab = logits.shape[1]
         logits = self._penalised(logits, self._seen, self._counts)
+        logits = self._without_stops(logits, self._num_new + (0 if is_root else 1))
         allowed = self._matcher.allowed(()) if self._matcher is not None and is_root else None
         if allowed is None or not bool(allowed[:vocab].any()):
             return logits
         return logits.masked_fill(~to_device(allowed[:vocab], logits.device), -torch.inf)
+
+    def _without_stops(self, logits: Tensor, num_new: int) -> Tensor:
+        """Return logits [k, vocab] behind so many new tokens, without an end where they are too few."""
+        if num_new >= self._min_new_tokens:
+            return logits
+        return logits.index_fill(1, self._stops[self._stops < logits.shape[1]], -torch.inf)
 
     def _with(self, tokens: Sequence[int]) -> tuple[Tensor | None, Tensor | None]:
         """Return what is seen, and the counts, with these tokens behind the text."""

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
 from edgespec.errors import EdgespecError
-from edgespec.inputs import is_text, shown
+from edgespec.inputs import is_text
 from edgespec.text.written import as_written
 
 if TYPE_CHECKING:
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 PROBE = "edgespec-probe"
 PIECE_CHARACTERS = 1 << 16  # of a long text whose tokens are counted
 Role = Literal["system", "user", "assistant"]
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]  # a text, token ids, or messages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,27 +136,6 @@ def reads_parts(tokenizer: PreTrainedTokenizerBase) -> bool:
         return PROBE not in tokenizer.apply_chat_template([message], tokenize=False)
     except Exception:  # a template is a program of the model's: one that fails says why when it is used
         return False
-
-
-def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, *, max_tokens: int | None = None) -> list[int]:
-    """Return a prompt's ids, whatever its form; raises EdgespecError where it has none, or is no prompt."""
-    if isinstance(prompt, str):
-        ids = encoded(tokenizer, prompt, max_tokens=max_tokens)
-    else:
-        ids = _listed_ids(tokenizer, prompt, max_tokens)
-    if not ids:
-        raise EdgespecError("E_PROMPT_EMPTY", "the prompt has no tokens.", "Give at least one character.")
-    return ids
-
-
-def _listed_ids(tokenizer: PreTrainedTokenizerBase, prompt: object, max_tokens: int | None) -> list[int]:
-    if isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray):
-        if prompt and all(isinstance(item, Mapping) for item in prompt):
-            return template_ids(tokenizer, prompt, max_tokens=max_tokens)
-        if all(isinstance(item, Integral) and not isinstance(item, bool) for item in prompt):
-            return [int(item) for item in prompt]
-    fix = "Give a text, a list of token ids, or a list of messages."
-    raise EdgespecError("E_PROMPT_INVALID", f"{shown(prompt)} is no prompt.", fix)
 
 
 def plain_ids(

@@ -227,12 +227,12 @@ class Conversation:
             self.last = finished(request, chunks, self._engine.pair, total_s=time.perf_counter() - started)
             if chunks:
                 self._num_tries = tries
-                self.messages = (*asked, self._message(self.last))
+                self.messages = (*asked, self._message(request.stop_tokens, self.last))
 
-    def _message(self, answer: GenerationResult) -> Message:
+    def _message(self, ends: frozenset[int], answer: GenerationResult) -> Message:
         """Return the answer as it will be read again; the token that ended it belongs to the template."""
         ids = list(answer.token_ids)
-        if ids and ids[-1] in self._engine.pair.stop_tokens:
+        if ids and ids[-1] in ends:
             ids.pop()
         return Message(
             role="assistant",

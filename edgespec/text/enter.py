@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgespec.decode.choose import start_session
-from edgespec.decode.session import Session, TextSettings
+from edgespec.decode.session import Session
 from edgespec.draft.open_drafter import open_drafter
 from edgespec.model.target import Target
 from edgespec.sampling.noise import generator_at, text_key
@@ -65,7 +65,7 @@ def first_caches(
     return begun or new_caches(models.target, models.draft)
 
 
-def open_session(handle: TextHandle, caches: TextCaches, models: TextModels, *, stop_tokens: frozenset[int]) -> Session:
+def open_session(handle: TextHandle, caches: TextCaches, models: TextModels) -> Session:
     """Return a session for what a text has not written yet; raises EdgespecError for ids that the target lacks."""
     request, device = handle.request, models.target.device
     check_ids(request.ids, models.target.num_embeddings)  # a request may be of another engine
@@ -73,14 +73,7 @@ def open_session(handle: TextHandle, caches: TextCaches, models: TextModels, *, 
         generator = generator_at(request.seed, text_key(request.name), len(request.ids), device)
         handle.draws = generator, request.noise(models.target.vocab, device)
     generator, noise = handle.draws
-    settings = TextSettings(
-        sampling=request.sampling,
-        max_new_tokens=request.max_new_tokens - len(handle.added),
-        stop_tokens=stop_tokens,
-        grammar=request.grammar,
-        num_logprobs=request.num_logprobs,
-        num_written=len(handle.added),
-    )
+    settings = request.settings(num_written=len(handle.added))
     target = Target(models.target, caches.target)
     drafter = None
     if models.draft is not None:

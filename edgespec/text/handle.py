@@ -149,7 +149,7 @@ class TextHandle:
         """Return what makes text of the steps, at their beginning."""
         # What ends a text is no part of it, also where it is not special to the tokenizer.
         keeps_special = not self.request.skip_special_tokens
-        text = TokenText(self._pair.tokenizer, without=self._pair.stop_tokens, keeps_special=keeps_special)
+        text = TokenText(self._pair.tokenizer, without=self.request.stop_tokens, keeps_special=keeps_special)
         return TextPieces(decode=text.step, rest=text.rest, stop=self.request.stop)
 
 
@@ -160,7 +160,7 @@ def finished(request: TextRequest, chunks: list[TextChunk], pair: ModelPair, *, 
     text = "".join(chunk.text for chunk in chunks)
     if finish is None:  # what was held back comes to no more
         keeps_special = not request.skip_special_tokens
-        whole = text_of_tokens(pair.tokenizer, token_ids, without=pair.stop_tokens, keeps_special=keeps_special)
+        whole = text_of_tokens(pair.tokenizer, token_ids, without=request.stop_tokens, keeps_special=keeps_special)
         text += whole[len(text) :]
     return GenerationResult(
         text=text,

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 
 from edgespec.decode.lossless import Verdict, judge
-from edgespec.decode.session import TextSettings
 from edgespec.model.causal_model import CausalModel
 from edgespec.text.request import TextRequest
 
@@ -19,7 +18,6 @@ def judge_texts(
     plain: Sequence[Sequence[int]],
     *,
     dtype: torch.dtype,
-    stop_tokens: frozenset[int],
 ) -> list[Verdict]:
     """Return how the text of each request differs from plain decoding's, and from the target's own."""
     return [
@@ -28,12 +26,7 @@ def judge_texts(
             request.ids,
             text,
             other,
-            TextSettings(
-                sampling=request.sampling,
-                max_new_tokens=request.max_new_tokens,
-                stop_tokens=stop_tokens,
-                grammar=request.grammar,
-            ),
+            request.settings(),
             request.noise(model.vocab, torch.device("cpu")),
             dtype=dtype,
         )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from edgespec.config import DEFAULT_NEW_TOKENS, MAX_SEED, SamplingSettings, require
+from edgespec.decode.session import TextSettings
 from edgespec.errors import EdgespecError
 from edgespec.inputs import checked_options, shown
+from edgespec.pair.generation_config import OPTIONS, SAMPLING, undone
 from edgespec.sampling.grammar import Grammar, json_schema_grammar, response_format_grammar
 from edgespec.sampling.logprobs import check_num_logprobs
 from edgespec.sampling.matcher import TokenGrammar, token_grammar
@@ -24,11 +26,6 @@ if TYPE_CHECKING:
 
     from edgespec.pair.pair import ModelPair
 
-_SAMPLING = ("do_sample", *(setting.name for setting in fields(SamplingSettings)))
-# Names of a transformers GenerationConfig -> ours
-_OPTIONS = {**{name: name for name in (*_SAMPLING, "max_new_tokens", "seed")}, "stop_strings": "stop"}
-# Of the others: says nothing of the text, or what the model's own folder says already.
-_WITHOUT_EFFECT = {"transformers_version", "use_cache", "max_length"}
 _CONFIG_FIX = "Give a GenerationConfig of transformers, or a dict of its names."
 
 Config: TypeAlias = "GenerationConfig | Mapping[str, Any]"
@@ -38,6 +35,11 @@ class TextOptions(TypedDict, total=False):
     """The options that a text may be asked for with; each has a default."""
 
     max_new_tokens: int | None  # -1: to the end of the context; None: 512
+    max_length: int | None  # the prompt's tokens and the new ones; `max_new_tokens` counts above it
+    min_new_tokens: int | None  # before which no stop token is drawn; None: the model's own
+    min_length: int | None  # the prompt's tokens and those; `min_new_tokens` counts above it
+    eos_token_id: int | Sequence[int] | None  # the tokens that end the text; None: the model's own
+    suppress_tokens: Sequence[int] | None  # that are never drawn; None: the model's own
     sampling: SamplingSettings | None  # None: the model's own; single values below count above it
     do_sample: bool  # False is temperature 0
     temperature: float
@@ -73,11 +75,27 @@ class TextRequest:
     skip_special_tokens: bool = True  # of the text
     grammar: TokenGrammar | None = None  # None: any text
     num_logprobs: int | None = None  # alternatives that are told beside each token; None: nothing is told
+    stop_tokens: frozenset[int]  # ids that end it
+    min_new_tokens: int = 0  # before which none of those is drawn
+    suppressed: frozenset[int] = frozenset()  # ids that are never drawn
 
     @property
     def num_tokens(self) -> int:
         """The number of the prompt's tokens and of the new ones, at most."""
         return len(self.ids) + self.max_new_tokens
+
+    def settings(self, *, num_written: int = 0) -> TextSettings:
+        """Return how the text goes on behind so many tokens of its own."""
+        return TextSettings(
+            sampling=self.sampling,
+            max_new_tokens=self.max_new_tokens - num_written,
+            stop_tokens=self.stop_tokens,
+            min_new_tokens=self.min_new_tokens,
+            suppressed=self.suppressed,
+            grammar=self.grammar,
+            num_logprobs=self.num_logprobs,
+            num_written=num_written,
+        )
 
     def noise(self, vocab: int, device: torch.device) -> TextNoise:
         """Return the noise that decides the text's tokens."""
@@ -92,12 +110,17 @@ def text_request(
     Raises EdgespecError where the context has no room, and TypeError for an unknown option.
     """
     check_ids(ids, pair.vocab)
-    asked = config_values(config)
-    base = named_sampling(pair.default_sampling(), {name: asked.pop(name) for name in _SAMPLING if name in asked})
+    asked = pair.default_options() | config_values(config)
+    base = named_sampling(pair.default_sampling(), {name: asked.pop(name) for name in SAMPLING if name in asked})
     asked |= checked_options(TextOptions, options)
     seed = asked.pop("seed", None)
     require(seed is None or 0 <= seed <= MAX_SEED, f"`seed={seed}` is not in [0, 2^63).", "Use another number.")
-    limit, limited_by = new_token_limit(max_context, len(ids), asked.pop("max_new_tokens", DEFAULT_NEW_TOKENS))
+    limit, limited_by = new_token_limit(max_context, len(ids), _max_new_tokens(asked, len(ids)))
+    min_new_tokens = _min_new_tokens(asked, len(ids))
+    stop_tokens = pair.stop_tokens
+    if "eos_token_id" in asked:
+        stop_tokens = _ids("eos_token_id", asked.pop("eos_token_id"), pair)
+    suppressed = _ids("suppress_tokens", asked.pop("suppress_tokens", ()), pair)
     num_logprobs = asked.pop("logprobs", None)
     check_num_logprobs(num_logprobs)
     grammar = _asked_grammar(asked)
@@ -113,14 +136,44 @@ def text_request(
         stop=stop,
         skip_special_tokens=skips,
         sampling=sampling,
-        grammar=None if grammar is None else grammar_for(grammar, sampling, pair),
+        grammar=None if grammar is None else grammar_for(grammar, sampling, pair, stop_tokens=stop_tokens),
         num_logprobs=num_logprobs,
+        stop_tokens=stop_tokens,
+        min_new_tokens=min_new_tokens,
+        suppressed=suppressed,
     )
 
 
-def grammar_for(grammar: Grammar, sampling: SamplingSettings, pair: ModelPair) -> TokenGrammar:
+def _max_new_tokens(asked: dict[str, Any], num_ids: int) -> int:
+    max_length = asked.pop("max_length", None)
+    if max_length is None or "max_new_tokens" in asked:
+        return int(asked.pop("max_new_tokens", DEFAULT_NEW_TOKENS))
+    what = f"`max_length={max_length}` has no room for a new token: the prompt has {num_ids}."
+    require(max_length > num_ids, what, "Give `max_new_tokens`, or a larger `max_length`.")
+    return int(max_length) - num_ids
+
+
+def _min_new_tokens(asked: dict[str, Any], num_ids: int) -> int:
+    least = {name: asked.pop(name, 0) for name in ("min_length", "min_new_tokens")}
+    for name, value in least.items():
+        require(value >= 0, f"`{name}={value}` is negative.", "0 is none.")
+    return int(least["min_new_tokens"] or max(0, least["min_length"] - num_ids))
+
+
+def _ids(name: str, value: int | Iterable[int], pair: ModelPair) -> frozenset[int]:
+    """Return the ids that an option names; raises EdgespecError for one that the model lacks."""
+    ids = frozenset((value,) if isinstance(value, int) else value)
+    odd = next((token for token in sorted(ids) if not 0 <= token < pair.vocab), None)
+    what = f"`{name}` has token {odd}, and the model knows {pair.vocab} tokens."
+    require(odd is None, what, f"Use 0 to {pair.vocab - 1}.")
+    return ids
+
+
+def grammar_for(
+    grammar: Grammar, sampling: SamplingSettings, pair: ModelPair, *, stop_tokens: frozenset[int] | None = None
+) -> TokenGrammar:
     """Return a grammar over the pair's tokens for texts that are sampled so; raises EdgespecError."""
-    ends = frozenset[int]() if sampling.ignore_eos else pair.stop_tokens
+    ends = frozenset[int]() if sampling.ignore_eos else pair.stop_tokens if stop_tokens is None else stop_tokens
     return token_grammar(grammar, pair.tokenizer, vocab=pair.vocab, stop_tokens=ends)
 
 
@@ -166,14 +219,12 @@ def config_values(config: Config | None) -> dict[str, Any]:
     require(is_object or isinstance(config, Mapping), f"{shown(config)} is no generation config.", _CONFIG_FIX)
     given = config.to_diff_dict() if is_object else dict(config)  # type: ignore[union-attr, arg-type]
     given = {str(name): value for name, value in given.items() if value is not None}
-    values = {option: given.pop(name) for name, option in _OPTIONS.items() if name in given}
-    unknown = sorted(
-        name for name in given if name not in _WITHOUT_EFFECT and not name.endswith("_token_id") and name[:1] != "_"
-    )
+    values = {option: given[name] for name, option in OPTIONS.items() if name in given}
+    unknown = sorted(undone(given))
     if unknown:
         raise EdgespecError(
             "E_SETTING",
             f"the generation config sets {', '.join(unknown)}, which edgespec does not do.",
-            f"It knows: {', '.join(_OPTIONS)}.",
+            f"It knows: {', '.join(OPTIONS)}.",
         )
     return checked_options(TextOptions, values)

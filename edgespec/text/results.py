@@ -9,9 +9,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from edgespec.config import SamplingSettings, require
+from edgespec.config import SamplingSettings
 from edgespec.decode.step import StepResult
 from edgespec.sampling.logprobs import TokenLogprob
+from edgespec.text.prompt_ids import Prompt, token_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,21 +129,21 @@ class Streamer(Protocol):
 
 
 def put_ids(
-    input_ids: Tensor, continue_ids: Callable[[list[int]], Iterable[TextChunk]], streamer: Streamer | None
+    input_ids: Prompt, continue_ids: Callable[[list[int]], Iterable[TextChunk]], streamer: Streamer | None
 ) -> Tensor:
-    """Hand ids [1, n] and what continues them to the streamer as it comes, and return them all [1, n + new].
+    """Hand the ids of one text and what continues them to the streamer as it comes; return them all [1, n + new].
 
-    Raises EdgespecError for more than one text.
+    Padding stays where it stands, and is not read. Raises EdgespecError for more than one text.
     """
-    is_one = input_ids.dim() == 2 and input_ids.shape[0] == 1
-    require(is_one, f"ids of shape {tuple(input_ids.shape)} are not one text.", "Use [1, n].")
-    ids = input_ids[0].tolist()
+    ids = token_ids(input_ids, with_padding=True)
+    pieces = continue_ids(token_ids(input_ids))
     if streamer:
-        streamer.put(input_ids.cpu())
-    for chunk in continue_ids(list(ids)):
+        streamer.put(torch.tensor([ids]))
+    for chunk in pieces:
         ids += chunk.token_ids
         if streamer:
             streamer.put(torch.tensor(chunk.token_ids))
     if streamer:
         streamer.end()
-    return torch.tensor([ids], device=input_ids.device)
+    given = getattr(input_ids, "input_ids", input_ids)
+    return torch.tensor([ids], device=given.device if isinstance(given, Tensor) else None)

@@ -226,7 +226,7 @@ class Texts:
             models = self._models(handle)
             if handle.caches is None:
                 handle.caches = first_caches(handle, models, reader=reader, prompt_cache=self.prompt_cache)
-            session = open_session(handle, handle.caches, models, stop_tokens=self._pair.stop_tokens)
+            session = open_session(handle, handle.caches, models)
             self._batch.enter(session, [*handle.request.ids, *handle.added])
         except Exception as error:
             if len(self._under_way) > 1 and is_out_of_memory(error):

@@ -34,7 +34,7 @@ Examples:
   edgespec models --json | jq -r '.models[] | select(.problem == null).name'
 
 Under each target stand the models that can draft for it: the same token ids,
-and fewer parameters. Nothing is looked up on the network.
+added ones aside, and fewer parameters. Nothing is looked up on the network.
 """,
 )
 @click.argument("folders", nargs=-1, type=click.Path(path_type=Path, exists=True, file_okay=False))

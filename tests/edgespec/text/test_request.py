@@ -10,7 +10,8 @@ from transformers import GenerationConfig
 
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
-from edgespec.text.chat_template import PIECE_CHARACTERS, prompt_ids
+from edgespec.text.chat_template import PIECE_CHARACTERS
+from edgespec.text.prompt_ids import prompt_ids
 from edgespec.text.request import TextRequest, config_values, text_request
 from tests.conftest import make_tokenizer
 
@@ -19,8 +20,9 @@ OWN = SamplingSettings(temperature=0.8, top_p=0.95)
 
 def asked(config: Any = None, **options: Any) -> TextRequest:
     pair: Any = SimpleNamespace(
-        tokenizer=make_tokenizer(), vocab=257, stop_tokens=frozenset({256}), default_sampling=lambda: OWN
-    )
+        tokenizer=make_tokenizer(), vocab=257, stop_tokens=frozenset({256}), default_sampling=lambda: OWN,
+        default_options=dict,
+    )  # fmt: skip
     return text_request([1, 2], pair=pair, max_context=100, config=config, options=options)  # type: ignore[arg-type]
 
 
@@ -55,7 +57,7 @@ def test_what_would_not_be_honoured_is_refused() -> None:
     for options in ({"seed": -1}, {"seed": 2**63}, {"max_new_tokens": 0}, {"temperature": -1.0}):
         with pytest.raises(EdgespecError):
             asked(**options)
-    assert config_values(GenerationConfig(eos_token_id=3, pad_token_id=None)) == {}
+    assert config_values(GenerationConfig(eos_token_id=3, pad_token_id=4)) == {"eos_token_id": 3}
 
 
 @pytest.mark.parametrize(

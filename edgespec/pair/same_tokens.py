@@ -1,0 +1,41 @@
+"""Whether the ids of a target and of a draft mean the same tokens, and which of them the draft must not propose."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edgespec.errors import EdgespecError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+NUM_DIFFERENCES_SHOWN = 3
+MAX_UNSHARED = 1024  # ids; Tekken's tokenizers have a thousand that each model names anew
+MISMATCH_FIX = "Use a draft of the same model family, or `policy=none` without a draft."
+
+
+def unshared_tokens(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Return the ids that are a token of one side alone, or an added token that the other calls otherwise.
+
+    Raises EdgespecError that names the first ids that mean two ordinary tokens, and for too many of the others.
+    """
+    ours = {index: token for token, index in target.get_vocab().items()}
+    theirs = {index: token for token, index in draft.get_vocab().items()}
+    added = target.added_tokens_decoder.keys() | draft.added_tokens_decoder.keys()
+    different = {index for index in ours.keys() | theirs.keys() if ours.get(index) != theirs.get(index)}
+    wrong = different & ours.keys() & theirs.keys() - added
+    if not wrong and len(different) <= MAX_UNSHARED:
+        return frozenset(different)
+    wrong = wrong or different
+    shown = "; ".join(
+        f"id {index} is {ours.get(index)!r} in the target and {theirs.get(index)!r} in the draft"
+        for index in sorted(wrong)[:NUM_DIFFERENCES_SHOWN]
+    )
+    what = f"the draft's token ids differ from the target's in {len(wrong)} of {len(ours)}: {shown}."
+    raise EdgespecError("E_TOKENIZER_MISMATCH", what, MISMATCH_FIX)
+
+
+def unshared_note(count: int) -> str:
+    """Say that the draft does not propose so many ids."""
+    ids, them = ("1 token id is", "it") if count == 1 else (f"{count} token ids are", "them")
+    return f"{ids} not the same in draft and target, as added tokens may be: the draft never proposes {them}"
