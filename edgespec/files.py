@@ -1,24 +1,35 @@
 """The places where edgespec keeps files of its own, files that are written whole or not at all, JSON to be shown.
 
-The places are below EDGESPEC_HOME, or the system's for each kind.
+The places are below EDGESPEC_HOME, or the system's for each kind. A user may have no home folder, as in a container:
+then they are below NO_HOME, where nothing is and nothing can be made, as in a home that cannot be written.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import json
+import logging
 import os
 import re
 import secrets
+import shutil
 import stat
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from platformdirs import user_cache_path, user_config_path, user_data_path, user_state_path
 
+from edgespec.errors import EdgespecError
+
+logger = logging.getLogger("edgespec.files")
 CONFIG_NAME = "config.toml"
+NO_HOME = Path(__file__) / "no-home"  # below a file there can be none
+SET_HOME = "Set EDGESPEC_HOME to a folder that can be written."
 # What a terminal obeys, or what hides or reorders what is shown: control characters but line ends and tabs, separators
 # of lines, embedded directions, half surrogates. Joiners, marks and unusual blanks are text.
 CONTROL = re.compile(r"\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -35,17 +46,34 @@ def cache_folder() -> Path:
     """
     if os.environ.get("EDGESPEC_CACHE"):
         return Path(os.environ["EDGESPEC_CACHE"])
-    return _below_home("cache") or user_cache_path("edgespec", appauthor=False)
+    return _below_home("cache") or _system_place(user_cache_path)
+
+
+def cache_of_process(error: Exception) -> Path:
+    """Return a folder in the cache's place, which goes with this process; raises `error` where there is none either."""
+    try:
+        return _cache_of_process()
+    except OSError:
+        raise error from None
+
+
+@functools.cache
+def _cache_of_process() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="edgespec-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    why = f"'{cache_folder()}' cannot be written" if has_place(cache_folder()) else "the user has no home folder"
+    logger.warning("nothing is kept for later runs: %s; EDGESPEC_HOME chooses another place", why)
+    return folder
 
 
 def profiles_folder() -> Path:
     """Return the folder for measured profiles: below EDGESPEC_HOME, or the system's place for state."""
-    return _below_home("profiles") or user_state_path("edgespec", appauthor=False) / "profiles"
+    return _below_home("profiles") or _system_place(user_state_path) / "profiles"
 
 
 def config_file() -> Path:
     """Return the user's own configuration: below EDGESPEC_HOME, or the system's place for configurations."""
-    return _below_home(CONFIG_NAME) or user_config_path("edgespec", appauthor=False) / CONFIG_NAME
+    return _below_home(CONFIG_NAME) or _system_place(user_config_path) / CONFIG_NAME
 
 
 def config_files(asked: Path | None = None) -> list[Path]:
@@ -62,22 +90,22 @@ def config_files(asked: Path | None = None) -> list[Path]:
 
 def machine_file() -> Path:
     """Return the file of this machine's measured speeds: below EDGESPEC_HOME, or the system's place for state."""
-    return _below_home("machine.json") or user_state_path("edgespec", appauthor=False) / "machine.json"
+    return _below_home("machine.json") or _system_place(user_state_path) / "machine.json"
 
 
 def prompt_notes_folder() -> Path:
     """Return the folder of notes that tell where prompt caches lie: below EDGESPEC_HOME, or the system's for state."""
-    return _below_home("prompts") or user_state_path("edgespec", appauthor=False) / "prompts"
+    return _below_home("prompts") or _system_place(user_state_path) / "prompts"
 
 
 def history_file() -> Path:
     """Return the file of the lines typed in a chat: below EDGESPEC_HOME, or the system's place for state."""
-    return _below_home("history") or user_state_path("edgespec", appauthor=False) / "history"
+    return _below_home("history") or _system_place(user_state_path) / "history"
 
 
 def sessions_folder() -> Path:
     """Return the folder for saved chats: below EDGESPEC_HOME, or the system's place for data."""
-    return _below_home("sessions") or user_data_path("edgespec", appauthor=False) / "sessions"
+    return _below_home("sessions") or _system_place(user_data_path) / "sessions"
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
@@ -134,6 +162,41 @@ def _exists(path: Path) -> bool:
         return path.exists()
     except OSError:  # in a folder that may not be entered
         return False
+
+
+def shown_place(path: Path) -> str:
+    """Return a place in words: its path, or that the user has none."""
+    return str(path) if has_place(path) else "nowhere, for the user has no home folder: set EDGESPEC_HOME"
+
+
+def has_place(path: Path) -> bool:
+    """Return whether a place of ours is one, and not that of a user without a home folder."""
+    return NO_HOME not in (path, *path.parents)
+
+
+def require_place(path: Path) -> None:
+    """Raise EdgespecError for a place of ours that is none."""
+    if not has_place(path):
+        raise EdgespecError("E_OUTPUT", "there is no place to write to: the user has no home folder.", SET_HOME)
+
+
+def expanded(text: str) -> Path:
+    """Return a path with ~ for the home folder; raises EdgespecError where there is none."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise EdgespecError(
+            "E_FILE_NOT_FOUND", f"'{text}' is below a home folder that is not known.", "Name the folder itself."
+        ) from error
+
+
+def _system_place(place: Callable[..., Path]) -> Path:
+    """Return the system's place of a kind; one that is not whole would lie below the working folder."""
+    try:
+        found = place("edgespec", appauthor=False)
+    except RuntimeError:
+        return NO_HOME
+    return found if found.is_absolute() else NO_HOME
 
 
 def _below_home(name: str) -> Path | None:

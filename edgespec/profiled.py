@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from edgespec.errors import EdgespecError, profile_errors
-from edgespec.files import profiles_folder
+from edgespec.files import profiles_folder, shown_place
 from edgespec.inputs import checked
 from edgespec.measured import pass_shares, plan_at, plan_for_texts, with_best_limits, with_stop_gain
 from edgespec.model.device import most_threads
@@ -199,7 +199,9 @@ def kept_profile(pair: ModelPair, place: RunPlace) -> Profile:
     if found.profile is not None:
         return found.profile
     why = f", and '{found.path}' does not fit: {'; '.join(found.stale)}" if found.stale else ""
-    what = f"no profile of {' + '.join(filter(None, pair.names))} on this machine is kept in '{folder}'{why}."
+    what = (
+        f"no profile of {' + '.join(filter(None, pair.names))} on this machine is kept in '{shown_place(folder)}'{why}."
+    )
     raise EdgespecError("E_PROFILE_NOT_FOUND", what, "Measure it: edgespec profile.")
 
 

@@ -27,7 +27,7 @@ from edgespec.doctor.checks import (
     size_of,
 )
 from edgespec.errors import EXIT_RUNTIME, EdgespecError
-from edgespec.files import cache_folder, config_file, config_files
+from edgespec.files import cache_folder, config_file, config_files, shown_place
 from edgespec.pair.hub_names import cached_repositories, hub_cache, resolve_model
 from edgespec.pair.user_config import UserConfig
 
@@ -99,7 +99,11 @@ def _configuration(context: click.Context) -> tuple[UserConfig, Check]:
         check = Check(name="configuration", status=FAIL, text=f"{error.what} {error.fix}", facts={"files": paths})
         return UserConfig(), check
     names = ", ".join(found.aliases) or "none"
-    text = f"{', '.join(paths)}; names for pairs: {names}" if paths else f"{config_file()}, not there yet (config init)"
+    text = (
+        f"{', '.join(paths)}; names for pairs: {names}"
+        if paths
+        else f"{shown_place(config_file())}, not there yet (config init)"
+    )
     return found, Check(name="configuration", status=OK, text=text, facts={"files": paths, "models": found.aliases})
 
 
@@ -150,8 +154,11 @@ def _disk(model: str | None, config: UserConfig) -> Iterator[Check]:
         yield Check(name="disk", status=FAIL, text=f"{error.what} {error.fix}")
         return
     except OSError as error:
+        place = place if model is not None else cache_folder()
         status = FAIL if model is not None else WARN
-        yield Check(name="disk", status=status, text=f"its speed could not be tried in '{place}': {error.strerror}")
+        yield Check(
+            name="disk", status=status, text=f"its speed could not be tried in '{shown_place(place)}': {error.strerror}"
+        )
         return
     rate, mebibytes = speed.bytes_per_s, speed.num_bytes >> 20
     text = f"{rate / 1e9:.2f} GB/s, reading {mebibytes} MiB {'of' if model else 'in'} {place}"

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from edgespec import __version__
-from edgespec.files import cache_folder, history_file, profiles_folder, sessions_folder
+from edgespec.files import cache_folder, has_place, history_file, profiles_folder, sessions_folder, shown_place
 from edgespec.model.cores import WAITING, chosen_by, read_cores, threads_in_words
 from edgespec.model.host_memory import free_host_bytes
 
@@ -120,6 +120,9 @@ def check_places() -> Iterator[Check]:
     }
     for name, place in places.items():
         path = place()
+        if not has_place(path):
+            yield Check(name=name, status=WARN, text=shown_place(path), facts={"path": None})
+            continue
         facts: dict[str, Any] = {"path": str(path)}
         text, problem = str(path), None
         try:

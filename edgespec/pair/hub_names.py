@@ -154,6 +154,9 @@ def download(repository: str, *, revision: str | None = None, progress: Progress
     missing_bytes = sum(file.file_size or 0 for file in listed if file.will_download)
     total_bytes = sum(file.file_size or 0 for file in listed)
     cache = hub_cache()
+    if not cache.is_absolute() and cache.parts[0] == "~":  # nobody's home: it would be a folder beside one's work
+        what = f"there is no place for '{repository}': the user has no home folder."
+        raise EdgespecError("E_DOWNLOAD", what, "Set HF_HOME to a folder that can be written.")
     cache.mkdir(parents=True, exist_ok=True)
     free_bytes = shutil.disk_usage(cache).free
     if missing_bytes + DOWNLOAD_MARGIN_BYTES > free_bytes:

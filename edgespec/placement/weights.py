@@ -6,6 +6,8 @@ written.
 
 from __future__ import annotations
 
+import errno
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,14 +15,17 @@ from pathlib import Path
 
 import torch
 
-from edgespec.files import cache_folder
+from edgespec.files import cache_folder, cache_of_process
 from edgespec.model.layer_kinds import chosen_experts
 from edgespec.pair.folder import ModelFolder
+from offload.errors import CheckpointError
 from offload.placement import GIB
 from offload.quantize import quantized_checkpoint
 from offload.quantized_cache import load_or_quantize
 from offload.skeleton import Skeleton
 
+# Why nothing can be kept in a place at all; a full disk is another matter
+NO_PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST}
 Announce = Callable[[Path, int, int], None]  # folder, bytes that will be written there, bytes free
 Progress = Callable[[int, int], None]  # layers done, layers in all
 
@@ -85,15 +90,21 @@ class Weights:
         """Return the skeleton of files that exist: the folder's, or quantised ones, which are made now if need be."""
         if self.quant is None:
             return self.skeleton
-        checkpoint = load_or_quantize(
+        quantized = functools.partial(
+            load_or_quantize,
             self.model.skeleton(self.model.checkpoint, dtype=self.dtype),
             self.model.checkpoint,
             self.quant,
-            cache_folder=cache_folder(),
             device=device,
             announce=announce,
             progress=progress,
         )
+        try:
+            checkpoint = quantized(cache_folder=cache_folder())
+        except CheckpointError as error:
+            if getattr(error.__cause__, "errno", None) not in NO_PLACE:
+                raise
+            checkpoint = quantized(cache_folder=cache_of_process(error))
         return self.model.skeleton(checkpoint, dtype=self.dtype)
 
 

@@ -80,7 +80,9 @@ def write_session(path: Path, content: str, *, overwrite: bool) -> None:
             partial.write_text(content, encoding="utf-8")
     except OSError as error:
         raise EdgespecError(
-            "E_OUTPUT", f"cannot write '{path}' ({error.strerror}).", "Choose a place that can be written to."
+            "E_OUTPUT",
+            f"cannot write '{path}' ({error.strerror}).",
+            "Name a file in a folder that can be written, or set EDGESPEC_HOME.",
         ) from error
 
 

@@ -6,7 +6,6 @@ import datetime
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from edgespec.cli.chat.answers import answer
 from edgespec.cli.chat.footer import session_report
@@ -25,7 +24,7 @@ from edgespec.cli.open_engine import engine_trees_in_words
 from edgespec.cli.options.files import check_files
 from edgespec.cli.options.model import AskedModels
 from edgespec.errors import EdgespecError
-from edgespec.files import sessions_folder
+from edgespec.files import expanded, require_place, sessions_folder
 
 USAGE_COLUMNS = 24  # of the list of commands; what they do has the rest of a line of 80
 KEYS = """\
@@ -184,7 +183,7 @@ def _read(chat: Chat, argument: str) -> None:
         if not chat.attachments:
             raise EdgespecError("E_COMMAND", "/read needs a file.", "Write /read FILE.")
         return
-    path = Path(argument).expanduser()
+    path = expanded(argument)
     try:
         text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     except OSError as error:
@@ -208,8 +207,9 @@ def _read(chat: Chat, argument: str) -> None:
 
 def _save(chat: Chat, argument: str, *, overwrite: bool = False) -> None:
     if argument:
-        path = Path(argument).expanduser()
+        path = expanded(argument)
     else:
+        require_place(sessions_folder())
         path = sessions_folder() / f"{datetime.datetime.now().astimezone():%Y-%m-%d-%H%M%S}.json"
     conversation, pair = chat.conversation, chat.engine.pair
     models = AskedModels(target=pair.target.folder, draft=pair.draft.folder if pair.draft else None)
@@ -226,7 +226,7 @@ def _save(chat: Chat, argument: str, *, overwrite: bool = False) -> None:
 def _load(chat: Chat, argument: str) -> None:
     if not argument:
         raise EdgespecError("E_COMMAND", "/load needs a file.", "Write /load FILE.")
-    path = Path(argument).expanduser()
+    path = expanded(argument)
     if not path.exists() and not path.is_absolute():
         path = next((p for p in (sessions_folder() / path, sessions_folder() / f"{path}.json") if p.exists()), path)
     conversation = chat.conversation

@@ -20,7 +20,7 @@ from prompt_toolkit.output import ColorDepth, create_output
 from edgespec.cli.chat.spoken import continues, wants_more
 from edgespec.cli.chat.state import LineReader
 from edgespec.cli.standard_streams import drawing_stream
-from edgespec.files import PRIVATE_FILE, make_folder
+from edgespec.files import PRIVATE_FILE, has_place, make_folder, shown_place
 
 COMPLETIONS = dict[str, tuple[str, ...]]
 
@@ -87,13 +87,18 @@ def _line(prompt: str) -> str:
 def _history(path: Path | None) -> tuple[History, str | None]:
     if path is None:
         return InMemoryHistory(), None
+    if not has_place(path):
+        return InMemoryHistory(), f"no history: it would be {shown_place(path)}"
     try:
         make_folder(path.parent)
         # Readable by nobody else, whoever made it.
         os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, PRIVATE_FILE))
         path.chmod(PRIVATE_FILE)
     except OSError as error:
-        return InMemoryHistory(), f"no history: cannot write '{path}' ({error.strerror})"
+        return (
+            InMemoryHistory(),
+            f"no history: cannot write '{path}' ({error.strerror}); EDGESPEC_HOME chooses another place",
+        )
     return FileHistory(path), None
 
 

@@ -23,7 +23,7 @@ from edgespec.cli.config.defaults import (
 from edgespec.cli.options.group import FOLDER
 from edgespec.cli.options.tree import TREE_FIELDS
 from edgespec.errors import EdgespecError
-from edgespec.files import config_file, config_files, make_folder
+from edgespec.files import SET_HOME, config_file, config_files, make_folder, require_place, shown_place
 from edgespec.inputs import parse_json
 from edgespec.pair.hub_names import resolve_model
 from edgespec.pair.user_config import UserConfig
@@ -90,7 +90,7 @@ def command() -> None:
 def show_path() -> int:
     """Print where the user's configuration lies, or would lie."""
     own = config_file()
-    sys.stdout.write(f"{own}\n")
+    sys.stdout.write(f"{shown_place(own)}\n")
     if not own.exists():
         sys.stderr.write("it does not exist; edgespec config init writes a template\n")
     for path in config_files(_asked()):
@@ -103,16 +103,15 @@ def show_path() -> int:
 def write_template() -> int:
     """Write a commented template, unless there is a configuration."""
     path = config_file()
+    require_place(path)
     try:
         make_folder(path.parent)
         with path.open("x", encoding="utf-8") as file:
             file.write(TEMPLATE)
-    except FileExistsError as error:
-        raise EdgespecError("E_OUTPUT_EXISTS", f"'{path}' exists.", "Edit it, or move it away first.") from error
     except OSError as error:
-        raise EdgespecError(
-            "E_OUTPUT", f"'{path}' cannot be written ({error.strerror}).", "Choose another place: EDGESPEC_HOME."
-        ) from error
+        if path.exists():
+            raise EdgespecError("E_OUTPUT_EXISTS", f"'{path}' exists.", "Edit it, or move it away first.") from error
+        raise EdgespecError("E_OUTPUT", f"'{path}' cannot be written ({error.strerror}).", SET_HOME) from error
     sys.stdout.write(f"{path}\n")
     return 0
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from edgespec.cli.console import Console
 from edgespec.errors import EdgespecError
-from edgespec.files import machine_file
+from edgespec.files import machine_file, shown_place
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,7 +48,9 @@ def measured_here(device: torch.device, target: ModelFolder, *, again: bool) -> 
         return kept.hardware(device), assumptions.of_measured(kept.disks[disk])
     parts = "the disk" if kept is not None else "memory, arithmetic and disk of this machine"
     console = Console(quiet=False, verbose=False)
-    console.say(f"measuring {parts}, once: about {1 if kept is not None else 3} s (kept in {machine_file()})")
+    console.say(
+        f"measuring {parts}, once: about {1 if kept is not None else 3} s (kept in {shown_place(machine_file())})"
+    )
     speed, busy = _measured_beside_others(device) if kept is None else (kept, 0.0)
     try:
         place, found = measure_disk(files)

@@ -25,7 +25,7 @@ from edgespec.cli.prompts.read import encode_prompts, read_prompts
 from edgespec.cli.prompts.report import say_unused_keys
 from edgespec.cli.prompts.rows import PromptRow
 from edgespec.errors import EdgespecError, profile_errors
-from edgespec.files import profiles_folder
+from edgespec.files import profiles_folder, require_place, shown_place
 
 if TYPE_CHECKING:
     from profiles.schema import Profile
@@ -101,6 +101,7 @@ def command(
         from edgespec.cli.profile.exchange import export_profile, import_profile
 
         if imported is not None:
+            require_place(profiles_folder())
             profile, said = import_profile(console, models, machine, imported, overwrite=overwrite)
         else:
             assert export is not None
@@ -111,6 +112,7 @@ def command(
         temperatures = parse_temperatures(temps) if temps else None
         rows = read_prompts(prompts, form=input_form, say=console.say) if prompts else None
         say_unused_keys(console, rows or (), applies=False)
+        require_place(profiles_folder())
         profile = _measure(console, models, machine, rows, temperatures, effort=effort, seed=seed)
         said = f"kept as {_keep(profile)}"
     _show(profile, plot, as_json=as_json)
@@ -213,7 +215,7 @@ def _list() -> int:
         pair = profile.pair
         write_lines(f"{profile.name}  {pair.target} + {pair.draft}, {profile.created}: {plans}")
     if not found:
-        write_lines(f"no profiles in {profiles_folder()}")
+        write_lines(f"no profiles in {shown_place(profiles_folder())}")
     return 0
 
 
