@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
@@ -31,7 +32,12 @@ _RUNTIME_CODES = {
     "E_DOWNLOAD",
     "E_TRAIN_NAN",
     "E_WORKER",
+    "E_UNEXPECTED",
 }
+
+
+# What torch, the C++ library, the system and its loader of libraries say.
+_OUT_OF_MEMORY = ("DefaultCPUAllocator", "std::bad_alloc", "Cannot allocate memory", "failed to map segment")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -39,8 +45,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
     torch is not imported for its error's name alone.
     """
-    is_torch = type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
-    return isinstance(error, MemoryError) or is_torch
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return getattr(error, "errno", None) == errno.ENOMEM or any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
 class EdgespecError(Exception):

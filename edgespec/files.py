@@ -33,6 +33,7 @@ SET_HOME = "Set EDGESPEC_HOME to a folder that can be written."
 # What a terminal obeys, or what hides or reorders what is shown: control characters but line ends and tabs, separators
 # of lines, embedded directions, half surrogates. Joiners, marks and unusual blanks are text.
 CONTROL = re.compile(r"\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+HALF_CHARACTER = re.compile("[\ud800-\udfff]")  # Python hands on bytes that are not UTF-8 as such
 PARTIAL = ".partial"  # of a file that is being written
 LEFT_OVER_S = 24 * 3600
 MAX_PREFIX_CHARACTERS = 40  # of the file's own name: with the rest, no name is too long

@@ -17,10 +17,11 @@ import click
 from edgespec import __version__
 from edgespec.cli.config.groups import ConfiguredGroup, leaf_commands
 from edgespec.cli.console import print_error
+from edgespec.cli.faults import as_edgespec_error, show_trace
 from edgespec.cli.log_file import LOG, close_log
 from edgespec.cli.spelling import spelled_error
 from edgespec.cli.standard_streams import StdoutError, forget_rest, open_streams, visible_streams
-from edgespec.errors import EXIT_MEMORY, EXIT_RUNTIME, EXIT_USAGE, EdgespecError, is_out_of_memory
+from edgespec.errors import EXIT_RUNTIME, EXIT_USAGE, EdgespecError
 from edgespec.model.environment import set_up_environment
 
 EXIT_INTERRUPTED = 130
@@ -135,25 +136,11 @@ def _run(arguments: list[str]) -> int:
         what = f"cannot write results to stdout ({error.strerror})."
         _report("E_OUTPUT", what, "Free some space, or send them elsewhere.", as_json=as_json)
         return EXIT_RUNTIME
-    except MemoryError:
-        _report(
-            "E_MEMORY",
-            "memory ran out.",
-            "Set --max-cpu-mem below what is free, or lower --tree-size.",
-            as_json=as_json,
-        )
-        return EXIT_MEMORY
     except Exception as error:
-        LOG.debug("trace", exc_info=True)
-        if debug:
-            traceback.print_exc()
-        if is_out_of_memory(error):
-            fix = "Lower --max-gpu-mem, -ngl or --tree-size."
-            _report("E_MEMORY", "the device's memory ran out.", fix, as_json=as_json)
-            return EXIT_MEMORY
-        what = f"unexpected {type(error).__name__}: {error}"
-        _report("E_UNEXPECTED", what, "Set EDGESPEC_DEBUG=1 for the trace, and report it.", as_json=as_json)
-        return EXIT_RUNTIME
+        show_trace(debug=debug)
+        said = as_edgespec_error(error)
+        _report(said.code, said.what, said.fix, as_json=as_json)
+        return said.exit_code
     return result if isinstance(result, int) else 0
 
 

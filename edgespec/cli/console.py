@@ -24,6 +24,7 @@ QUIET_INTERVAL_S = 10.0  # between progress lines where there is no terminal
 MAX_NAMED = 5  # prompts or settings in one message
 DEFAULT_WIDTH = 80  # where a terminal does not tell
 UNLIMITED_WIDTH = 10_000
+DUMB = ("", "dumb", "unknown")  # values of TERM
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 PLAIN = "\x1b[0m"
 
@@ -41,6 +42,11 @@ def terminal_width(stream: TextIO) -> int:
         return os.get_terminal_size(stream.fileno()).columns or DEFAULT_WIDTH
     except (OSError, ValueError):
         return UNLIMITED_WIDTH
+
+
+def draws_lines() -> bool:
+    """Return whether a terminal of this kind knows how to draw over a line; TERM tells, but on Windows."""
+    return sys.platform == "win32" or os.environ.get("TERM", "").lower() not in DUMB
 
 
 def broken(text: str, width: int, *, indent: str = "  ") -> str:
@@ -76,7 +82,7 @@ class Console:
     def __init__(self, *, quiet: bool, verbose: bool) -> None:
         self.quiet = quiet
         self.verbose = verbose
-        self.is_terminal = sys.stderr.isatty()
+        self.is_terminal = sys.stderr.isatty() and draws_lines()  # where lines are drawn over
         self._said_at = time.monotonic()
         self._status = ""  # the line that stands at the bottom of the terminal
 

@@ -91,7 +91,7 @@ def _system(chat: Chat, argument: str) -> None:
         if chat.reader is None:
             chat.screen.say(old or "no system message")
             return
-        argument = chat.reader.read("system> ", default=old or "").strip()
+        argument = chat.read("system> ", default=old or "").strip()
     if (argument or None) == old:
         chat.screen.say("the system message is as it was")
         return
@@ -171,7 +171,7 @@ def _edit(chat: Chat, argument: str) -> None:
         raise EdgespecError("E_NO_TURN", "nothing was said yet.", "Say something first.")
     if not argument and chat.reader is None:
         raise EdgespecError("E_COMMAND", "there is no terminal to edit in.", "Write /edit NEW TEXT.")
-    text = argument or (chat.reader.read("edit> ", default=question) if chat.reader else "")
+    text = argument or chat.read("edit> ", default=question)
     if text.strip():
         answer(chat, lambda on_prefill: chat.conversation.edit(text, on_prefill=on_prefill))
 
@@ -186,10 +186,11 @@ def _read(chat: Chat, argument: str) -> None:
     path = expanded(argument)
     try:
         text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
-    except OSError as error:
-        raise EdgespecError("E_FILE_NOT_FOUND", f"cannot read '{path}' ({error.strerror}).", "Name a file.") from error
     except UnicodeDecodeError as error:
         raise EdgespecError("E_PROMPT_INVALID", f"'{path}' is not UTF-8.", "Name a text file.") from error
+    except (OSError, ValueError) as error:  # a name with a character that none can have
+        why = getattr(error, "strerror", None) or error
+        raise EdgespecError("E_FILE_NOT_FOUND", f"cannot read '{path}' ({why}).", "Name a file.") from error
     attachment = Attachment(path=path, text=text)
     count = len(chat.engine.pair.tokenizer.encode(text, add_special_tokens=False))
     chat.attachments.append(attachment)
@@ -205,12 +206,15 @@ def _read(chat: Chat, argument: str) -> None:
     )
 
 
+def new_session() -> Path:
+    """Return the file of a session that is saved without a name."""
+    return sessions_folder() / f"{datetime.datetime.now().astimezone():%Y-%m-%d-%H%M%S}.json"
+
+
 def _save(chat: Chat, argument: str, *, overwrite: bool = False) -> None:
-    if argument:
-        path = expanded(argument)
-    else:
+    if not argument:
         require_place(sessions_folder())
-        path = sessions_folder() / f"{datetime.datetime.now().astimezone():%Y-%m-%d-%H%M%S}.json"
+    path = expanded(argument) if argument else new_session()
     conversation, pair = chat.conversation, chat.engine.pair
     models = AskedModels(target=pair.target.folder, draft=pair.draft.folder if pair.draft else None)
     check_files(models, ("/save", path))

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING
 
 from edgespec.cli import EXIT_INTERRUPTED
 from edgespec.cli.chat.footer import GIB, Turn, footer
 from edgespec.cli.chat.state import Chat
 from edgespec.cli.ctrl_c import STDERR, cancelling, stopping_notice
+from edgespec.cli.faults import memory_error
 from edgespec.cli.open_engine import engine_trees_in_words
 from edgespec.errors import EdgespecError, is_out_of_memory
 
@@ -37,8 +36,7 @@ def answer(chat: Chat, ask: Ask) -> bool:
     screen.begin_answer()
     try:
         with (
-            cancelling(chat.engine, notices=NOTICES, give_up=_leaver()) as num_pressed,
-            _silent_keys(),
+            cancelling(chat.engine, notices=NOTICES, give_up=_leaver(chat.keys.restore)) as num_pressed,
             contextlib.closing(ask(screen.prefill)) as chunks,
         ):
             for chunk in chunks:
@@ -51,7 +49,7 @@ def answer(chat: Chat, ask: Ask) -> bool:
         if not is_out_of_memory(error):
             raise
         fix = "Use a smaller /tree, or start with a lower -ngl, --max-gpu-mem or --tree-size."
-        failure = EdgespecError("E_MEMORY", "memory ran out.", fix)
+        failure = memory_error("memory ran out.", fix)
     finally:
         screen.end_answer()
     result = None if conversation.last is before else conversation.last
@@ -99,29 +97,11 @@ def _gpu_use(engine: Engine) -> str | None:
     return f"gpu {(total_bytes - free_bytes) / GIB:.1f}/{total_bytes / GIB:.1f} GiB"
 
 
-@contextmanager
-def _silent_keys() -> Iterator[None]:
-    """Within this, what is typed waits for the next line and is not written into the answer."""
-    restore = _key_restorer()
-    attributes = _terminal_attributes()
-    if attributes is not None:
-        import termios
-
-        attributes[0] &= ~termios.ICRNL  # Enter stays Enter: the line editor takes a newline for Ctrl-J
-        attributes[3] &= ~(termios.ECHO | termios.ICANON)
-        termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, attributes)
-    try:
-        yield
-    finally:
-        restore()
-
-
-def _leaver() -> Callable[[], None]:
-    """Return a function that ends the program with the terminal as it is now.
+def _leaver(restore_keys: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that ends the program with the terminal as it was.
 
     It raises no exception: that would wait for a pass that does not end.
     """
-    restore_keys = _key_restorer()
 
     def leave() -> None:
         restore_keys()
@@ -129,28 +109,3 @@ def _leaver() -> Callable[[], None]:
         os._exit(EXIT_INTERRUPTED)
 
     return leave
-
-
-def _key_restorer() -> Callable[[], None]:
-    """Return a function that puts the terminal back to what it is now."""
-    attributes = _terminal_attributes()
-
-    def restore() -> None:
-        if attributes is not None:
-            import termios
-
-            termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, attributes)
-
-    return restore
-
-
-def _terminal_attributes() -> list[Any] | None:
-    """Return the terminal's settings; None where it has none."""
-    if sys.platform == "win32" or not sys.stdin.isatty():
-        return None
-    import termios
-
-    try:
-        return termios.tcgetattr(sys.stdin.fileno())
-    except (termios.error, ValueError):
-        return None

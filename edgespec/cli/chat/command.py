@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edgespec import __version__
+from edgespec.cli.chat.keys import WaitingKeys, silent_keys
 from edgespec.cli.chat.options import AskedChat, chat_options
 from edgespec.cli.console import Console
 from edgespec.cli.ctrl_c import import_engine, leaving_at_once, leaving_tidily, raising_at_the_prompt
@@ -87,21 +88,22 @@ def command(
     names = [short_name(path) for path in (models.target, draft) if path]
     console.say(f"edgespec {__version__} · {' + '.join(names) or 'the built-in pair'}")
 
-    import_engine(console)
-    with leaving_at_once():
-        from edgespec.cli.chat.loop import converse, single_turn
-    with leaving_tidily():
-        with console.status("reading headers"):
-            pair = open_pair_for(console, models, trees)
-            cache = open_prompt_cache(prompt_cache, pair, machine.place(pair, context_tokens=CONTEXTS[-1]))
-        engine = _load(console, pair, asked, trees, machine, self_check=not no_self_check)
-    with engine:
-        chat = _open_chat(console, engine, asked, is_single=is_single)
-        use_prompt_cache(console, engine, cache, [chat.conversation.first_ids(word) for word in ("a", "b")])
-        if is_single:
-            return single_turn(chat, first or "")
-        with raising_at_the_prompt():
-            return converse(chat, first)
+    with silent_keys() as keys:
+        import_engine(console, tidy=keys.restore)
+        with leaving_at_once(keys.restore):
+            from edgespec.cli.chat.loop import converse, single_turn
+        with leaving_tidily():
+            with console.status("reading headers"):
+                pair = open_pair_for(console, models, trees)
+                cache = open_prompt_cache(prompt_cache, pair, machine.place(pair, context_tokens=CONTEXTS[-1]))
+            engine = _load(console, pair, asked, trees, machine, self_check=not no_self_check)
+        with engine:
+            chat = _open_chat(console, engine, asked, keys, is_single=is_single)
+            use_prompt_cache(console, engine, cache, [chat.conversation.first_ids(word) for word in ("a", "b")])
+            if is_single:
+                return single_turn(chat, first or "")
+            with raising_at_the_prompt():
+                return converse(chat, first)
 
 
 def _first_message(asked: AskedChat) -> str | None:
@@ -152,7 +154,7 @@ def _load(
     return load(contexts[-1])
 
 
-def _open_chat(console: Console, engine: Engine, asked: AskedChat, *, is_single: bool) -> Chat:
+def _open_chat(console: Console, engine: Engine, asked: AskedChat, keys: WaitingKeys, *, is_single: bool) -> Chat:
     """Return the conversation with the screen and the line editor that it uses."""
     from edgespec.cli.chat.screen import Screen
     from edgespec.cli.chat.state import Chat
@@ -172,6 +174,7 @@ def _open_chat(console: Console, engine: Engine, asked: AskedChat, *, is_single:
         conversation=conversation,
         screen=Screen(console, color=asked.color),
         reader=None,
+        keys=keys,
         own_tree=engine.tree,
         shows_stats=asked.stats,
     )
@@ -200,6 +203,7 @@ def _open_chat(console: Console, engine: Engine, asked: AskedChat, *, is_single:
             words=words,
             file_commands=("read", "file", "save", "save!", "load"),
             color=chat.screen.has_color,
+            typed=keys.typed,
         )
         if problem:
             console.say(problem)

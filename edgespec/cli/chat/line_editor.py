@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -14,11 +15,14 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion, Path
 from prompt_toolkit.document import Document
 from prompt_toolkit.filters import is_searching
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
-from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.input.typeahead import store_typeahead
+from prompt_toolkit.input.vt100_parser import Vt100Parser
+from prompt_toolkit.key_binding import KeyBindings, KeyPress, KeyPressEvent
 from prompt_toolkit.output import ColorDepth, create_output
 
 from edgespec.cli.chat.spoken import continues, wants_more
 from edgespec.cli.chat.state import LineReader
+from edgespec.cli.console import draws_lines
 from edgespec.cli.standard_streams import drawing_stream
 from edgespec.files import PRIVATE_FILE, has_place, make_folder, shown_place
 
@@ -26,14 +30,16 @@ COMPLETIONS = dict[str, tuple[str, ...]]
 
 
 def open_reader(
-    *, history: Path | None, words: COMPLETIONS, file_commands: Iterable[str], color: bool
+    *, history: Path | None, words: COMPLETIONS, file_commands: Iterable[str], color: bool, typed: bytes = b""
 ) -> tuple[LineReader, str | None]:
     """Return a reader of lines, and what is wrong with the history file, if anything is.
 
-    `words` are what may follow a command; after `file_commands` come paths.
+    `words` are what may follow a command; after `file_commands` come paths. `typed` was typed before.
     """
-    kept, problem = _history(history)
+    if not draws_lines():
+        return PlainReader(), None
     screen = sys.stdout if sys.stdout.isatty() else sys.stderr
+    kept, problem = _history(history)
     try:
         session: PromptSession[str] = PromptSession(
             history=kept,
@@ -49,6 +55,10 @@ def open_reader(
         )
     except Exception:  # a Windows console that is none, as in Git Bash, and whatever other terminals may lack
         return PlainReader(), problem
+    early: list[KeyPress] = []
+    parser = Vt100Parser(early.append)
+    parser.feed_and_flush(typed.decode(errors="surrogateescape"))
+    store_typeahead(session.input, early)
     return TerminalReader(session), problem
 
 
@@ -65,6 +75,10 @@ class TerminalReader:
 
 class PlainReader:
     """Reads lines as they come; blocks in quotes and backslashes at a line's end work here too."""
+
+    def __init__(self) -> None:
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(errors="surrogateescape")  # or bytes that are not UTF-8 would be an error each
 
     def read(self, prompt: str, *, default: str = "") -> str:
         """Read one message; raises EOFError at the end, and KeyboardInterrupt for Ctrl-C."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 
 from edgespec.cli import EXIT_INTERRUPTED
-from edgespec.cli.chat.actions import perform
+from edgespec.cli.chat.actions import new_session, perform
 from edgespec.cli.chat.answers import answer
+from edgespec.cli.chat.settings import saved_settings
 from edgespec.cli.chat.spoken import understand, without_quotes
 from edgespec.cli.chat.state import Chat
 from edgespec.cli.console import print_error
-from edgespec.cli.spelling import spelled
+from edgespec.cli.faults import as_edgespec_error, is_debugged, show_trace
+from edgespec.cli.spelling import spelled_error
+from edgespec.cli.standard_streams import StdoutError
 from edgespec.errors import EXIT_RUNTIME, EdgespecError
 
 PROMPT = "> "
@@ -19,30 +23,56 @@ HINT = "Use Ctrl-D or /exit to leave."
 
 
 def converse(chat: Chat, first: str | None) -> int:
-    """Answer `first`, then read and answer until somebody leaves; return the exit status."""
-    assert chat.reader is not None
+    """Answer `first`, then read and answer until somebody leaves; return the exit status.
+
+    Whatever fails is said, and ends nothing; what ends the program otherwise leaves the conversation in a file.
+    """
+    try:
+        return _converse(chat, first)
+    except BaseException:
+        _keep(chat)
+        raise
+
+
+def _converse(chat: Chat, first: str | None) -> int:
     if first is not None:
-        _try(lambda: say(chat, first))
+        _try(chat, lambda: say(chat, first))
     while not chat.is_over:
         try:
-            typed = chat.reader.read(PROMPT)
+            typed = chat.read(PROMPT)
         except EOFError:
             break
         except KeyboardInterrupt:
             chat.screen.say(HINT)
             continue
         try:
-            _try(functools.partial(react, chat, typed))
+            _try(chat, functools.partial(react, chat, typed))
         except (KeyboardInterrupt, EOFError):  # while a command asked for text
             chat.screen.say("left as it was")
     return 0
 
 
-def _try(act: Callable[[], object]) -> None:
+def _try(chat: Chat, act: Callable[[], object]) -> None:
     try:
         act()
-    except EdgespecError as error:
-        print_error(spelled(error.what), spelled(error.fix))
+    except (StdoutError, BrokenPipeError):  # nobody sees answers any more
+        raise
+    except Exception as error:
+        said = spelled_error(as_edgespec_error(error))
+        print_error(said.what, said.fix)
+        if not isinstance(error, EdgespecError):
+            show_trace(debug=is_debugged())
+            _keep(chat)
+            chat.engine.forget()  # nobody knows what the fault left of the last text's rows
+
+
+def _keep(chat: Chat) -> None:
+    """Save the conversation of a fault, if there is any, and say where."""
+    if chat.conversation.num_turns:
+        with contextlib.suppress(Exception):  # no fault of its own may take the place of the first
+            chat.kept = chat.kept or new_session()
+            chat.conversation.save(chat.kept, overwrite=True, settings=saved_settings(chat))
+            chat.screen.say(f"the conversation is kept: /load {chat.kept}")
 
 
 def react(chat: Chat, typed: str) -> None:

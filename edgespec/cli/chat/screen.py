@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from edgespec.cli.console import Console
+from edgespec.cli.console import Console, draws_lines
 from edgespec.cli.prefill_line import PrefillLine
 from edgespec.cli.standard_streams import result_stream
 
@@ -16,7 +16,7 @@ def wants_color(choice: str) -> bool:
     """Return whether to write in colour: --color, NO_COLOR and the terminal decide."""
     if choice != "auto":
         return choice == "always"
-    return sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return sys.stderr.isatty() and not os.environ.get("NO_COLOR") and draws_lines()
 
 
 class Screen:

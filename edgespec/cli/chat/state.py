@@ -6,8 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from edgespec.cli.console import counted
+from edgespec.files import HALF_CHARACTER
+from edgespec.text.token_text import CUT_CHARACTER
+
 if TYPE_CHECKING:
     from edgespec.cli.chat.footer import Turn
+    from edgespec.cli.chat.keys import WaitingKeys
     from edgespec.cli.chat.screen import Screen
     from edgespec.engine import Engine
     from edgespec.text.chat_template import Message
@@ -38,11 +43,24 @@ class Chat:
     conversation: Conversation
     screen: Screen
     reader: LineReader | None  # None: nobody can be asked
+    keys: WaitingKeys
     own_tree: TreeSettings  # that the chat began with
     shows_stats: bool = True
     attachments: list[Attachment] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     is_over: bool = False
+    kept: Path | None = None  # the session that a fault wrote
+
+    def read(self, prompt: str, *, default: str = "") -> str:
+        """Read what a person types; bytes that are no character stand as U+FFFD, and that is said.
+
+        Raises EOFError at the end, and KeyboardInterrupt for Ctrl-C on an empty line.
+        """
+        assert self.reader is not None
+        typed, count = HALF_CHARACTER.subn(CUT_CHARACTER, self.reader.read(prompt, default=default))
+        if count:
+            self.screen.say(f"not UTF-8, and read as {CUT_CHARACTER}: {counted(count, 'byte')} of what was typed")
+        return typed
 
     @property
     def spec(self) -> str:

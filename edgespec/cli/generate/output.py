@@ -11,6 +11,7 @@ from typing import Any
 
 from edgespec.cli import TOLD, Terminated
 from edgespec.cli.console import Console, DrawLines, counted, print_error
+from edgespec.cli.faults import as_edgespec_error, memory_error
 from edgespec.cli.generate.formats import format_record
 from edgespec.cli.generate.in_order import InOrder
 from edgespec.cli.generate.records import error_record, success_record
@@ -197,9 +198,8 @@ def _fault(error: Exception) -> EdgespecError:
         return spelled_error(error)
     if is_out_of_memory(error):
         fix = "Lower --max-gpu-mem, --max-cpu-mem, -ngl or --tree-size."
-        return EdgespecError("E_MEMORY", "memory ran out while this prompt ran.", fix)
-    what = f"unexpected {type(error).__name__}: {error}"
-    return EdgespecError("E_UNEXPECTED", what, "Set EDGESPEC_DEBUG=1 for the trace, and report it.")
+        return memory_error("memory ran out while this prompt ran.", fix)
+    return as_edgespec_error(error)
 
 
 class _Shown:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from edgespec.cli.chat.keys import silent_keys
 from edgespec.cli.chat.line_editor import open_reader
 from edgespec.cli.chat.loop import converse
 from edgespec.cli.chat.screen import Screen
@@ -62,8 +63,8 @@ if __name__ == "__main__":
     )
     engine: Any = StubEngine()
     conversation: Any = StubConversation(engine)
-    with visible_streams():
+    with visible_streams(), silent_keys() as keys:
         screen = Screen(Console(quiet=False, verbose=False), color="never")
-        chat = Chat(engine=engine, conversation=conversation, screen=screen, reader=reader, own_tree=engine.tree,
+        chat = Chat(engine=engine, conversation=conversation, screen=screen, reader=reader, keys=keys, own_tree=engine.tree,
                     shows_stats=False)  # fmt: skip
         sys.exit(converse(chat, None))

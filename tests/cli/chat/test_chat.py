@@ -23,6 +23,7 @@ from edgespec.cli.chat.actions import ACTIONS, perform
 from edgespec.cli.chat.answers import answer
 from edgespec.cli.chat.command import command
 from edgespec.cli.chat.footer import footer
+from edgespec.cli.chat.keys import WaitingKeys
 from edgespec.cli.chat.loop import HINT, converse
 from edgespec.cli.chat.screen import Screen
 from edgespec.cli.chat.settings import SETTINGS
@@ -80,7 +81,7 @@ def talk(engine: Engine, capsys: pytest.CaptureFixture[str]) -> Talk:
             engine.forget()
             engine.use_tree(TreeSettings(size=8))
             conversation = engine.chat(sampling=GREEDY, max_new_tokens=6)
-            chat = Chat(engine=engine, conversation=conversation, reader=None, own_tree=engine.tree,
+            chat = Chat(engine=engine, conversation=conversation, reader=None, keys=WaitingKeys(), own_tree=engine.tree,
                         screen=Screen(Console(quiet=False, verbose=False), color="never"))  # fmt: skip
         chat.reader, chat.is_over = Lines(list(lines)), False
         capsys.readouterr()
