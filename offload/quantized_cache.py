@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import logging
-import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ from offload.errors import CheckpointError
 from offload.layer_store import SAMPLE_BYTES, LayerStore
 from offload.quantize import STATE, outside_tensors, quantize_layer, quantized_checkpoint, quantized_layout
 from offload.skeleton import Skeleton
+from profiles.disk_sync import sync_to_disk
 
 logger = logging.getLogger("edgespec.offload")
 
@@ -157,7 +157,7 @@ def _write(
             save_file(quantize_layer(skeleton, record, store, quant, device), path)
             path.chmod(rights)  # safetensors makes files that nobody else can read, and a cache may be shared
             with path.open("rb+") as file:
-                os.fsync(file.fileno())  # or a power loss could leave a short file under the final name
+                sync_to_disk(file.fileno())  # or a power loss could leave a short file under the final name
             if progress:
                 progress(record.index + 1, len(skeleton.records))
         if device.type == "cuda":

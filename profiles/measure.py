@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 import psutil
 import torch
 
+from profiles.disk_sync import sync_to_disk
 from profiles.schema import MachineFacts
 
 PACKAGES = ("torch", "transformers", "accelerate", "safetensors", "bitsandbytes")
@@ -151,7 +152,7 @@ def drop_page_cache(files: Sequence[Path]) -> bool:
         return False
     for path in files:
         with path.open("rb") as file:
-            os.fsync(file.fileno())
+            sync_to_disk(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return True
 

@@ -25,7 +25,7 @@ from edgespec.errors import EXIT_RUNTIME, EXIT_USAGE, EdgespecError
 from edgespec.model.environment import set_up_environment
 
 EXIT_INTERRUPTED = 130
-EXIT_TERMINATED = 143
+HANG_UP: int | None = getattr(signal, "SIGHUP", None)  # Windows has none
 COMMANDS = {  # name -> the module that holds `command`
     "bench": "edgespec.cli.bench.command",
     "cache": "edgespec.cli.cache",
@@ -45,7 +45,7 @@ Exit codes:
   0  done                        4  model or file not found
   1  failed while running        5  does not fit the memory
   2  wrong usage or input        130, 143  interrupted, terminated
-  3  done, but some prompts failed
+  3  done, but some prompts failed    129  the terminal has gone
 """
 
 
@@ -65,7 +65,7 @@ def cli(*, config: Path | None) -> None:
 
 
 class Terminated(BaseException):
-    """SIGTERM raises this, so that it unwinds like an interrupt and files are closed."""
+    """SIGTERM and SIGHUP raise this, with their number, so that they unwind like an interrupt and files are closed."""
 
 
 TOLD = "told"  # the note of an exception whose reason and consequences were said where it passed
@@ -75,10 +75,9 @@ def main() -> NoReturn:
     """Run the console script: set up the process, run the command line, and exit with its status."""
     set_up_environment()
 
-    def terminate(_signal: int, _frame: FrameType | None) -> None:
-        raise Terminated
-
-    signal.signal(signal.SIGTERM, terminate)
+    signal.signal(signal.SIGTERM, _terminate)
+    if HANG_UP is not None and signal.getsignal(HANG_UP) is signal.SIG_DFL:  # nohup has it ignored
+        signal.signal(HANG_UP, _terminate)
     open_streams()
     try:
         sys.exit(run(sys.argv[1:]))
@@ -86,6 +85,12 @@ def main() -> NoReturn:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # else Ctrl-C would replace the status while Python tidies up
         forget_rest()
         gc.freeze()  # else the interpreter looks through all that torch brought once more, for a second
+
+
+def _terminate(number: int, _frame: FrameType | None) -> None:
+    if number == HANG_UP:  # the shell sends one of its own behind the terminal's
+        signal.signal(number, signal.SIG_IGN)
+    raise Terminated(number)
 
 
 def run(arguments: list[str]) -> int:
@@ -129,7 +134,8 @@ def _run(arguments: list[str]) -> int:
     except (KeyboardInterrupt, click.Abort) as error:
         return _ended(error, "interrupted", EXIT_INTERRUPTED)
     except Terminated as error:
-        return _ended(error, "terminated", EXIT_TERMINATED)
+        number = error.args[0] if error.args else signal.SIGTERM
+        return _ended(error, "the terminal has gone" if number == HANG_UP else "terminated", 128 + number)
     except BrokenPipeError:  # whoever read our output has gone
         return EXIT_RUNTIME
     except StdoutError as error:

@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from edgespec.cli import EXIT_INTERRUPTED
+from edgespec.cli import EXIT_INTERRUPTED, HANG_UP
+from edgespec.cli.faults import require_addresses
 
 if TYPE_CHECKING:
     from edgespec.cli.console import Console
@@ -31,6 +32,7 @@ def import_engine(console: Console, *, tidy: Callable[[], None] | None = None) -
 @contextmanager
 def importing(console: Console, *, tidy: Callable[[], None] | None = None) -> Iterator[None]:
     """Within this block torch and transformers are imported, which takes seconds: say so, and let Ctrl-C end it."""
+    require_addresses()
     with console.status(IMPORTING), leaving_at_once(tidy):
         yield
 
@@ -145,13 +147,15 @@ def stopping_notice(words: str = STOPPING, *, line_width: int | None) -> bytes:
 
 @contextmanager
 def keeping_termination() -> Iterator[None]:
-    """Keep the way in which SIGTERM ends the program: some libraries put their own in its place."""
-    before = signal.getsignal(signal.SIGTERM)
+    """Keep the way in which SIGTERM and SIGHUP end the program: some libraries put their own in its place."""
+    numbers = [signal.SIGTERM, *([] if HANG_UP is None else [HANG_UP])]
+    before = [signal.getsignal(number) for number in numbers]
     try:
         yield
     finally:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)
+            for number, handler in zip(numbers, before, strict=True):
+                signal.signal(number, handler)
 
 
 def _notice(line: bytes) -> None:

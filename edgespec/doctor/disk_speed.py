@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from profiles.disk_sync import sync_to_disk
 from profiles.measure import drop_page_cache, read_sequentially
 
 CHUNK_BYTES = 8 << 20
@@ -47,7 +48,7 @@ def scratch_speed(folder: Path) -> DiskSpeed:
             started = time.perf_counter()
             for _ in range(MOST_WRITTEN_BYTES // CHUNK_BYTES):
                 file.write(block)
-                os.fsync(file.fileno())
+                sync_to_disk(file.fileno())
                 if time.perf_counter() - started > MOST_S:
                     break
         return read_speed([path])

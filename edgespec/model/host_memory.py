@@ -1,5 +1,4 @@
-"""The host's memory that is free for this process: the machine's, within the limits of its control groups
-and of its addresses.
+"""The host's memory that is free for this process: the machine's, within its control groups, and addresses for it.
 
 Pages of files are counted as free: the system lets go of them when somebody needs their place.
 """
@@ -25,7 +24,7 @@ def free_host_bytes(root: Path = Path("/")) -> int:
     """Return the bytes that this process may take; `root` is where the system's files lie."""
     found = (_free_bytes(version, folder) for version, folder in cgroup_folders("memory", root))
     available = int(psutil.virtual_memory().available)
-    return min([available, *(free for free in (*found, _free_addresses_bytes()) if free is not None)])
+    return min([available, *(free for free in found if free is not None)])
 
 
 def address_limit_bytes() -> int | None:
@@ -38,7 +37,8 @@ def address_limit_bytes() -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
-def _free_addresses_bytes() -> int | None:
+def free_addresses_bytes() -> int | None:
+    """Return how many bytes of addresses are left to this process; None where there is no limit."""
     limit = address_limit_bytes()
     return None if limit is None else max(0, limit - int(psutil.Process().memory_info().vms))
 

@@ -11,7 +11,7 @@ import torch
 
 from edgespec.config import MIN_CONTEXT, MemoryLimits
 from edgespec.errors import EdgespecError, offload_errors
-from edgespec.model.host_memory import free_host_bytes
+from edgespec.model.host_memory import address_limit_bytes, free_addresses_bytes, free_host_bytes
 from edgespec.pair.find import find_pair
 from edgespec.pair.folder import ModelFolder, open_architecture, open_draft_architecture
 from edgespec.pair.pair import DEMO_FOLDER
@@ -36,8 +36,10 @@ class Memory:
 
 
 def usable_host_bytes() -> int:
-    """Return the RAM that is free now, less the margin."""
-    return max(0, free_host_bytes() - MARGIN_BYTES)
+    """Return the RAM that is free now, less the margin, for which there are addresses."""
+    addresses = free_addresses_bytes()
+    free_bytes = max(0, free_host_bytes() - MARGIN_BYTES)
+    return free_bytes if addresses is None else min(free_bytes, addresses)
 
 
 def read_memory(limits: MemoryLimits, device: torch.device) -> Memory:
@@ -134,7 +136,8 @@ def place_weights(weights: PairWeights, tree: TreeSettings, place: RunPlace, mem
     try:
         placement = _place(wanted, memory)
     except PlacementError as error:
-        raise EdgespecError(error.code, error.what, _advice(wanted, memory)) from error
+        limited = "" if address_limit_bytes() is None else " `ulimit -v` limits it too: `ulimit -v unlimited`."
+        raise EdgespecError(error.code, error.what, _advice(wanted, memory) + limited) from error
     return PlacedWeights(target=weights.target, draft=draft, placement=placement)
 
 

@@ -103,7 +103,14 @@ def token_grammar(
     is_wrong, reasons = LLMatcher.validate_grammar_with_warnings(source, tokens)
     if is_wrong:
         raise refused(what, _reason("; ".join(reasons)))
-    return TokenGrammar(grammar=grammar, source=source, tokens=tokens, stop_tokens=stop_tokens)
+    found = TokenGrammar(grammar=grammar, source=source, tokens=tokens, stop_tokens=stop_tokens)
+    try:
+        has_first = bool(found.matcher().allowed(())[:vocab].any())  # type: ignore[index]  # no path, so no end
+    except EdgespecError as error:
+        raise refused(what, f"it allows no first token ({error.what})") from error
+    if not has_first:
+        raise refused(what, "it allows no first token")
+    return found
 
 
 @functools.lru_cache(maxsize=2)

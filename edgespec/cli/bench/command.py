@@ -19,6 +19,7 @@ from edgespec.cli.options.console import console_options
 from edgespec.cli.options.distribution import distribution_options
 from edgespec.cli.options.machine import MachineOptions, machine_options
 from edgespec.cli.options.model import AskedModels, model_options
+from edgespec.cli.options.numbers import WholeRange
 from edgespec.cli.options.prompts import input_options
 from edgespec.cli.options.tree import AskedTrees, tree_options
 from edgespec.cli.prompts.read import encode_prompts, read_prompts
@@ -58,11 +59,11 @@ and highest. Both modes use the memory plan of the pair with its draft.
 @click.option("--prompts", help=PROMPTS_HELP)
 @input_options
 @click.option("--raw", "--ignore-chat-template", "raw", is_flag=True, help="Do not apply the model's chat template.")
-@click.option("--limit", type=click.IntRange(1), help="Only so many of the prompts.")
-@click.option("-r", "--repeats", type=click.IntRange(1), default=5, show_default=True, help="Rounds of all prompts.")
-@click.option("-n", "--max-new-tokens", type=click.IntRange(2), default=64, show_default=True, help="Of every text.")
+@click.option("--limit", type=WholeRange(1), help="Only so many of the prompts.")
+@click.option("-r", "--repeats", type=WholeRange(1), default=5, show_default=True, help="Rounds of all prompts.")
+@click.option("-n", "--max-new-tokens", type=WholeRange(2), default=64, show_default=True, help="Of every text.")
 @distribution_options(has_greedy=False)
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the draws.")
+@click.option("--seed", type=WholeRange(0), default=0, show_default=True, help="Of the draws.")
 @click.option("--check", is_flag=True, help="Instead of timing, compare texts; exit code 1 when they differ.")
 @click.option("-o", "--format", "form", type=click.Choice(FORMATS), default="md", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="The same as -o json.")

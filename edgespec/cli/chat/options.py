@@ -11,6 +11,7 @@ import click
 
 from edgespec.cli.options.distribution import LENGTH_SPELLINGS, check_stops, distribution_options, require_text
 from edgespec.cli.options.group import Command, with_options
+from edgespec.cli.options.numbers import WholeNumber, WholeRange
 from edgespec.cli.prompts.read import read_text
 from edgespec.config import MAX_SEED, require
 
@@ -88,10 +89,10 @@ def chat_options(function: Command) -> Command:
         click.option("--system-file", metavar="FILE", help="The same, from a file."),
         click.option("--raw", "--ignore-chat-template", "raw", is_flag=True,
                      help="Do not apply the model's chat template."),
-        click.option("-n", *LENGTH_SPELLINGS, "max_new_tokens", type=int,
+        click.option("-n", *LENGTH_SPELLINGS, "max_new_tokens", type=WholeNumber(),
                      help="Of each answer; -1: to the context's end. [default: -1; without a chat template 256]"),
         distribution_options(has_greedy=True),
-        click.option("--seed", type=click.IntRange(0, MAX_SEED),
+        click.option("--seed", type=WholeRange(0, MAX_SEED, has_off=True),
                      help="Of every answer's draws; /regen takes the next. [default: random]"),
         click.option("--stop", multiple=True, metavar="STR",
                      help="End an answer before this string, which is left out; repeatable."),

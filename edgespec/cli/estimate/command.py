@@ -28,6 +28,7 @@ from edgespec.cli.open_engine import say_notes
 from edgespec.cli.open_pair import naming_drafts
 from edgespec.cli.options.machine import MachineOptions, check_all_resident, planning_options
 from edgespec.cli.options.model import AskedModels, model_options
+from edgespec.cli.options.numbers import WholeRange
 from edgespec.cli.options.tree import AskedTrees, tree_options
 from edgespec.cli.spelling import spelled
 from edgespec.config import SamplingSettings
@@ -65,13 +66,13 @@ after the prompt is read, with the context full.
 @click.option(
     "-np",
     "--parallel",
-    type=click.IntRange(1),
+    type=WholeRange(1),
     default=1,
     show_default=True,
     metavar="N",
     help="Texts that share each pass.",
 )
-@click.option("--prompt-tokens", type=click.IntRange(1), help="Longest prompt. [default: the whole context]")
+@click.option("--prompt-tokens", type=WholeRange(1), help="Longest prompt. [default: the whole context]")
 @click.option(
     "--hardware", metavar="NAME", help="Another machine's card or CPU: 4090, 'RTX 4070 Ti', a100-40gb, cpu, ..."
 )

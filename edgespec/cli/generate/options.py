@@ -15,6 +15,7 @@ from edgespec.cli.generate.formats import FORMATS
 from edgespec.cli.generate.truncate import TRUNCATE
 from edgespec.cli.options.distribution import LENGTH_SPELLINGS, check_stops, distribution_options, require_text
 from edgespec.cli.options.group import Command, with_options
+from edgespec.cli.options.numbers import WholeNumber, WholeRange
 from edgespec.cli.options.prompts import input_flag, input_options
 from edgespec.cli.prompts.read import read_text
 from edgespec.cli.prompts.selection import Selection
@@ -141,11 +142,11 @@ def prompt_options(function: Command) -> Command:
         click.option("-f", "--file", "-i", "--input", "prompts_file", help="The same as PROMPTS."),
         click.option("-p", "--prompt", "prompt_text", metavar="TEXT", help="A prompt itself; - is stdin."),
         input_options,
-        click.option("--start", type=int, default=0, metavar="N", help="Skip the first N rows."),
-        click.option("--limit", type=int, metavar="N", help="Run at most N rows."),
+        click.option("--start", type=WholeNumber(), default=0, metavar="N", help="Skip the first N rows."),
+        click.option("--limit", type=WholeNumber(has_off=True), metavar="N", help="Run at most N rows."),
         click.option("--only", multiple=True, metavar="ID,...", help=ONLY_HELP),
         click.option("--category", multiple=True, metavar="NAME", help=CATEGORY_HELP),
-        click.option("--repeat", type=int, default=1, metavar="R", help=REPEAT_HELP),
+        click.option("--repeat", type=WholeNumber(), default=1, metavar="R", help=REPEAT_HELP),
         click.option("--system", "--system-prompt", "-sys", help="System prompt of rows that have none."),
         click.option("--system-file", metavar="FILE", help="The same, from a file."),
         click.option("--day", type=click.DateTime(["%Y-%m-%d"]), metavar="YYYY-MM-DD", help=DAY_HELP),
@@ -182,16 +183,17 @@ def sampling_options(function: Command) -> Command:
         return function(wanted=wanted, **others)
 
     below = [
-        click.option("--seed", type=click.IntRange(0, MAX_SEED),
+        click.option("--seed", type=WholeRange(0, MAX_SEED, has_off=True),
                      help="Of every prompt's draws. [default: random, recorded]"),
         click.option("--stop", multiple=True, metavar="STR", help=STOP_HELP),
         click.option("--special-tokens", type=click.Choice(["keep", "drop"]), default="drop", show_default=True,
                      help=SPECIAL_HELP),
         click.option("--json-schema", "-j", metavar="FILE|JSON", help=SCHEMA_HELP),
         click.option("--grammar", metavar="FILE", help=GRAMMAR_HELP),
-        click.option("--logprobs", type=click.IntRange(0, MAX_LOGPROBS), metavar="N", help=LOGPROBS_HELP),
+        click.option("--logprobs", type=WholeRange(0, MAX_LOGPROBS), metavar="N", help=LOGPROBS_HELP),
     ]  # fmt: skip
-    length = click.option("-n", *LENGTH_SPELLINGS, "max_new_tokens", default=DEFAULT_NEW_TOKENS, show_default=True,
+    length = click.option("-n", *LENGTH_SPELLINGS, "max_new_tokens", type=WholeNumber(),
+                          default=DEFAULT_NEW_TOKENS, show_default=True,
                           help="Of each answer; -1: to the context's end.")  # fmt: skip
     return with_options(call, [length, distribution_options(has_greedy=True), *below])
 

@@ -12,6 +12,7 @@ import click
 
 from edgespec.cli.generate.options import AskedOutput
 from edgespec.cli.options.group import Command, with_options
+from edgespec.cli.options.numbers import WholeRange
 
 AUTO = "auto"
 RAY_HELP = (
@@ -43,7 +44,7 @@ def ray_options(function: Command) -> Command:
 
     options = [
         click.option("--ray", is_flag=False, flag_value=AUTO, metavar="[ADDRESS|local]", help=RAY_HELP),
-        click.option("--workers", "num_workers", type=click.IntRange(min=1), metavar="N", help=WORKERS_HELP),
+        click.option("--workers", "num_workers", type=WholeRange(min=1), metavar="N", help=WORKERS_HELP),
         click.option("--resources", callback=_resources, metavar="cpu=4,gpu=1", help=RESOURCES_HELP),
     ]
     return with_options(call, options)

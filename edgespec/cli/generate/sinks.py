@@ -17,6 +17,7 @@ from filelock import FileLock, Timeout
 from edgespec.cli.standard_streams import result_stream
 from edgespec.errors import EdgespecError
 from edgespec.files import written_whole
+from profiles.disk_sync import sync_to_disk
 
 MOST_TRIES = 10  # to open a file that others replace
 
@@ -54,7 +55,7 @@ class OutputFile:
         """Keep only the first bytes, with an end behind them; raises OSError."""
         self._file.truncate(num_bytes)
         self._file.write(end)
-        os.fsync(self._file.fileno())
+        sync_to_disk(self._file.fileno())
 
     def begin(self) -> None:
         """Drop what is to be overwritten, and see that the file's name survives a crash."""
@@ -63,9 +64,9 @@ class OutputFile:
         if self._is_new and hasattr(os, "O_DIRECTORY"):
             folder = os.open(self.path.absolute().parent, os.O_RDONLY | os.O_DIRECTORY)
             try:
-                os.fsync(folder)
+                sync_to_disk(folder)
             except OSError:
-                pass  # a file system that cannot
+                pass  # its name may be lost in a crash: that ends no run
             finally:
                 os.close(folder)
 
@@ -78,7 +79,7 @@ class OutputFile:
             while data:
                 data = data[self._file.write(data) or 0 :]
             if self._is_regular:
-                os.fsync(self._file.fileno())
+                sync_to_disk(self._file.fileno())
         except BrokenPipeError:
             raise
         except OSError as error:
@@ -140,7 +141,7 @@ def replaced_file(path: Path) -> Iterator[BinaryIO]:
     with written_whole(path.resolve(), is_private=False) as partial, partial.open("wb") as file:
         yield file
         file.flush()
-        os.fsync(file.fileno())
+        sync_to_disk(file.fileno())
 
 
 def _lock(descriptor: int) -> bool:

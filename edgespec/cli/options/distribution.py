@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from edgespec.cli.options.group import Command, with_options
+from edgespec.cli.options.numbers import WholeNumber
 from edgespec.config import SamplingSettings, require
 from edgespec.text.bias import token_named
 
@@ -54,7 +55,7 @@ def distribution_options(*, has_greedy: bool) -> Callable[[Command], Command]:
             click.option("--temp", "--temperature", "temperature", type=float, callback=_checked,
                          help="0 is greedy. [default: the model's]"),
             *([greedy_option] if has_greedy else []),
-            click.option("--top-k", type=int, callback=_checked,
+            click.option("--top-k", type=WholeNumber(), callback=_checked,
                          help="Keep the k likeliest tokens; 0 keeps all. [default: the model's]"),
             click.option("--top-p", type=float, callback=_checked,
                          help="Keep the likeliest tokens of this mass. [default: the model's]"),
@@ -84,6 +85,8 @@ def _checked(context: click.Context, option: click.Parameter, value: Any) -> Any
     That is known option by option, so that a value of a configuration is refused with its file.
     """
     del context
+    if option.name == "top_k" and value == -1:  # as vLLM and transformers' servers write it
+        return 0
     if value is not None:
         SamplingSettings(**{str(option.name): value})
     return value

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.options.group import Command, with_options
+from edgespec.cli.options.numbers import is_auto, without_fraction
 from edgespec.config import EXPERTS_NAMES, QUANT_NAMES, MemoryLimits, parse_quant, parse_size
 from edgespec.errors import EdgespecError
 
@@ -163,9 +164,9 @@ def _size(_context: click.Context, parameter: click.Parameter, value: str | None
 
 def _tokens(_context: click.Context, _parameter: click.Parameter, value: str) -> int | None:
     """Parse a number of tokens, as 8192 or 8k; None is auto."""
-    if value == "auto":
+    if is_auto(value):
         return None
-    match = re.fullmatch(r"(\d{1,9})(k?)", value.lower())
+    match = re.fullmatch(r"(\d{1,9})(k?)", without_fraction(value).lower())
     tokens = int(match[1]) * (1024 if match[2] else 1) if match else 0
     if tokens < 1:
         raise click.BadParameter(f"'{value}' is not auto or a number of tokens, such as 8192 or 8k.")
@@ -179,8 +180,9 @@ def parallel_option(function: Command) -> Command:
 
 
 def _parallel(_context: click.Context, _parameter: click.Parameter, value: str) -> int | None:
-    if value == "auto":
+    if is_auto(value):
         return None
+    value = without_fraction(value)
     if not re.fullmatch(r"-?\d{1,9}", value):
         raise click.BadParameter(f"'{value}' is not auto or a number of texts.")
     from edgespec.placement.run_place import check_parallel
@@ -190,8 +192,9 @@ def _parallel(_context: click.Context, _parameter: click.Parameter, value: str) 
 
 def _threads(_context: click.Context, _parameter: click.Parameter, value: str) -> int | None:
     """Parse a number of threads; None is auto."""
-    if value == "auto":
+    if is_auto(value):
         return None
+    value = without_fraction(value)
     if not re.fullmatch(r"-?\d{1,9}", value):
         raise click.BadParameter(f"'{value}' is not auto or a number of threads.")
     from edgespec.model.cores import check_threads
@@ -200,8 +203,9 @@ def _threads(_context: click.Context, _parameter: click.Parameter, value: str) -
 
 
 def _resident_layers(_context: click.Context, _parameter: click.Parameter, value: str) -> int | str:
-    if value in {"auto", "all"}:
-        return value
+    if value == "all" or is_auto(value):
+        return "all" if value == "all" else "auto"
+    value = without_fraction(value)
     if not value.isdecimal():
         raise click.BadParameter(f"'{value}' is not auto, all or a number of layers.")
     return int(value)

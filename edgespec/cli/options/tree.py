@@ -13,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 from edgespec.cli.options.group import FOLDER, Command, with_options
+from edgespec.cli.options.numbers import WholeNumber, is_auto, without_fraction
 from edgespec.config import MAX_TREE_SIZE
 from edgespec.tree.policies import POLICIES, policy_named, users_of
 from edgespec.tree.settings import DEFAULT_DRAFT_TOKENS, TreeSettings, refuse_unused
@@ -59,11 +60,11 @@ def tree_options(*, has_profile: bool) -> Callable[[Command], Command]:
 
 
 def _tree_size(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
-    if value is None or value == "auto":
+    if value is None or is_auto(value):
         return None
-    if not value.isdecimal():
+    if not without_fraction(value).isdecimal():
         raise click.BadParameter(f"'{value}' is not auto or a number of nodes.")
-    return int(value)
+    return int(without_fraction(value))
 
 
 def _numbers(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -94,14 +95,14 @@ _SHAPE_OPTIONS: list[Callable[[Command], Command]] = [
     click.option("--policy", help=f"How trees grow: {', '.join(POLICIES)}. [default: {TREE.policy}]"),
     click.option("--draw", metavar="coupled|sampled|chosen", help=DRAW_HELP),
     click.option("--tree-size", "size", callback=_tree_size, metavar="N|auto", help=SIZE_HELP),
-    click.option("--tree-depth", "depth", type=int, help=f"Most layers of a tree. [default: {TREE.depth}]"),
-    click.option("--tree-width", "max_children", type=int, help=WIDTH_HELP),
+    click.option("--tree-depth", "depth", type=WholeNumber(), help=f"Most layers of a tree. [default: {TREE.depth}]"),
+    click.option("--tree-width", "max_children", type=WholeNumber(), help=WIDTH_HELP),
     click.option("--tree-threshold", "threshold", type=float,
                  help=f"Least expected value of a node ({_users('threshold')}). [default: 0, off]"),
     click.option("--branching", callback=_numbers, metavar="4,2,2,1",
                  help=f"Children of every node, by layer ({_users('branching')})."),
     click.option("--fork", callback=_fork, metavar="WxD", help=f"W chains of D tokens ({_users('fork')})."),
-    click.option("--draft-tokens", "--num-draft-tokens", "draft_tokens", type=int,
+    click.option("--draft-tokens", "--num-draft-tokens", "draft_tokens", type=WholeNumber(),
                  help=f"Length of a chain ({_users('draft_tokens')}). [default: {DEFAULT_DRAFT_TOKENS}]"),
     click.option("--tree-file", type=FOLDER,
                  help=f"A preset tree ({_users('tree_file')}): {', '.join(PRESETS)}, or a JSON file of paths of ranks "
@@ -118,7 +119,7 @@ _SHAPE_OPTIONS: list[Callable[[Command], Command]] = [
     click.option("--confidence", type=float, help="Least confidence of classifier (0.5) or model (0.4)."),
     click.option("--acceptance", type=FOLDER,
                  help=f"Measured acceptance ({_users('acceptance')}). [default: the built-in pair's]"),
-    click.option("--target-width", type=int,
+    click.option("--target-width", type=WholeNumber(),
                  help="LOSSY above 1: the target starts so many branches, the longest wins "
                       f"({_users('target_width')})."),
     click.option("--draft-temp", "draft_temperature", type=float,

@@ -20,6 +20,7 @@ from edgespec.cli.options.distribution import parse_temperatures
 from edgespec.cli.options.group import FOLDER
 from edgespec.cli.options.machine import MachineOptions, machine_options
 from edgespec.cli.options.model import AskedModels, model_options
+from edgespec.cli.options.numbers import WholeRange
 from edgespec.cli.options.prompts import input_options
 from edgespec.cli.prompts.read import encode_prompts, read_prompts
 from edgespec.cli.prompts.report import say_unused_keys
@@ -57,7 +58,7 @@ are to use it. Runs find it by themselves: --profile auto is the default.
 @click.option("--prompts", help=PROMPTS_HELP)
 @input_options
 @click.option("--temps", help="Temperatures to plan for, as 0,0.6,1. [0, 1 and the model's own, or 0.6]")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--seed", type=WholeRange(0), default=0, show_default=True)
 @click.option("--plot", type=FOLDER, help="Draw costs and speeds to FILE.png or .svg (needs edgespec[plot]).")
 @click.option("--list", "lists", is_flag=True, help="Show the profiles that there are, and measure nothing.")
 @click.option("--export", type=FOLDER, help="Copy the pair's kept profile to this file, and measure nothing.")

@@ -14,6 +14,8 @@ import click
 from edgespec.cli.console import Console
 from edgespec.cli.options.group import FOLDER, Command, with_options
 from edgespec.cli.options.machine import MachineOptions
+from edgespec.cli.options.numbers import WholeRange
+from edgespec.cli.prompts.read import JSONL_SUFFIXES, encode_prompts, read_prompts
 from edgespec.cli.prompts.read import encode_prompts, read_prompts
 from edgespec.cli.prompts.source import form_by_name, read_bytes
 from edgespec.errors import EdgespecError
@@ -53,8 +55,8 @@ def data_options(function: Command) -> Command:
         click.option("--data", type=FOLDER, metavar="FILE|DIR",
                      help="Texts to learn from: a file, prompts as JSON lines, or all text files of a folder."),
         click.option("--features", type=FOLDER, help=FEATURES_HELP),
-        click.option("--data-tokens", type=click.IntRange(1), help="Learn from so many tokens at most. [all]"),
-        click.option("--block-tokens", type=click.IntRange(8, 8192), default=512, show_default=True,
+        click.option("--data-tokens", type=WholeRange(1), help="Learn from so many tokens at most. [all]"),
+        click.option("--block-tokens", type=WholeRange(8, 8192), default=512, show_default=True,
                      help="The longest piece of a text that the target reads at once."),
     ]  # fmt: skip
     return with_options(call, options)
@@ -72,12 +74,12 @@ def training_options(*, training_steps: int) -> Callable[[Command], Command]:
 
         positive = click.FloatRange(min=0, min_open=True)
         options = [
-            click.option("--training-steps", type=click.IntRange(1), default=training_steps, show_default=True,
+            click.option("--training-steps", type=WholeRange(1), default=training_steps, show_default=True,
                          help="Batches to learn from."),
-            click.option("--batch", "batch_blocks", type=click.IntRange(1), default=DEFAULTS.batch_blocks,
+            click.option("--batch", "batch_blocks", type=WholeRange(1), default=DEFAULTS.batch_blocks,
                          show_default=True, help="Blocks of a batch."),
             click.option("--learning-rate", type=positive, help="Of AdamW. [0.75 over the target's hidden size]"),
-            click.option("--warmup-steps", type=click.IntRange(0), default=DEFAULTS.warmup_steps, show_default=True,
+            click.option("--warmup-steps", type=WholeRange(0), default=DEFAULTS.warmup_steps, show_default=True,
                          help="Steps until the learning rate is reached."),
             click.option("--decay", type=click.Choice(DECAYS), default=DEFAULTS.decay, show_default=True,
                          help="How the learning rate then falls to 0."),
@@ -86,13 +88,13 @@ def training_options(*, training_steps: int) -> Callable[[Command], Command]:
             click.option("--betas", default=",".join(map(str, DEFAULTS.betas)), show_default=True, help="AdamW's."),
             click.option("--gradient-clip", type=positive, default=DEFAULTS.gradient_clip, show_default=True,
                          help="Largest norm of the gradients together."),
-            click.option("--evaluate-every", type=click.IntRange(1), default=DEFAULTS.evaluate_every,
+            click.option("--evaluate-every", type=WholeRange(1), default=DEFAULTS.evaluate_every,
                          show_default=True, help="Steps between looks at held-out texts."),
-            click.option("--checkpoint-every", type=click.IntRange(1), default=DEFAULTS.checkpoint_every,
+            click.option("--checkpoint-every", type=WholeRange(1), default=DEFAULTS.checkpoint_every,
                          show_default=True, help="Steps between checkpoints, from which a run goes on."),
-            click.option("--held-out-blocks", type=click.IntRange(1), default=DEFAULTS.held_out_blocks,
+            click.option("--held-out-blocks", type=WholeRange(1), default=DEFAULTS.held_out_blocks,
                          show_default=True, help="Most blocks of held-out texts to look at."),
-            click.option("--seed", type=click.IntRange(0), default=0, show_default=True),
+            click.option("--seed", type=WholeRange(0), default=0, show_default=True),
         ]  # fmt: skip
         return with_options(call, options)
 

@@ -21,6 +21,7 @@ from edgespec.cli.options.distribution import parse_temperatures
 from edgespec.cli.options.group import FOLDER, with_options
 from edgespec.cli.options.machine import MachineOptions, machine_options
 from edgespec.cli.options.model import AskedModels, model_options
+from edgespec.cli.options.numbers import WholeRange
 from edgespec.cli.options.prompts import input_options
 from edgespec.cli.prompts.read import encode_prompts, read_prompts
 from edgespec.cli.prompts.report import say_unused_keys
@@ -132,12 +133,10 @@ def growth_command(what: str) -> click.Command:
     @click.option(
         "--records", type=FOLDER, help="Folder of the records; collecting goes on where it stopped. [OUTPUT.records]"
     )
-    @click.option(
-        "-n", "--max-new-tokens", type=click.IntRange(1), default=16, show_default=True, help="Of every prompt."
-    )
+    @click.option("-n", "--max-new-tokens", type=WholeRange(1), default=16, show_default=True, help="Of every prompt.")
     @click.option(
         "--tree-size",
-        type=click.IntRange(8, 768),
+        type=WholeRange(8, 768),
         default=128,
         show_default=True,
         help="Nodes of the trees that are recorded (acceptance).",
@@ -153,7 +152,7 @@ def growth_command(what: str) -> click.Command:
         help="What a decision model reads of the draft (stop).",
     )
     @partial(with_options, options=its_own.get(what, []))
-    @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+    @click.option("--seed", type=WholeRange(0), default=0, show_default=True)
     @click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
     @machine_options
     @console_options()

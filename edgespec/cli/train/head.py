@@ -17,6 +17,7 @@ from edgespec.cli.options.console import console_options
 from edgespec.cli.options.group import FOLDER
 from edgespec.cli.options.machine import MachineOptions, machine_options
 from edgespec.cli.options.model import AskedModels, target_options
+from edgespec.cli.options.numbers import WholeRange
 from edgespec.cli.train.data import AskedData, data_options, features_of, training_options, without_draft
 from edgespec.cli.train.progress import in_words, training_progress
 from edgespec.errors import EdgespecError
@@ -47,7 +48,7 @@ coral  three steps, and the features of all steps told apart
 @click.option("--method", type=click.Choice(METHOD_NAMES), default="coral", show_default=True)
 @click.option("-o", "--output", type=FOLDER, required=True, help="The head's folder.")
 @click.option("--overwrite", is_flag=True, help="Replace it if it exists.")
-@click.option("--multi-steps", type=click.IntRange(1, 8), help="Steps on the head's own features. [by the method]")
+@click.option("--multi-steps", type=WholeRange(1, 8), help="Steps on the head's own features. [by the method]")
 @click.option("--regression-weight", type=WEIGHT, help="Of smooth L1 between features. [1; coral 0.5]")
 @click.option("--distribution-weight", type=WEIGHT, help="Of cross-entropy between distributions. [0.1]")
 @click.option("--top-tokens-weight", type=WEIGHT, help="Of the target's ten most probable tokens. [hass 1, else 0]")

@@ -16,6 +16,7 @@ from edgespec.cli.options.console import console_options
 from edgespec.cli.options.group import FOLDER
 from edgespec.cli.options.machine import MachineOptions, machine_options
 from edgespec.cli.options.model import AskedModels, model_options
+from edgespec.cli.options.numbers import WholeRange
 from edgespec.cli.train.data import AskedData, data_options, features_of, training_options, without_draft
 from edgespec.cli.train.head import check_output
 from edgespec.cli.train.progress import in_words, training_progress
@@ -38,9 +39,9 @@ where the vocabulary is large: from about 128 thousand tokens on.
 @data_options
 @click.option("-o", "--output", type=FOLDER, required=True, help="Folder of the head with its router.")
 @click.option("--overwrite", is_flag=True, help="Replace it if it exists.")
-@click.option("--groups", type=click.IntRange(2), default=16, show_default=True, help="Of the vocabulary, of one size.")
-@click.option("--top-groups", type=click.IntRange(1), default=2, show_default=True, help="That every node asks for.")
-@click.option("--multi-steps", type=click.IntRange(1, 8), default=3, show_default=True,
+@click.option("--groups", type=WholeRange(2), default=16, show_default=True, help="Of the vocabulary, of one size.")
+@click.option("--top-groups", type=WholeRange(1), default=2, show_default=True, help="That every node asks for.")
+@click.option("--multi-steps", type=WholeRange(1, 8), default=3, show_default=True,
               help="Steps of the head to learn from.")  # fmt: skip
 @training_options(training_steps=500)
 @click.option("--json", "as_json", is_flag=True, help="The report as JSON.")

@@ -65,6 +65,6 @@ if __name__ == "__main__":
     conversation: Any = StubConversation(engine)
     with visible_streams(), silent_keys() as keys:
         screen = Screen(Console(quiet=False, verbose=False), color="never")
-        chat = Chat(engine=engine, conversation=conversation, screen=screen, reader=reader, keys=keys, own_tree=engine.tree,
-                    shows_stats=False)  # fmt: skip
+        chat = Chat(engine=engine, conversation=conversation, screen=screen, reader=reader, keys=keys,
+                    own_tree=engine.tree, shows_stats=False)  # fmt: skip
         sys.exit(converse(chat, None))

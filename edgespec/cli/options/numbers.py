@@ -1,0 +1,49 @@
+"""Whole numbers on the command line, as people and programs write them: 16, 16.0, and -1 where that means off."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import click
+
+OFF = "-1"
+_WHOLE_FLOAT = re.compile(r"([+-]?\d+)\.0*")
+
+
+def without_fraction(value: Any) -> Any:
+    """Return a text like 16.0 as 16, and a float like it; anything else as it is."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    match = _WHOLE_FLOAT.fullmatch(value) if isinstance(value, str) else None
+    return match[1] if match else value
+
+
+def is_auto(value: str) -> bool:
+    """Return whether a number is left to us."""
+    return without_fraction(value) in {"auto", OFF}
+
+
+class WholeNumber(click.types.IntParamType):
+    """A whole number; `has_off` makes None of -1."""
+
+    def __init__(self, *, has_off: bool = False) -> None:
+        self._has_off = has_off
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number; raises click.BadParameter."""
+        whole = without_fraction(value)
+        return None if self._has_off and str(whole) == OFF else super().convert(whole, param, ctx)
+
+
+class WholeRange(click.IntRange):
+    """A whole number in a range; `has_off` makes None of -1."""
+
+    def __init__(self, min: int | None = None, max: int | None = None, *, has_off: bool = False) -> None:  # noqa: A002
+        super().__init__(min, max)
+        self._has_off = has_off
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number; raises click.BadParameter."""
+        whole = without_fraction(value)
+        return None if self._has_off and str(whole) == OFF else super().convert(whole, param, ctx)
