@@ -107,7 +107,8 @@ def token_grammar(
     try:
         has_first = bool(found.matcher().allowed(())[:vocab].any())  # type: ignore[index]  # no path, so no end
     except EdgespecError as error:
-        raise refused(what, f"it allows no first token ({error.what})") from error
+        reason = error.what.partition(": ")[2].rstrip(".")
+        raise refused(what, f"it allows no first token ({reason})") from error
     if not has_first:
         raise refused(what, "it allows no first token")
     return found

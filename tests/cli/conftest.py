@@ -39,6 +39,12 @@ def _measures_the_machine_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_speed, "MOST_WRITTEN_BYTES", disk_speed.CHUNK_BYTES)
 
 
+@pytest.fixture(autouse=True)
+def _has_a_terminal_that_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a test has a terminal, it is no dumb one."""
+    monkeypatch.setenv("TERM", "xterm")
+
+
 @pytest.fixture
 def run_cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunCli:
     def call(

@@ -6,6 +6,7 @@ import datetime
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from edgespec.cli.chat.answers import answer
 from edgespec.cli.chat.footer import session_report

@@ -68,8 +68,8 @@ def _try(chat: Chat, act: Callable[[], object]) -> None:
 
 def _keep(chat: Chat) -> None:
     """Save the conversation of a fault, if there is any, and say where."""
-    if chat.conversation.num_turns:
-        with contextlib.suppress(Exception):  # no fault of its own may take the place of the first
+    with contextlib.suppress(Exception):  # no fault of its own may take the place of the first
+        if chat.conversation.num_turns:
             chat.kept = chat.kept or new_session()
             chat.conversation.save(chat.kept, overwrite=True, settings=saved_settings(chat))
             chat.screen.say(f"the conversation is kept: /load {chat.kept}")

@@ -102,7 +102,7 @@ def make_requests(pair: ModelPair, rows: list[PromptRow], encode: EncodeTurn, ru
         own = row.settings
         ids, fault = _encoded(row, encode)
         grammar = own.text_grammar() if own.names_grammar else run.grammar
-        with _naming(row):
+        with _naming(row, grammar):
             sampling = with_token_ids(named_sampling(run.sampling, own.sampling()), pair)
             token_options = _token_options(own, sampling, pair)
             if grammar is not None and (grammar, sampling.ignore_eos) not in followed:
@@ -157,14 +157,16 @@ def _encoded(row: PromptRow, encode: EncodeTurn) -> tuple[list[int], EdgespecErr
 
 
 @contextmanager
-def _naming(row: PromptRow) -> Iterator[None]:
-    """Within this block an error names the row, where the row itself asks for such things."""
+def _naming(row: PromptRow, grammar: Grammar | None) -> Iterator[None]:
+    """Within this block an error names the row, where the row itself asks for such things, or the run's grammar."""
     try:
         yield
     except EdgespecError as error:
         own = row.settings
         if not (own.names_grammar or own.names_tokens):
-            raise
+            if error.code != "E_GRAMMAR" or grammar is None:
+                raise
+            raise EdgespecError(error.code, f"`{grammar.form}`: {error.what}", error.fix) from error
         raise EdgespecError(error.code, f"{row.where}: {spelled(error.what, ROW_SPELLINGS)}", error.fix) from error
 
 

@@ -15,7 +15,6 @@ from edgespec.cli.console import Console
 from edgespec.cli.options.group import FOLDER, Command, with_options
 from edgespec.cli.options.machine import MachineOptions
 from edgespec.cli.options.numbers import WholeRange
-from edgespec.cli.prompts.read import JSONL_SUFFIXES, encode_prompts, read_prompts
 from edgespec.cli.prompts.read import encode_prompts, read_prompts
 from edgespec.cli.prompts.source import form_by_name, read_bytes
 from edgespec.errors import EdgespecError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -58,12 +59,14 @@ class StubConversation:
 
 
 if __name__ == "__main__":
-    reader, _ = open_reader(
-        history=Path(sys.argv[1]), words={"read": (), "show": ("memory",)}, file_commands=("read",), color=False
-    )
     engine: Any = StubEngine()
     conversation: Any = StubConversation(engine)
     with visible_streams(), silent_keys() as keys:
+        time.sleep(float(os.environ.get("STUB_LOADS_S", "0")))
+        reader, _ = open_reader(
+            history=Path(sys.argv[1]), words={"read": (), "show": ("memory",)}, file_commands=("read",), color=False,
+            typed=keys.typed,
+        )  # fmt: skip
         screen = Screen(Console(quiet=False, verbose=False), color="never")
         chat = Chat(engine=engine, conversation=conversation, screen=screen, reader=reader, keys=keys,
                     own_tree=engine.tree, shows_stats=False)  # fmt: skip

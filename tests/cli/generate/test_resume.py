@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -297,9 +298,14 @@ def test_a_run_of_a_random_seed_is_gone_on_with_by_that_seed(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGTERM")
-@pytest.mark.parametrize("num_records", [0, 1])
-def test_what_sigterm_ends_goes_on_by_the_command_that_it_prints(
-    num_records: int, tmp_path: Path, pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("num_records", "signal_name", "status"), [(0, "SIGTERM", 143), (1, "SIGHUP", 129)])
+def test_what_a_signal_ends_goes_on_by_the_command_that_it_prints(
+    num_records: int,
+    signal_name: str,
+    status: int,
+    tmp_path: Path,
+    pair_folders: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also before there is a record that could tell the seed."""
     (tmp_path / "p.jsonl").write_text(prompts("a", "b", "c")["p.jsonl"])
@@ -314,11 +320,11 @@ def test_what_sigterm_ends_goes_on_by_the_command_that_it_prints(
         time.sleep(0.01)
     if num_records == 0:
         time.sleep(0.5)
-    process.terminate()
+    process.send_signal(getattr(signal, signal_name))
     _, said = process.communicate(timeout=60)
     if "to go on" not in said:
         pytest.skip("it ended before, or had not begun")
-    assert process.returncode == 143
+    assert process.returncode == status
     assert "Traceback" not in said
     words = shlex.split(said.partition("to go on: edgespec generate ")[2])
     monkeypatch.chdir(tmp_path)

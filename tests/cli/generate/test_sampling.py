@@ -158,6 +158,8 @@ def test_results_of_other_penalties_are_not_gone_on_with(run_cli: RunCli, option
         ({}, ["--json-schema", '{"type": "foo"}'], "the JSON schema cannot be followed: Invalid type: foo"),
         ({}, ["--json-schema", "missing.json"], "there is no file 'missing.json'"),
         ({}, ["--grammar", "p.jsonl"], "the grammar cannot be followed"),
+        ({}, ["--grammar", "never.gbnf"], "--grammar: the grammar cannot be followed: it allows no first token"),
+        ({}, ["-j", '{"enum": []}'], "--json-schema: the JSON schema cannot be followed"),
         ({}, ["--json-schema", "{}", "--grammar", "g"], "give --json-schema or --grammar"),
         ({}, ["--json-schema", "{}", "--ignore-eos"], "must be able to end"),
     ],
@@ -172,7 +174,8 @@ def test_what_is_wrong_is_said_before_a_weight_is_read(
         raise AssertionError(f"{path} was opened")
 
     monkeypatch.setattr(MappedFile, "__init__", refuse)
-    outcome = run_cli([*options, *flags], files=jsonl({"prompt": "x", **row}))
+    files = {**jsonl({"prompt": "x", **row}), "never.gbnf": 'root ::= root "a"'}
+    outcome = run_cli([*options, *flags], files=files)
     assert outcome.code in {2, 4}, outcome.err
     assert said in outcome.err
     assert "Traceback" not in outcome.err

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from edgespec.model.host_memory import free_host_bytes
+from edgespec.model.host_memory import address_limit_bytes, free_addresses_bytes, free_host_bytes
 
 V1, V2 = "sys/fs/cgroup/memory", "sys/fs/cgroup"
 MIB = 1 << 20
@@ -55,3 +56,17 @@ def test_control_groups_of_both_versions_limit_what_is_free(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     assert free_host_bytes(tmp_path) == free_mib * MIB
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it has no such limit")
+@pytest.mark.parametrize(("limit_mib", "free_mib"), [(3000, 2000), (500, 0), (None, None)])
+def test_a_limit_of_addresses_leaves_what_is_not_taken(
+    limit_mib: int | None, free_mib: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import resource
+
+    soft = resource.RLIM_INFINITY if limit_mib is None else limit_mib * MIB
+    monkeypatch.setattr(resource, "getrlimit", lambda _which: (soft, soft))
+    monkeypatch.setattr(psutil, "Process", lambda: SimpleNamespace(memory_info=lambda: SimpleNamespace(vms=1000 * MIB)))
+    assert free_addresses_bytes() == (None if free_mib is None else free_mib * MIB)
+    assert address_limit_bytes() == (None if limit_mib is None else limit_mib * MIB)

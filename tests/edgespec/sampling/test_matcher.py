@@ -120,6 +120,17 @@ def test_what_cannot_be_followed_is_refused_with_its_reason(make: Any, said: str
     assert "\n" not in raised.value.what
 
 
+@pytest.mark.parametrize("text", ['root ::= root "a"', 'root ::= a\na ::= b\nb ::= a "x"', 'start: start "x"'])
+def test_a_grammar_that_allows_no_first_token_is_refused_when_it_is_made(text: str) -> None:
+    with pytest.raises(EdgespecError, match="grammar cannot be followed: it allows no first token"):
+        over_tokens(Grammar(form="grammar", text=text))
+
+
+def test_a_grammar_of_an_empty_text_allows_its_end() -> None:
+    found = over_tokens(Grammar(form="grammar", text='root ::= ""')).matcher().allowed([])
+    assert spelled(found) == {"<|endoftext|>"}
+
+
 def test_a_missing_library_is_named_with_the_way_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     right = builtins.__import__
 

@@ -1,0 +1,179 @@
+"""A fault in one answer ends no chat: the conversation stays, is in a file, and the next line is answered."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec import Engine, SamplingSettings, TreeSettings
+from edgespec.cli import Terminated
+from edgespec.cli.chat.keys import WaitingKeys
+from edgespec.cli.chat.loop import converse
+from edgespec.cli.chat.screen import Screen
+from edgespec.cli.chat.state import Chat
+from edgespec.cli.console import Console
+from edgespec.cli.standard_streams import StdoutError
+from edgespec.errors import EdgespecError
+from tests.cli.chat.test_chat import Lines
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine.from_pretrained(tree=TreeSettings(size=4), dtype="float32", context_tokens=160, self_check=False) as it:
+        yield it
+
+
+@pytest.fixture
+def chat(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Chat:
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
+    engine.forget()
+    conversation = engine.chat(sampling=SamplingSettings(), max_new_tokens=4)
+    screen = Screen(Console(quiet=False, verbose=False), color="never")
+    return Chat(engine=engine, conversation=conversation, reader=None, keys=WaitingKeys(), own_tree=engine.tree,
+                screen=screen)  # fmt: skip
+
+
+def failing_once(chat: Chat, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message `fail` fails, behind its first token."""
+    stream = chat.conversation.stream
+
+    def go(text: str, **options: Any) -> Iterator[Any]:
+        for chunk in stream(text, **options):
+            yield chunk
+            if text == "fail":
+                raise error
+
+    monkeypatch.setattr(chat.conversation, "stream", go)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        EdgespecError("E_READ_FAILED", "a file has gone.", "Bring it back."),
+        EdgespecError("E_CHAT_TEMPLATE", "the template fails.", "Mend it."),
+        RuntimeError("nobody foresaw this"),
+        UnicodeEncodeError("utf-8", "\udcfc", 0, 1, "surrogates not allowed"),
+        OSError(12, "Cannot allocate memory"),
+        MemoryError(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_any_fault_is_said_and_the_next_line_is_answered(
+    error: Exception, chat: Chat, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing_once(chat, error, monkeypatch)
+    chat.reader = Lines(["def main(", "fail", "import os", "/stats"])
+    assert converse(chat, None) == 0
+    assert [message.content for message in chat.conversation.messages if message.role == "user"][::2] == [
+        "def main(", "import os",
+    ]  # fmt: skip
+    said = capsys.readouterr().err
+    assert len(re.findall(r"^Error: ", said, re.MULTILINE)) == 1
+    assert "Traceback" not in said
+    assert ("unexpected RuntimeError: nobody foresaw this" in said) == isinstance(error, RuntimeError)
+
+
+def test_what_a_fault_left_is_in_a_file_that_load_reads(
+    chat: Chat, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing_once(chat, RuntimeError("odd"), monkeypatch)
+    chat.reader = Lines(["def main(", "fail", "fail"])
+    assert converse(chat, None) == 0
+    assert chat.kept is not None
+    assert capsys.readouterr().err.count(f"the conversation is kept: /load {chat.kept}") == 2
+    assert len(json.loads(chat.kept.read_text())["messages"]) == len(chat.conversation.messages)
+    chat.reader = Lines(["/clear", f"/load {chat.kept}", "import os"])
+    assert converse(chat, None) == 0
+    assert chat.conversation.num_turns == 4
+
+
+@pytest.mark.parametrize("error", [Terminated(15), StdoutError(5, "gone"), BrokenPipeError()])
+def test_what_ends_the_program_leaves_the_conversation_in_a_file(
+    error: BaseException, chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing_once(chat, error, monkeypatch)
+    chat.reader = Lines(["def main(", "fail"])
+    with pytest.raises(type(error)):
+        converse(chat, None)
+    assert chat.kept is not None
+    assert chat.kept.exists()
+
+
+@pytest.mark.parametrize(
+    ("typed", "content"),
+    [("gr\udcfc\udcdfe", "gr\ufffd\ufffde"), ('x = "\udce2\udc82', 'x = "\ufffd\ufffd'), ("\ud83d!", "\ufffd!")],
+)
+def test_bytes_that_are_not_utf8_stand_as_u_fffd_and_that_is_said(
+    typed: str, content: str, chat: Chat, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a message, a system message, one that is edited, and in any command."""
+    chat.reader = Lines([typed, f"/system {typed}", "/system", typed, "/edit", typed, f"/nothing {typed}", "def f("])
+    assert converse(chat, None) == 0
+    assert chat.conversation.messages[0].content == content
+    assert chat.conversation.system == content
+    said = capsys.readouterr().err
+    assert said.count("not UTF-8, and read as \ufffd") == 5
+    assert len(re.findall(r"^Error: ", said, re.MULTILINE)) == 1  # there is no command of that name
+    assert chat.conversation.num_turns == 2
+
+
+@pytest.mark.parametrize("name", ["no\0file", "x" * 5000, "."])
+def test_read_refuses_a_name_that_no_file_can_have(name: str, chat: Chat, capsys: pytest.CaptureFixture[str]) -> None:
+    chat.reader = Lines([f"/read {name}", "a\0b\x1b"])
+    assert converse(chat, None) == 0
+    said = capsys.readouterr().err
+    assert "Error: cannot read" in said
+    assert "unexpected" not in said
+    assert chat.conversation.num_turns == 1
+
+
+if sys.platform != "win32":
+    from tests.cli.chat.test_terminal import Terminal
+
+    def begun(folder: Path, **environment: str) -> Terminal:
+        return Terminal(["-m", "tests.cli.chat.chat_stub", str(folder / "history")], folder, **environment)
+
+    def test_lines_typed_while_a_chat_loads_are_its_first_messages(tmp_path: Path) -> None:
+        """Those of the first moment, when the terminal still has lines of its own, and those that come later."""
+        terminal = begun(tmp_path, STUB_LOADS_S="1")
+        terminal.keys("one\rtw")
+        time.sleep(0.7)
+        terminal.keys("o\rthree\r\x04")
+        for message in ("one", "two", "three"):
+            terminal.see(f"GOT '{message}'")
+        assert terminal.end() == 0
+
+    @pytest.mark.parametrize("kind", ["dumb", "unknown", ""])
+    def test_a_dumb_terminal_gets_plain_lines_and_reads_lines(kind: str, tmp_path: Path) -> None:
+        terminal = begun(tmp_path, TERM=kind)
+        terminal.keys("one\r")
+        terminal.see("GOT 'one'")
+        shown = terminal.child.before
+        terminal.keys("short\r")
+        terminal.see("tick")
+        terminal.keys("ahead\r")
+        terminal.see("GOT 'ahead'")
+        shown += terminal.child.before
+        assert "\x1b" not in shown
+        assert not any("\r" in line.strip("\r") for line in shown.split("\n"))  # nothing is drawn over
+        terminal.keys("\x04")
+        assert terminal.end() == 0
+
+    def test_bytes_of_latin_1_are_read_with_a_word_and_the_chat_goes_on(tmp_path: Path) -> None:
+        terminal = begun(tmp_path)
+        terminal.ready()
+        os.write(terminal.child.child_fd, b"gr\xfc\xdfe\r")
+        terminal.see("2 bytes of what was typed")
+        terminal.see("GOT 'gr\ufffd\ufffde'")
+        os.write(terminal.child.child_fd, b"x\xe2\x82\r")  # a paste that was cut
+        terminal.see("GOT 'x\ufffd")
+        terminal.keys("\x04")
+        assert terminal.end() == 0
