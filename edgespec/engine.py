@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from edgespec.decode.threads import make_tuner
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.grow.policies import OpenPolicy
 from edgespec.model.causal_model import CausalModel
+from edgespec.pair.chat_templates import with_template
 from edgespec.pair.find import find_pair
 from edgespec.pair.pair import ModelPair, open_pair
 from edgespec.placement.load import Progress, load_models
@@ -87,25 +88,21 @@ class Engine:
     @classmethod
     def from_pretrained(
         cls,
-        target: str | Path | None = None,
-        *,
-        draft: str | Path | None = None,
-        revision: str | None = None,
-        draft_revision: str | None = None,
-        local_files_only: bool = True,
-        tree: TreeSettings | None = None,
-        profile: str = "auto",
-        self_check: bool = True,
-        progress: Progress | None = None,
-        **options: Unpack[PlaceOptions],
-    ) -> Engine:
+        target: str | Path | None = None, *, draft: str | Path | None = None,
+        revision: str | None = None, draft_revision: str | None = None, local_files_only: bool = True,
+        chat_template: str | Path | None = None, template_args: Mapping[str, Any] | None = None,
+        tree: TreeSettings | None = None, profile: str = "auto", self_check: bool = True,
+        progress: Progress | None = None, **options: Unpack[PlaceOptions],
+    ) -> Engine:  # fmt: skip
         """Load a target and a draft; without a target, the built-in pair.
 
         Both are folders, or names of the user's configuration or of the local Hugging Face cache; what that lacks is
-        downloaded only with `local_files_only=False`. Without `tree` the trees tune themselves, from the plan of the
-        pair's profile ("auto"), or from small ones ("none"); a profile's file holds them to its plan.
+        downloaded only with `local_files_only=False`. `chat_template` (a name of the model's, a file or a text) and
+        `template_args` are for messages. Without `tree` the trees tune themselves, from the plan of the pair's
+        profile ("auto"), or from small ones ("none"); a profile's file holds them to its plan.
         """
         pair = open_pair(*find_pair(target, draft, revision, draft_revision, online=not local_files_only))
+        pair = with_template(pair, chat_template, template_args or {})
         if tree is not None:
             return cls.from_pair(pair, tree=tree, self_check=self_check, progress=progress, **options)
         place = resolve_place(pair.target.config, pair.max_context, **options)
@@ -277,7 +274,8 @@ class Engine:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return a prompt's token ids; messages go through the chat template. Raises EdgespecError without ids."""
-        return prompt_ids(self.pair.tokenizer, prompt, max_tokens=self.max_context)
+        tokenizer, values = self.pair.tokenizer, self.pair.template_args
+        return prompt_ids(tokenizer, prompt, values=values, max_tokens=self.max_context)
 
     def use_prompt_cache(self, cache: PromptCache | None) -> None:
         """Begin texts on the rows that a file has of their prompt's beginning, and let it have those that it wants."""

@@ -26,10 +26,12 @@ MAX_LOOKING_S = 10.0  # somebody waits for an error
 
 def open_named_pair(models: AskedModels) -> ModelPair:
     """The pair, as `open_pair` checks it; where the token ids differ, the error names local drafts that fit."""
+    from edgespec.pair.chat_templates import with_template
     from edgespec.pair.pair import open_pair
 
     with naming_drafts(models):
-        return open_pair(models.target, models.draft)
+        pair = open_pair(models.target, models.draft)
+    return with_template(pair, models.chat_template, models.template_args)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from edgespec.errors import EdgespecError
 
 ALIKE = (
-    "acceptance", "alignment_weight", "branching", "classifier", "confidence", "device", "draft_quant",
+    "acceptance", "alignment_weight", "branching", "chat_template", "classifier", "confidence", "device", "draft_quant",
     "draft_revision", "draft_tokens", "draw", "dtype", "experts", "fork", "frequency_penalty", "grammar",
     "json_schema", "learning_rate", "logit_bias", "logprobs", "max_new_tokens", "min_p", "parallel",
     "policy", "presence_penalty", "prompt_cache", "quant", "resources", "revision", "seed", "stop_depths",
@@ -35,6 +35,7 @@ FLAGS = {name: "--" + name.replace("_", "-") for name in ALIKE} | {
     "stop_log_probability": "--stop-logprob",
     "target": "-m",
     "temperature": "--temp",
+    "template_args": "--template-arg",
     "threshold": "--tree-threshold",
 }
 COMMANDS = {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
 from edgespec.inputs import shown
+from edgespec.pair.chat_templates import processor_template
 from edgespec.pair.folder import (
     ModelFolder,
     check_no_pointer,
@@ -37,6 +39,7 @@ class ModelPair:
     tokenizer: PreTrainedTokenizerBase
     stop_tokens: frozenset[int]  # ids that end a text
     unshared: frozenset[int] = frozenset()  # ids that are no token of both, which the draft never proposes
+    template_args: Mapping[str, Any] = field(default_factory=dict)  # what the chat template reads beside messages
 
     @property
     def names(self) -> tuple[str, str | None]:
@@ -139,6 +142,7 @@ def open_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
             f"the tokenizer of '{folder}' ({type(tokenizer).__name__}) has no tokenizer.json form.",
             "Convert it with transformers, and save it into the folder.",
         )
+    tokenizer.chat_template = tokenizer.chat_template or processor_template(folder)
     return tokenizer
 
 

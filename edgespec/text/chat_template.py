@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from edgespec.errors import EdgespecError
 from edgespec.inputs import is_text
+from edgespec.text.rendering import rendered
 from edgespec.text.written import as_written
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-PROBE = "edgespec-probe"
 PIECE_CHARACTERS = 1 << 16  # of a long text whose tokens are counted
 Role = Literal["system", "user", "assistant"]
 
@@ -38,41 +38,21 @@ def template_ids(
     messages: Sequence[Mapping[str, str]],
     *,
     values: Mapping[str, Any] | None = None,
+    first: int = 1,
     max_tokens: int | None = None,
 ) -> list[int]:
     """Return the ids up to where the next answer begins; the template reads `values` beside the messages.
 
-    Raises EdgespecError without a template, where it fails, and for far more ids than `max_tokens`.
+    Raises EdgespecError without a template, as `rendered` does, and for far more ids than `max_tokens`.
     """
     if not tokenizer.chat_template:
         raise EdgespecError(
             "E_CHAT_TEMPLATE",
             "the model's tokenizer has no chat template.",
-            "Give the prompt as text, or use `raw=True`.",
+            "Give the prompt as text, use `raw=True`, or give a `chat_template`.",
         )
-    text = as_written(messages, lambda said: _rendered(tokenizer, said, values))
+    text = as_written(messages, lambda said: rendered(tokenizer, said, values=values, first=first))
     return encoded(tokenizer, text, add_special_tokens=False, max_tokens=max_tokens)
-
-
-def _rendered(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any] | None
-) -> str:
-    said: list[dict[str, Any]] = [
-        {name: text_of(value) if name == "content" else value for name, value in message.items()}
-        for message in messages
-    ]
-    try:
-        if reads_parts(tokenizer):
-            said = [
-                {**message, "content": [{"type": "text", "text": message["content"]}]}
-                for message in said
-                if message.get("content")
-            ]
-        return str(tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False, **(values or {})))
-    except Exception as error:  # a template is a program of the model's, and may raise anything
-        raise EdgespecError(
-            "E_CHAT_TEMPLATE", f"the model's chat template fails ({error}).", "Use `raw=True`."
-        ) from error
 
 
 def encoded(
@@ -105,37 +85,6 @@ def _check_length(tokenizer: PreTrainedTokenizerBase, text: str, max_tokens: int
         if num_tokens > 2 * max_tokens:
             what = f"the prompt has more than {2 * max_tokens} tokens, and the context holds {max_tokens}."
             raise EdgespecError("E_CONTEXT", what, "Shorten the prompt.")
-
-
-def text_of(content: object, where: str = "a message") -> object:
-    """Return a message's content as it is, and one in parts as one text, a part a line.
-
-    Raises EdgespecError for parts that are images, sounds or anything else: only the text part of a model is run.
-    """
-    if not isinstance(content, list):
-        return content
-    texts = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get("text") if isinstance(part, dict) and kind == "text" else None
-        if not isinstance(text, str):
-            named = f"of type '{kind}'" if isinstance(kind, str) else "without a type"
-            raise EdgespecError(
-                "E_PROMPT_INVALID",
-                f"{where} has a part {named}, and only text is read.",
-                "Keep the parts of type text.",
-            )
-        texts.append(text)
-    return "\n".join(texts)
-
-
-def reads_parts(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether the chat template wants a message's content as parts, and would lose a plain text."""
-    message = {"role": "user", "content": PROBE}
-    try:
-        return PROBE not in tokenizer.apply_chat_template([message], tokenize=False)
-    except Exception:  # a template is a program of the model's: one that fails says why when it is used
-        return False
 
 
 def plain_ids(

@@ -138,7 +138,8 @@ class Conversation:
         if self.is_raw:
             return plain_ids(tokenizer, whole)
         said = [message_fields(tokenizer, message) for message in whole]
-        return template_ids(telling(tokenizer, self.day), said, values=self.template_values)
+        values = {**self._engine.pair.template_args, **self.template_values}
+        return template_ids(telling(tokenizer, self.day), said, values=values)
 
     def first_ids(self, text: str) -> list[int]:
         """Return the ids of a conversation that begins with this message."""

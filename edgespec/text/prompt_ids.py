@@ -27,13 +27,21 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, str]] | Mapping[str, Any] |
 _FIX = "Give a text, a list of token ids, or a list of messages."
 
 
-def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, *, max_tokens: int | None = None) -> list[int]:
-    """Return a prompt's ids, whatever its form; raises EdgespecError where it has none, or is no prompt."""
+def prompt_ids(
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: Prompt,
+    *,
+    values: Mapping[str, Any] | None = None,
+    max_tokens: int | None = None,
+) -> list[int]:
+    """Return a prompt's ids, whatever its form; a chat template reads `values` beside messages.
+
+    Raises EdgespecError where it has none, or is no prompt.
+    """
     if isinstance(prompt, str):
         ids = encoded(tokenizer, prompt, max_tokens=max_tokens)
     elif _are_messages(prompt):
-        _check_roles(prompt)
-        ids = template_ids(tokenizer, prompt, max_tokens=max_tokens)
+        ids = template_ids(tokenizer, prompt, values=values, max_tokens=max_tokens)
     else:
         ids = token_ids(prompt)
     if not ids:
@@ -61,13 +69,6 @@ def token_ids(prompt: object, *, with_padding: bool = False) -> list[int]:
 
 def _are_messages(prompt: object) -> TypeGuard[Sequence[Mapping[str, Any]]]:
     return isinstance(prompt, Sequence) and bool(prompt) and all(isinstance(item, Mapping) for item in prompt)
-
-
-def _check_roles(messages: Sequence[Mapping[str, Any]]) -> None:
-    for number, message in enumerate(messages, 1):
-        if not isinstance(message.get("role"), str):
-            what = f"message {number} of the prompt has no role: {shown(dict(message))}."
-            raise EdgespecError("E_PROMPT_INVALID", what, "Give each message a role, such as 'user', and a content.")
 
 
 def _member(value: object, name: str) -> object:

@@ -24,6 +24,7 @@ from edgespec.cli.console import counted
 from edgespec.cli.open_engine import engine_trees_in_words
 from edgespec.cli.options.files import check_files
 from edgespec.cli.options.model import AskedModels
+from edgespec.cli.prompts.notes import template_notes
 from edgespec.errors import EdgespecError
 from edgespec.files import expanded, require_place, sessions_folder
 
@@ -98,6 +99,9 @@ def _system(chat: Chat, argument: str) -> None:
         return
     chat.conversation.system = argument or None
     chat.screen.say(f"system message {'set' if argument else 'removed'}; the next turn reads everything again")
+    if argument and not chat.conversation.is_raw:
+        for note in template_notes(chat.engine.pair, (), has_system=True):
+            chat.screen.say(note)
 
 
 def _set(chat: Chat, argument: str) -> None:

@@ -21,6 +21,7 @@ from edgespec.cli.options.console import console_options
 from edgespec.cli.options.machine import MachineOptions, machine_options
 from edgespec.cli.options.model import AskedModels, model_options
 from edgespec.cli.options.sections import FIRST, LAST, MACHINE, SectionedCommand
+from edgespec.cli.options.template import template_options
 from edgespec.cli.options.tree import AskedTrees, tree_options
 from edgespec.cli.prompt_cache import open_prompt_cache, prompt_cache_option, use_prompt_cache
 from edgespec.cli.prompts.read import read_text
@@ -38,7 +39,7 @@ SECTIONS = {
         "prompt_text", "single_turn", "model", "draft_model", "system", "max_new_tokens", "temperature", "seed",
         "ctx_size", "max_gpu_mem",
     ),
-    "Chat": ("system_file", "raw", "history", "stats", "color"),
+    "Chat": ("system_file", "raw", "chat_template", "template_arg", "history", "stats", "color"),
     **LAST,
     "Memory, device and formats": tuple(name for name in MACHINE if name != "ctx_size"),
 }  # fmt: skip
@@ -61,8 +62,9 @@ message begins on a line of its own. A pipe is one turn: all of stdin is the mes
 """,
 )
 @click.argument("target", required=False, type=click.Path(path_type=Path))
-@model_options
 @chat_options
+@model_options
+@template_options
 @tree_options(has_profile=True)
 @machine_options
 @prompt_cache_option
@@ -158,6 +160,7 @@ def _open_chat(console: Console, engine: Engine, asked: AskedChat, keys: Waiting
     """Return the conversation with the screen and the line editor that it uses."""
     from edgespec.cli.chat.screen import Screen
     from edgespec.cli.chat.state import Chat
+    from edgespec.cli.prompts.notes import template_notes
     from edgespec.text.context import doubtful_ends
 
     conversation = engine.chat(
@@ -186,6 +189,9 @@ def _open_chat(console: Console, engine: Engine, asked: AskedChat, keys: Waiting
     )
     if conversation.is_raw and not asked.raw:
         console.say("no chat template: your text and the model's are one, and it continues yours")
+    elif not conversation.is_raw:
+        for note in template_notes(engine.pair, engine.pair.template_args, has_system=bool(conversation.system)):
+            console.say(note)
     with suppress(EdgespecError):  # of a template, which is said when there is a message
         for doubt in doubtful_ends(conversation.first_ids("a"), engine.pair):
             console.say(f"every message {doubt}")

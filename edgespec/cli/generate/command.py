@@ -31,6 +31,7 @@ from edgespec.cli.options.console import console_options
 from edgespec.cli.options.machine import MachineOptions, machine_options, parallel_option
 from edgespec.cli.options.model import AskedModels, model_options
 from edgespec.cli.options.sections import FIRST, LAST, SectionedCommand
+from edgespec.cli.options.template import template_options
 from edgespec.cli.options.tree import AskedTrees, tree_options
 from edgespec.cli.prompt_cache import open_prompt_cache, prompt_cache_option, use_prompt_cache
 from edgespec.cli.prompts.read import holds_rows
@@ -47,7 +48,7 @@ SECTIONS = {
     ),
     "Prompts": (
         "prompts_file", "lines", "input_format", "start", "limit", "only", "category", "repeat", "system_file", "day",
-        "raw", "truncate",
+        "raw", "chat_template", "template_arg", "truncate",
     ),
     "Results": (
         "format_name", "special_tokens", "logprobs", "ordered", "overwrite", "force", "fail_fast", "live_text",
@@ -90,6 +91,7 @@ Exit codes: 0 done, 1 failed while running, 2 wrong usage or input, 3 done but s
 )
 @prompt_options
 @model_options
+@template_options
 @output_options
 @sampling_options
 @tree_options(has_profile=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.console import Console, counted, named
 from edgespec.cli.generate.formats import check_format
+from edgespec.cli.generate.not_applied import report_ignored_settings
 from edgespec.cli.generate.options import AskedOutput, AskedPrompts, AskedSampling
 from edgespec.cli.generate.requests import (
     EncodeTurn,
@@ -29,7 +30,6 @@ from edgespec.cli.options.machine import MachineOptions
 from edgespec.cli.options.model import AskedModels
 from edgespec.cli.options.tree import AskedTrees
 from edgespec.cli.prompts.read import describe, numbered_rows, read_prompts
-from edgespec.cli.prompts.report import say_unused_keys
 from edgespec.cli.prompts.rows import PromptRow, text_row
 from edgespec.cli.prompts.selection import repeated, select
 from edgespec.errors import EdgespecError
@@ -291,14 +291,3 @@ def _report_finished_rows(console: Console, results: Results, num_wanted: int, n
     again = f", {len(results.failed)} failed and run again" if results.failed else ""
     done = f"{num_wanted - num_left} of {num_wanted} prompts are done{again}{torn}"
     console.say(f"resuming '{results.path}': {done}; seed {seed}")
-
-
-def report_ignored_settings(console: Console, pair: ModelPair, rows: list[PromptRow], asked: AskedPrompts) -> None:
-    """Say once what rows, model or template ask for and this run does not do."""
-    say_unused_keys(console, rows)
-    if asked.day is not None and (asked.raw or not asks_for_day(pair.tokenizer)):
-        console.say("--day changes nothing: no chat template asks for it")
-    if not pair.tokenizer.chat_template and not asked.raw:
-        has_several = any(len(row.messages) > 1 or row.follow_ups or row.settings.system for row in rows)
-        how = ", each message on a line of its own" if has_several or asked.system else ""
-        console.say(f"no chat template: prompts are read as they are{how}")

@@ -53,6 +53,7 @@ def run_config(setup: PairSetup, run: RunSettings) -> dict[str, Any]:
         DAY: None if run.day is None else run.day.isoformat(),
         "raw": run.raw,
         "system": run.system,
+        **({"template_args": pair.template_args} if pair.template_args else {}),
         "stop": list(run.stop),
         **({} if run.skip_special_tokens else {"skip_special_tokens": False}),
         "grammar": None if run.grammar is None else f"{run.grammar.form} {run.grammar.text}",

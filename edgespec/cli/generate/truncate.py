@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from edgespec.cli.generate.requests import EncodeTurn, Request, needed_of, question_tokens
-from edgespec.cli.prompts.rows import PromptRow
+from edgespec.cli.prompts.rows import SYSTEM_ROLES, PromptRow
 from edgespec.config import DEFAULT_NEW_TOKENS
 from edgespec.errors import EdgespecError
 
@@ -78,7 +78,7 @@ def _room(request: Request, max_context: int) -> int:
 
 def _shortened(row: PromptRow, side: Side, num_tokens: int, tokenizer: PreTrainedTokenizerBase) -> PromptRow:
     """Return the row with so many tokens less of its longest message; as it is where too little would stay of that."""
-    texts = [str(message["content"]) if message["role"] != "system" else "" for message in row.messages]
+    texts = [message["content"] or "" if message["role"] not in SYSTEM_ROLES else "" for message in row.messages]
     texts += row.follow_ups
     index = max(range(len(texts)), key=lambda index: len(texts[index]))
     text = texts[index]

@@ -21,7 +21,7 @@ from edgespec.pair.user_config import UserConfig
 WRITTEN = ("output", "prompt_cache", "plot", "export", "records", "features")  # beside the log
 READ = (
     "prompts", "prompts_file", "system_file", "json_schema", "grammar", "profile", "imported", "initial", "data",
-    "tree_file", "classifier", "stop_model", "acceptance",
+    "tree_file", "classifier", "stop_model", "acceptance", "chat_template",
 )  # fmt: skip
 NO_FILES = {"-", "auto", "none"}
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ class AskedModels:
 
     target: Path | None
     draft: Path | None
+    chat_template: str | None = None  # in the place of the target's: a name of its own, or a text
+    template_args: Mapping[str, Any] = field(default_factory=dict)  # what the template reads beside messages
 
 
 def config_option(function: Command) -> Command:

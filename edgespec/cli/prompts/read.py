@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.console import counted
 from edgespec.cli.prompts.row_settings import typed_cells
-from edgespec.cli.prompts.rows import MessageFields, PromptRow, parse_row, text_row
+from edgespec.cli.prompts.rows import SYSTEM_ROLES, MessageFields, PromptRow, parse_row, text_row
 from edgespec.cli.prompts.source import (
     PARQUET,
     decoded,
@@ -26,6 +26,7 @@ from edgespec.cli.prompts.source import (
 from edgespec.errors import EdgespecError
 from edgespec.inputs import parse_json
 from edgespec.text.chat_template import Message, plain_ids, template_ids
+from edgespec.text.rendering import named
 from edgespec.text.written import message_fields
 
 if TYPE_CHECKING:
@@ -190,12 +191,15 @@ def encode_turn(
         for answer, question in exchanges:
             messages += [message_fields(tokenizer, answer), {"role": "user", "content": question}]
         try:
-            ids = template_ids(tokenizer, messages, max_tokens=max_tokens)
+            values = {**pair.template_args, **(row.settings.template_args or {})}
+            first = 1 + len(row.messages) - len(said)
+            ids = template_ids(tokenizer, messages, values=values, first=first, max_tokens=max_tokens)
         except EdgespecError as error:
             if error.code == "E_CONTEXT":
                 raise
             raise EdgespecError(error.code, f"{row.where}: {error.what}", error.fix) from error
     else:
+        _check_texts(row)
         # Of the roles only an answer's place differs: behind its question, not below it.
         text = [
             Message(role="assistant" if message["role"] == "assistant" else "user", content=message["content"])
@@ -216,6 +220,16 @@ def encode_turn(
     return ids
 
 
+def _check_texts(row: PromptRow) -> None:
+    """Raise EdgespecError for a message that only calls tools: without a template it says nothing."""
+    for number, message in enumerate(row.messages, 1):
+        if not message["content"] and (message.get("tool_calls") or message.get("function_call")):
+            what = (
+                f"{row.where}: {named(number, message)} only calls tools, which does not reach a prompt of plain text."
+            )
+            raise EdgespecError("E_PROMPT_INVALID", what, "Use a `chat_template`, or leave that message out.")
+
+
 def read_text(source: str, *, what: str = TEXT_FILE) -> str:
     """Read a file's text, or stdin's for '-', without byte order mark and carriage returns; raises EdgespecError."""
     return decoded(read_bytes(source, what=what), source)
@@ -224,7 +238,7 @@ def read_text(source: str, *, what: str = TEXT_FILE) -> str:
 def _with_system(row: PromptRow, system: str | None) -> tuple[MessageFields, ...]:
     """Return the messages behind the row's own system prompt, or the run's where the row has none."""
     content = row.settings.system if row.settings.system is not None else system
-    has_own = any(message["role"] == "system" for message in row.messages)
+    has_own = any(message["role"] in SYSTEM_ROLES for message in row.messages)
     return row.messages if has_own or not content else ({"role": "system", "content": content}, *row.messages)
 
 

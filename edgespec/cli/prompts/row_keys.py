@@ -56,6 +56,10 @@ SETTINGS: dict[str, Setting] = {
         means="in Lark's form or GBNF, a regular expression, or a list of texts, which the text matches",
     ),
     "system": Setting(also=("system_prompt",), means="the system prompt"),
+    "template_args": Setting(
+        also=("chat_template_kwargs", "documents", "reasoning_effort", "tools"),
+        means="what the chat template reads beside messages: an object, or each by its own name",
+    ),
 }
 SETTING_OF = {name: setting for setting, about in SETTINGS.items() for name in about.names(setting)}
 
@@ -84,7 +88,7 @@ NOT_APPLIED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys((
         "allowed_token_ids", "allowed_tokens", "assistant_prefix", "audio", "bad_words", "bad_words_ids",
         "begin_suppress_tokens", "chat_template", "constraints", "continue_final_message",
-        "custom_stopping_strings", "custom_token_bans", "diversity_penalty", "documents", "dry_multiplier",
+        "custom_stopping_strings", "custom_token_bans", "diversity_penalty", "dry_multiplier",
         "dynamic_temperature", "dynatemp_range", "early_stopping", "ebnf", "echo",
         "encoder_no_repeat_ngram_size", "epsilon_cutoff", "eta_cutoff",
         "exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id", "format",
@@ -95,7 +99,7 @@ NOT_APPLIED: dict[str, tuple[Any, ...]] = {
         "prediction", "prefix", "prompt_embeds", "prompt_logprobs", "raw", "regex", "return_full_text",
         "sampler_priority", "samplers", "sequence_bias", "smoothing_factor",
         "structural_tag", "structured_outputs", "suffix", "temperature_last", "template",
-        "tool_choice", "tools", "top_a", "truncate", "use_beam_search", "verbosity", "watermark",
+        "tool_choice", "top_a", "truncate", "use_beam_search", "verbosity", "watermark",
         "web_search_options", "whitelist", "xtc_probability",
     ), (False, 0)),
 }  # fmt: skip

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec.cli.prompts.row_keys import OPENED, SETTING_OF, opened
+from edgespec.cli.prompts.template_keys import template_args
 from edgespec.cli.spelling import spelled
 from edgespec.config import MAX_LOGPROBS, MAX_SEED, SamplingSettings
 from edgespec.errors import EdgespecError
-from edgespec.inputs import parse_json
+from edgespec.inputs import parse_json, shown
 from edgespec.sampling.grammar import Grammar, response_format_grammar
 from edgespec.text.bias import token_named
 
@@ -50,6 +51,7 @@ class RowSettings:
     suppress_tokens: tuple[int, ...] | None = None
     skip_special_tokens: bool | None = None
     system: str | None = None
+    template_args: dict[str, Any] | None = None  # what the chat template reads beside the messages
 
     def given(self) -> dict[str, Any]:
         """Return what the row sets, by name."""
@@ -89,7 +91,7 @@ def parse_settings(row: Mapping[str, Any], where: str) -> RowSettings:
     names: dict[str, str] = {}
     for place, name, value in given:
         setting = SETTING_OF[name]
-        if setting == "logprobs":
+        if setting in {"logprobs", "template_args"}:
             continue  # of several keys together
         parsed = _PARSERS[setting](name, value, where)
         if parsed is None:
@@ -98,7 +100,9 @@ def parse_settings(row: Mapping[str, Any], where: str) -> RowSettings:
             what = f"{where} has both {names[setting]} and {place}, which differ."
             raise EdgespecError("E_SETTING", what, "Keep one of them.")
         found[setting], names[setting] = parsed, place
-    logprobs = _logprobs({name: value for _, name, value in given}, where)
+    values = {name: value for _, name, value in given}
+    found["template_args"] = template_args(values, where)
+    logprobs = _logprobs(values, where)
     if logprobs is not None:
         found["logprobs"] = logprobs
     if "response_format" in found and "grammar" in found:
@@ -267,10 +271,7 @@ def _stop(name: str, value: object, where: str) -> tuple[str, ...] | None:
 
 
 def _wrong(name: str, value: object, where: str, fix: str) -> EdgespecError:
-    shown = repr(value)
-    return EdgespecError(
-        "E_SETTING", f"{where}: {name} {shown if len(shown) < 60 else shown[:60] + '…'} is wrong.", fix
-    )
+    return EdgespecError("E_SETTING", f"{where}: {name} {shown(value)} is wrong.", fix)
 
 
 _PARSERS: dict[str, Callable[[str, object, str], Any]] = {

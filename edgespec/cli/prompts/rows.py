@@ -16,11 +16,12 @@ from typing import Any
 from edgespec.cli.prompts.row_keys import SETTING_OF, sorted_out
 from edgespec.cli.prompts.row_settings import RowSettings, parse_settings
 from edgespec.errors import EdgespecError
-from edgespec.text.chat_template import text_of
+from edgespec.text.rendering import MESSAGE_FIX, text_of
 
 MessageFields = Mapping[str, Any]  # role, content, and what else the template may read
 
 SOURCES = ("prompt", "messages", "turns", "body")
+SYSTEM_ROLES = {"system", "developer"}
 BODY_SOURCES = ("messages", "prompt")
 ID_KEYS = ("id", "custom_id", "question_id")
 FORM_KEYS = frozenset({*SOURCES, *ID_KEYS, "category", "reference"})
@@ -51,6 +52,11 @@ class PromptRow:
     def prompt(self) -> str:
         """Return the text of all messages up to the first answer, one below the other."""
         return "\n".join(message["content"] for message in self.messages if message["content"])
+
+    @property
+    def has_system(self) -> bool:
+        """Return whether the row has a system message of its own."""
+        return bool(self.settings.system) or any(message["role"] in SYSTEM_ROLES for message in self.messages)
 
     @property
     def num_turns(self) -> int:
@@ -105,7 +111,7 @@ def _parse_object(row: dict[str, Any], where: str) -> PromptRow:
     if kind == "turns" and id_key == "question_id":
         kind = "mt-bench"
     messages, follow_ups = _PARSERS[source](content, where)
-    if settings.system is not None and any(message["role"] == "system" for message in messages):
+    if settings.system is not None and any(message["role"] in SYSTEM_ROLES for message in messages):
         raise _invalid(f'{where} has both "system" and a system message.', "Keep one of them.")
     return PromptRow(
         id=_as_id(given_id),
@@ -153,7 +159,7 @@ def _parse_turns(content: object, where: str) -> tuple[tuple[MessageFields, ...]
 
 def _parse_messages(content: object, where: str) -> tuple[tuple[MessageFields, ...], tuple[str, ...]]:
     if not isinstance(content, list) or not content:
-        raise _invalid(f'the "messages" of {where} are no list of messages.', _MESSAGE_FIX)
+        raise _invalid(f'the "messages" of {where} are no list of messages.', MESSAGE_FIX)
     messages = tuple(
         _parse_message(message, f"message {number} of {where}") for number, message in enumerate(content, 1)
     )
@@ -167,19 +173,17 @@ def _parse_messages(content: object, where: str) -> tuple[tuple[MessageFields, .
 def _parse_message(message: object, where: str) -> MessageFields:
     """Parse one message, with its text as a string."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise _invalid(f'{where} has no "role".', _MESSAGE_FIX)
+        raise _invalid(f'{where} has no "role".', MESSAGE_FIX)
     content = message.get("content")
     if isinstance(content, list):
         content = text_of(content, where)
-    if content is None and message["role"] == "assistant":
-        content = ""  # a call of a tool
-    if not isinstance(content, str):
-        raise _invalid(f'{where} has no "content" that is text.', _MESSAGE_FIX)
+    calls_tools = content is None and message["role"] == "assistant"
+    if not calls_tools and not isinstance(content, str):
+        raise _invalid(f'{where} has no "content" that is text.', MESSAGE_FIX)
     return {**message, "content": content}
 
 
 _PARSERS = {"prompt": _parse_prompt, "turns": _parse_turns, "messages": _parse_messages}
-_MESSAGE_FIX = 'Write {"messages": [{"role": "user", "content": "Hello"}]}.'
 
 
 def _user(text: str) -> MessageFields:

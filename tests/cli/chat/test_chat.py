@@ -263,6 +263,17 @@ def test_speculation_changes_live_and_the_text_does_not(talk: Talk) -> None:
     assert next(iter(texts)) in out
 
 
+def test_a_system_message_that_the_template_refuses_goes_before_the_first_message_and_that_is_said(
+    talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat, _, _ = talk("/show settings")
+    template = "{% for m in messages %}{{ raise_exception('no') if m.role == 'system' else m.content }}{% endfor %}"
+    monkeypatch.setattr(chat.engine.pair.tokenizer, "chat_template", template)
+    chat.conversation.is_raw = False
+    assert "before the first user's message" in talk("/system Be brief.", chat=chat)[2]
+    assert chat.engine.pair.tokenizer.decode(chat.conversation.first_ids("x")) == "Be brief.\n\nx"
+
+
 def test_thinking_is_switched_where_the_template_can(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
     chat, _, err = talk("/set think off")
     assert "there is no chat template: thinking cannot be switched" in err

@@ -103,6 +103,9 @@ GIVEN = {
     "ordered": None,
     "truncate": None,
     "log_file": None,
+    # generate/test_templates.py
+    "chat_template": None,
+    "template_arg": None,
     # test_resume.py, test_formats.py
     "resume": None,
     "force": None,
