@@ -11,6 +11,7 @@ from typing import Any
 from edgespec.cli.console import Console, DrawLines, counted
 from edgespec.cli.ctrl_c import counting_presses, keeping_termination, raise_interrupt, stopping_notice
 from edgespec.cli.generate.dry_run import work_note
+from edgespec.cli.generate.not_applied import report_ignored_settings
 from edgespec.cli.generate.open_output import begin_output, open_output
 from edgespec.cli.generate.output import Answered, Written, write_records
 from edgespec.cli.generate.prepare import (
@@ -18,7 +19,6 @@ from edgespec.cli.generate.prepare import (
     AskedRun,
     Prompts,
     make_requested,
-    report_ignored_settings,
     still_to_run,
 )
 from edgespec.cli.generate.ray_options import AskedWorkers
