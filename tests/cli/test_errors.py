@@ -278,7 +278,7 @@ def test_a_file_that_is_not_utf8_is_named_by_its_line(run_cli: RunCli, tmp_path:
 
 
 def test_a_json_document_is_not_taken_for_a_text(run_cli: RunCli) -> None:
-    assert_error(run_cli(["p.json"], files={"p.json": '{"prompt": "a"}'}), 2, "no array", ".jsonl")
+    assert_error(run_cli(["p.json"], files={"p.json": '{"prompt":\n "a"}'}), 2, "no array", ".jsonl")
 
 
 def test_a_mistake_in_a_json_array_has_one_line_number(run_cli: RunCli) -> None:
