@@ -67,7 +67,7 @@ def is_pointer(path: Path) -> bool:
 def pointer_error(path: Path) -> CheckpointError:
     """Return the error of a file whose content is not here."""
     what = f"'{path}' is a Git LFS pointer, a small text in the place of the file: it was cloned without git-lfs."
-    return CheckpointError("E_LFS_POINTER", what, "Run `git lfs pull` in the folder, or download the file again.")
+    return CheckpointError("E_LFS_POINTER", what, "Run 'git lfs pull' in the folder, or download the file again.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,8 +31,8 @@ def memory_error(what: str, fix: str) -> EdgespecError:
 
     limit_bytes = address_limit_bytes()
     if limit_bytes is not None:
-        what = f"{what.rstrip('.')}: `ulimit -v` allows this process {limit_bytes / GIB:.3g} GiB of addresses."
-        fix = f"Remove that limit with `ulimit -v unlimited`, or raise it. {fix}"
+        what = f"{what.rstrip('.')}: 'ulimit -v' allows this process {limit_bytes / GIB:.3g} GiB of addresses."
+        fix = f"Remove that limit with 'ulimit -v unlimited', or raise it. {fix}"
     return EdgespecError("E_MEMORY", what, fix)
 
 

@@ -38,7 +38,7 @@ class LengthRotation:
         limits = [_unscaled(kind, config) for kind in kinds]
         self._least = min(limits, default=0)  # up to which all lengths rotate alike
         has_two_sets = all(kind.get("rope_type") == "longrope" for kind in kinds)
-        self._most = max(limits, default=0) + 1 if has_two_sets else None  # from which on all do
+        self._most = max(limits, default=-1) + 1 if has_two_sets else None  # from which on all do: 0 without any
         self._reads_anew = bool(kinds) and has_two_sets and config.model_type in READ_ANEW
         self._lengths: Tensor | None = None  # [n], of the rows of the pass under way
         self._modules = [part for part in decoder.modules() if kinds and hasattr(part, "rope_type")]

@@ -136,7 +136,7 @@ def place_weights(weights: PairWeights, tree: TreeSettings, place: RunPlace, mem
     try:
         placement = _place(wanted, memory)
     except PlacementError as error:
-        limited = "" if address_limit_bytes() is None else " `ulimit -v` limits it too: `ulimit -v unlimited`."
+        limited = "" if address_limit_bytes() is None else " 'ulimit -v' limits it too: 'ulimit -v unlimited'."
         raise EdgespecError(error.code, error.what, _advice(wanted, memory) + limited) from error
     return PlacedWeights(target=weights.target, draft=draft, placement=placement)
 

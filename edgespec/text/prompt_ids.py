@@ -86,7 +86,7 @@ def _one_list(value: object) -> list[Any]:
         raise EdgespecError("E_PROMPT_INVALID", f"{shown(value)} is no prompt.", _FIX)
     if items and all(isinstance(item, list | str) for item in items):
         what = f"{shown(items)} is a list of {len(items)} prompts, and a text continues one."
-        raise EdgespecError("E_PROMPT_INVALID", what, "Give one of them, or a request for each to `generate_many`.")
+        raise EdgespecError("E_PROMPT_INVALID", what, "Give one of them, or a request for each to 'generate_many'.")
     return items
 
 

@@ -148,8 +148,8 @@ def _max_new_tokens(asked: dict[str, Any], num_ids: int) -> int:
     max_length = asked.pop("max_length", None)
     if max_length is None or "max_new_tokens" in asked:
         return int(asked.pop("max_new_tokens", DEFAULT_NEW_TOKENS))
-    what = f"`max_length={max_length}` has no room for a new token: the prompt has {num_ids}."
-    require(max_length > num_ids, what, "Give `max_new_tokens`, or a larger `max_length`.")
+    what = f"max_length={max_length} has no room for a new token: the prompt has {num_ids}."
+    require(max_length > num_ids, what, "Give `max_new_tokens`, or a larger max_length.")
     return int(max_length) - num_ids
 
 

@@ -63,7 +63,7 @@ def _behind_what_was_read(messages: Messages, render: Render) -> str:
     plain[index]["content"] = _MARK
     text = render(plain)
     behind = text.rpartition(_MARK)[2]
-    if behind == text:  # it has no answers
+    if behind == text:  # it writes them otherwise, as in capitals
         return text
     return _behind_what_was_read(messages[:index], render) + str(messages[index][_WRITTEN]) + behind
 

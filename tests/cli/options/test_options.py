@@ -50,6 +50,7 @@ GIVEN = {
     "logprobs": "3",
     # generate/test_sampling.py
     "ignore_eos": None,
+    "special_tokens": None,  # generate/test_special_tokens.py
     "json_schema": None,
     "grammar": None,
     # Other policies' settings: test_every_policys_settings_reach_the_engine
@@ -83,6 +84,7 @@ GIVEN = {
     "prompts": None,
     "prompts_file": None,
     "lines": None,
+    "day": None,  # generate/test_resume_folder.py
     "input_format": None,
     "output": None,
     "overwrite": None,

@@ -9,7 +9,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from edgespec.errors import EdgespecError
-from edgespec.text.chat_template import prompt_ids
+from edgespec.text.prompt_ids import prompt_ids
 from edgespec.text.rendering import refuses_system, rendered
 from tests.conftest import make_tokenizer
 

@@ -106,9 +106,9 @@ def test_an_opening_that_only_the_question_has_is_before_the_answer() -> None:
     assert prompt(tokenizer, *said) == f"{turn('a')}{opened}final<|message|>yes<|end|>{turn('b')}{opened}"
 
 
-def test_a_template_without_answers_has_none() -> None:
-    tokenizer = tokenizer_with(template(""))
-    assert prompt(tokenizer, "a", HARMONY, "b") == f"{turn('a')}{turn('b')}{ASSISTANT}"
+def test_a_template_that_leaves_answers_out_is_one_error() -> None:
+    with pytest.raises(EdgespecError, match="message 2 .role 'assistant'. does not reach the prompt"):
+        prompt(tokenizer_with(template("")), "a", HARMONY, "b")
 
 
 def test_a_template_that_fails_anyway_is_one_error() -> None:
