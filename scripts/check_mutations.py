@@ -1,10 +1,12 @@
 """Change valid inputs at random: is each one read, or refused with one clear error?
 
     python -m scripts.check_mutations --folders 10000 --rows 10000 --files 5000
+    python -m scripts.check_mutations --folders 2000 --changed config.json tokenizer_config.json generation_config.json
 
 Model folders are tiny models of several families, plain, sharded and packed, which are opened, planned and asked for a
 text; one in fifty of those that open is loaded and decodes two tokens. Rows go the way of `edgespec generate`, from
-the file to requests. Files of ours are sessions, fitted models, trees, configurations, profiles, hardware, heads,
+the file to requests. Of both, the ids of a prompt are compared with those that transformers gives for the same files.
+Files of ours are sessions, fitted models, trees, configurations, profiles, hardware, heads,
 prompt caches, results to resume, records and features. An EdgespecError is an answer; any other exception, more than
 ten seconds or a GiB of memory is unexpected, and printed with the number that makes it again: --only NAME --first N.
 The last line is JSON. Exits 1 where anything is unexpected.
@@ -23,7 +25,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -61,6 +63,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--only", help="the name of one input")
+    parser.add_argument("--changed", nargs="+", metavar="FILE", help="change these files alone")
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -73,8 +76,9 @@ def main() -> int:
             if number:
                 begun = time.monotonic()
                 found[kind] = check(
-                    kind, make, Path(root), number, seed=asked.seed, first=asked.first, only=asked.only or ""
-                )
+                    kind, make, Path(root), number, seed=asked.seed, first=asked.first, only=asked.only or "",
+                    files=asked.changed,
+                )  # fmt: skip
                 counts = found[kind]
                 print(
                     f"{kind:8} {number:6}: {counts.read} read, {counts.refused.total()} refused, "
@@ -98,9 +102,11 @@ def check(
     seed: int,
     first: int = 0,
     only: str = "",
+    files: Sequence[str] | None = None,
 ) -> Counts:
     """Change and read so many inputs of a kind, and print what is unexpected."""
-    inputs = [one for one in make(root / kind) if only in ("", one.name)]
+    inputs = [one.of_files(files) for one in make(root / kind) if only in ("", one.name)]
+    inputs = [one for one in inputs if one.changes]
     counts = Counts()
     for case in range(first, first + number):
         chance = random.Random(f"{seed} {kind} {case}")

@@ -32,7 +32,7 @@ class Step:
     """What is typed: a command, and keys that are sent once a text has come (or some seconds have passed)."""
 
     command: str
-    keys: Sequence[tuple[str | float, str]] = ()
+    keys: Sequence[tuple[str | float, str | bytes]] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +71,25 @@ def steps(program: str) -> Iterator[Step]:
         "generate bad.jsonl", "generate -p hi --json-schema nowhere.json", "generate -p hi --quant q4_k_m",
     )  # fmt: skip
     yield from (Step(command=f"{program} {words}") for words in others)
+    yield from _real_inputs(program)
+
+
+def _real_inputs(program: str) -> Iterator[Step]:
+    """Yield what people have: rows through pipes and of other tools, pasted bytes, no home, no terminal to draw on."""
+    short = f"{program} generate"
+    yield from (
+        Step(command=command)
+        for command in (
+            f"cat p.jsonl | {short} - -n 9 --temp 0 -q", f"gzip -k p.jsonl; {short} p.jsonl.gz -n 9 --temp 0 -q",
+            f"{short} tools.jsonl -n 9", f"{short} p.jsonl -n 9 --temp 0 -o - -q", f"{short} vague.jsonl -n 9",
+            f"env -u HOME {short} -p 'def main(' -n 9", f"HOME=/proc {short} -p 'def main(' -n 9 --quant nf4",
+            f"{short} -p 'def main(' -n 16.0 --top-k -1", f"{short} -p x --grammar nothing.gbnf",
+        )
+    )  # fmt: skip
+    yield Step(
+        command=f"{program} chat -n 9", keys=[(READY, b"gr\xfc\xdfe\r"), (READY, "def main(\r"), (READY, CTRL_D)]
+    )
+    yield Step(command=f"TERM=dumb {program} chat -n 9", keys=[(READY, "def main(\r"), (READY, CTRL_D)])
 
 
 def record(step: Step, folder: Path, columns: int) -> Recorded:
@@ -135,6 +154,13 @@ def main() -> None:
         (home / "prompts.jsonl").write_text("".join(rows))
         (home / "p.jsonl").write_text("".join(rows[:3]))
         (home / "p.txt").write_text("def read_lines(path):\n")
+        (home / "tools.jsonl").write_text(
+            '{"prompt": "def main(", "options": {"num_predict": 8, "repeat_penalty": 1.1}, "bad_words": ["x"]}\n'
+        )
+        (home / "vague.jsonl").write_text(
+            '{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "n": 2}\n'
+        )
+        (home / "nothing.gbnf").write_text('root ::= root "a"\n')
         (home / "bad.jsonl").write_text('{"prompt": "a"}\n{"promt": "b"}\n')
         for step in steps(asked.program):
             if not re.search(asked.only, step.command):

@@ -8,7 +8,7 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from edgespec.placement.run_place import resolve_place
 from edgespec.profiled import set_up, tree_settings
 from edgespec.text.prompt_cache import PromptCache, prompt_key
 from edgespec.text.prompt_files import note_use, noted_files
+from edgespec.text.prompt_ids import prompt_ids
 from edgespec.text.request import text_request
 from edgespec.text.session_file import SavedSession, read_session, transcript
 from edgespec.train.feature_files import Block, FeatureFiles, FeatureRun, begin_run, read_run, save_shard
@@ -53,6 +54,7 @@ from profiles.hardware import parse_assumptions, parse_hardware
 from profiles.schema import Profile
 from scripts.check_families import make_model, save_folder
 from scripts.mutations import Change, changed_header, changed_json, changed_lines, changed_toml, either
+from scripts.prompt_reference import MESSAGES, TEXT, DiffersError, check_folder, row_ids, rows_of_file
 from scripts.tiny_configs import tiny_config
 
 FAMILIES = ("llama", "qwen3_moe", "gemma2", "gpt2", "mamba2", "qwen3_5_text", "gemma3")
@@ -78,6 +80,11 @@ class Input:
     changes: dict[str, Change]  # file -> how it is changed
     read: Callable[[Path, random.Random], object]
 
+    def of_files(self, names: Sequence[str] | None) -> Input:
+        """Return the input with changes of these files alone; of all where there are no names."""
+        chosen = {name: change for name, change in self.changes.items() if names is None or name in names}
+        return dataclasses.replace(self, changes=chosen)
+
     def changed(self, place: Path, chance: random.Random) -> str:
         """Write the folder to `place` with one file changed, or in a few cases gone or a folder; return what was."""
         shutil.rmtree(place, ignore_errors=True)
@@ -98,6 +105,7 @@ def model_folders(root: Path) -> list[Input]:
     found = []
     for family in FAMILIES:
         folder = save_folder(root / family, make_model(tiny_config(family), is_image_text=False, seed=0))
+        _add_template(folder / "tokenizer_config.json")
         found.append(_model_input(family, folder))
     sharded = root / "sharded"
     make_model(tiny_config("llama"), is_image_text=False, seed=0).save_pretrained(sharded, max_shard_size="20KB")
@@ -124,6 +132,11 @@ def _model_input(name: str, folder: Path) -> Input:
     )  # fmt: skip
 
 
+def _add_template(path: Path) -> None:
+    fields = json.loads(path.read_text(encoding="utf-8")) | {"chat_template": TEMPLATE, "bos_token": None}
+    path.write_text(json.dumps(fields), encoding="utf-8")
+
+
 def _copy_tokenizer(source: Path, to: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(source / name, to)
@@ -147,6 +160,10 @@ def _packed(folder: Path, plain: Path, stated: dict[str, Any]) -> Path:
 def _open_and_plan(folder: Path, chance: random.Random) -> None:
     """Open a folder, make a request of it and plan it; now and then load it, too, and decode."""
     pair = open_pair(folder, None)
+    has_template = bool(pair.tokenizer.chat_template)
+    check_folder(
+        folder, prompt_ids(pair.tokenizer, TEXT), prompt_ids(pair.tokenizer, MESSAGES) if has_template else None
+    )
     place = resolve_place(pair.target.config, pair.max_context, device="cpu", dtype="float32", context_tokens=64)
     setup = set_up(pair, place)
     options = {"max_new_tokens": NEW_TOKENS}
@@ -178,10 +195,25 @@ ROWS: tuple[Any, ...] = (
               "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}}},
     {"custom_id": "r2", "body": {"prompt": "once", "max_tokens": 5, "logprobs": 2,
                                  "response_format": {"type": "json_object"}}},
+    {"messages": [
+        {"role": "user", "content": "How warm?"},
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "warmth", "arguments": {"city": "Bern", "days": 1}}}]},
+        {"role": "tool", "tool_call_id": "1", "content": "11"}],
+     "tools": [{"type": "function", "function": {"name": "warmth", "parameters": {"type": "object"}}}],
+     "chat_template_kwargs": {"tone": "dry"}, "reasoning_effort": "low", "tool_choice": "auto"},
+    {"messages": [{"role": "developer", "content": "d"}, {"role": "user", "content": "u"}], "stop_token_ids": [3],
+     "min_tokens": 2, "repeat_penalty": 1.1, "n_predict": 5, "bad_words": ["x"], "skip_special_tokens": False},
+    {"prompt": "p", "options": {"num_predict": 3, "temperature": 0.5, "stop": ["x"], "num_ctx": 64}, "keep_alive": 5},
     "a string", ["id", "text"],
 )  # fmt: skip
-TEMPLATE = (
-    "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}\n{% endfor %}"
+TEMPLATE = (  # of the kind that people have: it leaves out roles that it does not know
+    "{% for message in messages %}{% if message.role == 'system' %}<sys>{{ message.content }}</sys>"
+    "{% elif message.role == 'user' %}<user>{{ message.content }}"
+    "{% elif message.role == 'tool' %}<tool>{{ message.content }}"
+    "{% elif message.role == 'assistant' %}<assistant>{{ message.content }}{% for call in message.tool_calls or [] %}"
+    "<call>{{ call.function.name }}{{ call.function.arguments | tojson }}{% endfor %}{% endif %}\n{% endfor %}"
+    "{% if tools %}<tools>{{ tools | tojson }}{% endif %}{% if tone %}<tone>{{ tone }}{% endif %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 
@@ -221,8 +253,11 @@ def _row_reader(name: str, pair: ModelPair, engine: Engine) -> Callable[[Path, r
         max_context = pair.max_context
         encode = turn_encoder(pair, settings, max_tokens=max_context)
         requests = make_requests(pair, rows, encode, settings)
+        given = rows_of_file(folder / name)
         for request in fit(requests, "skip", encode, pair.tokenizer, max_context):
             row = request.row
+            if given is not None and request.fault is None:
+                _compare(request.ids, row_ids(pair.tokenizer, given[row.index]))
             shown = [row.id, row.digest, category_of(row), sorted(row.ignored_keys), row.settings.given(), row.meta]
             json.dumps(shown, allow_nan=False).encode()
             if request.fault is not None:
@@ -235,6 +270,11 @@ def _row_reader(name: str, pair: ModelPair, engine: Engine) -> Callable[[Path, r
                 engine.submit(wanted).result()
 
     return read
+
+
+def _compare(ids: list[int], expected: list[int] | None) -> None:
+    if expected is not None and ids != expected:
+        raise DiffersError(f"{ids} and {expected}")
 
 
 def files_of_ours(root: Path) -> list[Input]:

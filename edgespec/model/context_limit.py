@@ -27,7 +27,7 @@ def context_of(text_config: PretrainedConfig) -> int | None:
 
 def _stretched(rope: dict[str, Any], unscaled: int | None) -> int:
     """Return the length before scaling times the factor, as far as both are known; 0 where they are not."""
-    original = rope.get("original_max_position_embeddings") or unscaled
-    if rope.get("rope_type") not in STRETCHED or not original:
+    original, factor = rope.get("original_max_position_embeddings") or unscaled, rope.get("factor") or 1
+    if not isinstance(original, int) or not isinstance(factor, int | float):
         return 0
-    return int(original * (rope.get("factor") or 1))
+    return int(original * factor) if str(rope.get("rope_type")) in STRETCHED else 0

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from offload.errors import CheckpointError
 from offload.formats.numbers import float_scale
 from offload.formats.packed_format import cannot_be_used
 from offload.formats.published import PublishedWeight, StoredMatrices, first_stored, sibling, stored_matrices
@@ -94,7 +95,11 @@ def _block_shape(stated: Mapping[str, Any]) -> tuple[int, int]:
     sizes = [(1, each["group_size"]) for each in weights if each.get("strategy") == "group" and each.get("group_size")]
     structures = [each.get("block_structure") for each in weights]
     found = next((shape for shape in (stated.get("weight_block_size"), *structures, *sizes) if shape), BLOCK_SHAPE)
-    return int(found[0]), int(found[1])
+    is_pair = isinstance(found, list | tuple) and len(found) == 2
+    if not is_pair or not all(type(size) is int and size > 0 for size in found):
+        what = f"the quantization config states blocks of {found!r}, which are no rows and columns."
+        raise CheckpointError("E_CONFIG_INVALID", what, "Download the model's config.json again.")
+    return found[0], found[1]
 
 
 FP8 = ScaledNumbers(

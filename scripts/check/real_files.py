@@ -30,7 +30,7 @@ from transformers.utils import logging as transformers_logging
 
 from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.pair.pair import ModelPair, open_pair
-from edgespec.text.chat_template import prompt_ids
+from edgespec.text.prompt_ids import prompt_ids
 from scripts.check.gguf_folders import MODELS, model_folder
 
 CONTEXT = 512

@@ -58,3 +58,11 @@ def test_a_kind_of_layer_counts_with_the_length_that_it_states(tmp_path: Path) -
     full = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 65536}
     kinds = {"sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}, "full_attention": full}
     assert limit_of(tmp_path, "gemma3_text", max_position_embeddings=131072, rope_parameters=kinds) == 262144
+
+
+@pytest.mark.parametrize("odd", [{"rope_type": ["yarn"]}, {"factor": "4"}, {"original_max_position_embeddings": [128]}])
+def test_what_is_no_number_or_kind_scales_nothing(odd: dict[str, Any]) -> None:
+    """Where transformers takes it."""
+    config = AutoConfig.for_model("llama", max_position_embeddings=128)
+    config.rope_parameters = {**YARN, **odd}
+    assert context_of(config) == 128

@@ -107,7 +107,7 @@ def test_an_opening_that_only_the_question_has_is_before_the_answer() -> None:
 
 
 def test_a_template_that_leaves_answers_out_is_one_error() -> None:
-    with pytest.raises(EdgespecError, match="message 2 .role 'assistant'. does not reach the prompt"):
+    with pytest.raises(EdgespecError, match=r"message 2 \(role 'assistant'\) does not reach the prompt"):
         prompt(tokenizer_with(template("")), "a", HARMONY, "b")
 
 

@@ -88,6 +88,7 @@ def test_experts_in_one_parameter_have_their_parts_in_front() -> None:
         compressed("mixed-precision", {**WEIGHTS, "num_bits": 4}),
         {"quant_method": "modelopt", "quant_algo": "W4A8"},
         {"quant_method": "fp8", "weight_block_size": [128]},
+        {"quant_method": "fp8", "weight_block_size": {"rows": 128}},
         {"quant_method": "gptq", "bits": 0},
         {**FP8_BLOCKS, "ignore": ["re:("]},
     ],

@@ -105,6 +105,15 @@ def test_scales_may_be_powers_of_two() -> None:
     assert torch.equal(packing.unpack(named, torch.empty(8, 64)), (numbers.double() * whole).float())
 
 
+@pytest.mark.parametrize("size", [[128], {"rows": 128}, [128, "128"], [0, 128], 128])
+def test_blocks_that_are_no_rows_and_columns_are_refused(size: object) -> None:
+    numbers, scale = torch.randn(8, 64).to(torch.float8_e4m3fn), torch.rand(2, 2)
+    stated = {"quant_method": "fp8", "weight_block_size": size}
+    form = Published(name="fp8", stated=stated, parts=lambda _r, _c: {}, meaning=lambda p, _r, _c: p[""])
+    with pytest.raises(CheckpointError, match="no rows and columns"):
+        found_packing(form, {"weight": numbers, "weight_scale_inv": scale}, (8, 64))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gpt_oss_experts_are_those_of_transformers(dtype: torch.dtype) -> None:
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
