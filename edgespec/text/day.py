@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _ASKS = "strftime_now"  # the function that transformers gives to templates
 _DIRECTIVES = "aAbBcCdDeFgGhHIjklmMpPrRsSTuUVwWxXyYzZ"  # a platform may lack some
+_PERCENT = "\\u0000"  # stands for two, which mean one
 _FLAGS = ("", "-", "_", "#")  # without zeros, or with blanks for them
 
 
@@ -51,9 +52,15 @@ def _macro(day: datetime.date) -> str:
     A template is handed plain data alone: no function can be given to it.
     """
     at = datetime.datetime.combine(day, datetime.time())
-    replaced = ""
-    for directive in [f"%{flag}{letter}" for letter in _DIRECTIVES for flag in _FLAGS]:
+    told = {}
+    for name in [f"{flag}{letter}" for letter in _DIRECTIVES for flag in _FLAGS]:
         with suppress(ValueError):  # the platform's own strftime refuses it
-            if (text := at.strftime(directive)) != directive:
-                replaced += f"|replace({json.dumps(directive)},{json.dumps(text)})"
-    return f'{{% macro {_ASKS}(format) %}}{{{{ format{replaced}|replace("%%","%") }}}}{{% endmacro %}}\n'
+            if (text := at.strftime(f"%{name}")) != f"%{name}":
+                told[name] = text
+    return (
+        f"{{% macro {_ASKS}(format) %}}{{% set told = {json.dumps(told)} %}}{{% set written %}}"
+        f"{{% for part in format.replace('%%', '{_PERCENT}').split('%') %}}"
+        "{% if loop.first %}{{ part }}{% elif part[:2] in told %}{{ told[part[:2]] + part[2:] }}"
+        "{% elif part[:1] in told %}{{ told[part[:1]] + part[1:] }}{% else %}{{ '%' + part }}{% endif %}"
+        f"{{% endfor %}}{{% endset %}}{{{{ written|replace('{_PERCENT}', '%') }}}}{{% endmacro %}}\n"
+    )

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from offload.checkpoint import TensorEntry
+from offload.errors import CheckpointError
 from offload.formats import published
 from offload.formats.known import packing_of
 from offload.formats.packed_format import Packing
