@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Phi3Config
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Phi3Config, Phi3ForCausalLM
 
 from edgespec import Engine, TreeSettings
 from edgespec.model.length_rotation import LengthRotation
@@ -63,6 +64,10 @@ def together(engine: Engine, lengths: list[int], **sampling: Any) -> list[tuple[
 @pytest.mark.parametrize("kind", MODELS)
 def test_greedy_texts_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     """Prompts that end before the length, at it and behind it; the texts of all cross it, or lie beyond."""
+    if kind == "phi3" and "next_sequence_length" not in inspect.getsource(
+        Phi3ForCausalLM.prepare_inputs_for_generation
+    ):
+        pytest.skip("this transformers reads one token alone where it means to read the text anew")
     folder, lengths = scaled_folder(tmp_path, kind), [50, SHORT, 90]
     expected = []
     for count in lengths:
