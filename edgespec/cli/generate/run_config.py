@@ -44,6 +44,7 @@ def run_config(setup: PairSetup, run: RunSettings) -> dict[str, Any]:
         "dtype": str(place.dtype).removeprefix("torch."),
         "device": place.device.type,
         **sampling_fields(run.sampling),
+        **pair.default_options(),
         "seed": run.seed,
         "max_new_tokens": run.max_new_tokens,
         CONTEXT: run.max_context,

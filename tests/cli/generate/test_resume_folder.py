@@ -46,6 +46,9 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "stop tokens [256] there, [12, 256] here": lambda folder: _edit(
         folder / "generation_config.json", "eos_token_id", [256, 12]
     ),
+    "suppress_tokens default there, [12] here": lambda folder: _edit(
+        folder / "generation_config.json", "suppress_tokens", [12]
+    ),
     "tokenizer": lambda folder: _edit(folder / "tokenizer.json", "normalizer", {"type": "Lowercase"}),
     "tokenizer ": lambda folder: _edit(folder / "tokenizer.json", "post_processor", {
         "type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": False}),
