@@ -101,7 +101,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, required=True, help="where packages and models are kept")
     parser.add_argument("--only", default="", help="part of a model's name")
     parser.add_argument("--prompts", type=int, default=len(PROMPTS))
-    parser.add_argument("-n", "--max-new-tokens", type=int, default=48)
+    parser.add_argument("-n", "--max-new-tokens", type=int, default=16)
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     verdicts = Verdicts()
