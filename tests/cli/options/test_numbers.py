@@ -12,8 +12,8 @@ from edgespec.cli import all_commands, cli
 
 
 def parsed(command: str, *arguments: str) -> dict[str, Any]:
-    found = all_commands(click.Context(cli))[command]
-    return found.make_context(command, list(arguments)).params
+    parent = click.Context(cli, **cli.context_settings)  # whose names of --help a command keeps from its first use on
+    return all_commands(parent)[command].make_context(command, list(arguments), parent=parent).params
 
 
 @pytest.mark.parametrize(
