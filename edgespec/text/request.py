@@ -119,8 +119,8 @@ def text_request(
     min_new_tokens = _min_new_tokens(asked, len(ids))
     stop_tokens = pair.stop_tokens
     if "eos_token_id" in asked:
-        stop_tokens = _ids("eos_token_id", asked.pop("eos_token_id"), pair)
-    suppressed = _ids("suppress_tokens", asked.pop("suppress_tokens", ()), pair)
+        stop_tokens = known_ids("eos_token_id", asked.pop("eos_token_id"), pair)
+    suppressed = known_ids("suppress_tokens", asked.pop("suppress_tokens", ()), pair)
     num_logprobs = asked.pop("logprobs", None)
     check_num_logprobs(num_logprobs)
     grammar = _asked_grammar(asked)
@@ -160,7 +160,7 @@ def _min_new_tokens(asked: dict[str, Any], num_ids: int) -> int:
     return int(least["min_new_tokens"] or max(0, least["min_length"] - num_ids))
 
 
-def _ids(name: str, value: int | Iterable[int], pair: ModelPair) -> frozenset[int]:
+def known_ids(name: str, value: int | Iterable[int], pair: ModelPair) -> frozenset[int]:
     """Return the ids that an option names; raises EdgespecError for one that the model lacks."""
     ids = frozenset((value,) if isinstance(value, int) else value)
     odd = next((token for token in sorted(ids) if not 0 <= token < pair.vocab), None)

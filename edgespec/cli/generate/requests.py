@@ -12,7 +12,7 @@ from edgespec.cli.prompts.read import encode_turn
 from edgespec.cli.prompts.row_settings import ROW_SPELLINGS, RowSettings
 from edgespec.cli.prompts.rows import PromptRow
 from edgespec.cli.spelling import spelled
-from edgespec.config import SamplingSettings, require
+from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
 from edgespec.sampling.grammar import Grammar
 from edgespec.text.chat_template import Message
@@ -130,12 +130,11 @@ def _token_options(own: RowSettings, sampling: SamplingSettings, pair: ModelPair
 
     Tokens that end the row's text stay, as in vLLM, where the model's own are ignored.
     """
-    for name, ids in (("stop_token_ids", own.stop_token_ids), ("suppress_tokens", own.suppress_tokens)):
-        odd = next((token for token in ids or () if token >= pair.vocab), None)
-        what = f"`{name}` has token {odd}, and the model has {pair.vocab} tokens."
-        require(odd is None, what, f"Use 0 to {pair.vocab - 1}.")
+    from edgespec.text.request import known_ids
+
+    known_ids("stop_token_ids", own.stop_token_ids or (), pair)
+    suppressed = set(known_ids("suppress_tokens", own.suppress_tokens or (), pair))
     options: dict[str, Any] = {} if own.min_new_tokens is None else {"min_new_tokens": own.min_new_tokens}
-    suppressed = set(own.suppress_tokens or ())
     if own.stop_token_ids is not None:
         ends = set(own.stop_token_ids)
         if sampling.ignore_eos:
