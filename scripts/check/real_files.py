@@ -242,7 +242,7 @@ def check_schema(pair: ModelPair, verdicts: Verdicts) -> None:
 
 def check_chat(folder: Path, verdicts: Verdicts) -> None:
     """Type two messages in a terminal, and leave."""
-    from scripts.first_hour import CTRL_D, READY, Step, record  # needs pexpect and pyte
+    from scripts.check.first_hour import CTRL_D, READY, Step, record  # needs pexpect and pyte
 
     words = f"-m edgespec chat -m {folder} -md {folder} --draft-quant nf4 --dtype float32 -n 24 --seed 1"
     keys = [(READY, "What is the capital of France?\r"), (READY, "And of Spain?\r"), (READY, CTRL_D)]

@@ -6,11 +6,11 @@ import pytest
 
 from edgespec.cli import COMMANDS
 from scripts import make_row_keys
-from scripts.make_cli_reference import PATH, reference
+from scripts.make.cli_reference import PATH, reference
 
 
 def test_the_reference_is_up_to_date() -> None:
-    assert PATH.read_text(encoding="utf-8") == reference(), "run: python scripts/make_cli_reference.py"
+    assert PATH.read_text(encoding="utf-8") == reference(), "run: python -m scripts.make.cli_reference"
 
 
 def test_it_is_the_same_in_every_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,5 +28,5 @@ def test_every_command_is_in_it() -> None:
 
 def test_the_list_of_keys_is_up_to_date() -> None:
     page = make_row_keys.PATH.read_text(encoding="utf-8")
-    assert page == make_row_keys.page_with_list(page), "run: python scripts/make_row_keys.py"
+    assert page == make_row_keys.page_with_list(page), "run: python -m scripts.make.row_keys"
     assert "| `max_new_tokens` | `max_tokens`," in page

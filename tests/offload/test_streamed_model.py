@@ -30,7 +30,7 @@ from offload.loaders import CpuLoader
 from offload.placement import Placement, place_layers
 from offload.skeleton import build_skeleton
 from offload.streamed_model import StreamedModel
-from scripts.tiny_configs import tiny_config
+from scripts.make.tiny_configs import tiny_config
 from tests.conftest import FAMILIES, RECURRENT, SMALL, make_model, save_folder
 
 CPU = torch.device("cpu")

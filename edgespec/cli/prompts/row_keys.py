@@ -1,7 +1,7 @@
 """The keys of rows: what sets something here under which names, what is named as not applied, what is harmless.
 
 A key that is in none of these tables is named as not known. `docs/generate.md` lists them by
-`scripts/make_row_keys.py`.
+`scripts/make/row_keys.py`.
 """
 
 from __future__ import annotations

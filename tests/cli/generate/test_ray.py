@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from scripts.check_ray import compare, read, start, wait_for, workers_of
+from scripts.check.ray import compare, read, start, wait_for, workers_of
 
 ROOT = Path(__file__).parents[3]
 

@@ -37,7 +37,7 @@ from edgespec.verify.coupled import verify_coupled
 from edgespec.verify.membership import verify_membership
 from edgespec.verify.rejection import verify_rejection
 from edgespec.verify.rows import TargetRows
-from scripts.check_lossless import PROMPT_IDS, VOCAB, TableDrafter, TableTarget, distributions, table
+from scripts.check.lossless import PROMPT_IDS, VOCAB, TableDrafter, TableTarget, distributions, table
 
 NUM_TOKENS = 3
 SAMPLED_TEXTS, CHOSEN_TEXTS, COUPLED_TEXTS = 1_600, 500, 300

@@ -33,7 +33,7 @@ from edgespec.sampling.distribution import to_draft_probs
 from edgespec.sampling.noise import TextNoise
 from edgespec.train.head_model import lender, new_head, own_tensors, save_head
 from edgespec.tree.token_tree import TokenTree
-from scripts.check_lossless import law_p_value
+from scripts.check.lossless import law_p_value
 from tests.conftest import FAMILIES, SMALL, VOCAB, make_model
 
 CPU = torch.device("cpu")

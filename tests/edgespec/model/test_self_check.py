@@ -26,7 +26,7 @@ from edgespec.model.recurrent_forms import Convolution
 from edgespec.model.self_check import _failure, _random_model, check_tree_reading, narrow_copy
 from edgespec.model.state_cache import StateCache, StateRows
 from edgespec.model.text_cache import LayerCache
-from scripts.tiny_configs import tiny_config
+from scripts.make.tiny_configs import tiny_config
 from tests.conftest import EAGER_ONLY, FAMILIES, GROUPED, RECURRENT
 from tests.edgespec.placement.test_place import small_deepseek
 

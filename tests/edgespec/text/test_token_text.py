@@ -14,7 +14,7 @@ from edgespec import Engine, TreeSettings
 from edgespec.decode.step import StepResult
 from edgespec.text.stops import StopStrings, TextPieces
 from edgespec.text.token_text import CUT_CHARACTER, MOST_WAITING, TokenText, text_of_tokens
-from scripts.check_tokenizers import KINDS, whole_text
+from scripts.check.tokenizers import KINDS, whole_text
 from tests.conftest import GROUPED, make_model, save_folder
 
 TOKENIZERS = {kind: make() for kind, make in KINDS.items()}

@@ -1,0 +1,1 @@
+"""Times parts of edgespec, and whole commands beside other programs."""

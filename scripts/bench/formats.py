@@ -1,0 +1,111 @@
+"""How many weights a second are unpacked, for each published format, on this machine.
+
+    python -m scripts.bench.formats --rows 2048 --columns 4096 --device cpu
+
+Formats are unpacked in turn, several times; the table has the median and the best of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from offload.checkpoint import TensorEntry
+from offload.formats.known import packing_of
+from offload.formats.packed_format import Packing
+
+GROUP = 128
+COMPRESSED = {"quant_method": "compressed-tensors"}
+
+
+def words(*shape: int) -> Tensor:
+    """Return random words of numbers."""
+    return torch.randint(-(1 << 31), 1 << 31, shape).to(torch.int32)
+
+
+def formats(rows: int, columns: int) -> dict[str, tuple[dict[str, Any], dict[str, Tensor]]]:
+    """Return format -> what config.json states, and a matrix's parts."""
+    float8 = torch.randn(rows, columns).to(torch.float8_e4m3fn)
+    halves = torch.randint(0, 256, (rows, columns // 2)).to(torch.uint8)
+    groups = columns // GROUP
+    gptq = {
+        "qweight": words(columns // 8, rows),
+        "qzeros": words(groups, rows // 8),
+        "scales": torch.rand(groups, rows).half(),
+        "g_idx": (torch.randperm(columns) // GROUP).to(torch.int32),
+    }
+    awq = {**gptq, "qweight": words(columns, rows // 8)}
+    nvfp4_scale = torch.rand(rows, columns // 16).to(torch.float8_e4m3fn)
+    return {
+        "fp8, blocks": ({"quant_method": "fp8"}, {
+            "weight": float8, "weight_scale_inv": torch.rand(-(-rows // 128), -(-columns // 128))}),
+        "fp8, rows": (COMPRESSED, {"weight": float8, "weight_scale": torch.rand(rows, 1)}),
+        "nvfp4": (COMPRESSED, {
+            "weight_packed": halves, "weight_scale": nvfp4_scale, "weight_global_scale": torch.ones(1)}),
+        "mxfp4": (COMPRESSED, {
+            "weight_packed": halves, "weight_scale": torch.full((rows, columns // 32), 120, dtype=torch.uint8)}),
+        "pack-quantized": (COMPRESSED, {
+            "weight_packed": words(rows, columns // 8), "weight_scale": torch.rand(rows, groups).bfloat16()}),
+        "gptq": ({"quant_method": "gptq"}, gptq),
+        "gptq, act-order": ({"quant_method": "gptq", "desc_act": True}, gptq),
+        "awq": ({"quant_method": "awq"}, awq),
+    }  # fmt: skip
+
+
+def found(
+    stated: dict[str, Any], parts: dict[str, Tensor], shape: tuple[int, int]
+) -> tuple[Packing, dict[str, Tensor]]:
+    """Return how the matrix is packed, and its parts by the packing's names."""
+    stored = {
+        f"a.{leaf}": (TensorEntry(name=f"a.{leaf}", dtype=part.dtype, shape=tuple(part.shape), file=Path(), offset=0,
+                                  num_bytes=part.nbytes),)
+        for leaf, part in parts.items()
+    }  # fmt: skip
+    packing = packing_of("a.weight", shape, stored, stated)
+    assert packing is not None
+    names = packing.stored_names("a.weight")
+    return packing, {part: parts[name.removeprefix("a.")] for part, name in names.items()}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=2048)
+    parser.add_argument("--columns", type=int, default=4096)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=9)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    device, shape = torch.device(arguments.device), (arguments.rows, arguments.columns)
+    seconds: dict[tuple[str, torch.dtype], list[float]] = {}
+    cases = {name: found(*case, shape) for name, case in formats(*shape).items()}
+    for _ in range(arguments.rounds):
+        for name, (packing, parts) in cases.items():
+            on_device = {part: tensor.to(device) for part, tensor in parts.items()}
+            for dtype in (torch.float32, torch.bfloat16):
+                out = torch.empty(shape, dtype=dtype, device=device)
+                packing.unpack(on_device, out)
+                started = _now(device)
+                packing.unpack(on_device, out)
+                seconds.setdefault((name, dtype), []).append(_now(device) - started)
+    print(f"million weights a second, {shape[0]} x {shape[1]}, {arguments.threads} threads, {device}: median (best)")
+    for (name, dtype), measured in seconds.items():
+        rates = [shape[0] * shape[1] / 1e6 / value for value in (statistics.median(measured), min(measured))]
+        print(f"{name:18}{str(dtype).removeprefix('torch.'):10}{rates[0]:8.0f} ({rates[1]:.0f})")
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Does `edgespec estimate` say what `edgespec generate` really uses?
+
+    python -m scripts.check.memory -m CHECKPOINT -md DRAFT
+
+Each setting (a string of options; --setting may be given several times) is estimated and then run in
+fresh processes. Used is the largest peak of --repeats of them (what an allocator keeps of freed blocks
+varies), less the peak of one that only imports edgespec, torch and transformers. Prints a table and one
+JSON line; exits 1 when a setting is off by more than --tolerance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from edgespec.pair.pair import DEMO_FOLDER, open_pair
+
+MIB = 1 << 20
+SETTINGS = [
+    "--dtype bfloat16 -c 512",
+    "--dtype bfloat16 -c 1024 --tree-size 256 --max-cpu-mem 1GiB",
+    "--dtype float32 -c 512 --max-cpu-mem 1200MiB",
+    "--dtype bfloat16 -c 512 --quant nf4",
+]
+PROMPT_LINE = "def read_lines(path):\n    with open(path) as file:\n        return file.read()\n\n"
+IDLE = (
+    "import edgespec, torch, transformers\n"
+    "from edgespec.cli.generate.records import peak_resident_bytes\n"
+    "print(peak_resident_bytes())"
+)
+
+
+def run_python(*arguments: str) -> str:
+    """Standard output of a fresh interpreter."""
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def write_prompt(path: Path, model: Path, *, tokens: int) -> int:
+    """A prompt of about so many tokens; its true length."""
+    tokenizer = open_pair(model, None).tokenizer
+    ids = tokenizer.encode(PROMPT_LINE * (tokens // 8))[:tokens]
+    path.write_text(tokenizer.decode(ids), encoding="utf-8")
+    return len(tokenizer.encode(path.read_text(encoding="utf-8")))
+
+
+def measure(setting: str, arguments: argparse.Namespace, idle_bytes: int) -> dict[str, Any]:
+    """Planned and used bytes of one setting."""
+    pair = ["-m", str(arguments.model), "-md", str(arguments.draft_model)]
+    options = shlex.split(setting)
+    context = int(options[options.index("-c") + 1])
+    with tempfile.TemporaryDirectory() as folder:
+        prompt, out = Path(folder) / "prompt.txt", Path(folder) / "out.jsonl"
+        prompt_tokens = write_prompt(prompt, arguments.model, tokens=context - arguments.max_new_tokens)
+        generate = ["-m", "edgespec", "generate", str(prompt), *pair, *options, "-n", str(arguments.max_new_tokens)]
+        generate += ["--seed", "1", "--temp", "0", "-q", "-o"]
+        run_python(*generate, str(Path(folder) / "first.jsonl"), "--max-new-tokens", "1")  # quantises, if it must
+        peaks = []
+        for _ in range(arguments.repeats):
+            run_python(*generate, str(out), "--overwrite")
+            peaks.append(json.loads(out.read_text(encoding="utf-8"))["memory"]["cpu_peak_bytes"])
+    estimate = run_python(
+        "-m", "edgespec", "estimate", *pair, *options, "--prompt-tokens", str(prompt_tokens), "--json"
+    )
+    plan = json.loads(estimate)
+    used_bytes = max(peaks) - idle_bytes
+    return {
+        "setting": setting,
+        "resident": f"{plan['resident_layers']} of {plan['layers']}",
+        "planned_bytes": plan["device_total_bytes"],
+        "used_bytes": used_bytes,
+        "used_range_bytes": max(peaks) - min(peaks),
+        "off": plan["device_total_bytes"] / used_bytes - 1,
+    }
+
+
+def main() -> int:
+    """Measure all settings."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-m", "--model", type=Path, required=True)
+    parser.add_argument("-md", "--draft-model", type=Path, default=DEMO_FOLDER / "draft")
+    parser.add_argument("-n", "--max-new-tokens", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=4)
+    parser.add_argument("--setting", action="append", help="options of estimate and generate, with -c")
+    parser.add_argument("--tolerance", type=float, default=0.1)
+    arguments = parser.parse_args()
+    idle_bytes = int(run_python("-c", IDLE))
+    rows = [measure(setting, arguments, idle_bytes) for setting in arguments.setting or SETTINGS]
+    print(f"{'planned MiB':>12}{'used MiB':>10}{'range':>7}{'off':>7}  {'resident':<10}setting")
+    for row in rows:
+        planned, used, spread = (row[f"{name}_bytes"] / MIB for name in ("planned", "used", "used_range"))
+        sizes = f"{planned:>12.0f}{used:>10.0f}{spread:>7.0f}{row['off']:>+7.1%}"
+        print(f"{sizes}  {row['resident']:<10}{row['setting']}")
+    print(json.dumps({"idle_bytes": idle_bytes, "settings": rows}))
+    return 0 if all(abs(row["off"]) <= arguments.tolerance for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""Fit what ships with the built-in pair: measured acceptance, and C2T's classifier.
+
+    python -m scripts.make.demo_fits --out edgespec/demo
+
+Prompts are held-out modules of the standard library (those that the pair was not trained on) cut at
+random points; every second module only, so that scripts/papers/compare_policies.py compares on the others.
+Runs `edgespec train` as a user would. Minutes on two cores.
+
+`--only` fits one, or one of those that do not ship: a classifier on as many of EAGLE-2's whole trees as
+C2T's paper has (8,880; an hour of one core), for scripts.papers.fit_classifiers; one on modules it knows; one of
+another draft, which `-md` names; and decision models, for scripts/papers/compare_labels.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgespec.pair.pair import DEMO_FOLDER, open_pair
+from scripts.make.demo_pair import is_held_out, standard_library_sources
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """A model, and the records that it is fitted on."""
+
+    what: str  # as `edgespec train` names it
+    prompts: int
+    new_tokens: int  # of every prompt
+    options: tuple[str, ...] = ()
+    ships: bool = False
+    was_trained_on: bool = False  # whether the prompts are of modules that the pair knows
+
+
+FITS = {
+    "acceptance": Fit(what="acceptance", prompts=200, new_tokens=24, ships=True),
+    "classifier": Fit(what="classifier", prompts=200, new_tokens=4, ships=True),
+    "many-trees": Fit(what="classifier", prompts=2500, new_tokens=16),
+    "known-modules": Fit(what="classifier", prompts=450, new_tokens=8, was_trained_on=True),
+    "second-pair": Fit(what="classifier", prompts=450, new_tokens=8),
+    "stop-hidden": Fit(what="stop", prompts=50, new_tokens=16, options=("--kind", "hidden")),
+    "stop-probabilities": Fit(what="stop", prompts=50, new_tokens=16, options=("--kind", "probabilities")),
+}
+
+
+def held_out_halves() -> tuple[list[str], list[str]]:
+    """Texts of held-out modules: to fit on, and to compare on."""
+    texts = [text for name, text in standard_library_sources() if is_held_out(name)]
+    return texts[::2], texts[1::2]
+
+
+def known_texts() -> list[str]:
+    """Texts of every fourth module that the pair was trained on."""
+    return [text for name, text in standard_library_sources() if not is_held_out(name)][::4]
+
+
+def cut_texts(texts: list[str], *, count: int, tokens: int, seed: int) -> list[str]:
+    """So many passages of so many tokens, from anywhere."""
+    tokenizer = open_pair(None, None).tokenizer
+    streams = [ids for ids in (tokenizer.encode(text, verbose=False) for text in texts) if len(ids) > tokens]
+    draw = random.Random(seed)
+    found = []
+    for _ in range(count):
+        ids = draw.choices(streams, weights=[len(stream) for stream in streams])[0]
+        end = draw.randrange(tokens, len(ids) + 1)
+        found.append(tokenizer.decode(ids[end - tokens : end]))
+    return found
+
+
+def write_prompts(path: Path, texts: list[str]) -> None:
+    """Write a prompt a line, as `edgespec train` reads them."""
+    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8")
+
+
+def main() -> None:
+    """Fit all that ships, or one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--work", type=Path, default=Path("demo-records"), help="folder of prompts and records")
+    parser.add_argument("--context-tokens", type=int, default=192)
+    parser.add_argument("-md", "--draft-model", type=Path, help="of the built-in target [its draft]")
+    parser.add_argument("--only", choices=list(FITS))
+    arguments = parser.parse_args()
+    for folder in (arguments.out, arguments.work):
+        folder.mkdir(parents=True, exist_ok=True)
+    draft = arguments.draft_model
+    pair = [] if draft is None else ["-m", DEMO_FOLDER / "target", "-md", draft]
+    for name, fit in FITS.items():
+        if arguments.only == name or (arguments.only is None and fit.ships):
+            modules = known_texts() if fit.was_trained_on else held_out_halves()[0]
+            texts = cut_texts(modules, count=fit.prompts, tokens=arguments.context_tokens, seed=7)
+            prompts = arguments.work / f"{name}.jsonl"
+            write_prompts(prompts, texts)
+            output = arguments.out / f"{name}.{'safetensors' if fit.what == 'stop' else 'json'}"
+            command = ["train", fit.what, *fit.options, *pair, "--prompts", prompts, "-n", fit.new_tokens]
+            command += ["-o", output, "--overwrite", "--records", arguments.work / name]
+            subprocess.run([sys.executable, "-m", "edgespec", *map(str, command)], check=True)
+
+
+if __name__ == "__main__":
+    main()

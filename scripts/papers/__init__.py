@@ -1,0 +1,1 @@
+"""Tables, fits and comparisons of the papers' methods."""

@@ -1,0 +1,171 @@
+"""Every policy with every rule it may use is lossless; what is not, is caught.
+
+One situation a form here, and 500 texts, which is what the planted faults take to fall below 1e-4: a right policy does
+with that probability (the seeds are fixed). Fewer where less will do: coupled texts must equal plain decoding's too,
+chosen ones are far off where they are wrong, and heads' q is tested elsewhere. With 1,000 texts the faults fall below
+1e-6. scripts/check/lossless.py runs all situations with more.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from edgespec.config import SamplingSettings
+from edgespec.grow import Growth, best_first, policies
+from edgespec.grow.policies import open_policy
+from edgespec.sampling import noise
+from edgespec.sampling.draws import draw_without_replacement
+from edgespec.tree.policies import POLICIES
+from edgespec.tree.settings import TreeSettings
+from edgespec.tree.token_tree import depths
+from edgespec.verify import rejection, rules
+from scripts.check.lossless import (
+    GAPS,
+    SITUATIONS,
+    Form,
+    Situation,
+    TableDrafter,
+    compare,
+    forms,
+    is_greedy,
+    law_p_value,
+    total_variation,
+    try_children_by_difference,
+    verify_by_noise_of_another_position,
+)
+
+TEXTS = 500
+TEXTS_OF = {"sampled": TEXTS, "chosen": 250, "coupled": 100}
+HEAD_TEXTS = 100
+FAULTY_TEXTS = 1_000
+with tempfile.TemporaryDirectory() as _folder:
+    FORMS = list(forms(Path(_folder)))
+PLAIN = Situation(sampling=SamplingSettings(temperature=1.0))
+DYSPEC = Form(settings=TreeSettings(policy="dyspec", size=6, depth=3))
+ADAPTIVE = Form(settings=TreeSettings(policy="adaptive", size=6, depth=3))
+SEQUOIA = Form(settings=TreeSettings(policy="sequoia", draw="sampled", size=6, depth=3, max_children=3))
+SPECINFER = Form(settings=TreeSettings(policy="specinfer", branching=(2, 2, 1)))
+
+
+def test_every_policy_has_a_form() -> None:
+    assert {name.split(", ")[-1].split()[0] for name in FORMS} == {*POLICIES} - {"none"}
+
+
+@pytest.mark.parametrize(("index", "form"), list(enumerate(FORMS)), ids=FORMS)
+def test_texts_have_the_targets_distribution(index: int, form: str, tmp_path: Path) -> None:
+    found = forms(tmp_path)[form]
+    # Eleven is prime to the number of situations: neighbours differ in kind, and all have their turn.
+    situations = list((SITUATIONS if found.head else SITUATIONS | GAPS).values())
+    count = HEAD_TEXTS if found.head else TEXTS_OF[open_policy(found.settings).draw]
+    seen = compare(found, situations[11 * index % len(situations)], count=count)
+    assert seen.p_value > 1e-4
+    assert seen.num_different == 0
+
+
+def p_value(form: Form, situation: Situation, *, count: int) -> float:
+    return compare(form, situation, count=count).p_value
+
+
+@pytest.mark.parametrize("name", ["specinfer stop sampled", "chain stop coupled", "chain classifier sampled"])
+def test_what_ends_growth_does_so_at_some_nodes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its cell would say nothing."""
+    right, is_whole = policies.grow_static, set()
+
+    def grow_static(*arguments: Any, **named: Any) -> Growth:
+        tree = yield from right(*arguments, **named)
+        could_reach = min(named["depth"], named["shape"].depth)
+        if could_reach > 1:  # below the first layer there is something to end
+            is_whole.add(int(depths(tree.parents).max()) == could_reach)
+        return tree
+
+    monkeypatch.setattr(policies, "grow_static", grow_static)
+    p_value(forms(tmp_path)[name], PLAIN, count=50)
+    assert is_whole == {True, False}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_greedy_texts_are_the_targets_token_by_token(form: str, tmp_path: Path) -> None:
+    found = forms(tmp_path)[form]
+    assert is_greedy(found, count=3 if found.head else 6)
+
+
+@pytest.mark.parametrize("form", [SPECINFER, SEQUOIA])
+def test_a_remaining_mass_that_is_a_difference_is_caught(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32, behind a draft that is sure by 20 nats, such a difference is rounding error."""
+    situation = GAPS["draft gap 20"]
+    assert p_value(form, situation, count=TEXTS) > 1e-4
+    monkeypatch.setattr(rejection, "_try_children", try_children_by_difference)
+    assert p_value(form, situation, count=FAULTY_TEXTS) < 1e-6
+
+
+def test_pruning_sampled_children_by_a_nodes_own_token_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = best_first._slot_values
+
+    def by_value(*arguments: Any) -> tuple[Tensor, Tensor]:
+        _, child_values = right(*arguments)
+        return child_values, child_values
+
+    monkeypatch.setattr(best_first, "_slot_values", by_value)
+    assert p_value(DYSPEC, PLAIN, count=FAULTY_TEXTS) < 1e-6
+
+
+def test_verifying_with_q_before_its_truncation_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = rejection._try_children
+
+    def untruncated(p: Tensor, q: Tensor | None, *arguments: Any) -> tuple[int | None, Tensor]:
+        return right(p, None if q is None else (q + 0.1) / (q + 0.1).sum(), *arguments)
+
+    monkeypatch.setattr(rejection, "_try_children", untruncated)
+    assert p_value(DYSPEC, SITUATIONS["temperature 1.0, top-p 0.9"], count=FAULTY_TEXTS) < 1e-6
+
+
+def test_noise_that_is_used_again_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts, begin = [0], TableDrafter.begin
+
+    def count_texts(self: TableDrafter, ids: Sequence[int]) -> None:
+        texts[0] += 1
+        begin(self, ids)
+
+    def same_noise(q: Tensor, count: int, _generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        return draw_without_replacement(q, count, torch.Generator().manual_seed(texts[0]))
+
+    monkeypatch.setattr(TableDrafter, "begin", count_texts)
+    monkeypatch.setattr(best_first, "draw_without_replacement", same_noise)
+    assert p_value(DYSPEC, PLAIN, count=FAULTY_TEXTS) < 1e-6
+
+
+def test_trees_that_are_walked_by_the_noise_of_another_position_give_other_texts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rules, "verify_coupled", verify_by_noise_of_another_position)
+    assert compare(ADAPTIVE, PLAIN, count=TEXTS_OF["coupled"]).num_different > 0
+
+
+def test_noise_that_does_not_know_its_position_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trees and plain decoding agree, and both are wrong."""
+    right = noise.exponential_noise
+    monkeypatch.setattr(noise, "exponential_noise", lambda seed, key, _position, vocab: right(seed, key, 0, vocab))
+    seen = compare(ADAPTIVE, PLAIN, count=TEXTS_OF["coupled"])
+    assert seen.num_different == 0
+    assert seen.p_value < 1e-6
+
+
+def test_several_branches_of_the_target_are_lossy_and_one_is_not() -> None:
+    """Sixteen outcomes: of 500 right texts the distance is 0.06, all of it chance."""
+    assert total_variation(width=1, count=500) < 0.08
+    assert total_variation(width=3, count=500) > 0.3
+
+
+def test_rare_outcomes_are_counted_together_and_impossible_ones_are_refused() -> None:
+    probs = {"often": 0.999, "rare": 0.0009, "rarer": 0.0001, "never": 0.0}
+    usual = {"often": 999, "rare": 1, "rarer": 0, "never": 0}
+    assert law_p_value(usual, probs) > 0.5
+    assert law_p_value({**usual, "rare": 4, "rarer": 5}, probs) < 1e-5
+    assert law_p_value({**usual, "often": 998, "never": 1}, probs) == 0

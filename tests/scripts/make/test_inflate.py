@@ -1,0 +1,274 @@
+"""An inflated checkpoint computes the source's function, in more bytes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from edgespec import Engine, SamplingSettings, TreeSettings
+from edgespec.pair.folder import ModelFolder, open_model
+from scripts import inflate, inflated_parts
+from scripts.make.hybrid import build_hybrid
+from scripts.make.inflated_parts import Shape
+from tests.conftest import FAMILIES, SMALL, make_model, save_folder
+
+SMALL_SHAPE = Shape(hidden=32, layers=3, heads=4, kv_heads=2, inner=64)
+LARGE = Shape(hidden=128, layers=5, heads=16, kv_heads=4, inner=96)  # all of it larger, groups padded
+TOLERANCE = 1e-4
+
+
+@pytest.fixture
+def source(pair_folders: tuple[Path, Path]) -> ModelFolder:
+    return open_model(pair_folders[0])
+
+
+def written(source: ModelFolder, folder: Path, shape: Shape, dtype: torch.dtype = torch.bfloat16) -> Path:
+    inflate.inflate(source, folder, shape, dtype=dtype, shard_bytes=40_000)
+    return folder
+
+
+@torch.no_grad()
+def logit_difference(source: ModelFolder, folder: Path) -> float:
+    ids = torch.randint(0, 256, (2, 40), generator=torch.Generator().manual_seed(0))
+    ours, theirs = (
+        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)(input_ids=ids).logits
+        for path in (folder, source.folder)
+    )
+    return float((ours - theirs).abs().max())
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        pytest.param(LARGE, torch.bfloat16, id="all-larger"),
+        pytest.param(LARGE, torch.float32, id="float32"),
+        pytest.param(
+            Shape(hidden=96, layers=4, heads=12, kv_heads=3, inner=64), torch.bfloat16, id="three-times-as-wide"
+        ),
+        pytest.param(Shape(hidden=32, layers=7, heads=4, kv_heads=2, inner=64), torch.bfloat16, id="only-deeper"),
+        pytest.param(Shape(hidden=32, layers=3, heads=8, kv_heads=2, inner=64), torch.bfloat16, id="groups-padded"),
+        pytest.param(Shape(hidden=32, layers=3, heads=8, kv_heads=4, inner=64), torch.bfloat16, id="key-heads-added"),
+        pytest.param(SMALL_SHAPE, torch.bfloat16, id="same-shape"),
+    ],
+)
+def test_logits_are_those_of_the_source(source: ModelFolder, tmp_path: Path, shape: Shape, dtype: torch.dtype) -> None:
+    folder = written(source, tmp_path / "large", shape, dtype)
+    assert inflate.shape_of(open_model(folder)) == shape
+    assert logit_difference(source, folder) < TOLERANCE
+
+
+def test_an_untied_head_is_widened_too(tmp_path: Path) -> None:
+    config = LlamaConfig(**SMALL, num_key_value_heads=2, tie_word_embeddings=False)
+    source = open_model(save_folder(tmp_path / "source", make_model(config)))
+    folder = written(source, tmp_path / "large", LARGE, torch.float32)
+    assert "lm_head.weight" in open_model(folder).checkpoint.tensors
+    assert logit_difference(source, folder) < TOLERANCE
+
+
+HYBRID = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 16, "full_attention_interval": 2,
+}  # fmt: skip
+LARGE_HYBRID = Shape(hidden=128, layers=9, heads=16, kv_heads=4, inner=96, linear_heads=4)
+
+
+@pytest.fixture
+def hybrid(tmp_path: Path) -> ModelFolder:
+    """A model with recurrent layers, whose mixers count."""
+    model = build_hybrid(HYBRID, 0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(4)
+            elif name.endswith("norm.weight"):
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    model.to(torch.bfloat16).save_pretrained(tmp_path / "hybrid")
+    return open_model(tmp_path / "hybrid")
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        pytest.param(LARGE_HYBRID, torch.bfloat16, id="all-larger"),
+        pytest.param(replace(LARGE_HYBRID, hidden=96, heads=12, kv_heads=3), torch.bfloat16, id="three-times-as-wide"),
+        pytest.param(replace(LARGE_HYBRID, hidden=32, heads=4, kv_heads=2), torch.bfloat16, id="same-width"),
+    ],
+)
+def test_a_hybrid_computes_what_the_source_computes(
+    hybrid: ModelFolder, tmp_path: Path, shape: Shape, dtype: torch.dtype
+) -> None:
+    folder = written(hybrid, tmp_path / "large", shape, dtype)
+    assert inflate.shape_of(open_model(folder)) == shape
+    assert logit_difference(hybrid, folder) < TOLERANCE
+
+
+def test_layers_of_a_hybrid_stand_on_their_kind_in_their_order(hybrid: ModelFolder) -> None:
+    kinds = inflate.layer_kinds(hybrid, LARGE_HYBRID)
+    places = inflated_parts.layer_places(hybrid, LARGE_HYBRID)
+    assert list(places) == sorted(places)
+    assert list(places.values()) == [0, 1, 2, 3]
+    assert [kinds[place] for place in places] == hybrid.config.layer_types
+
+
+@pytest.mark.parametrize("broken", ["values", "order of layers", "added heads", "norms"])
+def test_a_wrong_inflation_of_a_hybrid_is_noticed(
+    hybrid: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    make_tensor = inflate.make_tensor
+
+    def wrong_tensor(part: inflate.Part, old: torch.Tensor | None, **others: object) -> torch.Tensor:
+        if broken == "values" and part.name.endswith("in_proj_qkv.weight"):  # keys and values after the old keys
+            part = replace(part, places=torch.arange(len(part.places)))
+        if broken == "norms":
+            others["norm_zero"] = 0
+        wide = make_tensor(part, old, **others)  # type: ignore[arg-type]
+        if broken == "added heads" and part.name.endswith("out_proj.weight") and old is not None:
+            wide[:32, -16:] += 0.1
+        return wide
+
+    monkeypatch.setattr(inflate, "make_tensor", wrong_tensor)
+    if broken == "order of layers":
+        monkeypatch.setattr(inflated_parts, "layer_places", lambda *_: {0: 2, 3: 1, 4: 0, 7: 3})
+    folder = written(hybrid, tmp_path / "large", LARGE_HYBRID)
+    assert logit_difference(hybrid, folder) > 10 * TOLERANCE
+
+
+def test_params_choose_a_hybrid_of_that_size(hybrid: ModelFolder) -> None:
+    shape = inflate.choose_shape(hybrid, 5 * 10**8)
+    inflate.check_shape(inflate.shape_of(hybrid), shape)
+    assert inflate.count_parameters(inflate.list_parts(hybrid, shape)) == pytest.approx(5 * 10**8, rel=0.03)
+    assert shape.linear_heads > 2
+
+
+def test_what_is_added_is_computed_with_and_not_read(source: ModelFolder, tmp_path: Path) -> None:
+    """Zeros only where norms hide added width and where nothing is written: all else costs what real weights cost."""
+    folder = open_model(written(source, tmp_path / "large", LARGE))
+    places = inflated_parts.layer_places(source, LARGE)
+    expected = {"norm": 0.75, "o_proj": 0.75, "down_proj": 1 / 3}  # added columns
+    for name in folder.checkpoint.tensors:
+        zeros = float((inflate.read_tensor(folder, name) == 0).float().mean())
+        share = next((share for part, share in expected.items() if part in name), 0.0)
+        if ".layers." in name and int(name.split(".")[2]) not in places:
+            share = 1.0 if name.endswith(("o_proj.weight", "down_proj.weight")) else 0.0
+        assert zeros == pytest.approx(share, abs=0.01), name
+
+
+@pytest.mark.parametrize("broken", ["norm weights", "copies", "query heads", "added layers", "added heads"])
+def test_a_wrong_inflation_is_noticed(
+    source: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    make_tensor = inflate.make_tensor
+
+    def wrong_tensor(part: inflate.Part, old: torch.Tensor | None, **others: object) -> torch.Tensor:
+        if broken == "norm weights":
+            others["norm_zero"] = 1
+        wide = make_tensor(part, old, **others)  # type: ignore[arg-type]
+        if broken == "copies" and part.role == "writes" and old is not None:
+            wide[32:] = 0
+        if broken == "added layers" and part.name.endswith("down_proj.weight") and old is None:
+            wide += 0.01
+        if broken == "added heads" and part.name.endswith("o_proj.weight") and old is not None:
+            wide[:32, -8:] += 0.1  # the last head, which is an added one
+        return wide
+
+    monkeypatch.setattr(inflate, "make_tensor", wrong_tensor)
+    if broken == "query heads":  # left as they lie: a query head then reads another's keys
+        monkeypatch.setattr(inflated_parts, "query_places", lambda small, *_: torch.arange(small.heads * 8))
+    folder = written(source, tmp_path / "large", LARGE)
+    assert logit_difference(source, folder) > 10 * TOLERANCE
+
+
+def test_shards_hold_what_the_index_says_and_no_more_than_asked(source: ModelFolder, tmp_path: Path) -> None:
+    folder = written(source, tmp_path / "large", LARGE)
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    tensors = open_model(folder).checkpoint.tensors
+    assert {name: entry.file.name for name, entry in tensors.items()} == index["weight_map"]
+    assert index["metadata"]["total_size"] == sum(entry.num_bytes for entry in tensors.values())
+    for file in {entry.file for entry in tensors.values()}:
+        held = [entry.num_bytes for entry in tensors.values() if entry.file == file]
+        assert sum(held) <= 40_000 or len(held) == 1
+
+
+def test_trees_accept_as_with_the_source(pair_folders: tuple[Path, Path], tmp_path: Path) -> None:
+    large = written(open_model(pair_folders[0]), tmp_path / "large", LARGE)
+    steps = []
+    for target in (pair_folders[0], large):
+        with Engine.from_pretrained(target, draft=pair_folders[1], tree=TreeSettings(size=16), device="cpu") as engine:
+            result = engine.generate(list(range(20)), max_new_tokens=16, sampling=SamplingSettings(), seed=0)
+        steps.append([step.tokens for step in result.steps])
+    assert steps[0] == steps[1]
+
+
+@pytest.mark.parametrize("count", [10**8, 10**9, 8 * 10**9, 70 * 10**9])
+def test_params_choose_a_shape_of_that_size(count: int) -> None:
+    source = open_model(inflate.DEMO_FOLDER / "target")
+    small = inflate.shape_of(source)
+    shape = inflate.choose_shape(source, count)
+    inflate.check_shape(small, shape)
+    assert inflate.count_parameters(inflate.list_parts(source, shape)) == pytest.approx(count, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--hidden", "16"], "--hidden 16 is below the source's 32"),
+        (["--layers", "2"], "--layers 2 is below"),
+        (["--hidden", "48"], "--hidden 48 is no multiple of the source's 32"),
+        (["--heads", "8", "--kv-heads", "8"], "have to stay together"),
+        (["--heads", "6", "--kv-heads", "4"], "must divide"),
+        (["--params", "1K"], "no shape of --params 1000"),
+        (["--params", "many"], "no count"),
+        (["--params", "1M", "--layers", "9"], "either"),
+        ([], "either"),
+    ],
+)
+def test_impossible_shapes_are_refused_by_name(
+    source: ModelFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], says: str
+) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        inflate.main([str(tmp_path / "large"), "--source", str(source.folder), *options])
+    assert exit_info.value.code == 2
+    assert says in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_writes_checks_and_replaces_only_when_told(
+    source: ModelFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [str(tmp_path / "large"), "--source", str(source.folder)]
+    assert inflate.main([*command, "--hidden", "128", "--check"]) == 0
+    assert "100.0% of argmaxes equal" in capsys.readouterr().out
+    assert inflate.main([*command, "--check"]) == 0
+    with pytest.raises(SystemExit):
+        inflate.main([*command, "--layers", "4"])
+    assert inflate.main([*command, "--layers", "4", "--overwrite"]) == 0
+    assert inflate.shape_of(open_model(tmp_path / "large")).layers == 4
+
+
+def test_the_check_fails_for_a_folder_that_differs(source: ModelFolder, tmp_path: Path) -> None:
+    other = save_folder(tmp_path / "other", make_model(FAMILIES["llama"](), seed=5, dtype=torch.bfloat16))
+    assert inflate.main([str(other), "--source", str(source.folder), "--check"]) == 1
+
+
+def test_a_broken_off_write_leaves_nothing_under_the_name(
+    source: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_file = inflate.save_file
+
+    def full_disk(tensors: object, path: Path, **others: object) -> None:
+        if "00002" in path.name:
+            raise OSError("no space left")
+        save_file(tensors, path, **others)
+
+    monkeypatch.setattr(inflate, "save_file", full_disk)
+    with pytest.raises(OSError, match="no space"):
+        written(source, tmp_path / "large", LARGE)
+    assert not (tmp_path / "large").exists()
+    monkeypatch.undo()
+    assert logit_difference(source, written(source, tmp_path / "large", LARGE)) < TOLERANCE
