@@ -11,7 +11,6 @@ from torch import Tensor
 
 from edgespec.config import SamplingSettings
 from edgespec.decode.lossless import Verdict
-from edgespec.decode.threads import make_tuner
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.grow.policies import OpenPolicy
 from edgespec.model.causal_model import CausalModel
@@ -20,20 +19,21 @@ from edgespec.pair.find import find_pair
 from edgespec.pair.pair import ModelPair, open_pair
 from edgespec.placement.load import Progress, load_models
 from edgespec.placement.place import placement_for
-from edgespec.placement.run_place import PlaceOptions, resolve_place
+from edgespec.placement.run_config import RunConfigOptions, resolve_run_config
 from edgespec.placement.weights import Announce
 from edgespec.profiled import PairSetup, set_up, set_up_by_profile
 from edgespec.text.conversation import Conversation
 from edgespec.text.handle import OnPrefill, TextHandle
-from edgespec.text.judged import judge_texts
+from edgespec.text.lossless_check import judge_texts
 from edgespec.text.many import finish_many, tokens_of
 from edgespec.text.prompt_cache import PromptCache
 from edgespec.text.prompt_ids import Prompt, prompt_ids
 from edgespec.text.request import Config, TextOptions, TextRequest, text_request
 from edgespec.text.results import GenerationResult, Streamer, TextChunk, put_ids
-from edgespec.text.run import Texts
+from edgespec.text.scheduler import Scheduler
 from edgespec.text.trees import Trees
 from edgespec.tree.settings import TreeSettings
+from edgespec.tuning.threads import make_tuner
 from offload.experts.expert_source import ExpertCounts
 from offload.experts.expert_use import ExpertUse
 from profiles.schema import Profile
@@ -55,34 +55,35 @@ class Engine:
         `on_quantize` is told what the cache will be given. `self_check` tries whether the family reads trees rightly.
         """
         # Not the setup itself: it knows the weights, and a closed engine must not keep them.
-        self.pair, self.place, self.planned, self.profile = setup.pair, setup.place, setup.placement, setup.profile
-        self.device = self.place.device  # where trees grow and logits come out
-        self.max_context = self.place.context_tokens  # tokens of the longest text that memory is planned for
+        self.pair, self.run_config = setup.pair, setup.run_config
+        self.planned, self.profile = setup.placement, setup.profile
+        self.device = self.run_config.device  # where trees grow and logits come out
+        self.max_context = self.run_config.context_tokens  # tokens of the longest text that memory is planned for
         self._trees = Trees(setup)
-        threads = make_tuner(self.place.threads, self.device)
+        threads = make_tuner(self.run_config.threads, self.device)
         with offload_errors():
             self._loaded = load_models(
-                setup.weights, device=self.device, most_device_bytes=self.place.limits.max_gpu_bytes,
-                draft_graphs=self.place.draft_graphs, unshared=setup.pair.unshared,
+                setup.weights, device=self.device, most_device_bytes=self.run_config.limits.max_gpu_bytes,
+                cuda_graphs=self.run_config.cuda_graphs, unshared=setup.pair.unshared,
                 self_check=self_check, on_quantize=on_quantize, progress=progress,
             )  # fmt: skip
-        self._texts = Texts(
+        self._texts = Scheduler(
             self.pair, self._trees, self._loaded,
-            most=self.place.num_texts, most_tokens=self.place.all_tokens, threads=threads,
+            most=self.run_config.num_texts, most_tokens=self.run_config.all_tokens, threads=threads,
         )  # fmt: skip
         self.placement = self._loaded.placement  # as planned, but for layers for which no memory could be locked
 
     @classmethod
     def from_pair(
         cls, pair: ModelPair, *, tree: TreeSettings | None = None, profile: Profile | None = None,
-        self_check: bool = True, progress: Progress | None = None, **options: Unpack[PlaceOptions],
+        self_check: bool = True, progress: Progress | None = None, **options: Unpack[RunConfigOptions],
     ) -> Engine:  # fmt: skip
         """Load an open pair with these trees, or with trees that tune themselves.
 
         `profile` is what was measured of this pair: its acceptance is used. Raises EdgespecError.
         """
-        place = resolve_place(pair.target.config, pair.max_context, **options)
-        setup = set_up(pair, place, tree, profile=profile)
+        run_config = resolve_run_config(pair.target.config, pair.max_context, **options)
+        setup = set_up(pair, run_config, tree, profile=profile)
         return cls(setup, self_check=self_check, progress=progress)
 
     @classmethod
@@ -92,7 +93,7 @@ class Engine:
         revision: str | None = None, draft_revision: str | None = None, local_files_only: bool = True,
         chat_template: str | Path | None = None, template_args: Mapping[str, Any] | None = None,
         tree: TreeSettings | None = None, profile: str = "auto", self_check: bool = True,
-        progress: Progress | None = None, **options: Unpack[PlaceOptions],
+        progress: Progress | None = None, **options: Unpack[RunConfigOptions],
     ) -> Engine:  # fmt: skip
         """Load a target and a draft; without a target, the built-in pair.
 
@@ -105,9 +106,9 @@ class Engine:
         pair = with_template(pair, chat_template, template_args or {})
         if tree is not None:
             return cls.from_pair(pair, tree=tree, self_check=self_check, progress=progress, **options)
-        place = resolve_place(pair.target.config, pair.max_context, **options)
+        run_config = resolve_run_config(pair.target.config, pair.max_context, **options)
         temperature = pair.default_sampling().temperature
-        setup = set_up_by_profile(pair, place, source=profile, given={}, temperature=temperature)
+        setup = set_up_by_profile(pair, run_config, source=profile, given={}, temperature=temperature)
         return cls(setup, self_check=self_check, progress=progress)
 
     def generate(
@@ -207,9 +208,9 @@ class Engine:
         return self._trees.pinned
 
     @property
-    def room(self) -> TreeSettings:
+    def largest_tree(self) -> TreeSettings:
         """The largest trees that may grow."""
-        return self._trees.room
+        return self._trees.largest_tree
 
     @property
     def policy(self) -> OpenPolicy:
@@ -243,7 +244,7 @@ class Engine:
         through_trees = tokens_of(self._texts, requests)
         with self._trees.held_to(self.tree.plain()):
             plain = tokens_of(self._texts, requests)
-        return judge_texts(self.target_model, requests, through_trees, plain, dtype=self.place.dtype)
+        return judge_texts(self.target_model, requests, through_trees, plain, dtype=self.run_config.dtype)
 
     placement_for = staticmethod(placement_for)
 

@@ -85,7 +85,7 @@ def with_stop_gain(tree: TreeSettings, profile: Profile) -> tuple[TreeSettings, 
 
 
 def with_best_limits(
-    tree: TreeSettings, room: TreeSettings, profile: Profile, temperature: float
+    tree: TreeSettings, largest_tree: TreeSettings, profile: Profile, temperature: float
 ) -> tuple[TreeSettings, tuple[str, ...]]:
     """Return Sequoia's settings of the size and depth of most tokens a second, and what is to be said of them.
 
@@ -96,8 +96,8 @@ def with_best_limits(
     timed = [cost for cost in profile.growth if (cost.policy, cost.draw) == (tree.policy, tree.children)]
     if not timed:
         return tree, ()
-    (cost, *_), largest = timed, min(room.num_nodes, profile.verify[-1].count)
-    sizes, depths = np.arange(1, largest + 1), np.arange(1, min(room.depth, largest) + 1)[:, None]
+    (cost, *_), largest = timed, min(largest_tree.num_nodes, profile.verify[-1].count)
+    sizes, depths = np.arange(1, largest + 1), np.arange(1, min(largest_tree.depth, largest) + 1)[:, None]
     layer_s = _curve(profile.draft)(np.maximum(1.0, cost.rows_per_inner * sizes / depths)) + cost.layer_s
     seconds = verify_curve(profile)(sizes) + profile.rest_s + cost.base_s + cost.node_s * sizes + depths * layer_s
     model = AcceptanceModel.load(tree.acceptance) if tree.acceptance else acceptance_of(profile)

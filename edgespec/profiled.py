@@ -1,7 +1,4 @@
-"""A profile becomes settings, once it is known to be of this pair on this machine.
-
-Its functions raise EdgespecError where the profiles room raises its own error.
-"""
+"""A profile becomes settings, once it is known to be of this pair on this machine."""
 
 from __future__ import annotations
 
@@ -20,10 +17,10 @@ from edgespec.measured import pass_shares, plan_at, plan_for_texts, with_best_li
 from edgespec.model.device import most_threads
 from edgespec.pair.folder import fingerprint
 from edgespec.pair.pair import ModelPair
+from edgespec.placement.largest_tree import largest_tree_that_fits
 from edgespec.placement.parallel import PassShares
 from edgespec.placement.place import Memory, PairWeights, PlacedWeights, pair_weights, place_weights, read_memory
-from edgespec.placement.room import room_for_trees
-from edgespec.placement.run_place import RunPlace
+from edgespec.placement.run_config import RunConfig
 from edgespec.placement.weights import notes_of_draft
 from edgespec.tree.policies import policy_named
 from edgespec.tree.settings import TreeSettings
@@ -34,7 +31,7 @@ from profiles.schema import WITH_LAYERS, PairFacts, Plan, Profile, TemperaturePl
 
 # Tree settings that leave the size to be tuned
 SAY_NO_SIZE = {"policy", "draw", "max_children", "acceptance", "classifier", "draft_temperature"}
-Place = Callable[[TreeSettings, RunPlace], PlacedWeights]
+Place = Callable[[TreeSettings, RunConfig], PlacedWeights]
 STREAMED_SLACK = 0.03  # more bytes a pass for room for larger trees
 
 
@@ -43,9 +40,9 @@ class PairSetup:
     """A pair with its trees chosen and its weights placed, which is all that loading it takes."""
 
     pair: ModelPair
-    place: RunPlace
+    run_config: RunConfig
     tree: TreeSettings
-    room: TreeSettings  # the largest trees that memory is planned for
+    largest_tree: TreeSettings  # the largest trees that memory is planned for
     weights: PlacedWeights
     is_tuned: bool = False  # whether trees change as they pay, up to `room`
     profile: Profile | None = None
@@ -65,12 +62,12 @@ class PairSetup:
         """
         if self.plan is None or self.differences:
             return None
-        plan = plan_for_texts(self.plan, self.place.num_texts)
-        is_followed = plan.num_texts == self.place.num_texts and self.tree == tree_settings(plan)
+        plan = plan_for_texts(self.plan, self.run_config.num_texts)
+        is_followed = plan.num_texts == self.run_config.num_texts and self.tree == tree_settings(plan)
         return plan.tokens_per_s if is_followed else None
 
 
-def pair_facts(pair: ModelPair, place: RunPlace, placement: Placement) -> PairFacts:
+def pair_facts(pair: ModelPair, run_config: RunConfig, placement: Placement) -> PairFacts:
     """Return the facts that a profile of this pair, so placed, is known by."""
     assert pair.draft is not None
     return PairFacts(
@@ -78,28 +75,28 @@ def pair_facts(pair: ModelPair, place: RunPlace, placement: Placement) -> PairFa
         target_fingerprint=fingerprint(pair.target),
         draft=pair.draft.folder.name,
         draft_fingerprint=fingerprint(pair.draft),
-        quant=place.quant or "none",
-        draft_quant=place.draft_quant or "none",
-        dtype=str(place.dtype).removeprefix("torch."),
-        device=place.device.type,
-        threads=most_threads(place.threads, place.device),
+        quant=run_config.quant or "none",
+        draft_quant=run_config.draft_quant or "none",
+        dtype=str(run_config.dtype).removeprefix("torch."),
+        device=run_config.device.type,
+        threads=most_threads(run_config.threads, run_config.device),
         num_layers=placement.num_layers,
         resident_layers=placement.num_resident,
         ram_layers=placement.num_pinned,
         disk_layers=placement.num_on_disk,
-        experts=_movement_of_experts(place, placement),
+        experts=_movement_of_experts(run_config, placement),
     )
 
 
-def _movement_of_experts(place: RunPlace, placement: Placement) -> str:
+def _movement_of_experts(run_config: RunConfig, placement: Placement) -> str:
     if placement.experts is None:
         return WITH_LAYERS
-    return "computed on the CPU" if place.experts == "cpu" else "on demand"
+    return "computed on the CPU" if run_config.experts == "cpu" else "on demand"
 
 
 def set_up(
     pair: ModelPair,
-    place: RunPlace,
+    run_config: RunConfig,
     tree: TreeSettings | None = None,
     *,
     is_tuned: bool | None = None,
@@ -115,32 +112,33 @@ def set_up(
     tree = tree or TreeSettings()
     if pair.draft is None or tree.policy == "none":
         tree, is_tuned = tree.plain(), False
-    weights = pair_weights(pair.target, pair.draft if tree.policy != "none" else None, place)
-    notes = notes_of_draft(weights.target, weights.draft, place.context_tokens)
-    memory = read_memory(place.limits, place.device)
+    weights = pair_weights(pair.target, pair.draft if tree.policy != "none" else None, run_config)
+    notes = notes_of_draft(weights.target, weights.draft, run_config.context_tokens)
+    memory = read_memory(run_config.limits, run_config.device)
     if not is_tuned:
-        placed = place_weights(weights, tree, place, memory)
-        return PairSetup(pair=pair, place=place, tree=tree, room=tree, weights=placed, profile=profile, notes=notes)
-    room = room_for_trees(
+        placed = place_weights(weights, tree, run_config, memory)
+        return PairSetup(pair=pair, run_config=run_config, tree=tree, largest_tree=tree, weights=placed,
+                         profile=profile, notes=notes)  # fmt: skip
+    largest_tree = largest_tree_that_fits(
         tree,
-        lambda tree: place_weights(weights, tree, place, memory),
-        num_texts=place.num_texts,
+        lambda tree: place_weights(weights, tree, run_config, memory),
+        num_texts=run_config.num_texts,
         slack=STREAMED_SLACK,
     )
     return PairSetup(
-        pair=pair, place=place, tree=tree.within(room.tree), room=room.tree, weights=room.weights, is_tuned=True,
-        profile=profile, notes=notes,
+        pair=pair, run_config=run_config, tree=tree.within(largest_tree.tree), largest_tree=largest_tree.tree,
+        weights=largest_tree.weights, is_tuned=True, profile=profile, notes=notes,
     )  # fmt: skip
 
 
 def set_up_by_profile(
     pair: ModelPair,
-    place: RunPlace,
+    run_config: RunConfig,
     *,
     source: str,
     given: Mapping[str, Any],
     temperature: float,
-    share_passes: Callable[[RunPlace, PassShares], RunPlace] = lambda place, _shares: place,
+    share_passes: Callable[[RunConfig, PassShares], RunConfig] = lambda run_config, _shares: run_config,
 ) -> PairSetup:
     """Set the pair up with the trees that the user gave, over the profile's plan, over the defaults.
 
@@ -152,67 +150,72 @@ def set_up_by_profile(
     source, own = checked("profile", source, str), TreeSettings(**given)
     is_tuned = source in ("auto", "none") and own.policy != "none" and given.keys() <= SAY_NO_SIZE
     if source == "none" or pair.draft is None or own.policy == "none":
-        return set_up(pair, share_passes(place, PassShares()), own, is_tuned=is_tuned)
-    weights = pair_weights(pair.target, pair.draft, place)
-    placed = _placer(weights, read_memory(place.limits, place.device))
-    facts_with = _matcher(pair, place, placed, given, temperature)
-    profile, differences, notes = _find(source, pair, place.device, facts_with)
+        return set_up(pair, share_passes(run_config, PassShares()), own, is_tuned=is_tuned)
+    weights = pair_weights(pair.target, pair.draft, run_config)
+    placed = _placer(weights, read_memory(run_config.limits, run_config.device))
+    facts_with = _matcher(pair, run_config, placed, given, temperature)
+    profile, differences, notes = _find(source, pair, run_config.device, facts_with)
     if profile is None:
-        found = set_up(pair, share_passes(place, PassShares()), own, is_tuned=is_tuned)
+        found = set_up(pair, share_passes(run_config, PassShares()), own, is_tuned=is_tuned)
         return replace(found, notes=notes + found.notes)
     plan = plan_at(profile, temperature)
-    place = share_passes(place, pass_shares(profile, plan))
-    tree = tree_settings(plan_for_texts(plan, place.num_texts), given=given)
+    run_config = share_passes(run_config, pass_shares(profile, plan))
+    tree = tree_settings(plan_for_texts(plan, run_config.num_texts), given=given)
     if tree.policy == "none":
         tree = tree_settings(plan.best, given=given)  # some texts may be left alone in the end
     if plan.best.policy == "none" and tree.policy == "none":
         notes += (plan.why,)
     if tree.policy != "none":
-        notes += notes_of_draft(weights.target, weights.draft, place.context_tokens)
+        notes += notes_of_draft(weights.target, weights.draft, run_config.context_tokens)
     is_planned = tree.policy == plan.best.policy  # a plan has its own limits
     if tree.policy == "opt-tree" and not is_planned and "stop_gain" not in given:
         tree, why = with_stop_gain(tree, profile)
         notes += why
     found = PairSetup(
-        pair=pair, place=place, tree=tree, room=tree, weights=_by_use(placed(tree, place), profile), profile=profile,
-        plan=plan, differences=differences, notes=notes,
+        pair=pair, run_config=run_config, tree=tree, largest_tree=tree, weights=_by_use(placed(tree, run_config),
+        profile), profile=profile, plan=plan, differences=differences, notes=notes,
     )  # fmt: skip
     if is_tuned and tree.policy != "none":
         # The profile is of the layers where its plan leaves them: larger trees must leave them there too. Its depth is
         # that of a few places, and what a layer must gain is tuned.
         deep = replace(tree, depth=max(tree.depth, TreeSettings().depth)) if tree.uses("depth") else tree
-        room = room_for_trees(deep, lambda tree: placed(tree, place), num_texts=place.num_texts, slack=0.0)
-        found = replace(found, room=room.tree, weights=_by_use(room.weights, profile), is_tuned=True)
+        num_texts = run_config.num_texts
+        largest = largest_tree_that_fits(deep, lambda t: placed(t, run_config), num_texts=num_texts, slack=0.0)
+        found = replace(found, largest_tree=largest.tree, weights=_by_use(largest.weights, profile), is_tuned=True)
     if tree.policy == "sequoia" and not is_planned and not given.keys() & {"size", "depth"}:
-        tree, why = with_best_limits(tree, found.room, profile, temperature)
-        room_with_depth = replace(found.room, depth=tree.depth) if is_tuned else tree
-        found = replace(found, tree=tree, room=room_with_depth, notes=(*found.notes, *why))
+        tree, why = with_best_limits(tree, found.largest_tree, profile, temperature)
+        tree_with_depth = replace(found.largest_tree, depth=tree.depth) if is_tuned else tree
+        found = replace(found, tree=tree, largest_tree=tree_with_depth, notes=(*found.notes, *why))
     return found
 
 
-def kept_profile(pair: ModelPair, place: RunPlace) -> Profile:
+def kept_profile(pair: ModelPair, run_config: RunConfig) -> Profile:
     """Return the profile that was measured here of this pair, so placed; raises EdgespecError where there is none."""
-    placed = _placer(pair_weights(pair.target, pair.draft, place), read_memory(place.limits, place.device))
+    weights, memory = (
+        pair_weights(pair.target, pair.draft, run_config),
+        read_memory(run_config.limits, run_config.device),
+    )
+    placed = _placer(weights, memory)
     folder = profiles_folder()
     with profile_errors():
-        found = find_profile(folder, machine_facts(place.device), pair.names, _matcher(pair, place, placed, {}, 0.0))
+        machine, facts_with = machine_facts(run_config.device), _matcher(pair, run_config, placed, {}, 0.0)
+        found = find_profile(folder, machine, pair.names, facts_with)
     if found.profile is not None:
         return found.profile
     why = f", and '{found.path}' does not fit: {'; '.join(found.stale)}" if found.stale else ""
-    what = (
-        f"no profile of {' + '.join(filter(None, pair.names))} on this machine is kept in '{shown_place(folder)}'{why}."
-    )
+    names = " + ".join(filter(None, pair.names))
+    what = f"no profile of {names} on this machine is kept in '{shown_place(folder)}'{why}."
     raise EdgespecError("E_PROFILE_NOT_FOUND", what, "Measure it: edgespec profile.")
 
 
 def _placer(weights: PairWeights, memory: Memory) -> Place:
     """Return a function that places the weights for trees, within this memory."""
-    return functools.cache(lambda tree, place: place_weights(weights, tree, place, memory))
+    return functools.cache(lambda tree, run_config: place_weights(weights, tree, run_config, memory))
 
 
 def _matcher(
     pair: ModelPair,
-    place: RunPlace,
+    run_config: RunConfig,
     placed: Place,
     given: Mapping[str, Any],
     temperature: float,
@@ -224,10 +227,10 @@ def _matcher(
         tree = tree_settings(plan_at(profile, temperature).best, given=given)
         try:
             # A plan to grow no trees was measured with a draft beside the layers, as the user's own trees need it.
-            found = placed(own if tree.policy == "none" else tree, place)
+            found = placed(own if tree.policy == "none" else tree, run_config)
         except EdgespecError:
-            found = placed(own, place)
-        return pair_facts(pair, place, found.placement)
+            found = placed(own, run_config)
+        return pair_facts(pair, run_config, found.placement)
 
     return facts_with
 

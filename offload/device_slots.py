@@ -57,12 +57,12 @@ class DeviceSlots:
         """Whether the last copy that was issued has ended."""
         return self._last is None or self._copied[self._last].query()
 
-    def hand_out(self, slot: int) -> Tensor:
+    def acquire(self, slot: int) -> Tensor:
         """Return the slot's bytes; compute issued from now on waits for the copy."""
         self._device.current_stream().wait_event(self._copied[slot])
         return self._slots[slot]
 
-    def take_back(self, slot: int) -> None:
+    def release(self, slot: int) -> None:
         """Let the next copy into the slot wait for the compute issued so far."""
         self._released[slot].record(self._device.current_stream())
 

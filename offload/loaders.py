@@ -47,7 +47,7 @@ class CpuLoader:
             self._store.copy(record.copied, self._flat[slot])
             self._store.drop(record.copied)
 
-    def hand_out(self, record: LayerRecord, slot: int) -> dict[str, Tensor]:
+    def acquire(self, record: LayerRecord, slot: int) -> dict[str, Tensor]:
         """Return views of the slot and of the file; they are made once."""
         views = self._views.get((record.index, slot))
         if views is None:
@@ -55,7 +55,7 @@ class CpuLoader:
             self._views[record.index, slot] = views
         return views
 
-    def take_back(self, record: LayerRecord, slot: int) -> None:
+    def release(self, record: LayerRecord, slot: int) -> None:
         """Let the file's pages go; those of copied tensors are gone already."""
         self._store.drop(record.mapped)
 
@@ -83,7 +83,7 @@ class CudaLoader:
         self._device = device
         self._slots = DeviceSlots(device, num_slots=num_slots, slot_bytes=flat_bytes)
         self._views: dict[tuple[int, int], dict[str, Tensor]] = {}
-        self._locked: list[PinnedBuffer] = []
+        self._pinned_buffers: list[PinnedBuffer] = []
         # The staging ring first: where little can be locked, it is what matters.
         on_disk = [record for record in records if record.index not in pinned_layers]
         buffers = self._staging_buffers(flat_bytes) if on_disk else []
@@ -110,25 +110,25 @@ class CudaLoader:
         self._slots.fill(slot, staging.bytes[: record.flat_bytes], staging)
         self._staging.go_on(record)
 
-    def hand_out(self, record: LayerRecord, slot: int) -> dict[str, Tensor]:
+    def acquire(self, record: LayerRecord, slot: int) -> dict[str, Tensor]:
         """Return views of the slot, made once; compute issued from now on waits for the copy."""
-        flat = self._slots.hand_out(slot)
+        flat = self._slots.acquire(slot)
         views = self._views.get((record.index, slot))
         if views is None:
             views = self._views[record.index, slot] = record.flat_views(flat)
         return views
 
-    def take_back(self, record: LayerRecord, slot: int) -> None:
+    def release(self, record: LayerRecord, slot: int) -> None:
         """Let the next copy into the slot wait for the compute issued so far."""
-        self._slots.take_back(slot)
+        self._slots.release(slot)
 
     def close(self) -> None:
         """Wait for reads and copies under way, and unlock the memory, which is about to be another's."""
         self._staging.close()
         self._slots.close()
-        for buffer in self._locked:
+        for buffer in self._pinned_buffers:
             buffer.close()
-        self._locked = []
+        self._pinned_buffers = []
 
     def _pin(self, records: Sequence[LayerRecord]) -> None:
         """Fill locked memory with as many of the layers as the system lets us lock, which are spread evenly."""
@@ -143,7 +143,7 @@ class CudaLoader:
                     len(self._pinned), len(records), error,
                 )  # fmt: skip
                 return
-            self._locked.append(buffer)
+            self._pinned_buffers.append(buffer)
             self._pinned[record.index] = buffer.bytes
             self._store.populate(record)
             self._store.copy(record, buffer.bytes)
@@ -154,15 +154,15 @@ class CudaLoader:
 
         Pageable ones work too, and block the reader while they are copied.
         """
-        locked: list[PinnedBuffer] = []
+        pinned_buffers: list[PinnedBuffer] = []
         try:
             for _ in range(NUM_STAGING_BUFFERS):
-                locked.append(PinnedBuffer(num_bytes, device=self._device))  # noqa: PERF401  # kept if the next fails
-            buffers = [buffer.bytes for buffer in locked]
-            self._locked += locked
+                pinned_buffers.append(PinnedBuffer(num_bytes, device=self._device))  # noqa: PERF401  # kept if the next fails
+            buffers = [buffer.bytes for buffer in pinned_buffers]
+            self._pinned_buffers += pinned_buffers
         except PinningError as error:
             logger.warning("cannot lock %d MiB (%s): copies to the device are slower", num_bytes >> 20, error)
-            for buffer in locked:
+            for buffer in pinned_buffers:
                 buffer.close()
             buffers = [torch.empty(num_bytes, dtype=torch.uint8) for _ in range(NUM_STAGING_BUFFERS)]
         # The reader sleeps while it waits for one of them, it does not spin.

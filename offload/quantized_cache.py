@@ -56,7 +56,7 @@ def load_or_quantize(
         folder.parent.mkdir(parents=True, exist_ok=True)
         entries = _read(skeleton, folder, quant)
         if entries is None:
-            with _locked(folder):
+            with _pinned(folder):
                 entries = _read(skeleton, folder, quant)  # whoever held the lock may have made it
                 if entries is None:
                     _write(skeleton, checkpoint, quant, folder, device, announce, progress)
@@ -77,7 +77,7 @@ def _unusable(folder: Path, reason: str) -> CheckpointError:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _pinned(folder: Path) -> Iterator[None]:
     lock = FileLock(f"{folder}.lock")
     try:
         lock.acquire(blocking=False)

@@ -29,10 +29,10 @@ class SlotLoader(Protocol):
     def load(self, record: LayerRecord, slot: int) -> None:
         """Bring the layer into the slot; the load may only be issued, not finished, when this returns."""
 
-    def hand_out(self, record: LayerRecord, slot: int) -> dict[str, Tensor]:
+    def acquire(self, record: LayerRecord, slot: int) -> dict[str, Tensor]:
         """Return the layer's weights, usable by work issued from now on."""
 
-    def take_back(self, record: LayerRecord, slot: int) -> None:
+    def release(self, record: LayerRecord, slot: int) -> None:
         """Take the slot back once the work that reads it is issued: it may be loaded again after that work."""
 
     def close(self) -> None:
@@ -86,11 +86,11 @@ class LayerStream:
             if error is not None:
                 self._wind_to(ring_index)
                 raise error
-        return self._loader.hand_out(self._records[ring_index], position % self._num_slots)
+        return self._loader.acquire(self._records[ring_index], position % self._num_slots)
 
     def release(self, layer: int) -> None:
         """Give the layer back that was acquired last."""
-        self._loader.take_back(self._records[self._ring_index[layer]], (self._next_use - 1) % self._num_slots)
+        self._loader.release(self._records[self._ring_index[layer]], (self._next_use - 1) % self._num_slots)
         with self._lock:
             self._first_held = self._next_use
             self._condition.notify_all()
@@ -111,7 +111,7 @@ class LayerStream:
         num_layers = len(self._records)
         # A pass that was left inside a layer gave nothing back, and work that it issued may still read the slot.
         for position in range(self._first_held, self._next_use):
-            self._loader.take_back(self._records[position % num_layers], position % self._num_slots)
+            self._loader.release(self._records[position % num_layers], position % self._num_slots)
         self._epoch += 1
         self._next_load += (ring_index - self._next_load) % num_layers
         self._next_use = self._first_held = self._next_load

@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 INDEPENDENT = 1.0  # spread of rows that choose for themselves
-LEAST_SPREAD = 0.05
+MIN_SPREAD = 0.05
 HALVINGS = 40
 
 
@@ -68,7 +68,7 @@ def fit_spread(counted: Iterable[tuple[float, float]], *, num_experts: int, chos
         routing = Routing(num_experts=num_experts, chosen=chosen, spread=spread)
         return sum(math.log(routing.distinct(rows, num_texts=num_texts) / found) for rows, found in points)
 
-    low, high = LEAST_SPREAD, INDEPENDENT
+    low, high = MIN_SPREAD, INDEPENDENT
     if not points or excess(high) <= 0:
         return high
     for _ in range(HALVINGS):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from profiles.errors import ProfileError
-from profiles.experts import INDEPENDENT, LEAST_SPREAD
+from profiles.experts import INDEPENDENT, MIN_SPREAD
 
 FOLDER = Path(__file__).parent / "builtin"
 ASSUMPTIONS = "assumptions"
@@ -37,7 +37,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "usable_memory": (0.5, 1),
     "layer_call_s": (0, 1),
     "expert_call_s": (0, 1),
-    "expert_spread": (LEAST_SPREAD, INDEPENDENT),
+    "expert_spread": (MIN_SPREAD, INDEPENDENT),
     "host_memory_gb_per_s": (1, 10_000),
     "host_unpack_gweights_per_s": (0.01, 10_000),
     "host_tflop_per_s": (0.001, 1_000),

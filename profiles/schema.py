@@ -19,7 +19,7 @@ Text = Annotated[str, Field(max_length=300)]
 Name = Annotated[str, Field(max_length=200, pattern=r"^[a-z0-9][a-z0-9.-]*$")]  # a file is named so: no folders in it
 Count = Annotated[int, Field(strict=True, ge=0, le=10**15)]
 Nodes = Annotated[int, Field(strict=True, ge=0, le=768)]
-Texts = Annotated[int, Field(strict=True, ge=1, le=1024)]
+Scheduler = Annotated[int, Field(strict=True, ge=1, le=1024)]
 Seconds = Annotated[float, Field(strict=True, gt=0, le=86_400, allow_inf_nan=False)]
 MaybeZero = Annotated[float, Field(strict=True, ge=0, le=86_400, allow_inf_nan=False)]
 Share = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
@@ -114,7 +114,7 @@ class TogetherTiming:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    num_texts: Texts
+    num_texts: Scheduler
     steps: Timings
 
 
@@ -181,7 +181,7 @@ class Plan:
     nodes: MeanNodes  # a pass, on average
     step_s: Seconds
     measured_step_s: Seconds | None = None
-    num_texts: Texts = 1  # that share each pass
+    num_texts: Scheduler = 1  # that share each pass
 
     @property
     def tokens_per_s(self) -> float:

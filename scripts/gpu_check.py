@@ -46,8 +46,8 @@ from edgespec import EdgespecError, Engine, MemoryLimits, SamplingSettings, Tree
 from edgespec.cli.prompts.read import read_prompts
 from edgespec.copies import on_device
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.new_rows import additive, next_rows
 from edgespec.model.partial_attention import attend_part, joined
+from edgespec.model.pass_rows import additive, next_rows
 from edgespec.model.text_cache import TextCache
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
 from edgespec.placement.memory import LIBRARIES_BYTES
@@ -194,7 +194,7 @@ def check_streaming(pair: ModelPair, rows: int, quant: str, pinned_gib_per_s: fl
 def check_slow(pair: ModelPair) -> bool:
     """Results stay the same when copies or compute are made slow on the device."""
     expected = run_passes(pair, 16).logits
-    original: dict[str, Any] = {"load": CudaLoader.load, "take_back": CudaLoader.take_back}
+    original: dict[str, Any] = {"load": CudaLoader.load, "release": CudaLoader.release}
 
     def sleepy_load(self: CudaLoader, *arguments: Any) -> None:
         with torch.cuda.stream(self._slots.copy_stream):
@@ -203,10 +203,10 @@ def check_slow(pair: ModelPair) -> bool:
 
     def sleepy_take_back(self: CudaLoader, *arguments: Any) -> None:
         torch.cuda._sleep(20_000_000)  # the layer's readers are still at work when it is given back
-        original["take_back"](self, *arguments)
+        original["release"](self, *arguments)
 
     equal = True
-    for name, slow in (("load", sleepy_load), ("take_back", sleepy_take_back)):
+    for name, slow in (("load", sleepy_load), ("release", sleepy_take_back)):
         setattr(CudaLoader, name, slow)
         try:
             equal &= torch.equal(run_passes(pair, 16, max_resident_layers=0).logits, expected)
@@ -415,7 +415,7 @@ def graphs_part(_rows: list[int]) -> tuple[bool, Any]:
     for count in (1, 32, 256):
         hidden, times = {}, {}
         for way in ("plain", "graph"):
-            causal = CausalModel(model, device=DEVICE, is_static=way == "graph")
+            causal = CausalModel(model, device=DEVICE, cuda_graphs=way == "graph")
             text = causal.new_text()
             ids = torch.arange(1000 + count, device=DEVICE) % 4096
             causal.read_text(text, ids[:1000])

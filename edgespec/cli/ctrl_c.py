@@ -67,7 +67,7 @@ def leaving_tidily() -> Iterator[None]:
 def staying_interrupts() -> Iterator[Callable[[], bool]]:
     """Within this block Ctrl-C raises KeyboardInterrupt, and so does the block where others made an error of that.
 
-    Yields a function that tells whether Ctrl-C was pressed.
+    TokensBySize a function that tells whether Ctrl-C was pressed.
     """
     is_pressed = False
 
@@ -96,7 +96,7 @@ def raising_at_the_prompt() -> Iterator[None]:
 def cancelling(engine: Engine, *, notices: Sequence[bytes], give_up: Callable[[], None]) -> Iterator[Callable[[], int]]:
     """Within this block Ctrl-C ends the text under way: after its pass, then within it; the third calls `give_up`.
 
-    Each of the first presses writes one of `notices`. Yields a function that tells how often Ctrl-C was pressed.
+    Each of the first presses writes one of `notices`. TokensBySize a function that tells how often Ctrl-C was pressed.
     """
 
     def cancel(num_pressed: int) -> None:
@@ -112,7 +112,7 @@ def counting_presses(
 ) -> Iterator[Callable[[], int]]:
     """Within this block Ctrl-C is counted; the first two presses go to `on_press`, the third calls `give_up`.
 
-    Each of the first presses writes one of `notices`. Yields a function that tells how often Ctrl-C was pressed.
+    Each of the first presses writes one of `notices`. TokensBySize a function that tells how often Ctrl-C was pressed.
     """
     num_pressed = 0
 

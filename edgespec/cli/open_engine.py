@@ -44,21 +44,21 @@ def open_engine(console: Console, setup: PairSetup, machine: MachineOptions, *, 
 
 def say_setup(console: Console, setup: PairSetup, machine: MachineOptions) -> None:
     """Layers, formats, trees and profile in a few lines; raises EdgespecError where -ngl all cannot be had."""
-    place, placement, tree = setup.place, setup.placement, setup.tree
+    run_config, placement, tree = setup.run_config, setup.placement, setup.tree
     for note in (*setup.pair.notes, *setup.notes):
         console.say(spelled(note))
     layers = where_layers_live(setup)
     formats = setup.weights.target.formats
-    numbers = str(place.dtype).removeprefix("torch.") + (f" from {formats}" if formats else "")
+    numbers = str(run_config.dtype).removeprefix("torch.") + (f" from {formats}" if formats else "")
     folder = setup.pair.target.folder
-    trees = trees_in_words(tree, room=setup.room if setup.is_tuned else None)
-    console.say(f"{short_name(folder)}: {layers}; {numbers} on {place.device}; {trees}")
+    trees = trees_in_words(tree, largest_tree=setup.largest_tree if setup.is_tuned else None)
+    console.say(f"{short_name(folder)}: {layers}; {numbers} on {run_config.device}; {trees}")
     for role, weights in (("target", setup.weights.target), ("draft", setup.weights.draft)):
         for note in () if weights is None else weights.unread_notes:
             console.say(f"{role}: {note}")
     console.detail(f"target: {folder}")
     say_notes(console, setup.pair.target, setup.pair.draft)
-    _say_threads(console, place.threads)
+    _say_threads(console, run_config.threads)
     if not tree.is_lossless:
         console.say(
             f"LOSSY: --target-width {tree.target_width} takes the longest of so many branches that the target "
@@ -67,11 +67,11 @@ def say_setup(console: Console, setup: PairSetup, machine: MachineOptions) -> No
     console.detail(f"memory plan:\n{placement.table()}")
     if setup.plan is not None:
         console.say(_profile_note(setup))
-    if place.limits.max_gpu_bytes is not None and place.device.type == "cpu":
+    if run_config.limits.max_gpu_bytes is not None and run_config.device.type == "cpu":
         console.say("--max-gpu-mem is not used: the device is the CPU")
-    if place.limits.gpu_margin_bytes is not None and place.device.type == "cpu":
+    if run_config.limits.gpu_margin_bytes is not None and run_config.device.type == "cpu":
         console.say("--gpu-margin is not used: the device is the CPU")
-    if place.draft_quant is not None and tree.policy == "none":
+    if run_config.draft_quant is not None and tree.policy == "none":
         console.say("--draft-quant is not used: there is no draft")
     check_all_resident(machine, setup.weights)
 
@@ -105,20 +105,20 @@ def where_layers_live(setup: PairSetup) -> str:
     return found
 
 
-def trees_in_words(tree: TreeSettings, *, room: TreeSettings | None = None) -> str:
+def trees_in_words(tree: TreeSettings, *, largest_tree: TreeSettings | None = None) -> str:
     """Say policy, nodes and depth of the trees, or that there are none; `room` are the largest of tuned ones."""
     if tree.policy == "none":
         return "no tree"
     own = f"{tree.policy} trees of {counted(tree.num_nodes, 'node')}, depth {tree.num_layers}"
-    if room is None:
+    if largest_tree is None:
         return own
-    tuned = f"of up to {counted(room.num_nodes, 'node')}, as many as pay"
+    tuned = f"of up to {counted(largest_tree.num_nodes, 'node')}, as many as pay"
     return f"{tree.policy} trees {tuned}" if tree.children == "coupled" else f"{own}; at temperature 0 {tuned}"
 
 
 def engine_trees_in_words(engine: Engine) -> str:
     """Say what trees an engine's texts have."""
-    return trees_in_words(engine.tree, room=engine.room if engine.is_tuned else None)
+    return trees_in_words(engine.tree, largest_tree=engine.largest_tree if engine.is_tuned else None)
 
 
 def say_quantizing(console: Console, folder: Path, num_bytes: int, free_bytes: int) -> None:
@@ -141,9 +141,9 @@ def loading_progress(console: Console, bar: Any) -> Callable[[str, int, int], No
 
 def _say_threads(console: Console, threads: int | None) -> None:
     """Say how many threads there will be; more than have cores of their own are a remark, and taken as given."""
-    from edgespec.model.cores import read_cores, threads_in_words
+    from edgespec.model.cpu import read_cpu, threads_in_words
 
-    cores = read_cores()
+    cores = read_cpu()
     if threads is None:
         console.detail(f"threads: {threads_in_words(cores, os.environ)}")
     elif threads > cores.usable:
@@ -157,7 +157,7 @@ def _profile_note(setup: PairSetup) -> str:
 
     assert setup.profile is not None
     assert setup.plan is not None
-    predicted, num_texts = setup.predicted_per_s, setup.place.num_texts
+    predicted, num_texts = setup.predicted_per_s, setup.run_config.num_texts
     of_plan = [tree_settings(plan) for plan in (setup.plan.best, plan_for_texts(setup.plan, num_texts))]
     if predicted is not None:
         promise = f", {predicted:.3g} tokens/s predicted"

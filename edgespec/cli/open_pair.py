@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec.cli.console import Console
-from edgespec.cli.options.model import AskedModels
-from edgespec.cli.options.tree import AskedTrees
+from edgespec.cli.options.model import ModelOptions
+from edgespec.cli.options.tree import TreeOptions
 from edgespec.cli.spelling import spelled
 from edgespec.errors import EdgespecError
 
@@ -24,7 +24,7 @@ MAX_LOOKED_AT = 40  # folders; each takes up to a second, for its tokenizer
 MAX_LOOKING_S = 10.0  # somebody waits for an error
 
 
-def open_named_pair(models: AskedModels) -> ModelPair:
+def open_named_pair(models: ModelOptions) -> ModelPair:
     """The pair, as `open_pair` checks it; where the token ids differ, the error names local drafts that fit."""
     from edgespec.pair.chat_templates import with_template
     from edgespec.pair.pair import open_pair
@@ -35,7 +35,7 @@ def open_named_pair(models: AskedModels) -> ModelPair:
 
 
 @contextmanager
-def naming_drafts(models: AskedModels) -> Iterator[None]:
+def naming_drafts(models: ModelOptions) -> Iterator[None]:
     """Within this block an error of token ids that differ names local drafts that fit."""
     target, draft = models.target, models.draft
     try:
@@ -50,7 +50,7 @@ def naming_drafts(models: AskedModels) -> Iterator[None]:
         raise EdgespecError(error.code, error.what, fix) from error
 
 
-def open_pair_for(console: Console, models: AskedModels, trees: AskedTrees) -> ModelPair:
+def open_pair_for(console: Console, models: ModelOptions, trees: TreeOptions) -> ModelPair:
     """The pair for making texts, which may lack a draft; without trees it is checked, and left out."""
     pair = open_named_pair(models)
     if trees.settings.policy == "none":
@@ -60,7 +60,7 @@ def open_pair_for(console: Console, models: AskedModels, trees: AskedTrees) -> M
     return pair
 
 
-def open_pair_with_draft(models: AskedModels, purpose: str) -> ModelPair:
+def open_pair_with_draft(models: ModelOptions, purpose: str) -> ModelPair:
     """The pair for a `purpose` that takes a draft; raises EdgespecError where there is none."""
     pair = open_named_pair(models)
     if pair.draft is None:

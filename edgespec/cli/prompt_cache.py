@@ -14,7 +14,7 @@ from edgespec.cli.options.group import Command
 if TYPE_CHECKING:
     from edgespec.engine import Engine
     from edgespec.pair.pair import ModelPair
-    from edgespec.placement.run_place import RunPlace
+    from edgespec.placement.run_config import RunConfig
     from edgespec.text.prompt_cache import PromptCache
 
 HELP = (
@@ -28,13 +28,13 @@ def prompt_cache_option(function: Command) -> Command:
     return click.option("--prompt-cache", type=click.Path(path_type=Path), metavar="FILE", help=HELP)(function)
 
 
-def open_prompt_cache(path: Path | None, pair: ModelPair, place: RunPlace) -> PromptCache | None:
+def open_prompt_cache(path: Path | None, pair: ModelPair, run_config: RunConfig) -> PromptCache | None:
     """Return the file, checked before weights are read; raises EdgespecError."""
     if path is None:
         return None
     from edgespec.text.prompt_cache import PromptCache, prompt_key
 
-    return PromptCache(path, prompt_key(pair, place))
+    return PromptCache(path, prompt_key(pair, run_config))
 
 
 def use_prompt_cache(

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections import abc
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from edgespec.decode.accept import accept_together
-from edgespec.decode.session import AcceptedPath, Session
-from edgespec.decode.step import PassCost, StepResult
+from edgespec.decode.accept import accept_batched
+from edgespec.decode.sequence import AcceptedPath, Sequence
 from edgespec.draft.distributions import Distributions
-from edgespec.draft.language_model import LanguageModelDrafter, expand_together
+from edgespec.draft.language_model import LanguageModelDrafter, expand_batched
 from edgespec.errors import EdgespecError
-from edgespec.grow.together import Expansion, grow_together, one_by_one
-from edgespec.model.new_rows import ALL_PROMPT_ROWS
+from edgespec.grow.batched import Expansion, grow_batched, one_by_one
+from edgespec.model.pass_rows import ALL_PROMPT_ROWS
 from edgespec.tree.token_tree import TokenTree, depths
+from edgespec.tuning.step import PassCost, StepResult
 from edgespec.verify.rows import refuse_nan
 
 PROMPT_ROWS = 2048  # that are read beside trees in a pass; without trees it may be more
@@ -34,7 +34,7 @@ _step_numbers = itertools.count()
 class Outcome:
     """What a step brought to one text; an error has ended it."""
 
-    session: Session
+    sequence: Sequence
     step: StepResult | None = None
     error: Exception | None = None
 
@@ -43,7 +43,7 @@ class Outcome:
 class _Reading:
     """A text whose prompt is being read."""
 
-    session: Session
+    sequence: Sequence
     goes_on: bool = False  # its root is known
     started: float | None = None
     rows: int = 0  # in the pass under way
@@ -58,62 +58,62 @@ class Batch:
 
     def __init__(self) -> None:
         self._reading: list[_Reading] = []
-        self._running: list[Session] = []
+        self._running: list[Sequence] = []
         self._untold: list[Outcome] = []  # of texts that failed in a step that was not made
 
     @property
-    def sessions(self) -> list[Session]:
+    def sequences(self) -> list[Sequence]:
         """The texts under way."""
-        return [*self._running, *(reading.session for reading in self._reading)]
+        return [*self._running, *(reading.sequence for reading in self._reading)]
 
     @property
     def num_reading(self) -> int:
         """The number of texts whose prompt is not read yet."""
         return len(self._reading)
 
-    def enter(self, session: Session, text: Sequence[int]) -> None:
+    def enter(self, sequence: Sequence, text: abc.Sequence[int]) -> None:
         """Begin a text; rows of its beginning that its caches hold are not read again.
 
         Where some of it is written already, it goes on with its last token for a root, as if it had never left.
         """
-        session.begin(list(text))
-        goes_on = session.settings.num_written > 0 and not session.rules.needs_logits
-        text = session.prompt[:-1] if goes_on else session.prompt
-        prompt_tokens = len(session.prompt) - session.settings.num_written
-        session.target.begin(text, needs_logits=not goes_on, prompt_tokens=prompt_tokens)
-        if session.target.num_unread:
-            self._reading.append(_Reading(session, goes_on=goes_on))
+        sequence.begin(list(text))
+        goes_on = sequence.settings.num_written > 0 and not sequence.rules.needs_logits
+        text = sequence.prompt[:-1] if goes_on else sequence.prompt
+        prompt_tokens = len(sequence.prompt) - sequence.settings.num_written
+        sequence.target.begin(text, needs_logits=not goes_on, prompt_tokens=prompt_tokens)
+        if sequence.target.num_unread:
+            self._reading.append(_Reading(sequence, goes_on=goes_on))
         else:
-            self._go_on(session)
+            self._go_on(sequence)
 
-    def leave(self, session: Session) -> None:
+    def leave(self, sequence: Sequence) -> None:
         """End a text between two steps; its caches hold all of it but its last token."""
-        self._running = [other for other in self._running if other is not session]
-        self._reading = [reading for reading in self._reading if reading.session is not session]
+        self._running = [other for other in self._running if other is not sequence]
+        self._reading = [reading for reading in self._reading if reading.sequence is not sequence]
 
     def step(self) -> list[Outcome]:
         """Make one pass for all texts, and return what each of them gained; those that ended have left."""
         number = next(_step_numbers)
-        for session in self._running:
-            if session.tuning is not None:
-                session.tuning.begin_step(number, len(self._running))
-            session.target.read_anew()
+        for sequence in self._running:
+            if sequence.tuning is not None:
+                sequence.tuning.begin_step(number, len(self._running))
+            sequence.target.read_anew()
         started = time.perf_counter()
-        num_pending = sum(_num_pending(session) for session in self._running)
+        num_pending = sum(_num_pending(sequence) for sequence in self._running)
         trees = self._grow()
         grown = time.perf_counter()
         self._share_out_prompt_rows(has_trees=bool(trees))
         reading = [reading for reading in self._reading if reading.rows]
         for waiting in reading:
             waiting.started = grown if waiting.started is None else waiting.started
-        parts = [session.target.tree_rows(tree) for session, tree in trees]
-        parts += [waiting.session.target.text_rows(waiting.rows) for waiting in reading]
-        hidden = (trees[0][0] if trees else reading[0].session).target.read(parts) if parts else []
+        parts = [sequence.target.tree_rows(tree) for sequence, tree in trees]
+        parts += [waiting.sequence.target.text_rows(waiting.rows) for waiting in reading]
+        hidden = (trees[0][0] if trees else reading[0].sequence).target.read(parts) if parts else []
         # One wait for the device: verification would wait a moment later, and so the times are honest.
         is_finite = torch.stack([states.amax().isfinite() for states in hidden]).tolist() if hidden else []
         looked = time.perf_counter()
-        gained, failed = accept_together(trees, hidden, is_finite)
-        outcomes = [*self._untold, *(self._failed(session, error) for session, error in failed)]
+        gained, failed = accept_batched(trees, hidden, is_finite)
+        outcomes = [*self._untold, *(self._failed(sequence, error) for sequence, error in failed)]
         self._untold = []
         verified = time.perf_counter()
         cost = PassCost(
@@ -126,43 +126,43 @@ class Batch:
             target_s=looked - grown,
             rest_s=verified - looked,
         )
-        tuned = next((session.tuning for session, _, _ in gained if session.tuning is not None), None)
+        tuned = next((sequence.tuning for sequence, _, _ in gained if sequence.tuning is not None), None)
         if tuned is not None:
             tuned.observe(cost)
-        outcomes += [self._stepped(session, tree, accepted, cost) for session, tree, accepted in gained]
+        outcomes += [self._stepped(sequence, tree, accepted, cost) for sequence, tree, accepted in gained]
         for waiting, states in zip(reading, hidden[len(trees) :], strict=True):
             found = self._read(waiting, states)
             outcomes += [] if found is None else [found]
         return outcomes
 
-    def _grow(self) -> list[tuple[Session, TokenTree]]:
+    def _grow(self) -> list[tuple[Sequence, TokenTree]]:
         """Return every text's tree; where growth failed, the text has left."""
-        for session in self._running:
-            if session.drafter is not None:
-                session.drafter.rewind()  # the tree of a pass that was not made
-        growths = [(session.rules.growth(session), session.drafter) for session in self._running]
-        found = grow_together(growths, _expand)
-        trees: list[tuple[Session, TokenTree]] = []
-        for session, tree in zip(list(self._running), found, strict=True):
+        for sequence in self._running:
+            if sequence.drafter is not None:
+                sequence.drafter.rewind()  # the tree of a pass that was not made
+        growths = [(sequence.rules.growth(sequence), sequence.drafter) for sequence in self._running]
+        found = grow_batched(growths, _expand)
+        trees: list[tuple[Sequence, TokenTree]] = []
+        for sequence, tree in zip(list(self._running), found, strict=True):
             if isinstance(tree, TokenTree):
-                trees.append((session, tree))
+                trees.append((sequence, tree))
             else:
-                self._untold.append(self._failed(session, tree))
+                self._untold.append(self._failed(sequence, tree))
         return trees
 
     def _share_out_prompt_rows(self, *, has_trees: bool) -> None:
         """Let prompts have rows in the pass, the first to come first."""
         room = PROMPT_ROWS if has_trees else ALL_PROMPT_ROWS
         for index, reading in enumerate(self._reading):
-            unread = reading.session.target.num_unread
+            unread = reading.sequence.target.num_unread
             reading.rows = unread if index == 0 and not has_trees else min(unread, max(0, room))
             room -= reading.rows
 
-    def _stepped(self, session: Session, tree: TokenTree, accepted: AcceptedPath, cost: PassCost) -> Outcome:
+    def _stepped(self, sequence: Sequence, tree: TokenTree, accepted: AcceptedPath, cost: PassCost) -> Outcome:
         step = StepResult(
             tokens=accepted.tokens,
             logprobs=accepted.logprobs,
-            finish=session.finish,
+            finish=sequence.finish,
             num_started=accepted.num_started,
             num_accepted=accepted.num_proposed,
             num_drafted=tree.num_nodes - 1,
@@ -173,41 +173,41 @@ class Batch:
             target_s=cost.target_s,
             rest_s=cost.rest_s,
         )
-        if session.tuning is not None:
-            session.tuning.learn(step)
-        if session.finish is not None:
-            self.leave(session)
-        return Outcome(session=session, step=step)
+        if sequence.tuning is not None:
+            sequence.tuning.learn(step)
+        if sequence.finish is not None:
+            self.leave(sequence)
+        return Outcome(sequence=sequence, step=step)
 
     def _read(self, reading: _Reading, hidden: Tensor) -> Outcome | None:
         """Take in rows of a prompt; the last ones bring the first token."""
-        session = reading.session
-        session.target.took_in(reading.rows)
-        if session.target.num_unread:
+        sequence = reading.sequence
+        sequence.target.took_in(reading.rows)
+        if sequence.target.num_unread:
             return None
         if reading.goes_on:
             self._reading.remove(reading)
-            self._go_on(session)
+            self._go_on(sequence)
             return None
         looked = time.perf_counter()
         try:
-            logits = session.target.logits(hidden[-1:])[0]
+            logits = sequence.target.logits(hidden[-1:])[0]
             refuse_nan(logits.amax())
-            tokens = session.rules.begin(session, logits)
-            logprobs = session.logprobs(logits[None], tokens)
+            tokens = sequence.rules.begin(sequence, logits)
+            logprobs = sequence.logprobs(logits[None], tokens)
         except Exception as error:
-            return self._failed(session, error)
+            return self._failed(sequence, error)
         self._reading.remove(reading)
-        if session.finish is None:
-            self._running.append(session)
+        if sequence.finish is None:
+            self._running.append(sequence)
         assert reading.started is not None
         return Outcome(
-            session=session,
+            sequence=sequence,
             step=StepResult(
                 tokens=tokens,
                 logprobs=logprobs,
-                finish=session.finish,
-                num_cached=session.target.num_kept,
+                finish=sequence.finish,
+                num_cached=sequence.target.num_kept,
                 num_drafted=0,
                 is_prefill=True,
                 grow_s=0.0,
@@ -216,25 +216,25 @@ class Batch:
             ),
         )
 
-    def _go_on(self, session: Session) -> None:
-        session.rules.go_on(session)
-        self._running.append(session)
+    def _go_on(self, sequence: Sequence) -> None:
+        sequence.rules.go_on(sequence)
+        self._running.append(sequence)
 
-    def _failed(self, session: Session, error: Exception) -> Outcome:
-        self.leave(session)
-        return Outcome(session=session, error=error)
+    def _failed(self, sequence: Sequence, error: Exception) -> Outcome:
+        self.leave(sequence)
+        return Outcome(sequence=sequence, error=error)
 
 
-def _num_pending(session: Session) -> int:
+def _num_pending(sequence: Sequence) -> int:
     """Return how many of the text's tokens the draft has not read."""
-    return session.drafter.num_pending if isinstance(session.drafter, LanguageModelDrafter) else 0
+    return sequence.drafter.num_pending if isinstance(sequence.drafter, LanguageModelDrafter) else 0
 
 
-def _expand(expansions: Sequence[Expansion]) -> Sequence[Distributions | EdgespecError]:
+def _expand(expansions: abc.Sequence[Expansion]) -> abc.Sequence[Distributions | EdgespecError]:
     """Ask the drafts of all texts at once where they are one model."""
     models = [drafter for drafter, _, _ in expansions if isinstance(drafter, LanguageModelDrafter)]
     if len(models) == len(expansions):
-        return expand_together(
+        return expand_batched(
             [(drafter, tokens, rows) for drafter, (_, tokens, rows) in zip(models, expansions, strict=True)]
         )
     return one_by_one(expansions)

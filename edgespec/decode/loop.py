@@ -5,18 +5,19 @@ They know no policy, model or tokenizer: those come with the session.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import abc
+from collections.abc import Iterator
 
 from torch import Tensor
 
 from edgespec.copies import on_device
 from edgespec.decode.batch import Batch
-from edgespec.decode.session import AcceptedPath, Session
-from edgespec.decode.step import StepResult
+from edgespec.decode.sequence import AcceptedPath, Sequence
 from edgespec.grow import Growth
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.draws import draw_one
 from edgespec.tree.token_tree import TokenTree
+from edgespec.tuning.step import StepResult
 from edgespec.verify.rows import TargetRows
 
 
@@ -25,47 +26,47 @@ class Lossless:
 
     needs_logits = False
 
-    def go_on(self, session: Session) -> None:
+    def go_on(self, sequence: Sequence) -> None:
         """Go on behind a text that is whole in the caches but for its last token, which becomes the root."""
-        *before, session.root = session.prompt
-        session.noise.start(len(before))
-        if session.drafter is not None:
-            session.drafter.begin(before)
+        *before, sequence.root = sequence.prompt
+        sequence.noise.start(len(before))
+        if sequence.drafter is not None:
+            sequence.drafter.begin(before)
 
-    def begin(self, session: Session, logits: Tensor) -> tuple[int, ...]:
+    def begin(self, sequence: Sequence, logits: Tensor) -> tuple[int, ...]:
         """Draw the first token from logits [vocab]."""
-        p = to_probs(session.processed(logits[None]), session.settings.sampling)[0]
-        session.noise.start(len(session.prompt) - 1)
-        token = session.noise.draw(p, 1) if session.draws_coupled else draw_one(p, session.generator)
-        session.add((token,))
-        if session.drafter is not None:
-            session.drafter.begin(session.prompt)
+        p = to_probs(sequence.processed(logits[None]), sequence.settings.sampling)[0]
+        sequence.noise.start(len(sequence.prompt) - 1)
+        token = sequence.noise.draw(p, 1) if sequence.draws_coupled else draw_one(p, sequence.generator)
+        sequence.add((token,))
+        if sequence.drafter is not None:
+            sequence.drafter.begin(sequence.prompt)
         return (token,)
 
-    def growth(self, session: Session) -> Growth:
+    def growth(self, sequence: Sequence) -> Growth:
         """Grow below the root; the text's last token needs no node, for verification yields it."""
-        return session.grow.growth(session.root, session.max_depth(session.num_left - 1))
+        return sequence.grow.growth(sequence.root, sequence.max_depth(sequence.num_left - 1))
 
-    def accept(self, session: Session, tree: TokenTree, rows: TargetRows) -> AcceptedPath:
+    def accept(self, sequence: Sequence, tree: TokenTree, rows: TargetRows) -> AcceptedPath:
         """Verify the tree, and return the path that the text takes, ended at the first stop token."""
-        acceptance = session.verify(tree, rows, session.generator)
+        acceptance = sequence.verify(tree, rows, sequence.generator)
         proposed = tokens_at(tree, acceptance.path)
         tokens = (*proposed, acceptance.next_token)
-        stops = session.settings.stop_tokens
+        stops = sequence.settings.stop_tokens
         stop = next((index for index, token in enumerate(tokens) if token in stops), len(proposed))
         return AcceptedPath(
             path=acceptance.path[:stop], tokens=tokens[: stop + 1], num_proposed=min(len(proposed), stop + 1)
         )
 
 
-def decode(session: Session, prompt: Sequence[int]) -> Iterator[StepResult]:
+def decode(sequence: Sequence, prompt: abc.Sequence[int]) -> Iterator[StepResult]:
     """Continue a prompt alone until a stop token, which is yielded too, or until the text is as long as it may be.
 
     Closing the iterator between steps leaves both caches at the text yielded so far, its last token excepted.
     """
     batch = Batch()
-    batch.enter(session, prompt)
-    while session.finish is None:
+    batch.enter(sequence, prompt)
+    while sequence.finish is None:
         for outcome in batch.step():
             if outcome.error is not None:
                 raise outcome.error

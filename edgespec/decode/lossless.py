@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from edgespec.config import SamplingSettings
-from edgespec.decode.session import TextSettings, processors_of
+from edgespec.decode.sequence import TextSettings, processors_of
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.new_rows import next_rows
+from edgespec.model.pass_rows import next_rows
 from edgespec.model.row_chunks import row_chunks
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.noise import TextNoise

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from edgespec.copies import on_device
 from edgespec.decode.loop import tokens_at
-from edgespec.decode.session import AcceptedPath, Session
+from edgespec.decode.sequence import AcceptedPath, Sequence
 from edgespec.grow import Growth
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.draws import draw_without_replacement
@@ -35,29 +35,29 @@ class TargetInitialized:
         self._width = width
         self._branches = torch.empty(0)  # [w], the root's children
 
-    def begin(self, session: Session, logits: Tensor) -> tuple[int, ...]:
+    def begin(self, sequence: Sequence, logits: Tensor) -> tuple[int, ...]:
         """Draw the first branches from logits [vocab]; the prompt's last token is the root."""
-        session.noise.start(len(session.prompt) - 1)
-        session.target.uncommit_last()
-        assert session.drafter is not None
-        session.drafter.begin(session.prompt[:-1])
-        p = to_probs(session.processed(logits[None]), session.settings.sampling)  # [1, vocab]
-        self._branches = _draw(p, self._width, session.generator)
-        session.root = session.prompt[-1]
+        sequence.noise.start(len(sequence.prompt) - 1)
+        sequence.target.uncommit_last()
+        assert sequence.drafter is not None
+        sequence.drafter.begin(sequence.prompt[:-1])
+        p = to_probs(sequence.processed(logits[None]), sequence.settings.sampling)  # [1, vocab]
+        self._branches = _draw(p, self._width, sequence.generator)
+        sequence.root = sequence.prompt[-1]
         return ()
 
-    def go_on(self, session: Session) -> None:
+    def go_on(self, sequence: Sequence) -> None:
         """Do nothing: branches are drawn from logits."""
 
-    def growth(self, session: Session) -> Growth:
+    def growth(self, sequence: Sequence) -> Growth:
         """Grow below the branches."""
-        return session.grow.growth(session.root, max(1, session.max_depth(session.num_left)), self._branches)
+        return sequence.grow.growth(sequence.root, max(1, sequence.max_depth(sequence.num_left)), self._branches)
 
-    def accept(self, session: Session, tree: TokenTree, rows: TargetRows) -> AcceptedPath:
+    def accept(self, sequence: Sequence, tree: TokenTree, rows: TargetRows) -> AcceptedPath:
         """Return the longest branch, ended at the first stop token, and draw the next ones at its end."""
-        path, end_token = _longest(session, tree, rows)
-        self._branches = _branches_after(rows.probs(path[-1]), end_token, self._width, session.generator)
-        tokens = _until_stop(tokens_at(tree, path), session.settings.stop_tokens)[: session.num_left]
+        path, end_token = _longest(sequence, tree, rows)
+        self._branches = _branches_after(rows.probs(path[-1]), end_token, self._width, sequence.generator)
+        tokens = _until_stop(tokens_at(tree, path), sequence.settings.stop_tokens)[: sequence.num_left]
         return AcceptedPath(path=path[: len(tokens) - 1], tokens=tokens, num_started=1, num_proposed=len(tokens) - 1)
 
 
@@ -67,13 +67,13 @@ def _until_stop(tokens: tuple[int, ...], stop_tokens: frozenset[int]) -> tuple[i
     return tokens[:end]
 
 
-def _longest(session: Session, tree: TokenTree, rows: TargetRows) -> tuple[tuple[int, ...], int]:
+def _longest(sequence: Sequence, tree: TokenTree, rows: TargetRows) -> tuple[tuple[int, ...], int]:
     """Return the longest accepted path, its branch's first token included, and the token drawn at its end."""
     ancestors = ancestors_mask(tree.parents)
     best: tuple[tuple[int, ...], int] = ((), -1)
     for branch in (tree.parents == 0).nonzero().flatten().tolist():  # w, two or three
         nodes = ancestors[:, branch].nonzero().flatten()
-        acceptance = session.verify(_subtree(tree, nodes), rows.of(nodes), session.generator)
+        acceptance = sequence.verify(_subtree(tree, nodes), rows.of(nodes), sequence.generator)
         path = (branch, *nodes[on_device(acceptance.path, nodes.device)].tolist())
         if len(path) > len(best[0]):
             best = (path, acceptance.next_token)

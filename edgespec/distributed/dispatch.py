@@ -14,14 +14,14 @@ from typing import Generic, Protocol, TypeVar
 from edgespec.distributed.worker import Exchanged, Job, Value
 from edgespec.errors import EdgespecError
 
-MOST_TRIES = 3  # of a job
-MOST_LOSSES = 3  # of a worker in a row, without an answer between
+MAX_TRIES = 3  # of a job
+MAX_LOSSES = 3  # of a worker in a row, without an answer between
 RESERVE_SHARE = 4  # one job waits at a worker for so many texts under way
 JobIn = TypeVar("JobIn", contravariant=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Joined:
+class WorkerJoined:
     """A worker has loaded: it takes jobs."""
 
     worker: str
@@ -29,7 +29,7 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told(Generic[Value]):
+class WorkerAnswered(Generic[Value]):
     """An exchange with a worker has ended."""
 
     worker: str
@@ -37,7 +37,7 @@ class Told(Generic[Value]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lost:
+class WorkerLost:
     """A worker is gone, with all that it held."""
 
     worker: str
@@ -45,13 +45,13 @@ class Lost:
     refused: EdgespecError | None = None  # why another in its place would go the same way
 
 
-class Crew(Protocol[JobIn, Value]):
+class WorkerPool(Protocol[JobIn, Value]):
     """How workers are reached."""
 
     def give(self, worker: str, jobs: Sequence[tuple[int, JobIn]]) -> None:
         """Begin an exchange with a worker, which may already be in one."""
 
-    def wait(self) -> Sequence[Joined | Told[Value] | Lost]:
+    def wait(self) -> Sequence[WorkerJoined | WorkerAnswered[Value] | WorkerLost]:
         """Wait until something has happened, or for a moment, and return what has."""
 
     def replace(self, worker: str) -> None:
@@ -81,7 +81,7 @@ class Dispatch(Generic[Job, Value]):
     def __init__(
         self,
         jobs: Iterable[Job],
-        crew: Crew[Job, Value],
+        crew: WorkerPool[Job, Value],
         workers: Iterable[str],
         *,
         tell: Callable[[str], None],
@@ -103,9 +103,9 @@ class Dispatch(Generic[Job, Value]):
         """Yield every job once, as it ends; raises EdgespecError where no worker is left."""
         while not self._is_over():
             for event in self._crew.wait():
-                if isinstance(event, Told):
+                if isinstance(event, WorkerAnswered):
                     yield from self._take(event.worker, event.exchanged)
-                elif isinstance(event, Lost):
+                elif isinstance(event, WorkerLost):
                     yield from self._take_back(event)
                     self._replace(event)
                 else:
@@ -132,7 +132,7 @@ class Dispatch(Generic[Job, Value]):
         self._is_read = True
         return None
 
-    def _join(self, event: Joined) -> None:
+    def _join(self, event: WorkerJoined) -> None:
         self._held[event.worker] = {}
         self._num_texts[event.worker] = event.num_texts
         first = self._next_jobs(event.worker, event.num_texts)
@@ -147,7 +147,7 @@ class Dispatch(Generic[Job, Value]):
         for answer in exchanged.answers:
             self._losses[worker] = 0
             attempt = held.pop(answer.number)
-            if answer.failed and answer.may_succeed_elsewhere and attempt.num_tries + 1 < MOST_TRIES:
+            if answer.failed and answer.may_succeed_elsewhere and attempt.num_tries + 1 < MAX_TRIES:
                 self._try_again(worker, attempt)
             else:
                 ended.append(Outcome(job=attempt.job, value=answer.value))
@@ -159,7 +159,7 @@ class Dispatch(Generic[Job, Value]):
             self._give(worker, jobs)
         return ended
 
-    def _take_back(self, event: Lost) -> Iterator[Outcome[Job, Value]]:
+    def _take_back(self, event: WorkerLost) -> Iterator[Outcome[Job, Value]]:
         """Let the jobs of a worker that is lost be tried again; those that have been too often end."""
         worker = event.worker
         held = self._held.pop(worker, {}).values()
@@ -167,19 +167,19 @@ class Dispatch(Generic[Job, Value]):
         back = f"; rows that go back to the queue: {len(held)}" if held else ""
         self._tell(f"{worker} is lost ({event.why}){back}")
         for attempt in held:
-            if attempt.num_tries + 1 < MOST_TRIES:
+            if attempt.num_tries + 1 < MAX_TRIES:
                 self._try_again(worker, attempt)
                 continue
             self._losses[worker] = 0  # it is the row that ends workers
-            what = f"{MOST_TRIES} workers were lost while this row ran, the last one {worker} ({event.why})."
+            what = f"{MAX_TRIES} workers were lost while this row ran, the last one {worker} ({event.why})."
             fix = "See what that machine says of it, then run the row again."
             yield Outcome(job=attempt.job, value=None, error=EdgespecError("E_WORKER", what, fix))
 
-    def _replace(self, event: Lost) -> None:
+    def _replace(self, event: WorkerLost) -> None:
         """Have another worker started in the place of one that is lost; raises EdgespecError where none is left."""
         worker = event.worker
         self._losses[worker] += 1
-        if event.refused is None and self._losses[worker] < MOST_LOSSES:
+        if event.refused is None and self._losses[worker] < MAX_LOSSES:
             self._crew.replace(worker)
             return
         del self._losses[worker]
@@ -187,7 +187,7 @@ class Dispatch(Generic[Job, Value]):
         if not self._losses:
             raise event.refused or EdgespecError(
                 "E_WORKER",
-                f"no worker is left: {worker} was lost {MOST_LOSSES} times in a row ({event.why}).",
+                f"no worker is left: {worker} was lost {MAX_LOSSES} times in a row ({event.why}).",
                 "See what its machine says of it, and go on with what is written.",
             )
 
@@ -207,13 +207,13 @@ class Dispatch(Generic[Job, Value]):
         A job's last try is alone on its worker: a row that ends workers must not take others with it.
         """
         held, found = self._held[worker], list[_Try[Job]]()
-        if any(attempt.num_tries == MOST_TRIES - 1 for attempt in held.values()):
+        if any(attempt.num_tries == MAX_TRIES - 1 for attempt in held.values()):
             return []
         for _ in range(len(self._again)):
             if len(found) >= most:
                 break
             attempt = self._again.popleft()
-            is_last = attempt.num_tries == MOST_TRIES - 1
+            is_last = attempt.num_tries == MAX_TRIES - 1
             if (attempt.last_worker == worker and len(self._held) > 1) or (is_last and (held or found)):
                 self._again.append(attempt)
                 continue

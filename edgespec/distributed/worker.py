@@ -16,7 +16,7 @@ JobIn = TypeVar("JobIn", contravariant=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hello:
+class WorkerInfo:
     """What a worker would run with, known before it reads a weight."""
 
     settings: Mapping[str, Any]  # all that shapes texts: models by their content, formats, sampling
@@ -50,7 +50,7 @@ class Exchanged(Generic[Value]):
 class Worker(Protocol[JobIn, Value]):
     """What runs in a process of its own."""
 
-    def hello(self) -> Hello:
+    def info(self) -> WorkerInfo:
         """Say what it would run with; raises EdgespecError where it cannot run at all."""
 
     def load(self, settings: Mapping[str, Any]) -> None:

@@ -20,13 +20,13 @@ import psutil
 
 from edgespec import __version__
 from edgespec.files import cache_folder, has_place, history_file, profiles_folder, sessions_folder, shown_place
-from edgespec.model.cores import WAITING, chosen_by, read_cores, threads_in_words
+from edgespec.model.cpu import WAITING, chosen_by, read_cpu, threads_in_words
 from edgespec.model.host_memory import free_host_bytes
 
 GIB = 1 << 30
 OK, WARN, FAIL = "ok", "warn", "fail"
 DISTRIBUTION = "edgespec"
-LEAST_FREE_BYTES = 2 * GIB  # of RAM, for the libraries, a small draft and room to stream
+MIN_FREE_BYTES = 2 * GIB  # of RAM, for the libraries, a small draft and room to stream
 MAX_COUNTED_FILES = 20_000  # of a folder whose size is told
 
 
@@ -91,7 +91,7 @@ def check_memory() -> Check:
     text = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB of RAM are free"
     if free_bytes < memory.available:
         text += f", of which this process's control group leaves {free_bytes / GIB:.1f} GiB"
-    status = OK if free_bytes >= LEAST_FREE_BYTES else WARN
+    status = OK if free_bytes >= MIN_FREE_BYTES else WARN
     if status == WARN:
         text += ": little room for anything but streaming from disk"
     return Check(name="memory", status=status, text=text, facts={"free_bytes": free_bytes, "total_bytes": memory.total})
@@ -99,7 +99,7 @@ def check_memory() -> Check:
 
 def check_threads() -> Check:
     """Say how many threads runs on the CPU take, and how those wait for each other."""
-    cores = read_cores()
+    cores = read_cpu()
     waiting = {name: os.environ[name] for name in WAITING if os.environ.get(name)}
     told = ", ".join(f"{name}={value}" for name, value in waiting.items())
     text = f"{threads_in_words(cores, os.environ)}; they wait as {told or 'OpenMP has it: spinning'}"

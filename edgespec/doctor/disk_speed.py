@@ -17,9 +17,9 @@ from profiles.disk_sync import sync_to_disk
 from profiles.measure import drop_page_cache, read_sequentially
 
 CHUNK_BYTES = 8 << 20
-MOST_BYTES = 1 << 30  # that are read
-MOST_WRITTEN_BYTES = 128 << 20
-MOST_S = 1.0  # of writing, and of reading
+MAX_BYTES = 1 << 30  # that are read
+MAX_WRITTEN_BYTES = 128 << 20
+MAX_S = 1.0  # of writing, and of reading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class DiskSpeed:
 def read_speed(files: Sequence[Path]) -> DiskSpeed:
     """Measure the speed of reading files that are there; raises OSError."""
     is_cold = drop_page_cache(files)
-    read = read_sequentially(files, most_bytes=MOST_BYTES, most_s=MOST_S)
+    read = read_sequentially(files, most_bytes=MAX_BYTES, most_s=MAX_S)
     return DiskSpeed(bytes_per_s=read.bytes_per_s, num_bytes=read.num_bytes, is_cold=is_cold)
 
 
@@ -46,9 +46,9 @@ def scratch_speed(folder: Path) -> DiskSpeed:
         path = Path(scratch) / "scratch"
         with path.open("wb", buffering=0) as file:
             started = time.perf_counter()
-            for _ in range(MOST_WRITTEN_BYTES // CHUNK_BYTES):
+            for _ in range(MAX_WRITTEN_BYTES // CHUNK_BYTES):
                 file.write(block)
                 sync_to_disk(file.fileno())
-                if time.perf_counter() - started > MOST_S:
+                if time.perf_counter() - started > MAX_S:
                     break
         return read_speed([path])

@@ -20,7 +20,7 @@ from edgespec.draft import ProcessDraft
 from edgespec.draft.distributions import Distributions, LazyDistributions, rows_made_at_once, whole
 from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.new_rows import NewRows, next_rows
+from edgespec.model.pass_rows import PassRows, next_rows
 from edgespec.model.row_chunks import row_chunks
 from edgespec.model.text_cache import TextCache
 from edgespec.sampling.distribution import to_draft_probs
@@ -68,12 +68,12 @@ class LanguageModelDrafter:
 
         The first call is the root's.
         """
-        (q,) = expand_together([(self, tokens, parent_rows)])
+        (q,) = expand_batched([(self, tokens, parent_rows)])
         if isinstance(q, EdgespecError):
             raise q
         return whole(q)
 
-    def rows_of(self, tokens: Tensor, parent_rows: Tensor) -> NewRows:
+    def rows_of(self, tokens: Tensor, parent_rows: Tensor) -> PassRows:
         """Return the rows of an expansion for a pass; `took_in` tells that it was made."""
         if self._num_rows == 0:
             return self._root_rows(tokens)
@@ -83,7 +83,7 @@ class LanguageModelDrafter:
         self._visible[start:end, :start] = self._visible[parent_rows, :start]
         self._visible[start:end, start:end] = torch.eye(end - start, dtype=torch.bool, device=tokens.device)
         self._positions[start:end] = self._positions[parent_rows] + 1
-        return NewRows(
+        return PassRows(
             cache=self.cache,
             ids=self._known(tokens),
             positions=self._positions[:end],
@@ -132,7 +132,7 @@ class LanguageModelDrafter:
         self._pending += tokens[num_cached:]
         self.rewind()
 
-    def _root_rows(self, root: Tensor) -> NewRows:
+    def _root_rows(self, root: Tensor) -> PassRows:
         """Return the rows of the pending tokens and of the root [1]."""
         self.cache.truncate()
         ids = torch.cat([on_device(self._pending, root.device), root])
@@ -207,7 +207,7 @@ class LanguageModelDrafter:
         self._visible[:old, :old], self._positions[:old] = visible, positions
 
 
-def expand_together(
+def expand_batched(
     expansions: Sequence[tuple[LanguageModelDrafter, Tensor, Tensor]],
 ) -> list[Distributions | EdgespecError]:
     """Return what `expand` gives for each drafter's tokens [k] and parent rows [k], after one pass for all of them.

@@ -15,7 +15,7 @@ from profiles.roofline import expert_seconds
 def packed_kernels_tokens_per_s(pair: PairOnHardware, estimate: SpeedEstimate) -> float | None:
     """Return the likely tokens a second of all texts with such kernels; None where no packed experts lie elsewhere."""
     step, places = estimate.likely, estimate.places
-    if step.experts is None or places is None or pair.place.device.type == "cpu":
+    if step.experts is None or places is None or pair.run_config.device.type == "cpu":
         return None
     load = places.load()
     if not load.unpacked_bytes or load.device_kept >= load.num_experts:

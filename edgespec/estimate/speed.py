@@ -17,7 +17,7 @@ from edgespec.estimate.experts import ExpertPlaces, place_experts
 from edgespec.estimate.pass_load import model_load, resident_load
 from edgespec.grow.sequoia import sequoia_table
 from edgespec.placement.place import MARGIN_BYTES, Memory, PairWeights, PlacedWeights, memory_within, place_weights
-from edgespec.placement.run_place import RunPlace
+from edgespec.placement.run_config import RunConfig
 from edgespec.tree.settings import TreeSettings, preset_shape
 from edgespec.tree.shapes import TreeShape
 from profiles.hardware import Achieved, Assumptions, Hardware, read_assumptions, read_hardware
@@ -43,7 +43,7 @@ class PairOnHardware:
     weights: PairWeights
     hardware: Hardware
     assumptions: Assumptions
-    place: RunPlace
+    run_config: RunConfig
     memory: Memory  # that may be used there
 
 
@@ -100,7 +100,7 @@ def open_hardware(name: str) -> tuple[Hardware, Assumptions]:
 
 def place_on(pair: PairOnHardware, tree: TreeSettings) -> PlacedWeights:
     """Return the placement within the memory; raises EdgespecError."""
-    return place_weights(pair.weights, tree, pair.place, pair.memory)
+    return place_weights(pair.weights, tree, pair.run_config, pair.memory)
 
 
 def memory_there(hardware: Hardware, assumptions: Assumptions, limits: MemoryLimits) -> Memory:
@@ -140,7 +140,7 @@ def estimate_best(
         load, rates = pair_load(pair, weights), rates_of(pair, pair.assumptions.likely)
         for depth in range(1, min(tree.depth, nodes) + 1):
             tokens = table.expected_tokens(nodes, depth)
-            found = step_seconds(load, rates, pair.place.num_texts, nodes=nodes, depth=depth, tokens=tokens)
+            found = step_seconds(load, rates, pair.run_config.num_texts, nodes=nodes, depth=depth, tokens=tokens)
             if best is None or found.tokens_per_s > best[0]:
                 best = (found.tokens_per_s, weights, nodes, depth, tokens)
     assert best is not None
@@ -160,7 +160,7 @@ def _estimate(pair: PairOnHardware, weights: PlacedWeights, *, nodes: int, depth
     load = pair_load(pair, weights)
     cases = {
         case: step_seconds(
-            load, rates_of(pair, achieved), pair.place.num_texts, nodes=nodes, depth=depth, tokens=tokens
+            load, rates_of(pair, achieved), pair.run_config.num_texts, nodes=nodes, depth=depth, tokens=tokens
         )
         for case, achieved in (
             ("slow", pair.assumptions.slow),
@@ -196,13 +196,13 @@ def step_seconds(load: PairLoad, rates: Rates, num_texts: int, *, nodes: int, de
 
 def rates_of(pair: PairOnHardware, achieved: Achieved) -> Rates:
     """Return the hardware's rates in the pair's number format."""
-    return achieved_rates(pair.hardware, achieved, pair.assumptions, half=pair.place.dtype.itemsize == 2)
+    return achieved_rates(pair.hardware, achieved, pair.assumptions, half=pair.run_config.dtype.itemsize == 2)
 
 
 def pair_load(pair: PairOnHardware, weights: PlacedWeights) -> PairLoad:
     """Return what passes of both models move and compute, at the end of the context."""
-    keys, device, draft = pair.place.context_tokens, pair.place.device, weights.draft
-    num_texts = pair.place.num_texts
+    keys, device, draft = pair.run_config.context_tokens, pair.run_config.device, weights.draft
+    num_texts = pair.run_config.num_texts
     places = place_experts(weights.target, weights.placement, device)
     return PairLoad(
         target=model_load(

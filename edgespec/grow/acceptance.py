@@ -35,7 +35,7 @@ SCHEMA = "edgespec.acceptance/2"
 DEFAULT_FILE = Path(__file__).parents[1] / "demo" / "acceptance.json"
 NUM_CANDIDATES = 32  # of a node that are looked at together: the target takes others once in a hundred times
 SMALLEST = 1e-9  # what a logarithm sees of probabilities below it
-LEAST_LEFT = 1e-4  # and of what candidates leave of 1: in float32 less of it is mostly rounding
+MIN_LEFT = 1e-4  # and of what candidates leave of 1: in float32 less of it is mostly rounding
 
 Kind = Literal["candidate", "none"]
 KINDS: tuple[Kind, ...] = ("candidate", "none")
@@ -115,7 +115,7 @@ def read_inputs(candidates: Candidates) -> dict[str, Tensor]:
         "log_first_q": log_q[..., :1],
         "log_first_perturbed": first,
         "lead": first - log_perturbed[..., 1:2],
-        "log_not_covered": not_covered.clamp(min=LEAST_LEFT).log(),
+        "log_not_covered": not_covered.clamp(min=MIN_LEFT).log(),
         "concentration": _log(candidates["concentration"]),
         "log_top_q": _log(candidates["top_q"]),
         "log_depth": torch.log(candidates["depth"]),

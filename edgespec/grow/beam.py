@@ -83,12 +83,12 @@ class Beam:
     stop_gain: float = 0.0  # no layer follows one that adds less to the sum of the tree's scores
     temperature: float = 0.0  # of the target
     noise: TextNoise | None = None  # of coupled children; at temperature 0 they have none
-    keeps_q: bool = False
+    keeps_draft_probs: bool = False
 
     @property
-    def company(self) -> tuple[object, ...]:
+    def group(self) -> tuple[object, ...]:
         """What texts have in common that grow together; those that share a budget do so among themselves."""
-        return self.rule, self.draw, self.device, self.keeps_q, self.share is None
+        return self.rule, self.draw, self.device, self.keeps_draft_probs, self.share is None
 
 
 class _Limits:
@@ -115,7 +115,9 @@ def grow_beams(beams: Sequence[Beam]) -> GrowthTogether:
     widths = [beam.max_children or size for beam, size in zip(beams, sizes, strict=True)]
     count = max(rule.num_candidates, *widths)
     least_depth, most_depth = min(beam.depth for beam in beams), max(beam.depth for beam in beams)
-    trees = GrowingTrees([beam.root for beam in beams], device=beams[0].device, keeps_q=beams[0].keeps_q)
+    trees = GrowingTrees(
+        [beam.root for beam in beams], device=beams[0].device, keeps_draft_probs=beams[0].keeps_draft_probs
+    )
     expanded = None  # of the layer added last; None: all
 
     for depth in range(1, most_depth + 1):

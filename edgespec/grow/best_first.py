@@ -49,7 +49,7 @@ def grow_best_first(
     """
     if depth == 0:
         return root_only(root, draw="sampled", device=device)
-    tree = GrowingTree(root, device=device, keeps_q=True)
+    tree = GrowingTree(root, device=device, keeps_draft_probs=True)
     yield from tree.expand()
     values = tree.q.new_ones(1)  # V of the nodes expanded last: [k]
     path_probability = tree.q.new_ones(1)  # [k]

@@ -12,7 +12,7 @@ from torch import Tensor
 # Rows are worked on in chunks of about this many numbers on a CPU, whose cache then still holds them.
 CHUNK_ELEMENTS = 1 << 20
 BLOCK = 64  # columns whose largest is looked at first: of 32,000 and 32 wanted, the fastest of 16 to 256
-LEAST_BLOCKS = 4  # for each child that is wanted; with fewer it does not pay
+MIN_BLOCKS = 4  # for each child that is wanted; with fewer it does not pay
 
 
 def under_noise(q: Tensor, noise: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ def largest(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
     The largest are in the blocks that have the largest maxima, of which there need not be more than `count`.
     """
     num_rows, num_blocks = rows.shape[0], rows.shape[1] // BLOCK
-    if num_blocks < LEAST_BLOCKS * count:
+    if num_blocks < MIN_BLOCKS * count:
         found = rows.topk(count, -1)
         return found.indices, found.values
     blocks = rows[:, : num_blocks * BLOCK].view(num_rows, num_blocks, BLOCK)

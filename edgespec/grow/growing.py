@@ -59,9 +59,9 @@ class Layer(Drawn):
 class GrowingTrees:
     """The nodes of all texts' trees in the order in which they came, layer by layer: first the roots."""
 
-    def __init__(self, roots: Sequence[int], *, device: torch.device, keeps_q: bool) -> None:
-        """Begin with a root for each text; `keeps_q` keeps the draft's distributions for the rule or for records."""
-        self._device, self._keeps_q, self._num_texts = device, keeps_q, len(roots)
+    def __init__(self, roots: Sequence[int], *, device: torch.device, keeps_draft_probs: bool) -> None:
+        """Begin with a root for each text; `keeps_draft_probs` keeps q for the rule or for records."""
+        self._device, self._keeps_draft_probs, self._num_texts = device, keeps_draft_probs, len(roots)
         every = torch.arange(self._num_texts, device=device)
         # One entry a layer of the trees; node numbers count through all layers and texts.
         self._tokens = [on_device(roots, device)]
@@ -112,7 +112,7 @@ class GrowingTrees:
 
     def keep(self, found: Mapping[int, Distributions]) -> None:
         """Keep q of the nodes that were asked for, where it is to be kept."""
-        if self._keeps_q:
+        if self._keeps_draft_probs:
             for text, q in found.items():
                 self._q[text].append(whole(q))
 
@@ -147,7 +147,7 @@ class GrowingTrees:
                 ranks=ranks,
                 draw=draw,
                 draft_rows=draft_rows,
-                draft_probs=torch.cat(self._q[text]) if self._keeps_q else None,
+                draft_probs=torch.cat(self._q[text]) if self._keeps_draft_probs else None,
                 ancestors=ancestors,
                 scores=scores_of[text],
             )
@@ -165,9 +165,9 @@ class GrowingTrees:
 class GrowingTree(GrowingTrees):
     """The nodes of one text's tree, which asks for itself."""
 
-    def __init__(self, root: int, *, device: torch.device, keeps_q: bool) -> None:
-        """Begin with a root; `keeps_q` keeps the draft's distributions for the rule or for records."""
-        super().__init__([root], device=device, keeps_q=keeps_q)
+    def __init__(self, root: int, *, device: torch.device, keeps_draft_probs: bool) -> None:
+        """Begin with a root; `keeps_draft_probs` keeps the draft's distributions for the rule or for records."""
+        super().__init__([root], device=device, keeps_draft_probs=keeps_draft_probs)
         self._last: list[Distributions] = []  # of the nodes expanded last
 
     @property
@@ -185,7 +185,7 @@ class GrowingTree(GrowingTrees):
         (asked,) = self.ask(which).values()
         self._last.clear()  # before the next one is made: both at once would be the peak
         q = yield asked
-        self._last.append(whole(q) if self._keeps_q else q)
+        self._last.append(whole(q) if self._keeps_draft_probs else q)
         self.keep({0: self._last[0]})
 
     def finished(

@@ -11,9 +11,9 @@ from edgespec.grow.beam import BeamRule, by_path_probability
 
 OPT_TREE_RULE = BeamRule(score=by_path_probability)
 STOP_GAIN_OF_LAYER = 2.0  # delta over mu, where speed is best on the built-in pair: docs/papers.md, figure 8
-MOST_STOP_GAIN = 0.8  # the best delta of the dearest draft that was measured
+MAX_STOP_GAIN = 0.8  # the best delta of the dearest draft that was measured
 
 
 def stop_gain_at(layer_share: float) -> float:
     """Return the delta that pays where a layer's draft call takes this share of a pass, which is the paper's mu."""
-    return min(MOST_STOP_GAIN, STOP_GAIN_OF_LAYER * layer_share)
+    return min(MAX_STOP_GAIN, STOP_GAIN_OF_LAYER * layer_share)

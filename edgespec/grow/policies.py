@@ -17,6 +17,7 @@ from edgespec.draft import Drafter
 from edgespec.grow import Growth
 from edgespec.grow.acceptance import AcceptanceModel, default_acceptance
 from edgespec.grow.adaptive import adaptive_rule
+from edgespec.grow.batched import Grow, grow_beam
 from edgespec.grow.beam import Beam, BeamRule
 from edgespec.grow.best_first import PredictSlots, grow_best_first
 from edgespec.grow.c2t import c2t_rule, classifier_exit
@@ -27,7 +28,6 @@ from edgespec.grow.opt_tree import OPT_TREE_RULE
 from edgespec.grow.sequoia import best_shape
 from edgespec.grow.static import Stops, grow_static, static_shape
 from edgespec.grow.stop_model import StopModel, model_exit
-from edgespec.grow.together import Grow, grow_beam
 from edgespec.sampling.noise import TextNoise
 from edgespec.tree.policies import POLICIES, Draw
 from edgespec.tree.settings import TreeSettings, preset_shape
@@ -92,13 +92,13 @@ def make_grow(
     device: torch.device,
     generator: torch.Generator,
     noise: TextNoise,
-    keeps_q: bool = False,
-    room: TreeSettings | None = None,
+    keeps_draft_probs: bool = False,
+    largest_tree: TreeSettings | None = None,
 ) -> Grow:
     """Return the policy as a function of the root and of the layers that can still be of use.
 
-    `noise` is the text's, for coupled children. `keeps_q` is for records: trees keep the draft's distributions where
-    their rule would not need them. With `room`, a beam's nodes are the text's share of those of all trees that grow
+    `noise` is the text's, for coupled children. `keeps_draft_probs` is for records: trees keep q where their rule
+    would not need it. With `largest_tree`, a beam's nodes are the text's share of those of all trees that grow
     together, and its own tree may be as large as the room. Only a static shape may be given the root's children: other
     trees are not asked to start from them.
     """
@@ -119,7 +119,7 @@ def make_grow(
             device=device,
             generator=generator,
             noise=shared,
-            keeps_q=keeps_q,
+            keeps_draft_probs=keeps_draft_probs,
         )
         return Grow(lambda root, max_depth, branches: static(root, depth=max_depth, first_tokens=branches), drafter)
     if draw == "sampled":
@@ -133,20 +133,20 @@ def make_grow(
             generator=generator,
         )
         return Grow(lambda root, max_depth, _branches: best_first(root, depth=min(settings.depth, max_depth)), drafter)
-    widest = settings if room is None else room
+    widest = settings if largest_tree is None else largest_tree
     beam = partial(
         Beam,
         rule=BEAM_RULES[settings.policy](policy),
         draw=draw,
         size=widest.num_nodes,
-        share=None if room is None else settings.num_nodes,
+        share=None if largest_tree is None else settings.num_nodes,
         max_children=settings.max_children or POLICIES[settings.policy].default_width,
         device=device,
         threshold=settings.beta if POLICIES[settings.policy].has_classifier else settings.threshold,
         stop_gain=settings.stop_gain,
         temperature=sampling.temperature,
         noise=shared,
-        keeps_q=keeps_q,
+        keeps_draft_probs=keeps_draft_probs,
     )
 
     def grow(root: int, max_depth: int, branches: Tensor | None) -> Growth:

@@ -79,7 +79,7 @@ def grow_static(
     device: torch.device,
     generator: torch.Generator,
     noise: TextNoise | None = None,
-    keeps_q: bool = False,
+    keeps_draft_probs: bool = False,
     first_tokens: Tensor | None = None,
 ) -> Growth:
     """Fill the shape with tokens, at most `depth` layers of it.
@@ -91,7 +91,7 @@ def grow_static(
     """
     if depth == 0:
         return root_only(root, draw=draw, device=device)
-    tree = GrowingTree(root, device=device, keeps_q=keeps_q or draw == "sampled")
+    tree = GrowingTree(root, device=device, keeps_draft_probs=keeps_draft_probs or draw == "sampled")
     yield from tree.expand()
     is_token = [torch.ones(1, dtype=torch.bool, device=device)]
     path_probability = tree.q.new_ones(1)  # of the nodes expanded last: [k]

@@ -18,16 +18,16 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
 from edgespec.errors import EdgespecError
+from edgespec.model.attention_window import WHOLE, AttentionWindow
 from edgespec.model.layer_attention import LayerAttention, key_sources, layer_reaches, take_over_query_growth
 from edgespec.model.layer_kinds import attention_layers, has_recurrent_layers
-from edgespec.model.new_rows import Span
 from edgespec.model.partial_attention import MASK_WIDTH, attend_part, has_kernel, joined
 from edgespec.model.pass_cache import spans_under_way
-from edgespec.model.reach import WHOLE, Reach
+from edgespec.model.pass_rows import Span
 
 NAME = "edgespec"
-LEAST_SHARED = 2048  # keys that all rows see: with fewer, two kernels take longer than one with a mask
-MOST_SCORES = 1 << 26  # of capped heads that exist at once
+MIN_SHARED = 2048  # keys that all rows see: with fewer, two kernels take longer than one with a mask
+MAX_SCORES = 1 << 26  # of capped heads that exist at once
 
 
 def asks_for_attention(model: PreTrainedModel) -> bool:
@@ -46,12 +46,12 @@ def use_own_attention(decoder: nn.Module, config: PretrainedConfig) -> None:
     Its configuration may be others' as well: theirs stays.
     """
     own: dict[int, Any] = {}
-    reaches, sources = layer_reaches(config), key_sources(config)
+    windows, sources = layer_reaches(config), key_sources(config)
     for module in decoder.modules():
         layer = getattr(module, "layer_idx", None)
-        if isinstance(layer, int) and layer < len(reaches):
+        if isinstance(layer, int) and layer < len(windows):
             module.layer_attention = LayerAttention(  # type: ignore[assignment]
-                reach=reaches[layer], source=sources[layer], query_growth=take_over_query_growth(module)
+                window=windows[layer], source=sources[layer], query_growth=take_over_query_growth(module)
             )
         theirs = getattr(module, "config", None)
         if isinstance(theirs, PretrainedConfig):
@@ -85,7 +85,7 @@ def attend(
     del attention_mask
     of: LayerAttention = module.layer_attention  # type: ignore[assignment]
     layer: int = module.layer_idx  # type: ignore[assignment]
-    reach = of.reach if of.reach.in_chunks else Reach(sliding_window or None)
+    window = of.window if of.window.in_chunks else AttentionWindow(sliding_window or None)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     attended, first = [], 0
     for span in spans:
@@ -99,7 +99,7 @@ def attend(
             keys, values = cache.append(key[:, :, rows], value[:, :, rows])
         else:  # where later rows of this pass may be by now
             keys, values = cache.rows(cache.length - (span.rows.count - span.end))
-        own = _Attention(span, keys, values, reach.within(keys.shape[2]), scale)
+        own = _Attention(span, keys, values, window.within(keys.shape[2]), scale)
         attended.append(
             own.plain(queries) if softcap is None and s_aux is None else own.capped(queries, softcap, s_aux)
         )
@@ -113,24 +113,24 @@ AttentionInterface.register(NAME, attend)
 class _Attention:
     """One text's rows in one layer, and the keys and values [1, key heads, keys, head_dim] behind and among them."""
 
-    def __init__(self, span: Span, keys: Tensor, values: Tensor, reach: Reach, scale: float) -> None:
-        self.span, self.keys, self.values, self.reach, self.scale = span, keys, values, reach, scale
+    def __init__(self, span: Span, keys: Tensor, values: Tensor, window: AttentionWindow, scale: float) -> None:
+        self.span, self.keys, self.values, self.window, self.scale = span, keys, values, window, scale
 
     def plain(self, query: Tensor) -> Tensor:
         """Return softmax(scores) @ values: [1, heads, m, head_dim]."""
         keys, values = self.keys, self.values
         num_rows, num_keys = query.shape[2], keys.shape[2]
         is_text = self.span.rows.visible is None
-        least_shared = LEAST_SHARED if has_kernel(query.shape[-1], values.shape[-1]) else None
+        least_shared = MIN_SHARED if has_kernel(query.shape[-1], values.shape[-1]) else None
         if is_text and num_rows == 1:
-            first = self.reach.first_seen(num_keys - 1)
+            first = self.window.first_seen(num_keys - 1)
             return self._folded(query, keys[:, :, first:], values[:, :, first:], None)
-        if is_text and num_rows == num_keys and self.reach == WHOLE:
+        if is_text and num_rows == num_keys and self.window == WHOLE:
             return scaled_dot_product_attention(
                 query, keys, values, is_causal=True, scale=self.scale, enable_gqa=keys.shape[1] != query.shape[1]
             )
-        seen = self.span.seen(num_keys, self.reach, least_shared=least_shared)
-        mask = self.span.mask(seen, self.reach, query.dtype)
+        seen = self.span.seen(num_keys, self.window, least_shared=least_shared)
+        mask = self.span.mask(seen, self.window, query.dtype)
         if not seen.num_shared:
             return self._folded(query, seen.masked(keys), seen.masked(values), mask)
         folded, own = self._fold(query, mask)
@@ -155,11 +155,11 @@ class _Attention:
 
     def capped(self, query: Tensor, softcap: float | None, sinks: Tensor | None) -> Tensor:
         """Return the same with capped scores, or with `sinks` [heads] that take their part of the attention."""
-        seen = self.span.seen(self.keys.shape[2], self.reach)
+        seen = self.span.seen(self.keys.shape[2], self.window)
         keys, values = seen.masked(self.keys), seen.masked(self.values)
         sees_all = query.shape[2] == 1 and self.span.rows.visible is None  # a text's last row
-        mask = None if sees_all else self.span.mask(seen, self.reach, query.dtype)
-        at_once = max(1, MOST_SCORES // (query.shape[1] * keys.shape[2]))
+        mask = None if sees_all else self.span.mask(seen, self.window, query.dtype)
+        at_once = max(1, MAX_SCORES // (query.shape[1] * keys.shape[2]))
         found = [
             self._capped(query[:, :, rows], keys, values, None if mask is None else mask[rows], softcap, sinks)
             for first in range(0, query.shape[2], at_once)

@@ -17,16 +17,16 @@ from edgespec.errors import offload_errors
 from edgespec.model.attention import asks_for_attention, use_own_attention
 from edgespec.model.cache_argument import cache_argument
 from edgespec.model.context_limit import context_of
+from edgespec.model.cuda_graphs import CAPACITY_ROWS, CudaGraphPasses, has_static_passes
 from edgespec.model.family_logits import decoder_of, family_logits
 from edgespec.model.layer_attention import key_sources, layer_reaches
 from edgespec.model.layer_kinds import attention_layers, reads_by_levels
 from edgespec.model.layer_major import LayerMajor, Watch
 from edgespec.model.length_rotation import LengthRotation, rotations_of
-from edgespec.model.new_rows import NewRows, Span, chunks_of, next_rows
 from edgespec.model.pass_cache import PassCache
+from edgespec.model.pass_rows import PassRows, Span, chunks_of, next_rows
 from edgespec.model.recurrent import use_own_functions
 from edgespec.model.recurrent_levels import read_as_before, read_by_levels
-from edgespec.model.static_pass import CAPACITY_ROWS, StaticPasses, has_static_passes
 from edgespec.model.text_cache import STEP_ROWS, TextCache, UncachedText
 from offload.text_part import decoder_layers
 
@@ -60,13 +60,13 @@ class CausalModel:
         device: torch.device,
         chunk_rows: int = CHUNK_ROWS,
         keeps_hidden: bool = False,
-        is_static: bool = False,
+        cuda_graphs: bool = False,
         never_drawn: Collection[int] = (),
     ) -> None:
         """With `keeps_hidden`, texts keep the last hidden states of their rows: `TextCache.features_before`.
 
-        With `is_static`, few rows of one text are read in shapes that repeat, where the family allows it. Ids that are
-        `never_drawn` are for whoever makes distributions of the logits.
+        With `cuda_graphs`, few rows of one text are read in shapes that repeat, where the family allows it.
+        Ids that are `never_drawn` are for whoever makes distributions of the logits.
         """
         self.model = model
         self.device = device
@@ -93,12 +93,12 @@ class CausalModel:
             self._layers,
             text_by_text=self._cache.text_by_text,
             mask=self._mask,
-            reaches=layer_reaches(self.config),
+            windows=layer_reaches(self.config),
             masked_layers=attention_layers(self.config),
         )
 
-        can_be_static = not self._cache.text_by_text and self._shares_passes and has_static_passes(self.config)
-        self._static = StaticPasses(self._run, dtype=model.dtype) if is_static and can_be_static else None
+        can_use_cuda_graphs = not self._cache.text_by_text and self._shares_passes and has_static_passes(self.config)
+        self._static = CudaGraphPasses(self._run, dtype=model.dtype) if cuda_graphs and can_use_cuda_graphs else None
 
     def close(self) -> None:
         """Leave the layers as they were found, so that nothing keeps their weights alive."""
@@ -129,7 +129,7 @@ class CausalModel:
         )
 
     @torch.no_grad()
-    def read(self, parts: Sequence[NewRows]) -> list[Tensor]:
+    def read(self, parts: Sequence[PassRows]) -> list[Tensor]:
         """Append rows to texts in one pass over the weights, and return their last hidden states [n, h] each."""
         with offload_errors():
             if self._static is not None and self._static.take(parts):
@@ -178,14 +178,14 @@ class CausalModel:
             chunks[-1].append(Span(part, 0, part.count))
         return self._run(parts, chunks)
 
-    def _read(self, parts: Sequence[NewRows]) -> list[Tensor]:
+    def _read(self, parts: Sequence[PassRows]) -> list[Tensor]:
         first = [part.cache.length for part in parts]
         found = self._run(parts, chunks_of(parts, most_rows=self._chunk_rows, text_by_text=self._cache.text_by_text))
         for part, start, hidden in zip(parts, first, found, strict=True):
             part.cache.write_hidden(start, hidden)
         return found
 
-    def _run(self, parts: Sequence[NewRows], chunks: Sequence[Sequence[Span]]) -> list[Tensor]:
+    def _run(self, parts: Sequence[PassRows], chunks: Sequence[Sequence[Span]]) -> list[Tensor]:
         """Return the last hidden states [n, h] of each text's rows."""
         ids = torch.cat([part.ids for part in parts])
         inputs = {"input_ids": ids[None]}

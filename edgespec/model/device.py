@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from edgespec.errors import EdgespecError
-from edgespec.model.cores import chosen_by, read_cores
+from edgespec.model.cpu import chosen_by, read_cpu
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 WARM_UPS = 2  # passes before one is recorded
@@ -47,7 +47,7 @@ def most_threads(threads: int | None, device: torch.device) -> int | None:
     if device.type != "cpu" or threads is not None:
         return threads if device.type == "cpu" else None
     own = torch.get_num_threads()
-    return own if chosen_by(os.environ) else min(read_cores().usable, own)
+    return own if chosen_by(os.environ) else min(read_cpu().usable, own)
 
 
 def planning_device(name: str) -> torch.device:

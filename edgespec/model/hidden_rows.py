@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-LEAST_ROWS = 128
+MIN_ROWS = 128
 
 
 class HiddenRows:
@@ -22,7 +22,7 @@ class HiddenRows:
         """Store the hidden states [n, h] of the rows from `first` on."""
         end = first + hidden.shape[0]
         if self._rows is None or self._rows.shape[0] < end:
-            rows = hidden.new_zeros(max(end, 2 * first, LEAST_ROWS), hidden.shape[1])
+            rows = hidden.new_zeros(max(end, 2 * first, MIN_ROWS), hidden.shape[1])
             if self._rows is not None:
                 rows[:first] = self._rows[:first]
             self._rows = rows  # whole, or not at all: an interrupt must not lose the text's rows

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from edgespec.model.reach import WHOLE, Reach
+from edgespec.model.attention_window import WHOLE, AttentionWindow
 
 SLIDING = {"sliding_attention", "hybrid_sliding"}
 
@@ -17,7 +17,7 @@ SLIDING = {"sliding_attention", "hybrid_sliding"}
 class LayerAttention:
     """What a layer's call of attention does not say itself."""
 
-    reach: Reach  # a window also comes with the call
+    window: AttentionWindow  # a window also comes with the call
     source: int  # the layer whose keys and values are read: its own, or an earlier one that it shares them with
     query_growth: QueryGrowth | None = None
 
@@ -34,16 +34,16 @@ class QueryGrowth:
         return torch.log1p(torch.floor((positions.float() + 1.0) / self.step)) * self.factor + 1.0
 
 
-def layer_reaches(config: PretrainedConfig) -> list[Reach]:
+def layer_reaches(config: PretrainedConfig) -> list[AttentionWindow]:
     """Return each layer's reach, as far as the configuration names kinds of layers."""
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
     return [_reach(kind, of) for kind, of in zip(kinds, config.per_layer_config, strict=True)]
 
 
-def _reach(kind: str, of: PretrainedConfig) -> Reach:
+def _reach(kind: str, of: PretrainedConfig) -> AttentionWindow:
     if kind == "chunked_attention":
-        return Reach(of.attention_chunk_size, in_chunks=True)
-    return Reach(getattr(of, "sliding_window", None)) if kind in SLIDING else WHOLE
+        return AttentionWindow(of.attention_chunk_size, in_chunks=True)
+    return AttentionWindow(getattr(of, "sliding_window", None)) if kind in SLIDING else WHOLE
 
 
 def key_sources(config: PretrainedConfig) -> list[int]:

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from edgespec.errors import EdgespecError
-from edgespec.model.new_rows import Span
+from edgespec.model.attention_window import AttentionWindow
 from edgespec.model.pass_cache import attended
-from edgespec.model.reach import Reach
+from edgespec.model.pass_rows import Span
 
 Watch = Callable[[float], None]  # the share of a pass that is done, 0 to 1; may raise, which ends the pass
 
@@ -32,7 +32,7 @@ class LayerMajor:
         *,
         text_by_text: bool,
         mask: Tensor,
-        reaches: Sequence[Reach],
+        windows: Sequence[AttentionWindow],
         masked_layers: Collection[int],
     ) -> None:
         """`mask` is what the model is given in place of one; with `text_by_text` layers get each text's own instead.
@@ -41,7 +41,7 @@ class LayerMajor:
         """
         self.watch: Watch | None = None
         self._chunks: Sequence[Sequence[Span]] = ()  # of the pass under way
-        self._text_by_text, self._mask, self._reaches = text_by_text, mask, reaches
+        self._text_by_text, self._mask, self._reaches = text_by_text, mask, windows
         self._layers, self._masked_layers = layers, masked_layers
         for index, layer in enumerate(layers):
             layer.forward = self._wrap(index, layer.forward)
@@ -102,9 +102,9 @@ class LayerMajor:
 
     def _mask_of(self, index: int, span: Span) -> Tensor:
         num_keys = span.rows.cache.layers[index].length + span.count
-        reach = self._reaches[index]
-        seen = replace(span.seen(num_keys, reach), first=0)  # families that mask by themselves want all keys
-        return span.mask(seen, reach, self._mask.dtype)[None, None]
+        window = self._reaches[index]
+        seen = replace(span.seen(num_keys, window), first=0)  # families that mask by themselves want all keys
+        return span.mask(seen, window, self._mask.dtype)[None, None]
 
 
 class _Share:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from edgespec.model.new_rows import NewRows
+from edgespec.model.pass_rows import PassRows
 
 DEPENDENT = {"dynamic", "longrope"}
 # Their own generate reads a text anew, whole, where it outgrows the first set of factors.
@@ -65,7 +65,7 @@ class LengthRotation:
         return self._least - num_tokens if is_ahead else None
 
     @contextmanager
-    def of_rows(self, parts: Sequence[NewRows]) -> Iterator[None]:
+    def of_rows(self, parts: Sequence[PassRows]) -> Iterator[None]:
         """Within this block the rows of a pass rotate by their texts' lengths."""
         if self._modules:
             ends = [(part.row_positions + 1).clamp(min=part.cache.prompt_tokens) for part in parts]

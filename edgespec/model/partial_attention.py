@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-MOST_HEAD_DIM = 256  # that flash kernels compute
+MAX_HEAD_DIM = 256  # that flash kernels compute
 MASK_WIDTH = 16  # numbers that a mask's row is padded to: CUDA's kernels want aligned rows
 
 
@@ -26,7 +26,7 @@ class Part:
 
 def has_kernel(key_dim: int, value_dim: int) -> bool:
     """Return whether there is a kernel that tells its sums for heads of such keys and values."""
-    return key_dim == value_dim <= MOST_HEAD_DIM and key_dim % 8 == 0
+    return key_dim == value_dim <= MAX_HEAD_DIM and key_dim % 8 == 0
 
 
 def attend_part(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Part:

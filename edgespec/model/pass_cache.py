@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from edgespec.errors import EdgespecError
-from edgespec.model.new_rows import Span
+from edgespec.model.pass_rows import Span
 
 Result = TypeVar("Result")
 

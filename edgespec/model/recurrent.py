@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from edgespec.model.new_rows import Span
+from edgespec.model.attention_window import causal_mask
 from edgespec.model.pass_cache import mixer_under_way, spans_under_way
-from edgespec.model.reach import causal_mask
+from edgespec.model.pass_rows import Span
 from edgespec.model.recurrent_forms import Convolution, DeltaRule, Form, Mamba2, Plain
 from edgespec.model.state_cache import OPEN_ROWS
 

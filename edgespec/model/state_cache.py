@@ -110,7 +110,7 @@ class StateCache:
         kept = torch.cat([before, rows]) - last.start
         self._replace_last(replace(last, rows=tuple(part.index_select(0, kept) for part in last.rows)))
 
-    def reach(self, rows: int) -> int:
+    def window(self, rows: int) -> int:
         """Return the length, `rows` at most, that the text can be cut to."""
         if self._kept.start <= rows:
             return rows

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from edgespec.copies import on_device
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.new_rows import NewRows, next_rows
+from edgespec.model.pass_rows import PassRows, next_rows
 from edgespec.model.text_cache import TextCache
 from edgespec.tree.token_tree import TokenTree, ancestors_mask, depths
 
@@ -54,7 +54,7 @@ class Target:
         self.num_kept = self.cache.keep_prefix(ids[:-1] if needs_logits else ids)
         self._unread = list(ids[self.num_kept :])
 
-    def text_rows(self, count: int) -> NewRows:
+    def text_rows(self, count: int) -> PassRows:
         """Return the next rows of the text, at most so many, for a pass; `took_in` tells that it was made."""
         self.cache.truncate()  # what an interrupted pass may have left
         return next_rows(self.cache, on_device(self._unread[:count], self.device))
@@ -64,13 +64,13 @@ class Target:
         self.cache.commit_next(self._unread[:count])
         del self._unread[:count]
 
-    def tree_rows(self, tree: TokenTree) -> NewRows:
+    def tree_rows(self, tree: TokenTree) -> PassRows:
         """Return the rows of a tree for a pass; the cache holds them until `commit`."""
         self.cache.truncate()  # what an interrupted pass may have left
         self._looked_at = tree.tokens
         if tree.num_nodes == 1:
             return next_rows(self.cache, tree.tokens)
-        return NewRows(
+        return PassRows(
             cache=self.cache,
             ids=tree.tokens,
             positions=len(self.cache.ids) + depths(tree.parents),
@@ -102,7 +102,7 @@ class Target:
         (hidden,) = self.read([self.tree_rows(tree)])
         return hidden
 
-    def read(self, parts: Sequence[NewRows]) -> list[Tensor]:
+    def read(self, parts: Sequence[PassRows]) -> list[Tensor]:
         """Return the last hidden states [n, h] of rows of this text and of others, after one pass over the weights."""
         return self._model.read(parts)
 

@@ -150,7 +150,7 @@ class TextCache:
         """Return the length, `rows` at most, that all states can be cut to."""
         for state in self._states.values():
             state.settle(len(self._ids))
-        least = min((state.reach(rows) for state in self._states.values()), default=rows)
+        least = min((state.window(rows) for state in self._states.values()), default=rows)
         return rows if least == rows else self._reach(least)
 
     def copy(self, rows: int) -> TextCache:

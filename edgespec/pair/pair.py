@@ -26,7 +26,7 @@ from edgespec.pair.generation_config import own_options, undone_note
 from edgespec.pair.same_tokens import MISMATCH_FIX, unshared_note, unshared_tokens
 
 DEMO_FOLDER = Path(__file__).parents[1] / "demo"
-MOST_PADDING = 1024  # tokens of a table that stand for nothing; Qwen's differ by 128
+MAX_PADDING = 1024  # tokens of a table that stand for nothing; Qwen's differ by 128
 TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken")  # one of them holds the tokens
 
 
@@ -188,6 +188,6 @@ def check_vocabularies(target: ModelFolder, draft: ModelFolder) -> None:
         unshared_tokens(open_tokenizer(target.folder), open_tokenizer(draft.folder))
         return
     ours, theirs = (model.config.get_text_config(decoder=True).vocab_size for model in (target, draft))
-    if abs(ours - theirs) > MOST_PADDING:
+    if abs(ours - theirs) > MAX_PADDING:
         what = f"the draft's token ids differ from the target's: its config.json has {theirs} of them, and that {ours}."
         raise EdgespecError("E_TOKENIZER_MISMATCH", what, MISMATCH_FIX)

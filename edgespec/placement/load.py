@@ -10,7 +10,7 @@ import torch
 from edgespec.draft.head_network import lend
 from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.claim import claim_device
+from edgespec.model.device_claim import claim_device
 from edgespec.model.self_check import check_tree_reading
 from edgespec.placement.memory import CUDA_CONTEXT_BYTES
 from edgespec.placement.place import PlacedWeights
@@ -32,13 +32,13 @@ class LoadedModels:
         *,
         device: torch.device,
         lent: frozenset[str] = frozenset(),
-        draft_graphs: bool = False,
+        cuda_graphs: bool = False,
         unshared: frozenset[int] = frozenset(),
         release: Callable[[], None] = lambda: None,
     ) -> None:
         """A draft that borrows parameters of the target (`lent`) is a feature head.
 
-        It reads the target's hidden states, which are then kept. With `draft_graphs` the draft's passes have few
+        It reads the target's hidden states, which are then kept. With `cuda_graphs` the draft's passes have few
         shapes. Ids that are `unshared` it never proposes. `release` gives the device back.
         """
         self._streamed = dict(streamed)
@@ -50,7 +50,7 @@ class LoadedModels:
                 model.model,
                 device=device,
                 keeps_hidden=bool(lent) and role == "target",
-                is_static=draft_graphs and role == "draft",
+                cuda_graphs=cuda_graphs and role == "draft",
                 never_drawn=unshared if role == "draft" else (),
             )
             for role, model in streamed.items()
@@ -108,7 +108,7 @@ def load_models(
     *,
     device: torch.device,
     most_device_bytes: int | None,
-    draft_graphs: bool,
+    cuda_graphs: bool,
     unshared: frozenset[int],
     self_check: bool,
     on_quantize: Announce | None,
@@ -138,7 +138,7 @@ def load_models(
             )
         lent = skeletons["draft"].lent if "draft" in skeletons else frozenset()
         return LoadedModels(
-            streamed, device=device, lent=lent, draft_graphs=draft_graphs, unshared=unshared, release=release
+            streamed, device=device, lent=lent, cuda_graphs=cuda_graphs, unshared=unshared, release=release
         )
     except BaseException:
         _close(streamed)

@@ -12,18 +12,18 @@ import torch
 from transformers import PretrainedConfig
 
 from edgespec.draft.distributions import rows_made_at_once
-from edgespec.model.attention import LEAST_SHARED, asks_for_attention
+from edgespec.model.attention import MIN_SHARED, asks_for_attention
 from edgespec.model.causal_model import CHUNK_ROWS
 from edgespec.model.context_limit import context_of
+from edgespec.model.cuda_graphs import CAPACITY_ROWS
 from edgespec.model.layer_attention import key_sources
 from edgespec.model.layer_kinds import attention_layers, num_chosen
-from edgespec.model.new_rows import ALL_PROMPT_ROWS
 from edgespec.model.partial_attention import has_kernel
+from edgespec.model.pass_rows import ALL_PROMPT_ROWS
 from edgespec.model.row_chunks import rows_at_once
-from edgespec.model.static_pass import CAPACITY_ROWS
 from edgespec.model.supported import understanding
 from edgespec.model.text_cache import STEP_ROWS, rows_held
-from edgespec.placement.run_place import RunPlace
+from edgespec.placement.run_config import RunConfig
 from edgespec.placement.states import state_sizes
 from edgespec.tree.settings import TreeSettings
 from offload.layer_store import LayerRecord
@@ -126,16 +126,16 @@ def pass_bytes(
     return int(PASS_SLACK * max(prompt_bytes, tree_bytes))
 
 
-def draft_probs_rows(vocab: int, tree: TreeSettings, place: RunPlace) -> int:
+def draft_probs_rows(vocab: int, tree: TreeSettings, run_config: RunConfig) -> int:
     """Return of how many rows of a draft, of all texts together, distributions exist at once.
 
     Those of sampled trees are kept until the tree is verified, and so are all of them for measurements. Others are
     looked at once.
     """
-    if tree.children != "sampled" and not place.keeps_draft_probs:
-        return min(place.num_texts * tree.num_drafted, rows_made_at_once(vocab))
+    if tree.children != "sampled" and not run_config.keeps_draft_probs:
+        return min(run_config.num_texts * tree.num_drafted, rows_made_at_once(vocab))
     # Trees that share draft calls are smaller: of the others the nodes of a layer are expanded at the same time.
-    return tree.num_drafted + (place.num_texts - 1) * min(tree.num_drafted, LAYER_ROWS)
+    return tree.num_drafted + (run_config.num_texts - 1) * min(tree.num_drafted, LAYER_ROWS)
 
 
 def texts_bytes(config: PretrainedConfig, *, num_rows: int, text_rows: int, dtype: torch.dtype) -> int:
@@ -192,13 +192,13 @@ def masked_keys(of: Skeleton, keys: int, tail: int) -> int:
     with understanding(config):
         dims = {_head_dims(config.per_layer_config[layer]) for layer in attention_layers(config)}
     splits = asks_for_attention(of.model) and not _has_scores(config) and all(starmap(has_kernel, dims))
-    return min(keys, LEAST_SHARED + 2 * tail) if splits else keys
+    return min(keys, MIN_SHARED + 2 * tail) if splits else keys
 
 
-def _within(place: RunPlace, limit: int | None) -> RunPlace:
+def _within(run_config: RunConfig, limit: int | None) -> RunConfig:
     """Return the place for a model that reads so many tokens of a text at most."""
-    most = min(place.context_tokens, limit or place.context_tokens)
-    return replace(place, context_tokens=most, prompt_tokens=min(place.prompt_tokens, most))
+    most = min(run_config.context_tokens, limit or run_config.context_tokens)
+    return replace(run_config, context_tokens=most, prompt_tokens=min(run_config.prompt_tokens, most))
 
 
 def device_uses(
@@ -206,7 +206,7 @@ def device_uses(
     draft: Skeleton | None,
     *,
     tree: TreeSettings,
-    place: RunPlace,
+    run_config: RunConfig,
     on_demand: bool = False,
 ) -> dict[str, int]:
     """Return the bytes of each use of the device, all but the target's decoder layers: use -> bytes.
@@ -214,40 +214,45 @@ def device_uses(
     `on_demand` says that the target's experts come one by one.
     """
     config = target.model.config.get_text_config(decoder=True)
-    device, dtype, context_tokens, num_texts = place.device, place.dtype, place.context_tokens, place.num_texts
+    device, dtype, context_tokens, num_texts = (
+        run_config.device,
+        run_config.dtype,
+        run_config.context_tokens,
+        run_config.num_texts,
+    )
     target_rows, _ = cache_rows(context_tokens, tree)
     tree_rows = target_rows - context_tokens
 
-    def held_rows(place: RunPlace, tail_rows: int, step_rows: int = STEP_ROWS) -> int:
+    def held_rows(run_config: RunConfig, tail_rows: int, step_rows: int = STEP_ROWS) -> int:
         """Rows of all texts' caches, with so many behind each text."""
-        return rows_held(place.all_tokens, step_rows) + num_texts * rows_held(tail_rows, step_rows)
+        return rows_held(run_config.all_tokens, step_rows) + num_texts * rows_held(tail_rows, step_rows)
 
     uses = {
         "CUDA context" if device.type == "cuda" else "libraries": (
             CUDA_CONTEXT_BYTES if device.type == "cuda" else LIBRARIES_BYTES
         ),
         "target: embeddings, norms, head": resident_bytes(target.outside, device=device),
-        "target: keys and values": cache_bytes(config, rows=held_rows(place, tree_rows), dtype=dtype),
+        "target: keys and values": cache_bytes(config, rows=held_rows(run_config, tree_rows), dtype=dtype),
         "target: one pass": pass_bytes(
             config,
-            prompt_rows=place.prompt_tokens,
+            prompt_rows=run_config.prompt_tokens,
             tree_rows=tree_rows,
             keys=masked_keys(target, target_rows, tree_rows),
-            prompt_keys=masked_keys(target, place.prompt_tokens, CHUNK_ROWS),
+            prompt_keys=masked_keys(target, run_config.prompt_tokens, CHUNK_ROWS),
             dtype=dtype,
             num_texts=num_texts,
         ),
     }
-    uses |= _states_uses("target", target, tree_rows=tree_rows, place=place)
+    uses |= _states_uses("target", target, tree_rows=tree_rows, run_config=run_config)
     if draft is not None:
         draft_config = draft.model.config.get_text_config(decoder=True)
-        draft_place = _within(place, context_of(draft_config))  # it reads no more of a text
+        draft_place = _within(run_config, context_of(draft_config))  # it reads no more of a text
         _, draft_rows = cache_rows(draft_place.context_tokens, tree)
         drafted_rows = draft_rows - draft_place.context_tokens
         if draft.lent:
-            uses["target: features"] = held_rows(place, tree_rows) * config.hidden_size * dtype.itemsize
+            uses["target: features"] = held_rows(run_config, tree_rows) * config.hidden_size * dtype.itemsize
         uses["draft: weights"] = sum(resident_bytes(r, device=device) for r in (draft.outside, *draft.records))
-        step_rows = CAPACITY_ROWS if place.draft_graphs else STEP_ROWS
+        step_rows = CAPACITY_ROWS if run_config.cuda_graphs else STEP_ROWS
         held = held_rows(draft_place, drafted_rows, step_rows)
         uses["draft: keys and values"] = cache_bytes(draft_config, rows=held, dtype=dtype)
         uses["draft: one pass"] = pass_bytes(
@@ -257,10 +262,10 @@ def device_uses(
             keys=masked_keys(draft, draft_rows, drafted_rows),
             prompt_keys=masked_keys(draft, draft_place.prompt_tokens, CHUNK_ROWS),
             dtype=dtype,
-            probs_rows=draft_probs_rows(draft_config.vocab_size, tree, place),
+            probs_rows=draft_probs_rows(draft_config.vocab_size, tree, run_config),
             num_texts=num_texts,
         )
-        uses |= _states_uses("draft", draft, tree_rows=drafted_rows, place=draft_place)
+        uses |= _states_uses("draft", draft, tree_rows=drafted_rows, run_config=draft_place)
     unpack_bytes = target.unpack_bytes(dtype, device, on_demand=on_demand) + (
         draft.unpack_bytes(dtype, device) if draft else 0
     )
@@ -269,14 +274,14 @@ def device_uses(
     return uses
 
 
-def _states_uses(name: str, model: Skeleton, *, tree_rows: int, place: RunPlace) -> dict[str, int]:
+def _states_uses(name: str, model: Skeleton, *, tree_rows: int, run_config: RunConfig) -> dict[str, int]:
     """Return what recurrent layers need, if there are any."""
-    sizes = state_sizes(model.model, place.dtype)
+    sizes = state_sizes(model.model, run_config.dtype)
     if not sizes.row_bytes:
         return {}
-    most_rows = max(place.num_texts * tree_rows, min(place.prompt_tokens, CHUNK_ROWS))
+    most_rows = max(run_config.num_texts * tree_rows, min(run_config.prompt_tokens, CHUNK_ROWS))
     pass_bytes = PASS_SLACK * sizes.pass_bytes(chunk_rows=min(most_rows, CHUNK_ROWS), rows=tree_rows)
-    held_bytes = sizes.texts_bytes(num_texts=place.num_texts, rows=tree_rows)
+    held_bytes = sizes.texts_bytes(num_texts=run_config.num_texts, rows=tree_rows)
     return {f"{name}: recurrent states": held_bytes + int(pass_bytes)}
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from edgespec.errors import EdgespecError
 from edgespec.pair.pair import ModelPair
 from edgespec.placement.place import pair_weights, place_weights, read_memory
-from edgespec.placement.run_place import RunPlace
+from edgespec.placement.run_config import RunConfig
 from edgespec.tree.settings import TreeSettings
 from offload.placement import Placement
 
-MOST_TEXTS = 16  # growth costs each text a little, and little is gained by more
+MAX_TEXTS = 16  # growth costs each text a little, and little is gained by more
 SPREAD = 1.25  # of the texts under way over the mean of all
 COUNTS = (1, 2, 4, 8, 16)
 
@@ -38,19 +38,25 @@ class PassShares:
 
 
 def texts_that_pay(
-    pair: ModelPair, place: RunPlace, tree: TreeSettings, *, num_waiting: int, mean_tokens: float, shares: PassShares
-) -> RunPlace:
+    pair: ModelPair,
+    run_config: RunConfig,
+    tree: TreeSettings,
+    *,
+    num_waiting: int,
+    mean_tokens: float,
+    shares: PassShares,
+) -> RunConfig:
     """Return the place with as many texts under way, of `num_waiting`, as make most tokens a second of all.
 
     `place` is that of one text; texts have `mean_tokens`. Where nothing fits, one text is left to say so.
     """
-    weights = pair_weights(pair.target, pair.draft if tree.policy != "none" else None, place)
-    memory = read_memory(place.limits, place.device)
-    best, most_per_s = place, 0.0
-    for count in sorted({*COUNTS, min(num_waiting, MOST_TEXTS)}):
+    weights = pair_weights(pair.target, pair.draft if tree.policy != "none" else None, run_config)
+    memory = read_memory(run_config.limits, run_config.device)
+    best, most_per_s = run_config, 0.0
+    for count in sorted({*COUNTS, min(num_waiting, MAX_TEXTS)}):
         if count > max(1, num_waiting):
             break
-        own = with_texts(place, count, mean_tokens)
+        own = with_texts(run_config, count, mean_tokens)
         try:
             placement = place_weights(weights, tree, own, memory).placement
         except EdgespecError:
@@ -61,7 +67,7 @@ def texts_that_pay(
     return best
 
 
-def with_texts(place: RunPlace, count: int, mean_tokens: float) -> RunPlace:
+def with_texts(run_config: RunConfig, count: int, mean_tokens: float) -> RunConfig:
     """Return the place for so many texts, with room for a few that are longer than the mean."""
-    tokens = place.context_tokens + int((count - 1) * min(place.context_tokens, SPREAD * mean_tokens))
-    return replace(place, num_texts=count, cache_tokens=tokens)
+    tokens = run_config.context_tokens + int((count - 1) * min(run_config.context_tokens, SPREAD * mean_tokens))
+    return replace(run_config, num_texts=count, cache_tokens=tokens)

@@ -16,7 +16,7 @@ from edgespec.pair.find import find_pair
 from edgespec.pair.folder import ModelFolder, open_architecture, open_draft_architecture
 from edgespec.pair.pair import DEMO_FOLDER
 from edgespec.placement.memory import CUDA_CONTEXT_BYTES, cache_rows, device_uses, draft_probs_rows, host_uses
-from edgespec.placement.run_place import PlaceOptions, RunPlace, resolve_place
+from edgespec.placement.run_config import RunConfig, RunConfigOptions, resolve_run_config
 from edgespec.placement.weights import Weights, weights_by_size
 from edgespec.tree.settings import TreeSettings
 from offload.errors import PlacementError
@@ -97,12 +97,12 @@ class PlacedWeights:
     placement: Placement
 
 
-def check_tree_fits(tree: TreeSettings, planned: TreeSettings, place: RunPlace, *, vocab: int) -> None:
+def check_tree_fits(tree: TreeSettings, planned: TreeSettings, run_config: RunConfig, *, vocab: int) -> None:
     """Raise EdgespecError for trees that need more room than those that memory was planned for.
 
     `vocab` is the draft's: sampled trees keep its distributions.
     """
-    probs_rows, probs_room = (draft_probs_rows(vocab, one, place) for one in (tree, planned))
+    probs_rows, probs_room = (draft_probs_rows(vocab, one, run_config) for one in (tree, planned))
     has_rows = all(rows <= room for rows, room in zip(cache_rows(0, tree), cache_rows(0, planned), strict=True))
     if has_rows and probs_rows <= probs_room:
         return
@@ -117,24 +117,26 @@ def check_tree_fits(tree: TreeSettings, planned: TreeSettings, place: RunPlace, 
     )
 
 
-def pair_weights(target: ModelFolder, draft: ModelFolder | None, place: RunPlace) -> PairWeights:
+def pair_weights(target: ModelFolder, draft: ModelFolder | None, run_config: RunConfig) -> PairWeights:
     """Return a pair's weights from its headers; raises EdgespecError where they do not make up the models."""
     with offload_errors():
         return PairWeights(
-            target=weights_by_size(target, dtype=place.dtype, quant=place.quant),
-            draft=weights_by_size(draft, dtype=place.dtype, quant=place.draft_quant) if draft is not None else None,
+            target=weights_by_size(target, dtype=run_config.dtype, quant=run_config.quant),
+            draft=weights_by_size(draft, dtype=run_config.dtype, quant=run_config.draft_quant)
+            if draft is not None
+            else None,
         )
 
 
-def place_weights(weights: PairWeights, tree: TreeSettings, place: RunPlace, memory: Memory) -> PlacedWeights:
+def place_weights(weights: PairWeights, tree: TreeSettings, run_config: RunConfig, memory: Memory) -> PlacedWeights:
     """Return where each layer will live while these trees grow; without trees, the draft is left out.
 
     Raises EdgespecError with the table and cheaper settings when nothing fits.
     """
     draft = weights.draft if tree.policy != "none" else None
-    wanted = _Wanted(weights=replace(weights, draft=draft), tree=tree, place=place)
+    wanted = PlacementRequest(weights=replace(weights, draft=draft), tree=tree, run_config=run_config)
     try:
-        placement = _place(wanted, memory)
+        placement = _run_config(wanted, memory)
     except PlacementError as error:
         limited = "" if address_limit_bytes() is None else " 'ulimit -v' limits it too: 'ulimit -v unlimited'."
         raise EdgespecError(error.code, error.what, _advice(wanted, memory) + limited) from error
@@ -142,25 +144,25 @@ def place_weights(weights: PairWeights, tree: TreeSettings, place: RunPlace, mem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Wanted:
+class PlacementRequest:
     """A pair, its trees and its place, which are to fit the memory."""
 
     weights: PairWeights
     tree: TreeSettings
-    place: RunPlace
+    run_config: RunConfig
 
 
-def _place(wanted: _Wanted, memory: Memory) -> Placement:
+def _run_config(wanted: PlacementRequest, memory: Memory) -> Placement:
     """Place whole layers where all fit, or where that was asked for; else let their experts come on demand.
 
     Experts that are to stay with a CPU beside an accelerator are apart from their layers, even where all fit.
     """
-    target, experts = wanted.weights.target.skeleton, wanted.place.experts
+    target, experts = wanted.weights.target.skeleton, wanted.run_config.experts
     if not target.experts or experts == "stream":
         return _place_as(wanted, memory, on_demand=False)
     if experts == "resident":
         return _checked_resident(_place_as(wanted, memory, on_demand=False))
-    if experts == "cpu" and wanted.place.device.type == "cuda":
+    if experts == "cpu" and wanted.run_config.device.type == "cuda":
         return _place_as(wanted, memory, on_demand=True)
     try:
         whole = _place_as(wanted, memory, on_demand=False)
@@ -169,18 +171,20 @@ def _place(wanted: _Wanted, memory: Memory) -> Placement:
     return whole if whole.is_resident else _place_as(wanted, memory, on_demand=True)
 
 
-def _place_as(wanted: _Wanted, memory: Memory, *, on_demand: bool) -> Placement:
-    target, draft, place = wanted.weights.target.skeleton, wanted.weights.draft, wanted.place
+def _place_as(wanted: PlacementRequest, memory: Memory, *, on_demand: bool) -> Placement:
+    target, draft, run_config = wanted.weights.target.skeleton, wanted.weights.draft, wanted.run_config
     draft_skeleton = draft.skeleton if draft else None
-    on_cuda = place.device.type == "cuda"
+    on_cuda = run_config.device.type == "cuda"
     options: PlaceBytes = {
-        "device_uses": device_uses(target, draft_skeleton, tree=wanted.tree, place=place, on_demand=on_demand),
+        "device_uses": device_uses(
+            target, draft_skeleton, tree=wanted.tree, run_config=run_config, on_demand=on_demand
+        ),
         "device_budget_bytes": memory.device_bytes,
-        "host_uses": host_uses(target, dtype=place.dtype, on_demand=on_demand) if on_cuda else None,
+        "host_uses": host_uses(target, dtype=run_config.dtype, on_demand=on_demand) if on_cuda else None,
         "host_budget_bytes": memory.host_bytes,
-        "max_resident": place.limits.max_resident_layers,
+        "max_resident": run_config.limits.max_resident_layers,
     }
-    if on_demand and on_cuda and place.experts == "cpu":
+    if on_demand and on_cuda and run_config.experts == "cpu":
         return place_on_host(target.dense_records, target.experts, **options)
     if on_demand:
         return place_on_demand(target.dense_records, target.experts, **options)
@@ -199,13 +203,13 @@ def _checked_resident(placement: Placement) -> Placement:
     )
 
 
-def _advice(wanted: _Wanted, memory: Memory) -> str:
+def _advice(wanted: PlacementRequest, memory: Memory) -> str:
     """Name cheaper settings that fit, each with what it needs at least; where none fits, what the cheapest need."""
     fitting, too_much = [], []
     for settings, cheaper in _cheaper(wanted):
-        limits = replace(cheaper.place.limits, max_resident_layers=0)
+        limits = replace(cheaper.run_config.limits, max_resident_layers=0)
         try:
-            least = _place(replace(cheaper, place=replace(cheaper.place, limits=limits)), memory)
+            least = _run_config(replace(cheaper, run_config=replace(cheaper.run_config, limits=limits)), memory)
             fitting.append((settings, least.planned_bytes))
         except PlacementError as error:
             too_much.append((settings, error.needed_bytes))
@@ -224,19 +228,19 @@ def _named(variants: list[tuple[str, int]]) -> str:
     )
 
 
-def _cheaper(wanted: _Wanted) -> Iterator[tuple[str, _Wanted]]:
+def _cheaper(wanted: PlacementRequest) -> Iterator[tuple[str, PlacementRequest]]:
     """Yield ever cheaper variants: fewer texts, smaller trees, shorter contexts, no tree, all together."""
-    tree, place = wanted.tree, wanted.place
-    context, prompt = place.context_tokens, place.prompt_tokens
+    tree, run_config = wanted.tree, wanted.run_config
+    context, prompt = run_config.context_tokens, run_config.prompt_tokens
     # A prompt as long as the context is one that is not known: it shrinks with the context.
     shortest = min(context, (prompt if prompt < context else 0) + MIN_CONTEXT)
     plain = replace(wanted, weights=replace(wanted.weights, draft=None), tree=tree.plain())
 
-    def shorter(of: _Wanted, tokens: int) -> _Wanted:
-        return replace(of, place=replace(place, context_tokens=tokens, prompt_tokens=min(prompt, tokens)))
+    def shorter(of: PlacementRequest, tokens: int) -> PlacementRequest:
+        return replace(of, run_config=replace(run_config, context_tokens=tokens, prompt_tokens=min(prompt, tokens)))
 
-    for count in [place.num_texts >> halvings for halvings in range(1, place.num_texts.bit_length())]:
-        yield f"parallel={count}", replace(wanted, place=replace(place, num_texts=count))
+    for count in [run_config.num_texts >> halvings for halvings in range(1, run_config.num_texts.bit_length())]:
+        yield f"parallel={count}", replace(wanted, run_config=replace(run_config, num_texts=count))
     if tree.uses("size"):
         for size in [tree.size >> halvings for halvings in range(1, tree.size.bit_length())]:
             yield f"size={size}", replace(wanted, tree=replace(tree, size=size))
@@ -256,7 +260,7 @@ def placement_for(
     revision: str | None = None,
     draft_revision: str | None = None,
     tree: TreeSettings | None = None,
-    **options: Unpack[PlaceOptions],
+    **options: Unpack[RunConfigOptions],
 ) -> Placement:
     """Return where the weights would live, and what memory would be spent on.
 
@@ -270,7 +274,7 @@ def placement_for(
     target_model = open_architecture(target_folder)
     wants_draft = draft_folder is not None and tree.policy != "none"
     draft_model = open_draft_architecture(draft_folder, target_model) if draft_folder and wants_draft else None
-    place = resolve_place(target_model.config, None, is_planned_only=True, **options)
-    weights = pair_weights(target_model, draft_model, place)
-    memory = read_memory(place.limits, place.device)
-    return place_weights(weights, tree if draft_model else tree.plain(), place, memory).placement
+    run_config = resolve_run_config(target_model.config, None, is_planned_only=True, **options)
+    weights = pair_weights(target_model, draft_model, run_config)
+    memory = read_memory(run_config.limits, run_config.device)
+    return place_weights(weights, tree if draft_model else tree.plain(), run_config, memory).placement

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edgespec.decode.choose import start_session
-from edgespec.decode.session import Session
+from edgespec.decode.sequence import Sequence
+from edgespec.decode.start import start_sequence
 from edgespec.draft.open_drafter import open_drafter
 from edgespec.model.target import Target
 from edgespec.sampling.noise import generator_at, text_key
@@ -15,12 +15,12 @@ from edgespec.text.caches import TextCaches, new_caches
 from edgespec.text.request import check_ids
 
 if TYPE_CHECKING:
-    from edgespec.decode.adapt import Tuner
     from edgespec.grow.policies import OpenPolicy
     from edgespec.model.causal_model import CausalModel
     from edgespec.text.handle import TextHandle
     from edgespec.text.prompt_cache import PromptCache
     from edgespec.tree.settings import TreeSettings
+    from edgespec.tuning.tuner import Tuner
 
 SHARED_TOKENS = 16  # of a prompt that it pays to wait for, where another text reads the same one
 
@@ -35,9 +35,9 @@ class TextModels:
     tuner: Tuner | None  # None: the policy's settings as they are
 
     @property
-    def room(self) -> TreeSettings:
+    def largest_tree(self) -> TreeSettings:
         """The largest trees that may grow."""
-        return self.policy.settings if self.tuner is None else self.tuner.room
+        return self.policy.settings if self.tuner is None else self.tuner.largest_tree
 
 
 def reader_of_prompt(handle: TextHandle, under_way: Iterable[TextHandle]) -> TextHandle | None:
@@ -65,7 +65,7 @@ def first_caches(
     return begun or new_caches(models.target, models.draft)
 
 
-def open_session(handle: TextHandle, caches: TextCaches, models: TextModels) -> Session:
+def open_sequence(handle: TextHandle, caches: TextCaches, models: TextModels) -> Sequence:
     """Return a session for what a text has not written yet; raises EdgespecError for ids that the target lacks."""
     request, device = handle.request, models.target.device
     check_ids(request.ids, models.target.num_embeddings)  # a request may be of another engine
@@ -79,4 +79,4 @@ def open_session(handle: TextHandle, caches: TextCaches, models: TextModels) -> 
     if models.draft is not None:
         sampling = models.policy.settings.draft_sampling(request.sampling)
         drafter = open_drafter(models.draft, target, sampling=sampling, cache=caches.draft)
-    return start_session(target, drafter, models.policy, settings, generator, noise, tuner=models.tuner)
+    return start_sequence(target, drafter, models.policy, settings, generator, noise, tuner=models.tuner)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from edgespec.decode.session import Session
-from edgespec.decode.step import StepResult
+from edgespec.decode.sequence import Sequence
 from edgespec.pair.pair import ModelPair
 from edgespec.sampling.noise import TextNoise
 from edgespec.text.request import TextRequest
 from edgespec.text.results import GenerationResult, TextChunk
 from edgespec.text.stops import TextPieces
 from edgespec.text.token_text import TokenText, text_of_tokens
+from edgespec.tuning.step import StepResult
 
 if TYPE_CHECKING:
     from edgespec.text.caches import TextCaches
@@ -51,7 +51,7 @@ class TextHandle:
         self.fault: Exception | None = None  # of `on_prefill`; it ends the text after the pass
         self.is_cancelled = False
         self.added: list[int] = []  # tokens behind the prompt
-        self.session: Session | None = None
+        self.sequence: Sequence | None = None
         self.caches: TextCaches | None = None
         self.draws: tuple[torch.Generator, TextNoise] | None = None  # None: it has not begun
         self._pair, self._advance = pair, advance
@@ -110,8 +110,8 @@ class TextHandle:
 
     def begin_step(self) -> None:
         """Note where draws with fresh noise are, for a step that may be left in its middle."""
-        if self.session is not None and not self.session.draws_coupled:
-            self._drawn_before = len(self._chunks), self.session.generator.get_state()
+        if self.sequence is not None and not self.sequence.draws_coupled:
+            self._drawn_before = len(self._chunks), self.sequence.generator.get_state()
 
     def take(self, step: StepResult) -> None:
         """Take what a step added; the text may have ended by it."""
@@ -123,7 +123,7 @@ class TextHandle:
 
     def begin_again(self) -> None:
         """Go back to the end of the pieces that were taken: the step that was to bring more was left in its middle."""
-        self.session, self._pieces = None, self._no_pieces()
+        self.sequence, self._pieces = None, self._no_pieces()
         for chunk in self._chunks:
             self._pieces.chunk(chunk.step)
         self.added = [token for chunk in self._chunks for token in chunk.token_ids]
@@ -139,7 +139,7 @@ class TextHandle:
         if self.is_done:
             return
         self._total_s = 0.0 if self._started is None else time.perf_counter() - self._started
-        self.error, self.session = error, None
+        self.error, self.sequence = error, None
         self.state = "done"  # last: whoever waits for it looks at the rest
 
     def _has_news(self, num_seen: int) -> bool:

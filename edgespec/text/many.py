@@ -7,10 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from edgespec.text.handle import TextHandle
 from edgespec.text.request import TextRequest
 from edgespec.text.results import GenerationResult
-from edgespec.text.run import Texts
+from edgespec.text.scheduler import Scheduler
 
 
-def finish_many(texts: Texts, requests: Iterable[TextRequest]) -> Iterator[tuple[int, GenerationResult | Exception]]:
+def finish_many(
+    texts: Scheduler, requests: Iterable[TextRequest]
+) -> Iterator[tuple[int, GenerationResult | Exception]]:
     """Yield the numbers and results of texts as they end, or errors.
 
     Closing the iterator ends the others, and so does whatever the requests raise.
@@ -29,7 +31,7 @@ def finish_many(texts: Texts, requests: Iterable[TextRequest]) -> Iterator[tuple
             handle.cancel()
 
 
-def tokens_of(texts: Texts, requests: Sequence[TextRequest]) -> list[list[int]]:
+def tokens_of(texts: Scheduler, requests: Sequence[TextRequest]) -> list[list[int]]:
     """Return the tokens of texts that share passes; raises what ended one of them."""
     handles = [texts.submit(request, keeps=False) for request in requests]
     return [list(handle.result().token_ids) for handle in handles]

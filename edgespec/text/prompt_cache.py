@@ -27,12 +27,12 @@ from edgespec.model.layer_kinds import has_recurrent_layers
 from edgespec.model.text_cache import TextCache, shared_length
 from edgespec.pair.folder import ModelFolder, fingerprint
 from edgespec.pair.pair import ModelPair
-from edgespec.placement.run_place import RunPlace
+from edgespec.placement.run_config import RunConfig
 from edgespec.text.caches import TextCaches, new_caches
 from edgespec.text.prompt_files import HEADER, SCHEMA, note_use
 from edgespec.text.prompt_rows import PromptRows, digest_of, open_rows
 
-LEAST_TOKENS = 16  # of a beginning that it pays to keep
+MIN_TOKENS = 16  # of a beginning that it pays to keep
 
 logger = logging.getLogger("edgespec.text")
 
@@ -45,7 +45,7 @@ class PromptKey:
     draft: dict[str, str] | None
 
 
-def prompt_key(pair: ModelPair, place: RunPlace) -> PromptKey:
+def prompt_key(pair: ModelPair, run_config: RunConfig) -> PromptKey:
     """Return the key of a pair at a place; raises EdgespecError for models whose rows cannot begin another text."""
     if not shares_passes(pair.target.config.get_text_config(decoder=True)):
         raise EdgespecError(
@@ -63,17 +63,17 @@ def prompt_key(pair: ModelPair, place: RunPlace) -> PromptKey:
             )
 
     def of(model: ModelFolder, quant: str | None) -> dict[str, str]:
-        dtype = str(place.dtype).removeprefix("torch.")
+        dtype = str(run_config.dtype).removeprefix("torch.")
         return {
             "model": fingerprint(model),
             "name": model.folder.name,
             "dtype": dtype,
             "quant": quant or "none",
-            "device": place.device.type,
+            "device": run_config.device.type,
         }
 
     return PromptKey(
-        target=of(pair.target, place.quant), draft=of(pair.draft, place.draft_quant) if pair.draft else None
+        target=of(pair.target, run_config.quant), draft=of(pair.draft, run_config.draft_quant) if pair.draft else None
     )
 
 
@@ -115,7 +115,7 @@ class PromptCache:
 
         def filled(rows: PromptRows) -> TextCaches | None:
             kept = shared_length(self.ids, ids[:-1])
-            if kept < LEAST_TOKENS:
+            if kept < MIN_TOKENS:
                 return None
             caches = new_caches(target, draft)
             caches.target.fill(rows.beginning("target", kept, target.device), self.ids[:kept])
@@ -129,7 +129,7 @@ class PromptCache:
     def keep(self, caches: TextCaches) -> None:
         """Write what the file should have, where it lacks it and these rows have it; what fails ends nothing."""
         wanted = self._wanted
-        if len(wanted) < LEAST_TOKENS or caches.shared(wanted) < len(wanted):
+        if len(wanted) < MIN_TOKENS or caches.shared(wanted) < len(wanted):
             return
         self._from_file(lambda _: None)  # another run may have written it by now
         if not self._is_used or not self._lacks(wanted, caches):
@@ -165,9 +165,9 @@ class PromptCache:
         A file that goes on with other tokens is left as it is: else two prompts with one beginning would write in turn.
         """
         shared = shared_length(self.ids, wanted)
-        if shared < LEAST_TOKENS:
+        if shared < MIN_TOKENS:
             return True
-        has_more = caches.draft is not None and len(caches.draft.ids) >= LEAST_TOKENS and not self._draft_ids
+        has_more = caches.draft is not None and len(caches.draft.ids) >= MIN_TOKENS and not self._draft_ids
         return len(self.ids) == shared < len(wanted) or has_more
 
     def _write(self, caches: TextCaches) -> None:

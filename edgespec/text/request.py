@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from edgespec.config import DEFAULT_NEW_TOKENS, MAX_SEED, SamplingSettings, require
-from edgespec.decode.session import TextSettings
+from edgespec.decode.sequence import TextSettings
 from edgespec.errors import EdgespecError
 from edgespec.inputs import checked_options, shown
 from edgespec.pair.generation_config import OPTIONS, SAMPLING, undone

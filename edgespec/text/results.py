@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from edgespec.config import SamplingSettings
-from edgespec.decode.step import StepResult
 from edgespec.sampling.logprobs import TokenLogprob
 from edgespec.text.prompt_ids import Prompt, token_ids
+from edgespec.tuning.step import StepResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

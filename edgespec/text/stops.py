@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from edgespec.config import require
-from edgespec.decode.step import StepResult
 from edgespec.text.results import TextChunk
 from edgespec.text.token_text import CUT_CHARACTER
+from edgespec.tuning.step import StepResult
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

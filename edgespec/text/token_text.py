@@ -3,7 +3,7 @@
 The tokenizer itself decodes every piece, behind few of the tokens before it, so that a token costs the same in a text
 of any length, and no order of tokens can fail. Tokens that may end inside a character wait for what follows: a
 decoder with a fallback to bytes (Llama 2, Mistral, Gemma) judges a run of bytes as a whole, and one bad byte makes
-all of them unreadable. At most MOST_WAITING tokens wait; a longer run is read in parts.
+all of them unreadable. At most MAX_WAITING tokens wait; a longer run is read in parts.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 CUT_CHARACTER = "\ufffd"  # what decoding makes of a part of a character
-MOST_WAITING = 64
-_MOST_BEFORE = 16  # tokens without text, at the beginning
+MAX_WAITING = 64
+_MAX_BEFORE = 16  # tokens without text, at the beginning
 _LAST_ID = 2**32 - 1  # that a tokenizer can be asked about
 _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 _NEVER_LAST = " 'nvr"  # in what transformers' cleaning of spaces looks for, which all begins with a space
@@ -79,7 +79,7 @@ class TokenText:
         if not self._may_end_inside_character(name):
             return self._gain(len(self._waiting), last=(token,))
         # A part of a character is nothing to read behind.
-        return self._gain(self._num_readable(), last=()) if len(self._waiting) >= MOST_WAITING else ""
+        return self._gain(self._num_readable(), last=()) if len(self._waiting) >= MAX_WAITING else ""
 
     def rest(self) -> str:
         """Return what the text gains if it ends here: a part of a character shows as U+FFFD."""
@@ -111,7 +111,7 @@ class TokenText:
         text = self._text_of(count)
         self._has_begun = self._has_begun or bool(text)
         start = self._decoding.start if self._has_begun else (*self._before, *self._waiting[: count - len(last)])
-        self._before = (*start, *last)[-_MOST_BEFORE:]
+        self._before = (*start, *last)[-_MAX_BEFORE:]
         del self._waiting[:count]
         return self._settled(text)
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from edgespec.config import SamplingSettings
-from edgespec.decode.adapt import Tuner, may_follow_clock
 from edgespec.grow.policies import OpenPolicy, open_policy
 from edgespec.measured import acceptance_of
 from edgespec.placement.load import LoadedModels
@@ -14,6 +13,7 @@ from edgespec.placement.place import check_tree_fits
 from edgespec.profiled import PairSetup
 from edgespec.text.enter import TextModels
 from edgespec.tree.settings import TreeSettings
+from edgespec.tuning.tuner import Tuner, may_follow_clock
 
 
 class Trees:
@@ -22,11 +22,11 @@ class Trees:
     def __init__(self, setup: PairSetup) -> None:
         self.own, self.profile = setup.tree, setup.profile
         self.pinned: TreeSettings | None = None  # that are held to in place of the engine's own
-        self._placed, self._place = setup.room, setup.place
+        self._placed, self._run_config = setup.largest_tree, setup.run_config
         model = setup.pair.draft or setup.pair.target
         self._vocab = int(model.config.get_text_config(decoder=True).vocab_size)
         self._first_size = setup.tree.num_nodes if setup.plan is not None else None
-        self._own_tuner = self._tuner_within(setup.room) if setup.is_tuned else None
+        self._own_tuner = self._tuner_within(setup.largest_tree) if setup.is_tuned else None
         self.policy = self._open()
 
     @property
@@ -40,9 +40,9 @@ class Trees:
         return self._own_tuner if self.pinned is None else None
 
     @property
-    def room(self) -> TreeSettings:
+    def largest_tree(self) -> TreeSettings:
         """The largest trees that may grow."""
-        return self.settings if self.tuner is None else self.tuner.room
+        return self.settings if self.tuner is None else self.tuner.largest_tree
 
     def tuner_for(self, sampling: SamplingSettings) -> Tuner | None:
         """Return what tunes the trees of texts that are sampled so, if anything does."""
@@ -51,7 +51,7 @@ class Trees:
     def use(self, tree: TreeSettings | None) -> None:
         """Hold to these trees, or with None to the engine's own; raises EdgespecError where they are too large."""
         if tree is not None:
-            check_tree_fits(tree, self._placed, self._place, vocab=self._vocab)
+            check_tree_fits(tree, self._placed, self._run_config, vocab=self._vocab)
         self.pinned = tree
         self.policy = self._open()
 
@@ -79,7 +79,7 @@ class Trees:
     def forget_costs(self) -> None:
         """Tune the trees anew, from what is known beforehand."""
         if self._own_tuner is not None:
-            self._own_tuner = self._tuner_within(self._own_tuner.room)
+            self._own_tuner = self._tuner_within(self._own_tuner.largest_tree)
 
     def text_models(self, loaded: LoadedModels, sampling: SamplingSettings) -> TextModels:
         """Return the models with the trees of a text that is sampled so."""
@@ -90,8 +90,8 @@ class Trees:
             tuner=self.tuner_for(sampling),
         )
 
-    def _tuner_within(self, room: TreeSettings) -> Tuner:
-        return Tuner(self.own, room, first_size=self._first_size, profile=self.profile)
+    def _tuner_within(self, largest_tree: TreeSettings) -> Tuner:
+        return Tuner(self.own, largest_tree, first_size=self._first_size, profile=self.profile)
 
     def _open(self) -> OpenPolicy:
         """Return the policy, on the pair's own acceptance where that was measured and no other is named."""

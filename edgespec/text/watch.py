@@ -23,7 +23,7 @@ def watching(
     PassAbandonedError once `abandons` says so.
     """
     # Before the pass: tokens without rows
-    unread = {text: text.session.target.num_unread for text in texts if text.session and not text.added}
+    unread = {text: text.sequence.target.num_unread for text in texts if text.sequence and not text.added}
 
     def watch(_share: float) -> None:
         if abandons():
@@ -32,8 +32,8 @@ def watching(
     def watch_target(share: float) -> None:
         watch(share)
         for text, count in unread.items():
-            if count and text.on_prefill and text.session and text.fault is None:
-                new = len(text.request.ids) - text.session.target.num_kept
+            if count and text.on_prefill and text.sequence and text.fault is None:
+                new = len(text.request.ids) - text.sequence.target.num_kept
                 try:
                     text.on_prefill(new - count + round(share * count), new)
                 except Exception as error:  # of this text alone: the others go on

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from edgespec.config import SamplingSettings
-from edgespec.decode.choose import start_session
 from edgespec.decode.loop import decode
-from edgespec.decode.session import TextSettings, Verify
+from edgespec.decode.sequence import TextSettings, Verify
+from edgespec.decode.start import start_sequence
 from edgespec.draft.language_model import LanguageModelDrafter
 from edgespec.draft.open_drafter import open_drafter
 from edgespec.engine import Engine
@@ -205,7 +205,7 @@ def _decode(
     key = text_key(DEFAULT_NAME)
     generator = generator_at(seed, key, len(ids), engine.device)
     noise = TextNoise(seed=seed, key=key, vocab=target.vocab, device=engine.device)
-    session = start_session(target, drafter, recorder.policy, settings, generator, noise, keeps_q=True)
+    session = start_sequence(target, drafter, recorder.policy, settings, generator, noise, keeps_draft_probs=True)
     recorder.verify, session.verify = session.verify, recorder
     steps = decode(session, ids)
     num_tokens = 0

@@ -23,7 +23,7 @@ from edgespec.model.causal_model import CausalModel
 from edgespec.pair.folder import ModelFolder, fingerprint
 from edgespec.placement.memory import texts_bytes
 from edgespec.placement.place import read_memory
-from edgespec.placement.run_place import RunPlace
+from edgespec.placement.run_config import RunConfig
 from edgespec.train.feature_files import Block, FeatureFiles, FeatureRun, begin_run, save_shard
 
 MIN_BLOCK_TOKENS = 8  # shorter ends of texts teach too little of later steps
@@ -41,7 +41,7 @@ class GroupPlace:
     """How many rows pass the target at once, and the place that is left for the target."""
 
     rows: int  # of a group, padding included
-    place: RunPlace
+    run_config: RunConfig
 
 
 def cut_blocks(texts: Sequence[Sequence[int]], *, block_tokens: int, max_tokens: int | None = None) -> list[Block]:
@@ -88,25 +88,25 @@ def dataset_bytes(run: FeatureRun) -> int:
     return run.num_tokens * (run.hidden_size * itemsize + ID_BYTES) + run.num_blocks * LENGTH_BYTES
 
 
-def place_groups(config: PretrainedConfig, place: RunPlace) -> GroupPlace:
+def place_groups(config: PretrainedConfig, run_config: RunConfig) -> GroupPlace:
     """A share of the memory for a group of blocks of `place.context_tokens`, and limits for the target beside it.
 
     At least one block passes at a time; whether the target then fits is for its own plan to say.
     """
     config = config.get_text_config(decoder=True)
-    block_tokens, dtype, limits = place.context_tokens, place.dtype, place.limits
-    budget_bytes = read_memory(limits, place.device).device_bytes
+    block_tokens, dtype, limits = run_config.context_tokens, run_config.dtype, run_config.limits
+    budget_bytes = read_memory(limits, run_config.device).device_bytes
     least_bytes = texts_bytes(config, num_rows=block_tokens, text_rows=block_tokens, dtype=dtype)
     one_more_bytes = texts_bytes(config, num_rows=2 * block_tokens, text_rows=block_tokens, dtype=dtype) - least_bytes
     wanted_bytes = min(MAX_GROUP_BYTES, int(GROUP_SHARE * budget_bytes))
     num_blocks = 1 + max(0, wanted_bytes - least_bytes) // one_more_bytes
     rows = num_blocks * block_tokens
     left_bytes = max(0, budget_bytes - texts_bytes(config, num_rows=rows, text_rows=block_tokens, dtype=dtype))
-    if place.device.type == "cpu":
+    if run_config.device.type == "cpu":
         limits = dataclasses.replace(limits, max_cpu_bytes=left_bytes)
     else:
         limits = dataclasses.replace(limits, max_gpu_bytes=left_bytes, gpu_margin_bytes=0)
-    return GroupPlace(rows=rows, place=dataclasses.replace(place, limits=limits))
+    return GroupPlace(rows=rows, run_config=dataclasses.replace(run_config, limits=limits))
 
 
 def collect_features(

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
+from edgespec.model.attention_window import AttentionWindow
 from edgespec.model.cache_argument import cache_argument
 from edgespec.model.family_logits import decoder_of
 from edgespec.model.layer_attention import layer_reaches
-from edgespec.model.new_rows import additive
-from edgespec.model.reach import Reach
+from edgespec.model.pass_rows import additive
 from edgespec.train.feature_files import FeatureBatch
 
 
@@ -56,11 +56,11 @@ def head_steps(
     return features
 
 
-def _reach(config: PretrainedConfig) -> Reach:
+def _reach(config: PretrainedConfig) -> AttentionWindow:
     """Return how far a head's only layer sees; families without kinds of layers have one window for all."""
     if getattr(config, "layer_types", None):
         return layer_reaches(config)[0]
-    return Reach(getattr(config, "sliding_window", None))
+    return AttentionWindow(getattr(config, "sliding_window", None))
 
 
 def visible_rows(step: int, num_rows: int, *, device: torch.device) -> Tensor:

@@ -20,7 +20,7 @@ from profiles.schema import Bucket, Reliability
 MAX_SHIFT = 2.0  # of a log odds: a pair further away needs a model of its own
 PRIOR_PLACES = 16  # in texts, that the given model is worth
 FIT_STEPS = 1200
-LEAST_RATE = 1e-6  # of a rank that was never seen accepted: without any there is no best tree
+MIN_RATE = 1e-6  # of a rank that was never seen accepted: without any there is no best tree
 
 
 def joined(samples: Mapping[float, Samples]) -> CandidateRecords:
@@ -49,7 +49,7 @@ def shifted_to(model: AcceptanceModel, records: CandidateRecords, *, num_places:
 def with_measured(model: AcceptanceModel, records: CandidateRecords) -> AcceptanceModel:
     """Return the model with the acceptance by rank of these records, in place of what it knew."""
     measured = tuple(
-        replace(found, rates=tuple(max(LEAST_RATE, rate) for rate in found.rates)) for found in measured_rates(records)
+        replace(found, rates=tuple(max(MIN_RATE, rate) for rate in found.rates)) for found in measured_rates(records)
     )
     return replace(model, measured=measured)
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from edgespec.decode.adapt import may_follow_clock
-from edgespec.decode.tree_choice import SIZES
 from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.tune.acceptance import fitted, joined, shifted_to, with_measured
 from edgespec.tune.costs import FEWEST, MeasuredCosts
@@ -21,6 +19,8 @@ from edgespec.tune.entrants import GUIDE, Contender, contenders, narrowed
 from edgespec.tune.race import PROMPTS, Rule, by_prompt, clearly_faster, log_speeds, still_racing, unseen_share
 from edgespec.tune.run import DEPTH, Run
 from edgespec.tune.samples import Key, Samples, cut_to, sample_text
+from edgespec.tuning.tree_choice import SIZES
+from edgespec.tuning.tuner import may_follow_clock
 from profiles.cost import Floats, GrowthCost
 from profiles.schema import Plan
 from profiles.tuner import Choice, Entrant, choose, deepened, tabulate, with_tokens

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from edgespec.decode.step import StepResult
 from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.grow.policies import open_policy
 from edgespec.tree.settings import TreeSettings
@@ -19,6 +18,7 @@ from edgespec.tune.measuring_tree import widest_tree
 from edgespec.tune.run import DEPTH, Run
 from edgespec.tune.samples import Key, Text, start_text
 from edgespec.tune.timings import Grown, draft_tasks, growth_task, prefetch_tasks, run_steps, verify_tasks
+from edgespec.tuning.step import StepResult
 from profiles.cost import Curve, GrowthCost, StepCosts, fit_growth
 from profiles.measure import Repeats, Series, Task, time_interleaved
 

@@ -8,7 +8,7 @@ from edgespec.config import MAX_TREE_SIZE
 from edgespec.errors import EdgespecError
 from edgespec.pair.pair import ModelPair
 from edgespec.placement.place import pair_weights, place_weights, read_memory
-from edgespec.placement.run_place import RunPlace
+from edgespec.placement.run_config import RunConfig
 from edgespec.placement.weights import notes_of_draft
 from edgespec.profiled import PairSetup
 from edgespec.tree.policies import POLICIES
@@ -16,23 +16,23 @@ from edgespec.tree.settings import TreeSettings
 from edgespec.tune.run import DEPTH
 
 SMALLEST = 16
-LEAST_SHARE = 0.9  # of the layers that a small tree leaves resident: more must not be given up for measuring
+MIN_SHARE = 0.9  # of the layers that a small tree leaves resident: more must not be given up for measuring
 
 
-def set_up_to_measure(pair: ModelPair, place: RunPlace) -> PairSetup:
+def set_up_to_measure(pair: ModelPair, run_config: RunConfig) -> PairSetup:
     """The pair with the largest tree that leaves the layers where they would be in use, of the policy that drafts most.
 
     Raises EdgespecError where not even a small one fits.
     """
-    place = replace(place, keeps_draft_probs=True)
-    weights = pair_weights(pair.target, pair.draft, place)
-    memory = read_memory(place.limits, place.device)
-    notes = notes_of_draft(weights.target, weights.draft, place.context_tokens)
+    run_config = replace(run_config, keeps_draft_probs=True)
+    weights = pair_weights(pair.target, pair.draft, run_config)
+    memory = read_memory(run_config.limits, run_config.device)
+    notes = notes_of_draft(weights.target, weights.draft, run_config.context_tokens)
 
     def set_up(size: int) -> PairSetup:
         tree = widest_tree(size)
-        return PairSetup(pair=pair, place=place, tree=tree, room=tree, notes=notes,
-                         weights=place_weights(weights, tree, place, memory))  # fmt: skip
+        return PairSetup(pair=pair, run_config=run_config, tree=tree, largest_tree=tree, notes=notes,
+                         weights=place_weights(weights, tree, run_config, memory))  # fmt: skip
 
     smallest = set_up(SMALLEST)
     for size in (MAX_TREE_SIZE // part for part in (1, 2, 3, 6, 12, 24)):
@@ -40,7 +40,7 @@ def set_up_to_measure(pair: ModelPair, place: RunPlace) -> PairSetup:
             found = set_up(size)
         except EdgespecError:
             continue
-        if found.placement.resident_share >= LEAST_SHARE * smallest.placement.resident_share:
+        if found.placement.resident_share >= MIN_SHARE * smallest.placement.resident_share:
             return found
     return smallest
 

@@ -71,7 +71,7 @@ def _profile(
 ) -> Profile:
     engine, model = run.engine, outcome.model
     machine = machine_facts(engine.device)
-    pair = pair_facts(engine.pair, engine.place, engine.planned)  # by which the next run looks for the profile
+    pair = pair_facts(engine.pair, engine.run_config, engine.planned)  # by which the next run looks for the profile
     return Profile(
         schema=SCHEMA,
         created=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),

@@ -113,7 +113,7 @@ def sample_text(
             policy = open_policy(contender.settings).with_acceptance(model)
             drafter = text.drafting(contender.settings, sampling)
             grow = make_grow(policy, drafter, sampling=sampling, device=engine.device, generator=generator,
-                             noise=noise, keeps_q=True)  # fmt: skip
+                             noise=noise, keeps_draft_probs=True)  # fmt: skip
             trees.append((contender, grow(root, contender.settings.num_layers)))
         guide = trees[-1][1]
         for group in in_groups(trees, most_nodes=engine.tree.num_nodes):

@@ -10,17 +10,17 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from edgespec.config import SamplingSettings
 from edgespec.decode.batch import Batch
-from edgespec.decode.choose import start_session
 from edgespec.decode.loop import decode
-from edgespec.decode.session import Session, TextSettings
-from edgespec.decode.step import StepResult
+from edgespec.decode.sequence import Sequence, TextSettings
+from edgespec.decode.start import start_sequence
 from edgespec.draft.open_drafter import open_drafter
 from edgespec.engine import Engine
 from edgespec.grow.policies import OpenPolicy, make_grow
@@ -28,13 +28,16 @@ from edgespec.model.target import Target
 from edgespec.sampling.noise import TextNoise, generator_at
 from edgespec.tree.token_tree import TokenTree, depths
 from edgespec.tune.samples import Text
+from edgespec.tuning.step import StepResult
 from edgespec.verify.rows import refuse_nan
 from profiles.measure import Task
 
 CHILDREN = 2  # of the nodes of a tree that is only timed
 
 
-def verify_tasks(engine: Engine, text: Text, counts: Sequence[int], *, seed: int, takes_turns: bool) -> dict[int, Task]:
+def verify_tasks(
+    engine: Engine, text: Text, counts: abc.Sequence[int], *, seed: int, takes_turns: bool
+) -> dict[int, Task]:
     """Return tasks that time the target's passes over trees of so many nodes below the root."""
     trees = {count: _random_tree(engine, text, count, seed) for count in counts}
     prepare = functools.partial(_draft_root, engine, text) if takes_turns else _nothing
@@ -51,7 +54,7 @@ def prefetch_tasks(engine: Engine, text: Text, *, pause_s: float, seed: int) -> 
     return {"at once": at_once, "after a pause": Task(run=at_once.run, prepare=lambda: time.sleep(pause_s))}
 
 
-def draft_tasks(engine: Engine, text: Text, counts: Sequence[int], *, seed: int) -> dict[int, Task]:
+def draft_tasks(engine: Engine, text: Text, counts: abc.Sequence[int], *, seed: int) -> dict[int, Task]:
     """Return tasks that time draft calls of so many rows, all below the root."""
     generator = torch.Generator().manual_seed(seed)
     vocab = text.target.vocab
@@ -115,16 +118,16 @@ def growth_task(
 
 
 def run_steps(
-    engine: Engine, ids: Sequence[int], policy: OpenPolicy, *, sampling: SamplingSettings, steps: int, seed: int
+    engine: Engine, ids: abc.Sequence[int], policy: OpenPolicy, *, sampling: SamplingSettings, steps: int, seed: int
 ) -> list[StepResult]:
     """Run so many real steps behind a prompt; the prompt's own pass is not among them."""
-    session = _session(engine, ids, policy, sampling=sampling, steps=steps, seed=seed)
-    return list(itertools.islice(decode(session, ids), 1, steps + 1))
+    sequence = _sequence(engine, ids, policy, sampling=sampling, steps=steps, seed=seed)
+    return list(itertools.islice(decode(sequence, ids), 1, steps + 1))
 
 
 def run_steps_together(
     engine: Engine,
-    prompts: Sequence[Sequence[int]],
+    prompts: abc.Sequence[abc.Sequence[int]],
     policy: OpenPolicy,
     *,
     sampling: SamplingSettings,
@@ -134,9 +137,9 @@ def run_steps_together(
     """Run so many real steps of texts that share each pass, and return what each step brought to the texts left."""
     batch = Batch()
     for number, ids in enumerate(prompts):
-        batch.enter(_session(engine, ids, policy, sampling=sampling, steps=steps, seed=seed + number), ids)
+        batch.enter(_sequence(engine, ids, policy, sampling=sampling, steps=steps, seed=seed + number), ids)
     found: list[list[StepResult]] = []
-    while len(found) < steps and batch.sessions:
+    while len(found) < steps and batch.sequences:
         outcomes = batch.step()
         for outcome in outcomes:
             if outcome.error is not None:
@@ -146,9 +149,9 @@ def run_steps_together(
     return found
 
 
-def _session(
-    engine: Engine, ids: Sequence[int], policy: OpenPolicy, *, sampling: SamplingSettings, steps: int, seed: int
-) -> Session:
+def _sequence(
+    engine: Engine, ids: abc.Sequence[int], policy: OpenPolicy, *, sampling: SamplingSettings, steps: int, seed: int
+) -> Sequence:
     """Return a text with room for so many steps, whichever paths they take."""
     settings = policy.settings
     target = Target(engine.target_model)
@@ -160,7 +163,7 @@ def _session(
     noise = TextNoise(seed=seed, key=0, vocab=target.vocab, device=engine.device)
     room = (steps + 1) * (settings.num_layers + 1)
     text = TextSettings(sampling=sampling, max_new_tokens=room)
-    return start_session(target, drafter, policy, text, generator, noise)
+    return start_sequence(target, drafter, policy, text, generator, noise)
 
 
 def _draft_root(engine: Engine, text: Text) -> None:

@@ -6,8 +6,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
-from edgespec.decode.step import StepResult
-from edgespec.decode.tree_choice import SIZES
 from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.grow.policies import open_policy
 from edgespec.tree.settings import TreeSettings
@@ -17,6 +15,8 @@ from edgespec.tune.entrants import contenders
 from edgespec.tune.run import DEPTH, Run
 from edgespec.tune.samples import Samples
 from edgespec.tune.timings import run_steps_together
+from edgespec.tuning.step import StepResult
+from edgespec.tuning.tree_choice import SIZES
 from profiles.cost import StepCosts
 from profiles.measure import Repeats
 from profiles.schema import Plan, TemperaturePlan
@@ -26,7 +26,7 @@ NUM_TEXTS, NODES = (4, 16), (0, 8)  # of each text's tree
 STEPS, UNTIMED = 3, 1
 FEW_TEXTS, FEW_STEPS = (8,), 2  # where passes are long
 LONG_PASS_S = 0.5
-MOST_TOKENS, LEAST_TOKENS = 64, 8  # of a prompt: what is asked for is the price of rows, not of long texts
+MAX_TOKENS, MIN_TOKENS = 64, 8  # of a prompt: what is asked for is the price of rows, not of long texts
 
 Together = dict[int, dict[int, Repeats]]  # by texts under way and the nodes of all: seconds beside growth
 
@@ -85,7 +85,7 @@ def _costs_of(num_texts: int, timed: dict[int, Repeats], alone: StepCosts) -> St
 
 def _beginnings(run: Run, texts: int) -> list[list[int]]:
     """Return beginnings of prompts that are no longer, all together, than memory was planned for."""
-    tokens = min(MOST_TOKENS, max(LEAST_TOKENS, run.engine.place.all_tokens // texts))
+    tokens = min(MAX_TOKENS, max(MIN_TOKENS, run.engine.run_config.all_tokens // texts))
     return [run.prompts[number % len(run.prompts)][:tokens] for number in range(texts)]
 
 

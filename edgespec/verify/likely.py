@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from edgespec.tree.token_tree import TokenTree, all_on_path
 
-LEAST_CHANCE = 0.2  # of a node to be visited: below it, a read of the head for it alone costs less in the mean
-MOST_NODES = 16
+MIN_CHANCE = 0.2  # of a node to be visited: below it, a read of the head for it alone costs less in the mean
+MAX_NODES = 16
 
 
-def likely_nodes(tree: TokenTree, most: int = MOST_NODES) -> tuple[int, ...]:
+def likely_nodes(tree: TokenTree, most: int = MAX_NODES) -> tuple[int, ...]:
     """Return the nodes that are likely to be visited, likeliest first, at most so many.
 
     Chances are the scores that the tree was grown by. Where there are none, the first children of first children are
@@ -22,4 +22,4 @@ def likely_nodes(tree: TokenTree, most: int = MOST_NODES) -> tuple[int, ...]:
         return (0,)
     chances = all_on_path(tree.ranks == 0, tree.parents).double() if tree.scores is None else tree.scores
     best = chances.topk(min(most, tree.num_nodes))
-    return tuple(best.indices[best.values >= LEAST_CHANCE].tolist())
+    return tuple(best.indices[best.values >= MIN_CHANCE].tolist())

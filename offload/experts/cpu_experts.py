@@ -40,11 +40,11 @@ class CpuExperts:
         self._store.watch(record)
         return self._readers.submit(self._read, record).result
 
-    def hand_out(self, group: ExpertGroup, record: LayerRecord) -> ExpertWeights:
+    def acquire(self, group: ExpertGroup, record: LayerRecord) -> ExpertWeights:
         """Return the expert's weights where they lie in the file, as far as they can be computed with."""
         return group.weights(self._store.pieces(record), self._scratch)
 
-    def take_back(self, record: LayerRecord) -> None:
+    def release(self, record: LayerRecord) -> None:
         """Do nothing: what was computed with the expert is finished."""
 
     def drop(self, record: LayerRecord) -> None:

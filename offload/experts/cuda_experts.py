@@ -58,7 +58,7 @@ class CudaExperts:
         self._scratch = device.empty(num_scratch * dtype.itemsize).view(dtype)
         self._free = list(range(num_slots))
         self._slot_of: dict[RecordKey, int] = {}
-        self._locked: list[PinnedBuffer] = []
+        self._pinned_buffers: list[PinnedBuffer] = []
         self._staging: queue.SimpleQueue[StagingBuffer] = queue.SimpleQueue()
         self._readers = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="edgespec-experts")
         records = [record for group in groups for record in group.experts]
@@ -97,14 +97,14 @@ class CudaExperts:
         self._slots.fill(slot, host)
         return _is_there
 
-    def hand_out(self, group: ExpertGroup, record: LayerRecord) -> ExpertWeights:
+    def acquire(self, group: ExpertGroup, record: LayerRecord) -> ExpertWeights:
         """Return the expert in its slot; compute issued from now on waits for the copy."""
-        slot = self._slots.hand_out(self._slot_of[record.key])
+        slot = self._slots.acquire(self._slot_of[record.key])
         return group.weights(_pieces(record, slot), self._scratch)
 
-    def take_back(self, record: LayerRecord) -> None:
+    def release(self, record: LayerRecord) -> None:
         """Let the next copy into the slot wait for the compute issued so far."""
-        self._slots.take_back(self._slot_of[record.key])
+        self._slots.release(self._slot_of[record.key])
 
     def drop(self, record: LayerRecord) -> None:
         """Let another expert have the slot."""
@@ -122,15 +122,15 @@ class CudaExperts:
         self._slot_of.clear()
         self._free = list(range(self._slots.count))
         for slot in self._free:
-            self._slots.take_back(slot)  # work that was issued may still read any of them
+            self._slots.release(slot)  # work that was issued may still read any of them
 
     def close(self) -> None:
         """Wait for the copies under way, and unlock the memory, which is about to be another's."""
         self._readers.shutdown(cancel_futures=True)
         self._slots.close()
-        for buffer in self._locked:
+        for buffer in self._pinned_buffers:
             buffer.close()
-        self._locked = []
+        self._pinned_buffers = []
 
     def _read(self, record: LayerRecord, slot: int) -> None:
         """Read an expert from the files into the slot, by way of a staging buffer."""
@@ -159,7 +159,7 @@ class CudaExperts:
                     len(self._pinned), sum(map(len, chosen)), error,
                 )  # fmt: skip
                 return
-            self._locked.append(buffer)
+            self._pinned_buffers.append(buffer)
             for record, host in zip(records, buffer.bytes.split(group.expert_flat_bytes), strict=True):
                 self._store.populate(record)
                 self._store.copy(record, host)
@@ -193,7 +193,7 @@ class CudaExperts:
         for _ in range(NUM_READERS):
             try:
                 buffer = PinnedBuffer(num_bytes, device=self._device)
-                self._locked.append(buffer)
+                self._pinned_buffers.append(buffer)
                 place = buffer.bytes
             except PinningError as error:
                 logger.warning("cannot lock %d MiB (%s): copies to the device are slower", num_bytes >> 20, error)

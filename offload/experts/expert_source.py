@@ -20,7 +20,7 @@ from offload.layer_store import LayerRecord
 
 # Of a layer's experts: where so many were asked for, the next layer's are likely to be, and may be read meanwhile
 SHARE_FOR_ALL = 0.75
-MOST_UNDER_WAY = 16  # that are being read at a time
+MAX_UNDER_WAY = 16  # that are being read at a time
 HOST = torch.device("cpu")
 
 Wait = Callable[[], None]  # until an expert is there; raises what reading it met
@@ -53,10 +53,10 @@ class ExpertMemory(Protocol):
     def bring(self, group: ExpertGroup, record: LayerRecord) -> Wait:
         """Begin to bring an expert into memory."""
 
-    def hand_out(self, group: ExpertGroup, record: LayerRecord) -> ExpertWeights:
+    def acquire(self, group: ExpertGroup, record: LayerRecord) -> ExpertWeights:
         """Return the weights of an expert that is there."""
 
-    def take_back(self, record: LayerRecord) -> None:
+    def release(self, record: LayerRecord) -> None:
         """Know that all work that reads the expert is issued."""
 
     def drop(self, record: LayerRecord) -> None:
@@ -148,7 +148,7 @@ class ExpertSource:
                     continue
                 if not ready:
                     self._await(row, under_way, ready)
-                weights = memory.hand_out(group, group.experts[ready[0]])
+                weights = memory.acquire(group, group.experts[ready[0]])
                 yield HandedExpert(number=ready[0], weights=weights, device=memory.device)
                 self._release(row, ready.popleft())
         finally:
@@ -161,7 +161,7 @@ class ExpertSource:
     def _begin(self, row: int, missing: deque[int], under_way: deque[tuple[int, Wait]]) -> None:
         """Begin to read what is missing, as far as there is room."""
         group = self._groups[row]
-        while missing and len(under_way) < MOST_UNDER_WAY:
+        while missing and len(under_way) < MAX_UNDER_WAY:
             leaving = self._cache.admit(row, missing[0])
             if leaving is None:
                 return
@@ -203,7 +203,7 @@ class ExpertSource:
         ready.append(expert)
 
     def _release(self, row: int, expert: int) -> None:
-        self._memory.take_back(self._groups[row].experts[expert])
+        self._memory.release(self._groups[row].experts[expert])
         self._cache.release(row, expert)
 
     def _count(self, group: ExpertGroup, *, asked: int, hits: int, in_place: int) -> None:

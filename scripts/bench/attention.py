@@ -21,11 +21,11 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from edgespec.model import attention
+from edgespec.model.attention_window import WHOLE
 from edgespec.model.device import DTYPES
 from edgespec.model.layer_attention import LayerAttention
-from edgespec.model.new_rows import NewRows, Span
 from edgespec.model.pass_cache import attended
-from edgespec.model.reach import WHOLE
+from edgespec.model.pass_rows import PassRows, Span
 from edgespec.model.text_cache import TextCache
 
 HEADS, KEY_HEADS, HEAD_DIM = 32, 8, 128
@@ -75,9 +75,9 @@ def measure(rows: int, context: int, *, dtype: torch.dtype, device: torch.device
     module = SimpleNamespace(layer_attention=LayerAttention(reach=WHOLE, source=0), layer_idx=0)
 
     def read(least_shared: int) -> Tensor:
-        attention.LEAST_SHARED = least_shared
+        attention.MIN_SHARED = least_shared
         cache.layers[0].length = context
-        part = NewRows(cache=cache, ids=positions, positions=positions, visible=visible)
+        part = PassRows(cache=cache, ids=positions, positions=positions, visible=visible)
         attend = functools.partial(attention.attend, module, query, new, new, None)  # type: ignore[arg-type]
         found, _ = attended([Span(part, 0, rows)], attend)
         if device.type == "cuda":

@@ -34,9 +34,9 @@ import edgespec.decode.batch as batch_module
 from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.cli.generate.records import peak_resident_bytes
 from edgespec.config import parse_size
-from edgespec.decode.step import PassCost
 from edgespec.model.causal_model import CausalModel
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
+from edgespec.tuning.step import PassCost
 from profiles.measure import drop_page_cache
 from scripts.bench.offload import (
     GIB,
@@ -80,7 +80,7 @@ class Log:
 @contextmanager
 def logged(engine: Engine, log: Log) -> Iterator[None]:
     """Within this block, passes, draft calls and steps are noted."""
-    run, expand, make = CausalModel._run, batch_module.expand_together, batch_module.PassCost
+    run, expand, make = CausalModel._run, batch_module.expand_batched, batch_module.PassCost
 
     def counted_run(self: CausalModel, parts: Any, chunks: Any) -> Any:
         if self is engine.target_model:
@@ -96,13 +96,13 @@ def logged(engine: Engine, log: Log) -> Iterator[None]:
         return log.costs[-1]
 
     CausalModel._run = counted_run  # type: ignore[method-assign]
-    batch_module.expand_together = counted_expand
+    batch_module.expand_batched = counted_expand
     batch_module.PassCost = noted  # type: ignore[misc, assignment]
     try:
         yield
     finally:
         CausalModel._run = run  # type: ignore[method-assign]
-        batch_module.expand_together, batch_module.PassCost = expand, make  # type: ignore[misc]
+        batch_module.expand_batched, batch_module.PassCost = expand, make  # type: ignore[misc]
 
 
 def run_edgespec(system: System, pair: ModelPair, prompts: list[list[int]], arguments: argparse.Namespace) -> Any:

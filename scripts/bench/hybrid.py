@@ -23,7 +23,7 @@ import torch
 from edgespec import Engine, MemoryLimits, SamplingSettings
 from edgespec.config import parse_size
 from edgespec.pair.pair import open_pair
-from edgespec.placement.run_place import resolve_place
+from edgespec.placement.run_config import resolve_run_config
 from edgespec.profiled import set_up_by_profile
 from edgespec.tune.benchmark import MODES, Round, compare_modes
 from scripts.bench.offload import drop_behind_reader
@@ -50,7 +50,7 @@ def main() -> None:
         texts = read_texts(write_prompts(Path(folder), arguments.num_prompts))
     prompts = [pair.tokenizer.encode(text) for text in texts]
     longest = max(map(len, prompts))
-    place = resolve_place(
+    run_config = resolve_run_config(
         pair.target.config,
         pair.max_context,
         limits=MemoryLimits(max_resident_layers=0, max_cpu_bytes=parse_size(arguments.limit)),
@@ -59,7 +59,7 @@ def main() -> None:
         prompt_tokens=longest,
     )
     sampling = SamplingSettings(temperature=arguments.temperature, top_p=0.95 if arguments.temperature else 1.0)
-    setup = set_up_by_profile(pair, place, source="none", given={}, temperature=arguments.temperature)
+    setup = set_up_by_profile(pair, run_config, source="none", given={}, temperature=arguments.temperature)
     with Engine(setup) as engine:
         placement = engine.placement
         print(f"{placement.streamed_bytes / GIB:.2f} GiB a pass in {arguments.dtype}, "

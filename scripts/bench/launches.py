@@ -3,7 +3,7 @@
     python -m scripts.bench.launches                 the built-in pair at 64 and 768 nodes
     python -m scripts.bench.launches -m TARGET -md DRAFT --sizes 16 64
 
-    python -m scripts.bench.launches --draft-graphs  where the draft's passes are recorded, and a replay is one launch
+    python -m scripts.bench.launches --cuda-graphs  where the draft's passes are recorded, and a replay is one launch
 
 An operation that computes or copies is a launch; views are none. What moves numbers from tensors to Python (`item`,
 `tolist`, a condition, `nonzero`, indexing by truth values) would wait on a GPU. Kernels that only one device has are
@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from edgespec import Engine, SamplingSettings, TreeSettings
 from edgespec.cli.prompts.read import read_prompts
-from edgespec.model import static_pass
+from edgespec.model import cuda_graphs as cuda_graphs
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from scripts.bench.step import ForwardMeter
 
@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--policy", default="adaptive")
     parser.add_argument("--temp", type=float, default=0.8)
     parser.add_argument("-n", "--max-new-tokens", type=int, default=48)
-    parser.add_argument("--draft-graphs", action="store_true")
+    parser.add_argument("--cuda-graphs", action="store_true")
     parser.add_argument("--names", action="store_true", help="tell the commonest operations outside the models, too")
     arguments = parser.parse_args()
     pair = open_pair(arguments.model, arguments.draft_model)
@@ -121,10 +121,8 @@ def count_step(pair: Any, prompt: list[int], size: int, arguments: argparse.Name
     launches, waits = Launches(), Waits()
     tree = TreeSettings(policy=arguments.policy, size=size)
     steps: list[dict[str, float]] = []
-    static_pass.recorded = lambda read, _device: launches.replaying(read)  # type: ignore[attr-defined]
-    with Engine.from_pair(
-        pair, tree=tree, device="cpu", dtype="float32", draft_graphs=arguments.draft_graphs
-    ) as engine:
+    cuda_graphs.recorded = lambda read, _device: launches.replaying(read)  # type: ignore[attr-defined]
+    with Engine.from_pair(pair, tree=tree, device="cpu", dtype="float32", cuda_graphs=arguments.cuda_graphs) as engine:
         assert engine.draft_model is not None
         draft, target = (
             ForwardMeter(model, lambda: float(launches.count)) for model in (engine.draft_model, engine.target_model)

@@ -16,7 +16,7 @@ from edgespec.estimate.experts import ExpertSizes, expert_sizes
 from edgespec.estimate.speed import PairOnHardware, pair_load, place_on, rates_of, step_seconds
 from edgespec.pair.folder import ModelFolder
 from edgespec.placement.place import PairWeights, pair_weights, read_memory
-from edgespec.placement.run_place import resolve_place
+from edgespec.placement.run_config import resolve_run_config
 from edgespec.tree.settings import TreeSettings
 from profiles.hardware import read_assumptions
 from profiles.roofline import ModelLoad
@@ -48,13 +48,13 @@ class PassModel:
         """Seconds of a pass over so many rows, of which each text has its part: with experts on demand, and whole."""
         found = {}
         for name, experts in (("on_demand_s", "auto"), ("whole_layers_s", "stream")):
-            place = resolve_place(
+            run_config = resolve_run_config(
                 self.target.config, None, device="cpu", dtype=self.dtype, context_tokens=TEXT_TOKENS, limits=limits,
                 parallel=num_texts, experts=experts,
             )  # fmt: skip
             sheet = read_assumptions().of_measured(disk_bytes_per_s)
             pair = PairOnHardware(
-                weights=self.weights, hardware=self.speed.hardware(CPU), assumptions=sheet, place=place,
+                weights=self.weights, hardware=self.speed.hardware(CPU), assumptions=sheet, run_config=run_config,
                 memory=read_memory(limits, CPU),
             )  # fmt: skip
             calls = {"layer_call_s": sheet.likely.layer_call_s, "expert_call_s": sheet.likely.expert_call_s}
@@ -73,8 +73,8 @@ class PassModel:
 
 def pass_model(target: ModelFolder, *, dtype: str) -> PassModel:
     """Measure this machine, and look at a mixture's headers."""
-    place = resolve_place(target.config, None, device="cpu", dtype=dtype)
-    weights = pair_weights(target, None, place)
+    run_config = resolve_run_config(target.config, None, device="cpu", dtype=dtype)
+    weights = pair_weights(target, None, run_config)
     experts = expert_sizes(weights.target, CPU)
     if experts is None:
         raise SystemExit(f"'{target.folder}' is no mixture of experts")

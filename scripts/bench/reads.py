@@ -60,8 +60,8 @@ def main() -> int:
     paths = sorted({entry.file for record in records for entry in record.entries})
     store = LayerStore(paths)
     num_bytes = sum(record.stored_bytes for record in records)
-    room = max(record.flat_bytes for record in records)
-    buffers = [StagingBuffer(fresh_pages(room), Copied()) for _ in range(NUM_STAGING_BUFFERS)]
+    largest_tree = max(record.flat_bytes for record in records)
+    buffers = [StagingBuffer(fresh_pages(largest_tree), Copied()) for _ in range(NUM_STAGING_BUFFERS)]
     seconds: dict[str, list[float]] = {"mapped": [], "direct": []}
     processor_s: dict[str, list[float]] = {"mapped": [], "direct": []}
     last = {}

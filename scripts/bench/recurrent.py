@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModel, AutoModelForCausalLM, Lfm2Config, Mamba2Config, PretrainedConfig, Qwen3_5TextConfig
 
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.new_rows import NewRows, next_rows
+from edgespec.model.pass_rows import PassRows, next_rows
 from edgespec.placement.states import state_sizes
 from edgespec.tree.token_tree import ancestors_mask, depths
 
@@ -58,7 +58,7 @@ def measure(name: str, config: PretrainedConfig, *, nodes: int, repeats: int) ->
     parents = torch.tensor([-1, *((node - 1) // CHILDREN for node in range(1, nodes))])
     visible = ancestors_mask(parents)
     rows = {
-        "tree": NewRows(cache=text, ids=tokens, positions=TEXT_TOKENS + depths(parents), visible=visible),
+        "tree": PassRows(cache=text, ids=tokens, positions=TEXT_TOKENS + depths(parents), visible=visible),
         "causal": next_rows(text, tokens),
     }
     seconds: dict[str, list[float]] = {kind: [] for kind in rows}

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from edgespec.model.cores import CHOSEN_BY
+from edgespec.model.cpu import CHOSEN_BY
 
 ROOT = Path(__file__).parents[2]
 LOADS = ("idle", "neighbour")
@@ -66,10 +66,10 @@ def measure(mode: str, way: str, *, tokens: int) -> dict[str, float]:
     import torch
 
     from edgespec import Engine, TreeSettings
-    from edgespec.decode.threads import OthersLoad
-    from edgespec.model.cores import read_cores
+    from edgespec.model.cpu import read_cpu
+    from edgespec.tuning.threads import OthersLoad
 
-    cores = read_cores()
+    cores = read_cpu()
     tree = TreeSettings() if mode == "tree" else TreeSettings(policy="none")
     threads = {"all": cores.usable, "auto": None, "one": 1}[way]
     with Engine.from_pretrained(tree=tree, threads=threads, context_tokens=tokens + 64) as engine:

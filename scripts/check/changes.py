@@ -100,11 +100,11 @@ def changed_value(value: Any, chance: random.Random) -> Any:
     """Return a copy with one to three changes."""
     found = [copy.deepcopy(value)]  # so that the whole has a place, too
     for _ in range(chance.choice((1, 1, 1, 2, 3))):
-        _change(*_place(found, chance), chance)
+        _change(*_run_config(found, chance), chance)
     return found[0] if found else None
 
 
-def _place(root: list[Any], chance: random.Random) -> tuple[Any, Any]:
+def _run_config(root: list[Any], chance: random.Random) -> tuple[Any, Any]:
     """Return a container and the key of one of its parts."""
     container, key = root, 0
     while container:

@@ -21,7 +21,7 @@ from edgespec.pair.pair import DEMO_FOLDER
 
 WINDOW = 20  # steps
 BACK = 0.9  # of the speed before
-MOST_STEPS = 20
+MAX_STEPS = 20
 
 
 def decode(
@@ -79,7 +79,7 @@ def main() -> int:
     speeds = f"{per_s(before):.1f} before, {per_s(meanwhile):.1f} beside the other program, {per_s(after):.1f} after"
     print(f"tokens/s: {speeds}")
     print(f"{back} steps until {WINDOW} steps make {BACK} of the median of {usual:.1f} tokens/s before")
-    return 0 if is_same and back <= MOST_STEPS else 1
+    return 0 if is_same and back <= MAX_STEPS else 1
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from edgespec.estimate.speed import (
 )
 from edgespec.pair.folder import open_architecture
 from edgespec.placement.place import pair_weights
-from edgespec.placement.run_place import RunPlace
+from edgespec.placement.run_config import RunConfig
 from edgespec.tree.settings import TreeSettings
 from offload.placement import Placement
 
@@ -199,7 +199,7 @@ def write_models(folder: Path) -> None:
 def compare(run: Published, folder: Path) -> dict[str, Any]:
     """Estimated seconds a token beside the published ones."""
     hardware, assumptions = open_hardware(run.hardware)
-    place = RunPlace(
+    run_config = RunConfig(
         limits=MemoryLimits(max_cpu_bytes=run.host_bytes, gpu_margin_bytes=0, max_resident_layers=run.max_resident),
         device=torch.device("cuda:0"),
         dtype=torch.float16,
@@ -209,9 +209,11 @@ def compare(run: Published, folder: Path) -> dict[str, Any]:
         prompt_tokens=run.context_tokens // 2,
     )
     draft = open_architecture(folder / run.draft) if run.draft else None
-    weights = pair_weights(open_architecture(folder / run.target), draft, place)
-    memory = memory_there(hardware, assumptions, place.limits)
-    pair = PairOnHardware(weights=weights, hardware=hardware, assumptions=assumptions, place=place, memory=memory)
+    weights = pair_weights(open_architecture(folder / run.target), draft, run_config)
+    memory = memory_there(hardware, assumptions, run_config.limits)
+    pair = PairOnHardware(
+        weights=weights, hardware=hardware, assumptions=assumptions, run_config=run_config, memory=memory
+    )
     tree = TreeSettings(policy="none")
     if run.nodes:
         tree = TreeSettings(policy="sequoia", size=run.nodes, depth=run.depth)

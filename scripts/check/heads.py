@@ -20,9 +20,9 @@ import torch
 from scipy import stats
 
 from edgespec import Engine, SamplingSettings, TreeSettings
-from edgespec.decode.choose import start_session
 from edgespec.decode.loop import decode
-from edgespec.decode.session import TextSettings
+from edgespec.decode.sequence import TextSettings
+from edgespec.decode.start import start_sequence
 from edgespec.draft.open_drafter import open_drafter
 from edgespec.grow.policies import open_policy
 from edgespec.model.target import Target
@@ -44,7 +44,7 @@ SAMPLED_TREES = {
 SAMPLING = SamplingSettings(temperature=1.0, top_k=40)
 BOUND = 1e-4
 NUM_TOKENS = 3
-LEAST_EXPECTED = 5.0  # draws of a text; rarer ones are counted together
+MIN_EXPECTED = 5.0  # draws of a text; rarer ones are counted together
 
 
 def greedy_is_equal(head: Path, prompts: list[str], new_tokens: int) -> bool:
@@ -80,7 +80,7 @@ def p_value(head: Path, tree: TreeSettings, prompt: str, num_draws: int) -> floa
         counts: Counter[tuple[int, ...]] = Counter()
         for key in range(num_draws):
             noise = TextNoise(seed=3, key=key, vocab=target.vocab, device=engine.device)
-            session = start_session(target, drafter, policy, settings, generator, noise)
+            session = start_sequence(target, drafter, policy, settings, generator, noise)
             steps = decode(session, ids)
             counts[tuple(token for step in steps for token in step.tokens)[:NUM_TOKENS]] += 1
         often: dict[tuple[int, ...], float] = {(): float(num_draws)}
@@ -89,7 +89,7 @@ def p_value(head: Path, tree: TreeSettings, prompt: str, num_draws: int) -> floa
                 (*tokens, token): mean * float(p)
                 for tokens, mean in often.items()
                 for token, p in enumerate(p_after([*ids, *tokens]))
-                if mean * float(p) >= LEAST_EXPECTED
+                if mean * float(p) >= MIN_EXPECTED
             }
     observed = [*(float(counts[tokens]) for tokens in often)]
     observed.append(num_draws - sum(observed))

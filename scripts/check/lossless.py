@@ -26,7 +26,8 @@ import multiprocessing
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections import abc
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -38,9 +39,9 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from edgespec import SamplingSettings, TreeSettings
-from edgespec.decode.choose import start_session
 from edgespec.decode.loop import decode
-from edgespec.decode.session import Session, TextSettings
+from edgespec.decode.sequence import Sequence, TextSettings
+from edgespec.decode.start import start_sequence
 from edgespec.draft.head_network import HeadFacts
 from edgespec.draft.open_drafter import open_drafter
 from edgespec.grow.classifier import INPUTS as CLASSIFIER_INPUTS
@@ -62,7 +63,7 @@ from edgespec.verify.walk import walk
 VOCAB = 4
 CPU = torch.device("cpu")
 PRESET = [[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]]
-LEAST_EXPECTED = 5.0  # texts of an outcome that chi-square is told apart by
+MIN_EXPECTED = 5.0  # texts of an outcome that chi-square is told apart by
 PROMPT_IDS = (1, 3, 2, 0)
 WARM = SamplingSettings(temperature=1.0)
 NUM_TOKENS = 3  # of a text; the first comes from the prompt's pass
@@ -226,7 +227,7 @@ class TableTarget:
 
     num_kept = 0
 
-    def begin(self, ids: Sequence[int], *, needs_logits: bool, prompt_tokens: int) -> None:
+    def begin(self, ids: abc.Sequence[int], *, needs_logits: bool, prompt_tokens: int) -> None:
         """Start a text."""
         del prompt_tokens
         assert needs_logits
@@ -249,7 +250,7 @@ class TableTarget:
             self.paths.append((*(self.text if parent < 0 else self.paths[parent]), token))
         return torch.stack([self.logits_after[path[len(PROMPT_IDS) :]] for path in self.paths])
 
-    def read(self, parts: Sequence[Tensor]) -> list[Tensor]:
+    def read(self, parts: abc.Sequence[Tensor]) -> list[Tensor]:
         """They are looked up where rows are asked for."""
         return list(parts)
 
@@ -279,7 +280,7 @@ class TableDrafter:
     def __init__(self, q: dict[Prefix, Tensor]) -> None:
         self.q = q
 
-    def begin(self, ids: Sequence[int]) -> None:
+    def begin(self, ids: abc.Sequence[int]) -> None:
         """Start a text."""
         self.text: Prefix = tuple(ids)
         self.rows: list[Prefix] = []
@@ -317,11 +318,11 @@ class Models:
     target: Any
     drafter: Any
 
-    def session(
+    def sequence(
         self, settings: TextSettings, policy: OpenPolicy, generator: torch.Generator, noise: TextNoise
-    ) -> Session:
+    ) -> Sequence:
         """A text of its own."""
-        return start_session(self.target, self.drafter, policy, settings, generator, noise)
+        return start_sequence(self.target, self.drafter, policy, settings, generator, noise)
 
 
 def table_session(
@@ -368,7 +369,7 @@ def head_session(
     return Models(target=target, drafter=drafter), probs
 
 
-def open_session(
+def open_sequence(
     form: Form, situation: Situation, *, dtype: torch.dtype, seed: int, num_tokens: int
 ) -> tuple[Models, Probs]:
     """A pair for texts of `num_tokens` tokens, and what its target samples from."""
@@ -408,8 +409,8 @@ def texts(
     noise_seed = zlib.crc32(f"{seed} {form}".encode())
     for index in range(count):
         noise = TextNoise(seed=noise_seed, key=index, vocab=VOCAB, device=CPU)
-        session = models.session(settings, policy, generator, noise)
-        steps = decode(session, PROMPT_IDS)
+        sequence = models.sequence(settings, policy, generator, noise)
+        steps = decode(sequence, PROMPT_IDS)
         yield tuple(token for step in steps for token in step.tokens)[:num_tokens]
 
 
@@ -422,9 +423,9 @@ def law_p_value(counts: Mapping[Any, int], probs: Mapping[Any, float]) -> float:
     expected = {outcome: count * prob / total for outcome, prob in probs.items()}
     if any(counts[outcome] > 0 and expected[outcome] == 0 for outcome in counts):
         return 0.0
-    common = [outcome for outcome in expected if expected[outcome] >= LEAST_EXPECTED]
+    common = [outcome for outcome in expected if expected[outcome] >= MIN_EXPECTED]
     num_rare = count - sum(counts[outcome] for outcome in common)
-    rare = sum(expected[outcome] for outcome in expected if expected[outcome] < LEAST_EXPECTED)
+    rare = sum(expected[outcome] for outcome in expected if expected[outcome] < MIN_EXPECTED)
     observed, means = [counts[outcome] for outcome in common], [expected[outcome] for outcome in common]
     # Too many or too few of the rare ones; the common ones given how many there are.
     tail = min(
@@ -455,7 +456,7 @@ def compare(
 ) -> Found:
     """Decode texts through trees, and coupled ones plainly too."""
     form = replace(form, settings=replace(form.settings, draft_temperature=situation.draft_temperature))
-    models, probs = open_session(form, situation, dtype=dtype, seed=seed, num_tokens=form.num_tokens)
+    models, probs = open_sequence(form, situation, dtype=dtype, seed=seed, num_tokens=form.num_tokens)
     counts = dict.fromkeys(itertools.product(range(VOCAB), repeat=form.num_tokens), 0)
     decoded = partial(texts, form, situation.sampling, models, count=count, num_tokens=form.num_tokens, seed=seed)
     plain = decoded(plain=True) if open_policy(form.settings).draw == "coupled" else itertools.repeat(None)
@@ -471,7 +472,7 @@ def is_greedy(form: Form, *, count: int, num_tokens: int = 4) -> bool:
     """Whether texts at temperature 0 are the target's argmaxes, for `count` pairs."""
     greedy = Situation(sampling=SamplingSettings(temperature=0))
     for seed in range(0, 2 * count, 2):
-        models, probs = open_session(form, greedy, dtype=torch.float32, seed=seed, num_tokens=num_tokens)
+        models, probs = open_sequence(form, greedy, dtype=torch.float32, seed=seed, num_tokens=num_tokens)
         expected: Prefix = ()
         for _ in range(num_tokens):
             expected = (*expected, int(probs[expected].argmax()))
@@ -492,8 +493,8 @@ def total_variation(*, width: int, count: int, seed: int = 5) -> float:
     text = TextSettings(sampling=sampling, max_new_tokens=3)
     counts = dict.fromkeys(itertools.product(range(VOCAB), repeat=2), 0)
     for _ in range(count):
-        session = models.session(text, policy, generator, noise)
-        steps = decode(session, PROMPT_IDS)
+        sequence = models.sequence(text, policy, generator, noise)
+        steps = decode(sequence, PROMPT_IDS)
         first, second, *_ = (token for step in steps for token in step.tokens)
         counts[first, second] += 1
     return sum(abs(counts[text] / count - text_probability(probs, text)) for text in counts) / 2

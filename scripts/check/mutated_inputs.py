@@ -37,7 +37,7 @@ from edgespec.grow.stop_model import StopModel, input_names
 from edgespec.measured import acceptance_of, pass_points, plan_at
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
 from edgespec.pair.user_config import UserConfig, read_config, read_pairs
-from edgespec.placement.run_place import resolve_place
+from edgespec.placement.run_config import resolve_run_config
 from edgespec.profiled import set_up, tree_settings
 from edgespec.text.prompt_cache import PromptCache, prompt_key
 from edgespec.text.prompt_files import note_use, noted_files
@@ -85,18 +85,18 @@ class Input:
         chosen = {name: change for name, change in self.changes.items() if names is None or name in names}
         return dataclasses.replace(self, changes=chosen)
 
-    def changed(self, place: Path, chance: random.Random) -> str:
+    def changed(self, run_config: Path, chance: random.Random) -> str:
         """Write the folder to `place` with one file changed, or in a few cases gone or a folder; return what was."""
-        shutil.rmtree(place, ignore_errors=True)
-        shutil.copytree(self.folder, place, copy_function=os.link)
+        shutil.rmtree(run_config, ignore_errors=True)
+        shutil.copytree(self.folder, run_config, copy_function=os.link)
         name = chance.choice(sorted(self.changes))
         content = (self.folder / name).read_bytes()
-        (place / name).unlink()
+        (run_config / name).unlink()
         how = chance.random()
         if how < 0.01:
-            (place / name).mkdir()
+            (run_config / name).mkdir()
         elif how > 0.02:
-            (place / name).write_bytes(self.changes[name](content, chance))
+            (run_config / name).write_bytes(self.changes[name](content, chance))
         return name
 
 
@@ -164,10 +164,12 @@ def _open_and_plan(folder: Path, chance: random.Random) -> None:
     check_folder(
         folder, prompt_ids(pair.tokenizer, TEXT), prompt_ids(pair.tokenizer, MESSAGES) if has_template else None
     )
-    place = resolve_place(pair.target.config, pair.max_context, device="cpu", dtype="float32", context_tokens=64)
-    setup = set_up(pair, place)
+    run_config = resolve_run_config(
+        pair.target.config, pair.max_context, device="cpu", dtype="float32", context_tokens=64
+    )
+    setup = set_up(pair, run_config)
     options = {"max_new_tokens": NEW_TOKENS}
-    text_request([1, 2, 3], pair=pair, max_context=place.context_tokens, config=None, options=options)  # type: ignore[arg-type]
+    text_request([1, 2, 3], pair=pair, max_context=run_config.context_tokens, config=None, options=options)  # type: ignore[arg-type]
     if chance.randrange(DRAW_SHARE) == 0:
         with Engine(setup) as engine:
             engine.generate("ab", max_new_tokens=NEW_TOKENS, seed=1)
@@ -178,9 +180,11 @@ def _estimate(folder: Path, _chance: random.Random) -> None:
     from edgespec.placement.place import pair_weights, place_weights, read_memory
 
     model = open_architecture(folder)
-    place = resolve_place(model.config, model.max_context, device="cpu", context_tokens=64)
+    run_config = resolve_run_config(model.config, model.max_context, device="cpu", context_tokens=64)
     tree = TreeSettings(policy="none")
-    place_weights(pair_weights(model, None, place), tree, place, read_memory(place.limits, place.device))
+    place_weights(
+        pair_weights(model, None, run_config), tree, run_config, read_memory(run_config.limits, run_config.device)
+    )
 
 
 ROWS: tuple[Any, ...] = (
@@ -307,7 +311,10 @@ def _written(folder: Path, name: str, files: dict[str, bytes], change: Change, r
     for file, content in files.items():
         (folder / file).write_bytes(content)
     return Input(
-        name=name, folder=folder, changes=dict.fromkeys(files, change), read=lambda place, _chance: read(place)
+        name=name,
+        folder=folder,
+        changes=dict.fromkeys(files, change),
+        read=lambda run_config, _chance: read(run_config),
     )
 
 
@@ -366,7 +373,7 @@ def _records(folder: Path) -> Input:
         )
     return Input(
         name="records", folder=folder, changes={"part-00001.safetensors": either(changed_header)},
-        read=lambda place, _chance: load_records(place),
+        read=lambda run_config, _chance: load_records(run_config),
     )  # fmt: skip
 
 
@@ -378,14 +385,14 @@ def _features(folder: Path) -> list[Input]:
     begin_run(folder, run)
     save_shard(folder, [Block(text=0, ids=[1, 2, 3]), Block(text=1, ids=[4, 5])], torch.zeros(5, 4))
 
-    def read_shards(place: Path, _chance: random.Random) -> None:
-        files = FeatureFiles(place)
+    def read_shards(run_config: Path, _chance: random.Random) -> None:
+        files = FeatureFiles(run_config)
         for block in range(files.num_blocks):
             files.batch([block], device=CPU)
 
     return [
         Input(name="features-note", folder=folder, changes={"run.json": either(changed_json)},
-              read=lambda place, _chance: begin_run(place, read_run(place))),
+              read=lambda run_config, _chance: begin_run(run_config, read_run(run_config))),
         Input(name="features", folder=folder, changes={"features-00000.safetensors": either(changed_header)},
               read=read_shards),
     ]  # fmt: skip
@@ -400,7 +407,7 @@ def _stop_model(folder: Path) -> Input:
     StopModel(kind="probabilities", network=network).save(folder / "stop.safetensors")
     return Input(
         name="stop-model", folder=folder, changes={"stop.safetensors": either(changed_header)},
-        read=lambda place, _chance: StopModel.load(place / "stop.safetensors").predict(torch.zeros(2, 3)),
+        read=lambda run_config, _chance: StopModel.load(run_config / "stop.safetensors").predict(torch.zeros(2, 3)),
     )  # fmt: skip
 
 
@@ -408,7 +415,7 @@ def _prompt_cache(folder: Path, pair: ModelPair) -> Input:
     folder.mkdir()
     text = "def main(arguments):\n    return [argument for argument in arguments if argument is not None]\n" * 2
     with Engine.from_pair(pair, dtype="float32", tree=TreeSettings(policy="none")) as engine:
-        key = prompt_key(engine.pair, engine.place)
+        key = prompt_key(engine.pair, engine.run_config)
         cache = PromptCache(folder / "rows.safetensors", key)
         cache.keep_beginning([engine.encode(text)])
         engine.use_prompt_cache(cache)
@@ -417,8 +424,8 @@ def _prompt_cache(folder: Path, pair: ModelPair) -> Input:
     assert (folder / "rows.safetensors").exists()
     del target
 
-    def read(place: Path, _chance: random.Random) -> None:
-        path = place / "rows.safetensors"
+    def read(run_config: Path, _chance: random.Random) -> None:
+        path = run_config / "rows.safetensors"
         with contextlib.suppress(OSError):
             note_use(path)
         list(noted_files())
@@ -433,9 +440,9 @@ def _profile(folder: Path) -> Input:
     folder.mkdir()
     write_profile(example_profile(), folder / "p.toml")
 
-    def read(place: Path, _chance: random.Random) -> None:
+    def read(run_config: Path, _chance: random.Random) -> None:
         with profile_errors():
-            profile = read_profile(place / "p.toml")
+            profile = read_profile(run_config / "p.toml")
         acceptance_of(profile)
         pass_points(profile)
         tree_settings(plan_at(profile, 0.7).best)
@@ -472,9 +479,9 @@ def _head(folder: Path, pair: ModelPair) -> Input:
     shutil.copytree(DEMO_FOLDER / "head", folder)
     changes = {"config.json": either(changed_json), "model.safetensors": either(changed_header)}
 
-    def read(place: Path, _chance: random.Random) -> None:
-        found = open_pair(None, place)
-        run = resolve_place(found.target.config, found.max_context, device="cpu", context_tokens=64)
+    def read(run_config: Path, _chance: random.Random) -> None:
+        found = open_pair(None, run_config)
+        run = resolve_run_config(found.target.config, found.max_context, device="cpu", context_tokens=64)
         set_up(found, run)
 
     del pair
@@ -492,9 +499,9 @@ def _results(folder: Path, format_name: str) -> Input:
     arguments = ["generate", str(prompts), "-o", str(out), "-n", "2", "--policy", "none", "-q", "--format", format_name]
     assert edgespec.cli.run([*arguments, "--seed", "1", "-np", "1"]) == 0
 
-    def read(place: Path, _chance: random.Random) -> None:
-        results = read_results(place / "out.jsonl", format_name)
-        rows = read_prompts(str(place / "prompts.jsonl"), lines=False)
+    def read(run_config: Path, _chance: random.Random) -> None:
+        results = read_results(run_config / "out.jsonl", format_name)
+        rows = read_prompts(str(run_config / "prompts.jsonl"), lines=False)
         config = next((entry.record.get("config") for entry in results.entries), None)
         found = config if isinstance(config, dict) else {"seed": 1}
         config_hash(found)
@@ -502,7 +509,7 @@ def _results(folder: Path, format_name: str) -> Input:
         try:
             check_same_run(results, rows, {**found, "seed": 1})
         finally:
-            file = OutputFile(place / "out.jsonl")
+            file = OutputFile(run_config / "out.jsonl")
             try:
                 keep_finished(file, results, {"b"}, ["a", "b"])
             finally:

@@ -174,7 +174,7 @@ def _where(error: BaseException) -> str:
     ours = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if any(f"/{room}/" in frame.filename for room in ("edgespec", "offload", "profiles"))
+        if any(f"/{largest_tree}/" in frame.filename for largest_tree in ("edgespec", "offload", "profiles"))
         and "site-packages" not in frame.filename
     ]
     place = f"{Path(ours[-1].filename).name}:{ours[-1].lineno} {ours[-1].name}" if ours else "elsewhere"

@@ -31,13 +31,13 @@ import psutil
 
 from edgespec.distributed.cluster import connected
 from edgespec.distributed.dispatch import Dispatch
-from edgespec.distributed.ray_crew import RayCrew
-from edgespec.distributed.worker import Answer, Exchanged, Hello
+from edgespec.distributed.ray_worker_pool import RayWorkerPool
+from edgespec.distributed.worker import Answer, Exchanged, WorkerInfo
 
 SAME = ("turns", "token_ids", "finish_reason", "error", "config", "config_hash", "sampling", "prompt")
 POLL_S = 0.02
 LONGEST_RUN_S = 900
-MOST_KILLS = 2
+MAX_KILLS = 2
 Records = dict[str, list[dict[str, Any]]]
 
 
@@ -139,7 +139,7 @@ def check_worker_kills(
         out = folder / f"kills-{number}.jsonl"
         process = start(prompts, out, [*arguments, "--ray", "local", "--workers", str(chance.choice((2, 3)))])
         kills = 0
-        for at in sorted(chance.sample(range(len(expected) - 4), chance.randint(1, MOST_KILLS))):
+        for at in sorted(chance.sample(range(len(expected) - 4), chance.randint(1, MAX_KILLS))):
             if not wait_for(process, out, at):
                 break
             time.sleep(chance.uniform(0, 0.3))
@@ -217,9 +217,9 @@ class InstantWorker:
         """Make it."""
         return self
 
-    def hello(self) -> Hello:
+    def info(self) -> WorkerInfo:
         """Say what any other says."""
-        return Hello(settings={}, versions={}, num_texts=self.num_texts, shared={})
+        return WorkerInfo(settings={}, versions={}, num_texts=self.num_texts, shared={})
 
     def load(self, settings: Mapping[str, Any]) -> None:
         """Load nothing."""
@@ -237,7 +237,9 @@ def measure_overhead(num_rows: int, num_texts: int) -> dict[str, float]:
     record = {"text": "x" * 3000, "token_ids": list(range(200))}
     with (
         connected("local", num_workers=2),
-        closing(RayCrew(InstantWorker(num_texts), num_workers=2, resources={"CPU": 1.0}, check=lambda: None)) as crew,
+        closing(
+            RayWorkerPool(InstantWorker(num_texts), num_workers=2, resources={"CPU": 1.0}, check=lambda: None)
+        ) as crew,
     ):
         crew.greet()
         crew.load()

@@ -27,8 +27,8 @@ from typing import Any
 
 import psutil
 
-from edgespec.distributed.dispatch import Dispatch, Joined, Lost, Told
-from edgespec.distributed.ray_crew import EXCHANGE_S
+from edgespec.distributed.dispatch import Dispatch, WorkerAnswered, WorkerJoined, WorkerLost
+from edgespec.distributed.ray_worker_pool import EXCHANGE_S
 from edgespec.distributed.worker import Answer, Exchanged
 
 TRAVEL_S = 0.004  # of a message
@@ -36,7 +36,7 @@ LOAD_S = 60.0  # of a worker that is started again
 SHORTEST_TOKENS, LONGEST_TOKENS = 32, 512
 SLOWEST_TOKENS_PER_S = 4.0  # of one text; the fastest worker makes ten times as many
 SPREAD = 10.0
-Event = Joined | Told[int] | Lost
+Event = WorkerJoined | WorkerAnswered[int] | WorkerLost
 
 
 @dataclass(slots=True)
@@ -96,9 +96,9 @@ class SimulatedCrew:
     def _happen(self, name: str, what: str, content: Any) -> Event | None:
         worker = self.workers[name]
         if what == "join":
-            return Joined(worker=name, num_texts=worker.num_texts)
+            return WorkerJoined(worker=name, num_texts=worker.num_texts)
         if what == "told":
-            return Told(worker=name, exchanged=content)
+            return WorkerAnswered(worker=name, exchanged=content)
         if what == "lose":
             worker.life += 1
             self.num_losses += 1
@@ -106,7 +106,7 @@ class SimulatedCrew:
             worker.waiting.clear()
             worker.texts.clear()
             worker.is_open = False
-            return Lost(worker=name, why="its process ended")
+            return WorkerLost(worker=name, why="its process ended")
         if what == "jobs":
             worker.exchanges.append(content)
         else:

@@ -26,7 +26,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from edgespec.pair.pair import open_tokenizer
 from edgespec.text.token_text import TokenText, byte_letters
 
-MOST_TOKENS = 400  # of a text
+MAX_TOKENS = 400  # of a text
 NUM_BEYOND = 3  # ids on both sides of the table
 # What decoders look at: marks of beginnings and ends of words, punctuation that is cleaned, bytes, what is like them
 WORDS = [
@@ -131,7 +131,7 @@ def random_ids(chance: random.Random, vocab: int) -> list[int]:
     few += [max(0, vocab - chance.randint(1, 5)) for _ in range(2)]  # added tokens, special and not
     return [
         chance.choice(few) if chance.random() < 0.5 else chance.randrange(-NUM_BEYOND, vocab + NUM_BEYOND)
-        for _ in range(chance.randrange(MOST_TOKENS))
+        for _ in range(chance.randrange(MAX_TOKENS))
     ]
 
 

@@ -29,7 +29,7 @@ import torch
 from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.config import parse_size
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
-from edgespec.placement.run_place import resolve_place
+from edgespec.placement.run_config import resolve_run_config
 from edgespec.profiled import set_up_by_profile
 from edgespec.tune.benchmark import Text, continue_one
 from scripts.bench.expert_passes import slow_reads
@@ -59,7 +59,7 @@ def run_child(name: str, arguments: argparse.Namespace) -> None:
         options = ["-m", str(arguments.model), "-md", str(DEMO_FOLDER / "draft"), *options]
     sampling = replace(SAMPLING, temperature=arguments.temperature)
     texts = [pair.tokenizer.encode(text) for text in read_texts(arguments.prompts)]
-    place = resolve_place(
+    run_config = resolve_run_config(
         pair.target.config,
         pair.max_context,
         limits=MemoryLimits(
@@ -76,7 +76,7 @@ def run_child(name: str, arguments: argparse.Namespace) -> None:
 
     def loaded(source: str) -> Engine:
         return stack.enter_context(
-            Engine(set_up_by_profile(pair, place, source=source, given={}, temperature=arguments.temperature))
+            Engine(set_up_by_profile(pair, run_config, source=source, given={}, temperature=arguments.temperature))
         )
 
     with ExitStack() as stack:
@@ -88,7 +88,7 @@ def run_child(name: str, arguments: argparse.Namespace) -> None:
         if arguments.profile:
             ways["profile"] = (loaded("auto"), None)
         ways |= {f"fixed {size}": (engine, TreeSettings(size=size)) for size in arguments.sizes
-                 if size <= engine.room.num_nodes}  # fmt: skip
+                 if size <= engine.largest_tree.num_nodes}  # fmt: skip
         done: dict[str, list[Text]] = {way: [] for way in ways}
         for number, ids in enumerate(texts):
             if number == ALL_FIXED_PROMPTS:

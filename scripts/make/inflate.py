@@ -121,14 +121,14 @@ def count_parameters(parts: Sequence[Part]) -> int:
 def into_shards(parts: Sequence[Part], *, shard_values: int) -> list[list[Part]]:
     """The parts in order, as many a shard as fit; a part larger than a shard has one of its own."""
     shards: list[list[Part]] = []
-    room = 0
+    largest_tree = 0
     for part in parts:
         num_values = math.prod(part.shape)
-        if not shards or num_values > room:
+        if not shards or num_values > largest_tree:
             shards.append([])
-            room = shard_values
+            largest_tree = shard_values
         shards[-1].append(part)
-        room -= num_values
+        largest_tree -= num_values
     return shards
 
 

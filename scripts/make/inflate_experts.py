@@ -42,7 +42,7 @@ from scripts.make.inflated_parts import NORM_ZEROS, Shape, list_parts, make_tens
 Tensors = Iterator[tuple[str, Tensor]]
 LAGS = (1, 2, 3, 4)
 WINDOWS = (2, 4, 8, 16, 32)  # rows of a text whose experts are counted
-MOST_SLOWNESS = 16.0
+MAX_SLOWNESS = 16.0
 HALVINGS = 10
 FLOOR = 1e-3  # of the largest variance: directions below it are noise
 CALIBRATION_TEXTS, CALIBRATION_TOKENS = 32, 128
@@ -110,7 +110,7 @@ def spread_of(router: Tensor, states: Tensor, mixture: Mixture) -> float:
 
 def routed(states: Tensor, mixture: Mixture, *, seed: int) -> tuple[Tensor, float]:
     """The router of the wanted spread, or of the nearest that these states allow; with its spread."""
-    low, high = 0.0, MOST_SLOWNESS  # the slower the directions, the less rows spread
+    low, high = 0.0, MAX_SLOWNESS  # the slower the directions, the less rows spread
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         spread = spread_of(make_router(states, mixture, slowness=middle, seed=seed), states, mixture)

@@ -42,9 +42,9 @@ import torch
 from torch import Tensor
 
 from edgespec import Engine, SamplingSettings, TreeSettings
-from edgespec.decode.choose import start_session
 from edgespec.decode.loop import decode
-from edgespec.decode.session import TextSettings
+from edgespec.decode.sequence import TextSettings
+from edgespec.decode.start import start_sequence
 from edgespec.draft.language_model import LanguageModelDrafter
 from edgespec.draft.open_drafter import open_drafter
 from edgespec.grow.growing import best_nodes
@@ -237,7 +237,7 @@ class Bench:
         """Let the target go on with a text behind the context, by as many tokens as trees usually have of it."""
         settings = TextSettings(sampling=sampling, max_new_tokens=READ_ON)
         plain, generator = _policy(TreeSettings(policy="none")), torch.Generator()
-        session = start_session(self.target, None, plain, settings, generator, noise)
+        session = start_sequence(self.target, None, plain, settings, generator, noise)
         text += [token for step in decode(session, [*self.ids, *text]) for token in step.tokens]
         self._rewind()
 

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from edgespec import Engine, SamplingSettings, TreeSettings
 from edgespec.decode.loop import Lossless
-from edgespec.decode.session import AcceptedPath, Session
+from edgespec.decode.sequence import AcceptedPath, Sequence
 from edgespec.grow import Growth
 from edgespec.pair.pair import DEMO_FOLDER
 from edgespec.tree.token_tree import TokenTree
@@ -81,12 +81,12 @@ class Recording:
         """Within this block, verified trees are noted."""
         growth, accept = Lossless.growth, Lossless.accept
 
-        def begin(rules: Lossless, session: Session) -> Growth:
+        def begin(rules: Lossless, sequence: Sequence) -> Growth:
             self._chosen.clear()
-            return growth(rules, session)
+            return growth(rules, sequence)
 
-        def end(rules: Lossless, session: Session, tree: TokenTree, rows: TargetRows) -> AcceptedPath:
-            found = accept(rules, session, tree, rows)
+        def end(rules: Lossless, sequence: Sequence, tree: TokenTree, rows: TargetRows) -> AcceptedPath:
+            found = accept(rules, sequence, tree, rows)
             self._note(tree, found.path)
             return found
 

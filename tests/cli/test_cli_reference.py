@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgespec.cli import COMMANDS
-from scripts import make_row_keys
+from scripts.make import row_keys as make_row_keys
 from scripts.make.cli_reference import PATH, reference
 
 

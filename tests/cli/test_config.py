@@ -24,7 +24,7 @@ from edgespec.errors import EdgespecError
 from edgespec.files import config_file
 from edgespec.pair.pair import ModelPair
 from edgespec.pair.user_config import UserConfig, read_config, read_pairs
-from edgespec.placement.run_place import RunPlace
+from edgespec.placement.run_config import RunConfig
 from edgespec.tree.settings import TreeSettings
 from tests.cli.conftest import Outcome, RunCli
 
@@ -93,9 +93,9 @@ def set_up_of(monkeypatch: pytest.MonkeyPatch, run_cli: RunCli) -> Callable[...,
     seen: dict[str, Any] = {}
     set_up = profiled.set_up_by_profile
 
-    def remember_options(pair: ModelPair, place: RunPlace, **options: Any) -> profiled.PairSetup:
+    def remember_options(pair: ModelPair, run_config: RunConfig, **options: Any) -> profiled.PairSetup:
         seen.update(options)
-        return set_up(pair, place, **options)
+        return set_up(pair, run_config, **options)
 
     def remember(self: Engine, setup: profiled.PairSetup, **_: Any) -> None:
         seen["tree"] = setup.tree

@@ -37,7 +37,7 @@ FACTS = MachineFacts(
 
 @pytest.fixture(autouse=True)
 def _small_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_speed, "MOST_WRITTEN_BYTES", disk_speed.CHUNK_BYTES)
+    monkeypatch.setattr(disk_speed, "MAX_WRITTEN_BYTES", disk_speed.CHUNK_BYTES)
 
 
 def test_a_machine_that_is_fit_gets_exit_code_0_and_a_line_a_check(run_cli: RunCli) -> None:
@@ -152,9 +152,9 @@ def test_the_probe_locks_memory_for_real() -> None:
 def test_the_disks_speed_is_bounded_in_time_and_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "large").write_bytes(bytes(1 << 20))
     monkeypatch.setattr(measure, "READ_BYTES", 1 << 10)
-    monkeypatch.setattr(disk_speed, "MOST_BYTES", 10 << 10)
+    monkeypatch.setattr(disk_speed, "MAX_BYTES", 10 << 10)
     assert disk_speed.read_speed([tmp_path / "large"] * 2).num_bytes == 10 << 10
-    monkeypatch.setattr(disk_speed, "MOST_S", 0.0)
+    monkeypatch.setattr(disk_speed, "MAX_S", 0.0)
     assert disk_speed.read_speed([tmp_path / "large"] * 2).num_bytes == 0
 
 

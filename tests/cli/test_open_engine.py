@@ -26,4 +26,4 @@ TUNED = "of up to 256 nodes, as many as pay"
 def test_trees_are_said_to_be_tuned_where_no_text_depends_on_them(
     tree: TreeSettings, is_tuned: bool, words: str
 ) -> None:
-    assert trees_in_words(tree, room=replace(tree, size=256) if is_tuned else None) == words
+    assert trees_in_words(tree, largest_tree=replace(tree, size=256) if is_tuned else None) == words

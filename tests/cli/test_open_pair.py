@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.cli.open_pair import open_named_pair
-from edgespec.cli.options.model import AskedModels
+from edgespec.cli.options.model import ModelOptions
 from edgespec.doctor.inventory import Inspector, LocalModel
 from edgespec.errors import EdgespecError
 from tests.cli.conftest import RunCli
@@ -30,13 +30,13 @@ def mismatched(cache: Cache, pair_folders: tuple[Path, Path], tmp_path: Path) ->
 
 def refused(target: Path | None, draft: Path | None) -> EdgespecError:
     with pytest.raises(EdgespecError) as caught:
-        open_named_pair(AskedModels(target=target, draft=draft))
+        open_named_pair(ModelOptions(target=target, draft=draft))
     return caught.value
 
 
 def test_a_pair_that_fits_is_opened(pair_folders: tuple[Path, Path]) -> None:
-    assert open_named_pair(AskedModels(target=pair_folders[0], draft=pair_folders[1])).draft is not None
-    assert open_named_pair(AskedModels(target=None, draft=None)).draft is not None
+    assert open_named_pair(ModelOptions(target=pair_folders[0], draft=pair_folders[1])).draft is not None
+    assert open_named_pair(ModelOptions(target=None, draft=None)).draft is not None
 
 
 @pytest.mark.parametrize("beside", [0, 1], ids=["target", "draft"])

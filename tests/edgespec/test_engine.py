@@ -15,7 +15,7 @@ import torch
 
 from edgespec import EdgespecError, Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.config import parse_size
-from edgespec.placement.run_place import PlaceOptions
+from edgespec.placement.run_config import RunConfigOptions
 from edgespec.text.context import new_token_limit
 from tests.pretend_cuda import PretendCudaDevice, pretend_cuda
 
@@ -60,7 +60,7 @@ def test_a_text_depends_on_its_seed_and_its_name_alone(engine: Engine) -> None:
 
 
 def test_a_card_is_set_up_for_trees_while_a_pair_is_there(pair_folders: tuple[Path, Path]) -> None:
-    options: PlaceOptions = {"device": "cuda", "limits": MemoryLimits(max_gpu_bytes=parse_size("4GiB"))}
+    options: RunConfigOptions = {"device": "cuda", "limits": MemoryLimits(max_gpu_bytes=parse_size("4GiB"))}
     before = torch.backends.cuda.cudnn_sdp_enabled()
     with pretend_cuda(), patch("torch.cuda.set_per_process_memory_fraction") as limit:
         with Engine.from_pretrained(pair_folders[0], self_check=False, **options):
@@ -77,7 +77,7 @@ def test_the_placement_says_what_is_so_where_little_memory_can_be_locked(
     """The profile of such a pair is known by the plan, because the next run has the same."""
     monkeypatch.setattr(PretendCudaDevice, "most_locked", locked)
     limits = MemoryLimits(max_gpu_bytes=parse_size("4GiB"), max_cpu_bytes=parse_size("2GiB"), max_resident_layers=1)
-    options: PlaceOptions = {"device": "cuda", "limits": limits}
+    options: RunConfigOptions = {"device": "cuda", "limits": limits}
     with pretend_cuda(), Engine.from_pretrained(pair_folders[0], self_check=False, **options) as engine:
         assert (engine.planned.num_pinned, engine.planned.num_on_disk) == (2, 0)
         assert (engine.placement.num_pinned, engine.placement.num_on_disk) == (locked, 2 - locked)
@@ -87,7 +87,7 @@ def test_the_placement_says_what_is_so_where_little_memory_can_be_locked(
 
 def test_bfloat16_runs_and_says_so(pair_folders: tuple[Path, Path]) -> None:
     with Engine.from_pretrained(pair_folders[0], draft=pair_folders[1], dtype="bfloat16") as engine:
-        assert engine.place.dtype == torch.bfloat16
+        assert engine.run_config.dtype == torch.bfloat16
         assert len(engine.generate("def main(", max_new_tokens=10).token_ids) == 10
 
 

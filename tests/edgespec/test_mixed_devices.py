@@ -22,7 +22,7 @@ from transformers import FalconConfig, LlamaConfig
 from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.config import parse_size
 from edgespec.grow.static import static_shape
-from edgespec.model.new_rows import NewRows
+from edgespec.model.pass_rows import PassRows
 from edgespec.model.self_check import check_tree_reading
 from edgespec.pair.folder import fingerprint, open_model
 from edgespec.placement import place as placing
@@ -225,7 +225,7 @@ def test_feature_heads_stay_on_the_device(
 
 
 def test_draft_passes_of_few_shapes_stay_on_the_device(pair_folders: tuple[Path, Path]) -> None:
-    with open_engine("cuda", *pair_folders, tree=TreeSettings(size=9), draft_graphs=True) as engine:
+    with open_engine("cuda", *pair_folders, tree=TreeSettings(size=9), cuda_graphs=True) as engine:
         found = texts(engine, GREEDY_AND_WARM[:1])
         assert not copies_waited_for(engine, GREEDY_AND_WARM[:1])
     with open_engine("cpu", *pair_folders, tree=TreeSettings(size=9)) as engine:
@@ -296,18 +296,18 @@ def left_on_the_host(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(*arguments: Any, **named: Any) -> Any:
         found = function(*arguments, **named)
-        return replace(found, positions=found.positions.cpu()) if isinstance(found, NewRows) else found.cpu()
+        return replace(found, positions=found.positions.cpu()) if isinstance(found, PassRows) else found.cpu()
 
     return call
 
 
 FAULTS: dict[str, tuple[str, Callable[..., Any], str]] = {
-    "mask": ("edgespec.model.new_rows.additive", left_on_the_host, "adaptive"),
+    "mask": ("edgespec.model.pass_rows.additive", left_on_the_host, "adaptive"),
     "ancestors": ("edgespec.model.target.ancestors_mask", left_on_the_host, "adaptive"),
     "positions": ("edgespec.draft.language_model.next_rows", left_on_the_host, "adaptive"),
     "noise": ("edgespec.text.request.TextNoise", told_the_host, "adaptive"),
     "generator": ("edgespec.text.enter.generator_at", told_the_host, "dyspec"),
-    "penalties": ("edgespec.decode.session.LogitProcessors", told_the_host, "none"),
+    "penalties": ("edgespec.decode.sequence.LogitProcessors", told_the_host, "none"),
     "nodes": ("edgespec.grow.growing.GrowingTrees.__init__", told_the_host, "eagle2"),
     "measured acceptance": ("edgespec.grow.network.Network._on", told_the_host, "adaptive"),
     "shape": ("edgespec.grow.static.StaticShape.__init__", told_the_host, "sequoia"),

@@ -20,7 +20,7 @@ from edgespec.pair.folder import fingerprint, open_model
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
 from edgespec.placement.parallel import PassShares
 from edgespec.placement.place import Memory
-from edgespec.placement.run_place import RunPlace
+from edgespec.placement.run_config import RunConfig
 from edgespec.profiled import PairSetup, pair_facts, set_up, set_up_by_profile, tree_settings
 from offload.placement import ExpertPlacement
 from profiles.cost import Curve
@@ -31,7 +31,7 @@ from tests.offload.experts.mixtures import save_mixture
 from tests.profiles.examples import PLAIN, example_plan, example_profile
 
 ADAPTIVE = example_plan(draw="coupled", threshold=0.02)
-PLACE = RunPlace(
+PLACE = RunConfig(
     device=torch.device("cpu"), dtype=torch.float32, limits=MemoryLimits(), context_tokens=64, prompt_tokens=16
 )
 
@@ -265,7 +265,7 @@ def test_sequoias_size_and_depth_are_those_of_most_tokens_a_second(set_up_here: 
     (note,) = flat.notes
     assert f"sequoia trees of {flat.tree.size} nodes, depth {flat.tree.depth}: {best:.3g} tokens/s" in note
     assert flat.is_tuned
-    assert flat.room.depth == flat.tree.depth, "trees that tune themselves are as deep"
+    assert flat.largest_tree.depth == flat.tree.depth, "trees that tune themselves are as deep"
     assert found(layer_s=0.1, node_s=0.0, size=40).tree == TreeSettings(policy="sequoia", draw="chosen", size=40)
 
 
@@ -318,11 +318,16 @@ def test_where_plain_decoding_is_fastest_there_is_no_tree_and_the_note_has_both_
 
 
 def memory_of(
-    pair: ModelPair, monkeypatch: pytest.MonkeyPatch, *, layers: float, tree: TreeSettings, place: RunPlace = PLACE
+    pair: ModelPair,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    layers: float,
+    tree: TreeSettings,
+    run_config: RunConfig = PLACE,
 ) -> list[int]:
     """Leave room for so many of the target's layers beside these trees; what is read of the memory is noted."""
-    place = replace(place, limits=MemoryLimits(max_resident_layers=0))
-    placed = set_up(pair, place, tree)
+    run_config = replace(run_config, limits=MemoryLimits(max_resident_layers=0))
+    placed = set_up(pair, run_config, tree)
     resident_bytes = int(layers * max(record.cpu_bytes for record in placed.weights.target.skeleton.records))
     free_bytes = placed.placement.planned_bytes + resident_bytes
     read: list[int] = []
@@ -368,15 +373,15 @@ def test_a_profile_knows_how_experts_moved_while_it_was_measured(pair: ModelPair
 
 def test_experts_are_placed_by_the_use_that_a_profile_measured(tmp_path: Path) -> None:
     folder = save_mixture(tmp_path / "mixture", "qwen3-moe")
-    mixture, place = open_pair(folder, folder), replace(PLACE, limits=MemoryLimits(max_resident_layers=0))
-    placement = set_up(mixture, place, TreeSettings()).placement
+    mixture, run_config = open_pair(folder, folder), replace(PLACE, limits=MemoryLimits(max_resident_layers=0))
+    placement = set_up(mixture, run_config, TreeSettings()).placement
     use = ((0.25, 0.5, 0.125, 1.0),) * placement.num_layers
     profile = example_profile(
-        machine=machine_facts(), pair=pair_facts(mixture, place, placement),
+        machine=machine_facts(), pair=pair_facts(mixture, run_config, placement),
         acceptance=default_acceptance().to_document(), expert_use=use,
     )  # fmt: skip
     keep(profile)
-    found = set_up_by_profile(mixture, place, source="auto", given={}, temperature=0.8)
+    found = set_up_by_profile(mixture, run_config, source="auto", given={}, temperature=0.8)
     assert found.profile is not None
     assert placement.experts is not None
     assert found.placement.experts == replace(placement.experts, use=use)
@@ -388,7 +393,7 @@ def test_experts_are_placed_by_the_use_that_a_profile_measured(tmp_path: Path) -
     assert 0 < sum(map(sum, counted)) <= 4 * placement.num_layers
     keep(replace(profile, expert_use=use[1:]))
     with pytest.raises(EdgespecError, match="counts the use of") as caught:
-        set_up_by_profile(mixture, place, source="auto", given={}, temperature=0.8)
+        set_up_by_profile(mixture, run_config, source="auto", given={}, temperature=0.8)
     assert caught.value.code == "E_PROFILE"
 
 
@@ -427,8 +432,8 @@ def test_a_fingerprint_is_of_the_config_too(pair_folders: tuple[Path, Path], tmp
     assert fingerprint(open_model(copy)) != fingerprint(open_model(pair_folders[1]))
 
 
-def several(place: RunPlace, _shares: PassShares) -> RunPlace:
-    return replace(place, num_texts=5)
+def several(run_config: RunConfig, _shares: PassShares) -> RunConfig:
+    return replace(run_config, num_texts=5)
 
 
 def test_several_texts_begin_with_the_plan_for_about_so_many(pair: ModelPair, profile: Profile) -> None:
@@ -437,7 +442,7 @@ def test_several_texts_begin_with_the_plan_for_about_so_many(pair: ModelPair, pr
     keep(replace(profile, plans=(plan,)))
     options: dict[str, Any] = {"source": "auto", "given": {}, "temperature": 0.8}
     found = set_up_by_profile(pair, PLACE, share_passes=several, **options)
-    assert (found.tree, found.place.num_texts) == (tree_settings(small), 5)
+    assert (found.tree, found.run_config.num_texts) == (tree_settings(small), 5)
     assert found.predicted_per_s is None, "it was promised for four texts"
     assert set_up_by_profile(pair, PLACE, **options).tree == tree_settings(plan.best)
 
@@ -455,7 +460,7 @@ def test_caches_of_several_texts_may_displace_layers_of_the_profile(
 ) -> None:
     keep(profile)
     tree = tree_settings(profile.plans[1].best)
-    memory_of(pair, monkeypatch, layers=0.5, tree=tree, place=several(PLACE, PassShares()))
+    memory_of(pair, monkeypatch, layers=0.5, tree=tree, run_config=several(PLACE, PassShares()))
     options: dict[str, Any] = {"source": "auto", "given": {}, "temperature": 0.8}
     alone = set_up_by_profile(pair, PLACE, **options)
     assert alone.placement.num_resident == alone.placement.num_layers

@@ -87,7 +87,7 @@ class SimulatedDevice:
     def __init__(self, choices: Sequence[int] = (0,), *, is_eager: bool = False, max_locked: int | None = None) -> None:
         self.torch_device = torch.device("cpu")
         self.lock_of_work = threading.RLock()  # the host's threads ask for work at the same time
-        self.locked: set[int] = set()  # addresses
+        self.pinned: set[int] = set()  # addresses
         self.faults: list[str] = []
         self._max_locked = max_locked  # buffers
         self._choices = itertools.cycle(choices)
@@ -127,12 +127,12 @@ class SimulatedDevice:
         stream.give(read)
 
     def lock(self, memory: Tensor) -> None:
-        if len(self.locked) == self._max_locked:
+        if len(self.pinned) == self._max_locked:
             raise PinningError("the limit on locked memory is reached")
-        self.locked.add(memory.data_ptr())
+        self.pinned.add(memory.data_ptr())
 
     def unlock(self, memory: Tensor) -> None:
-        self.locked.remove(memory.data_ptr())
+        self.pinned.remove(memory.data_ptr())
         memory.fill_(ANOTHERS)
 
     def advance(self) -> None:
@@ -164,4 +164,4 @@ class SimulatedDevice:
                 stream.synchronize()
 
     def _is_locked(self, memory: Tensor) -> bool:
-        return memory.untyped_storage().data_ptr() in self.locked
+        return memory.untyped_storage().data_ptr() in self.pinned

@@ -81,7 +81,7 @@ def test_streamed_logits_equal_resident_logits(family: str, quant: str, tier: st
             assert torch.equal(logits(model), expected)
 
 
-@pytest.mark.parametrize("slow", ["load", "take_back"])
+@pytest.mark.parametrize("slow", ["load", "release"])
 @pytest.mark.parametrize("tier", TIERS)
 def test_results_do_not_depend_on_what_is_slow(
     slow: str, tier: str, pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch

@@ -51,8 +51,8 @@ def test_slots_hold_the_layers_that_were_loaded(pinned_layers: set[int], pair_fo
     for position in range(7):
         record = records[position % len(records)]
         loader.load(record, position % 2)
-        weights = loader.hand_out(record, position % 2)
-        loader.take_back(record, position % 2)
+        weights = loader.acquire(record, position % 2)
+        loader.release(record, position % 2)
         expected = store.views(record)
         assert weights.keys() == expected.keys()
         assert all(torch.equal(weights[name], expected[name]) for name in weights)
@@ -73,7 +73,7 @@ def test_where_little_memory_can_be_locked_the_rest_is_read_from_its_files(
     for position in range(4):
         record = records[position % 3]
         loader.load(record, position % 2)
-        weights = loader.hand_out(record, position % 2)
+        weights = loader.acquire(record, position % 2)
         assert all(torch.equal(weight, store.views(record)[name]) for name, weight in weights.items())
 
 
@@ -100,7 +100,7 @@ def test_what_was_locked_is_unlocked_when_loading_fails_half_way(
 
     def interrupted(self: LayerStore, record: LayerRecord) -> None:
         if record.index == 1:
-            assert device.locked
+            assert device.pinned
             raise KeyboardInterrupt
         populate(self, record)
 
@@ -108,7 +108,7 @@ def test_what_was_locked_is_unlocked_when_loading_fails_half_way(
     with pytest.raises(KeyboardInterrupt):
         make_loader(skeleton_of(pair_folders[0]).records, device, pinned_layers={0, 1, 2})
     gc.collect()
-    assert not device.locked
+    assert not device.pinned
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere pages come when they are touched")
@@ -126,7 +126,7 @@ def test_memory_is_there_before_it_is_locked(num_bytes: int) -> None:
 def test_half_a_staging_ring_is_given_back(pair_folders: tuple[Path, Path]) -> None:
     device = SimulatedDevice(max_locked=1)
     loader = make_loader(skeleton_of(pair_folders[0]).records, device, pinned_layers=set())
-    assert not device.locked
+    assert not device.pinned
     loader.close()
 
 
@@ -149,6 +149,6 @@ def test_a_model_streams_through_it(pair_folders: tuple[Path, Path], monkeypatch
     with torch.no_grad():
         for _ in range(3):
             assert torch.equal(streamed.model(ids).logits, resident.model(ids).logits)
-    assert device.locked
+    assert device.pinned
     streamed.close()
-    assert not device.locked
+    assert not device.pinned

@@ -124,7 +124,7 @@ def test_every_computation_reads_its_own_layer(
     if reader_is_fast:
         wait_for_reader(stream)
     stream.close()
-    assert not device.locked
+    assert not device.pinned
     device.finish()
     assert not device.faults
 

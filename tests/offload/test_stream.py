@@ -39,13 +39,13 @@ class SlotMemory:
         self.overwritten |= slot in self.in_use
         self.slots[slot] = record.index
 
-    def hand_out(self, record: LayerRecord, slot: int) -> dict[str, Tensor]:
+    def acquire(self, record: LayerRecord, slot: int) -> dict[str, Tensor]:
         self.in_use.add(slot)
         found = self.slots[slot]
         assert found is not None
         return {"index": torch.tensor(found)}
 
-    def take_back(self, record: LayerRecord, slot: int) -> None:
+    def release(self, record: LayerRecord, slot: int) -> None:
         self.in_use.discard(slot)
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles.experts import INDEPENDENT, LEAST_SPREAD, Routing, fit_spread
+from profiles.experts import INDEPENDENT, MIN_SPREAD, Routing, fit_spread
 
 routings = st.builds(
     lambda num_experts, share, spread: Routing(
@@ -17,7 +17,7 @@ routings = st.builds(
     ),
     num_experts=st.integers(2, 512),
     share=st.floats(0, 1),
-    spread=st.floats(LEAST_SPREAD, INDEPENDENT),
+    spread=st.floats(MIN_SPREAD, INDEPENDENT),
 )
 
 

@@ -18,10 +18,10 @@ from edgespec.cli.open_pair import open_pair_with_draft
 from edgespec.cli.options.console import console_options
 from edgespec.cli.options.distribution import distribution_options
 from edgespec.cli.options.machine import MachineOptions, machine_options
-from edgespec.cli.options.model import AskedModels, model_options
+from edgespec.cli.options.model import ModelOptions, model_options
 from edgespec.cli.options.numbers import WholeRange
 from edgespec.cli.options.prompts import input_options
-from edgespec.cli.options.tree import AskedTrees, tree_options
+from edgespec.cli.options.tree import TreeOptions, tree_options
 from edgespec.cli.prompts.read import encode_prompts, read_prompts
 from edgespec.cli.prompts.report import say_unused_keys
 from edgespec.errors import EXIT_RUNTIME, EdgespecError
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from edgespec.decode.lossless import Verdict
     from edgespec.engine import Engine
     from edgespec.pair.pair import ModelPair
-    from edgespec.placement.run_place import RunPlace
+    from edgespec.placement.run_config import RunConfig
     from edgespec.profiled import PairSetup
     from edgespec.text.request import TextOptions
     from edgespec.tune.benchmark import Round
@@ -72,7 +72,7 @@ and highest. Both modes use the memory plan of the pair with its draft.
 @console_options()
 def command(
     *,
-    models: AskedModels,
+    models: ModelOptions,
     prompts: str | None,
     input_form: str,
     raw: bool,
@@ -84,7 +84,7 @@ def command(
     check: bool,
     form: str,
     as_json: bool,
-    trees: AskedTrees,
+    trees: TreeOptions,
     machine: MachineOptions,
     console: Console,
 ) -> int:
@@ -113,8 +113,8 @@ def command(
     rows = rows[:limit]
     say_unused_keys(console, rows, applies=False)
     encoded = encode_prompts(pair, rows, raw=raw or prompts is None)
-    place = _place(pair, machine, max(map(len, encoded)), max_new_tokens)
-    with open_engine(console, _set_up(console, pair, place, trees, sampling), machine) as engine:
+    run_config = _run_config(pair, machine, max(map(len, encoded)), max_new_tokens)
+    with open_engine(console, _set_up(console, pair, run_config, trees, sampling), machine) as engine:
         with console.progress_bar() as bar:
             if check:
                 options: TextOptions = {"max_new_tokens": max_new_tokens, "sampling": sampling, "seed": seed}
@@ -143,7 +143,7 @@ def _refuse_with_check(context: click.Context, form: str) -> None:
         raise click.UsageError("-o csv does not go with --check: use md or json.")
 
 
-def _place(pair: ModelPair, machine: MachineOptions, longest: int, max_new_tokens: int) -> RunPlace:
+def _run_config(pair: ModelPair, machine: MachineOptions, longest: int, max_new_tokens: int) -> RunConfig:
     """With room for the longest prompt and its new tokens; raises EdgespecError where the context has none."""
     context_tokens = machine.ctx_size or longest + max_new_tokens
     most = min(context_tokens, pair.max_context or context_tokens)
@@ -153,23 +153,25 @@ def _place(pair: ModelPair, machine: MachineOptions, longest: int, max_new_token
             f"the longest prompt has {longest} tokens, with {max_new_tokens} new ones more than the context of {most}.",
             "Shorten the prompts, or lower -n.",
         )
-    return machine.place(pair, context_tokens=context_tokens, prompt_tokens=longest)
+    return machine.run_config(pair, context_tokens=context_tokens, prompt_tokens=longest)
 
 
 def _set_up(
-    console: Console, pair: ModelPair, place: RunPlace, trees: AskedTrees, sampling: SamplingSettings
+    console: Console, pair: ModelPair, run_config: RunConfig, trees: TreeOptions, sampling: SamplingSettings
 ) -> PairSetup:
     """The pair with trees to measure: where its profile's plan is to grow none, the next best that it knows."""
     from edgespec.profiled import set_up, set_up_by_profile, tree_settings
 
-    setup = set_up_by_profile(pair, place, source=trees.profile, given=trees.given, temperature=sampling.temperature)
+    setup = set_up_by_profile(
+        pair, run_config, source=trees.profile, given=trees.given, temperature=sampling.temperature
+    )
     if setup.tree.policy != "none":
         return setup
     assert setup.plan is not None
     second = setup.plan.runner_up
     tree = tree_settings(second) if second is not None and second.policy != "none" else TreeSettings()
     console.say(f"the profile's plan is plain decoding; measured against it: {tree.policy} trees")
-    return set_up(pair, place, tree, profile=setup.profile)
+    return set_up(pair, run_config, tree, profile=setup.profile)
 
 
 def _report_better_choices(console: Console, engine: Engine, rounds: dict[str, list[Round]]) -> None:
@@ -179,8 +181,8 @@ def _report_better_choices(console: Console, engine: Engine, rounds: dict[str, l
     medians = {mode: statistics.median(found.tokens_per_s for found in own) for mode, own in rounds.items()}
     if medians["tree"] < medians["plain"]:
         console.say("trees are slower than plain decoding here; edgespec profile finds settings that are not, or none")
-    place = replace(engine.place, prompt_tokens=engine.max_context)
-    alone = set_up(replace(engine.pair, draft=None), place, engine.tree).placement.num_resident
+    run_config = replace(engine.run_config, prompt_tokens=engine.max_context)
+    alone = set_up(replace(engine.pair, draft=None), run_config, engine.tree).placement.num_resident
     if alone > engine.placement.num_resident:
         console.say(
             f"without the draft in memory, {alone} layers instead of {engine.placement.num_resident} could stay "

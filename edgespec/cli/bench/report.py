@@ -89,7 +89,7 @@ def _row(engine: Engine, mode: str, rounds: dict[str, list[Round]], sampling: Sa
     return {
         "mode": mode,
         "policy": engine.tree.policy if is_tree else "none",
-        "nodes": (engine.room if is_tuned else engine.tree).num_nodes if is_tree else 0,
+        "nodes": (engine.largest_tree if is_tuned else engine.tree).num_nodes if is_tree else 0,
         "tuned": is_tuned,
         "depth": engine.tree.num_layers if is_tree else 0,
         "lossless": engine.tree.is_lossless or not is_tree,
@@ -118,9 +118,9 @@ def _setting(engine: Engine) -> dict[str, Any]:
     return {
         "model": str(pair.target.folder),
         "draft_model": str(pair.draft.folder),
-        "quant": engine.place.quant or "none",
-        "draft_quant": engine.place.draft_quant or "none",
-        "dtype": str(engine.place.dtype).removeprefix("torch."),
+        "quant": engine.run_config.quant or "none",
+        "draft_quant": engine.run_config.draft_quant or "none",
+        "dtype": str(engine.run_config.dtype).removeprefix("torch."),
         "device": torch.cuda.get_device_name(engine.device) if engine.device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
         "layers": placement.num_layers,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from edgespec.cli.chat.answers import answer
 from edgespec.cli.chat.footer import session_report
+from edgespec.cli.chat.parse import closest
 from edgespec.cli.chat.settings import (
     change_settings,
     restore_settings,
@@ -18,12 +19,11 @@ from edgespec.cli.chat.settings import (
     use_spec,
     use_tree_size,
 )
-from edgespec.cli.chat.spoken import closest
 from edgespec.cli.chat.state import Attachment, Chat
 from edgespec.cli.console import counted
 from edgespec.cli.open_engine import engine_trees_in_words
 from edgespec.cli.options.files import check_files
-from edgespec.cli.options.model import AskedModels
+from edgespec.cli.options.model import ModelOptions
 from edgespec.cli.prompts.notes import template_notes
 from edgespec.errors import EdgespecError
 from edgespec.files import expanded, require_place, sessions_folder
@@ -117,8 +117,8 @@ def _show(chat: Chat, argument: str) -> None:
     elif subject == "model":
         draft, count = engine.pair.draft, conversation.num_turns
         lines = [
-            f"target  {engine.pair.target.folder} ({engine.place.quant or 'not quantised'})",
-            f"draft   {draft.folder} ({engine.place.draft_quant or 'not quantised'})" if draft else "draft   none",
+            f"target  {engine.pair.target.folder} ({engine.run_config.quant or 'not quantised'})",
+            f"draft   {draft.folder} ({engine.run_config.draft_quant or 'not quantised'})" if draft else "draft   none",
             f"context {conversation.num_tokens} of {engine.max_context} tokens, {counted(count, 'turn')}",
             f"trees   {engine_trees_in_words(engine)}",
         ]
@@ -221,7 +221,7 @@ def _save(chat: Chat, argument: str, *, overwrite: bool = False) -> None:
         require_place(sessions_folder())
     path = expanded(argument) if argument else new_session()
     conversation, pair = chat.conversation, chat.engine.pair
-    models = AskedModels(target=pair.target.folder, draft=pair.draft.folder if pair.draft else None)
+    models = ModelOptions(target=pair.target.folder, draft=pair.draft.folder if pair.draft else None)
     check_files(models, ("/save", path))
     stats = {
         "answers": len(chat.turns),

@@ -31,7 +31,7 @@ Ask = Callable[["OnPrefill"], Generator["TextChunk", None, None]]
 def answer(chat: Chat, ask: Ask) -> bool:
     """Show what `ask` yields, and return whether there was an answer, whole or not. Raises EdgespecError."""
     screen, conversation = chat.screen, chat.conversation
-    before, room = conversation.last, chat.engine.room
+    before, largest_tree = conversation.last, chat.engine.largest_tree
     failure: EdgespecError | None = None
     screen.begin_answer()
     try:
@@ -56,7 +56,7 @@ def answer(chat: Chat, ask: Ask) -> bool:
     if result is not None and result.steps:
         chat.turns.append(Turn(result=result, spec=chat.spec))
         _say_footer(chat)
-        if chat.engine.room != room:
+        if chat.engine.largest_tree != largest_tree:
             now = engine_trees_in_words(chat.engine)
             screen.say(f"memory ran out in a pass: {now} from here on")
     elif result is not None:

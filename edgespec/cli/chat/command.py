@@ -12,17 +12,17 @@ import click
 
 from edgespec import __version__
 from edgespec.cli.chat.keys import WaitingKeys, silent_keys
-from edgespec.cli.chat.options import AskedChat, chat_options
+from edgespec.cli.chat.options import ChatOptions, chat_options
 from edgespec.cli.console import Console
 from edgespec.cli.ctrl_c import import_engine, leaving_at_once, leaving_tidily, raising_at_the_prompt
 from edgespec.cli.open_engine import open_engine
 from edgespec.cli.open_pair import open_pair_for
 from edgespec.cli.options.console import console_options
 from edgespec.cli.options.machine import MachineOptions, machine_options
-from edgespec.cli.options.model import AskedModels, model_options
+from edgespec.cli.options.model import ModelOptions, model_options
 from edgespec.cli.options.sections import FIRST, LAST, MACHINE, SectionedCommand
 from edgespec.cli.options.template import template_options
-from edgespec.cli.options.tree import AskedTrees, tree_options
+from edgespec.cli.options.tree import TreeOptions, tree_options
 from edgespec.cli.prompt_cache import open_prompt_cache, prompt_cache_option, use_prompt_cache
 from edgespec.cli.prompts.read import read_text
 from edgespec.errors import EdgespecError
@@ -72,9 +72,9 @@ message begins on a line of its own. A pipe is one turn: all of stdin is the mes
 @console_options(has_verbose=True, quiet_help="Print answers and errors only.")
 def command(
     *,
-    models: AskedModels,
-    asked: AskedChat,
-    trees: AskedTrees,
+    models: ModelOptions,
+    asked: ChatOptions,
+    trees: TreeOptions,
     machine: MachineOptions,
     prompt_cache: Path | None,
     no_self_check: bool,
@@ -97,7 +97,7 @@ def command(
         with leaving_tidily():
             with console.status("reading headers"):
                 pair = open_pair_for(console, models, trees)
-                cache = open_prompt_cache(prompt_cache, pair, machine.place(pair, context_tokens=CONTEXTS[-1]))
+                cache = open_prompt_cache(prompt_cache, pair, machine.run_config(pair, context_tokens=CONTEXTS[-1]))
             engine = _load(console, pair, asked, trees, machine, self_check=not no_self_check)
         with engine:
             chat = _open_chat(console, engine, asked, keys, is_single=is_single)
@@ -108,7 +108,7 @@ def command(
                 return converse(chat, first)
 
 
-def _first_message(asked: AskedChat) -> str | None:
+def _first_message(asked: ChatOptions) -> str | None:
     """Return the message that the command line or the pipe gave, if any; raises EdgespecError for an empty pipe."""
     text = asked.prompt
     if text == "-" or (text is None and not sys.stdin.isatty()):
@@ -123,8 +123,8 @@ def _first_message(asked: AskedChat) -> str | None:
 def _load(
     console: Console,
     pair: ModelPair,
-    asked: AskedChat,
-    trees: AskedTrees,
+    asked: ChatOptions,
+    trees: TreeOptions,
     machine: MachineOptions,
     *,
     self_check: bool,
@@ -141,9 +141,9 @@ def _load(
     sampling = with_token_ids(replace(pair.default_sampling(), **asked.chosen), pair)  # refused before weights are read
 
     def load(context_tokens: int) -> Engine:
-        place = machine.place(pair, context_tokens=context_tokens)
+        run_config = machine.run_config(pair, context_tokens=context_tokens)
         setup = set_up_by_profile(
-            pair, place, source=trees.profile, given=trees.given, temperature=sampling.temperature
+            pair, run_config, source=trees.profile, given=trees.given, temperature=sampling.temperature
         )
         return open_engine(console, setup, machine, self_check=self_check)
 
@@ -156,7 +156,7 @@ def _load(
     return load(contexts[-1])
 
 
-def _open_chat(console: Console, engine: Engine, asked: AskedChat, keys: WaitingKeys, *, is_single: bool) -> Chat:
+def _open_chat(console: Console, engine: Engine, asked: ChatOptions, keys: WaitingKeys, *, is_single: bool) -> Chat:
     """Return the conversation with the screen and the line editor that it uses."""
     from edgespec.cli.chat.screen import Screen
     from edgespec.cli.chat.state import Chat

@@ -20,7 +20,7 @@ from prompt_toolkit.input.vt100_parser import Vt100Parser
 from prompt_toolkit.key_binding import KeyBindings, KeyPress, KeyPressEvent
 from prompt_toolkit.output import ColorDepth, create_output
 
-from edgespec.cli.chat.spoken import continues, wants_more
+from edgespec.cli.chat.parse import continues, wants_more
 from edgespec.cli.chat.state import LineReader
 from edgespec.cli.console import draws_lines
 from edgespec.cli.standard_streams import drawing_stream

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from edgespec.cli import EXIT_INTERRUPTED
 from edgespec.cli.chat.actions import new_session, perform
 from edgespec.cli.chat.answers import answer
+from edgespec.cli.chat.parse import understand, without_quotes
 from edgespec.cli.chat.settings import saved_settings
-from edgespec.cli.chat.spoken import understand, without_quotes
 from edgespec.cli.chat.state import Chat
 from edgespec.cli.console import print_error
 from edgespec.cli.faults import as_edgespec_error, is_debugged, show_trace

@@ -19,7 +19,7 @@ COLORS = ("auto", "always", "never")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedChat:
+class ChatOptions:
     """What to say first, how to answer, and how to look."""
 
     prompt: str | None  # of the first turn; - is stdin
@@ -67,7 +67,7 @@ def chat_options(function: Command) -> Command:
         check_stops(stop)
         for flag, text in (("-p", prompt_text), ("--system", system)):
             require_text(flag, text or "")
-        asked = AskedChat(
+        asked = ChatOptions(
             prompt=prompt_text,
             is_single_turn=single_turn,
             system=system or None,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from edgespec.cli.chat.spoken import closest
+from edgespec.cli.chat.parse import closest
 from edgespec.cli.spelling import spelled
 from edgespec.config import MAX_SEED, SamplingSettings
 from edgespec.errors import EdgespecError

@@ -27,9 +27,9 @@ from edgespec.cli.estimate.speeds import (
 from edgespec.cli.open_engine import say_notes
 from edgespec.cli.open_pair import naming_drafts
 from edgespec.cli.options.machine import MachineOptions, check_all_resident, planning_options
-from edgespec.cli.options.model import AskedModels, model_options
+from edgespec.cli.options.model import ModelOptions, model_options
 from edgespec.cli.options.numbers import WholeRange
-from edgespec.cli.options.tree import AskedTrees, tree_options
+from edgespec.cli.options.tree import TreeOptions, tree_options
 from edgespec.cli.spelling import spelled
 from edgespec.config import SamplingSettings
 from edgespec.text.context import check_ctx_size
@@ -81,8 +81,8 @@ after the prompt is read, with the context full.
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def command(
     *,
-    models: AskedModels,
-    trees: AskedTrees,
+    models: ModelOptions,
+    trees: TreeOptions,
     machine: MachineOptions,
     parallel: int,
     prompt_tokens: int | None,
@@ -106,7 +106,7 @@ def command(
     from edgespec.pair.folder import open_architecture, open_draft_architecture
     from edgespec.pair.pair import DEMO_FOLDER, check_vocabularies
     from edgespec.placement.place import pair_weights, place_weights, read_memory
-    from edgespec.placement.run_place import DEFAULT_CONTEXT_TOKENS, resolve_place
+    from edgespec.placement.run_config import DEFAULT_CONTEXT_TOKENS, resolve_run_config
     from edgespec.placement.weights import notes_of_draft
 
     if temperature is not None:
@@ -133,25 +133,31 @@ def command(
     prompt_tokens = min(prompt_tokens or context_tokens, context_tokens)
     options = machine.options(context_tokens=context_tokens, prompt_tokens=prompt_tokens)
     options["parallel"] = parallel
-    place = resolve_place(target_model.config, None, is_planned_only=True, **options)
-    if card is None and not is_here(place.device):
+    run_config = resolve_run_config(target_model.config, None, is_planned_only=True, **options)
+    if card is None and not is_here(run_config.device):
         if measure:
-            refuse_measuring(str(place.device))
+            refuse_measuring(str(run_config.device))
         refuse_without_hardware(tree, temperature)
-    weights = pair_weights(target_model, draft, place)
+    weights = pair_weights(target_model, draft, run_config)
     for model in (weights.target, weights.draft):
         if model is not None:  # what would be refused when it is loaded
             check_tree_reading(model.skeleton.model.config, device=torch.device("cpu"))
     if card is None:
-        memory = read_memory(place.limits, place.device)
-        plan = place_weights(weights, tree, place, memory)
-        machine_speed = measured_here(place.device, target_model, again=measure) if is_here(place.device) else None
+        memory = read_memory(run_config.limits, run_config.device)
+        plan = place_weights(weights, tree, run_config, memory)
+        machine_speed = (
+            measured_here(run_config.device, target_model, again=measure) if is_here(run_config.device) else None
+        )
     else:
-        memory, machine_speed = memory_there(*card, place.limits), card
+        memory, machine_speed = memory_there(*card, run_config.limits), card
     speeds = None
     if machine_speed is not None:
         pair = PairOnHardware(
-            weights=weights, hardware=machine_speed[0], assumptions=machine_speed[1], place=place, memory=memory
+            weights=weights,
+            hardware=machine_speed[0],
+            assumptions=machine_speed[1],
+            run_config=run_config,
+            memory=memory,
         )
         # A size that is not given is any: the settings hold a default.
         size = trees.given.get("size")
@@ -163,8 +169,8 @@ def command(
     for note in notes_of_draft(weights.target, weights.draft, context_tokens):
         console.say(spelled(note))
     settings = {
-        "device": str(place.device) if card is None else card[0].name,
-        "dtype": str(place.dtype).removeprefix("torch."),
+        "device": str(run_config.device) if card is None else card[0].name,
+        "dtype": str(run_config.dtype).removeprefix("torch."),
         "context_tokens": context_tokens,
         "texts": parallel,
         "tree_size": tree.num_nodes if speeds is None else (speeds.tree or speeds.plain).nodes,

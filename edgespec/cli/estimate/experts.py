@@ -35,7 +35,7 @@ def _lines_of_places(pair: PairOnHardware, places: ExpertPlaces) -> list[str]:
     """Say how large a mixture's experts are, how many of them stay where, and what is assumed of rows."""
     sizes = places.sizes
     kept = f"{places.device_kept:.0f} stay on the card, {places.ram_kept:.0f} in RAM"
-    if pair.place.device.type == "cpu":
+    if pair.run_config.device.type == "cpu":
         kept = f"{places.device_kept:.0f} stay in RAM"
     elif places.is_on_host:
         kept = f"{places.ram_kept:.0f} stay in RAM, and the CPU computes them"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from edgespec.pair.folder import ModelFolder
     from profiles.hardware import Assumptions, Hardware
 
-MOST_BUSY = 0.3  # processors that other programs keep busy while measuring; of more, what is measured is not kept
+MAX_BUSY = 0.3  # processors that other programs keep busy while measuring; of more, what is measured is not kept
 
 
 def is_here(device: torch.device) -> bool:
@@ -55,7 +55,7 @@ def measured_here(device: torch.device, target: ModelFolder, *, again: bool) -> 
     try:
         place, found = measure_disk(files)
         speed = replace(speed, disks={**speed.disks, place: found.bytes_per_s})
-        if busy < MOST_BUSY:
+        if busy < MAX_BUSY:
             keep_speed(speed)
         else:
             console.say(
@@ -70,11 +70,11 @@ def measured_here(device: torch.device, target: ModelFolder, *, again: bool) -> 
 
 def _measured_beside_others(device: torch.device) -> tuple[MachineSpeed, float]:
     """Return the machine's speed, and how many processors other programs kept busy meanwhile."""
-    from edgespec.decode.threads import OthersLoad
     from edgespec.doctor.machine_speed import measure_speed
-    from edgespec.model.cores import read_cores
+    from edgespec.model.cpu import read_cpu
+    from edgespec.tuning.threads import OthersLoad
 
-    others = OthersLoad(read_cores().allowed)
+    others = OthersLoad(read_cpu().allowed)
     return measure_speed(device), others() or 0.0
 
 

@@ -90,13 +90,13 @@ def speed_lines(speeds: Speeds) -> list[str]:
     """Return lines about the machine, what is assumed of it, and tokens a second."""
     pair, plain, tree = speeds.pair, speeds.plain, speeds.tree
     card = pair.hardware
-    half = pair.place.dtype.itemsize == 2
+    half = pair.run_config.dtype.itemsize == 2
     link = f", {card.link}" if card.link else ""
     measured = card.sources.get("all")
     lines = [
         f"{card.name}: {card.title}; {card.memory_bytes / GIB:.0f} GiB at "
         f"{card.weight_bytes_per_s(half=half) / 1e9:.0f} GB/s, "
-        f"{card.flops_per_s(half=half) / 1e12:.3g} TFLOP/s in {str(pair.place.dtype).removeprefix('torch.')}{link}"
+        f"{card.flops_per_s(half=half) / 1e12:.3g} TFLOP/s in {str(pair.run_config.dtype).removeprefix('torch.')}{link}"
         + (f"; {measured} (again: --measure)" if measured else ""),
         *([f"note: {card.note}"] if card.note else []),
         f"assumed: {_assumed(pair)}",
@@ -189,4 +189,4 @@ def _assumed(pair: PairOnHardware) -> str:
 
 def _knows_host(pair: PairOnHardware) -> bool:
     """Whether the RAM beside the card was given, or is the device's own."""
-    return pair.place.limits.max_cpu_bytes is not None or pair.hardware.device == "cpu"
+    return pair.run_config.limits.max_cpu_bytes is not None or pair.hardware.device == "cpu"

@@ -16,23 +16,23 @@ from edgespec.cli.ctrl_c import cancelling, import_engine, leaving_tidily, raise
 from edgespec.cli.generate.in_order import InOrder
 from edgespec.cli.generate.open_output import begin_output, open_output, take_output
 from edgespec.cli.generate.options import (
-    AskedOutput,
-    AskedPrompts,
-    AskedSampling,
+    OutputOptions,
+    PromptOptions,
+    SamplingOptions,
     output_options,
     prompt_options,
     sampling_options,
 )
-from edgespec.cli.generate.prepare import AskedPlace, AskedRun, Prepared, Prompts, prepare, read_rows
-from edgespec.cli.generate.ray_options import AskedWorkers, check_options, ray_options
+from edgespec.cli.generate.prepare import GenerateOptions, PairOptions, Prepared, Prompts, prepare, read_rows
+from edgespec.cli.generate.ray_options import WorkerOptions, check_options, ray_options
 from edgespec.cli.generate.sinks import Sink
 from edgespec.cli.open_engine import open_engine
 from edgespec.cli.options.console import console_options
 from edgespec.cli.options.machine import MachineOptions, machine_options, parallel_option
-from edgespec.cli.options.model import AskedModels, model_options
+from edgespec.cli.options.model import ModelOptions, model_options
 from edgespec.cli.options.sections import FIRST, LAST, SectionedCommand
 from edgespec.cli.options.template import template_options
-from edgespec.cli.options.tree import AskedTrees, tree_options
+from edgespec.cli.options.tree import TreeOptions, tree_options
 from edgespec.cli.prompt_cache import open_prompt_cache, prompt_cache_option, use_prompt_cache
 from edgespec.cli.prompts.read import holds_rows
 from edgespec.distributed.cluster import import_ray
@@ -103,16 +103,16 @@ Exit codes: 0 done, 1 failed while running, 2 wrong usage or input, 3 done but s
 @console_options(has_verbose=True)
 def command(
     *,
-    asked: AskedPrompts,
-    models: AskedModels,
-    out: AskedOutput,
-    wanted: AskedSampling,
-    trees: AskedTrees,
+    asked: PromptOptions,
+    models: ModelOptions,
+    out: OutputOptions,
+    wanted: SamplingOptions,
+    trees: TreeOptions,
     machine: MachineOptions,
     parallel: int | None,
     prompt_cache: Path | None,
     no_self_check: bool,
-    workers: AskedWorkers | None,
+    workers: WorkerOptions | None,
     console: Console,
 ) -> int:
     """Complete PROMPTS: a text file (one prompt), JSONL, JSON array, or - (stdin).
@@ -126,8 +126,8 @@ def command(
         prompts, format_name = _prompts(console, asked, out, stack)
         out = replace(out, format_name=format_name)
         import_engine(console, tidy=stack.close)
-        place = AskedPlace(models=models, trees=trees, machine=machine, parallel=parallel)
-        run = AskedRun(prompts=asked, out=out, wanted=wanted, place=place)
+        pair_options = PairOptions(models=models, trees=trees, machine=machine, parallel=parallel)
+        run = GenerateOptions(prompts=asked, out=out, wanted=wanted, pair_options=pair_options)
         if workers is not None:
             from edgespec.cli.generate.over_workers import run_on_workers
 
@@ -139,7 +139,7 @@ def command(
 
             say_work(console, prepared, machine)
             return 0
-        cache = open_prompt_cache(prompt_cache, prepared.pair, prepared.setup.place) if prepared.requests else None
+        cache = open_prompt_cache(prompt_cache, prepared.pair, prepared.setup.run_config) if prepared.requests else None
         output = open_output(prompts, prepared.requests, out, format_name, stack)
         if not prepared.requests:
             console.say("nothing to do")
@@ -153,7 +153,7 @@ def command(
         return _run(console, prepared, engine, output, out, format_name)
 
 
-def _prompts(console: Console, asked: AskedPrompts, out: AskedOutput, stack: ExitStack) -> tuple[Prompts, str]:
+def _prompts(console: Console, asked: PromptOptions, out: OutputOptions, stack: ExitStack) -> tuple[Prompts, str]:
     """Read the rows, take the output file and what it has of them, and choose the results' format.
 
     Raises EdgespecError.
@@ -174,15 +174,15 @@ def _run(
     prepared: Prepared,
     engine: Engine,
     output: tuple[Sink, InOrder | None],
-    out: AskedOutput,
+    out: OutputOptions,
     format_name: str,
 ) -> int:
     """Run all requests, write their results to the sink, and return the exit status."""
+    from edgespec.cli.generate.batched import Run, together
     from edgespec.cli.generate.output import Written, one_by_one, stream_one, with_records, write_records
     from edgespec.cli.generate.progress import RunProgress
     from edgespec.cli.generate.records import run_fields
     from edgespec.cli.generate.tally import Tally
-    from edgespec.cli.generate.together import Run, together
 
     sink, in_order = output
     requests = prepared.requests
@@ -193,7 +193,7 @@ def _run(
             console=console,
             engine=engine,
             settings=prepared.settings,
-            fields=run_fields(engine.pair, engine.place, prepared.config),
+            fields=run_fields(engine.pair, engine.run_config, prepared.config),
             encode=prepared.encode,
             num_pressed=num_pressed,
         )

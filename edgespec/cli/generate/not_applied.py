@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edgespec.cli.console import Console
-from edgespec.cli.generate.options import AskedPrompts
+from edgespec.cli.generate.options import PromptOptions
 from edgespec.cli.prompts.notes import template_notes
 from edgespec.cli.prompts.report import say_unused_keys
 from edgespec.cli.prompts.rows import PromptRow
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from edgespec.pair.pair import ModelPair
 
 
-def report_ignored_settings(console: Console, pair: ModelPair, rows: list[PromptRow], asked: AskedPrompts) -> None:
+def report_ignored_settings(console: Console, pair: ModelPair, rows: list[PromptRow], asked: PromptOptions) -> None:
     """Say once what rows, model or template ask for and this run does not do."""
     say_unused_keys(console, rows)
     if asked.day is not None and (asked.raw or not asks_for_day(pair.tokenizer)):

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from edgespec.cli.generate.in_order import InOrder
-from edgespec.cli.generate.options import AskedOutput
+from edgespec.cli.generate.options import OutputOptions
 from edgespec.cli.generate.prepare import Prompts
 from edgespec.cli.generate.requests import Request
 from edgespec.cli.generate.resume import Results, keep_finished, read_results
@@ -20,7 +20,7 @@ IN_ORDER = ("text", "specbench")  # formats whose readers go by a result's place
 
 
 def take_output(
-    out: AskedOutput, format_name: str, num_wanted: int, stack: ExitStack
+    out: OutputOptions, format_name: str, num_wanted: int, stack: ExitStack
 ) -> tuple[OutputFile | None, Results | None]:
     """Open the output file, and read what a run goes on with, which no other run can change from now on.
 
@@ -72,7 +72,7 @@ def _refuse_results(path: Path, format_name: str, num_wanted: int) -> None:
 
 
 def open_output(
-    prompts: Prompts, requests: Sequence[Request], out: AskedOutput, format_name: str, stack: ExitStack
+    prompts: Prompts, requests: Sequence[Request], out: OutputOptions, format_name: str, stack: ExitStack
 ) -> tuple[Sink, InOrder | None]:
     """Return what records go to and the order in which they do, without what is run again; raises EdgespecError."""
     to_run = [request.row.id for request in requests]
@@ -95,7 +95,7 @@ def open_output(
     return sink, InOrder(sink, waiting, [name for name in order if name in coming], held)
 
 
-def begin_output(output: tuple[Sink, InOrder | None], out: AskedOutput) -> None:
+def begin_output(output: tuple[Sink, InOrder | None], out: OutputOptions) -> None:
     """Drop what is to be overwritten: nothing can be refused from here on."""
     sink, in_order = output
     sink.begin()

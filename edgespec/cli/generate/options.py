@@ -44,7 +44,7 @@ STOP_HELP = "End a text before this string, which is left out; repeatable."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedPrompts:
+class PromptOptions:
     """Which prompts are to be run, and what goes around them."""
 
     source: str | None  # a file, or - for stdin
@@ -58,7 +58,7 @@ class AskedPrompts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedSampling:
+class SamplingOptions:
     """How texts are drawn where the rows do not say."""
 
     chosen: dict[str, Any]  # fields of `SamplingSettings` that were given
@@ -71,7 +71,7 @@ class AskedSampling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedOutput:
+class OutputOptions:
     """Where results go, and in which form."""
 
     path: Path | None
@@ -125,7 +125,7 @@ def prompt_options(function: Command) -> Command:
             require_text(flag, text or "")
         is_text = prompt_text is not None and prompt_text != "-"
         ids = tuple(name.strip() for listed in only for name in listed.split(",") if name.strip())
-        asked = AskedPrompts(
+        asked = PromptOptions(
             source=None if is_text else given[0],
             text=prompt_text if is_text else None,
             form=input_form,
@@ -175,7 +175,7 @@ def sampling_options(function: Command) -> Command:
         **others: Any,
     ) -> Any:
         check_stops(stop)
-        wanted = AskedSampling(
+        wanted = SamplingOptions(
             chosen=chosen, max_new_tokens=max_new_tokens, seed=seed, stop=stop,
             skip_special_tokens=special_tokens == "drop",
             grammar=_asked_grammar(json_schema, grammar), logprobs=logprobs,
@@ -236,7 +236,7 @@ def output_options(function: Command) -> Command:
             raise click.UsageError("--force belongs to --resume.")
         if resume and format_name == "text":
             raise click.UsageError("--resume needs results with ids, which --format text does not write.")
-        out = AskedOutput(
+        out = OutputOptions(
             path=output,
             format_name=format_name,
             overwrite=overwrite,

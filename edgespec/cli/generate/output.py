@@ -12,6 +12,7 @@ from typing import Any
 from edgespec.cli import TOLD, Terminated
 from edgespec.cli.console import Console, DrawLines, counted, print_error
 from edgespec.cli.faults import as_edgespec_error, memory_error
+from edgespec.cli.generate.batched import Ended, Run, say_trees, saying_room
 from edgespec.cli.generate.formats import format_record
 from edgespec.cli.generate.in_order import InOrder
 from edgespec.cli.generate.records import error_record, success_record
@@ -19,7 +20,6 @@ from edgespec.cli.generate.requests import Request
 from edgespec.cli.generate.resume import command_to_continue
 from edgespec.cli.generate.sinks import Sink
 from edgespec.cli.generate.tally import Tally, Totals, totals
-from edgespec.cli.generate.together import Ended, Run, say_trees, saying_room
 from edgespec.cli.generate.turns import RowAnswers
 from edgespec.cli.prefill_line import PrefillLine
 from edgespec.cli.spelling import spelled_error

@@ -15,13 +15,13 @@ from edgespec.cli.generate.not_applied import report_ignored_settings
 from edgespec.cli.generate.open_output import begin_output, open_output
 from edgespec.cli.generate.output import Answered, Written, write_records
 from edgespec.cli.generate.prepare import (
-    AskedPlace,
-    AskedRun,
+    GenerateOptions,
+    PairOptions,
     Prompts,
     make_requested,
     still_to_run,
 )
-from edgespec.cli.generate.ray_options import AskedWorkers
+from edgespec.cli.generate.ray_options import WorkerOptions
 from edgespec.cli.generate.records import error_record
 from edgespec.cli.generate.requests import Request
 from edgespec.cli.generate.resume import config_hash
@@ -30,15 +30,21 @@ from edgespec.cli.generate.worker import RowAnswer, RowPlan
 from edgespec.cli.generate.workers_progress import WorkersProgress
 from edgespec.distributed.cluster import connected, machines
 from edgespec.distributed.dispatch import Dispatch, Outcome
-from edgespec.distributed.ray_crew import RayCrew
+from edgespec.distributed.ray_worker_pool import RayWorkerPool
 from edgespec.distributed.resources import check_places, default_resources, default_workers
-from edgespec.distributed.worker import Hello
+from edgespec.distributed.worker import WorkerInfo
 
 STOPPING = "stopping: records of rows that have ended are kept"
 
 
 def run_on_workers(
-    console: Console, prompts: Prompts, asked: AskedRun, workers: AskedWorkers, *, format_name: str, self_check: bool
+    console: Console,
+    prompts: Prompts,
+    asked: GenerateOptions,
+    workers: WorkerOptions,
+    *,
+    format_name: str,
+    self_check: bool,
 ) -> int:
     """Run all prompts on a cluster's workers and return the exit status; raises EdgespecError."""
     with console.status("reading headers and prompts"):
@@ -60,18 +66,18 @@ def run_on_workers(
         num_workers = workers.num_workers or default_workers(nodes, each)
         check_places(nodes, each, num_workers)
         plan = RowPlan(
-            place=_anywhere(asked.place),
+            pair_options=_anywhere(asked.pair_options),
             settings=found.settings,
             needed=found.needed,
             num_rows=-(-found.num_fitting // num_workers),
             self_check=self_check,
         )
-        crew: RayCrew[Request, RowAnswer] = stack.enter_context(
-            closing(RayCrew(plan, num_workers=num_workers, resources=each, check=check))
+        crew: RayWorkerPool[Request, RowAnswer] = stack.enter_context(
+            closing(RayWorkerPool(plan, num_workers=num_workers, resources=each, check=check))
         )
         with console.status(f"waiting for {counted(num_workers, 'worker')}"):
-            hellos, config = crew.greet()
-        _say_hellos(console, hellos)
+            infos, config = crew.greet()
+        _say_hellos(console, infos)
         requests = still_to_run(console, prompts, asked, found, config)
         if asked.out.dry_run:
             console.say(work_note([request for request in requests if request.fault is None], found.needed)[1])
@@ -83,7 +89,7 @@ def run_on_workers(
             return 0
         crew.load()
         tally = Tally(requests, max_context=found.needed.context_tokens)
-        fields = {**next(iter(hellos.values())).shared, "config": config, "config_hash": config_hash(config)}
+        fields = {**next(iter(infos.values())).shared, "config": config, "config_hash": config_hash(config)}
 
         def answer(draw: DrawLines) -> Generator[Answered, None, None]:
             progress = WorkersProgress(console, tally, draw)
@@ -112,26 +118,28 @@ def _answered(outcome: Outcome[Request, RowAnswer], fields: dict[str, Any]) -> A
     return Answered(request=outcome.job, record=error_record(outcome.job, [], outcome.error, fields), totals=Totals())
 
 
-def _say_hellos(console: Console, hellos: Mapping[str, Hello]) -> None:
+def _say_hellos(console: Console, infos: Mapping[str, WorkerInfo]) -> None:
     """Say how workers placed themselves; those that did alike are said once."""
     by_lines: dict[tuple[str, ...], list[str]] = {}
-    for name, hello in hellos.items():
-        by_lines.setdefault(tuple(hello.lines), []).append(name)
+    for name, info in infos.items():
+        by_lines.setdefault(tuple(info.lines), []).append(name)
     for lines, names in by_lines.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         for line in lines:
             console.say(f"{names[0]}{more}: {line}")
 
 
-def _anywhere(place: AskedPlace) -> AskedPlace:
+def _anywhere(pair_options: PairOptions) -> PairOptions:
     """Return the place with whole paths: a worker's own folder is another one."""
     models = replace(
-        place.models,
-        target=None if place.models.target is None else place.models.target.absolute(),
-        draft=None if place.models.draft is None else place.models.draft.absolute(),
+        pair_options.models,
+        target=None if pair_options.models.target is None else pair_options.models.target.absolute(),
+        draft=None if pair_options.models.draft is None else pair_options.models.draft.absolute(),
     )
-    given = {name: value.absolute() if isinstance(value, Path) else value for name, value in place.trees.given.items()}
-    profile = place.trees.profile
+    given = {
+        name: value.absolute() if isinstance(value, Path) else value for name, value in pair_options.trees.given.items()
+    }
+    profile = pair_options.trees.profile
     if profile not in ("auto", "none"):
         profile = str(Path(profile).absolute())
-    return replace(place, models=models, trees=replace(place.trees, given=given, profile=profile))
+    return replace(pair_options, models=models, trees=replace(pair_options.trees, given=given, profile=profile))

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from edgespec.cli.console import Console, counted, named
 from edgespec.cli.generate.formats import check_format
 from edgespec.cli.generate.not_applied import report_ignored_settings
-from edgespec.cli.generate.options import AskedOutput, AskedPrompts, AskedSampling
+from edgespec.cli.generate.options import OutputOptions, PromptOptions, SamplingOptions
+from edgespec.cli.generate.record_config import record_config, trees_as_begun
 from edgespec.cli.generate.requests import (
     EncodeTurn,
     NeededTokens,
@@ -22,13 +23,12 @@ from edgespec.cli.generate.requests import (
     turn_encoder,
 )
 from edgespec.cli.generate.resume import Results, check_same_run
-from edgespec.cli.generate.run_config import run_config, trees_as_begun
 from edgespec.cli.generate.sinks import OutputFile
 from edgespec.cli.generate.truncate import fit
 from edgespec.cli.open_pair import open_pair_for
 from edgespec.cli.options.machine import MachineOptions
-from edgespec.cli.options.model import AskedModels
-from edgespec.cli.options.tree import AskedTrees
+from edgespec.cli.options.model import ModelOptions
+from edgespec.cli.options.tree import TreeOptions
 from edgespec.cli.prompts.read import describe, numbered_rows, read_prompts
 from edgespec.cli.prompts.rows import PromptRow, text_row
 from edgespec.cli.prompts.selection import repeated, select
@@ -40,7 +40,7 @@ from edgespec.tree.settings import TreeSettings
 if TYPE_CHECKING:
     from edgespec.pair.pair import ModelPair
     from edgespec.placement.parallel import PassShares
-    from edgespec.placement.run_place import RunPlace
+    from edgespec.placement.run_config import RunConfig
     from edgespec.profiled import PairSetup
 
 
@@ -55,23 +55,23 @@ class Prompts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedPlace:
+class PairOptions:
     """What the command line says of the pair, and of where and how it is to live."""
 
-    models: AskedModels
-    trees: AskedTrees
+    models: ModelOptions
+    trees: TreeOptions
     machine: MachineOptions
     parallel: int | None  # texts under way; None: as many as pay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedRun:
+class GenerateOptions:
     """What the command line asks for."""
 
-    prompts: AskedPrompts
-    out: AskedOutput
-    wanted: AskedSampling
-    place: AskedPlace
+    prompts: PromptOptions
+    out: OutputOptions
+    wanted: SamplingOptions
+    pair_options: PairOptions
 
     @property
     def refuses(self) -> bool:
@@ -104,7 +104,7 @@ class Prepared:
     config: dict[str, Any]
 
 
-def read_rows(console: Console, asked: AskedPrompts, format_name: str) -> tuple[list[PromptRow], list[PromptRow]]:
+def read_rows(console: Console, asked: PromptOptions, format_name: str) -> tuple[list[PromptRow], list[PromptRow]]:
     """Read all rows and choose the wanted ones, both with their repeats; raises EdgespecError."""
     if asked.source is None:
         rows = numbered_rows([text_row(asked.text or "", "-p", kind="text")])
@@ -119,11 +119,11 @@ def read_rows(console: Console, asked: AskedPrompts, format_name: str) -> tuple[
     return repeated(rows, times), repeated(wanted, times)
 
 
-def prepare(console: Console, prompts: Prompts, asked: AskedRun) -> Prepared:
+def prepare(console: Console, prompts: Prompts, asked: GenerateOptions) -> Prepared:
     """Open the pair, settle every prompt's settings, and place the weights; raises EdgespecError."""
     found = make_requested(console, prompts, asked)
-    place = replace(asked.place, parallel=1) if asked.out.shows_text else asked.place
-    setup, settings, config = _place_as_begun(console, found, place, prompts.results)
+    pair_options = replace(asked.pair_options, parallel=1) if asked.out.shows_text else asked.pair_options
+    setup, settings, config = _place_as_begun(console, found, pair_options, prompts.results)
     report_ignored_settings(console, found.pair, prompts.wanted, asked.prompts)
     requests = still_to_run(console, prompts, asked, found, config)
     return Prepared(
@@ -132,12 +132,12 @@ def prepare(console: Console, prompts: Prompts, asked: AskedRun) -> Prepared:
     )  # fmt: skip
 
 
-def make_requested(console: Console, prompts: Prompts, asked: AskedRun) -> Requested:
+def make_requested(console: Console, prompts: Prompts, asked: GenerateOptions) -> Requested:
     """Open the pair and settle every prompt's settings; raises EdgespecError."""
     from edgespec.text.bias import with_token_ids
 
-    machine, wanted = asked.place.machine, asked.wanted
-    pair = open_pair_for(console, asked.place.models, asked.place.trees)
+    machine, wanted = asked.pair_options.machine, asked.wanted
+    pair = open_pair_for(console, asked.pair_options.models, asked.pair_options.trees)
     if machine.ctx_size is not None:
         check_ctx_size(machine.ctx_size, pair.max_context)
     max_context = machine.ctx_size or pair.max_context
@@ -169,14 +169,14 @@ def make_requested(console: Console, prompts: Prompts, asked: AskedRun) -> Reque
 
 
 def _place_as_begun(
-    console: Console, found: Requested, asked: AskedPlace, results: Results | None
+    console: Console, found: Requested, asked: PairOptions, results: Results | None
 ) -> tuple[PairSetup, RunSettings, dict[str, Any]]:
     """Place the run, and return its configuration too; a run that goes on has the trees that it was begun with."""
 
-    def placed(trees: AskedTrees) -> tuple[PairSetup, RunSettings, dict[str, Any]]:
-        place = replace(asked, trees=trees)
-        setup, settings = place_run(found.pair, found.settings, place, found.needed, found.num_fitting)
-        return setup, settings, run_config(setup, settings)
+    def placed(trees: TreeOptions) -> tuple[PairSetup, RunSettings, dict[str, Any]]:
+        pair_options = replace(asked, trees=trees)
+        setup, settings = place_run(found.pair, found.settings, pair_options, found.needed, found.num_fitting)
+        return setup, settings, record_config(setup, settings)
 
     first = placed(asked.trees)
     if results is None or results.made_otherwise(first[-1]) is None:
@@ -190,7 +190,7 @@ def _place_as_begun(
 
 
 def place_run(
-    pair: ModelPair, settings: RunSettings, asked: AskedPlace, needed: NeededTokens, num_texts: int
+    pair: ModelPair, settings: RunSettings, asked: PairOptions, needed: NeededTokens, num_texts: int
 ) -> tuple[PairSetup, RunSettings]:
     """Place the weights in this machine's memory, for up to so many texts; raises EdgespecError.
 
@@ -198,22 +198,26 @@ def place_run(
     """
     from edgespec.profiled import set_up_by_profile
 
-    place = asked.machine.place(pair, context_tokens=needed.context_tokens, prompt_tokens=needed.prompt_tokens)
+    run_config = asked.machine.run_config(
+        pair, context_tokens=needed.context_tokens, prompt_tokens=needed.prompt_tokens
+    )
     # The tree is chosen once, for the run's temperature; a row's own changes its sampling alone.
     setup = set_up_by_profile(
         pair,
-        place,
+        run_config,
         source=asked.trees.profile,
         given=asked.trees.given,
         temperature=settings.sampling.temperature,
-        share_passes=lambda place, shares: _with_texts(pair, place, asked, needed.mean_tokens, num_texts, shares),
+        share_passes=lambda run_config, shares: _with_texts(
+            pair, run_config, asked, needed.mean_tokens, num_texts, shares
+        ),
     )
     profile = setup.profile.name if setup.profile else None
     return setup, replace(settings, profile=profile, predicted_per_s=setup.predicted_per_s)
 
 
 def still_to_run(
-    console: Console, prompts: Prompts, asked: AskedRun, found: Requested, config: dict[str, Any]
+    console: Console, prompts: Prompts, asked: GenerateOptions, found: Requested, config: dict[str, Any]
 ) -> list[Request]:
     """Return the requests whose results an output file lacks; raises EdgespecError where it is of another run."""
     requests = found.requests
@@ -258,20 +262,20 @@ def _report_ends(console: Console, requests: list[Request], pair: ModelPair) -> 
 
 
 def _with_texts(
-    pair: ModelPair, place: RunPlace, asked: AskedPlace, mean_tokens: float, num_texts: int, shares: PassShares
-) -> RunPlace:
+    pair: ModelPair, run_config: RunConfig, asked: PairOptions, mean_tokens: float, num_texts: int, shares: PassShares
+) -> RunConfig:
     """Return the place with the texts under way that were asked for, or that pay."""
     from edgespec.placement.parallel import texts_that_pay, with_texts
 
     if num_texts <= 1 or asked.parallel == 1:
-        return place
+        return run_config
     if asked.parallel is not None:
-        return with_texts(place, min(asked.parallel, num_texts), mean_tokens)
+        return with_texts(run_config, min(asked.parallel, num_texts), mean_tokens)
     tree = TreeSettings(**asked.trees.given)
-    return texts_that_pay(pair, place, tree, num_waiting=num_texts, mean_tokens=mean_tokens, shares=shares)
+    return texts_that_pay(pair, run_config, tree, num_waiting=num_texts, mean_tokens=mean_tokens, shares=shares)
 
 
-def _seed(wanted: AskedSampling, results: Results | None) -> int:
+def _seed(wanted: SamplingOptions, results: Results | None) -> int:
     """Return the seed that was given, or the one that results were drawn with, so that a run goes on as it began."""
     if wanted.seed is not None:
         return wanted.seed
@@ -279,7 +283,7 @@ def _seed(wanted: AskedSampling, results: Results | None) -> int:
     return secrets.randbits(32) if before is None else before
 
 
-def _day(pair: ModelPair, asked: AskedPrompts, results: Results | None) -> datetime.date | None:
+def _day(pair: ModelPair, asked: PromptOptions, results: Results | None) -> datetime.date | None:
     """Return the day that the chat template is told, if it asks for one: as given, as results have it, or today."""
     if asked.raw or not asks_for_day(pair.tokenizer):
         return None

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from edgespec.cli.generate.options import AskedOutput
+from edgespec.cli.generate.options import OutputOptions
 from edgespec.cli.options.group import Command, with_options
 from edgespec.cli.options.numbers import WholeRange
 
@@ -24,7 +24,7 @@ RESOURCES_HELP = "What each worker has of its machine. [default: gpu=1 where the
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedWorkers:
+class WorkerOptions:
     """The workers that a run is spread over."""
 
     address: str
@@ -39,7 +39,7 @@ def ray_options(function: Command) -> Command:
     def call(*, ray: str | None, num_workers: int | None, resources: Mapping[str, float] | None, **others: Any) -> Any:
         if ray is None and (num_workers is not None or resources is not None):
             raise click.UsageError("--workers and --resources belong to --ray.")
-        asked = None if ray is None else AskedWorkers(address=ray, num_workers=num_workers, resources=resources)
+        asked = None if ray is None else WorkerOptions(address=ray, num_workers=num_workers, resources=resources)
         return function(workers=asked, **others)
 
     options = [
@@ -50,7 +50,7 @@ def ray_options(function: Command) -> Command:
     return with_options(call, options)
 
 
-def check_options(out: AskedOutput, prompt_cache: Path | None) -> None:
+def check_options(out: OutputOptions, prompt_cache: Path | None) -> None:
     """Raise UsageError for what a run on many workers cannot do."""
     if out.path is None:
         raise click.UsageError("--ray writes its records to a file: give -o FILE.")

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec import __version__
 from edgespec.cli.generate.logprobs import logprob_fields
+from edgespec.cli.generate.record_config import sampling_fields
 from edgespec.cli.generate.requests import Request, RunSettings
 from edgespec.cli.generate.resume import config_hash
-from edgespec.cli.generate.run_config import sampling_fields
 from edgespec.errors import EdgespecError
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
     from edgespec.pair.pair import ModelPair
-    from edgespec.placement.run_place import RunPlace
+    from edgespec.placement.run_config import RunConfig
     from edgespec.text.results import GenerationResult
 
 SCHEMA = "edgespec.result/1"
@@ -64,7 +64,7 @@ def error_record(
     }
 
 
-def run_fields(pair: ModelPair, place: RunPlace, config: dict[str, Any]) -> dict[str, Any]:
+def run_fields(pair: ModelPair, run_config: RunConfig, config: dict[str, Any]) -> dict[str, Any]:
     """Return what all records of a run share: models, formats, every setting that shapes the texts, and their hash."""
     import torch
 
@@ -72,10 +72,10 @@ def run_fields(pair: ModelPair, place: RunPlace, config: dict[str, Any]) -> dict
         "model": str(pair.target.folder),
         "model_revision": _revision(pair.target.folder),
         "draft_model": str(pair.draft.folder) if pair.draft else None,
-        "quant": place.quant or "none",
-        "draft_quant": place.draft_quant or "none",
-        "dtype": str(place.dtype).removeprefix("torch."),
-        "device": str(place.device),
+        "quant": run_config.quant or "none",
+        "draft_quant": run_config.draft_quant or "none",
+        "dtype": str(run_config.dtype).removeprefix("torch."),
+        "device": str(run_config.device),
         "threads": torch.get_num_threads(),  # the most that are used
         "config": config,
         "config_hash": config_hash(config),
@@ -134,7 +134,7 @@ def _result_fields(engine: Engine, results: Sequence[GenerationResult], settings
             "policy": engine.tree.policy,
             "draw": engine.policy.draw,
             "lossless": engine.tree.is_lossless,
-            "tree_size": (engine.room if is_tuned else engine.tree).num_nodes or None,  # at most
+            "tree_size": (engine.largest_tree if is_tuned else engine.tree).num_nodes or None,  # at most
             "tuned": is_tuned,
             "mean_tree_size": _rounded(sum(step.num_drafted for step in passes) / len(passes) if passes else None),
             "tree_depth": engine.tree.num_layers or None,

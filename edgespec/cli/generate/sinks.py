@@ -19,7 +19,7 @@ from edgespec.errors import EdgespecError
 from edgespec.files import written_whole
 from profiles.disk_sync import sync_to_disk
 
-MOST_TRIES = 10  # to open a file that others replace
+MAX_TRIES = 10  # to open a file that others replace
 
 
 class OutputFile:
@@ -113,7 +113,7 @@ class OutputFile:
 
     def _open(self) -> io.RawIOBase:
         """Open the file that has the name, and lock it; raises EdgespecError where that cannot be."""
-        for _ in range(MOST_TRIES):
+        for _ in range(MAX_TRIES):
             self._is_new = not self.path.exists()
             try:
                 # Unbuffered: a write that fails must not be tried again when the file is closed.

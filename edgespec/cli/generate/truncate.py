@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Side = Literal["left", "right"]
 TRUNCATE = ("left", "right", "skip", "fail")
-MOST_TRIES = 8  # a text that was cut may have a few tokens more than were counted
+MAX_TRIES = 8  # a text that was cut may have a few tokens more than were counted
 FIX = "Shorten it, or give --truncate left (or right), which cuts its beginning (or its end)."
 
 
@@ -60,7 +60,7 @@ def _cut(
 ) -> Request:
     """Return the request with its longest message cut so far that its answers have room."""
     before = question_tokens(request, encode)
-    for _ in range(MOST_TRIES):
+    for _ in range(MAX_TRIES):
         surplus = question_tokens(request, encode) - _room(request, max_context)
         row = _shortened(request.row, side, surplus, tokenizer) if surplus > 0 else request.row
         if row == request.row:

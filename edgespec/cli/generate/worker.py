@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from edgespec import __version__
 from edgespec.cli.console import Console
+from edgespec.cli.generate.batched import Ended, RowsTogether, Run
 from edgespec.cli.generate.output import with_record
-from edgespec.cli.generate.prepare import AskedPlace, place_run
+from edgespec.cli.generate.prepare import PairOptions, place_run
+from edgespec.cli.generate.record_config import record_config
 from edgespec.cli.generate.records import run_fields
 from edgespec.cli.generate.requests import NeededTokens, Request, RunSettings, turn_encoder
-from edgespec.cli.generate.run_config import run_config
 from edgespec.cli.generate.tally import Totals
-from edgespec.cli.generate.together import Ended, RowsTogether, Run
 from edgespec.cli.open_engine import say_setup
 from edgespec.cli.open_pair import open_pair_for
-from edgespec.distributed.worker import Answer, Exchanged, Hello
+from edgespec.distributed.worker import Answer, Exchanged, WorkerInfo
 
 if TYPE_CHECKING:
     from edgespec.config import MemoryLimits
@@ -32,7 +32,7 @@ RowAnswer: TypeAlias = tuple[dict[str, Any], Totals]  # a row's record, and the 
 class RowPlan:
     """How a worker opens its pair, which is what one process would do there."""
 
-    place: AskedPlace
+    pair_options: PairOptions
     settings: RunSettings
     needed: NeededTokens
     num_rows: int  # that this worker may have under way at most
@@ -51,17 +51,17 @@ class RowWorker:
         self._waiting: deque[Request] = deque()
         self._numbers: dict[str, int] = {}  # of jobs, by their rows
         self._ended_tokens, self._working_s = 0, 0.0
-        machine = plan.place.machine
+        machine = plan.pair_options.machine
         machine = replace(machine, limits=_shared(machine.limits, num_beside))
-        pair = open_pair_for(self._console, plan.place.models, plan.place.trees)
+        pair = open_pair_for(self._console, plan.pair_options.models, plan.pair_options.trees)
         setup, self._settings = place_run(
-            pair, plan.settings, replace(plan.place, machine=machine), plan.needed, plan.num_rows
+            pair, plan.settings, replace(plan.pair_options, machine=machine), plan.needed, plan.num_rows
         )
         say_setup(self._console, setup, machine)
         self._setup: PairSetup | None = setup
         self._hello = _hello(setup, self._settings, self._console.taken())
 
-    def hello(self) -> Hello:
+    def info(self) -> WorkerInfo:
         """Say what it would run with."""
         return self._hello
 
@@ -76,7 +76,7 @@ class RowWorker:
             console=self._console,
             engine=engine,
             settings=self._settings,
-            fields=run_fields(engine.pair, engine.place, dict(settings)),
+            fields=run_fields(engine.pair, engine.run_config, dict(settings)),
             encode=turn_encoder(engine.pair, self._settings),
             num_pressed=lambda: 0,
         )
@@ -133,20 +133,20 @@ class _NotingConsole(Console):
         return lines
 
 
-def _hello(setup: PairSetup, settings: RunSettings, lines: Sequence[str]) -> Hello:
+def _hello(setup: PairSetup, settings: RunSettings, lines: Sequence[str]) -> WorkerInfo:
     import torch
     import transformers
 
-    config = run_config(setup, settings)
-    return Hello(
+    config = record_config(setup, settings)
+    return WorkerInfo(
         settings=config,
         versions={
             "edgespec": __version__,
             "torch": torch.__version__.partition("+")[0],
             "transformers": transformers.__version__,
         },
-        num_texts=setup.place.num_texts,
-        shared=run_fields(setup.pair, setup.place, config),
+        num_texts=setup.run_config.num_texts,
+        shared=run_fields(setup.pair, setup.run_config, config),
         lines=lines,
     )
 

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import click
 
 from edgespec.cli.log_file import current_log
-from edgespec.cli.options.model import AskedModels
+from edgespec.cli.options.model import ModelOptions
 from edgespec.errors import EdgespecError
 from edgespec.pair.user_config import UserConfig
 
@@ -28,7 +28,7 @@ NO_FILES = {"-", "auto", "none"}
 Named: TypeAlias = tuple[str, Path]  # what a message calls it, and where it is
 
 
-def check_files(models: AskedModels | None, *more: Named) -> None:
+def check_files(models: ModelOptions | None, *more: Named) -> None:
     """Raise EdgespecError where a file that the running command writes is another that it names, or of its models.
 
     `more` are written, too.
@@ -60,7 +60,7 @@ def waiting_path(output: Path) -> Path:
     return output.with_name(f"{output.name}.waiting")
 
 
-def _read(context: click.Context | None, models: AskedModels | None) -> Iterator[Named]:
+def _read(context: click.Context | None, models: ModelOptions | None) -> Iterator[Named]:
     yield from ((name, path) for name, path in _given(context, READ) if _exists(path))
     config = (context.find_object(UserConfig) if context is not None else None) or UserConfig()
     yield from (("the configuration", file.path) for file in config.files)

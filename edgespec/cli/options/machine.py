@@ -17,7 +17,7 @@ from edgespec.errors import EdgespecError
 if TYPE_CHECKING:
     from edgespec.pair.pair import ModelPair
     from edgespec.placement.place import PlacedWeights
-    from edgespec.placement.run_place import PlaceOptions, RunPlace
+    from edgespec.placement.run_config import RunConfig, RunConfigOptions
 
 CONTEXT_SPELLINGS = ("--ctx-size", "--max-model-len")
 CPU_MEMORY_HELP = "Most RAM to use, as 10GiB. [default: what is free, less 1 GiB]"
@@ -47,10 +47,10 @@ class MachineOptions:
     quant: str | None
     draft_quant: str | None
     experts: str
-    draft_graphs: bool
+    cuda_graphs: bool
     threads: int | None
 
-    def options(self, *, context_tokens: int, prompt_tokens: int | None = None) -> PlaceOptions:
+    def options(self, *, context_tokens: int, prompt_tokens: int | None = None) -> RunConfigOptions:
         """What a run's place is resolved from, for texts of so many tokens."""
         return {
             "device": self.device,
@@ -58,19 +58,19 @@ class MachineOptions:
             "quant": self.quant,
             "draft_quant": self.draft_quant,
             "experts": self.experts,
-            "draft_graphs": self.draft_graphs,
+            "cuda_graphs": self.cuda_graphs,
             "threads": self.threads,
             "limits": self.limits,
             "context_tokens": context_tokens,
             "prompt_tokens": prompt_tokens,
         }
 
-    def place(self, pair: ModelPair, *, context_tokens: int, prompt_tokens: int | None = None) -> RunPlace:
+    def run_config(self, pair: ModelPair, *, context_tokens: int, prompt_tokens: int | None = None) -> RunConfig:
         """Where the pair is to run, with room for texts of so many tokens; raises EdgespecError."""
-        from edgespec.placement.run_place import resolve_place
+        from edgespec.placement.run_config import resolve_run_config
 
         options = self.options(context_tokens=context_tokens, prompt_tokens=prompt_tokens)
-        return resolve_place(pair.target.config, pair.max_context, **options)
+        return resolve_run_config(pair.target.config, pair.max_context, **options)
 
 
 def machine_options(function: Command) -> Command:
@@ -96,7 +96,7 @@ def planning_options(function: Command) -> Command:
         quant: str,
         draft_quant: str,
         experts: str,
-        draft_graphs: bool,
+        cuda_graphs: bool,
         threads: int | None = None,
         **others: Any,
     ) -> Any:
@@ -114,7 +114,7 @@ def planning_options(function: Command) -> Command:
             quant=parse_quant(quant),
             draft_quant=parse_quant(draft_quant, setting="draft_quant"),
             experts=experts,
-            draft_graphs=draft_graphs,
+            cuda_graphs=cuda_graphs,
             threads=threads,
         )
         return function(machine=machine, **others)
@@ -129,7 +129,7 @@ def planning_options(function: Command) -> Command:
                      help="Target layers that stay resident; the others stream."),
         click.option("--experts", type=click.Choice(EXPERTS_NAMES), default="auto", show_default=True,
                      help=EXPERTS_HELP),
-        click.option("--draft-graphs", is_flag=True, help=GRAPHS_HELP),
+        click.option("--cuda-graphs", is_flag=True, help=GRAPHS_HELP),
         click.option("-c", *CONTEXT_SPELLINGS, "ctx_size", callback=_tokens, default="auto", metavar="N|auto",
                      help=CONTEXT_HELP),
         click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N."),
@@ -185,7 +185,7 @@ def _parallel(_context: click.Context, _parameter: click.Parameter, value: str) 
     value = without_fraction(value)
     if not re.fullmatch(r"-?\d{1,9}", value):
         raise click.BadParameter(f"'{value}' is not auto or a number of texts.")
-    from edgespec.placement.run_place import check_parallel
+    from edgespec.placement.run_config import check_parallel
 
     return check_parallel(int(value))
 
@@ -197,7 +197,7 @@ def _threads(_context: click.Context, _parameter: click.Parameter, value: str) -
     value = without_fraction(value)
     if not re.fullmatch(r"-?\d{1,9}", value):
         raise click.BadParameter(f"'{value}' is not auto or a number of threads.")
-    from edgespec.model.cores import check_threads
+    from edgespec.model.cpu import check_threads
 
     return check_threads(int(value))
 

@@ -27,7 +27,7 @@ CONFIG_HELP = "Read this configuration above the user's own."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedModels:
+class ModelOptions:
     """The folders of target and draft; without a target, the built-in pair."""
 
     target: Path | None
@@ -118,7 +118,7 @@ def find_models(context: click.Context, values: dict[str, Any]) -> dict[str, Any
             progress = _download_progress(console.task(bar, f"downloading {wanted}")) if online else None
             return resolve_model(wanted, revision=revision, aliases=aliases, online=online, progress=progress)
 
-    return {**values, "models": AskedModels(target=folder(target, revision), draft=folder(draft, draft_revision))}
+    return {**values, "models": ModelOptions(target=folder(target, revision), draft=folder(draft, draft_revision))}
 
 
 def _without_other_pairs(context: click.Context, values: dict[str, Any]) -> dict[str, Any]:

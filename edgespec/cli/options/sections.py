@@ -21,7 +21,7 @@ MESSAGES = ("quiet", "verbose", "log_file")
 ADVANCED = (
     "policy", "size", "depth", "max_children", "threshold", "draw", "draft_temperature", "profile", "acceptance",
     "branching", "fork", "draft_tokens", "tree_file", "stop_gain", "stop_depths", "stop_log_probability", "classifier",
-    "stop_model", "confidence", "target_width", "draft_graphs", "no_self_check",
+    "stop_model", "confidence", "target_width", "cuda_graphs", "no_self_check",
 )  # fmt: skip
 LAST = {
     "Sampling": SAMPLING,

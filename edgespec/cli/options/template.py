@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from edgespec.cli.options.group import Command, with_options
-from edgespec.cli.options.model import AskedModels
+from edgespec.cli.options.model import ModelOptions
 from edgespec.cli.prompts.read import read_text
 from edgespec.inputs import parse_json
 
@@ -22,7 +22,7 @@ def template_options(function: Command) -> Command:
     """Add --chat-template and --template-arg, which become part of `models`."""
 
     @functools.wraps(function)
-    def call(*, models: AskedModels, chat_template: str | None, template_arg: tuple[str, ...], **others: Any) -> Any:
+    def call(*, models: ModelOptions, chat_template: str | None, template_arg: tuple[str, ...], **others: Any) -> Any:
         if others["asked"].raw and (chat_template is not None or template_arg):
             raise click.UsageError("--raw leaves the chat template out: --chat-template and --template-arg are for it.")
         values = {name: value for given in template_arg for name, value in _arguments(given).items()}

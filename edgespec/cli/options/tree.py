@@ -29,7 +29,7 @@ PROFILE_HELP = "Where trees begin: what `edgespec profile` measured. A FILE hold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedTrees:
+class TreeOptions:
     """What a command line says of trees."""
 
     settings: TreeSettings
@@ -52,7 +52,7 @@ def tree_options(*, has_profile: bool) -> Callable[[Command], Command]:
                     refuse_unused(name, policy.name)
                 # A default of the user's own is for the policies that it means something to.
                 del given[name]
-            return function(trees=AskedTrees(settings=TreeSettings(**given), given=given, profile=profile), **values)
+            return function(trees=TreeOptions(settings=TreeSettings(**given), given=given, profile=profile), **values)
 
         return with_options(call, [*_SHAPE_OPTIONS, *([_PROFILE_OPTION] if has_profile else [])])
 

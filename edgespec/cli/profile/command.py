@@ -19,7 +19,7 @@ from edgespec.cli.options.console import console_options
 from edgespec.cli.options.distribution import parse_temperatures
 from edgespec.cli.options.group import FOLDER
 from edgespec.cli.options.machine import MachineOptions, machine_options
-from edgespec.cli.options.model import AskedModels, model_options
+from edgespec.cli.options.model import ModelOptions, model_options
 from edgespec.cli.options.numbers import WholeRange
 from edgespec.cli.options.prompts import input_options
 from edgespec.cli.prompts.read import encode_prompts, read_prompts
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from profiles.schema import Profile
 
 MAX_PROMPT_TOKENS = 512  # of a prompt, its end: longer ones take their time in every stage
-LEAST_PROMPT_TOKENS = 16  # that a model of few positions is still given
+MIN_PROMPT_TOKENS = 16  # that a model of few positions is still given
 GROWN_TOKENS = 640  # room for what is added to a text while trees are compared
 PROMPTS_HELP = "Texts like those it will be used for, as for `edgespec generate`. [default: six pieces of Python]"
 
@@ -69,7 +69,7 @@ are to use it. Runs find it by themselves: --profile auto is the default.
 @console_options()
 def command(
     *,
-    models: AskedModels,
+    models: ModelOptions,
     effort: str,
     prompts: str | None,
     input_form: str,
@@ -132,7 +132,7 @@ def _keep(profile: Profile) -> Path:
 
 def _measure(
     console: Console,
-    models: AskedModels,
+    models: ModelOptions,
     machine: MachineOptions,
     rows: list[PromptRow] | None,
     temperatures: list[float] | None,
@@ -152,11 +152,13 @@ def _measure(
     encoded = encode_prompts(pair, rows or read_prompts(str(DEMO_FOLDER / "prompts.jsonl")), raw=True)
     most = MAX_PROMPT_TOKENS + GROWN_TOKENS
     room = min(limit or most for limit in (pair.max_context, pair.draft and pair.draft.max_context)) - GROWN_TOKENS
-    encoded = [ids[-min(MAX_PROMPT_TOKENS, max(LEAST_PROMPT_TOKENS, room)) :] for ids in encoded]
+    encoded = [ids[-min(MAX_PROMPT_TOKENS, max(MIN_PROMPT_TOKENS, room)) :] for ids in encoded]
     longest = max(map(len, encoded))
-    place = machine.place(pair, context_tokens=machine.ctx_size or longest + GROWN_TOKENS, prompt_tokens=longest)
+    run_config = machine.run_config(
+        pair, context_tokens=machine.ctx_size or longest + GROWN_TOKENS, prompt_tokens=longest
+    )
     with (
-        open_engine(console, set_up_to_measure(pair, place), machine) as engine,
+        open_engine(console, set_up_to_measure(pair, run_config), machine) as engine,
         console.progress_bar() as bar,
     ):
         run = Run(

@@ -8,22 +8,24 @@ from typing import TYPE_CHECKING
 from edgespec.cli.console import Console
 from edgespec.cli.open_pair import open_pair_with_draft
 from edgespec.cli.options.machine import MachineOptions
-from edgespec.cli.options.model import AskedModels
+from edgespec.cli.options.model import ModelOptions
 from edgespec.cli.spelling import spelled
 from edgespec.errors import EdgespecError, profile_errors
 from edgespec.files import profiles_folder
-from edgespec.placement.run_place import DEFAULT_CONTEXT_TOKENS
+from edgespec.placement.run_config import DEFAULT_CONTEXT_TOKENS
 from edgespec.profiled import kept_profile, set_up_by_profile
 from profiles.errors import ProfileError
 from profiles.files import read_profile, write_profile
 
 if TYPE_CHECKING:
     from edgespec.pair.pair import ModelPair
-    from edgespec.placement.run_place import RunPlace
+    from edgespec.placement.run_config import RunConfig
     from profiles.schema import Profile
 
 
-def export_profile(models: AskedModels, machine: MachineOptions, path: Path, *, overwrite: bool) -> tuple[Profile, str]:
+def export_profile(
+    models: ModelOptions, machine: MachineOptions, path: Path, *, overwrite: bool
+) -> tuple[Profile, str]:
     """Copy the kept profile of the pair; return it, and what is to be said. Raises EdgespecError without one."""
     if path.exists() and not overwrite:
         raise EdgespecError("E_OUTPUT_EXISTS", f"'{path}' exists.", "Choose another file, or give --overwrite.")
@@ -34,7 +36,7 @@ def export_profile(models: AskedModels, machine: MachineOptions, path: Path, *, 
 
 
 def import_profile(
-    console: Console, models: AskedModels, machine: MachineOptions, path: Path, *, overwrite: bool
+    console: Console, models: ModelOptions, machine: MachineOptions, path: Path, *, overwrite: bool
 ) -> tuple[Profile, str]:
     """Keep a file's profile; return it, and what is to be said.
 
@@ -42,8 +44,8 @@ def import_profile(
     """
     with profile_errors():
         profile = read_profile(path)
-    pair, place = _placed(models, machine)
-    setup = set_up_by_profile(pair, place, source=str(path), given={}, temperature=0.0)
+    pair, run_config = _placed(models, machine)
+    setup = set_up_by_profile(pair, run_config, source=str(path), given={}, temperature=0.0)
     kept = profiles_folder() / f"{profile.name}.toml"
     before = _read(kept)
     if before == profile:
@@ -62,9 +64,9 @@ def import_profile(
     return profile, f"kept as {kept}"
 
 
-def _placed(models: AskedModels, machine: MachineOptions) -> tuple[ModelPair, RunPlace]:
+def _placed(models: ModelOptions, machine: MachineOptions) -> tuple[ModelPair, RunConfig]:
     pair = open_pair_with_draft(models, "profile the target with")
-    return pair, machine.place(pair, context_tokens=machine.ctx_size or DEFAULT_CONTEXT_TOKENS)
+    return pair, machine.run_config(pair, context_tokens=machine.ctx_size or DEFAULT_CONTEXT_TOKENS)
 
 
 def _read(path: Path) -> Profile | None:

@@ -12,7 +12,7 @@ from edgespec.cli.options.machine import MachineOptions
 
 if TYPE_CHECKING:
     from edgespec.pair.pair import ModelPair
-    from edgespec.placement.run_place import RunPlace
+    from edgespec.placement.run_config import RunConfig
     from edgespec.train.feature_files import Block, FeatureRun
 
 
@@ -23,7 +23,7 @@ def collect(
     folder: Path,
     run: FeatureRun,
     machine: MachineOptions,
-    place: RunPlace,
+    run_config: RunConfig,
 ) -> None:
     """Collect what a folder of features lacks, if anything; raises EdgespecError."""
     from edgespec.profiled import set_up
@@ -35,9 +35,9 @@ def collect(
     if FeatureFiles(folder).num_blocks == run.num_blocks:
         console.say(f"features: all are in '{folder}'")
         return
-    room = place_groups(pair.target.config, place)
+    room = place_groups(pair.target.config, run_config)
     with (
-        open_engine(console, set_up(pair, room.place, TreeSettings(policy="none")), machine) as engine,
+        open_engine(console, set_up(pair, room.run_config, TreeSettings(policy="none")), machine) as engine,
         console.progress_bar() as bar,
     ):
         collect_features(

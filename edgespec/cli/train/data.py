@@ -22,7 +22,7 @@ from edgespec.train.training_settings import DECAYS, TrainingSettings
 
 if TYPE_CHECKING:
     from edgespec.pair.pair import ModelPair
-    from edgespec.placement.run_place import RunPlace
+    from edgespec.placement.run_config import RunConfig
     from edgespec.train.feature_files import FeatureRun
 
 DEFAULTS = TrainingSettings()
@@ -31,7 +31,7 @@ FEATURES_HELP = "Folder of the target's features; collecting goes on where it st
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedData:
+class DataOptions:
     """The texts or features to learn from."""
 
     data: Path | None
@@ -47,7 +47,7 @@ def data_options(function: Command) -> Command:
     def call(
         *, data: Path | None, features: Path | None, data_tokens: int | None, block_tokens: int, **others: Any
     ) -> Any:
-        asked = AskedData(data=data, features=features, data_tokens=data_tokens, block_tokens=block_tokens)
+        asked = DataOptions(data=data, features=features, data_tokens=data_tokens, block_tokens=block_tokens)
         return function(asked=asked, **others)
 
     options = [
@@ -101,7 +101,7 @@ def training_options(*, training_steps: int) -> Callable[[Command], Command]:
 
 
 def features_of(
-    console: Console, pair: ModelPair, asked: AskedData, folder: Path, machine: MachineOptions, place: RunPlace
+    console: Console, pair: ModelPair, asked: DataOptions, folder: Path, machine: MachineOptions, run_config: RunConfig
 ) -> FeatureRun:
     """Return what a folder's features are of, after collecting those that are missing; raises EdgespecError.
 
@@ -126,14 +126,14 @@ def features_of(
         if FeatureFiles(folder).num_blocks < run.num_blocks:
             raise EdgespecError("E_FEATURES", f"'{folder}' is not complete.", "Give its --data again, to go on.")
         return run
-    block_tokens = place.context_tokens
+    block_tokens = run_config.context_tokens
     texts = encode_texts(pair, asked.data, max_tokens=asked.data_tokens)
     blocks = cut_blocks(texts, block_tokens=block_tokens, max_tokens=asked.data_tokens)
-    run = feature_run(pair.target, blocks, block_tokens=block_tokens, dtype=place.dtype, quant=place.quant)
+    run = feature_run(pair.target, blocks, block_tokens=block_tokens, dtype=run_config.dtype, quant=run_config.quant)
     console.say(f"texts: {len({block.text for block in blocks})}, {run.num_tokens} tokens in {run.num_blocks} blocks")
     from edgespec.cli.train.collect import collect
 
-    collect(console, pair, blocks, folder, run, machine, place)
+    collect(console, pair, blocks, folder, run, machine, run_config)
     return run
 
 

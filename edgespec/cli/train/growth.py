@@ -20,7 +20,7 @@ from edgespec.cli.options.console import console_options
 from edgespec.cli.options.distribution import parse_temperatures
 from edgespec.cli.options.group import FOLDER, with_options
 from edgespec.cli.options.machine import MachineOptions, machine_options
-from edgespec.cli.options.model import AskedModels, model_options
+from edgespec.cli.options.model import ModelOptions, model_options
 from edgespec.cli.options.numbers import WholeRange
 from edgespec.cli.options.prompts import input_options
 from edgespec.cli.prompts.read import encode_prompts, read_prompts
@@ -48,7 +48,7 @@ DEFAULT_TEMPERATURES = {"acceptance": "0,0.6,1", "classifier": "0", "stop": "0.6
 def _command(
     *,
     what: str,
-    models: AskedModels,
+    models: ModelOptions,
     prompts: str,
     input_form: str,
     output: Path,
@@ -92,8 +92,8 @@ def _command(
     trees = [setting.tree for setting in settings]
     room = max(map(len, encoded)) + max_new_tokens + max(tree.num_layers for tree in trees)
     largest = max(trees, key=lambda tree: (tree.num_nodes, tree.num_drafted))
-    place = replace(machine.place(pair, context_tokens=machine.ctx_size or room), keeps_draft_probs=True)
-    with open_engine(console, set_up(pair, place, largest), machine) as engine:
+    run_config = replace(machine.run_config(pair, context_tokens=machine.ctx_size or room), keeps_draft_probs=True)
+    with open_engine(console, set_up(pair, run_config, largest), machine) as engine:
         console.say(f"records of {counted(len(encoded), 'prompt')} go to '{folder}'")
         with console.progress_bar() as bar:
             collect.collect(

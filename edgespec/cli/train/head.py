@@ -16,9 +16,9 @@ from edgespec.cli.ctrl_c import import_engine
 from edgespec.cli.options.console import console_options
 from edgespec.cli.options.group import FOLDER
 from edgespec.cli.options.machine import MachineOptions, machine_options
-from edgespec.cli.options.model import AskedModels, target_options
+from edgespec.cli.options.model import ModelOptions, target_options
 from edgespec.cli.options.numbers import WholeRange
-from edgespec.cli.train.data import AskedData, data_options, features_of, training_options, without_draft
+from edgespec.cli.train.data import DataOptions, data_options, features_of, training_options, without_draft
 from edgespec.cli.train.progress import in_words, training_progress
 from edgespec.errors import EdgespecError
 from edgespec.train.training_settings import TrainingSettings
@@ -60,8 +60,8 @@ coral  three steps, and the features of all steps told apart
 @console_options()
 def command(
     *,
-    models: AskedModels,
-    asked: AskedData,
+    models: ModelOptions,
+    asked: DataOptions,
     method: str,
     output: Path,
     overwrite: bool,
@@ -94,8 +94,8 @@ def command(
 
     pair = without_draft(open_pair(models.target, None))
     folder = asked.features or output.with_name(output.name + ".features")
-    place = machine.place(pair, context_tokens=asked.block_tokens)
-    run = features_of(console, pair, asked, folder, machine, place)
+    run_config = machine.run_config(pair, context_tokens=asked.block_tokens)
+    run = features_of(console, pair, asked, folder, machine, run_config)
     settings = settings.for_width(run.hidden_size)
     given = {
         "regression": regression_weight,
@@ -107,11 +107,11 @@ def command(
     weights = replace(chosen.weights, **{name: value for name, value in given.items() if value is not None})
     num_steps = multi_steps or chosen.num_steps
     chosen = replace(chosen, weights=weights, num_steps=num_steps, feature_noise=feature_noise)
-    precision = Precision.on(place.device, place.dtype)
+    precision = Precision.on(run_config.device, run_config.dtype)
     facts = HeadFacts(target=pair.target.folder.name, target_fingerprint=run.target_fingerprint, method=method)
     training = output.with_name(output.name + ".training")
     started = time.perf_counter()
-    with lender(pair.target, device=place.device, dtype=precision.lent_dtype(place.dtype)) as target:
+    with lender(pair.target, device=run_config.device, dtype=precision.lent_dtype(run_config.dtype)) as target:
         head = new_head(target, facts, seed=settings.seed)
         console.say(f"training: {method}, {settings.training_steps} steps; checkpoints go to '{training}'")
         with console.progress_bar() as bar:

@@ -15,9 +15,9 @@ from edgespec.cli.ctrl_c import import_engine
 from edgespec.cli.options.console import console_options
 from edgespec.cli.options.group import FOLDER
 from edgespec.cli.options.machine import MachineOptions, machine_options
-from edgespec.cli.options.model import AskedModels, model_options
+from edgespec.cli.options.model import ModelOptions, model_options
 from edgespec.cli.options.numbers import WholeRange
-from edgespec.cli.train.data import AskedData, data_options, features_of, training_options, without_draft
+from edgespec.cli.train.data import DataOptions, data_options, features_of, training_options, without_draft
 from edgespec.cli.train.head import check_output
 from edgespec.cli.train.progress import in_words, training_progress
 from edgespec.errors import EdgespecError
@@ -49,8 +49,8 @@ where the vocabulary is large: from about 128 thousand tokens on.
 @console_options()
 def command(
     *,
-    models: AskedModels,
-    asked: AskedData,
+    models: ModelOptions,
+    asked: DataOptions,
     output: Path,
     overwrite: bool,
     groups: int,
@@ -82,14 +82,14 @@ def command(
         raise EdgespecError("E_SETTING", f"'{models.draft}' is no feature head.", "Train one: edgespec train head.")
     facts = replace(pair.draft.head, router_groups=groups, top_groups=top_groups)
     alone = without_draft(pair)
-    place = machine.place(alone, context_tokens=asked.block_tokens)
-    precision = Precision.on(place.device, place.dtype)
+    run_config = machine.run_config(alone, context_tokens=asked.block_tokens)
+    precision = Precision.on(run_config.device, run_config.dtype)
     training = output.with_name(output.name + ".training")
     folder = asked.features or models.draft.with_name(models.draft.name + ".features")
     started = time.perf_counter()
-    with lender(pair.target, device=place.device, dtype=precision.lent_dtype(place.dtype)) as target:
+    with lender(pair.target, device=run_config.device, dtype=precision.lent_dtype(run_config.dtype)) as target:
         check_groups(vocab_of(target), groups, top_groups)
-        run = features_of(console, alone, asked, folder, machine, place)
+        run = features_of(console, alone, asked, folder, machine, run_config)
         settings = settings.for_width(run.hidden_size)
         head = load_head(target, models.draft, facts, fresh=(ROUTER_PREFIX,))
         console.say(f"training: {groups} groups, {settings.training_steps} steps; checkpoints go to '{training}'")

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from edgespec.config import SamplingSettings
+from edgespec.grow.batched import grow_beam
 from edgespec.grow.beam import Beam
 from edgespec.grow.c2t import c2t_rule
 from edgespec.grow.classifier import default_classifier
 from edgespec.grow.growing import Layer
 from edgespec.grow.static import grow_static, static_shape
-from edgespec.grow.together import grow_beam
 from edgespec.sampling.distribution import ENTROPY_TOKENS, entropy_of_top
 from edgespec.tree.settings import TreeSettings
 from edgespec.tree.shapes import chain
@@ -29,7 +29,7 @@ from scripts.papers.compare_policies import CPU
 from scripts.papers.tables.paper_table import Context, PaperTable, in_words, markdown, resampled, with_interval
 
 GREEDY = SamplingSettings()
-MOST_NODES = 768
+MAX_NODES = 768
 UNBOUNDED = 4096  # nodes of trees that only their confidence ends
 LONGEST = 16  # tokens of a chain that may end early
 LENGTHS = (2, 3, 4, 5, 6, 7, 8, 9)  # of chains that do not
@@ -41,7 +41,7 @@ SIZES = {
     "EAGLE-1": TreeSettings(policy="static", tree_file=Path("eagle-1"), draw="chosen"),
     **{f"EAGLE-2, {size} nodes": replace(EAGLE2, size=size, max_children=10) for size in (25, 60)},
     **{
-        f"C2T, {beta:g}": TreeSettings(policy="c2t", size=MOST_NODES, depth=DEPTH, max_children=WIDTH, confidence=beta)
+        f"C2T, {beta:g}": TreeSettings(policy="c2t", size=MAX_NODES, depth=DEPTH, max_children=WIDTH, confidence=beta)
         for beta in (0.85, 0.65)
     },
 }

@@ -15,12 +15,12 @@ from itertools import product
 from pathlib import Path
 
 from edgespec.config import SamplingSettings
-from edgespec.decode.step import StepResult
 from edgespec.engine import Engine
 from edgespec.train.collect import collect, stop_settings
 from edgespec.train.fit import fit_stop
 from edgespec.train.record_files import load_records
 from edgespec.tree.settings import TreeSettings
+from edgespec.tuning.step import StepResult
 from scripts.make.demo_fits import cut_texts, held_out_halves
 from scripts.papers.tables.paper_table import Context, PaperTable, in_words, markdown
 from scripts.papers.tables.speeds import show_gain, show_speeds

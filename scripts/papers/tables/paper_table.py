@@ -12,7 +12,7 @@ from torch import Tensor
 from edgespec.config import SamplingSettings
 from edgespec.draft.language_model import LanguageModelDrafter
 from edgespec.grow import Growth
-from edgespec.grow.together import grown
+from edgespec.grow.batched import grown
 from edgespec.tree.settings import TreeSettings
 from edgespec.tree.token_tree import TokenTree
 from scripts.papers.compare_policies import Bench, resampled_means

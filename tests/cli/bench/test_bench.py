@@ -17,8 +17,7 @@ import torch
 
 from edgespec.config import SamplingSettings
 from edgespec.decode.lossless import Difference, Verdict, _truncation_margins, judge
-from edgespec.decode.session import TextSettings
-from edgespec.decode.step import StepResult
+from edgespec.decode.sequence import TextSettings
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.sampling.distribution import to_probs
@@ -27,6 +26,7 @@ from edgespec.text.handle import TextHandle
 from edgespec.tree.settings import TreeSettings
 from edgespec.tree.token_tree import TokenTree
 from edgespec.tune.benchmark import compare_modes, continue_one
+from edgespec.tuning.step import StepResult
 from edgespec.verify import Acceptance
 from edgespec.verify.rows import TargetRows
 from edgespec.verify.walk import walk
@@ -137,7 +137,7 @@ def test_check_fails_where_a_verifier_accepts_what_it_must_not(bench: Any, monke
             path.append(node)
         return Acceptance(path=tuple(path), next_token=rows.best(node))
 
-    monkeypatch.setattr("edgespec.decode.choose.verifier", lambda _sampling, _draw, _noise: accept_first)
+    monkeypatch.setattr("edgespec.decode.start.verifier", lambda _sampling, _draw, _noise: accept_first)
     outcome = bench("--check", "--temp", "0")
     assert outcome.code == 1
     assert "NOT LOSSLESS" in outcome.out

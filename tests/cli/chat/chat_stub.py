@@ -22,7 +22,7 @@ from edgespec.cli.standard_streams import visible_streams
 class StubEngine:
     """Remembers how it was cancelled."""
 
-    tree = room = SimpleNamespace(policy="none")
+    tree = largest_tree = SimpleNamespace(policy="none")
     is_tuned = False
     is_stopping = is_abandoning = False
 

@@ -25,21 +25,21 @@ from edgespec.cli.chat.command import command
 from edgespec.cli.chat.footer import footer
 from edgespec.cli.chat.keys import WaitingKeys
 from edgespec.cli.chat.loop import HINT, converse
+from edgespec.cli.chat.parse import understand, wants_more, without_quotes
 from edgespec.cli.chat.screen import Screen
 from edgespec.cli.chat.settings import SETTINGS
-from edgespec.cli.chat.spoken import understand, wants_more, without_quotes
 from edgespec.cli.chat.state import Chat
 from edgespec.cli.console import Console
 from edgespec.cli.prefill_line import PrefillLine
 from edgespec.cli.standard_streams import visible_streams
 from edgespec.config import MemoryLimits
-from edgespec.decode.step import StepResult
 from edgespec.errors import EdgespecError
-from edgespec.placement.run_place import RunPlace
+from edgespec.placement.run_config import RunConfig
 from edgespec.profiled import PairSetup
 from edgespec.text.chat_template import Message
 from edgespec.text.conversation import Conversation
 from edgespec.text.results import GenerationResult, TextChunk
+from edgespec.tuning.step import StepResult
 from tests.cli.conftest import RunCli
 
 GREEDY = SamplingSettings()
@@ -180,7 +180,7 @@ def test_every_setting_reaches_the_engine(run_cli: RunCli, monkeypatch: pytest.M
     build = Engine.__init__
 
     def remember(self: Engine, setup: PairSetup, **options: Any) -> None:
-        seen.update(options, tree=setup.tree, place=setup.place)
+        seen.update(options, tree=setup.tree, run_config=setup.run_config)
         build(self, setup, **options)
 
     def stop(self: Engine, **options: Any) -> None:
@@ -195,7 +195,7 @@ def test_every_setting_reaches_the_engine(run_cli: RunCli, monkeypatch: pytest.M
     )
     run_cli([*given.split(), "--no-self-check"], stdin="x", command="chat")
     assert seen["tree"] == TreeSettings(policy="dyspec", size=33, depth=5)
-    assert seen["place"] == RunPlace(
+    assert seen["run_config"] == RunConfig(
         device=torch.device("cpu"),
         dtype=torch.bfloat16,
         limits=MemoryLimits(max_cpu_bytes=3 << 30, max_resident_layers=1),

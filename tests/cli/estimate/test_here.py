@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from edgespec.cli import run
-from edgespec.decode import threads
 from edgespec.doctor import machine_speed
 from edgespec.doctor.disk_speed import DiskSpeed
 from edgespec.doctor.machine_speed import MachineSpeed, measure_speed
 from edgespec.files import machine_file
+from edgespec.tuning import threads
 
 CPU = torch.device("cpu")
 

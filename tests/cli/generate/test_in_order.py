@@ -18,8 +18,8 @@ from edgespec.cli.generate.in_order import InOrder
 from edgespec.cli.generate.resume import keep_finished, read_results
 from edgespec.cli.generate.sinks import OutputFile
 from edgespec.cli.options.files import waiting_path
-from edgespec.decode.step import StepResult
 from edgespec.text.handle import TextHandle
+from edgespec.tuning.step import StepResult
 from tests.cli.conftest import RunCli
 
 ROOT = Path(__file__).parents[3]

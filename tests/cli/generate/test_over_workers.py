@@ -59,7 +59,7 @@ def spread_inline(
     def connected(_address: str, **_options: Any) -> Iterator[None]:
         yield None
 
-    monkeypatch.setattr(over_workers, "RayCrew", crew)
+    monkeypatch.setattr(over_workers, "RayWorkerPool", crew)
     monkeypatch.setattr(over_workers, "connected", connected)
     monkeypatch.setattr(over_workers, "machines", lambda _ray: [{"CPU": 4.0}])
     monkeypatch.setattr(command, "import_ray", lambda: None)
@@ -175,8 +175,8 @@ def test_a_worker_with_other_weights_is_refused_before_any_is_read(
             plan = made[0]
             made.append(plan)
             if len(made) % 2:
-                models = replace(plan.place.models, target=pair_folders[1])
-                plan = replace(plan, place=replace(plan.place, models=models))
+                models = replace(plan.pair_options.models, target=pair_folders[1])
+                plan = replace(plan, pair_options=replace(plan.pair_options, models=models))
             return plan.open(num_beside=num_beside)
 
     def opened(plan: RowPlan) -> Any:

@@ -162,8 +162,8 @@ def test_a_damaged_line_in_the_middle_is_no_torn_one(tmp_path: Path) -> None:
 class _FullDisk:
     """A file on a disk that has room for so many bytes more."""
 
-    def __init__(self, file: Any, room: int) -> None:
-        self._file, self._room = file, room
+    def __init__(self, file: Any, largest_tree: int) -> None:
+        self._file, self._room = file, largest_tree
 
     def write(self, data: memoryview) -> int:
         if not self._room:

@@ -12,7 +12,7 @@ import pytest
 
 from edgespec.grow.acceptance import default_acceptance
 from edgespec.pair.pair import ModelPair
-from edgespec.placement.run_place import RunPlace
+from edgespec.placement.run_config import RunConfig
 from edgespec.profiled import PairSetup, set_up, set_up_by_profile
 from edgespec.tree.settings import TreeSettings
 from tests.cli.conftest import RunCli
@@ -39,11 +39,11 @@ def has_profile(monkeypatch: pytest.MonkeyPatch) -> Callable[[TreeSettings | Non
     """Let a profile be found whose plan has these trees; None: none is there."""
 
     def let(tree: TreeSettings | None) -> None:
-        def found(pair: ModelPair, place: RunPlace, *, source: str, given: Any, **more: Any) -> PairSetup:
+        def found(pair: ModelPair, run_config: RunConfig, *, source: str, given: Any, **more: Any) -> PairSetup:
             if source == "none" or tree is None or given:
-                return set_up_by_profile(pair, place, source=source, given=given, **more)
+                return set_up_by_profile(pair, run_config, source=source, given=given, **more)
             return replace(
-                set_up(pair, place, tree), profile=example_profile(acceptance=default_acceptance().to_document())
+                set_up(pair, run_config, tree), profile=example_profile(acceptance=default_acceptance().to_document())
             )
 
         monkeypatch.setattr("edgespec.profiled.set_up_by_profile", found)

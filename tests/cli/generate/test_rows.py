@@ -18,17 +18,17 @@ import torch
 from edgespec.config import SamplingSettings
 from edgespec.decode.batch import Batch
 from edgespec.decode.batch import Outcome as StepOutcome
-from edgespec.decode.step import StepResult
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
-from edgespec.model.new_rows import NewRows
+from edgespec.model.pass_rows import PassRows
 from edgespec.model.target import Target
 from edgespec.pair.pair import ModelPair
-from edgespec.placement.run_place import RunPlace
+from edgespec.placement.run_config import RunConfig
 from edgespec.profiled import PairSetup, set_up, tree_settings
 from edgespec.text.handle import TextHandle
 from edgespec.text.request import TextRequest
 from edgespec.tree.token_tree import TokenTree
+from edgespec.tuning.step import StepResult
 from offload.pages import MappedFile
 from tests.cli.conftest import Outcome, RunCli
 from tests.conftest import make_tokenizer
@@ -298,8 +298,8 @@ def test_a_dry_run_checks_and_plans_and_touches_nothing(
     profile = example_profile()
     plan = profile.plans[0]
 
-    def follow_plan(pair: ModelPair, place: RunPlace, **_: Any) -> PairSetup:
-        return replace(set_up(pair, place, tree_settings(plan.best)), profile=profile, plan=plan)
+    def follow_plan(pair: ModelPair, run_config: RunConfig, **_: Any) -> PairSetup:
+        return replace(set_up(pair, run_config, tree_settings(plan.best)), profile=profile, plan=plan)
 
     monkeypatch.setattr("edgespec.profiled.set_up_by_profile", follow_plan)
     planned = run_cli(common, files=files).err
@@ -314,8 +314,8 @@ def fail_on(monkeypatch: pytest.MonkeyPatch, prompt: str, error: Exception) -> N
     read = Batch._read
 
     def fail(self: Batch, reading: Any, hidden: torch.Tensor) -> StepOutcome | None:
-        if make_tokenizer().decode(reading.session.prompt).endswith(prompt):
-            return self._failed(reading.session, error)
+        if make_tokenizer().decode(reading.sequence.prompt).endswith(prompt):
+            return self._failed(reading.sequence, error)
         return read(self, reading, hidden)
 
     monkeypatch.setattr(Batch, "_read", fail)
@@ -326,7 +326,7 @@ def fail_passes_of(monkeypatch: pytest.MonkeyPatch, prompt: str, error: Exceptio
     step = Batch.step
 
     def fail(self: Batch) -> list[StepOutcome]:
-        if any(make_tokenizer().decode(session.prompt).endswith(prompt) for session in self.sessions):
+        if any(make_tokenizer().decode(sequence.prompt).endswith(prompt) for sequence in self.sequences):
             raise error
         return step(self)
 
@@ -338,7 +338,7 @@ def test_a_pass_without_memory_is_made_again_with_a_smaller_tree_and_said(
 ) -> None:
     tree_rows = Target.tree_rows
 
-    def limited(self: Target, tree: TokenTree) -> NewRows:
+    def limited(self: Target, tree: TokenTree) -> PassRows:
         if tree.num_nodes > 1:
             raise torch.OutOfMemoryError("no more")
         return tree_rows(self, tree)

@@ -165,14 +165,14 @@ def test_whatever_the_text_what_is_left_is_a_part_of_it_and_fits(text: str, side
     asked = request({"prompt": text}, most)
     (found,) = fit([asked], side, ENCODE, TOKENIZER, CONTEXT)
     left = str(found.row.messages[0]["content"])
-    room = CONTEXT // 2 if most < 0 else min(most, CONTEXT // 2)
+    largest_tree = CONTEXT // 2 if most < 0 else min(most, CONTEXT // 2)
     assert text.endswith(left) if side == "left" else text.startswith(left)
-    assert len(found.ids) + room <= CONTEXT
+    assert len(found.ids) + largest_tree <= CONTEXT
     assert found.fault is None
     dropped = len(asked.ids) - len(found.ids)
-    if len(asked.ids) + room <= CONTEXT:
+    if len(asked.ids) + largest_tree <= CONTEXT:
         assert (left, found.truncated) == (text, None)
     else:
         assert found.truncated is not None
         assert found.truncated.dropped_tokens == dropped > 0
-        assert len(found.ids) + room > CONTEXT - 4  # no more than a character too much
+        assert len(found.ids) + largest_tree > CONTEXT - 4  # no more than a character too much

@@ -13,7 +13,7 @@ from edgespec.cli.generate.command import command
 from edgespec.cli.spelling import FLAGS
 from edgespec.config import MemoryLimits, SamplingSettings
 from edgespec.engine import Engine
-from edgespec.placement.run_place import RunPlace
+from edgespec.placement.run_config import RunConfig
 from edgespec.profiled import PairSetup
 from edgespec.text.request import TextRequest
 from edgespec.tree.policies import POLICIES
@@ -74,7 +74,7 @@ GIVEN = {
     "quant": "8bit",
     "draft_quant": "4bit",
     "experts": "stream",
-    "draft_graphs": None,
+    "cuda_graphs": None,
     "no_self_check": None,
     "resident_layers": "1",
     "device": "cpu",
@@ -142,7 +142,7 @@ def test_every_setting_reaches_the_engine(
     build = Engine.__init__
 
     def remember_engine(self: Engine, setup: PairSetup, **options: Any) -> None:
-        seen.update(options, pair=setup.pair, tree=setup.tree, place=setup.place)
+        seen.update(options, pair=setup.pair, tree=setup.tree, run_config=setup.run_config)
         build(self, setup, **options)
 
     def remember_request(self: Engine, request: TextRequest, **_: Any) -> None:
@@ -151,7 +151,7 @@ def test_every_setting_reaches_the_engine(
 
     monkeypatch.setattr(Engine, "__init__", remember_engine)
     monkeypatch.setattr(Engine, "submit", remember_request)
-    arguments = ["p.jsonl", "--draft-graphs"]
+    arguments = ["p.jsonl", "--cuda-graphs"]
     for parameter in command.params:
         value = GIVEN[str(parameter.name)]
         if value is not None:
@@ -164,13 +164,18 @@ def test_every_setting_reaches_the_engine(
     assert seen["tree"] == TreeSettings(
         policy="dyspec", size=33, depth=5, max_children=6, threshold=0.02, draft_temperature=0.7
     )
-    place: RunPlace = seen["place"]
-    assert place.limits == MemoryLimits(
+    run_config: RunConfig = seen["run_config"]
+    assert run_config.limits == MemoryLimits(
         max_cpu_bytes=3 << 30, max_gpu_bytes=2 << 30, gpu_margin_bytes=100 << 20, max_resident_layers=1
     )
-    assert (place.quant, place.draft_quant, place.experts, place.draft_graphs) == ("int8", "nf4", "stream", True)
-    assert (place.device, place.dtype, place.threads) == (torch.device("cpu"), torch.bfloat16, 1)
-    assert place.num_texts == 1  # of two rows, which would share passes
+    assert (run_config.quant, run_config.draft_quant, run_config.experts, run_config.cuda_graphs) == (
+        "int8",
+        "nf4",
+        "stream",
+        True,
+    )
+    assert (run_config.device, run_config.dtype, run_config.threads) == (torch.device("cpu"), torch.bfloat16, 1)
+    assert run_config.num_texts == 1  # of two rows, which would share passes
     request: TextRequest = seen["request"]
     assert request.sampling == SamplingSettings(
         temperature=0.9, top_k=11, top_p=0.8, min_p=0.03, repetition_penalty=1.2, presence_penalty=0.5,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Sequence
+from collections import abc
 from dataclasses import replace
 
 import pytest
@@ -15,7 +15,7 @@ from edgespec.config import SamplingSettings
 from edgespec.decode import batch as batch_module
 from edgespec.decode.batch import Batch
 from edgespec.decode.loop import decode
-from edgespec.decode.session import Session
+from edgespec.decode.sequence import Sequence
 from edgespec.errors import EdgespecError
 from edgespec.tree.settings import TreeSettings
 from tests.edgespec.grow.tables import VOCAB, LogitsOf, draft_logits, session_of, target_logits
@@ -32,12 +32,12 @@ TREES = [
 ]
 
 
-def text_of(number: int, *, failing: LogitsOf | None = None) -> tuple[Session, list[int]]:
+def text_of(number: int, *, failing: LogitsOf | None = None) -> tuple[Sequence, list[int]]:
     """A text whose prompt, length, sampling and trees follow from its number."""
     rng = random.Random(number)
     tree = rng.choice(TREES)
     sampling = SamplingSettings(temperature=rng.choice([0.0, 0.7, 1.0]), top_p=rng.choice([1.0, 0.9]))
-    session = session_of(
+    sequence = session_of(
         tree,
         sampling,
         target=failing or target_logits(SEED),
@@ -46,13 +46,13 @@ def text_of(number: int, *, failing: LogitsOf | None = None) -> tuple[Session, l
         seed=number,
         key=number,
     )
-    return session, [rng.randrange(VOCAB) for _ in range(rng.randint(1, 20))]
+    return sequence, [rng.randrange(VOCAB) for _ in range(rng.randint(1, 20))]
 
 
 @functools.cache
 def alone(number: int) -> list[int]:
-    session, prompt = text_of(number)
-    return [token for step in decode(session, prompt) for token in step.tokens]
+    sequence, prompt = text_of(number)
+    return [token for step in decode(sequence, prompt) for token in step.tokens]
 
 
 def fails_behind(length: int) -> LogitsOf:
@@ -67,33 +67,33 @@ def test_hundreds_of_steps_of_texts_that_come_and_go(prompt_rows: int, monkeypat
     monkeypatch.setattr(batch_module, "PROMPT_ROWS", prompt_rows)
     monkeypatch.setattr(batch_module, "ALL_PROMPT_ROWS", prompt_rows)
     rng = random.Random(11)
-    batch, numbers = Batch(), dict[Session, int]()
+    batch, numbers = Batch(), dict[Sequence, int]()
     texts: dict[int, list[int]] = {}
     failed, cancelled, ended = set[int](), set[int](), set[int]()
     next_number = 0
     for _ in range(400):
-        while len(batch.sessions) < 12 and rng.random() < 0.4:
+        while len(batch.sequences) < 12 and rng.random() < 0.4:
             failing = fails_behind(rng.randint(5, 25)) if rng.random() < 0.1 else None
-            session, prompt = text_of(next_number, failing=failing)
-            batch.enter(session, prompt)
-            numbers[session], texts[next_number] = next_number, []
+            sequence, prompt = text_of(next_number, failing=failing)
+            batch.enter(sequence, prompt)
+            numbers[sequence], texts[next_number] = next_number, []
             next_number += 1
-        if batch.sessions and rng.random() < 0.05:
-            victim = rng.choice(batch.sessions)
+        if batch.sequences and rng.random() < 0.05:
+            victim = rng.choice(batch.sequences)
             batch.leave(victim)
             cancelled.add(numbers[victim])
         for outcome in batch.step():
-            number = numbers[outcome.session]
+            number = numbers[outcome.sequence]
             assert number not in cancelled
             if outcome.error is not None:
                 assert isinstance(outcome.error, EdgespecError)
                 failed.add(number)
-                assert outcome.session not in batch.sessions
+                assert outcome.sequence not in batch.sequences
             if outcome.step is not None:
                 texts[number] += outcome.step.tokens
                 if outcome.step.finish is not None:
                     ended.add(number)
-                    assert outcome.session not in batch.sessions
+                    assert outcome.sequence not in batch.sequences
     assert len(ended) > 60
     assert len(failed) > 3
     assert len(cancelled) > 8
@@ -104,43 +104,43 @@ def test_hundreds_of_steps_of_texts_that_come_and_go(prompt_rows: int, monkeypat
 
 def test_a_stop_token_ends_one_text_and_no_other() -> None:
     whole = [alone(number) for number in range(8)]
-    batch, numbers, found = Batch(), dict[Session, int](), [list[int]() for _ in range(8)]
+    batch, numbers, found = Batch(), dict[Sequence, int](), [list[int]() for _ in range(8)]
     for number in range(8):
-        session, prompt = text_of(number)
+        sequence, prompt = text_of(number)
         if number % 2:
             middle = whole[number][len(whole[number]) // 2]
-            session.settings = replace(session.settings, stop_tokens=frozenset({middle}))
+            sequence.settings = replace(sequence.settings, stop_tokens=frozenset({middle}))
             whole[number] = whole[number][: whole[number].index(middle) + 1]
-        batch.enter(session, prompt)
-        numbers[session] = number
-    while batch.sessions:
+        batch.enter(sequence, prompt)
+        numbers[sequence] = number
+    while batch.sequences:
         for outcome in batch.step():
             assert outcome.step is not None
-            found[numbers[outcome.session]] += outcome.step.tokens
+            found[numbers[outcome.sequence]] += outcome.step.tokens
     assert found == whole
 
 
 def test_what_ends_a_pass_leaves_every_text_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory runs out, or the disk fails, in a pass: nothing is lost and nothing repeated when it is made again."""
     whole = [alone(number) for number in range(6)]
-    batch, numbers, found = Batch(), dict[Session, int](), [list[int]() for _ in range(6)]
+    batch, numbers, found = Batch(), dict[Sequence, int](), [list[int]() for _ in range(6)]
     for number in range(6):
-        session, prompt = text_of(number)
-        batch.enter(session, prompt)
-        numbers[session] = number
-    coupled = {number for session, number in numbers.items() if session.draws_coupled or _is_greedy(session)}
+        sequence, prompt = text_of(number)
+        batch.enter(sequence, prompt)
+        numbers[sequence] = number
+    coupled = {number for sequence, number in numbers.items() if sequence.draws_coupled or _is_greedy(sequence)}
     num_steps = 0
-    while batch.sessions:
+    while batch.sequences:
         num_steps += 1
         if num_steps % 3 == 0:
-            target = type(batch.sessions[0].target)
+            target = type(batch.sequences[0].target)
             with monkeypatch.context() as patch:
                 patch.setattr(target, "read", _out_of_memory)
                 with pytest.raises(MemoryError):
                     batch.step()
         for outcome in batch.step():
             assert outcome.step is not None
-            found[numbers[outcome.session]] += outcome.step.tokens
+            found[numbers[outcome.sequence]] += outcome.step.tokens
     assert coupled, "some texts do not depend on how often trees were grown"
     for number in range(6):
         assert len(found[number]) == len(whole[number])
@@ -158,7 +158,7 @@ def test_a_text_whose_draft_fails_in_a_pass_that_is_not_made_is_told_of_in_the_n
     batch.enter(first, prompt)
     batch.enter(second, other_prompt)
     found = [
-        token for outcome in batch.step() if outcome.session is first and outcome.step for token in outcome.step.tokens
+        token for outcome in batch.step() if outcome.sequence is first and outcome.step for token in outcome.step.tokens
     ]
 
     def failing(_tokens: Tensor, _rows: Tensor) -> Tensor:
@@ -170,9 +170,9 @@ def test_a_text_whose_draft_fails_in_a_pass_that_is_not_made_is_told_of_in_the_n
         with pytest.raises(MemoryError):
             batch.step()
     errors = []
-    while batch.sessions:
+    while batch.sequences:
         for outcome in batch.step():
-            if outcome.session is second:
+            if outcome.sequence is second:
                 errors.append(outcome.error)
             elif outcome.step is not None:
                 found += outcome.step.tokens
@@ -186,11 +186,11 @@ def test_a_head_that_runs_out_of_memory_behind_some_texts_loses_nothing_of_them(
     """The texts that have their path gain it; those that still ask for rows fail, and keep what they had."""
     whole = [alone(number) for number in range(8)]
     batch, found = Batch(), [list[int]() for _ in range(8)]
-    numbers: dict[Session, int] = {}
+    numbers: dict[Sequence, int] = {}
     for number in range(8):
-        session, prompt = text_of(number)
-        batch.enter(session, prompt)
-        numbers[session] = number
+        sequence, prompt = text_of(number)
+        batch.enter(sequence, prompt)
+        numbers[sequence] = number
     calls = 0
     logits = type(next(iter(numbers)).target).logits
 
@@ -204,31 +204,31 @@ def test_a_head_that_runs_out_of_memory_behind_some_texts_loses_nothing_of_them(
     failed = set[int]()
     for outcome in batch.step():
         assert outcome.step is not None
-        found[numbers[outcome.session]] += outcome.step.tokens
+        found[numbers[outcome.sequence]] += outcome.step.tokens
     monkeypatch.setattr(type(next(iter(numbers)).target), "logits", limited)
-    while batch.sessions:
+    while batch.sequences:
         try:
             outcomes = batch.step()
         except MemoryError:
             continue
         for outcome in outcomes:
-            number = numbers[outcome.session]
+            number = numbers[outcome.sequence]
             assert number not in failed
             if outcome.step is not None:
                 found[number] += outcome.step.tokens
             else:
                 failed.add(number)
     assert failed
-    for session, number in numbers.items():
-        if session.draws_coupled or _is_greedy(session):
+    for sequence, number in numbers.items():
+        if sequence.draws_coupled or _is_greedy(sequence):
             assert found[number] == whole[number][: len(found[number])]
 
 
-def _is_greedy(session: Session) -> bool:
-    return session.settings.sampling.temperature == 0
+def _is_greedy(sequence: Sequence) -> bool:
+    return sequence.settings.sampling.temperature == 0
 
 
-def _out_of_memory(_self: object, _parts: Sequence[object]) -> list[Tensor]:
+def _out_of_memory(_self: object, _parts: abc.Sequence[object]) -> list[Tensor]:
     raise MemoryError
 
 
@@ -243,5 +243,5 @@ def test_prompts_are_read_beside_trees_and_share_the_rows_that_a_pass_has(monkey
     batch.step()
     late = session_of(PLAIN, SamplingSettings(), target=target_logits(SEED), draft=draft_logits(SEED), max_new_tokens=5)
     batch.enter(late, list(range(10)))
-    passes = [[outcome.session for outcome in batch.step()] for _ in range(4)]
+    passes = [[outcome.sequence for outcome in batch.step()] for _ in range(4)]
     assert passes == [[first], [first], [first, late], [first, late]]

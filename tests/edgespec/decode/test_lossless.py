@@ -21,13 +21,13 @@ from torch import Tensor
 
 from edgespec.config import SamplingSettings
 from edgespec.decode.loop import Lossless, decode
-from edgespec.decode.session import Session, TextSettings, Verify
+from edgespec.decode.sequence import Sequence, TextSettings, Verify
 from edgespec.grow import Growth, best_first
+from edgespec.grow.batched import Grow, grow_beam
 from edgespec.grow.beam import Beam
 from edgespec.grow.best_first import grow_best_first
 from edgespec.grow.dyspec import predict_slots
 from edgespec.grow.opt_tree import OPT_TREE_RULE
-from edgespec.grow.together import Grow, grow_beam
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.noise import TextNoise
 from edgespec.tree.policies import Draw
@@ -72,7 +72,7 @@ def grow_chosen(root: int, max_depth: int, _generator: torch.Generator, _noise: 
         depth=min(3, max_depth),
         max_children=3,
         device=CPU,
-        keeps_q=True,
+        keeps_draft_probs=True,
         **{"draw": "chosen", **others},
     )
     return grow_beam(beam)
@@ -112,7 +112,7 @@ def texts(
         ) -> Acceptance:
             return verify(tree, rows, generator, noise)
 
-        session = Session(
+        sequence = Sequence(
             target=target,  # type: ignore[arg-type]
             drafter=drafter,
             settings=settings,
@@ -123,7 +123,7 @@ def texts(
             verify=verify_tree,
             rules=Lossless(),
         )
-        steps = decode(session, PROMPT_IDS)
+        steps = decode(sequence, PROMPT_IDS)
         found.append(tuple(token for step in steps for token in step.tokens)[:NUM_TOKENS])
     return found
 

@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 
-from edgespec.decode.costs import StepCosts
-from edgespec.decode.promises import GrownTree
-from edgespec.decode.step import PassCost, StepResult
-from edgespec.decode.tree_choice import SIZES, TreeChoice
-from edgespec.decode.wanted import Wanted
+from edgespec.tuning.calibration import GrownTree
+from edgespec.tuning.costs import StepCosts
+from edgespec.tuning.step import PassCost, StepResult
+from edgespec.tuning.tree_choice import SIZES, TreeChoice
+from edgespec.tuning.tree_limits import TreeLimits
 
 
 def cost_of(num_texts: int, *, nodes: int = 0, prompt_rows: int = 0, seconds: float = 1.0) -> PassCost:
@@ -23,7 +23,7 @@ def cost_of(num_texts: int, *, nodes: int = 0, prompt_rows: int = 0, seconds: fl
 @pytest.mark.parametrize(("num_texts", "tokens", "is_timed"), [(13, 1.2, False), (6, 0.5, True), (6, 3.0, False)])
 def test_a_plain_pass_is_timed_where_it_may_be_faster(num_texts: int, tokens: float, is_timed: bool) -> None:
     """Where trees of sixteen texts pay, and passes of fewer take as long, no plain pass is needed to tell."""
-    choice, number = TreeChoice(StepCosts(), SIZES, start=Wanted(8)), itertools.count()
+    choice, number = TreeChoice(StepCosts(), SIZES, start=TreeLimits(8)), itertools.count()
     choice.promises.learn = lambda *_: None  # type: ignore[method-assign]
     step = StepResult(tokens=(1,), finish=None, num_drafted=1, is_prefill=False, grow_s=0.01, target_s=1.0, rest_s=0.0)
 

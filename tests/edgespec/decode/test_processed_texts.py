@@ -6,7 +6,7 @@ notice faults is tested in `test_processed_faults`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import abc
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from edgespec.config import SamplingSettings
 from edgespec.decode import accept
 from edgespec.decode.batch import Batch
 from edgespec.decode.loop import decode
-from edgespec.decode.session import Session
+from edgespec.decode.sequence import Sequence
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.noise import exponential_noise
 from edgespec.tree.settings import TreeSettings
@@ -35,7 +35,7 @@ STOP = VOCAB - 1
 HEAVY = {"repetition_penalty": 1.8, "presence_penalty": 0.9, "frequency_penalty": 0.7, "logit_bias": {2: 3.0}}
 
 
-def fits(new: Sequence[int]) -> Tensor:
+def fits(new: abc.Sequence[int]) -> Tensor:
     """Which tokens may follow new ones, [vocab] bool: a grammar that depends on all of them."""
     return torch.tensor([(token + sum(new)) % 3 != len(new) % 3 for token in range(VOCAB)])
 
@@ -44,10 +44,10 @@ class ToyMatcher:
     def __init__(self) -> None:
         self.new: list[int] = []
 
-    def add(self, tokens: Sequence[int]) -> None:
+    def add(self, tokens: abc.Sequence[int]) -> None:
         self.new += tokens
 
-    def allowed(self, path: Sequence[int]) -> Tensor | None:
+    def allowed(self, path: abc.Sequence[int]) -> Tensor | None:
         return fits([*self.new, *path])
 
 
@@ -80,7 +80,7 @@ def reference(
 def processed_session(
     tree: TreeSettings, sampling: SamplingSettings, *, seed: int, has_grammar: bool, num_tokens: int = NUM_TOKENS,
     **text: Any,
-) -> Session:  # fmt: skip
+) -> Sequence:  # fmt: skip
     text |= {"stop_tokens": frozenset({STOP}), "grammar": ToyGrammar() if has_grammar else None}
     return session_of(
         tree, sampling, target=target_logits(seed % 1000), draft=draft_logits(seed % 1000), max_new_tokens=num_tokens,
@@ -88,8 +88,8 @@ def processed_session(
     )  # fmt: skip
 
 
-def text_of(session: Session, prompt: list[int]) -> list[int]:
-    return [token for step in decode(session, prompt) for token in step.tokens]
+def text_of(sequence: Sequence, prompt: list[int]) -> list[int]:
+    return [token for step in decode(sequence, prompt) for token in step.tokens]
 
 
 processed_sampling = st.builds(
@@ -116,11 +116,11 @@ def test_a_text_is_what_the_definition_says_whatever_the_policy(
     prompt: list[int],
 ) -> None:  # fmt: skip
     tree = settings_of(name, size, depth, tree_file)
-    session = processed_session(tree, sampling, seed=seed, has_grammar=has_grammar)
+    sequence = processed_session(tree, sampling, seed=seed, has_grammar=has_grammar)
     expected = reference(
         seed % 1000, sampling, prompt, seed=seed, has_grammar=has_grammar, num_tokens=NUM_TOKENS
     )  # fmt: skip
-    assert text_of(session, prompt) == expected
+    assert text_of(sequence, prompt) == expected
 
 
 TREES = [TreeSettings(policy="none"), TreeSettings(size=9, depth=5), TreeSettings(policy="opt-tree", size=12, depth=5)]
@@ -139,17 +139,17 @@ def texts_together(count: int) -> tuple[list[list[int]], list[list[int]]]:
     expected = []
     for number in range(count):
         tree, sampling, has_grammar = draw_of(number)
-        session = processed_session(tree, sampling, seed=number, has_grammar=has_grammar)
+        sequence = processed_session(tree, sampling, seed=number, has_grammar=has_grammar)
         prompt = [number % VOCAB, 3]
-        batch.enter(session, prompt)
-        found[session] = list[int]()
+        batch.enter(sequence, prompt)
+        found[sequence] = list[int]()
         expected.append(
             reference(number, sampling, prompt, seed=number, has_grammar=has_grammar, num_tokens=NUM_TOKENS)
         )
-    while batch.sessions:
+    while batch.sequences:
         for outcome in batch.step():
             assert outcome.step is not None, outcome.error
-            found[outcome.session] += outcome.step.tokens
+            found[outcome.sequence] += outcome.step.tokens
     return list(found.values()), expected
 
 
@@ -167,11 +167,11 @@ def test_a_text_that_goes_on_counts_what_is_written_as_its_own(num_written: int)
         whole = reference(number, sampling, prompt, seed=number, has_grammar=has_grammar, num_tokens=NUM_TOKENS)
         before, behind = whole[:num_written], whole[num_written:]
         if behind:
-            session = processed_session(
+            sequence = processed_session(
                 tree, sampling, seed=number, has_grammar=has_grammar, num_tokens=NUM_TOKENS - num_written,
                 num_written=num_written,
             )  # fmt: skip
-            assert text_of(session, prompt + before) == behind
+            assert text_of(sequence, prompt + before) == behind
 
 
 SAMPLED = [
@@ -212,11 +212,11 @@ def test_sampled_and_chosen_trees_give_the_processed_distribution(
     count = 400 if tree.draw == "chosen" else 800
     seen = dict.fromkeys(law, 0)
     for seed in range(count):
-        session = session_of(
+        sequence = session_of(
             tree, LAWS, target=target_logits(TABLE), draft=draft_logits(TABLE), max_new_tokens=3, seed=seed,
             text={"grammar": ToyGrammar()},
         )  # fmt: skip
-        seen[tuple(text_of(session, LAWS_PROMPT))] += 1
+        seen[tuple(text_of(sequence, LAWS_PROMPT))] += 1
     kept = [text for text, chance in law.items() if chance * count >= 5]
     observed = [*(seen[text] for text in kept), sum(seen[text] for text in law if text not in kept)]
     expected = [*(law[text] * count for text in kept)]
@@ -232,10 +232,10 @@ def test_branches_that_the_target_starts_have_the_penalties_of_their_own_path() 
     tree = TreeSettings(policy="mcsd", draw="sampled", fork=(2, 3), target_width=2)
     sampling = SamplingSettings(temperature=1.0, top_k=1, **HEAVY)  # type: ignore[arg-type]
     for seed in range(12):
-        session = processed_session(tree, sampling, seed=seed, has_grammar=True)
+        sequence = processed_session(tree, sampling, seed=seed, has_grammar=True)
         greedy = SamplingSettings(**HEAVY)  # type: ignore[arg-type]
         expected = reference(seed, greedy, [1, 2], seed=seed, has_grammar=True, num_tokens=NUM_TOKENS)
-        assert text_of(session, [1, 2]) == expected
+        assert text_of(sequence, [1, 2]) == expected
 
 
 @pytest.mark.parametrize("tree", [*TREES, TreeSettings(policy="dyspec", size=5),
@@ -243,15 +243,15 @@ def test_branches_that_the_target_starts_have_the_penalties_of_their_own_path() 
 @pytest.mark.parametrize("num_texts", [1, 3])
 def test_logprobs_are_the_models_own_of_every_token_that_came(tree: TreeSettings, num_texts: int) -> None:
     """Before bias, penalties, grammar, temperature and truncation; alone and together, by any rule."""
-    batch, steps = Batch(), dict[Session, list[Any]]()
+    batch, steps = Batch(), dict[Sequence, list[Any]]()
     for seed in range(num_texts):
         sampling = SamplingSettings(temperature=0.8, top_k=4, **HEAVY)  # type: ignore[arg-type]
-        session = processed_session(tree, sampling, seed=seed, has_grammar=True, num_logprobs=2)
-        batch.enter(session, [seed, 5])
-        steps[session] = []
-    while batch.sessions:
+        sequence = processed_session(tree, sampling, seed=seed, has_grammar=True, num_logprobs=2)
+        batch.enter(sequence, [seed, 5])
+        steps[sequence] = []
+    while batch.sequences:
         for outcome in batch.step():
-            steps[outcome.session].append(outcome.step)
+            steps[outcome.sequence].append(outcome.step)
     for seed, own in enumerate(steps.values()):
         text = [seed, 5]
         for step in own:
@@ -266,9 +266,9 @@ def test_logprobs_are_the_models_own_of_every_token_that_came(tree: TreeSettings
 def test_nothing_is_kept_of_a_text_without_penalties_and_nobody_looks_at_its_paths(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    session = processed_session(TREES[1], SamplingSettings(temperature=0.7, top_p=0.9), seed=0, has_grammar=False)
-    assert session.processors is None
-    assert session.drafter is not None
-    assert session.drafter.process is None
+    sequence = processed_session(TREES[1], SamplingSettings(temperature=0.7, top_p=0.9), seed=0, has_grammar=False)
+    assert sequence.processors is None
+    assert sequence.drafter is not None
+    assert sequence.drafter.process is None
     monkeypatch.setattr(accept, "on_paths", None)
-    assert text_of(session, [1])
+    assert text_of(sequence, [1])

@@ -6,9 +6,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from edgespec.distributed.dispatch import Joined, Lost, Told
+from edgespec.distributed.dispatch import WorkerAnswered, WorkerJoined, WorkerLost
 from edgespec.distributed.handshake import shared_settings
-from edgespec.distributed.worker import Answer, Exchanged, Hello, Worker, WorkerPlan
+from edgespec.distributed.worker import Answer, Exchanged, Worker, WorkerInfo, WorkerPlan
 
 Dies = Callable[[str, Sequence[Any]], bool]  # a worker's name, the jobs that it has -> whether it dies of them now
 
@@ -32,10 +32,10 @@ class InlineCrew:
     def names(self) -> list[str]:
         return list(self.workers)
 
-    def greet(self) -> tuple[dict[str, Hello], dict[str, Any]]:
-        hellos = {name: worker.hello() for name, worker in self.workers.items()}
-        self.settings = shared_settings(hellos)
-        return hellos, dict(self.settings)
+    def greet(self) -> tuple[dict[str, WorkerInfo], dict[str, Any]]:
+        infos = {name: worker.info() for name, worker in self.workers.items()}
+        self.settings = shared_settings(infos)
+        return infos, dict(self.settings)
 
     def load(self) -> None:
         self.joining = self.names
@@ -53,7 +53,7 @@ class InlineCrew:
             name = self.joining.pop()
             worker = self.workers[name]
             worker.load(self.settings)
-            return [Joined(worker=name, num_texts=worker.hello().num_texts)]
+            return [WorkerJoined(worker=name, num_texts=worker.info().num_texts)]
         asked = [name for name in self.turns if self.calls[name]]
         assert asked, "somebody waits, and no worker has anything to do"
         name = asked[0]
@@ -62,11 +62,11 @@ class InlineCrew:
         if self.dies(name, list(self.held[name].values())):
             self.calls[name].clear()
             self.held[name].clear()
-            return [Lost(worker=name, why="its process ended")]
+            return [WorkerLost(worker=name, why="its process ended")]
         exchanged = self.workers[name].exchange(self.calls[name].popleft(), 0.05)
         for answer in exchanged.answers:
             del self.held[name][answer.number]
-        return [Told(worker=name, exchanged=exchanged)]
+        return [WorkerAnswered(worker=name, exchanged=exchanged)]
 
     def replace(self, worker: str) -> None:
         self.workers[worker] = self.plan.open(num_beside=len(self.workers) - 1)
@@ -90,8 +90,8 @@ class DoublingWorker:
     def __init__(self, plan: Doubling) -> None:
         self.plan, self.waiting = plan, deque[tuple[int, int]]()
 
-    def hello(self) -> Hello:
-        return Hello(settings={}, versions={}, num_texts=self.plan.num_texts, shared={})
+    def info(self) -> WorkerInfo:
+        return WorkerInfo(settings={}, versions={}, num_texts=self.plan.num_texts, shared={})
 
     def load(self, settings: Mapping[str, Any]) -> None:
         pass

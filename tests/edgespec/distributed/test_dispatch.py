@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.distributed.dispatch import MOST_LOSSES, MOST_TRIES, Dispatch, Lost, Outcome
+from edgespec.distributed.dispatch import MAX_LOSSES, MAX_TRIES, Dispatch, Outcome, WorkerLost
 from edgespec.distributed.worker import Exchanged
 from edgespec.errors import EdgespecError
 from tests.edgespec.distributed.stand_ins import Dies, Doubling, InlineCrew
@@ -80,7 +80,7 @@ def test_a_row_that_fails_everywhere_ends_after_its_last_try() -> None:
     outcomes, _ = run(crew, range(20))
     assert sorted(outcome.job for outcome in outcomes) == list(range(20))
     workers = [worker for worker, jobs in crew.given if 5 in jobs]
-    assert len(workers) == MOST_TRIES
+    assert len(workers) == MAX_TRIES
     assert workers[0] != workers[1] != workers[2]
 
 
@@ -98,7 +98,7 @@ def test_a_row_that_ends_workers_is_alone_in_the_end(bad: int, names: list[str])
     assert {job: outcome.value for job, outcome in by_job.items()} == {job: 2 * job for job in by_job}
     assert len(by_job) == 299
     assert [jobs for _, jobs in crew.given if bad in jobs][-1] == [bad]
-    assert sum("is lost (its process ended)" in line for line in told) == MOST_TRIES
+    assert sum("is lost (its process ended)" in line for line in told) == MAX_TRIES
 
 
 def test_a_worker_that_only_dies_is_given_up_and_the_others_go_on() -> None:
@@ -106,7 +106,7 @@ def test_a_worker_that_only_dies_is_given_up_and_the_others_go_on() -> None:
     outcomes, told = run(crew, range(400))
     assert {outcome.job: outcome.value for outcome in outcomes} == {job: 2 * job for job in range(400)}
     assert told[-1] == "worker 2 is not started again; workers that are left: 2"
-    assert sum("worker 2 is lost" in line for line in told) == MOST_LOSSES
+    assert sum("worker 2 is lost" in line for line in told) == MAX_LOSSES
 
 
 def test_a_worker_that_dies_now_and_then_is_started_again_each_time() -> None:
@@ -119,7 +119,7 @@ def test_a_worker_that_dies_now_and_then_is_started_again_each_time() -> None:
 
     outcomes, told = run(InlineCrew(Doubling(), NAMES[:1], dies=dies), range(200))
     assert [outcome.error for outcome in outcomes] == [None] * 200
-    assert len(told) > 2 * MOST_LOSSES
+    assert len(told) > 2 * MAX_LOSSES
 
 
 def test_without_any_worker_the_run_ends_with_the_reason() -> None:
@@ -136,7 +136,7 @@ def test_a_worker_that_is_refused_is_not_started_again() -> None:
         def wait(self) -> list[object]:
             if "worker 2" in self.joining:
                 self.joining.remove("worker 2")
-                return [Lost(worker="worker 2", why=refusal.what, refused=refusal)]
+                return [WorkerLost(worker="worker 2", why=refusal.what, refused=refusal)]
             return super().wait()
 
     outcomes, told = run(Refusing(Doubling(), NAMES[:2]), range(9))

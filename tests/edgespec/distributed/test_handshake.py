@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from edgespec.distributed.handshake import check_joining, shared_settings
-from edgespec.distributed.worker import Hello
+from edgespec.distributed.worker import WorkerInfo
 from edgespec.errors import EdgespecError
 
-HELLO = Hello(
+HELLO = WorkerInfo(
     settings={"target": "t 1a2b", "dtype": "bfloat16", "tree.draw": "sampled", "tree.size": 16},
     versions={"edgespec": "0.1.0", "torch": "2.13.0"},
     num_texts=4,
@@ -28,7 +28,7 @@ HELLO = Hello(
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_other_models_settings_and_versions_are_refused(other: Hello, told: str) -> None:
+def test_other_models_settings_and_versions_are_refused(other: WorkerInfo, told: str) -> None:
     with pytest.raises(EdgespecError, match=told) as caught:
         shared_settings({"worker 1 on a": HELLO, "worker 2 on b": other})
     assert caught.value.what.startswith("worker 2 on b would not write what worker 1 on a writes")

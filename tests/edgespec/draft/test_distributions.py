@@ -12,12 +12,12 @@ from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig
 
 from edgespec.config import MemoryLimits, SamplingSettings
-from edgespec.draft.language_model import LanguageModelDrafter, expand_together
+from edgespec.draft.language_model import LanguageModelDrafter, expand_batched
+from edgespec.grow.batched import Expansion, grow_batched
 from edgespec.grow.policies import make_grow, open_policy
-from edgespec.grow.together import Expansion, grow_together
 from edgespec.model.causal_model import CausalModel
 from edgespec.placement.memory import cache_rows, draft_probs_rows, pass_bytes
-from edgespec.placement.run_place import RunPlace
+from edgespec.placement.run_config import RunConfig
 from edgespec.sampling.noise import TextNoise
 from edgespec.tree.settings import TreeSettings
 from edgespec.tree.token_tree import TokenTree
@@ -43,7 +43,7 @@ def drafter_of(vocab: int, tree: TreeSettings) -> LanguageModelDrafter:
 
 
 def expand(expansions: list[Expansion]) -> Any:
-    return expand_together(expansions)  # type: ignore[arg-type]
+    return expand_batched(expansions)  # type: ignore[arg-type]
 
 
 def grow(drafter: LanguageModelDrafter, vocab: int, tree: TreeSettings) -> TokenTree:
@@ -52,7 +52,7 @@ def grow(drafter: LanguageModelDrafter, vocab: int, tree: TreeSettings) -> Token
         open_policy(tree), drafter, sampling=SAMPLING, device=CPU, generator=torch.Generator().manual_seed(0),
         noise=noise,
     )  # fmt: skip
-    (found,) = grow_together([(growing.growth(5, tree.num_layers), drafter)], expand)  # type: ignore[arg-type]
+    (found,) = grow_batched([(growing.growth(5, tree.num_layers), drafter)], expand)  # type: ignore[arg-type]
     assert isinstance(found, TokenTree)
     return found
 
@@ -109,11 +109,11 @@ def test_a_wide_layer_takes_the_memory_that_is_planned(tree: TreeSettings, monke
             assert grow(drafter, vocab, tree).num_nodes > 100
         return allocated.peak
 
-    place = RunPlace(device=CPU, dtype=torch.float32, limits=MemoryLimits(), context_tokens=64, prompt_tokens=4)
-    _, draft_rows = cache_rows(place.context_tokens, tree)
+    run_config = RunConfig(device=CPU, dtype=torch.float32, limits=MemoryLimits(), context_tokens=64, prompt_tokens=4)
+    _, draft_rows = cache_rows(run_config.context_tokens, tree)
     planned = pass_bytes(
         drafter.model.config, prompt_rows=4, tree_rows=tree.num_nodes + 1, keys=draft_rows, dtype=torch.float32,
-        probs_rows=draft_probs_rows(vocab, tree, place),
+        probs_rows=draft_probs_rows(vocab, tree, run_config),
     )  # fmt: skip
     assert 16 * vocab * 4 < peak() < planned
     monkeypatch.setattr("edgespec.draft.distributions.WHOLE_CHUNKS", 1000)

@@ -16,9 +16,9 @@ from transformers import LlamaConfig, PreTrainedModel
 
 from edgespec import EdgespecError, Engine, TreeSettings
 from edgespec.config import DraftSampling, SamplingSettings
-from edgespec.decode.choose import start_session
 from edgespec.decode.loop import decode
-from edgespec.decode.session import TextSettings
+from edgespec.decode.sequence import TextSettings
+from edgespec.decode.start import start_sequence
 from edgespec.doctor.inventory import Inspector, drafts_for
 from edgespec.draft.feature_head import FeatureHeadDrafter
 from edgespec.draft.head_network import HeadFacts
@@ -216,7 +216,7 @@ def tiny_vocabulary_p_value(*, policy: str, num_texts: int) -> float:
     counts = torch.zeros_like(expected)
     for seed in range(num_texts):
         noise = TextNoise(seed=seed, key=0, vocab=vocab, device=CPU)
-        session = start_session(Target(causal, rows), drafter, chosen, settings, generator, noise)
+        session = start_sequence(Target(causal, rows), drafter, chosen, settings, generator, noise)
         steps = decode(session, prompt)
         tokens = [token for step in steps for token in step.tokens]
         counts[tuple(tokens[:3])] += 1

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from edgespec.config import DraftSampling
-from edgespec.draft.language_model import LanguageModelDrafter, expand_together
+from edgespec.draft.language_model import LanguageModelDrafter, expand_batched
 from edgespec.errors import EdgespecError
 from edgespec.grow import Growth
+from edgespec.grow.batched import grow_batched, grown
 from edgespec.grow.growing import GrowingTree
-from edgespec.grow.together import grow_together, grown
 from edgespec.model.causal_model import CausalModel
 from edgespec.sampling.distribution import to_draft_probs
 from edgespec.tree.token_tree import TokenTree
@@ -111,7 +111,7 @@ def drafter_at_a_text(*, pending: bool) -> LanguageModelDrafter:
 
 
 def growth(width: int) -> Growth:
-    tree = GrowingTree(7, device=CPU, keeps_q=True)
+    tree = GrowingTree(7, device=CPU, keeps_draft_probs=True)
     yield from tree.expand()
     for _ in range(3):
         tokens = tree.q.topk(width).indices
@@ -189,9 +189,9 @@ def test_trees_that_grow_together_are_those_grown_alone(monkeypatch: pytest.Monk
     read = CausalModel.read
     monkeypatch.setattr(CausalModel, "read", lambda self, parts: passes.append(len(parts)) or read(self, parts))
     drafters = three_texts(model)
-    together = grow_together(
+    together = grow_batched(
         [(growth(width), drafter) for width, drafter in zip((4, 2, 3), drafters, strict=True)],
-        lambda expansions: expand_together(expansions),  # type: ignore[arg-type]
+        lambda expansions: expand_batched(expansions),  # type: ignore[arg-type]
     )
     assert passes == [3] * 4, "one pass a layer"
     for found, expected in zip(together, alone, strict=True):
@@ -205,9 +205,9 @@ def test_a_text_whose_draft_says_nan_ends_its_own_growth_alone() -> None:
     model.get_input_embeddings().weight.data[41].fill_(float("nan"))
     model.get_output_embeddings().weight = torch.nn.Parameter(make_model(FAMILIES["llama"]()).lm_head.weight)
     drafters = three_texts(CausalModel(model, device=CPU))
-    first, failed, last = grow_together(
+    first, failed, last = grow_batched(
         [(growth(2), drafter) for drafter in drafters],
-        lambda expansions: expand_together(expansions),  # type: ignore[arg-type]
+        lambda expansions: expand_batched(expansions),  # type: ignore[arg-type]
     )
     assert isinstance(failed, EdgespecError)
     assert failed.code == "E_NAN_LOGITS"

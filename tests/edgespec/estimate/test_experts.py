@@ -27,7 +27,7 @@ from edgespec.estimate.speed import (
 )
 from edgespec.pair.folder import open_architecture
 from edgespec.placement.place import PlacedWeights, pair_weights, place_weights
-from edgespec.placement.run_place import RunPlace
+from edgespec.placement.run_config import RunConfig
 from edgespec.placement.weights import Weights
 from edgespec.tree.settings import TreeSettings
 from tests.conftest import FAMILIES, GROUPED
@@ -41,28 +41,30 @@ BIG: dict[str, Any] = {  # 12 layers of 64 experts of 12 MiB
 }  # fmt: skip
 
 
-def run_place(**settings: Any) -> RunPlace:
-    return RunPlace(
+def run_place(**settings: Any) -> RunConfig:
+    return RunConfig(
         **{"device": CUDA, "dtype": torch.bfloat16, "limits": MemoryLimits(), "context_tokens": 256,
            "prompt_tokens": 256, **settings}
     )  # fmt: skip
 
 
-def weights_of(folder: Path, config: PretrainedConfig, place: RunPlace) -> Weights:
+def weights_of(folder: Path, config: PretrainedConfig, run_config: RunConfig) -> Weights:
     config.save_pretrained(folder)
-    return pair_weights(open_architecture(folder), None, place).target
+    return pair_weights(open_architecture(folder), None, run_config).target
 
 
 def big_pair(folder: Path, *, ram: int, num_texts: int = 1, with_draft: bool = False) -> PairOnHardware:
     hardware, assumptions = open_hardware("rtx-3060")
     limits = MemoryLimits(max_cpu_bytes=ram * GIB, max_gpu_bytes=3 * GIB)
-    place = run_place(limits=limits, num_texts=num_texts)
+    run_config = run_place(limits=limits, num_texts=num_texts)
     Qwen3MoeConfig(**BIG).save_pretrained(folder / "target")
     LlamaConfig(**{**GROUPED, "vocab_size": 32000}).save_pretrained(folder / "draft")
     draft = open_architecture(folder / "draft") if with_draft else None
-    weights = pair_weights(open_architecture(folder / "target"), draft, place)
+    weights = pair_weights(open_architecture(folder / "target"), draft, run_config)
     memory = memory_there(hardware, assumptions, limits)
-    return PairOnHardware(weights=weights, hardware=hardware, assumptions=assumptions, place=place, memory=memory)
+    return PairOnHardware(
+        weights=weights, hardware=hardware, assumptions=assumptions, run_config=run_config, memory=memory
+    )
 
 
 @pytest.mark.parametrize("family", ["qwen3-moe", "mixtral"])
@@ -95,7 +97,7 @@ def test_a_router_is_no_expert_and_a_dense_model_has_none(tmp_path: Path) -> Non
 
 
 def placed(pair: PairOnHardware) -> PlacedWeights:
-    return place_weights(pair.weights, TreeSettings(policy="none"), pair.place, pair.memory)
+    return place_weights(pair.weights, TreeSettings(policy="none"), pair.run_config, pair.memory)
 
 
 def test_what_the_dense_parts_leave_of_the_card_and_of_ram_holds_experts(tmp_path: Path) -> None:
@@ -135,12 +137,12 @@ def test_dense_parts_that_do_not_fit_the_card_come_from_ram_and_then_from_disk(t
 
 
 def test_on_a_cpu_the_experts_that_stay_are_those_in_ram(tmp_path: Path) -> None:
-    place = run_place(device=torch.device("cpu"), limits=MemoryLimits(max_cpu_bytes=4 * GIB))
-    pair = replace(big_pair(tmp_path, ram=5), place=place)
-    weights = pair_weights(pair.weights.target.model, None, place)
-    memory = memory_there(*open_hardware("cpu"), place.limits)
-    plan = place_weights(weights, TreeSettings(policy="none"), place, memory)
-    places = place_experts(plan.target, plan.placement, place.device)
+    run_config = run_place(device=torch.device("cpu"), limits=MemoryLimits(max_cpu_bytes=4 * GIB))
+    pair = replace(big_pair(tmp_path, ram=5), run_config=run_config)
+    weights = pair_weights(pair.weights.target.model, None, run_config)
+    memory = memory_there(*open_hardware("cpu"), run_config.limits)
+    plan = place_weights(weights, TreeSettings(policy="none"), run_config, memory)
+    places = place_experts(plan.target, plan.placement, run_config.device)
     assert places is not None
     assert 0 < places.device_kept == places.ram_kept < 64
 
@@ -170,7 +172,7 @@ def test_trees_are_smaller_where_their_nodes_add_experts(tmp_path: Path) -> None
     config = LlamaConfig(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
                          num_key_value_heads=8, vocab_size=32000)  # fmt: skip
     config.save_pretrained(tmp_path / "dense")
-    weights = replace(dense.weights, target=weights_of(tmp_path / "dense", config, dense.place))
+    weights = replace(dense.weights, target=weights_of(tmp_path / "dense", config, dense.run_config))
     assert estimate_best(replace(dense, weights=weights), TreeSettings(), rates, size=None).nodes >= 64
 
 
@@ -198,10 +200,10 @@ def test_plain_experts_in_ram_are_computed_there_because_ram_is_faster_than_the_
 
 def test_packed_experts_move_because_unpacking_takes_longer_and_kernels_would_not(tmp_path: Path) -> None:
     pair = big_pair(tmp_path, ram=16)
-    place = replace(pair.place, quant="nf4", limits=replace(pair.place.limits, max_gpu_bytes=2 * GIB))
-    weights = pair_weights(pair.weights.target.model, None, place)
-    memory = memory_there(pair.hardware, pair.assumptions, place.limits)
-    packed = replace(pair, weights=weights, place=place, memory=replace(memory, device_bytes=int(2.2 * GIB)))
+    run_config = replace(pair.run_config, quant="nf4", limits=replace(pair.run_config.limits, max_gpu_bytes=2 * GIB))
+    weights = pair_weights(pair.weights.target.model, None, run_config)
+    memory = memory_there(pair.hardware, pair.assumptions, run_config.limits)
+    packed = replace(pair, weights=weights, run_config=run_config, memory=replace(memory, device_bytes=int(2.2 * GIB)))
     estimate = estimate_plain(packed)
     assert estimate.likely.experts is not None
     assert estimate.likely.experts.in_place == 0
@@ -214,7 +216,7 @@ def test_packed_experts_move_because_unpacking_takes_longer_and_kernels_would_no
 
 def test_experts_that_are_to_stay_with_the_cpu_have_ram_and_the_card_has_the_rest(tmp_path: Path) -> None:
     pair = big_pair(tmp_path, ram=5)
-    pair = replace(pair, place=replace(pair.place, experts="cpu"))
+    pair = replace(pair, run_config=replace(pair.run_config, experts="cpu"))
     plan = placed(pair)
     places = place_experts(plan.target, plan.placement, CUDA)
     assert places is not None

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from edgespec.config import DraftSampling, SamplingSettings
-from edgespec.decode.choose import start_session
-from edgespec.decode.session import Session, TextSettings
+from edgespec.decode.sequence import Sequence, TextSettings
+from edgespec.decode.start import start_sequence
 from edgespec.grow.policies import open_policy
 from edgespec.model.text_cache import shared_length
 from edgespec.sampling.distribution import to_draft_probs
@@ -46,7 +47,7 @@ class TableTarget:
 
     device, vocab = CPU, VOCAB
 
-    def __init__(self, logits_of: LogitsOf, *, kept: Sequence[int] = ()) -> None:
+    def __init__(self, logits_of: LogitsOf, *, kept: abc.Sequence[int] = ()) -> None:
         """Begin on rows that are `kept` of a text."""
         self.logits_of = logits_of
         self.text = list(kept)  # that has rows: the root excepted
@@ -58,7 +59,7 @@ class TableTarget:
     def num_unread(self) -> int:
         return len(self.unread)
 
-    def begin(self, ids: Sequence[int], *, needs_logits: bool = True, prompt_tokens: int | None = None) -> None:
+    def begin(self, ids: abc.Sequence[int], *, needs_logits: bool = True, prompt_tokens: int | None = None) -> None:
         self.num_kept = shared_length(self.text, ids[:-1] if needs_logits else ids)
         self.text, self.unread = list(ids[: self.num_kept]), list(ids[self.num_kept :])
 
@@ -78,7 +79,7 @@ class TableTarget:
             texts.append((*(texts[parent] if parent >= 0 else self.text), token))
         return torch.stack([self.logits_of(text) for text in texts])
 
-    def read(self, parts: Sequence[Tensor]) -> list[Tensor]:
+    def read(self, parts: abc.Sequence[Tensor]) -> list[Tensor]:
         """Logits stand for hidden states, and were looked up where rows were asked for."""
         return list(parts)
 
@@ -109,7 +110,7 @@ class TableDrafter:
         self.text: list[int] = []
         self.paths: list[tuple[int, ...]] = []
 
-    def begin(self, ids: Sequence[int]) -> None:
+    def begin(self, ids: abc.Sequence[int]) -> None:
         self.text, self.paths = list(ids), []
 
     def expand(self, tokens: Tensor, parent_rows: Tensor) -> Tensor:
@@ -144,10 +145,10 @@ def session_of(
     key: int = 0,
     text: dict[str, Any] | None = None,
     **options: Any,
-) -> Session:
+) -> Sequence:
     """Return a session of tables, whose noise is that of the seed and the key; `text` are other settings of it."""
     settings = TextSettings(sampling=sampling, max_new_tokens=max_new_tokens, **(text or {}))
-    return start_session(
+    return start_sequence(
         TableTarget(target),  # type: ignore[arg-type]
         TableDrafter(draft, tree.draft_sampling(sampling)),
         open_policy(tree),

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from edgespec.grow.batched import grow_beam, grown
 from edgespec.grow.beam import Beam, BeamRule, Candidates, by_path_probability
 from edgespec.grow.c2t import c2t_rule
 from edgespec.grow.classifier import Classifier, default_classifier
 from edgespec.grow.eagle2 import eagle2_rule
 from edgespec.grow.opt_tree import OPT_TREE_RULE
-from edgespec.grow.together import grow_beam, grown
 from edgespec.train.collect import classifier_settings
 from edgespec.tree.token_tree import TokenTree, depths
 from tests.edgespec.grow.test_best_first import FunctionDrafter, Path, random_q

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from edgespec.grow import best_first
+from edgespec.grow.batched import grown
 from edgespec.grow.best_first import grow_best_first
 from edgespec.grow.dyspec import predict_slots
-from edgespec.grow.together import grown
 from edgespec.tree.token_tree import TokenTree, depths
 
 CPU = torch.device("cpu")

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from edgespec.grow.batched import grow_beam, grown
 from edgespec.grow.beam import Beam, BeamRule, by_path_probability
 from edgespec.grow.children import best_children, under_noise
 from edgespec.grow.growing import Layer
-from edgespec.grow.together import grow_beam, grown
 from edgespec.sampling.noise import TextNoise, exponential_noise
 from tests.edgespec.grow.test_best_first import FunctionDrafter, random_q
 

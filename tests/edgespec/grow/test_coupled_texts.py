@@ -16,10 +16,10 @@ from torch import Tensor
 
 from edgespec.config import SamplingSettings
 from edgespec.decode.loop import decode
-from edgespec.decode.session import Session
+from edgespec.decode.sequence import Sequence
 from edgespec.grow import Growth
+from edgespec.grow.batched import Grow
 from edgespec.grow.order import reordered
-from edgespec.grow.together import Grow
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.noise import exponential_noise
 from edgespec.tree.policies import POLICIES
@@ -43,8 +43,8 @@ def plain_text(target: int, sampling: SamplingSettings, prompt: list[int], *, se
     return text[len(prompt) :]
 
 
-def text_of(session: Session, prompt: list[int]) -> list[int]:
-    return [token for step in decode(session, prompt) for token in step.tokens]
+def text_of(sequence: Sequence, prompt: list[int]) -> list[int]:
+    return [token for step in decode(sequence, prompt) for token in step.tokens]
 
 
 @pytest.fixture(scope="module")
@@ -88,11 +88,11 @@ def test_a_text_is_plain_decodings_whatever_the_policy_its_size_and_its_draft(
     prompt: list[int], likeness: float,
 ) -> None:  # fmt: skip
     tables = seed % 1000
-    session = session_of(
+    sequence = session_of(
         settings_of(name, size, depth, tree_file), sampling, target=target_logits(tables),
         draft=draft_logits(tables, likeness=likeness), max_new_tokens=NUM_TOKENS, seed=seed, key=key,
     )  # fmt: skip
-    assert text_of(session, prompt) == plain_text(tables, sampling, prompt, seed=seed, key=key)
+    assert text_of(sequence, prompt) == plain_text(tables, sampling, prompt, seed=seed, key=key)
 
 
 def in_another_order(tree: TokenTree, generator: torch.Generator) -> TokenTree:
@@ -128,27 +128,27 @@ def without_likely_nodes(tree: TokenTree, _generator: torch.Generator) -> TokenT
 def test_a_text_is_plain_decodings_whatever_becomes_of_its_trees(
     change: Callable[[TokenTree, torch.Generator], TokenTree], sampling: SamplingSettings, seed: int
 ) -> None:
-    session = session_of(
+    sequence = session_of(
         TreeSettings(policy="opt-tree", size=1 + 6 * seed, depth=5), sampling, target=target_logits(seed),
         draft=draft_logits(seed), max_new_tokens=NUM_TOKENS, seed=seed, key=3,
     )  # fmt: skip
-    right, generator = session.grow, torch.Generator().manual_seed(seed)
+    right, generator = sequence.grow, torch.Generator().manual_seed(seed)
 
     def changed(root: int, depth: int, branches: Tensor | None) -> Growth:
         return change((yield from right.growth(root, depth, branches)), generator)
 
-    session.grow = Grow(changed, right.drafter)
-    text = text_of(session, [1, 2])[:NUM_TOKENS]  # a tree of any shape may reach behind the end
+    sequence.grow = Grow(changed, right.drafter)
+    text = text_of(sequence, [1, 2])[:NUM_TOKENS]  # a tree of any shape may reach behind the end
     assert text == plain_text(seed, sampling, [1, 2], seed=seed, key=3)
 
 
 def steps_of(tree: TreeSettings, *, seed: int, draft: Any = None, temperature: float = 1.0) -> list[Any]:
     """Steps behind a prompt, with the draft's own temperature that of the target."""
-    session = session_of(
+    sequence = session_of(
         replace(tree, draft_temperature=temperature), SamplingSettings(temperature=temperature),
         target=target_logits(seed), draft=draft or target_logits(seed), max_new_tokens=40, seed=seed,
     )  # fmt: skip
-    return list(decode(session, [1, 2, 3]))[1:]
+    return list(decode(sequence, [1, 2, 3]))[1:]
 
 
 @pytest.mark.parametrize("temperature", [0.4, 1.0, 1.5])
@@ -164,18 +164,18 @@ def test_of_a_draft_that_is_the_target_every_node_of_a_chain_is_accepted(seed: i
 def test_of_a_draft_that_is_the_target_the_best_child_is_the_one_that_is_taken(name: str, tree_file: Path) -> None:
     """Every tree is left by a node that has no children, or by the last layer: never by another token."""
     seen = []
-    session = session_of(
+    sequence = session_of(
         replace(settings_of(name, 24, 4, tree_file), draft_temperature=0.9), SamplingSettings(temperature=0.9),
         target=target_logits(5), draft=target_logits(5), max_new_tokens=60,
     )  # fmt: skip
-    right = session.verify
+    right = sequence.verify
 
     def remember(tree: TokenTree, *arguments: Any) -> Any:
         seen.append((tree, right(tree, *arguments)))
         return seen[-1][1]
 
-    session.verify = remember
-    text_of(session, [4])
+    sequence.verify = remember
+    text_of(sequence, [4])
     for tree, acceptance in seen:
         assert bool((tree.ranks[list(acceptance.path)] == 0).all())
         assert (acceptance.path or (0,))[-1] not in tree.parents.tolist()

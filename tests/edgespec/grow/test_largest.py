@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.grow import children
-from edgespec.grow.children import BLOCK, LEAST_BLOCKS, best_children, largest, under_noise
+from edgespec.grow.children import BLOCK, MIN_BLOCKS, best_children, largest, under_noise
 
 
 @settings(max_examples=60, deadline=None)
@@ -29,7 +29,7 @@ def test_the_largest_are_those_that_a_sort_puts_first(num_rows: int, columns: in
 
 @pytest.mark.parametrize("place", [0, BLOCK - 1, BLOCK, 8 * BLOCK - 1, 8 * BLOCK, 8 * BLOCK + 4])
 def test_a_block_may_hold_all_of_them_and_so_may_the_columns_behind_the_last(place: int) -> None:
-    rows = torch.zeros(1, LEAST_BLOCKS * 2 * BLOCK + 6)
+    rows = torch.zeros(1, MIN_BLOCKS * 2 * BLOCK + 6)
     rows[0, place], rows[0, place + 1] = 1.0, 2.0
     tokens, values = largest(rows, 2)
     assert (tokens.tolist(), values.tolist()) == ([[place + 1, place]], [[2.0, 1.0]])

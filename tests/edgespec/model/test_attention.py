@@ -13,11 +13,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from edgespec.model import attention
 from edgespec.model.attention import attend
+from edgespec.model.attention_window import WHOLE, AttentionWindow
 from edgespec.model.layer_attention import LayerAttention
-from edgespec.model.new_rows import NewRows, Span, additive
 from edgespec.model.partial_attention import MASK_WIDTH, attend_part
 from edgespec.model.pass_cache import attended
-from edgespec.model.reach import WHOLE, Reach
+from edgespec.model.pass_rows import PassRows, Span, additive
 from edgespec.model.text_cache import TextCache
 
 # heads, heads of keys, head_dim of families as people run them, narrowed in the number of heads alone
@@ -27,11 +27,16 @@ SHAPES = {
     "gemma2": (4, 2, 256), "gemma3": (4, 1, 256), "phi3": (4, 4, 96), "gpt-oss": (8, 1, 64), "gpt2": (3, 3, 64),
     "opt": (2, 2, 80), "smollm": (9, 3, 64),
 }  # fmt: skip
-REACHES = {"whole": WHOLE, "window": Reach(40), "narrow window": Reach(5), "chunks": Reach(48, in_chunks=True)}
+REACHES = {
+    "whole": WHOLE,
+    "window": AttentionWindow(40),
+    "narrow window": AttentionWindow(5),
+    "chunks": AttentionWindow(48, in_chunks=True),
+}
 PARENTS = [0, 0, 0, 1, 1, 3, 2, 5, 5, 8]  # of the nodes behind the root, by node
 
 
-def tree_rows(context: int, cache: TextCache) -> tuple[NewRows, list[set[int]], list[int]]:
+def tree_rows(context: int, cache: TextCache) -> tuple[PassRows, list[set[int]], list[int]]:
     """The rows of a tree; of each, the keys that it sees without a limit, and its position."""
     seen, positions = [{0}], [context]
     for node, parent in enumerate(PARENTS, start=1):
@@ -39,26 +44,26 @@ def tree_rows(context: int, cache: TextCache) -> tuple[NewRows, list[set[int]], 
         positions.append(positions[parent] + 1)
     visible = torch.tensor([[key in row for key in range(len(seen))] for row in seen])
     ids = torch.zeros(len(seen), dtype=torch.long)
-    rows = NewRows(cache=cache, ids=ids, positions=torch.tensor(positions), visible=visible)
+    rows = PassRows(cache=cache, ids=ids, positions=torch.tensor(positions), visible=visible)
     return rows, [{*range(context), *(context + node for node in row)} for row in seen], positions
 
 
-def text_rows(context: int, cache: TextCache) -> tuple[NewRows, list[set[int]], list[int]]:
+def text_rows(context: int, cache: TextCache) -> tuple[PassRows, list[set[int]], list[int]]:
     positions = [*range(context, context + 9)]
-    rows = NewRows(cache=cache, ids=torch.zeros(9, dtype=torch.long), positions=torch.tensor(positions))
+    rows = PassRows(cache=cache, ids=torch.zeros(9, dtype=torch.long), positions=torch.tensor(positions))
     return rows, [{*range(position + 1)} for position in positions], positions
 
 
 def written_out(
     query: Tensor, keys: Tensor, values: Tensor, seen: list[set[int]], positions: list[int], places: list[int],
-    reach: Reach, softcap: float | None, sinks: Tensor | None,
+    window: AttentionWindow, softcap: float | None, sinks: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """Row by row, in float64: [1, rows, heads, head_dim]."""
     query, keys, values = (part[0].double() for part in (query, keys, values))
     heads, num_rows, head_dim = query.shape
     found = torch.zeros(num_rows, heads, head_dim, dtype=torch.float64)
     for row in range(num_rows):
-        near = [key for key in sorted(seen[row]) if places[key] >= reach.first_seen(positions[row])]
+        near = [key for key in sorted(seen[row]) if places[key] >= window.first_seen(positions[row])]
         for head in range(heads):
             group = head * keys.shape[0] // heads
             scores = keys[group, near] @ query[head, row] / math.sqrt(head_dim)
@@ -72,11 +77,11 @@ def written_out(
 @pytest.fixture
 def splits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short contexts are attended to in two parts as well."""
-    monkeypatch.setattr(attention, "LEAST_SHARED", 16)
+    monkeypatch.setattr(attention, "MIN_SHARED", 16)
 
 
 def largest_difference(
-    shape: tuple[int, int, int], reach: Reach, *, context: int, is_tree: bool,
+    shape: tuple[int, int, int], window: AttentionWindow, *, context: int, is_tree: bool,
     softcap: float | None = None, with_sinks: bool = False,
 ) -> float:  # fmt: skip
     heads, key_heads, head_dim = shape
@@ -90,42 +95,44 @@ def largest_difference(
     sinks = torch.randn(heads, generator=generator) if with_sinks else None
     if context:
         cache.layers[0].append(keys[:, :, :context], values[:, :, :context])
-    of = LayerAttention(reach=reach, source=0, query_growth=None)
+    of = LayerAttention(window=window, source=0, query_growth=None)
     module = SimpleNamespace(layer_attention=of, layer_idx=0)
     found, _ = attended(
         [Span(rows, 0, rows.count)],
         lambda: attend(
             module, query, keys[:, :, context:], values[:, :, context:], None, softcap=softcap, s_aux=sinks,
-            sliding_window=None if reach.in_chunks else reach.size,
+            sliding_window=None if window.in_chunks else window.size,
         ),
     )  # type: ignore[arg-type]  # fmt: skip
     places = [*range(context), *rows.positions.tolist()]
-    expected = written_out(query, keys, values, seen, positions, places, reach, softcap, sinks)
+    expected = written_out(query, keys, values, seen, positions, places, window, softcap, sinks)
     return float((found - expected).abs().max())
 
 
 @pytest.mark.usefixtures("splits")
 @pytest.mark.parametrize("is_tree", [True, False], ids=["tree", "text"])
-@pytest.mark.parametrize("reach", REACHES.values(), ids=REACHES)
+@pytest.mark.parametrize("window", REACHES.values(), ids=REACHES)
 @pytest.mark.parametrize("family", SHAPES)
-def test_rows_attend_to_what_they_see_in_two_parts(family: str, reach: Reach, is_tree: bool) -> None:
+def test_rows_attend_to_what_they_see_in_two_parts(family: str, window: AttentionWindow, is_tree: bool) -> None:
     for context in (0, 45, 100):
-        assert largest_difference(SHAPES[family], reach, context=context, is_tree=is_tree) < 2e-5
+        assert largest_difference(SHAPES[family], window, context=context, is_tree=is_tree) < 2e-5
 
 
-@pytest.mark.parametrize("reach", REACHES.values(), ids=REACHES)
-def test_short_contexts_are_attended_to_in_one_part(reach: Reach) -> None:
+@pytest.mark.parametrize("window", REACHES.values(), ids=REACHES)
+def test_short_contexts_are_attended_to_in_one_part(window: AttentionWindow) -> None:
     for is_tree in (True, False):
-        assert largest_difference(SHAPES["llama"], reach, context=60, is_tree=is_tree) < 2e-5
+        assert largest_difference(SHAPES["llama"], window, context=60, is_tree=is_tree) < 2e-5
 
 
-@pytest.mark.parametrize("reach", REACHES.values(), ids=REACHES)
-def test_capped_scores_and_sinks_exist_for_some_rows_at_a_time(reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("window", REACHES.values(), ids=REACHES)
+def test_capped_scores_and_sinks_exist_for_some_rows_at_a_time(
+    window: AttentionWindow, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for most in (1, 2000, 1 << 26):
-        monkeypatch.setattr(attention, "MOST_SCORES", most)
+        monkeypatch.setattr(attention, "MAX_SCORES", most)
         for softcap, with_sinks in ((5.0, False), (None, True), (5.0, True)):
             assert largest_difference(
-                SHAPES["gpt-oss"], reach, context=60, is_tree=True, softcap=softcap, with_sinks=with_sinks
+                SHAPES["gpt-oss"], window, context=60, is_tree=True, softcap=softcap, with_sinks=with_sinks
             ) < 2e-5  # fmt: skip
 
 
@@ -134,9 +141,9 @@ def test_no_mask_of_all_rows_and_a_long_context_is_made() -> None:
     for make in (tree_rows, text_rows):
         rows, _, _ = make(30_000, cache)
         span = Span(rows, 0, rows.count)
-        for reach in (WHOLE, Reach(4096)):
-            seen = span.seen(30_000 + rows.count, reach, least_shared=attention.LEAST_SHARED)
-            assert span.mask(seen, reach, torch.float32).shape[1] <= 2 * rows.count
+        for window in (WHOLE, AttentionWindow(4096)):
+            seen = span.seen(30_000 + rows.count, window, least_shared=attention.MIN_SHARED)
+            assert span.mask(seen, window, torch.float32).shape[1] <= 2 * rows.count
 
 
 @pytest.mark.parametrize("keys", [1, 16, 37])
@@ -159,10 +166,10 @@ def test_mixed_precision_is_as_near_as_one_kernel(width: int, monkeypatch: pytes
         for number in (rows.count, 3000 + rows.count, 3000 + rows.count)
     )
     cache.layers[0].append(keys[:, :, :3000], values[:, :, :3000])
-    module = SimpleNamespace(layer_attention=LayerAttention(reach=WHOLE, source=0, query_growth=None), layer_idx=0)
+    module = SimpleNamespace(layer_attention=LayerAttention(window=WHOLE, source=0, query_growth=None), layer_idx=0)
     found = []
     for least in (1, 9999):
-        monkeypatch.setattr(attention, "LEAST_SHARED", least)
+        monkeypatch.setattr(attention, "MIN_SHARED", least)
         cache.layers[0].length = 3000
         read = functools.partial(attend, module, query, keys[:, :, 3000:], values[:, :, 3000:], None)  # type: ignore[arg-type]
         found.append(attended([Span(rows, 0, rows.count)], read)[0])

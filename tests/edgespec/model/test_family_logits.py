@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.new_rows import NewRows, next_rows
+from edgespec.model.pass_rows import PassRows, next_rows
 from edgespec.model.row_chunks import row_chunks, rows_at_once
 from edgespec.model.text_cache import TextCache
 from edgespec.placement.memory import pass_bytes
@@ -36,7 +36,7 @@ def states_and_expected(model: PreTrainedModel, ids: Tensor) -> tuple[CausalMode
     causal = CausalModel(model, device=CPU)
     text = causal.new_text()
     chain = torch.ones(ids.shape[0], ids.shape[0], dtype=torch.bool).tril_()
-    (hidden,) = causal.read([NewRows(cache=text, ids=ids, positions=torch.arange(ids.shape[0]), visible=chain)])
+    (hidden,) = causal.read([PassRows(cache=text, ids=ids, positions=torch.arange(ids.shape[0]), visible=chain)])
     return causal, text, hidden, expected
 
 

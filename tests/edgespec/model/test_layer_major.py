@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from edgespec import Engine, MemoryLimits, SamplingSettings
 from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CHUNK_ROWS, CausalModel, shares_passes
-from edgespec.model.new_rows import chunks_of, next_rows
+from edgespec.model.pass_rows import chunks_of, next_rows
 from edgespec.model.text_cache import TextCache
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from offload.stream import LayerStream

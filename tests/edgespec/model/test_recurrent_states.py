@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers.cache_utils import LinearAttentionLayer
 
 from edgespec.model import recurrent_levels
-from edgespec.model.reach import causal_mask
+from edgespec.model.attention_window import causal_mask
 from edgespec.model.recurrent_forms import Convolution, DeltaRule, Mamba2
 from edgespec.model.recurrent_levels import Mixer
 from edgespec.model.state_cache import OPEN_ROWS, StateCache, StateRows
@@ -187,7 +187,7 @@ def test_a_state_that_is_thought_to_reach_back_further_would_be_noticed(monkeypa
         else:
             TRUNCATE(self, rows)
 
-    monkeypatch.setattr(StateCache, "reach", lambda _self, rows: rows)
+    monkeypatch.setattr(StateCache, "window", lambda _self, rows: rows)
     monkeypatch.setattr(StateCache, "truncate", cut_anywhere)
     for family in KINDS:
         with pytest.raises(AssertionError):

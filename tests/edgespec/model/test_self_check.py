@@ -19,9 +19,9 @@ from transformers import (
 
 from edgespec.errors import EdgespecError
 from edgespec.model import attention, layer_major, recurrent_levels
+from edgespec.model.attention_window import WHOLE, AttentionWindow, causal_mask
 from edgespec.model.layer_attention import QueryGrowth
-from edgespec.model.new_rows import SeenKeys, Span
-from edgespec.model.reach import WHOLE, Reach, causal_mask
+from edgespec.model.pass_rows import SeenKeys, Span
 from edgespec.model.recurrent_forms import Convolution
 from edgespec.model.self_check import _failure, _random_model, check_tree_reading, narrow_copy
 from edgespec.model.state_cache import StateCache, StateRows
@@ -75,12 +75,12 @@ def test_families_that_do_not_are_refused_by_name(family: str) -> None:
     assert config.model_type in caught.value.what
 
 
-def no_window(self: Span, seen: SeenKeys, _reach: Reach) -> Tensor:
+def no_window(self: Span, seen: SeenKeys, _reach: AttentionWindow) -> Tensor:
     return visible_of(self, seen, WHOLE)
 
 
-def as_if_it_were_text(self: Span, seen: SeenKeys, reach: Reach) -> Tensor:
-    return causal_mask(self.count, seen.end, device=CPU, reach=reach)[:, seen.first :]
+def as_if_it_were_text(self: Span, seen: SeenKeys, window: AttentionWindow) -> Tensor:
+    return causal_mask(self.count, seen.end, device=CPU, window=window)[:, seen.first :]
 
 
 def forgotten_rows(self: LayerCache, committed: int, rows: Tensor) -> None:
@@ -103,12 +103,12 @@ def rows_of_the_first_text(spans: Sequence[Span], call: Callable[[], Any]) -> An
     return attended([Span(spans[0].rows, span.first, span.end) for span in spans], call)
 
 
-def borders_off_by_one(self: Reach, rows: Tensor, keys: Tensor) -> Tensor:
+def borders_off_by_one(self: AttentionWindow, rows: Tensor, keys: Tensor) -> Tensor:
     return sees(self, rows + 1, keys + 1) if self.in_chunks else sees(self, rows, keys)
 
 
 def of_the_layer_before(config: PretrainedConfig) -> list[Any]:
-    return [*reaches(config)[-1:], *reaches(config)[:-1]]
+    return [*windows(config)[-1:], *windows(config)[:-1]]
 
 
 def rows_of_later_chunks_too(self: LayerCache, _count: int) -> tuple[Tensor, Tensor]:
@@ -120,7 +120,7 @@ def by_slots(self: QueryGrowth, positions: Tensor) -> Tensor:
 
 
 visible_of, attended = Span._visible, layer_major.attended
-sees, growth, reaches, rows_of = Reach.sees, QueryGrowth.of, attention.layer_reaches, LayerCache.rows
+sees, growth, windows, rows_of = AttentionWindow.sees, QueryGrowth.of, attention.layer_reaches, LayerCache.rows
 beside, keep, levels = Convolution.beside, StateCache.keep, recurrent_levels._levels
 
 
@@ -132,7 +132,7 @@ beside, keep, levels = Convolution.beside, StateCache.keep, recurrent_levels._le
         ("llama", Span, "_visible", as_if_it_were_text),
         ("llama", LayerCache, "keep", forgotten_rows),
         ("llama", layer_major, "attended", rows_of_the_first_text),
-        ("llama4", Reach, "sees", borders_off_by_one),
+        ("llama4", AttentionWindow, "sees", borders_off_by_one),
         ("llama4", attention, "layer_reaches", of_the_layer_before),
         ("llama4", QueryGrowth, "of", by_slots),
         ("gemma4-shared", LayerCache, "rows", rows_of_later_chunks_too),

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from edgespec import EdgespecError, Engine, TreeSettings
 from edgespec.cli.open_pair import open_named_pair
-from edgespec.cli.options.model import AskedModels
+from edgespec.cli.options.model import ModelOptions
 from edgespec.doctor.inventory import Inspector, drafts_for
 from edgespec.pair.pair import check_vocabularies, open_pair
 from edgespec.pair.same_tokens import MAX_UNSHARED, unshared_tokens
@@ -156,5 +156,5 @@ def test_what_looks_for_drafts_says_the_same_as_a_run(folders: dict[str, Path], 
     assert drafts_for(target, [inspector.inspect("other", other)]) == []
     shutil.copytree(folders["small"], tmp_path / "fitting")
     with pytest.raises(EdgespecError) as caught:
-        open_named_pair(AskedModels(target=folders["target"], draft=other))
+        open_named_pair(ModelOptions(target=folders["target"], draft=other))
     assert "fitting" in caught.value.fix

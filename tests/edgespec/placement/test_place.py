@@ -19,7 +19,7 @@ from edgespec.placement.place import (
     place_weights,
     read_memory,
 )
-from edgespec.placement.run_place import RunPlace
+from edgespec.placement.run_config import RunConfig
 from edgespec.placement.states import state_sizes
 from edgespec.tree.settings import TreeSettings
 from tests.conftest import BY_LEVELS, EAGER_ONLY, FAMILIES, RECURRENT, SMALL, make_model
@@ -87,7 +87,7 @@ def plan(
     *, quant: str | None = None, tree_size: int = 64, context_tokens: int = 512, prompt_tokens: int | None = None
 ) -> PlacedWeights:
     pair = open_pair(None, None)
-    place = RunPlace(
+    run_config = RunConfig(
         limits=MemoryLimits(max_cpu_bytes=4 * GIB, max_gpu_bytes=4 * GIB, max_resident_layers=0),
         device=CUDA,
         dtype=torch.bfloat16,
@@ -96,8 +96,8 @@ def plan(
         context_tokens=context_tokens,
         prompt_tokens=prompt_tokens or context_tokens,
     )
-    weights = pair_weights(pair.target, pair.draft, place)
-    return place_weights(weights, TreeSettings(size=tree_size), place, read_memory(place.limits, CUDA))
+    weights = pair_weights(pair.target, pair.draft, run_config)
+    return place_weights(weights, TreeSettings(size=tree_size), run_config, read_memory(run_config.limits, CUDA))
 
 
 def test_every_part_grows_with_what_it_depends_on() -> None:
@@ -177,21 +177,23 @@ def test_texts_under_way_count_once_each_in_caches_and_masks() -> None:
 
 def test_sampled_trees_need_room_for_the_distributions_that_they_keep() -> None:
     """In memory that is planned for coupled trees, whose distributions are looked at once, only small ones fit."""
-    place = RunPlace(device=CPU, dtype=torch.float32, limits=MemoryLimits(), context_tokens=512, prompt_tokens=512)
+    run_config = RunConfig(
+        device=CPU, dtype=torch.float32, limits=MemoryLimits(), context_tokens=512, prompt_tokens=512
+    )
     planned, large = TreeSettings(size=256), TreeSettings(policy="dyspec", size=200)
-    check_tree_fits(large, planned, place, vocab=8_000)
+    check_tree_fits(large, planned, run_config, vocab=8_000)
     with pytest.raises(EdgespecError, match="room for 42") as caught:
-        check_tree_fits(large, planned, place, vocab=128_256)
+        check_tree_fits(large, planned, run_config, vocab=128_256)
     assert "`policy=dyspec`, `size=200`" in caught.value.fix
-    check_tree_fits(replace(large, size=42), planned, place, vocab=128_256)
-    check_tree_fits(TreeSettings(policy="opt-tree", size=100), planned, place, vocab=128_256)
-    check_tree_fits(large, large, place, vocab=128_256)
-    records = replace(place, keeps_draft_probs=True)
+    check_tree_fits(replace(large, size=42), planned, run_config, vocab=128_256)
+    check_tree_fits(TreeSettings(policy="opt-tree", size=100), planned, run_config, vocab=128_256)
+    check_tree_fits(large, large, run_config, vocab=128_256)
+    records = replace(run_config, keeps_draft_probs=True)
     check_tree_fits(large, planned, records, vocab=128_256)
     config = LlamaConfig(**{**SMALL, "vocab_size": 128_256})
     shape = {"prompt_rows": 1, "tree_rows": 257, "keys": 1000, "dtype": torch.float32}
     coupled, kept = (
-        pass_bytes(config, **shape, probs_rows=draft_probs_rows(128_256, planned, one)) for one in (place, records)
+        pass_bytes(config, **shape, probs_rows=draft_probs_rows(128_256, planned, one)) for one in (run_config, records)
     )
     assert kept > 4 * coupled
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from edgespec import EdgespecError, Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.layer_major import Watch
-from edgespec.model.new_rows import next_rows
+from edgespec.model.pass_rows import next_rows
 from edgespec.model.target import Target
 from edgespec.model.text_cache import TextCache
 from edgespec.text.chat_template import Message, plain_ids

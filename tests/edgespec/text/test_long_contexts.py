@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Phi3Conf
 from edgespec import Engine, TreeSettings
 from edgespec.model.length_rotation import LengthRotation
 from edgespec.pair.pair import ModelPair, open_pair
-from edgespec.placement.run_place import resolve_place
+from edgespec.placement.run_config import resolve_run_config
 from edgespec.profiled import set_up
 from tests.conftest import FAMILIES, GROUPED, SMALL, make_model, save_folder
 
@@ -49,8 +49,8 @@ def scaled_folder(root: Path, kind: str) -> Path:
 def opened(folder: Path, draft: Path | None, tree: TreeSettings, *, texts: int = 1) -> Engine:
     """An engine whose texts do not stop."""
     pair = dataclasses.replace(open_pair(folder, draft), stop_tokens=frozenset())
-    place = {"dtype": "float32", "context_tokens": 4 * SHORT, "parallel": texts}
-    return Engine.from_pair(pair, tree=tree, self_check=False, **place)
+    run_config = {"dtype": "float32", "context_tokens": 4 * SHORT, "parallel": texts}
+    return Engine.from_pair(pair, tree=tree, self_check=False, **run_config)
 
 
 def together(engine: Engine, lengths: list[int], **sampling: Any) -> list[tuple[int, ...]]:
@@ -159,8 +159,10 @@ def test_trees_reach_the_draft_s_last_position(long_target: Path, short_draft: P
 
 
 def setup_of(pair: ModelPair, context_tokens: int) -> Any:
-    place = resolve_place(pair.target.config, pair.max_context, context_tokens=context_tokens, dtype="float32")
-    return set_up(pair, place, TREE)
+    run_config = resolve_run_config(
+        pair.target.config, pair.max_context, context_tokens=context_tokens, dtype="float32"
+    )
+    return set_up(pair, run_config, TREE)
 
 
 def test_the_draft_s_limit_is_named_and_its_cache_is_no_longer(long_target: Path, short_draft: Path) -> None:

@@ -27,7 +27,7 @@ def open_engine(target: Path, draft: Path) -> Engine:
 
 
 def open_cache(engine: Engine, path: Path, wanted: list[int] | None = None) -> PromptCache:
-    cache = PromptCache(path, prompt_key(engine.pair, engine.place))
+    cache = PromptCache(path, prompt_key(engine.pair, engine.run_config))
     if wanted is not None:
         cache.keep_beginning([[*wanted, 0]])
     engine.use_prompt_cache(cache)

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.decode.step import StepResult
 from edgespec.errors import EdgespecError
 from edgespec.text.results import TextChunk
 from edgespec.text.stops import StopStrings, TextPieces, stop_strings
+from edgespec.tuning.step import StepResult
 from tests.conftest import make_tokenizer
 
 LETTERS = st.text("ab", max_size=3)

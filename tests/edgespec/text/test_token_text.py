@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, PreTrainedTokenizerBase
 
 from edgespec import Engine, TreeSettings
-from edgespec.decode.step import StepResult
 from edgespec.text.stops import StopStrings, TextPieces
-from edgespec.text.token_text import CUT_CHARACTER, MOST_WAITING, TokenText, text_of_tokens
+from edgespec.text.token_text import CUT_CHARACTER, MAX_WAITING, TokenText, text_of_tokens
+from edgespec.tuning.step import StepResult
 from scripts.check.tokenizers import KINDS, whole_text
 from tests.conftest import GROUPED, make_model, save_folder
 
@@ -79,11 +79,11 @@ def test_pieces_are_whole_characters(
 )
 def test_a_long_run_of_bytes_is_read_in_parts(tokenizer: PreTrainedTokenizerBase, tokens: str) -> None:
     ids = ids_of(tokenizer, tokens)
-    ids = (ids * (5 * MOST_WAITING))[: 5 * MOST_WAITING]
+    ids = (ids * (5 * MAX_WAITING))[: 5 * MAX_WAITING]
     text, came = TokenText(tokenizer), ""
     for count, token in enumerate(ids, 1):
         came += text.step(token)
-        assert len(text_of_tokens(tokenizer, ids[:count])) - len(came) <= MOST_WAITING
+        assert len(text_of_tokens(tokenizer, ids[:count])) - len(came) <= MAX_WAITING
     assert came + text.rest() == whole_text(tokenizer, ids)
 
 

@@ -15,7 +15,7 @@ from edgespec import EdgespecError, Engine, MemoryLimits, TreeSettings
 from edgespec.model.causal_model import CausalModel
 from edgespec.pair.pair import ModelPair, open_pair
 from edgespec.placement.memory import texts_bytes
-from edgespec.placement.run_place import RunPlace
+from edgespec.placement.run_config import RunConfig
 from edgespec.train import features
 from edgespec.train.feature_files import FeatureFiles, FeatureRun, read_run
 from edgespec.train.features import collect_features, cut_blocks, dataset_bytes, feature_run, place_groups
@@ -26,8 +26,8 @@ from tests.edgespec.train.heads import CPU, features_of, random_texts
 LENGTHS = [30, 8, 21, 70, 16, 33]  # the longest is two blocks of 32 and an end that is dropped
 
 
-def place_with(limits: MemoryLimits, *, block_tokens: int) -> RunPlace:
-    return RunPlace(
+def place_with(limits: MemoryLimits, *, block_tokens: int) -> RunConfig:
+    return RunConfig(
         device=CPU, dtype=torch.float32, limits=limits, context_tokens=block_tokens, prompt_tokens=block_tokens
     )
 
@@ -102,7 +102,7 @@ def test_streamed_under_a_limit_one_pass_serves_a_group(
     acquire = LayerStream.acquire
     monkeypatch.setattr(LayerStream, "acquire", lambda self, layer: (acquired.append(layer), acquire(self, layer))[1])
     with Engine.from_pair(
-        pair, tree=TreeSettings(policy="none"), limits=room.place.limits, context_tokens=32
+        pair, tree=TreeSettings(policy="none"), limits=room.run_config.limits, context_tokens=32
     ) as engine:
         del acquired[:]
         collect_features(engine.target_model, blocks, tmp_path / "f", run, group_rows=96)
@@ -238,7 +238,7 @@ def test_room_for_a_group_comes_off_the_targets() -> None:
     limits = MemoryLimits(max_cpu_bytes=1 << 30)
     room = place_groups(config, place_with(limits, block_tokens=64))
     taken = texts_bytes(config, num_rows=room.rows, text_rows=64, dtype=torch.float32)
-    assert room.place.limits.max_cpu_bytes == (1 << 30) - taken
+    assert room.run_config.limits.max_cpu_bytes == (1 << 30) - taken
     assert 0.9 * (1 << 28) < taken <= 1 << 28
     least = place_groups(config, place_with(MemoryLimits(max_cpu_bytes=1), block_tokens=64))
-    assert (least.rows, least.place.limits.max_cpu_bytes) == (64, 0)
+    assert (least.rows, least.run_config.limits.max_cpu_bytes) == (64, 0)

@@ -133,11 +133,13 @@ def text_noise(seed: int) -> TextNoise:
     return TextNoise(seed=seed, key=0, vocab=VOCAB, device=CPU)
 
 
-def grown(policy: OpenPolicy, *, sampling: SamplingSettings = WARM, seed: int = 0, keeps_q: bool = False) -> TokenTree:
+def grown(
+    policy: OpenPolicy, *, sampling: SamplingSettings = WARM, seed: int = 0, keeps_draft_probs: bool = False
+) -> TokenTree:
     """A tree of three layers at most, with the noise of that seed, and otherwise the same luck."""
     grow = make_grow(
         policy, FunctionDrafter(random_q(VOCAB, 1.5, 0)), sampling=sampling, device=CPU,
-        generator=torch.Generator().manual_seed(0), noise=text_noise(seed), keeps_q=keeps_q,
+        generator=torch.Generator().manual_seed(0), noise=text_noise(seed), keeps_draft_probs=keeps_draft_probs,
     )  # fmt: skip
     return grow(0, 3)
 
@@ -153,7 +155,7 @@ def test_every_policy_grows_a_tree_in_each_of_its_draws(policy: Policy, draw: st
     assert tree.draw == opened.draw == draw
     assert 1 < tree.num_nodes <= 1 + opened.settings.num_nodes
     assert (tree.draft_probs is not None) == (draw == "sampled"), "kept where the rule needs it"
-    asked = grown(opened, keeps_q=True)
+    asked = grown(opened, keeps_draft_probs=True)
     assert asked.draft_probs is not None
     assert torch.equal(asked.tokens, tree.tokens), "records change nothing"
 

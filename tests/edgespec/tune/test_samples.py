@@ -13,9 +13,9 @@ from torch import Tensor
 from edgespec import Engine, SamplingSettings, TreeSettings
 from edgespec.grow import Growth
 from edgespec.grow.acceptance import default_acceptance
+from edgespec.grow.batched import Grow
 from edgespec.grow.growing import GrowingTree
 from edgespec.grow.policies import OpenPolicy, make_grow, open_policy
-from edgespec.grow.together import Grow
 from edgespec.pair.pair import open_pair
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.noise import TextNoise
@@ -74,7 +74,7 @@ def grown(
     noise.start(len(ids))
     drafter = text.drafting(settings, sampling)
     grow = make_grow(open_policy(settings).with_acceptance(MODEL), drafter, sampling=sampling, device=engine.device,
-                     generator=generator, noise=noise, keeps_q=True)  # fmt: skip
+                     generator=generator, noise=noise, keeps_draft_probs=True)  # fmt: skip
     tree = grow(text.root, settings.num_layers)
     rows = TargetRows(text.target.look(tree), text.target.logits, sampling, vocab=text.target.vocab)
     p = rows.all_probs()
@@ -240,7 +240,7 @@ def test_a_tree_of_no_nodes_counts_as_one_token(
             return right(policy, drafter, **options)
 
         def gives_up(root: int, _max_depth: int, _branches: Tensor | None) -> Growth:
-            tree = GrowingTree(root, device=options["device"], keeps_q=True)
+            tree = GrowingTree(root, device=options["device"], keeps_draft_probs=True)
             yield from tree.expand()
             return tree.finished(policy.draw)
 

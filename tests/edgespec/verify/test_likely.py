@@ -8,7 +8,7 @@ from torch import Tensor
 
 from edgespec.config import SamplingSettings
 from edgespec.tree.token_tree import TokenTree
-from edgespec.verify.likely import LEAST_CHANCE, likely_nodes
+from edgespec.verify.likely import MIN_CHANCE, likely_nodes
 from edgespec.verify.rows import RowNeededError, TargetRows
 
 VOCAB = 12
@@ -29,7 +29,7 @@ def tree(scores: list[float] | None) -> TokenTree:
 
 
 def test_the_best_nodes_are_likely_if_their_chance_is_worth_a_row() -> None:
-    grown = tree([0.7, 0.25, LEAST_CHANCE / 2, 0.5, 0.3, 0.01])
+    grown = tree([0.7, 0.25, MIN_CHANCE / 2, 0.5, 0.3, 0.01])
     assert likely_nodes(grown) == (0, 1, 4, 5, 2)
     assert likely_nodes(grown, most=2) == (0, 1)
 

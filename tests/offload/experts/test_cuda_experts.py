@@ -60,12 +60,12 @@ def groups_of(folder: Path) -> tuple[ExpertGroup, ...]:
 
 
 def experts_of(
-    folder: Path, device: SimulatedDevice, *, slots: int, locked: int, use: ExpertUse | None = None
+    folder: Path, device: SimulatedDevice, *, slots: int, pinned: int, use: ExpertUse | None = None
 ) -> tuple[tuple[ExpertGroup, ...], ExpertSource, CudaExperts]:
     groups = groups_of(folder)
     store = LayerStore({entry.file for group in groups for record in group.experts for entry in record.entries})
     memory = CudaExperts(
-        store, groups, num_slots=slots, num_pinned=locked, use=use, num_scratch=1 << 16, dtype=torch.float32,
+        store, groups, num_slots=slots, num_pinned=pinned, use=use, num_scratch=1 << 16, dtype=torch.float32,
         device=device, rates=ALL_MOVE,
     )  # fmt: skip
     expert_bytes = groups[0].expert_flat_bytes
@@ -88,21 +88,21 @@ def stored_weights(folder: Path) -> dict[tuple[int, int], dict[str, Tensor]]:
     }
 
 
-@pytest.mark.parametrize("locked", [0, 5, 12], ids=["disk", "both", "locked"])
+@pytest.mark.parametrize("pinned", [0, 5, 12], ids=["disk", "both", "locked"])
 @pytest.mark.parametrize("max_locked", [None, 1], ids=["", "little"])
 @settings(max_examples=40, deadline=None)
 @given(choices=CHOICES, asked=ASKED, slots=st.sampled_from([1, 3, 12]))
 def test_every_computation_reads_its_own_expert(
     max_locked: int | None,
-    locked: int,
+    pinned: int,
     folder: Path,
     choices: list[int],
     asked: list[tuple[int, list[int], int]],
     slots: int,
 ) -> None:
     device = SimulatedDevice(choices, max_locked=max_locked)
-    _, source, memory = experts_of(folder, device, slots=slots, locked=locked)
-    assert max_locked or memory.num_pinned == locked
+    _, source, memory = experts_of(folder, device, slots=slots, pinned=pinned)
+    assert max_locked or memory.num_pinned == pinned
     expected = stored_weights(folder)
 
     def compute(row: int, expert: int, weights: ExpertWeights) -> None:
@@ -116,7 +116,7 @@ def test_every_computation_reads_its_own_expert(
             device.current_stream().give(partial(compute, row, expert.number, expert.weights))
         handed_out.close()  # a pass may be given up between two experts
     source.close()
-    assert not device.locked
+    assert not device.pinned
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("edgespec-experts")]
     device.finish()
     assert not device.faults
@@ -126,7 +126,7 @@ def test_every_computation_reads_its_own_expert(
 @settings(max_examples=30, deadline=None)
 def test_a_staging_buffer_is_filled_again_only_after_its_copy(folder: Path, choices: list[int]) -> None:
     device = SimulatedDevice(choices)
-    _, source, memory = experts_of(folder, device, slots=12, locked=0)
+    _, source, memory = experts_of(folder, device, slots=12, pinned=0)
     while memory._staging.qsize() > 1:
         memory._staging.get_nowait()
     expected = stored_weights(folder)
@@ -140,7 +140,7 @@ def test_a_staging_buffer_is_filled_again_only_after_its_copy(folder: Path, choi
 
 def test_the_experts_that_are_used_most_wait_in_locked_memory(folder: Path) -> None:
     use = ((0.1, 0.2, 0.9, 0.1), (0.5, 0.5, 0.4, 0.6), (0.0, 0.1, 0.0, 0.3))
-    groups, source, memory = experts_of(folder, SimulatedDevice(is_eager=True), slots=2, locked=4, use=use)
+    groups, source, memory = experts_of(folder, SimulatedDevice(is_eager=True), slots=2, pinned=4, use=use)
     layers = [group.layer for group in groups]
     assert sorted(memory._pinned) == [(layers[0], 2), *((layers[1], expert) for expert in (0, 1, 3))]
     expected = stored_weights(folder)
@@ -154,21 +154,21 @@ def test_the_experts_that_are_used_most_wait_in_locked_memory(folder: Path) -> N
 @pytest.mark.parametrize("allowed", [0, 2, 5, 7])
 def test_where_little_memory_can_be_locked_the_rest_is_read_from_its_files(allowed: int, folder: Path) -> None:
     device = SimulatedDevice(is_eager=True, max_locked=allowed)
-    groups, source, memory = experts_of(folder, device, slots=2, locked=12)
+    groups, source, memory = experts_of(folder, device, slots=2, pinned=12)
     assert memory.num_pinned == 4 * min(allowed, 3)
     for row in range(len(groups)):
         assert sorted(expert.number for expert in source.take(row, rows_of([0, 1, 2, 3]))) == [0, 1, 2, 3]
     source.close()
 
 
-@pytest.mark.parametrize(("slots", "locked"), [(1, 0), (3, 12), (12, 5)])
-def test_a_model_computes_with_it(slots: int, locked: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("slots", "pinned"), [(1, 0), (3, 12), (12, 5)])
+def test_a_model_computes_with_it(slots: int, pinned: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     groups = skeleton_of(folder).experts
     device = SimulatedDevice(is_eager=True)
 
     def on_device(store: LayerStore, *, num_scratch: int, dtype: torch.dtype) -> CudaExperts:
         return CudaExperts(
-            store, groups, num_slots=slots, num_pinned=locked, num_scratch=num_scratch, dtype=dtype, device=device,
+            store, groups, num_slots=slots, num_pinned=pinned, num_scratch=num_scratch, dtype=dtype, device=device,
             rates=ALL_MOVE,
         )  # fmt: skip
 

@@ -89,14 +89,14 @@ def test_beside_an_accelerator_experts_wait_in_locked_memory(skeleton: Skeleton)
         place(skeleton, USED + dense + 10 * expert, host=NUM_READERS * expert - 1)
 
 
-@pytest.mark.parametrize("locked", [0, 3, 7])
-def test_experts_for_which_no_memory_could_be_locked_are_on_disk(locked: int, skeleton: Skeleton) -> None:
+@pytest.mark.parametrize("pinned", [0, 3, 7])
+def test_experts_for_which_no_memory_could_be_locked_are_on_disk(pinned: int, skeleton: Skeleton) -> None:
     """What is left of the plan is the plan for as much memory as could be locked."""
     expert = max(group.expert_flat_bytes for group in skeleton.experts)
     device = USED + sum(record.flat_bytes for record in skeleton.dense_records) + 10 * expert
     planned = place(skeleton, device, host=(NUM_READERS + 7) * expert)
-    expected = place(skeleton, device, host=(NUM_READERS + locked) * expert)
-    found = with_pinned_experts(planned, locked)
+    expected = place(skeleton, device, host=(NUM_READERS + pinned) * expert)
+    found = with_pinned_experts(planned, pinned)
     assert (found.experts, found.disk_bytes, found.host_bytes) == (
         expected.experts, expected.disk_bytes, expected.host_bytes,
     )  # fmt: skip

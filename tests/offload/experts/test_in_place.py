@@ -61,12 +61,12 @@ def staying(row_flops: float, *, up_to_rows: float) -> HostRates:
 def on_device(monkeypatch: pytest.MonkeyPatch) -> UseDevice:
     """Let models compute on a stand-in for a device, with so many slots, from which so many rows keep an expert."""
 
-    def use(groups: Sequence[ExpertGroup], *, slots: int, locked: int, up_to_rows: float) -> None:
+    def use(groups: Sequence[ExpertGroup], *, slots: int, pinned: int, up_to_rows: float) -> None:
 
         def memory(store: LayerStore, *, num_scratch: int, dtype: torch.dtype) -> CudaExperts:
             rates = staying(groups[0].row_flops / groups[0].expert_flat_bytes, up_to_rows=up_to_rows)
             return CudaExperts(
-                store, groups, num_slots=slots, num_pinned=locked, num_scratch=num_scratch, dtype=dtype,
+                store, groups, num_slots=slots, num_pinned=pinned, num_scratch=num_scratch, dtype=dtype,
                 device=SimulatedDevice(is_eager=True), rates=rates,
             )  # fmt: skip
 
@@ -91,7 +91,7 @@ def test_logits_are_those_of_resident_experts_bit_for_bit(
 ) -> None:
     folder = save_mixture(tmp_path, family)
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
-    on_device(skeleton_of(folder, dtype).experts, slots=slots, locked=100, up_to_rows=up_to_rows)
+    on_device(skeleton_of(folder, dtype).experts, slots=slots, pinned=100, up_to_rows=up_to_rows)
     with on_demand(folder, room=slots, dtype=dtype) as model:
         for rows in ROWS:
             assert torch.equal(logits(model.model, rows=rows), logits(reference, rows=rows))
@@ -120,7 +120,7 @@ def test_packed_experts_are_unpacked_where_they_lie(
     reference.close()
     skeleton = built()
     assert skeleton.experts[0].matrices[0].packing is not None
-    on_device(skeleton.experts, slots=2, locked=100, up_to_rows=up_to_rows)
+    on_device(skeleton.experts, slots=2, pinned=100, up_to_rows=up_to_rows)
     placement = place_on_demand(
         skeleton.dense_records, skeleton.experts, device_uses={}, device_budget_bytes=UNLIMITED, max_resident=0
     )
@@ -143,14 +143,14 @@ def test_one_pass_moves_experts_of_many_rows_and_leaves_those_of_few_where_they_
         return found
 
     monkeypatch.setattr(HostRates, "stays", noted)
-    on_device(skeleton_of(folder).experts, slots=1, locked=100, up_to_rows=9.5)
+    on_device(skeleton_of(folder).experts, slots=1, pinned=100, up_to_rows=9.5)
     with on_demand(folder, room=1) as model:
         logits(model.model, rows=20)
     assert max(asked[True]) <= 9 < min(asked[False])
 
 
 def test_experts_that_are_not_in_locked_memory_move(folder: Path, on_device: UseDevice) -> None:
-    on_device(skeleton_of(folder).experts, slots=3, locked=4, up_to_rows=math.inf)  # those of the first layer are
+    on_device(skeleton_of(folder).experts, slots=3, pinned=4, up_to_rows=math.inf)  # those of the first layer are
     with on_demand(folder, room=3) as model:
         logits(model.model, rows=100)
         assert model.expert_counts.in_place == 4
@@ -160,7 +160,7 @@ def test_experts_that_are_not_in_locked_memory_move(folder: Path, on_device: Use
 def test_an_expert_that_stayed_comes_for_the_next_rows_where_the_link_is_idle(
     folder: Path, on_device: UseDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on_device(skeleton_of(folder).experts, slots=12, locked=100, up_to_rows=math.inf)
+    on_device(skeleton_of(folder).experts, slots=12, pinned=100, up_to_rows=math.inf)
     with on_demand(folder, room=12) as model:
         logits(model.model, rows=1)
         first = model.expert_counts
@@ -178,20 +178,20 @@ def test_an_expert_that_stayed_comes_for_the_next_rows_where_the_link_is_idle(
 def test_what_decides_is_measured_where_experts_wait_in_locked_memory(folder: Path) -> None:
     groups = skeleton_of(folder).experts
 
-    def rates_of(*, slots: int, locked: int) -> HostRates | None:
+    def rates_of(*, slots: int, pinned: int) -> HostRates | None:
         store = LayerStore({entry.file for group in groups for record in group.experts for entry in record.entries})
         memory = CudaExperts(
-            store, groups, num_slots=slots, num_pinned=locked, num_scratch=1 << 16, dtype=torch.float32,
+            store, groups, num_slots=slots, num_pinned=pinned, num_scratch=1 << 16, dtype=torch.float32,
             device=SimulatedDevice(is_eager=True),
         )  # fmt: skip
         memory.close()
         return memory._rates
 
-    found = rates_of(slots=2, locked=5)
+    found = rates_of(slots=2, pinned=5)
     assert found is not None
     assert min(found.link_bytes_per_s, found.bytes_per_s, found.flops_per_s) > 0
-    assert rates_of(slots=2, locked=0) is None
-    assert rates_of(slots=12, locked=12) is None, "all have a slot"
+    assert rates_of(slots=2, pinned=0) is None
+    assert rates_of(slots=12, pinned=12) is None, "all have a slot"
 
 
 @pytest.mark.parametrize("room", [None, 2])
@@ -277,7 +277,7 @@ def test_the_comparison_sees_another_experts_weights(
         "where_it_lies",
         lambda self, group, record, rows: where_it_lies(self, group, group.experts[record.expert ^ 1], rows),
     )
-    on_device(skeleton_of(folder).experts, slots=1, locked=100, up_to_rows=math.inf)
+    on_device(skeleton_of(folder).experts, slots=1, pinned=100, up_to_rows=math.inf)
     with on_demand(folder, room=1) as model:
         assert not torch.allclose(logits(model.model), logits(reference), atol=1e-3)
 
@@ -296,7 +296,7 @@ def test_an_expert_that_comes_afterwards_takes_no_place_from_one_in_use(
         return leaving
 
     monkeypatch.setattr(ExpertCache, "admit", noted)
-    on_device(skeleton_of(folder).experts, slots=2, locked=100, up_to_rows=5.5)
+    on_device(skeleton_of(folder).experts, slots=2, pinned=100, up_to_rows=5.5)
     with on_demand(folder, room=2) as model:
         for rows in ROWS:
             logits(model.model, rows=rows)

@@ -198,7 +198,7 @@ def test_the_comparison_sees_another_experts_weights(folder: Path, monkeypatch: 
 def test_an_expert_that_rows_wait_for_is_not_evicted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of a file come back when they are touched; a device's slot would hold another expert's weights."""
     there: set[tuple[int, int | None]] = set()
-    bring, hand_out, drop = CpuExperts.bring, CpuExperts.hand_out, CpuExperts.drop
+    bring, acquire, drop = CpuExperts.bring, CpuExperts.acquire, CpuExperts.drop
 
     def noted_bring(self: CpuExperts, group: ExpertGroup, record: LayerRecord) -> Any:
         there.add((record.index, record.expert))
@@ -206,14 +206,14 @@ def test_an_expert_that_rows_wait_for_is_not_evicted(folder: Path, monkeypatch: 
 
     def checked_hand_out(self: CpuExperts, group: ExpertGroup, record: LayerRecord) -> Any:
         assert (record.index, record.expert) in there
-        return hand_out(self, group, record)
+        return acquire(self, group, record)
 
     def noted_drop(self: CpuExperts, record: LayerRecord) -> None:
         there.remove((record.index, record.expert))
         drop(self, record)
 
     monkeypatch.setattr(CpuExperts, "bring", noted_bring)
-    monkeypatch.setattr(CpuExperts, "hand_out", checked_hand_out)
+    monkeypatch.setattr(CpuExperts, "acquire", checked_hand_out)
     monkeypatch.setattr(CpuExperts, "drop", noted_drop)
     with on_demand(folder, room=2) as model:
         for rows in ROWS:

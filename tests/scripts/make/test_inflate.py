@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from edgespec import Engine, SamplingSettings, TreeSettings
 from edgespec.pair.folder import ModelFolder, open_model
-from scripts import inflate, inflated_parts
+from scripts.make import inflate, inflated_parts
 from scripts.make.hybrid import build_hybrid
 from scripts.make.inflated_parts import Shape
 from tests.conftest import FAMILIES, SMALL, make_model, save_folder

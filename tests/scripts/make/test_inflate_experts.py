@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from edgespec import Engine, SamplingSettings, TreeSettings
 from edgespec.pair.folder import ModelFolder, open_model
-from scripts import inflate_experts
+from scripts.make import inflate_experts
 from scripts.make.inflate_experts import Mixture, inner_states, make_router, routed, slow_directions, spread_of
 
 TOLERANCE = 1e-4

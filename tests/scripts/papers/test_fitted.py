@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from edgespec.grow.classifier import INPUTS, default_classifier
-from scripts import fit_classifiers
+from scripts.papers import fit_classifiers
 from scripts.papers.run import FITTED, TABLES
 from scripts.papers.tables import fitted
 

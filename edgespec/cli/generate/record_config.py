@@ -1,0 +1,120 @@
+"""Every setting of a run that shapes its texts, by name: what results must have in common to be mixed.
+
+Where texts do not depend on trees, those are no part of it: they may be others when a run goes on, and on each machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgespec.cli.generate.requests import RunSettings
+from edgespec.cli.generate.resume import CHAT_TEMPLATE, CONTEXT, DAY, STOP_TOKENS, TOKENIZER, Results
+from edgespec.cli.options.tree import TreeOptions
+from edgespec.config import SamplingSettings
+from edgespec.errors import EdgespecError
+from edgespec.tree.settings import TreeSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from edgespec.profiled import PairSetup
+
+TREE = "tree."
+
+
+def record_config(setup: PairSetup, run: RunSettings) -> dict[str, Any]:
+    """The settings; models are known by their content, so that a folder may move; of the tree, what is not default."""
+    from edgespec.pair.folder import fingerprint
+
+    pair, run_config, tree = setup.pair, setup.run_config, setup.tree
+    default = dataclasses.asdict(TreeSettings())
+    chosen = {name: value for name, value in dataclasses.asdict(tree).items() if value != default[name]}
+    if tree.is_lossless and tree.children == "coupled":
+        chosen = {}
+    return {
+        "target": f"{pair.target.folder.name} {fingerprint(pair.target)}",
+        "draft": f"{pair.draft.folder.name} {fingerprint(pair.draft)}" if pair.draft else None,
+        "quant": run_config.quant or "none",
+        "draft_quant": run_config.draft_quant or "none",
+        "dtype": str(run_config.dtype).removeprefix("torch."),
+        "device": run_config.device.type,
+        **sampling_fields(run.sampling),
+        **pair.default_options(),
+        "seed": run.seed,
+        "max_new_tokens": run.max_new_tokens,
+        CONTEXT: run.max_context,
+        TOKENIZER: _digest(_tokenizer_content(pair.tokenizer)),
+        STOP_TOKENS: sorted(pair.stop_tokens),
+        CHAT_TEMPLATE: _digest(template) if (template := pair.tokenizer.chat_template) and not run.raw else None,
+        DAY: None if run.day is None else run.day.isoformat(),
+        "raw": run.raw,
+        "system": run.system,
+        **({"template_args": pair.template_args} if pair.template_args else {}),
+        "stop": list(run.stop),
+        **({} if run.skip_special_tokens else {"skip_special_tokens": False}),
+        "grammar": None if run.grammar is None else f"{run.grammar.form} {run.grammar.text}",
+        "logprobs": run.logprobs,
+        **{TREE + name: _as_json(value) for name, value in chosen.items()},
+    }
+
+
+def _tokenizer_content(tokenizer: PreTrainedTokenizerBase) -> list[Any]:
+    """Return all that makes tokens of text and text of tokens, however its files write it."""
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()  # neither is used here, and whether a call has turned them off already says nothing
+    backend.no_padding()
+    return [backend.to_str(), tokenizer.clean_up_tokenization_spaces]
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def trees_as_begun(asked: TreeOptions, results: Results) -> Iterator[TreeOptions]:
+    """Yield the trees that results may have been begun with, where a profile has come, gone or changed since."""
+    if asked.profile != "auto":
+        return
+    yield dataclasses.replace(asked, profile="none")
+    record = next((entry.record for entry in results.entries if not entry.failed), {})
+    if asked.given or not _came_from_a_profile(record):
+        return
+    given: dict[str, Any] = {
+        name.removeprefix(TREE): tuple(value) if isinstance(value, list) else value
+        for name, value in record["config"].items()
+        if name.startswith(TREE)
+    }
+    try:
+        yield TreeOptions(settings=TreeSettings(**given), given=given)
+    except (TypeError, EdgespecError):  # written over by hand, or by another version
+        return
+
+
+def _as_json(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
+
+
+def _came_from_a_profile(record: dict[str, Any]) -> bool:
+    try:
+        return record["spec"]["plan"]["profile"] is not None and isinstance(record["config"], dict)
+    except (KeyError, TypeError):  # of a format that does not tell
+        return False
+
+
+def sampling_fields(sampling: SamplingSettings) -> dict[str, Any]:
+    """Return the sampling settings under their usual names."""
+    return {
+        "temperature": float(sampling.temperature),
+        "top_p": float(sampling.top_p),
+        "top_k": int(sampling.top_k),
+        "min_p": float(sampling.min_p),
+        "repetition_penalty": float(sampling.repetition_penalty),
+        "presence_penalty": float(sampling.presence_penalty),
+        "frequency_penalty": float(sampling.frequency_penalty),
+        "logit_bias": {str(token): float(bias) for token, bias in dict(sampling.logit_bias).items()},
+        "ignore_eos": sampling.ignore_eos,
+    }

@@ -1,0 +1,173 @@
+"""A session holds what lives as long as a text: its models, how its tokens are drawn, and how far it has come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from edgespec.config import SamplingSettings
+from edgespec.draft import Drafter
+from edgespec.grow import Growth
+from edgespec.grow.batched import Grow
+from edgespec.model.target import Target
+from edgespec.sampling.logprobs import TokenLogprob, token_logprobs
+from edgespec.sampling.noise import TextNoise
+from edgespec.sampling.processors import LogitProcessors, Matcher
+from edgespec.tree.token_tree import TokenTree
+from edgespec.tuning.step import Finish, PassCost, StepResult
+from edgespec.verify import Acceptance
+from edgespec.verify.rows import TargetRows, refuse_nan
+
+Verify = Callable[[TokenTree, TargetRows, torch.Generator], Acceptance]
+
+
+class Grammar(Protocol):
+    """What texts must match."""
+
+    def matcher(self) -> Matcher:
+        """Return the grammar at work on a text, at its beginning."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextSettings:
+    """The settings of a text: how it is drawn, and how long it may become."""
+
+    sampling: SamplingSettings
+    max_new_tokens: int  # at least 1
+    stop_tokens: frozenset[int] = frozenset()  # ids that end the text
+    min_new_tokens: int = 0  # before which none of those is drawn
+    suppressed: frozenset[int] = frozenset()  # ids that are never drawn
+    grammar: Grammar | None = None  # None: any text
+    num_logprobs: int | None = None  # alternatives that are told beside each token; None: nothing is told
+    num_written: int = 0  # of the prompt's tokens, the last: the text's own, where it goes on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptedPath:
+    """What a text gains by a step."""
+
+    path: tuple[int, ...]  # nodes below the root whose rows become text's
+    tokens: tuple[int, ...]  # of these nodes, and one more: the next root
+    num_started: int = 0  # of the tokens, from the front: the target's, which started branches
+    num_proposed: int  # of the tokens behind those: the draft's
+    logprobs: tuple[TokenLogprob, ...] = ()  # of the tokens, where they were asked for
+
+
+class Rules(Protocol):
+    """How a text goes on: what its trees begin with, and which of their paths it takes."""
+
+    needs_logits: bool  # those behind its last token, to go on
+
+    def go_on(self, sequence: Sequence) -> None:
+        """Go on behind a text that is whole in the caches but for its last token, which becomes the root."""
+
+    def begin(self, sequence: Sequence, logits: Tensor) -> tuple[int, ...]:
+        """Take the logits [vocab] behind the prompt, and return the tokens that are known now; the root is set."""
+
+    def growth(self, sequence: Sequence) -> Growth:
+        """Return the growth of the next tree."""
+
+    def accept(self, sequence: Sequence, tree: TokenTree, rows: TargetRows) -> AcceptedPath:
+        """Return the path that the text takes, ended at the first stop token."""
+
+
+class Tuning(Protocol):
+    """Learns from the steps of a text, for its trees to come."""
+
+    def begin_step(self, number: int, num_texts: int) -> None:
+        """Hear that a step of so many texts begins; all of them tell its number."""
+
+    def learn(self, step: StepResult) -> None:
+        """Learn from a step of the text."""
+
+    def observe(self, cost: PassCost) -> None:
+        """Learn what a step of all texts took; one of the texts tells it."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Sequence:
+    """A text under way. The target's and the draft's caches hold all of it but its last token, the root."""
+
+    target: Target
+    drafter: Drafter | None  # None: trees are roots only
+    settings: TextSettings
+    generator: torch.Generator  # of draws with fresh noise
+    noise: TextNoise  # of coupled draws; its position is the root's
+    draws_coupled: bool  # whether the tokens are decided by the noise
+    grow: Grow
+    verify: Verify
+    rules: Rules
+    processors: LogitProcessors | None = None  # None: logits are taken as they are
+    tuning: Tuning | None = None
+    draft_context: int | None = None  # tokens that the draft has positions for; None: any number
+    prompt: list[int] = field(default_factory=list)
+    root: int = -1  # the last token: it has no rows yet
+    num_new: int = 0  # tokens behind the prompt
+    finish: Finish | None = None  # why the text has ended
+
+    @property
+    def num_left(self) -> int:
+        """Return how many tokens the text may still gain."""
+        return self.settings.max_new_tokens - self.num_new
+
+    def max_depth(self, most: int) -> int:
+        """Return how many layers the next tree may have, `most` at most: both models must have positions for them."""
+        if self.draft_context is not None:  # the last layer's nodes have no rows of the draft's
+            most = min(most, max(0, self.draft_context + 1 - len(self.prompt) - self.num_new))
+        return self.target.max_depth(most)
+
+    def begin(self, prompt: list[int]) -> None:
+        """Take the prompt; it ends with what is written already, where the text goes on."""
+        self.prompt = prompt
+        if self.processors is not None:
+            first_new = len(prompt) - self.settings.num_written
+            self.processors.begin(prompt[:first_new], prompt[first_new:])
+
+    def processed(self, logits: Tensor) -> Tensor:
+        """Return what finite logits [1, vocab] behind the text become before they are made probabilities.
+
+        Raises EdgespecError where that is not finite.
+        """
+        if self.processors is None:
+            return logits
+        processed = self.processors(logits)
+        refuse_nan(processed.amax(-1), is_processed=True)
+        return processed
+
+    def logprobs(self, logits: Tensor, tokens: tuple[int, ...]) -> tuple[TokenLogprob, ...]:
+        """Return what the model's logits [n, vocab] say of tokens [n]; nothing where it was not asked for."""
+        count = self.settings.num_logprobs
+        return () if count is None else token_logprobs(logits, tokens, count)
+
+    def add(self, tokens: tuple[int, ...]) -> None:
+        """Add tokens to the text: the last one becomes the root."""
+        if self.processors is not None:
+            self.processors.add(tokens)
+        self.root = tokens[-1]
+        self.num_new += len(tokens)
+        self.noise.advance(len(tokens))
+        if self.root in self.settings.stop_tokens:
+            self.finish = "stop"
+        elif self.num_left <= 0:
+            self.finish = "length"
+
+
+def processors_of(settings: TextSettings, vocab: int, device: torch.device) -> LogitProcessors | None:
+    """Return what becomes of a text's logits before they are made probabilities; None where nothing does."""
+    sampling, grammar = settings.sampling, settings.grammar
+    is_ruled = bool(settings.suppressed) or settings.min_new_tokens > 0
+    if not sampling.penalises and grammar is None and not is_ruled:
+        return None
+    return LogitProcessors(
+        sampling,
+        ruled_out=settings.suppressed | (settings.stop_tokens if sampling.ignore_eos else frozenset()),
+        stop_tokens=settings.stop_tokens,
+        min_new_tokens=settings.min_new_tokens,
+        matcher=None if grammar is None else grammar.matcher(),
+        vocab=vocab,
+        device=device,
+    )

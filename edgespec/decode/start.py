@@ -1,0 +1,69 @@
+"""Turn a policy into a text under way: its growth, its rule of verification, and how it goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from edgespec.decode.loop import Lossless
+from edgespec.decode.sequence import Rules, Sequence, TextSettings, processors_of
+from edgespec.decode.target_initialized import TargetInitialized
+from edgespec.draft import Drafter
+from edgespec.draft.language_model import LanguageModelDrafter
+from edgespec.grow.policies import OpenPolicy, make_grow
+from edgespec.model.target import Target
+from edgespec.sampling.noise import TextNoise
+from edgespec.tuning.tuner import TextTuning, Tuner, may_follow_clock
+from edgespec.verify.rules import verifier
+
+
+def start_sequence(
+    target: Target,
+    drafter: Drafter | None,
+    policy: OpenPolicy,
+    settings: TextSettings,
+    generator: torch.Generator,
+    noise: TextNoise,
+    *,
+    tuner: Tuner | None = None,
+    keeps_draft_probs: bool = False,
+) -> Sequence:
+    """Return a session whose trees grow by the policy.
+
+    With a `tuner` they are those that pay, where the text does not depend on them. `keeps_draft_probs` is for
+    records: trees keep the draft's distributions.
+    """
+    sampling = settings.sampling
+    growth: dict[str, Any] = {
+        "sampling": sampling, "device": target.device, "generator": generator, "noise": noise,
+        "keeps_draft_probs": keeps_draft_probs,
+    }  # fmt: skip
+    rules: Rules = Lossless()
+    if not policy.settings.is_lossless and drafter is not None:
+        rules = TargetInitialized(policy.settings.target_width)
+    processors = processors_of(settings, target.vocab, target.device)
+    if drafter is not None:
+        drafter.process = None if processors is None else processors.on_draft
+    sequence = Sequence(
+        target=target,
+        drafter=drafter,
+        settings=settings,
+        generator=generator,
+        noise=noise,
+        draws_coupled=policy.draw == "coupled",
+        grow=make_grow(policy, drafter, **growth),
+        verify=verifier(sampling, policy.draw, noise),
+        rules=rules,
+        processors=processors,
+        draft_context=drafter.model.max_context if isinstance(drafter, LanguageModelDrafter) else None,
+    )
+    if tuner is not None and drafter is not None:
+        assert may_follow_clock(policy.settings, sampling)
+        plain = make_grow(policy, None, **growth)
+        tuning = TextTuning(tuner, sampling)
+        sequence.grow = tuning.grow(
+            policy, lambda now: make_grow(now, drafter, largest_tree=tuner.largest_tree, **growth), plain
+        )
+        sequence.tuning = tuning
+    return sequence

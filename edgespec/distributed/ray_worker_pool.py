@@ -1,0 +1,261 @@
+"""Workers as Ray's actors, one process each: started, greeted, asked, and noticed when they are lost."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic
+
+from edgespec.distributed.cluster import import_ray
+from edgespec.distributed.dispatch import WorkerAnswered, WorkerJoined, WorkerLost
+from edgespec.distributed.handshake import check_joining, shared_settings
+from edgespec.distributed.worker import Exchanged, Job, Value, WorkerInfo, WorkerPlan
+from edgespec.errors import EdgespecError, is_out_of_memory
+from edgespec.model.environment import set_up_environment
+
+START_S = 300.0  # until a worker that was asked for must run
+EXCHANGE_S = 2.0  # most seconds until a worker tells how it goes
+LOOK_S = 0.2  # between looks at whether somebody wants the run to end
+
+
+class Actor(Generic[Job, Value]):
+    """The process of one worker. Its methods are the worker's; an error of its own is returned whole."""
+
+    def __init__(self, plan: WorkerPlan[Job, Value]) -> None:
+        set_up_environment()
+        self._plan = plan
+
+    def where(self) -> tuple[str, int]:
+        """Return the machine's name and this process's id."""
+        return socket.gethostname(), os.getpid()
+
+    def info(self, num_beside: int) -> WorkerInfo | EdgespecError:
+        """Make the worker, which shares its machine with so many others, and return what it says of itself."""
+        try:
+            self._worker = self._plan.open(num_beside=num_beside)
+            return self._worker.info()
+        except Exception as error:
+            return _told(error)
+
+    def load(self, settings: Mapping[str, Any]) -> EdgespecError | None:
+        """Read the weights."""
+        try:
+            self._worker.load(settings)
+        except Exception as error:
+            return _told(error)
+        return None
+
+    def exchange(self, jobs: Sequence[tuple[int, Job]]) -> Exchanged[Value]:
+        """Take jobs and return answers."""
+        return self._worker.exchange(jobs, EXCHANGE_S)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Place:
+    """A worker's place in the crew, where one after the other may stand."""
+
+    name: str
+    actor: Any
+    host: str = ""
+    pid: int = 0
+    info: WorkerInfo | None = None
+    started: float = field(default_factory=time.monotonic)
+    is_loaded: bool = False
+    pending: dict[Any, str] = field(default_factory=dict)  # calls under way -> what was asked
+
+
+class RayWorkerPool(Generic[Job, Value]):
+    """So many workers on a cluster; close it, or they go on until the connection ends."""
+
+    def __init__(
+        self,
+        plan: WorkerPlan[Job, Value],
+        *,
+        num_workers: int,
+        resources: Mapping[str, float],
+        check: Callable[[], None],
+    ) -> None:
+        """Ask for workers, each with these resources; `check` may raise to end any waiting."""
+        self._ray, self._check = import_ray(), check
+        self._plan = self._ray.put(plan)
+        amounts = dict(resources)
+        self._options = {
+            "num_cpus": amounts.pop("CPU", 0.0),
+            "num_gpus": amounts.pop("GPU", 0.0),
+            "resources": amounts,
+            "scheduling_strategy": "SPREAD",
+            "max_restarts": 0,  # the dispatch decides on that
+        }
+        self._settings: dict[str, Any] = {}
+        self._first: tuple[str, WorkerInfo] | None = None
+        self._places = {name: self._start(name) for name in (f"worker {n}" for n in range(1, num_workers + 1))}
+
+    def greet(self) -> tuple[dict[str, WorkerInfo], dict[str, Any]]:
+        """Wait for what all workers say of themselves, and return it with the settings that they share.
+
+        No weight is read. Raises EdgespecError where one cannot run, or would write other texts.
+        """
+        for place in self._places.values():
+            self._get(place, "where")
+        for place in self._places.values():
+            self._ask(place, "hello", self._num_beside(place))
+        for place in self._places.values():
+            self._get(place, "hello")
+        infos = {self.named(place.name): place.info for place in self._places.values() if place.info is not None}
+        self._settings = shared_settings(infos)
+        self._first = next(iter(infos.items()))
+        return infos, self._settings
+
+    def load(self) -> None:
+        """Let all workers read their weights; they join as they have."""
+        for place in self._places.values():
+            self._ask(place, "load", self._settings)
+
+    def named(self, name: str) -> str:
+        """Return a worker's name with its machine's."""
+        place = self._places[name]
+        return f"{name} on {place.host}" if place.host else name
+
+    @property
+    def names(self) -> list[str]:
+        """Return the workers' names."""
+        return list(self._places)
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Return the process of each worker that has been greeted."""
+        return {name: place.pid for name, place in self._places.items() if place.pid}
+
+    def give(self, worker: str, jobs: Sequence[tuple[int, Job]]) -> None:
+        """Begin an exchange with a worker."""
+        self._ask(self._places[worker], "exchange", list(jobs))
+
+    def wait(self) -> list[WorkerJoined | WorkerAnswered[Value] | WorkerLost]:
+        """Wait until something has happened, or for a moment, and return what has."""
+        self._check()
+        calls = {call: place for place in self._places.values() for call in place.pending}
+        ready, _ = self._ray.wait(list(calls), num_returns=1, timeout=LOOK_S) if calls else ([], [])
+        if ready:
+            ready, _ = self._ray.wait(list(calls), num_returns=len(calls), timeout=0)
+        events: list[WorkerJoined | WorkerAnswered[Value] | WorkerLost] = []
+        for call in ready:
+            place = calls[call]
+            if call in place.pending:  # else its worker was lost just now
+                event = self._event(place, call)
+                if event is not None:
+                    events.append(event)
+        now = time.monotonic()
+        late = [place for place in self._places.values() if "where" in place.pending.values()]
+        events += [self._lost(place, _late()) for place in late if now - place.started > START_S]
+        return events
+
+    def replace(self, worker: str) -> None:
+        """Start another worker in the place of one that is lost."""
+        self._places[worker] = self._start(worker)
+
+    def close(self) -> None:
+        """End all workers."""
+        for place in self._places.values():
+            self._kill(place)
+
+    def _start(self, name: str) -> _Place:
+        place = _Place(name=name, actor=self._ray.remote(Actor).options(**self._options).remote(self._plan))
+        self._ask(place, "where")
+        return place
+
+    def _num_beside(self, place: _Place) -> int:
+        """Return how many others on a worker's machine have not taken their memory yet."""
+        others = (other for other in self._places.values() if other is not place)
+        return sum(other.host == place.host and not other.is_loaded for other in others)
+
+    def _ask(self, place: _Place, what: str, *arguments: Any) -> None:
+        place.pending[getattr(place.actor, what).remote(*arguments)] = what
+
+    def _get(self, place: _Place, what: str) -> None:
+        """Wait for one of the first answers of a worker; raises EdgespecError where there is none."""
+        call = next(call for call, asked in place.pending.items() if asked == what)
+        while not self._ray.wait([call], timeout=LOOK_S)[0]:
+            self._check()
+            if what == "where" and time.monotonic() - place.started > START_S:
+                raise _late()
+        event = self._event(place, call)
+        if isinstance(event, WorkerLost):
+            raise event.refused or EdgespecError(
+                "E_WORKER",
+                f"{self.named(place.name)} could not be started ({event.why}).",
+                "edgespec and its libraries must be installed on each machine, in the Python that runs Ray there.",
+            )
+
+    def _event(self, place: _Place, call: Any) -> WorkerJoined | WorkerAnswered[Value] | WorkerLost | None:
+        """Take a call's answer, go on with a worker that is being started, and return what the dispatch is to know."""
+        what = place.pending.pop(call)
+        try:
+            answer = self._ray.get(call)
+        except Exception as error:
+            return self._lost(place, _lost_because(error))
+        if isinstance(answer, EdgespecError):
+            text = f"{self.named(place.name)}: {answer.what}"
+            return self._lost(place, EdgespecError(answer.code, text, answer.fix))
+        if what == "where":
+            place.host, place.pid = answer
+            if self._first is not None:
+                self._ask(place, "hello", self._num_beside(place))
+        elif what == "hello":
+            place.info = answer
+            if self._first is not None:
+                try:
+                    check_joining(self.named(place.name), answer, *self._first)
+                except EdgespecError as error:
+                    return self._lost(place, error)
+                self._ask(place, "load", self._settings)
+        elif what == "load":
+            place.is_loaded = True
+            return WorkerJoined(worker=place.name, num_texts=place.info.num_texts if place.info else 1)
+        else:
+            return WorkerAnswered(worker=place.name, exchanged=answer)
+        return None
+
+    def _lost(self, place: _Place, why: str | EdgespecError) -> WorkerLost:
+        self._kill(place)
+        place.pending.clear()
+        refused = why if isinstance(why, EdgespecError) else None
+        return WorkerLost(worker=place.name, why=why if isinstance(why, str) else why.what, refused=refused)
+
+    def _kill(self, place: _Place) -> None:
+        try:
+            self._ray.kill(place.actor)
+        except Exception:  # it is gone, which is what was wanted
+            return
+
+
+def _told(error: Exception) -> EdgespecError:
+    """Return an error as one that a person can use."""
+    if isinstance(error, EdgespecError):
+        return error
+    if is_out_of_memory(error):
+        return EdgespecError("E_MEMORY", "memory ran out while the models were loaded.", "Lower the memory's limits.")
+    what = f"unexpected {type(error).__name__}: {error}"
+    return EdgespecError("E_UNEXPECTED", what, "Set EDGESPEC_DEBUG=1 for the trace, and report it.")
+
+
+def _lost_because(error: Exception) -> str:
+    """Say in a few words why Ray says that a worker is gone."""
+    text = str(error)
+    if "OutOfMemoryError" in (named := type(error).__name__) or "running low on memory" in text:
+        return "its machine ran out of memory"
+    if "node has died" in text or "node was terminated" in text:
+        return "its machine is gone"
+    return {"ActorDiedError": "its process ended", "ActorUnavailableError": "it does not answer"}.get(
+        named, f"{named}: {(text.strip() or named).splitlines()[0][:160]}"
+    )
+
+
+def _late() -> EdgespecError:
+    return EdgespecError(
+        "E_CLUSTER",
+        f"a worker did not start within {START_S:.0f} s.",
+        "Others may hold what the cluster has (ray status). Use fewer workers, or ask for less with `resources`.",
+    )

@@ -1,0 +1,121 @@
+"""The processor's cores that this process may keep busy: physical ones, within its affinity and its cgroup's quota.
+
+Two threads of one core share its arithmetic units, so a thread a core is the most that pays. This module knows the
+system alone, and no torch.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from edgespec.config import require
+from edgespec.model.cgroup import cgroup_folders
+
+# Whoever sets one of these has chosen the number of threads; torch reads them when it is imported.
+CHOSEN_BY = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+# What may tell OpenMP's threads how to wait for work: GNU's, and those of Intel and LLVM.
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
+TOPOLOGY = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cores:
+    """The processors of a machine, and the share of them that this process has."""
+
+    machine: int  # logical processors
+    allowed: tuple[int, ...]  # logical processors of the affinity, by number
+    physical: int  # cores that those belong to
+    quota: float | None  # processors' worth of time that the cgroup grants; None: all
+
+    @property
+    def usable(self) -> int:
+        """Return the most threads that pay: with more than the quota, all of them wait until it is renewed."""
+        return max(1, min(self.physical, math.floor(self.quota) if self.quota is not None else self.physical))
+
+
+def read_cpu(root: Path = Path("/")) -> Cores:
+    """Return what the system says; `root` is where its files lie."""
+    machine = os.cpu_count() or 1
+    allowed = _affinity(machine)
+    # From Python 3.13 on: the affinity, or what the user told Python in its place.
+    told = getattr(os, "process_cpu_count", os.cpu_count)() or machine
+    return Cores(
+        machine=machine,
+        allowed=allowed,
+        physical=min(_physical(allowed, root), told),
+        quota=_cpu_quota(root),
+    )
+
+
+def threads_in_words(cores: Cores, environment: Mapping[str, str]) -> str:
+    """Say how many threads are used where that is left to edgespec, and why."""
+    name = chosen_by(environment)
+    if name is not None:
+        return f"as {name}={environment[name]} says"
+    why = "1 core" if cores.physical == 1 else f"{cores.physical} cores"
+    if len(cores.allowed) < cores.machine:
+        why += f", the affinity allows {len(cores.allowed)} of {cores.machine} processors"
+    if cores.quota is not None:
+        why += f", the cgroup's quota is {cores.quota:g}"
+    return f"{'' if cores.usable == 1 else 'as many as pay, at most '}{cores.usable} ({why})"
+
+
+def check_threads(threads: int | None) -> int | None:
+    """Return the number of threads that was asked for; raises EdgespecError where the machine has no such number."""
+    most = os.cpu_count() or 1
+    require(
+        threads is None or 1 <= threads <= most,
+        f"`threads={threads}` is not between 1 and {most}, the processors that this machine has.",
+        "Leave it out: as many are used as pay.",
+    )
+    return threads
+
+
+def chosen_by(environment: Mapping[str, str]) -> str | None:
+    """Return the variable with which the user chose the number of threads; None where that is left to us."""
+    return next((name for name in CHOSEN_BY if environment.get(name)), None)
+
+
+def _affinity(machine: int) -> tuple[int, ...]:
+    process = psutil.Process()
+    if not hasattr(process, "cpu_affinity"):  # macOS has none
+        return tuple(range(machine))
+    return tuple(sorted(process.cpu_affinity())) or tuple(range(machine))
+
+
+def _physical(allowed: tuple[int, ...], root: Path) -> int:
+    """Count the cores of these processors; where the system does not say whose siblings they are, the machine's."""
+    files = [root / TOPOLOGY.format(number) for number in allowed]
+    try:
+        return len({file.read_text(encoding="ascii").strip() for file in files})
+    except OSError:
+        return min(psutil.cpu_count(logical=False) or len(allowed), len(allowed))
+
+
+def _cpu_quota(root: Path) -> float | None:
+    """Return the least quota of the process's cgroup and of those above it, of either version."""
+    read = {1: _quota_v1, 2: _quota_v2}
+    found = (read[version](folder) for version, folder in cgroup_folders("cpu", root))
+    return min((quota for quota in found if quota is not None), default=None)
+
+
+def _quota_v2(folder: Path) -> float | None:
+    try:
+        quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        return None
+
+
+def _quota_v1(folder: Path) -> float | None:
+    try:
+        quota = int((folder / "cpu.cfs_quota_us").read_text(encoding="ascii"))
+        return None if quota < 0 else quota / int((folder / "cpu.cfs_period_us").read_text(encoding="ascii"))
+    except (OSError, ValueError, ZeroDivisionError):
+        return None

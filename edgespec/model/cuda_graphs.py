@@ -1,0 +1,123 @@
+"""Passes of few shapes, which a device can record once and replay: the draft's calls as CUDA graphs.
+
+A small model's pass is hundreds of launches, each of which takes longer to issue than to run. The rows of a text's
+tree are padded to one of a few numbers, and see all places of a cache of fixed capacity through a mask, so that nothing
+but the contents of tensors tells one pass from the next. Rows that pad are written to the cache's last place, which no
+other row sees. Legend: n rows, b with the padding; c the places of the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from edgespec.model.attention_window import WHOLE
+from edgespec.model.device import recorded
+from edgespec.model.layer_attention import key_sources, layer_reaches
+from edgespec.model.layer_kinds import has_recurrent_layers, num_chosen
+from edgespec.model.pass_rows import PassRows, SeenKeys, Span
+from edgespec.model.text_cache import LayerCache, TextCache
+
+ROWS = (1, 8, 32, 64, 128, 256, 512, 768)  # that a pass is padded to; a pass of more rows stays as it is
+CAPACITY_ROWS = 1024  # that a cache grows by: all passes are then recorded anew
+
+Run = Callable[[Sequence[PassRows], Sequence[Sequence[Span]]], list[Tensor]]
+
+
+def has_static_passes(config: PretrainedConfig) -> bool:
+    """Return whether all layers keep keys and values of their own and see all of them, and no rows are sorted."""
+    if has_recurrent_layers(config) or num_chosen(config):
+        return False
+    windows = [getattr(of, "sliding_window", None) for of in config.per_layer_config]
+    sees_all = not any(windows) and all(window == WHOLE for window in layer_reaches(config))
+    return sees_all and key_sources(config) == list(range(config.num_hidden_layers))
+
+
+class CudaGraphPasses:
+    """The recorded passes of a model over the text that it read last."""
+
+    def __init__(self, run: Run, *, dtype: torch.dtype) -> None:
+        """`run` is the model's pass, which returns last hidden states [b, h] of each text's rows."""
+        self._run, self._dtype = run, dtype
+        self._passes: dict[int, _StaticPass] = {}  # by their rows
+        self._keys: Tensor | None = None  # the first layer's, which the passes were recorded over
+
+    def take(self, parts: Sequence[PassRows]) -> bool:
+        """Return whether these rows are few, and those of one text that has some already."""
+        (first, *others) = parts
+        return not others and first.previous is None and first.count <= ROWS[-1] and first.cache.length > 0
+
+    def read(self, rows: PassRows) -> Tensor:
+        """Append rows to their text, and return their last hidden states [n, h]."""
+        layers, start = rows.cache.layers, rows.cache.length
+        for layer in layers:
+            layer.reserve(start + rows.count + 1)  # one for the padding
+        if layers[0].storage[0] is not self._keys:
+            self._passes.clear()
+            self._keys = layers[0].storage[0]
+        count = next(count for count in ROWS if count >= rows.count)
+        if count not in self._passes:
+            self._passes[count] = _StaticPass(self._run, layers, count, dtype=self._dtype)
+        hidden = self._passes[count](rows, start)
+        for layer in layers:
+            layer.length = start + rows.count
+        return hidden
+
+
+class _StaticPass:
+    """A pass of b rows over the places of one cache."""
+
+    def __init__(self, run: Run, layers: Sequence[LayerCache], count: int, *, dtype: torch.dtype) -> None:
+        keys, _ = layers[0].storage
+        self._capacity, device = keys.shape[2], keys.device
+        self._ids = torch.zeros(count, dtype=torch.long, device=device)
+        self._places = torch.full_like(self._ids, self._capacity - 1)  # that the rows are written to
+        positions = torch.zeros(self._capacity, dtype=torch.long, device=device)  # no key lies before the tail
+        self._positions = positions[self._capacity - count :]
+        self._mask = torch.zeros(count, self._capacity, dtype=dtype, device=device)
+        padded = PassRows(
+            cache=_WrittenText(layers, self._places), ids=self._ids, positions=positions, visible=self._mask
+        )
+        every_place = SeenKeys(first=0, shared=0, tail=0, end=self._capacity)
+        span = Span(padded, 0, count, {(every_place, WHOLE): self._mask})
+        self._read = recorded(lambda: run([padded], [[span]])[0], device)
+
+    def __call__(self, rows: PassRows, start: int) -> Tensor:
+        """Return the last hidden states [n, h] of rows whose first one goes to place `start`."""
+        count, end = rows.count, start + rows.count
+        self._ids[:count] = rows.ids
+        self._positions[:count] = rows.row_positions
+        self._places.fill_(self._capacity - 1)
+        self._places[:count] = torch.arange(start, end, device=self._places.device)
+        visible = rows.visible
+        if visible is None:
+            visible = torch.ones(count, count, dtype=torch.bool, device=self._mask.device).tril()
+        seen_by_all = end - visible.shape[1]
+        self._mask.fill_(torch.finfo(self._mask.dtype).min)
+        self._mask[:count, :seen_by_all] = 0
+        self._mask[:count, seen_by_all:end].masked_fill_(visible, 0)
+        return self._read()[:count].clone()  # the next pass of as many rows writes there
+
+
+class _WrittenText(TextCache):
+    """A text's storage, where rows are written to given places [b], and all places are seen."""
+
+    def __init__(self, layers: Sequence[LayerCache], places: Tensor) -> None:
+        super().__init__(0)
+        self.layers = [_WrittenLayer(layer, places) for layer in layers]
+
+
+class _WrittenLayer(LayerCache):
+    def __init__(self, layer: LayerCache, places: Tensor) -> None:
+        super().__init__()
+        self._keys, self._values = layer.storage
+        self._places = places
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Write rows [1, heads, b, head_dim] to their places, and return all places."""
+        for all_rows, rows in zip(self.storage, (keys, values), strict=True):
+            all_rows.index_copy_(2, self._places, rows)
+        return self.storage

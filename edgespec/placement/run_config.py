@@ -1,0 +1,99 @@
+"""The device and the number formats a pair runs in, settled once from what was asked for, and handed on whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypedDict, Unpack
+
+import torch
+from transformers import PretrainedConfig
+
+from edgespec.config import MemoryLimits, parse_experts, parse_quant, require
+from edgespec.inputs import checked_options
+from edgespec.model.cpu import check_threads
+from edgespec.model.device import planning_device, resolve_device, resolve_dtype
+
+DEFAULT_CONTEXT_TOKENS = 2048
+
+
+class RunConfigOptions(TypedDict, total=False):
+    """The place of a run as a caller names it; each option has a default."""
+
+    device: str | torch.device  # auto, cpu, cuda or cuda:N
+    dtype: str | torch.dtype  # auto, float32, bfloat16 or float16
+    quant: str | None  # of the target's layers: none, nf4 or int8
+    draft_quant: str | None
+    experts: str  # of a mixture: auto, stream, resident or cpu
+    cuda_graphs: bool  # the draft's calls are recorded and replayed, where the device can; False
+    limits: MemoryLimits | None  # None: what is free, less a margin
+    context_tokens: int  # of the longest text, 2048
+    prompt_tokens: int | None  # of the longest prompt; None: as long as the context
+    threads: int | None  # of the processor; None: as many as pay, step by step
+    parallel: int  # texts under way at once, 1
+    cache_tokens: int | None  # of all texts under way together; None: as many as each may have
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """The device, the number formats, the memory and the length of the texts that a run is planned for."""
+
+    device: torch.device
+    dtype: torch.dtype  # that layers compute in
+    quant: str | None = None
+    draft_quant: str | None = None
+    experts: str = "auto"  # of a mixture: on demand where it streams, with their layers, all resident, or on the CPU
+    cuda_graphs: bool = False  # the draft reads rows of one text in few shapes, which CUDA records and replays
+    limits: MemoryLimits
+    context_tokens: int
+    prompt_tokens: int
+    threads: int | None = None  # of the processor; None: as many as pay, step by step
+    num_texts: int = 1  # under way at once
+    cache_tokens: int | None = None  # of all texts under way together; None: each may be as long as the context
+    keeps_draft_probs: bool = False  # of all trees, for measurements and records
+
+    @property
+    def all_tokens(self) -> int:
+        """The number of tokens that all texts under way may have together."""
+        wanted = self.cache_tokens or self.num_texts * self.context_tokens
+        return max(self.context_tokens, min(wanted, self.num_texts * self.context_tokens))
+
+
+def resolve_run_config(
+    config: PretrainedConfig,
+    max_context: int | None,
+    *,
+    is_planned_only: bool = False,
+    **options: Unpack[RunConfigOptions],
+) -> RunConfig:
+    """Return the place for a target of this config, whose pair has `max_context` positions; raises EdgespecError.
+
+    With `is_planned_only` the device need not be there.
+    """
+    given = checked_options(RunConfigOptions, options)
+    for setting in ("context_tokens", "prompt_tokens", "cache_tokens"):
+        count = given.get(setting, 1)
+        require(count >= 1, f"`{setting}={count}` is no number of tokens.", "Use 1 or more.")
+    name = str(given.get("device", "auto"))
+    device = planning_device(name) if is_planned_only else resolve_device(name)
+    wanted_tokens = given.get("context_tokens", DEFAULT_CONTEXT_TOKENS)
+    context_tokens = min(wanted_tokens, max_context or wanted_tokens)
+    return RunConfig(
+        device=device,
+        dtype=resolve_dtype(given.get("dtype", "auto"), config, device),
+        quant=parse_quant(given.get("quant")),
+        draft_quant=parse_quant(given.get("draft_quant"), setting="draft_quant"),
+        experts=parse_experts(given.get("experts", "auto")),
+        cuda_graphs=given.get("cuda_graphs", False),
+        limits=given.get("limits", MemoryLimits()),
+        context_tokens=context_tokens,
+        prompt_tokens=given.get("prompt_tokens", context_tokens),
+        threads=check_threads(given.get("threads")),
+        num_texts=check_parallel(given.get("parallel", 1)),
+        cache_tokens=given.get("cache_tokens"),
+    )
+
+
+def check_parallel(count: int) -> int:
+    """Return a number of texts under way; raises EdgespecError for none."""
+    require(count >= 1, f"`parallel={count}` is no number of texts.", "Use 1 or more.")
+    return count

@@ -1,0 +1,300 @@
+"""The texts of an engine: those that wait, those under way, which share each pass, and the ways in which they end.
+
+Nobody works in the background. Whoever waits for a text works on all of them, step by step, and the others who wait
+are told; so threads may ask for texts at any time, and a text alone is a batch of one.
+
+An exception from outside, such as Ctrl-C's, may end a step at any place. What counts is what cannot be left half done:
+the two lists of texts, and each text's pieces. The step after it makes everything else anew from these.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from queue import Empty, SimpleQueue
+
+from edgespec.decode.batch import Batch, Outcome
+from edgespec.decode.threaded_step import with_threads
+from edgespec.errors import EdgespecError, is_out_of_memory
+from edgespec.model.device import release_memory
+from edgespec.pair.pair import ModelPair
+from edgespec.placement.load import LoadedModels, closed_engine
+from edgespec.text.caches import KeptCaches
+from edgespec.text.enter import TextModels, first_caches, has_read, open_sequence, reader_of_prompt
+from edgespec.text.handle import HasNews, OnPrefill, TextHandle
+from edgespec.text.prompt_cache import PromptCache
+from edgespec.text.request import TextRequest
+from edgespec.text.trees import Trees
+from edgespec.text.watch import PassAbandonedError, watching
+from edgespec.tuning.step import StepResult
+from edgespec.tuning.threads import ThreadTuner
+
+MAX_WAIT_S = 1.0  # for another thread's step: an interrupt may keep that thread from saying that it is over
+_DRIVER = "driver"
+
+
+class Scheduler:
+    """All texts that an engine was asked for and has not finished."""
+
+    def __init__(
+        self,
+        pair: ModelPair,
+        trees: Trees,
+        loaded: LoadedModels,
+        *,
+        most: int,
+        most_tokens: int,
+        threads: ThreadTuner | None,
+    ) -> None:
+        """Have at most `most` texts under way, of at most `most_tokens` together; one is always let in."""
+        self.most, self._most_tokens, self.kept = most, most_tokens, KeptCaches()
+        self.prompt_cache: PromptCache | None = None
+        self._pair, self._trees, self._loaded, self._threads = pair, trees, loaded, threads
+        self._process = os.getpid()
+        # The thread that makes a step, set and taken out in one operation each: an interrupt falls before or behind.
+        self._turn: dict[str, int] = {}
+        self._bells: list[SimpleQueue[None]] = []  # of the threads that wait for its end
+        self._abandons = self._is_closed = False
+        self._is_torn = False  # whether a step was begun and not ended
+        # A text is put into the second before it is taken out of the first.
+        self._waiting: list[TextHandle] = []
+        self._under_way: list[TextHandle] = []
+        self._batch = Batch()
+
+    def submit(
+        self, request: TextRequest, *, reuse: bool = False, keeps: bool = True, on_prefill: OnPrefill | None = None
+    ) -> TextHandle:
+        """Ask for a text; it begins when there is room. Raises EdgespecError where the engine takes none.
+
+        With `reuse` it begins on rows that are kept of the prompt's beginning; with `keeps` its own are kept.
+        """
+        self._check_process()
+        if self._is_closed:
+            raise closed_engine()
+        handle = TextHandle(request, self._pair, reuse=reuse, keeps=keeps, on_prefill=on_prefill, advance=self.advance)
+        self._waiting.append(handle)
+        return handle
+
+    def cancel(self, *, abandon: bool) -> None:
+        """End all texts after their pass, or with `abandon` within it. A signal handler may call this."""
+        for handle in [*self._waiting, *self._under_way]:
+            handle.is_cancelled = True
+        self._abandons = abandon and bool(self._turn)
+
+    def close(self) -> bool:
+        """End all texts with an error, and take no more; a step of another thread is left between two layers.
+
+        Returns False in a forked process, whose texts are another's.
+        """
+        if os.getpid() != self._process:
+            return False
+        self._check_turn()
+        self._is_closed = True
+        while self._waiting or self._under_way or self._turn:
+            self._abandons = bool(self._turn)
+            self.advance()
+        return True
+
+    def advance(self, has_news: HasNews = lambda: False) -> int:
+        """Make one step of all texts, or let another thread make it; nothing if there is news by then.
+
+        Returns the number of texts under way. Raises EdgespecError within `on_prefill`, and in a forked process.
+        """
+        self._check_process()
+        self._check_turn()
+        thread = threading.get_ident()
+        try:
+            if self._turn.setdefault(_DRIVER, thread) != thread:
+                self._wait()
+            elif not has_news():
+                self._step()
+        finally:
+            # An interrupt comes before or behind a call, and up to `del` there is none: the turn always ends.
+            if _DRIVER in self._turn and self._turn[_DRIVER] == thread:
+                self._abandons = False
+                del self._turn[_DRIVER]
+                self._ring()
+        return len(self._under_way)
+
+    def _ring(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self._bells.pop().put(None)
+
+    def _wait(self) -> None:
+        """Wait until the thread that makes a step has ended it."""
+        bell: SimpleQueue[None] = SimpleQueue()
+        self._bells.append(bell)
+        if self._turn:  # else it is over, and nobody may ring any more
+            with suppress(Empty):
+                bell.get(timeout=MAX_WAIT_S)
+
+    def _step(self) -> None:
+        self._let_go()
+        if self._is_torn:
+            self._trees.forget_costs()
+            if self._threads is not None:
+                self._threads.forget()
+            self._begin_again()
+        self._is_torn = True
+        self._admit()
+        if self._under_way:
+            self._take_all(self._outcomes())
+            self._let_go()
+        self._is_torn = False
+
+    def _outcomes(self) -> Sequence[Outcome]:
+        """Make a pass, and return what it brought; nothing where it was left, or failed as a whole."""
+        for handle in self._under_way:
+            handle.begin_step()
+        models = self._models(self._under_way[0])
+        watched = [models.target] if models.draft is None else [models.target, models.draft]
+        try:
+            with watching(watched, list(self._under_way), lambda: self._abandons):
+                return with_threads(self._batch.step, self._threads, reads=self._batch.num_reading > 0)
+        except PassAbandonedError:
+            for handle in self._under_way:
+                handle.cancel()
+        except Exception as error:
+            self._recover(error)
+        return ()
+
+    def _models(self, handle: TextHandle) -> TextModels:
+        return self._trees.text_models(self._loaded, handle.request.sampling)
+
+    def _take_all(self, outcomes: Sequence[Outcome]) -> None:
+        """Give each text what the pass brought it."""
+        handles = {handle.sequence: handle for handle in self._under_way}
+        out_of_memory = None
+        for outcome in outcomes:
+            handle = handles.get(outcome.sequence)  # None: it ended since it failed, in a pass that was not made
+            if outcome.error is not None and is_out_of_memory(outcome.error):
+                out_of_memory = outcome.error
+            elif handle is not None:
+                self._take(handle, outcome.step, outcome.error)
+        if out_of_memory is not None:
+            self._recover(out_of_memory)
+
+    def _take(self, handle: TextHandle, step: StepResult | None, error: Exception | None) -> None:
+        """Give a text its step; whatever that raises ends this text alone."""
+        if step is not None:
+            try:
+                handle.take(replace(step, is_prefill=step.is_prefill and not handle.added))
+            except Exception as raised:
+                error = raised
+        if error is not None or handle.is_done:
+            self._end(handle, error)
+
+    def _let_go(self) -> None:
+        """End what was cancelled, and what a callback of its own failed in; all texts of a closed engine."""
+        closed = closed_engine() if self._is_closed else None
+        for handle in [handle for handle in self._waiting if handle.is_cancelled or closed is not None]:
+            handle.end(closed)
+            self._waiting.remove(handle)
+        for handle in list(self._under_way):
+            if handle.is_cancelled or handle.fault is not None or closed is not None:
+                self._end(handle, handle.fault or closed)
+
+    def _admit(self) -> None:
+        """Let waiting texts begin, as long as there is room: first those that go on from rows that are kept."""
+        order = sorted(self._waiting, key=lambda handle: not (handle.reuse and self.kept.has(handle.request.ids)))
+        for handle in order:
+            if not self._has_room(handle):
+                break
+            kept = self.kept.take(handle.request.ids) if handle.reuse else None
+            reader = None if kept is not None else reader_of_prompt(handle, self._under_way)
+            if reader is not None and not has_read(reader):
+                continue
+            self._under_way.append(handle)
+            self._waiting.remove(handle)
+            handle.caches = kept
+            self._enter(handle, reader)
+        self.kept.forget(max(0, len(self._under_way) + len(self.kept) - self.most))
+
+    def _has_room(self, handle: TextHandle) -> bool:
+        if not self._under_way:
+            return True
+        tokens = sum(text.num_tokens for text in (*self._under_way, handle))
+        return len(self._under_way) < self.most and tokens <= self._most_tokens
+
+    def _enter(self, handle: TextHandle, reader: TextHandle | None = None) -> None:
+        """Let a text go on behind the tokens that it has; whatever that raises ends this text alone."""
+        try:
+            models = self._models(handle)
+            if handle.caches is None:
+                handle.caches = first_caches(handle, models, reader=reader, prompt_cache=self.prompt_cache)
+            sequence = open_sequence(handle, handle.caches, models)
+            self._batch.enter(sequence, [*handle.request.ids, *handle.added])
+        except Exception as error:
+            if len(self._under_way) > 1 and is_out_of_memory(error):
+                self._put_off(handle)
+            else:
+                self._end(handle, error)
+            return
+        handle.sequence = sequence
+        handle.start()
+
+    def _end(self, handle: TextHandle, error: Exception | None = None) -> None:
+        """End a text that was under way; its rows are kept, where it did not fail."""
+        if handle.sequence is not None:
+            self._batch.leave(handle.sequence)
+        caches, handle.caches = handle.caches, None
+        handle.end(error)
+        self._under_way.remove(handle)
+        if caches is None or handle.error is not None:
+            return
+        caches.target.truncate()
+        if self.prompt_cache is not None:
+            self.prompt_cache.keep(caches)
+        if handle.keeps:
+            self.kept.keep(caches, most=self.most)
+
+    def _recover(self, error: Exception) -> None:
+        """Go on with smaller trees or fewer texts where memory ran out; else the error ends all texts under way."""
+        texts = list(self._under_way)
+        models = self._models(texts[0])
+        has_trees = models.largest_tree.policy != "none" and any(handle.added for handle in texts)
+        if not is_out_of_memory(error) or not (has_trees or len(texts) > 1):
+            for handle in texts:
+                self._end(handle, error)
+            return
+        if has_trees:
+            self._trees.use_smaller()
+        else:
+            self._put_off(texts[-1])
+        release_memory(models.target.device)
+        self._begin_again()
+
+    def _put_off(self, handle: TextHandle) -> None:
+        """Let a text wait until fewer are under way, because memory ran out."""
+        self.most = len(self._under_way) - 1
+        if handle.sequence is not None:
+            self._batch.leave(handle.sequence)
+        handle.caches, handle.state = None, "waiting"
+        self._waiting.insert(0, handle)
+        self._under_way.remove(handle)
+
+    def _begin_again(self) -> None:
+        """Let the texts go on behind the tokens that they have, with what trees are now."""
+        self._batch = Batch()
+        for handle in list(self._under_way):
+            handle.begin_again()
+            with suppress(ValueError):  # it was about to be taken out, or put off
+                self._waiting.remove(handle)
+            if handle.is_done:
+                self._end(handle)
+            else:
+                self._enter(handle)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            what = "the engine was loaded before this process was forked, and its threads are not here."
+            raise EdgespecError("E_ENGINE", what, "Load an engine in this process, or start processes by 'spawn'.")
+
+    def _check_turn(self) -> None:
+        if self._turn.get(_DRIVER) == threading.get_ident():
+            what = "a text is waited for within a pass, which ends only when this callback does."
+            raise EdgespecError("E_ENGINE", what, "Submit the text there, and wait for it afterwards.")

@@ -1,0 +1,88 @@
+"""What a tree's scores promise, and what verification keeps of it.
+
+Scores are chances of acceptance by somebody's model: of the built-in pair, or the draft's own probabilities. What
+was accepted over what was promised, by the size of the score, turns them into expected tokens of this pair.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+CLASSES = 10  # of scores: octaves down from 1
+MEMORY = 0.98  # of the sums, a tree: about fifty trees
+PRIOR_TOKENS = 2.0  # on both sides of a ratio, so that a few bad trees are no verdict
+BY_RANK = (0.6, 0.15, 0.08, 0.05, 0.03)  # chances of a shape's children, where not measured; the last of all others
+CERTAIN = 0.999  # no chance is larger
+
+
+@dataclass(frozen=True, slots=True)
+class GrownTree:
+    """What a text's tree promised."""
+
+    scores: list[float]  # of the nodes below the root
+    layers: list[int]
+    limit: int
+    is_typical: bool  # no tree that ends with its text
+
+
+class ScoreCalibration:
+    """The ratios of accepted to promised tokens, by class of score."""
+
+    def __init__(self) -> None:
+        self._promised = [0.0] * CLASSES
+        self._kept = [0.0] * CLASSES
+        self.ratios = [1.0] * CLASSES
+
+    def expected(self, scores: Sequence[float]) -> list[float]:
+        """Return the expected tokens of nodes."""
+        ratios = self.ratios
+        return [min(CERTAIN, score * ratios[_class_of(score)]) for score in scores]
+
+    def best_first(self, trees: Sequence[GrownTree]) -> tuple[list[float], list[int]]:
+        """Return the expected tokens and the layers of all trees' nodes, best score first."""
+        scores = [score for tree in trees for score in tree.scores]
+        layers = [layer for tree in trees for layer in tree.layers]
+        expected = self.expected(scores)
+        order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
+        return [expected[n] for n in order], [layers[n] for n in order]
+
+    def score_of(self, expected: float) -> float:
+        """Return the score of nodes that are worth so many tokens."""
+        return expected / self.ratios[_class_of(expected)]
+
+    def learn(self, scores: Sequence[float], accepted: Sequence[bool]) -> None:
+        """Compare the promises of a verified tree's nodes with what was accepted."""
+        promised, kept = [0.0] * CLASSES, [0.0] * CLASSES
+        for score, is_kept in zip(scores, accepted, strict=True):
+            found = _class_of(score)
+            promised[found] += score
+            kept[found] += is_kept
+        self._promised = [MEMORY * old + new for old, new in zip(self._promised, promised, strict=True)]
+        self._kept = [MEMORY * old + new for old, new in zip(self._kept, kept, strict=True)]
+        overall = (sum(self._kept) + PRIOR_TOKENS) / (sum(self._promised) + PRIOR_TOKENS)
+        self.ratios = [
+            (kept + PRIOR_TOKENS * overall) / (promised + PRIOR_TOKENS)
+            for kept, promised in zip(self._kept, self._promised, strict=True)
+        ]
+
+
+def scores_by_rank(parents: Sequence[int], ranks: Sequence[int]) -> list[float]:
+    """Return scores of a tree whose shape was given: products of chances by rank along the path; the root's is 1."""
+    scores = [1.0]
+    for parent, rank in zip(parents[1:], ranks[1:], strict=True):
+        scores.append(scores[parent] * BY_RANK[min(rank, len(BY_RANK) - 1)])
+    return scores
+
+
+def depths(parents: Sequence[int]) -> list[int]:
+    """Return the layer of each node; the root's is 0."""
+    found = [0]
+    for parent in parents[1:]:
+        found.append(found[parent] + 1)
+    return found
+
+
+def _class_of(score: float) -> int:
+    return min(CLASSES - 1, max(0, int(-math.log2(max(score, 1e-9)))))

@@ -1,0 +1,234 @@
+"""What passes and growing trees cost here and now, learned from a run's own steps.
+
+Seconds are those of a curve times a speed. The curve forgets slowly; the speed is the median of the last steps, so a
+machine that is slow for a while is slow at all sizes. One hiccup moves neither.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from edgespec.tuning.step import PassCost
+from edgespec.tuning.tokens_by_size import MeanTree
+
+REMEMBERED = 9  # times of a size: the median of an odd number
+SPEED_STEPS = 5
+OLD_PASSES = 48  # after so many others, what is known of a size counts as one time
+MEMORY = 0.97  # of the sums that growth is fitted to, a tree
+PRIOR = 0.5  # of a tree: how much is made of the first guess
+NODES_A_LAYER = 16  # that cost about as much as a layer, until it is known
+SWEEPS = 4  # of the fit, which starts where the last one ended
+MAX_SURPRISE = 1.0  # of a tree's log of seconds
+SURE = 3  # times from which a median is believed whatever its neighbours say
+MAX_ABOVE = 2.0  # that one time may be above the proportion of the next smaller size: more is a hiccup
+
+
+@dataclass(slots=True)
+class _Size:
+    """Rows of nearly one count."""
+
+    rows: float = 0.0
+    logs: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # of seconds at the speed of then
+    median: float = 0.0
+    last_pass: int = 0
+
+    def add(self, rows: float, log_s: float) -> None:
+        """Note one time; of two, the shorter one counts, because hiccups are long."""
+        self.logs.append(log_s)
+        self.rows += (rows - self.rows) / len(self.logs)
+        self.median = statistics.median_low(self.logs)
+
+
+class Speed:
+    """What the last steps took over what was expected of them."""
+
+    def __init__(self) -> None:
+        self._logs: deque[float] = deque(maxlen=SPEED_STEPS)
+        self.log = 0.0
+
+    def add(self, log_ratio: float) -> None:
+        """Note one step."""
+        self._logs.append(log_ratio)
+        self.log = statistics.median_low(self._logs)
+
+
+class PassCosts:
+    """Seconds of a pass over its rows: medians of few sizes. `known` are rows and seconds from elsewhere."""
+
+    def __init__(self, known: Iterable[tuple[float, float]] = ()) -> None:
+        self._sizes: dict[int, _Size] = {}
+        self._speed = Speed()
+        self._num_passes = 0
+        self._points: list[tuple[float, float]] = []  # rows ascending, seconds at speed 1; none: to be made
+        for rows, seconds in known:
+            for _ in range(SURE):
+                self._sizes.setdefault(_size_of(rows), _Size()).add(rows, math.log(seconds))
+
+    def observe(self, rows: float, seconds: float) -> None:
+        """Learn from one pass."""
+        log_s = math.log(max(seconds, 1e-9))
+        self._num_passes += 1
+        size = self._sizes.get(_size_of(rows))
+        if size is None:
+            size = self._sizes[_size_of(rows)] = _Size()
+        if self._num_passes - size.last_pass > OLD_PASSES:
+            size.logs = deque([size.median] if size.logs else [], REMEMBERED)
+        size.last_pass = self._num_passes
+        if len(size.logs) >= SURE:
+            self._speed.add(log_s - size.median)
+        size.add(rows, log_s - self._speed.log)
+        self._points = []
+
+    def times_seen(self, rows: float) -> int:
+        """Return how many times of about so many rows are known."""
+        size = self._sizes.get(_size_of(rows))
+        return 0 if size is None else len(size.logs)
+
+    def seconds(self, rows: float) -> float:
+        """Return what so many rows would take now: between known sizes a line, beyond them the last line."""
+        if not self._sizes:
+            return 0.0
+        points = self._points = self._points or self._curve()
+        speed = math.exp(self._speed.log)
+        if rows <= points[0][0] or len(points) == 1:
+            return points[0][1] * speed
+        left, right = next((pair for pair in pairwise(points) if rows <= pair[1][0]), (points[-2], points[-1]))
+        slope = (right[1] - left[1]) / (right[0] - left[0])
+        if rows > right[0]:
+            # Of the two the flatter line: one pass more than it takes to find out is soon over.
+            slope = min(slope, (right[1] - points[0][1]) / (right[0] - points[0][0]))
+            return (right[1] + max(0.0, slope) * (rows - right[0])) * speed
+        return (left[1] + slope * (rows - left[0])) * speed
+
+    def points(self) -> list[tuple[float, float]]:
+        """Return rows and seconds of the sizes that are known, as they are now."""
+        speed = math.exp(self._speed.log)
+        return [(rows, seconds * speed) for rows, seconds in self._curve()]
+
+    def _curve(self) -> list[tuple[float, float]]:
+        """Return the curve's points; what was seen once or twice is held to what its neighbours allow."""
+        sizes = sorted(self._sizes.values(), key=lambda size: size.rows)
+        seconds = [math.exp(size.median) for size in sizes]
+        for index, size in enumerate(sizes):
+            if index > 0 and len(size.logs) < SURE:
+                most = MAX_ABOVE * seconds[index - 1] * size.rows / sizes[index - 1].rows
+                seconds[index] = min(seconds[index], most)
+        for index in reversed(range(len(sizes) - 1)):
+            if len(sizes[index].logs) < SURE:
+                seconds[index] = min(seconds[index], seconds[index + 1])
+        return [(size.rows, time_s) for size, time_s in zip(sizes, seconds, strict=True)]
+
+
+def _size_of(rows: float) -> int:
+    """Return the number of the size: two an octave."""
+    return round(2 * math.log2(max(rows, 1.0)))
+
+
+class GrowthCosts:
+    """Seconds of growing a tree: some for the tree, some for each layer, which is a draft call, some for each node."""
+
+    def __init__(self) -> None:
+        self._speed = Speed()
+        self._seconds = [0.0, 0.0, 0.0]  # of a tree, a layer, a node, at speed 1
+        self._guess = [0.0, 0.0, 0.0]
+        self._num_trees = 0
+        self._products = [[0.0] * 3 for _ in range(3)]  # of the relative errors' least squares
+        self._sums = [0.0] * 3
+
+    def observe(self, layers: float, nodes: float, seconds: float) -> None:
+        """Learn from one tree."""
+        seconds = max(seconds, 1e-9)
+        counts = (1.0, layers, nodes)
+        layer_s = seconds / (layers + nodes / NODES_A_LAYER)
+        self._num_trees += 1
+        if self._num_trees == 1 or (self._num_trees <= SURE and layer_s < self._guess[1] / 2):
+            # The first tree, or one that shows that those before it were hiccups
+            self._guess = self._seconds = [0.0, layer_s, layer_s / NODES_A_LAYER]
+            self._speed = Speed()
+            self._products, self._sums = [[0.0] * 3 for _ in range(3)], [0.0] * 3
+        # What was fitted to trees with nodes may say that a call alone costs nothing.
+        expected_s = _dot(self._seconds, counts) or seconds
+        log_ratio = math.log(seconds / expected_s)
+        self._speed.add(log_ratio)
+        surprise = min(MAX_SURPRISE, max(-MAX_SURPRISE, log_ratio - self._speed.log))
+        usual_s = expected_s * math.exp(surprise)
+        scaled = [count / usual_s for count in counts]
+        for row, value in enumerate(scaled):
+            self._sums[row] = MEMORY * self._sums[row] + value
+            self._products[row] = [
+                MEMORY * old + value * other for old, other in zip(self._products[row], scaled, strict=True)
+            ]
+        self._seconds = self._fitted()
+
+    def seconds(self, layers: float, nodes: float) -> float:
+        """Return what such a tree would take now."""
+        return _dot(self._seconds, (1.0, layers, nodes)) * math.exp(self._speed.log)
+
+    def _fitted(self) -> list[float]:
+        """Return the least squares, drawn a little to the first guess, with no cost below 0."""
+        found = list(self._seconds)
+        scales = [self._guess[1], self._guess[1], self._guess[2]]
+        for _ in range(SWEEPS):
+            for row in range(3):
+                weight = PRIOR / scales[row] ** 2
+                rest = sum(self._products[row][other] * found[other] for other in range(3) if other != row)
+                wanted = self._sums[row] - rest + weight * self._guess[row]
+                found[row] = max(0.0, wanted / (self._products[row][row] + weight))
+        return found
+
+
+def _dot(left: Sequence[float], right: Sequence[float]) -> float:
+    return sum(one * other for one, other in zip(left, right, strict=True))
+
+
+@dataclass(slots=True)
+class StepCosts:
+    """What passes and draft calls take, whatever the text and its sampling."""
+
+    known_passes: Mapping[int, Sequence[tuple[float, float]]] = field(
+        default_factory=dict
+    )  # rows and seconds, by texts
+    growth: GrowthCosts = field(default_factory=GrowthCosts)
+    _passes: dict[int, PassCosts] = field(default_factory=dict)  # by the octave of texts
+    _plain_s: dict[int, float] = field(default_factory=dict)  # of the last pass of so many texts' roots alone
+
+    def passes(self, num_texts: int) -> PassCosts:
+        """Return the costs of passes that about so many texts share; at first, those of the nearest number."""
+        octave = num_texts.bit_length()
+        found = self._passes.get(octave)
+        if found is None:
+            points = {texts.bit_length(): list(known) for texts, known in self.known_passes.items()}
+            points |= {other: costs.points() for other, costs in self._passes.items()}
+            near = min(points, key=lambda other: abs(other - octave), default=octave)
+            found = self._passes[octave] = PassCosts(points.get(near, ()))
+        return found
+
+    def observe(self, cost: PassCost) -> None:
+        """Learn from a pass of all texts."""
+        seconds = cost.target_s + cost.rest_s
+        # A prompt's rows take about what a tree's do.
+        num_rows = cost.num_rows + cost.num_prompt_rows
+        self.passes(max(1, cost.num_texts)).observe(num_rows, seconds)
+        if num_rows == cost.num_texts:
+            self._plain_s[num_rows] = seconds
+
+    def least_plain_s(self, num_texts: int) -> float:
+        """Return seconds that a pass of so many texts' roots cannot be below, by those that were timed.
+
+        A pass of fewer rows takes at least its share of one of more.
+        """
+        return max((seconds * min(1.0, num_texts / timed) for timed, seconds in self._plain_s.items()), default=0.0)
+
+    def of(self, tree: MeanTree, num_texts: int) -> float:
+        """Return the seconds of a step with such trees, one a text."""
+        nodes = num_texts * tree.nodes
+        return self.passes(num_texts).seconds(num_texts + nodes) + self.growth.seconds(tree.layers, nodes)
+
+    def plain_s(self, num_texts: int) -> float:
+        """Return the seconds of a step without trees."""
+        return self.passes(num_texts).seconds(num_texts)

@@ -1,0 +1,133 @@
+"""Self-tuning: an engine learns from its own steps what passes cost and trees yield, and grows the trees that pay.
+
+Only texts that do not depend on their trees are tuned: there a clock may decide. What was learned lives as long as
+the engine: costs for all texts, acceptance for each way of sampling.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from edgespec.config import SamplingSettings
+from edgespec.grow import Growth
+from edgespec.grow.batched import Grow
+from edgespec.grow.policies import OpenPolicy
+from edgespec.measured import pass_points
+from edgespec.tree.policies import POLICIES
+from edgespec.tree.settings import TreeSettings
+from edgespec.tuning.calibration import GrownTree
+from edgespec.tuning.costs import StepCosts
+from edgespec.tuning.step import PassCost, StepResult
+from edgespec.tuning.tree_choice import SIZES, TreeChoice
+from edgespec.tuning.tree_limits import TreeLimits
+from profiles.schema import Profile
+
+FIRST_SIZE = 8
+MIN_LIMIT = 4
+MAX_SETTINGS = 256  # that are kept: making them checks them
+MAX_SAMPLINGS = 16  # ways of sampling that are remembered
+
+
+def may_follow_clock(tree: TreeSettings, sampling: SamplingSettings) -> bool:
+    """Return whether the text is the same whatever the trees, so that seconds may decide on them."""
+    return tree.is_lossless and (sampling.temperature == 0 or tree.children == "coupled")
+
+
+class Tuner:
+    """What an engine has learned of its trees."""
+
+    def __init__(
+        self,
+        tree: TreeSettings,
+        largest_tree: TreeSettings,
+        *,
+        first_size: int | None = None,
+        profile: Profile | None = None,
+    ) -> None:
+        """Begin with these trees, of `first_size` nodes; `room` are the largest that memory is planned for."""
+        self.largest_tree = largest_tree
+        self._budget = POLICIES[largest_tree.policy].budget
+        most = largest_tree.num_nodes
+        first = min(most, first_size or FIRST_SIZE)
+        # Where nodes must be worth their cost, that makes trees small; a limit of one would hide what more are worth.
+        least = MIN_LIMIT if largest_tree.uses("threshold") else 1
+        self._sizes = (
+            sorted({size for size in SIZES if least <= size < most} | {first, most}) if self._budget else [most]
+        )
+        self._start = TreeLimits(first if self._budget else most, tree.threshold, tree.stop_gain)
+        self._costs = StepCosts()
+        if profile is not None:
+            self._costs.known_passes = pass_points(profile)
+        self._choices: dict[SamplingSettings, TreeChoice] = {}
+
+    def choice(self, sampling: SamplingSettings) -> TreeChoice:
+        """Return what is known of texts that are sampled so; the first of them begin where others are now."""
+        found = self._choices.pop(sampling, None)
+        if found is None:
+            while len(self._choices) >= MAX_SAMPLINGS:
+                del self._choices[next(iter(self._choices))]
+            start = next(reversed(self._choices.values())).wanted if self._choices else self._start
+            found = TreeChoice(self._costs, self._sizes, start=start, shares_budget=self.largest_tree.shares_budget)
+        self._choices[sampling] = found  # the one used last stands last
+        return found
+
+    def smaller_room(self) -> TreeSettings | None:
+        """Return what to go on with where memory ran out: less than the last tree, which did not fit."""
+        last = next(reversed(self._choices.values())).last if self._choices else self._start
+        return _settings(
+            self.largest_tree, TreeLimits(last.size, self.largest_tree.threshold, self.largest_tree.stop_gain)
+        ).smaller()
+
+    def settings(self, wanted: TreeLimits) -> TreeSettings:
+        """Return the settings of a step's tree; where trees share a budget, its size is what the tree adds to that."""
+        return _settings(self.largest_tree, wanted)
+
+
+class TextTuning:
+    """The trees of one text, which share what the tuner knows with others of the same sampling."""
+
+    def __init__(self, tuner: Tuner, sampling: SamplingSettings) -> None:
+        self._tuner, self._choice = tuner, tuner.choice(sampling)
+        self._grown: GrownTree | None = None  # of the step under way
+        self._choice.begin_text()
+
+    def grow(self, policy: OpenPolicy, make: Callable[[OpenPolicy], Grow], plain: Grow) -> Grow:
+        """Return a growth of the trees that pay; `make` is `make_grow` for a policy, `plain` grows roots only."""
+
+        def steps(root: int, max_depth: int, branches: Tensor | None) -> Growth:
+            self._grown = None
+            wanted = self._choice.in_step
+            if wanted is None:
+                return (yield from plain.growth(root, max_depth, branches))
+            grow = make(replace(policy, settings=self._tuner.settings(wanted)))
+            tree = yield from grow.growth(root, max_depth, branches)
+            self._grown = self._choice.expect(tree, wanted, max_depth)
+            return tree
+
+        return Grow(steps, make(policy).drafter)
+
+    def begin_step(self, number: int, num_texts: int) -> None:
+        """Let the step's trees be chosen, once for all texts."""
+        self._choice.begin_step(number, num_texts)
+
+    def learn(self, step: StepResult) -> None:
+        """Learn what the text's own tree yielded."""
+        self._choice.learn(step, self._grown)
+
+    def observe(self, cost: PassCost) -> None:
+        """Learn what a step of all texts took."""
+        self._choice.observe(cost)
+
+
+@functools.lru_cache(maxsize=MAX_SETTINGS)
+def _settings(largest_tree: TreeSettings, wanted: TreeLimits) -> TreeSettings:
+    limits: dict[str, Any] = {"threshold": wanted.threshold, "stop_gain": wanted.stop_gain}
+    budget = POLICIES[largest_tree.policy].budget
+    if budget is not None:
+        limits[budget] = wanted.size
+    return replace(largest_tree, **{name: value for name, value in limits.items() if largest_tree.uses(name)})

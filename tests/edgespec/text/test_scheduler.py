@@ -1,0 +1,110 @@
+"""Memory that runs out in a pass: the text goes on with smaller trees, and stays the text that it would have been."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from edgespec import Engine, TreeSettings
+from edgespec.errors import is_out_of_memory
+from edgespec.model.pass_rows import PassRows
+from edgespec.model.target import Target
+from edgespec.pair.pair import open_pair
+from edgespec.tree.token_tree import TokenTree
+
+PROMPT = "def read(path):\n    return "
+OPTIONS: dict[str, Any] = {"temperature": 0.8, "seed": 3, "max_new_tokens": 30}
+TREE = TreeSettings(policy="adaptive", size=64)
+
+
+def watch_trees(monkeypatch: pytest.MonkeyPatch, after_pass: Callable[[int], None]) -> None:
+    """Have `after_pass` called with the nodes of the largest tree of each pass, when its rows are in the caches."""
+    tree_rows, read, sizes = Target.tree_rows, Target.read, list[int]()
+
+    def counted(self: Target, tree: TokenTree) -> PassRows:
+        sizes.append(tree.num_nodes - 1)
+        return tree_rows(self, tree)
+
+    def watched(self: Target, parts: Sequence[PassRows]) -> list[torch.Tensor]:
+        hidden = read(self, parts)
+        if sizes:
+            largest = max(sizes)
+            sizes.clear()
+            after_pass(largest)
+        return hidden
+
+    monkeypatch.setattr(Target, "tree_rows", counted)
+    monkeypatch.setattr(Target, "read", watched)
+
+
+def fail_above(monkeypatch: pytest.MonkeyPatch, most_nodes: int, *, after: int = 2) -> None:
+    """Passes of larger trees run out of memory, behind the first few."""
+    numbers = itertools.count(1)
+
+    def limited(num_nodes: int) -> None:
+        if next(numbers) > after and num_nodes > most_nodes:
+            raise torch.OutOfMemoryError("no more")
+
+    watch_trees(monkeypatch, limited)
+
+
+@pytest.mark.parametrize(("most_nodes", "size"), [(20, 16), (8, 8), (0, 0)])
+@pytest.mark.parametrize("reuse", [False, True])
+def test_a_text_goes_on_with_smaller_trees_and_stays_the_same(
+    pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, most_nodes: int, size: int, reuse: bool
+) -> None:
+    with Engine.from_pair(open_pair(*pair_folders), tree=TREE, context_tokens=128, self_check=False) as engine:
+        expected = engine.generate(PROMPT, **OPTIONS).token_ids
+        fail_above(monkeypatch, most_nodes)
+        result = engine.generate(PROMPT, reuse=reuse, **OPTIONS)
+        assert result.token_ids == expected
+        assert engine.tree.num_nodes == size
+        assert [step.is_prefill for step in result.steps].count(True) == 1
+        assert engine.generate(PROMPT, reuse=reuse, **OPTIONS).token_ids == expected  # and the next one is whole
+
+
+@pytest.mark.parametrize(("most_nodes", "most"), [(9, 8), (0, 0)])
+def test_trees_that_tune_themselves_stay_below_what_did_not_fit(
+    pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, most_nodes: int, most: int
+) -> None:
+    for name, value in {"CLEARLY": 1e9, "HOPELESS": 0.0, "FIRST_TREES": 10**6}.items():  # trees go on, unlimited
+        monkeypatch.setattr(f"edgespec.tuning.tree_choice.{name}", value)
+    with Engine.from_pair(open_pair(*pair_folders), context_tokens=128, self_check=False) as engine:
+        expected = engine.generate(PROMPT, **OPTIONS).token_ids
+        assert (engine.is_tuned, engine.largest_tree.num_nodes) == (True, 256)
+        fail_above(monkeypatch, most_nodes)
+        for _ in range(2):
+            assert engine.generate(PROMPT, **OPTIONS).token_ids == expected
+        assert engine.largest_tree.num_nodes == most
+
+
+def test_memory_that_is_too_little_for_one_row_is_an_error(
+    pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Engine.from_pair(open_pair(*pair_folders), tree=TREE, context_tokens=128, self_check=False) as engine:
+        fail_above(monkeypatch, -1)
+        with pytest.raises(torch.OutOfMemoryError):
+            engine.generate(PROMPT, **OPTIONS)
+
+
+def test_another_failure_is_not_tried_again(pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    passes: list[int] = []
+
+    def broken(num_nodes: int) -> None:
+        passes.append(num_nodes)
+        raise RuntimeError("broken")
+
+    watch_trees(monkeypatch, broken)
+    with (
+        Engine.from_pair(open_pair(*pair_folders), tree=TREE, context_tokens=128, self_check=False) as engine,
+        pytest.raises(RuntimeError, match="broken"),
+    ):
+        engine.generate(PROMPT, **OPTIONS)
+    assert len(passes) == 1
+    assert not is_out_of_memory(RuntimeError("broken"))
+    assert is_out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"))
