@@ -1,0 +1,131 @@
+"""What several scripts measure on: texts that nothing was fitted on, and the built-in pair's situations.
+
+Situations: the built-in pair; a checkpoint warm (all layers resident), cold (no layer is ever found in the page
+cache), under a memory limit, and over a simulated link of two speeds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import random
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import edgespec.cli
+import offload.loaders
+from edgespec import SamplingSettings
+from edgespec.pair.pair import ModelPair, open_pair
+from scripts.make.demo_pair import is_held_out, standard_library_sources
+
+MIB = 1 << 20
+GIB = 1 << 30
+SAMPLING = SamplingSettings(temperature=0.8, top_p=0.95)  # the built-in pair's own
+PROMPT_TOKENS = 160
+SEED = 7
+LAYERS = "model.layers"
+COLD_DISTANCE = 4  # layers from a dropped one to the one that is being read; nothing maps its pages any more
+SITUATIONS: dict[str, list[str]] = {
+    "built-in": [],
+    "warm": ["--dtype", "bfloat16"],
+    "cold": ["--dtype", "bfloat16", "-ngl", "0"],
+    "limit": ["--dtype", "bfloat16", "--max-cpu-mem", "LIMIT"],
+    "link 2 GiB/s": ["--dtype", "bfloat16", "-ngl", "0"],
+    "link 0.5 GiB/s": ["--dtype", "bfloat16", "-ngl", "0"],
+}
+
+
+def held_out_halves() -> tuple[list[str], list[str]]:
+    """Texts of held-out modules: to fit on, and to compare on."""
+    texts = [text for name, text in standard_library_sources() if is_held_out(name)]
+    return texts[::2], texts[1::2]
+
+
+def cut_texts(texts: list[str], *, count: int, tokens: int, seed: int) -> list[str]:
+    """Passages of equally many tokens, each from anywhere."""
+    tokenizer = open_pair(None, None).tokenizer
+    streams = [ids for ids in (tokenizer.encode(text, verbose=False) for text in texts) if len(ids) > tokens]
+    draw = random.Random(seed)
+    found = []
+    for _ in range(count):
+        ids = draw.choices(streams, weights=[len(stream) for stream in streams])[0]
+        end = draw.randrange(tokens, len(ids) + 1)
+        found.append(tokenizer.decode(ids[end - tokens : end]))
+    return found
+
+
+def write_texts(path: Path, texts: Sequence[str]) -> None:
+    """Write a prompt a line, as the commands read them."""
+    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8")
+
+
+def write_prompts(folder: Path, count: int) -> Path:
+    """Write a file of passages from held-out modules that nothing was fitted on."""
+    path = folder / "prompts.jsonl"
+    write_texts(path, cut_texts(held_out_halves()[1], count=count, tokens=PROMPT_TOKENS, seed=SEED))
+    return path
+
+
+def read_texts(prompts: Path) -> list[str]:
+    """The prompts of a file."""
+    return [json.loads(line)["prompt"] for line in prompts.read_text(encoding="utf-8").splitlines()]
+
+
+def captured(command: list[str]) -> str:
+    """What a command printed on both streams; ends the script where it fails."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        code = edgespec.cli.run(command)
+    if code:
+        raise SystemExit(f"edgespec {' '.join(command)}: exit code {code}\n{out.getvalue()}")
+    return out.getvalue()
+
+
+def disk_read_bytes() -> int:
+    """What the kernel has read from storage for this process; 0 where it does not say."""
+    counters = getattr(psutil.Process(), "io_counters", None)
+    return int(counters().read_bytes) if counters else 0
+
+
+def drop_behind_reader(pair: ModelPair) -> None:
+    """Let edgespec's reader find no layer in the page cache, not even when it reads ahead of a pass."""
+    load = offload.loaders.CpuLoader.load
+    entries = pair.target.checkpoint.tensors.values()
+    descriptors = {file: os.open(file, os.O_RDONLY) for file in {entry.file for entry in entries}}
+    read: deque[int] = deque()
+
+    def cold_load(self: offload.loaders.CpuLoader, record: Any, slot: int) -> None:
+        read.append(record.index)
+        if len(read) > COLD_DISTANCE:
+            prefix = f"{LAYERS}.{read.popleft()}."
+            for entry in entries:
+                if entry.name.startswith(prefix):
+                    descriptor = descriptors[entry.file]
+                    os.posix_fadvise(descriptor, entry.offset, entry.num_bytes, os.POSIX_FADV_DONTNEED)
+        load(self, record, slot)
+
+    offload.loaders.CpuLoader.load = cold_load  # type: ignore[method-assign]
+
+
+def wait_for_link(num_bytes: int, started: float, bytes_per_s: float) -> None:
+    """Return when a link of that speed would have moved the bytes."""
+    time.sleep(max(0.0, started + num_bytes / bytes_per_s - time.perf_counter()))
+
+
+def throttle_edgespec(bytes_per_s: float) -> None:
+    """Every load of a streamed layer takes its time, on the reader's thread."""
+    load = offload.loaders.CpuLoader.load
+
+    def slow_load(self: offload.loaders.CpuLoader, record: Any, slot: int) -> None:
+        started = time.perf_counter()
+        load(self, record, slot)
+        wait_for_link(record.stored_bytes, started, bytes_per_s)
+
+    offload.loaders.CpuLoader.load = slow_load  # type: ignore[method-assign]
