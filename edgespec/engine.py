@@ -171,8 +171,8 @@ class Engine:
     def generate_many(self, requests: Iterable[TextRequest]) -> Iterator[tuple[int, GenerationResult | Exception]]:
         """Decode many texts together, and yield each one's number and result in the order in which they end.
 
-        As many are under way as `parallel` says. A text that fails has its error for a result. Closing the iterator
-        ends the others.
+        As many are under way as `parallel` says, and requests are taken from an iterator as texts end. A text that
+        fails has its error for a result. Closing the iterator ends the others; after `cancel` no more are taken.
         """
         return finish_many(self._texts, requests)
 

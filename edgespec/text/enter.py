@@ -15,6 +15,7 @@ from edgespec.text.caches import TextCaches, new_caches
 from edgespec.text.request import check_ids
 
 if TYPE_CHECKING:
+    from edgespec.decode.batch import Batch
     from edgespec.grow.policies import OpenPolicy
     from edgespec.model.causal_model import CausalModel
     from edgespec.text.handle import TextHandle
@@ -63,6 +64,17 @@ def first_caches(
         return reader.caches.copy_of(ids[:-1])
     begun = prompt_cache.begin(ids, models.target, models.draft) if prompt_cache is not None else None
     return begun or new_caches(models.target, models.draft)
+
+
+def enter_batch(
+    batch: Batch, handle: TextHandle, models: TextModels, *, reader: TextHandle | None, prompt_cache: PromptCache | None
+) -> Sequence:
+    """Let a text share the batch's passes, behind the tokens that it has, and return its sequence."""
+    if handle.caches is None:
+        handle.caches = first_caches(handle, models, reader=reader, prompt_cache=prompt_cache)
+    sequence = open_sequence(handle, handle.caches, models)
+    batch.enter(sequence, [*handle.request.ids, *handle.added])
+    return sequence
 
 
 def open_sequence(handle: TextHandle, caches: TextCaches, models: TextModels) -> Sequence:

@@ -42,6 +42,7 @@ class TextHandle:
         keeps: bool,
         on_prefill: OnPrefill | None,
         advance: Callable[[HasNews], object],
+        on_cancel: Callable[[TextHandle], object],
     ) -> None:
         """Wait for its turn; `advance` works on the engine's texts, unless there is news by then."""
         self.request, self.reuse, self.keeps, self.on_prefill = request, reuse, keeps, on_prefill
@@ -54,7 +55,7 @@ class TextHandle:
         self.sequence: Sequence | None = None
         self.caches: TextCaches | None = None
         self.draws: tuple[torch.Generator, TextNoise] | None = None  # None: it has not begun
-        self._pair, self._advance = pair, advance
+        self._pair, self._advance, self._on_cancel = pair, advance, on_cancel
         self._chunks: list[TextChunk] = []
         self._pieces = self._no_pieces()
         self._drawn_before: tuple[int, torch.Tensor] | None = None  # pieces, and the generator's state behind them
@@ -69,6 +70,8 @@ class TextHandle:
     def cancel(self) -> None:
         """End the text after its pass; the pieces so far count as an interrupted text."""
         self.is_cancelled = True
+        if not self.is_done:
+            self._on_cancel(self)
 
     def chunks(self) -> Generator[TextChunk, None, None]:
         """Yield all pieces as they come; closing the iterator cancels the text. Raises what ended it."""

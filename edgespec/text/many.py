@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 from edgespec.text.handle import TextHandle
 from edgespec.text.request import TextRequest
@@ -15,17 +16,21 @@ def finish_many(
 ) -> Iterator[tuple[int, GenerationResult | Exception]]:
     """Yield the numbers and results of texts as they end, or errors.
 
-    Closing the iterator ends the others, and so does whatever the requests raise.
+    Requests are taken as texts end: as many wait as may be under way. Closing the iterator ends the others, and so
+    does whatever the requests raise. Where all texts are cancelled, no further request is taken.
     """
+    numbered, num_cancels = enumerate(requests), texts.num_cancels
     numbers: dict[TextHandle, int] = {}
     try:
-        for number, request in enumerate(requests):
-            numbers[texts.submit(request, keeps=False)] = number
-        while numbers:
+        while True:
+            if texts.num_cancels == num_cancels:
+                for number, request in islice(numbered, max(0, 2 * texts.most - len(numbers))):
+                    numbers[texts.submit(request, keeps=False)] = number
+            if not numbers:
+                return
+            texts.advance()
             for handle in [handle for handle in numbers if handle.is_done]:
                 yield numbers.pop(handle), handle.error or handle.whole()
-            if numbers:
-                texts.advance()
     finally:
         for handle in numbers:
             handle.cancel()

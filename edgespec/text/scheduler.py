@@ -1,7 +1,7 @@
 """The texts of an engine: those that wait, those under way, which share each pass, and the ways in which they end.
 
-Nobody works in the background. Whoever waits for a text works on all of them, step by step, and the others who wait
-are told; so threads may ask for texts at any time, and a text alone is a batch of one.
+Nobody works in the background. Whoever waits for a text works on all of them, step by step, and wakes the others who
+wait; so threads may submit texts at any time, and a text alone is a batch of one.
 
 An exception from outside, such as Ctrl-C's, may end a step at any place. What counts is what cannot be left half done:
 the two lists of texts, and each text's pieces. The step after it makes everything else anew from these.
@@ -23,11 +23,12 @@ from edgespec.model.device import release_memory
 from edgespec.pair.pair import ModelPair
 from edgespec.placement.load import LoadedModels, closed_engine
 from edgespec.text.caches import KeptCaches
-from edgespec.text.enter import TextModels, first_caches, has_read, open_sequence, reader_of_prompt
+from edgespec.text.enter import TextModels, enter_batch, has_read, reader_of_prompt
 from edgespec.text.handle import HasNews, OnPrefill, TextHandle
 from edgespec.text.prompt_cache import PromptCache
 from edgespec.text.request import TextRequest
 from edgespec.text.trees import Trees
+from edgespec.text.waiting import WaitingTexts
 from edgespec.text.watch import PassAbandonedError, watching
 from edgespec.tuning.step import StepResult
 from edgespec.tuning.threads import ThreadTuner
@@ -37,7 +38,7 @@ _DRIVER = "driver"
 
 
 class Scheduler:
-    """All texts that an engine was asked for and has not finished."""
+    """All texts of an engine that have not ended."""
 
     def __init__(
         self,
@@ -51,6 +52,7 @@ class Scheduler:
     ) -> None:
         """Have at most `most` texts under way, of at most `most_tokens` together; one is always let in."""
         self.most, self._most_tokens, self.kept = most, most_tokens, KeptCaches()
+        self.num_cancels = 0  # how often all texts were cancelled
         self.prompt_cache: PromptCache | None = None
         self._pair, self._trees, self._loaded, self._threads = pair, trees, loaded, threads
         self._process = os.getpid()
@@ -60,28 +62,30 @@ class Scheduler:
         self._abandons = self._is_closed = False
         self._is_torn = False  # whether a step was begun and not ended
         # A text is put into the second before it is taken out of the first.
-        self._waiting: list[TextHandle] = []
+        self._waiting = WaitingTexts()
         self._under_way: list[TextHandle] = []
         self._batch = Batch()
 
     def submit(
         self, request: TextRequest, *, reuse: bool = False, keeps: bool = True, on_prefill: OnPrefill | None = None
     ) -> TextHandle:
-        """Ask for a text; it begins when there is room. Raises EdgespecError where the engine takes none.
+        """Add a text; it begins when there is room. Raises EdgespecError where the engine takes none.
 
         With `reuse` it begins on rows that are kept of the prompt's beginning; with `keeps` its own are kept.
         """
         self._check_process()
         if self._is_closed:
             raise closed_engine()
-        handle = TextHandle(request, self._pair, reuse=reuse, keeps=keeps, on_prefill=on_prefill, advance=self.advance)
-        self._waiting.append(handle)
+        handle = TextHandle(request, self._pair, reuse=reuse, keeps=keeps, on_prefill=on_prefill, advance=self.advance,
+                            on_cancel=self._waiting.cancelled.append)  # fmt: skip
+        self._waiting.add(handle)
         return handle
 
     def cancel(self, *, abandon: bool) -> None:
         """End all texts after their pass, or with `abandon` within it. A signal handler may call this."""
+        self.num_cancels += 1
         for handle in [*self._waiting, *self._under_way]:
-            handle.is_cancelled = True
+            handle.cancel()
         self._abandons = abandon and bool(self._turn)
 
     def close(self) -> bool:
@@ -191,17 +195,17 @@ class Scheduler:
     def _let_go(self) -> None:
         """End what was cancelled, and what a callback of its own failed in; all texts of a closed engine."""
         closed = closed_engine() if self._is_closed else None
-        for handle in [handle for handle in self._waiting if handle.is_cancelled or closed is not None]:
-            handle.end(closed)
-            self._waiting.remove(handle)
+        if closed is not None:
+            self._waiting.end_all(closed)
+        self._waiting.end_cancelled()
         for handle in list(self._under_way):
             if handle.is_cancelled or handle.fault is not None or closed is not None:
                 self._end(handle, handle.fault or closed)
 
     def _admit(self) -> None:
         """Let waiting texts begin, as long as there is room: first those that go on from rows that are kept."""
-        order = sorted(self._waiting, key=lambda handle: not (handle.reuse and self.kept.has(handle.request.ids)))
-        for handle in order:
+        first = self._waiting.first() if len(self._under_way) < self.most else []
+        for handle in sorted(first, key=lambda text: not (text.reuse and self.kept.has(text.request.ids))):
             if not self._has_room(handle):
                 break
             kept = self.kept.take(handle.request.ids) if handle.reuse else None
@@ -224,10 +228,7 @@ class Scheduler:
         """Let a text go on behind the tokens that it has; whatever that raises ends this text alone."""
         try:
             models = self._models(handle)
-            if handle.caches is None:
-                handle.caches = first_caches(handle, models, reader=reader, prompt_cache=self.prompt_cache)
-            sequence = open_sequence(handle, handle.caches, models)
-            self._batch.enter(sequence, [*handle.request.ids, *handle.added])
+            sequence = enter_batch(self._batch, handle, models, reader=reader, prompt_cache=self.prompt_cache)
         except Exception as error:
             if len(self._under_way) > 1 and is_out_of_memory(error):
                 self._put_off(handle)
@@ -274,7 +275,7 @@ class Scheduler:
         if handle.sequence is not None:
             self._batch.leave(handle.sequence)
         handle.caches, handle.state = None, "waiting"
-        self._waiting.insert(0, handle)
+        self._waiting.add_first(handle)
         self._under_way.remove(handle)
 
     def _begin_again(self) -> None:
@@ -282,8 +283,7 @@ class Scheduler:
         self._batch = Batch()
         for handle in list(self._under_way):
             handle.begin_again()
-            with suppress(ValueError):  # it was about to be taken out, or put off
-                self._waiting.remove(handle)
+            self._waiting.remove(handle)  # where it was about to be taken out, or put off
             if handle.is_done:
                 self._end(handle)
             else:
