@@ -9,16 +9,25 @@ A test does the latter, so that options and reference cannot part.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
-from collections.abc import Iterator
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
 import click
 
 from edgespec.cli import cli
+from edgespec.cli.options.sections import FIRST
+
+Record: TypeAlias = tuple[str, str]  # spellings of an option, and its help
 
 PATH = Path(__file__).parents[2] / "docs" / "cli.md"
-WIDTH = 100  # of the help texts, whatever the terminal
+WIDTH = 120  # of the help texts, whatever the terminal
+COLUMN = 40  # where the help of an option begins, at most
+COMMON = "Common"
 INTRODUCTION = """\
 # Command line
 
@@ -79,35 +88,131 @@ Commands and options complete with Tab once the shell has been told: `eval "$(ed
 """
 
 
+SHARED = """\
+## Shared options
+
+Several commands take these options in the same words. Each command below names the groups and options that it takes.
+Every command has `-h` and `--help`, which shows all of its options.
+"""
+
+
+class Leaf(NamedTuple):
+    """A command that runs, with its own context."""
+
+    command: click.Command
+    context: click.Context
+
+    @property
+    def options(self) -> list[click.Option]:
+        """The command's options but for `--help`."""
+        return [option for option in self.command.params if isinstance(option, click.Option) and not option.hidden]
+
+    def record(self, option: click.Option) -> Record:
+        """Return an option's spellings and its help, which tell it from all others."""
+        record = option.get_help_record(self.context)
+        assert record is not None
+        return record
+
+    def title(self, option: click.Option) -> str | None:
+        """Return the section of the help that has an option, unless it is the first."""
+        sections: Mapping[str, Sequence[str]] = getattr(self.command, "sections", {})
+        return next((title for title, names in sections.items() if option.name in names and title != FIRST), None)
+
+
 def reference() -> str:
     """The whole page."""
     context = _context(cli, "edgespec")
-    sections = [_section(context, depth=2)]
-    for name in cli.list_commands(context):
-        command = cli.get_command(context, name)
-        assert command is not None
-        sections += _sections(command, name, context, depth=2)
-    return "\n".join([INTRODUCTION, *sections])
+    groups = _groups([leaf for leaf in _walk(cli, context) if not isinstance(leaf.command, click.Group)])
+    sections = [_section(leaf, groups) for leaf in _walk(cli, context)]
+    return "\n".join([INTRODUCTION, SHARED, *(_group(title, records) for title, records in groups.items()), *sections])
 
 
-def _sections(command: click.Command, name: str, parent: click.Context, depth: int) -> Iterator[str]:
-    """A command's help, and that of the commands below it."""
-    context = _context(command, name, parent)
-    yield _section(context, depth)
+def _walk(command: click.Command, context: click.Context) -> Iterator[Leaf]:
+    """A command, and those below it."""
+    yield Leaf(command, context)
     if isinstance(command, click.Group):
-        for below in command.list_commands(context):
-            found = command.get_command(context, below)
-            assert found is not None
-            yield from _sections(found, below, context, depth + 1)
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            yield from _walk(below, _context(below, name, context))
 
 
 def _context(command: click.Command, name: str, parent: click.Context | None = None) -> click.Context:
     return click.Context(command, info_name=name, parent=parent, terminal_width=WIDTH, **command.context_settings)
 
 
-def _section(context: click.Context, depth: int) -> str:
-    lines = [line.rstrip() for line in context.command.get_help(context).splitlines()]
-    return "\n".join([f"{'#' * depth} {context.command_path}", "", "```", *lines, "```", ""])
+def _groups(leaves: Sequence[Leaf]) -> dict[str, list[Record]]:
+    """Return the options that two commands or more have, by a title for each group."""
+    places: dict[Record, list[tuple[Leaf, str | None]]] = {}
+    for leaf in leaves:
+        for option in leaf.options:
+            places.setdefault(leaf.record(option), []).append((leaf, leaf.title(option)))
+    groups: dict[str, list[Record]] = {COMMON: []}
+    for record, found in places.items():
+        if len(found) > 1:
+            groups.setdefault(_title(found), []).append(record)
+    return groups
+
+
+def _title(places: Sequence[tuple[Leaf, str | None]]) -> str:
+    """Return the section that most helps have an option in, else the command that stands above all of them."""
+    titles = Counter(title for _, title in places if title is not None)
+    above = {leaf.context.parent.command_path for leaf, _ in places if leaf.context.parent is not None}
+    if titles:
+        return titles.most_common(1)[0][0]
+    return COMMON if len(above) > 1 or above == {"edgespec"} else f"Options of {above.pop()}"
+
+
+def _group(title: str, records: Sequence[Record]) -> str:
+    formatter = click.HelpFormatter(width=WIDTH)
+    formatter.write_dl(records, col_max=COLUMN)
+    return _page(f"### {title}", formatter)
+
+
+def _section(leaf: Leaf, groups: Mapping[str, Sequence[Record]]) -> str:
+    """Return a command's help without the options that it shares, and the names of those."""
+    command, context = leaf
+    formatter = click.HelpFormatter(width=WIDTH)
+    command.format_usage(context, formatter)
+    command.format_help_text(context, formatter)
+    shared = {record for records in groups.values() for record in records}
+    mine: dict[str, list[Record]] = {}
+    for option in leaf.options:
+        if (record := leaf.record(option)) not in shared:
+            mine.setdefault(leaf.title(option) or FIRST, []).append(record)
+    for title, records in mine.items():
+        with formatter.section(title):
+            formatter.write_dl(records, col_max=COLUMN)
+    if isinstance(command, click.Group):
+        command.format_commands(context, formatter)
+    command.format_epilog(context, formatter)
+    all_of_it = {leaf.record(option) for option in leaf.options}
+    taken = [_taken(title, records, all_of_it) for title, records in groups.items() if all_of_it & {*records}]
+    page = _page(f"{'#' * (context.command_path.count(' ') + 2)} {context.command_path}", formatter)
+    return page + (
+        textwrap.fill("Shared: " + "; ".join(taken) + ".", WIDTH, break_on_hyphens=False) + "\n" if taken else ""
+    )
+
+
+def _taken(title: str, records: Sequence[Record], mine: set[Record]) -> str:
+    """Say which options of a group a command takes, in the shorter way."""
+    has = [record for record in records if record in mine]
+    lacks = [record for record in records if record not in mine]
+    if len(lacks) >= len(has):
+        return f"of *{title}* {_names(has)}"
+    return f"*{title}*" + (f" but {_names(lacks)}" if lacks else "")
+
+
+def _names(records: Sequence[Record]) -> str:
+    longs = [next(word.strip(",") for word in spelled.split() if word.startswith("--")) for spelled, _ in records]
+    return ", ".join(f"`{name}`" for name in longs)
+
+
+def _page(heading: str, formatter: click.HelpFormatter) -> str:
+    """Return a heading and a block, in which a section's title needs no empty line above it."""
+    block = re.sub(r"[ \t]+\n", "\n", formatter.getvalue().strip())
+    block = re.sub(r"\n\n(?=\S)", "\n", block)
+    return f"{heading}\n```\n{block}\n```\n"
 
 
 def main() -> int:
