@@ -1,13 +1,14 @@
 """Every text takes its path down its tree, and makes it part of the text.
 
-Verification asks for one row after the other, because a token says whose row is next. The target's head computes the
-rows that all texts ask for at once.
+Verification yields one node after the other, because a token says whose row is next. The target's head computes the
+rows that all texts lack at once.
 """
 
 from __future__ import annotations
 
 from collections import abc
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,85 +19,90 @@ from edgespec.model.row_chunks import row_chunks, rows_at_once
 from edgespec.tree.token_tree import TokenTree
 from edgespec.verify.likely import likely_nodes
 from edgespec.verify.paths import on_paths
-from edgespec.verify.rows import RowNeededError, TargetRows, not_finite
+from edgespec.verify.rows import TargetRows, not_finite
+
+Gained: TypeAlias = tuple[Sequence, TokenTree, AcceptedPath]
 
 
-@dataclass(slots=True)
-class _Verification:
-    """A text whose tree is being verified."""
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """A text on the way down its tree."""
 
     sequence: Sequence
-    tree: TokenTree
     rows: TargetRows
-    drawn_from: Tensor  # the state of the text's generator before
+    likely: tuple[int, ...]  # nodes whose rows are computed beside the first
+    nodes: abc.Iterator[int]  # whose rows are lacking
+
+    def beside(self, node: int) -> list[int]:
+        """Return a node whose row is lacking, and others whose rows are computed with it."""
+        return [node, *(other for other in self.likely if other != node and not self.rows.knows(other))]
 
 
 def accept_batched(
     trees: abc.Sequence[tuple[Sequence, TokenTree]], hidden: abc.Sequence[Tensor], is_finite: abc.Sequence[bool]
-) -> tuple[list[tuple[Sequence, TokenTree, AcceptedPath]], list[tuple[Sequence, Exception]]]:
-    """Let every text take its path, and return what each gained, and what went wrong with others.
-
-    The target's head computes the rows that all texts ask for at once. A text's verification is then made again, up
-    to where it lacks the next row: it depends on nothing but these rows and the generator, which goes back.
-    """
-    gained: list[tuple[Sequence, TokenTree, AcceptedPath]] = []
+) -> tuple[list[Gained], list[tuple[Sequence, Exception]]]:
+    """Let every text take its path, and return what each gained, and what went wrong with others."""
+    gained: list[Gained] = []
     failed: list[tuple[Sequence, Exception]] = []
-    under_way: list[_Verification] = []
+    walks: list[_Walk] = []
     for (sequence, tree), states, is_number in zip(trees, hidden, is_finite, strict=False):
-        if not is_number:
+        if is_number:
+            walks.append(_walk(sequence, tree, states, gained, num_texts=len(trees)))
+        else:
             failed.append((sequence, not_finite()))
-            continue
-        rows = TargetRows(
-            states,
-            sequence.target.logits,
-            sequence.settings.sampling,
-            vocab=sequence.target.vocab,
-            waits=len(trees) > 1,
-            likely=likely_nodes(tree, max(1, rows_at_once(sequence.target.vocab) // len(trees))),
-            process=None if sequence.processors is None else on_paths(sequence.processors, tree),
-        )
-        under_way.append(_Verification(sequence, tree, rows, sequence.generator.get_state()))
-    while under_way:
-        asking: list[tuple[_Verification, int]] = []
-        for text in under_way:
+    while walks:
+        lacking: list[tuple[_Walk, int]] = []
+        for walk in walks:
             try:
-                accepted = _with_logprobs(text, text.sequence.rules.accept(text.sequence, text.tree, text.rows))
-                commit(text.sequence, text.tree, accepted)
-            except RowNeededError as needed:
-                text.sequence.generator.set_state(text.drawn_from)
-                asking.append((text, needed.node))
+                lacking += [(walk, node) for node in [next(walk.nodes, None)] if node is not None]
             except Exception as error:  # of this text alone: the others go on
-                failed.append((text.sequence, error))
-            else:
-                gained.append((text.sequence, text.tree, accepted))
-        under_way = [text for text, _ in asking]
+                failed.append((walk.sequence, error))
+        walks = [walk for walk, _ in lacking]
         try:
-            _compute_rows(asking)
+            _compute_rows(lacking)
         except Exception as error:
             if not gained:
                 raise  # no text has changed
-            failed += [(text.sequence, error) for text in under_way]
+            failed += [(walk.sequence, error) for walk in walks]
             break
     return gained, failed
 
 
-def _with_logprobs(text: _Verification, accepted: AcceptedPath) -> AcceptedPath:
-    """Return the path with what the model says of its tokens, where that was asked for."""
-    count = text.sequence.settings.num_logprobs
-    if count is None:
-        return accepted
-    return replace(accepted, logprobs=text.rows.logprobs((0, *accepted.path), accepted.tokens, count))
+def _walk(sequence: Sequence, tree: TokenTree, states: Tensor, gained: list[Gained], *, num_texts: int) -> _Walk:
+    rows = TargetRows(
+        states,
+        sequence.target.logits,
+        sequence.settings.sampling,
+        vocab=sequence.target.vocab,
+        process=None if sequence.processors is None else on_paths(sequence.processors, tree),
+    )
+    return _Walk(
+        sequence,
+        rows,
+        likely=likely_nodes(tree, max(1, rows_at_once(sequence.target.vocab) // num_texts)),
+        nodes=(node for node in _take_path(sequence, tree, rows, gained) if not rows.knows(node)),
+    )
 
 
-def _compute_rows(asking: abc.Sequence[tuple[_Verification, int]]) -> None:
-    """Compute the logits of the nodes that texts ask for, and of those that they are likely to ask for next."""
-    if not asking:
+def _take_path(sequence: Sequence, tree: TokenTree, rows: TargetRows, gained: list[Gained]) -> abc.Iterator[int]:
+    """Yield the nodes whose rows verification reads; at its end the path is the text's, and among what was gained."""
+    accepted = yield from sequence.rules.accept(sequence, tree, rows)
+    count = sequence.settings.num_logprobs
+    if count is not None:
+        accepted = replace(accepted, logprobs=rows.logprobs((0, *accepted.path), accepted.tokens, count))
+    commit(sequence, tree, accepted)
+    gained.append((sequence, tree, accepted))
+
+
+def _compute_rows(lacking: abc.Sequence[tuple[_Walk, int]]) -> None:
+    """Compute the logits of the nodes that texts lack, and of those that they are likely to read next."""
+    if not lacking:
         return
-    target = asking[0][0].sequence.target
-    wanted = [(text.rows, node) for text, first in asking for node in text.rows.beside(first)]
-    for chunk in row_chunks(len(wanted), target.vocab):
-        logits = target.logits(torch.cat([rows.hidden([node]) for rows, node in wanted[chunk]]))
-        for (rows, node), row in zip(wanted[chunk], logits.split(1), strict=True):
+    target = lacking[0][0].sequence.target
+    nodes = [(walk.rows, node) for walk, first in lacking for node in walk.beside(first)]
+    hidden = torch.cat([walk.rows.hidden(walk.beside(first)) for walk, first in lacking])
+    for chunk in row_chunks(len(nodes), target.vocab):
+        for (rows, node), row in zip(nodes[chunk], target.logits(hidden[chunk]).split(1), strict=True):
             rows.know(node, row)
 
 

@@ -6,7 +6,7 @@ They know no policy, model or tokenizer: those come with the session.
 from __future__ import annotations
 
 from collections import abc
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 from torch import Tensor
 
@@ -47,9 +47,9 @@ class Lossless:
         """Grow below the root; the text's last token needs no node, for verification yields it."""
         return sequence.grow.growth(sequence.root, sequence.max_depth(sequence.num_left - 1))
 
-    def accept(self, sequence: Sequence, tree: TokenTree, rows: TargetRows) -> AcceptedPath:
+    def accept(self, sequence: Sequence, tree: TokenTree, rows: TargetRows) -> Generator[int, None, AcceptedPath]:
         """Verify the tree, and return the path that the text takes, ended at the first stop token."""
-        acceptance = sequence.verify(tree, rows, sequence.generator)
+        acceptance = yield from sequence.verify(tree, rows, sequence.generator)
         proposed = tokens_at(tree, acceptance.path)
         tokens = (*proposed, acceptance.next_token)
         stops = sequence.settings.stop_tokens

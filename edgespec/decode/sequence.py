@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -19,10 +19,8 @@ from edgespec.sampling.noise import TextNoise
 from edgespec.sampling.processors import LogitProcessors, Matcher
 from edgespec.tree.token_tree import TokenTree
 from edgespec.tuning.step import Finish, PassCost, StepResult
-from edgespec.verify import Acceptance
 from edgespec.verify.rows import TargetRows, refuse_nan
-
-Verify = Callable[[TokenTree, TargetRows, torch.Generator], Acceptance]
+from edgespec.verify.rules import Verify
 
 
 class Grammar(Protocol):
@@ -71,8 +69,8 @@ class Rules(Protocol):
     def growth(self, sequence: Sequence) -> Growth:
         """Return the growth of the next tree."""
 
-    def accept(self, sequence: Sequence, tree: TokenTree, rows: TargetRows) -> AcceptedPath:
-        """Return the path that the text takes, ended at the first stop token."""
+    def accept(self, sequence: Sequence, tree: TokenTree, rows: TargetRows) -> Generator[int, None, AcceptedPath]:
+        """Yield nodes whose rows are read, and return the path that the text takes, ended at the first stop token."""
 
 
 class Tuning(Protocol):

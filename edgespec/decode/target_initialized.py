@@ -11,6 +11,7 @@ w tokens; so trees, masks and caches are those of every other policy, for one ro
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import replace
 
 import torch
@@ -23,6 +24,7 @@ from edgespec.grow import Growth
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.draws import draw_without_replacement
 from edgespec.tree.token_tree import TokenTree, ancestors_mask
+from edgespec.verify import accept_alone
 from edgespec.verify.rows import TargetRows
 
 
@@ -53,8 +55,9 @@ class TargetInitialized:
         """Grow below the branches."""
         return sequence.grow.growth(sequence.root, max(1, sequence.max_depth(sequence.num_left)), self._branches)
 
-    def accept(self, sequence: Sequence, tree: TokenTree, rows: TargetRows) -> AcceptedPath:
+    def accept(self, sequence: Sequence, tree: TokenTree, rows: TargetRows) -> Generator[int, None, AcceptedPath]:
         """Return the longest branch, ended at the first stop token, and draw the next ones at its end."""
+        yield 0
         path, end_token = _longest(sequence, tree, rows)
         self._branches = _branches_after(rows.probs(path[-1]), end_token, self._width, sequence.generator)
         tokens = _until_stop(tokens_at(tree, path), sequence.settings.stop_tokens)[: sequence.num_left]
@@ -73,7 +76,7 @@ def _longest(sequence: Sequence, tree: TokenTree, rows: TargetRows) -> tuple[tup
     best: tuple[tuple[int, ...], int] = ((), -1)
     for branch in (tree.parents == 0).nonzero().flatten().tolist():  # w, two or three
         nodes = ancestors[:, branch].nonzero().flatten()
-        acceptance = sequence.verify(_subtree(tree, nodes), rows.of(nodes), sequence.generator)
+        acceptance = accept_alone(sequence.verify(_subtree(tree, nodes), rows.of(nodes), sequence.generator))
         path = (branch, *nodes[on_device(acceptance.path, nodes.device)].tolist())
         if len(path) > len(best[0]):
             best = (path, acceptance.next_token)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from edgespec.config import SamplingSettings
 from edgespec.decode.loop import decode
-from edgespec.decode.sequence import TextSettings, Verify
+from edgespec.decode.sequence import TextSettings
 from edgespec.decode.start import start_sequence
 from edgespec.draft.language_model import LanguageModelDrafter
 from edgespec.draft.open_drafter import open_drafter
@@ -35,8 +35,9 @@ from edgespec.train.record_files import RecordsHeader, read_headers, save_record
 from edgespec.train.records import Records, expected_tokens, slot_records, stop_records
 from edgespec.tree.settings import TreeSettings
 from edgespec.tree.token_tree import TokenTree
-from edgespec.verify import Acceptance
+from edgespec.verify import Acceptance, Verification
 from edgespec.verify.rows import TargetRows
+from edgespec.verify.rules import Verify
 
 Progress = Callable[[int, int], None]  # parts done, parts in all
 
@@ -162,9 +163,9 @@ class _Recorder:
         self.verify: Verify | None = None
         self._seed = seed
 
-    def __call__(self, tree: TokenTree, rows: TargetRows, generator: torch.Generator) -> Acceptance:
+    def __call__(self, tree: TokenTree, rows: TargetRows, generator: torch.Generator) -> Verification:
         assert self.verify is not None
-        acceptance = self.verify(tree, rows, generator)
+        acceptance = yield from self.verify(tree, rows, generator)
         if tree.num_nodes > 1:
             p = rows.all_probs()
             self.trees.append(self._record(tree, p, acceptance))

@@ -32,6 +32,7 @@ from edgespec.tree.policies import Draw
 from edgespec.tree.settings import TreeSettings
 from edgespec.tree.token_tree import TokenTree, depths, product_on_path
 from edgespec.tune.entrants import Contender, rank_values
+from edgespec.verify import accept_alone
 from edgespec.verify.rows import TargetRows
 from edgespec.verify.rules import verifier
 from profiles.tuner import TreeSample
@@ -123,7 +124,7 @@ def sample_text(
                 rows = TargetRows(hidden[place], text.target.logits, sampling, vocab=text.target.vocab)
                 p = rows.all_probs()
                 rates = rank_values(model, temperature=temperature, draw=contender.draw)
-                acceptance = verifier(sampling, contender.draw, noise)(tree, rows, generator)
+                acceptance = accept_alone(verifier(sampling, contender.draw, noise)(tree, rows, generator))
                 values = path_values(tree, acceptance.path) if tree.draw == "coupled" else node_values(tree, p)
                 # A tree of no nodes says something too: that this policy gives up here.
                 into.trees[contender.key].append(tree_sample(tree, values, contender, rates))

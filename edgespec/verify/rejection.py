@@ -16,12 +16,12 @@ from torch import Tensor
 from edgespec.copies import on_device
 from edgespec.sampling.draws import draw_one
 from edgespec.tree.token_tree import TokenTree
-from edgespec.verify import Acceptance
+from edgespec.verify import Acceptance, Verification
 from edgespec.verify.rows import TargetRows
 
 
-def verify_rejection(tree: TokenTree, rows: TargetRows, generator: torch.Generator) -> Acceptance:
-    """Return the accepted path; raises ValueError for trees that were not sampled."""
+def verify_rejection(tree: TokenTree, rows: TargetRows, generator: torch.Generator) -> Verification:
+    """Try children in the order of their draw; raises ValueError for trees that were not sampled."""
     if tree.draw != "sampled":
         raise ValueError(
             f"multi-round rejection is not lossless for draw '{tree.draw}': "
@@ -34,6 +34,7 @@ def verify_rejection(tree: TokenTree, rows: TargetRows, generator: torch.Generat
     path: list[int] = []
     node = 0
     while True:
+        yield node
         children = (parents == node).nonzero().flatten().tolist()  # in draw order
         accepted, residual = _try_children(
             rows.probs(node),

@@ -20,14 +20,6 @@ from edgespec.sampling.logprobs import TokenLogprob, token_logprobs
 from edgespec.verify.paths import ProcessNode
 
 
-class RowNeededError(Exception):
-    """Raised where verification asks for a row whose logits are to be computed beside those of other texts."""
-
-    def __init__(self, node: int) -> None:
-        super().__init__(node)
-        self.node = node
-
-
 class TargetRows:
     """What the target says after every node of a tree, n in all. Its methods raise EdgespecError for NaN."""
 
@@ -38,22 +30,16 @@ class TargetRows:
         sampling: SamplingSettings,
         *,
         vocab: int,
-        waits: bool = False,
-        likely: Sequence[int] = (),
         process: ProcessNode | None = None,
     ) -> None:
         """Hold last hidden states [n, h]; `head` makes logits [k, vocab] of k of them.
 
-        With `waits`, rows that are not known yet raise RowNeededError until somebody computes their logits. The logits
-        of `likely` nodes are computed beside the first that is asked for. `process` is what becomes of logits behind
-        each node, where anything does, before they are made probabilities.
+        `process` is what becomes of logits behind each node, where anything does, before they are made probabilities.
         """
         self._hidden = hidden
         self._head = head
         self._sampling = sampling
         self._vocab = vocab
-        self._waits = waits
-        self._likely = likely
         self._process = process
         self._processed: dict[int, Tensor] = {}  # logits [1, vocab]
         self._known: dict[int, Tensor] = {}  # logits [1, vocab]
@@ -67,9 +53,9 @@ class TargetRows:
             rows._process = lambda logits, node: process(logits, numbers[node])
         return rows
 
-    def beside(self, node: int) -> tuple[int, ...]:
-        """Return a node whose logits are not known, and others [k - 1] whose logits are to be computed with its own."""
-        return node, *(other for other in self._likely if other != node and other not in self._known)
+    def knows(self, node: int) -> bool:
+        """Return whether the logits of a node are known."""
+        return node in self._known
 
     def hidden(self, nodes: Sequence[int]) -> Tensor:
         """Return the last hidden states [k, h] of nodes."""
@@ -112,10 +98,7 @@ class TargetRows:
     def _own_logits(self, node: int) -> Tensor:
         """Return the model's logits [1, vocab] of a node."""
         if node not in self._known:
-            if self._waits:
-                raise RowNeededError(node)
-            nodes = self.beside(node)
-            self._known.update(zip(nodes, self._head(self.hidden(nodes)).split(1), strict=True))
+            self._known[node] = self._head(self.hidden([node]))
         return self._known[node]
 
     def all_probs(self) -> Tensor:

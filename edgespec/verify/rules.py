@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 
@@ -10,17 +11,15 @@ from edgespec.config import SamplingSettings
 from edgespec.sampling.noise import TextNoise
 from edgespec.tree.policies import Draw
 from edgespec.tree.token_tree import TokenTree
-from edgespec.verify import Acceptance
-from edgespec.verify.coupled import verify_coupled
-from edgespec.verify.greedy import verify_greedy
-from edgespec.verify.membership import verify_membership
+from edgespec.verify import Verification
 from edgespec.verify.rejection import verify_rejection
 from edgespec.verify.rows import TargetRows
+from edgespec.verify.walk import verify_coupled, verify_greedy, verify_membership
+
+Verify: TypeAlias = Callable[[TokenTree, TargetRows, torch.Generator], Verification]
 
 
-def verifier(
-    sampling: SamplingSettings, draw: Draw, noise: TextNoise
-) -> Callable[[TokenTree, TargetRows, torch.Generator], Acceptance]:
+def verifier(sampling: SamplingSettings, draw: Draw, noise: TextNoise) -> Verify:
     """Return the rule for children that come about by `draw`.
 
     Only coupled children go with the text's noise: a rule of rejection that shared the draft's noise would be biased.

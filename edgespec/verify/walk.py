@@ -1,4 +1,8 @@
-"""A walk down a tree by tokens that the target chose, which greedy and coupled verification and membership share."""
+"""A walk down a tree by tokens that the target chooses: greedy and coupled verification, and membership.
+
+Each is exact for every tree that the choices of this pass had no part in: the tree only says whether the row behind a
+token is known already.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,48 @@ from collections.abc import Callable
 
 import torch
 
+from edgespec.sampling.draws import draw_one
+from edgespec.sampling.noise import TextNoise
 from edgespec.tree.token_tree import TokenTree
-from edgespec.verify import Acceptance
+from edgespec.verify import Acceptance, Verification
+from edgespec.verify.rows import TargetRows
 
 
-def walk(tree: TokenTree, choose: Callable[[int, int], int]) -> Acceptance:
+def verify_greedy(tree: TokenTree, rows: TargetRows, _generator: torch.Generator) -> Verification:
+    """Follow the target's first choices, at temperature 0; this is exact for any draw."""
+    return walk(tree, lambda node, _depth: rows.best(node))
+
+
+def verify_coupled(tree: TokenTree, rows: TargetRows, noise: TextNoise) -> Verification:
+    """Follow argmax(log p + g), which the target draws with the text's own noise.
+
+    The token is decided by p and the noise alone: whatever tree is walked, the text is the same. Raises ValueError for
+    trees that were sampled with noise of their own.
+    """
+    if tree.draw != "coupled":
+        raise ValueError(f"the text's noise does not go with draw '{tree.draw}', which has noise or a rule of its own")
+    return walk(tree, lambda node, depth: noise.draw(rows.probs(node), depth + 1))
+
+
+def verify_membership(tree: TokenTree, rows: TargetRows, generator: torch.Generator) -> Verification:
+    """Draw from p, and follow where the tree has the token; raises ValueError for trees that were sampled.
+
+    Sampled children are refused because multi-round rejection accepts more of them, not because the output would be
+    biased.
+    """
+    if tree.draw != "chosen":
+        raise ValueError(
+            f"membership does not go with draw '{tree.draw}': "
+            "use it with 'chosen', and multi-round rejection with 'sampled'"
+        )
+    return walk(tree, lambda node, _depth: draw_one(rows.probs(node), generator))
+
+
+def walk(tree: TokenTree, choose: Callable[[int, int], int]) -> Verification:
     """Go from the root to the child of the token that `choose` names, as long as there is one.
 
-    It is asked for what follows a node, of so many layers below the root.
-
-    The head computes the rows of the path alone: a handful, where the tree may have hundreds.
+    `choose` takes a node and the number of layers down to it, and returns the token behind it. The head computes the
+    rows of the path alone: a handful, where the tree may have hundreds.
     """
     # A wait for the device, for 2n numbers; then those of `choose`: its token says whose row is next.
     children: dict[tuple[int, int], int] = {
@@ -25,6 +61,7 @@ def walk(tree: TokenTree, choose: Callable[[int, int], int]) -> Acceptance:
     path: list[int] = []
     node = 0
     while True:
+        yield node
         token = choose(node, len(path))
         child = children.get((node, token))
         if child is None:

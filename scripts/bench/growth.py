@@ -22,6 +22,7 @@ from edgespec import SamplingSettings, TreeSettings
 from edgespec.grow.policies import make_grow, open_policy
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.noise import TextNoise
+from edgespec.verify import accept_alone
 from edgespec.verify.rows import TargetRows
 from edgespec.verify.rules import verifier
 
@@ -83,7 +84,7 @@ def measure(
                 tree = grow(0, DEPTH)
                 grown = time.perf_counter()
                 rows = TargetRows(target[: tree.num_nodes], lambda hidden: hidden, sampling, vocab=vocab)
-                verifier(sampling, policy.draw, noise)(tree, rows, generator)
+                accept_alone(verifier(sampling, policy.draw, noise)(tree, rows, generator))
                 verified = time.perf_counter()
                 times[size, name].append(
                     (grown - started - drafter.seconds, verified - grown, tree.num_nodes - 1, drafter.drafted)

@@ -56,7 +56,7 @@ from edgespec.sampling.noise import TextNoise
 from edgespec.train.head_model import new_head, own_tensors
 from edgespec.tree.policies import DRAWS
 from edgespec.tree.token_tree import TokenTree
-from edgespec.verify import Acceptance, rejection, rules
+from edgespec.verify import Verification, rejection, rules
 from edgespec.verify.rows import TargetRows
 from edgespec.verify.walk import walk
 
@@ -562,8 +562,8 @@ def try_children_by_difference(
     return None, residual
 
 
-def verify_by_noise_of_another_position(tree: TokenTree, rows: TargetRows, noise: TextNoise) -> Acceptance:
-    """A wrong version of `coupled.verify_coupled`: below the root it takes the noise of one position further on.
+def verify_by_noise_of_another_position(tree: TokenTree, rows: TargetRows, noise: TextNoise) -> Verification:
+    """A wrong version of `walk.verify_coupled`: below the root it takes the noise of one position further on.
 
     Each token is drawn from p all the same; only plain decoding, whose trees are roots, has others.
     """

@@ -56,9 +56,10 @@ from edgespec.tree.token_tree import TokenTree
 from edgespec.tune.measuring_tree import widest_tree
 from edgespec.tune.samples import Text, start_text
 from edgespec.tune.timings import run_steps
-from edgespec.verify.coupled import verify_coupled
+from edgespec.verify import accept_alone
 from edgespec.verify.rows import TargetRows, refuse_nan
 from edgespec.verify.rules import verifier
+from edgespec.verify.walk import verify_coupled
 from profiles.files import read_profile
 from scripts.bench.offload import drop_behind_reader, throttle_edgespec
 from scripts.make.demo_fits import cut_texts, held_out_halves
@@ -281,7 +282,7 @@ def tokens_at(
                     grown = grown_tree(text, root, policy, engine, generator, noise)
                     rows = TargetRows(text.target.look(grown), text.target.logits, SAMPLING, vocab=text.target.vocab)
                     if policy.draw == "coupled":  # the noise decides, the same for all
-                        tokens[label].append(1.0 + len(verify_coupled(grown, rows, noise).path))
+                        tokens[label].append(1.0 + len(accept_alone(verify_coupled(grown, rows, noise)).path))
                     else:
                         tokens[label].append(expected_tokens(grown, rows.all_probs()) if grown.num_nodes > 1 else 1.0)
                 # The last setting's tree goes on with the text, as a real step would.
@@ -310,7 +311,7 @@ def take_step(
     noise: TextNoise,
 ) -> tuple[int, int]:
     """Verify and commit; the next root, and how many tokens longer the text is with it."""
-    accepted = verifier(SAMPLING, policy.draw, noise)(grown, rows, generator)
+    accepted = accept_alone(verifier(SAMPLING, policy.draw, noise)(grown, rows, generator))
     noise.advance(len(accepted.path) + 1)
     path = torch.tensor(accepted.path, dtype=torch.long)
     text.target.commit(accepted.path)

@@ -20,6 +20,7 @@ from edgespec.grow.policies import make_grow, open_policy
 from edgespec.sampling.noise import TextNoise
 from edgespec.tree.token_tree import TokenTree, depths
 from edgespec.tune.samples import start_text
+from edgespec.verify import accept_alone
 from edgespec.verify.rows import TargetRows
 from edgespec.verify.rules import verifier
 
@@ -60,7 +61,7 @@ def one_pass(seed: int) -> tuple[list[Box], int]:
                          generator=generator, noise=noise)  # fmt: skip
         tree = grow(text.root, DEPTH)
         rows = TargetRows(text.target.look(tree), text.target.logits, sampling, vocab=text.target.vocab)
-        found = verifier(sampling, "coupled", noise)(tree, rows, generator)
+        found = accept_alone(verifier(sampling, "coupled", noise)(tree, rows, generator))
         words = [engine.pair.tokenizer.decode([token]) for token in tree.tokens.tolist()]
         own = engine.pair.tokenizer.decode([found.next_token])
         return _placed(tree, words, found.path, own), len(tokens_at(tree, found.path)) + 1

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,8 +85,10 @@ class Recording:
             self._chosen.clear()
             return growth(rules, sequence)
 
-        def end(rules: Lossless, sequence: Sequence, tree: TokenTree, rows: TargetRows) -> AcceptedPath:
-            found = accept(rules, sequence, tree, rows)
+        def end(
+            rules: Lossless, sequence: Sequence, tree: TokenTree, rows: TargetRows
+        ) -> Generator[int, None, AcceptedPath]:
+            found = yield from accept(rules, sequence, tree, rows)
             self._note(tree, found.path)
             return found
 

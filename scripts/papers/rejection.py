@@ -23,6 +23,7 @@ from torch import Tensor
 
 from edgespec.sampling.draws import draw_without_replacement
 from edgespec.tree.token_tree import TokenTree
+from edgespec.verify import accept_alone
 from edgespec.verify.rejection import verify_rejection
 
 VOCAB = 6
@@ -56,7 +57,7 @@ def yielded(p: Tensor, q: Tensor, *, count: int, seed: int) -> Tensor:
             draft_rows=torch.tensor([0, *[-1] * len(children)]),
             draft_probs=q[None],
         )
-        acceptance = verify_rejection(tree, rows, generator)
+        acceptance = accept_alone(verify_rejection(tree, rows, generator))
         counts[int(tree.tokens[acceptance.path[0]]) if acceptance.path else acceptance.next_token] += 1
     return counts
 

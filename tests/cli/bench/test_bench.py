@@ -27,7 +27,7 @@ from edgespec.tree.settings import TreeSettings
 from edgespec.tree.token_tree import TokenTree
 from edgespec.tune.benchmark import compare_modes, continue_one
 from edgespec.tuning.step import StepResult
-from edgespec.verify import Acceptance
+from edgespec.verify import Acceptance, Verification
 from edgespec.verify.rows import TargetRows
 from edgespec.verify.walk import walk
 from tests.cli.conftest import Outcome, RunCli
@@ -129,12 +129,13 @@ def test_check_compares_greedy_texts_of_trees_whose_draws_are_their_own(draw: st
 def test_check_fails_where_a_verifier_accepts_what_it_must_not(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first child of every node is taken, whatever the target says."""
 
-    def accept_first(tree: Any, rows: Any, generator: torch.Generator) -> Acceptance:
+    def accept_first(tree: Any, rows: Any, generator: torch.Generator) -> Verification:
         path: list[int] = []
         node = 0
         while (children := (tree.parents == node).nonzero().flatten().tolist()) and len(path) < 3:
             node = children[0]
             path.append(node)
+        yield node
         return Acceptance(path=tuple(path), next_token=rows.best(node))
 
     monkeypatch.setattr("edgespec.decode.start.verifier", lambda _sampling, _draw, _noise: accept_first)
@@ -149,7 +150,7 @@ def test_check_fails_where_a_tree_is_verified_with_the_noise_of_another_position
 ) -> None:
     """Below the root the noise is that of one position further on; plain decoding has roots alone, and stays right."""
 
-    def one_too_far(tree: TokenTree, rows: TargetRows, noise: TextNoise) -> Acceptance:
+    def one_too_far(tree: TokenTree, rows: TargetRows, noise: TextNoise) -> Verification:
         return walk(tree, lambda node, depth: noise.draw(rows.probs(node), depth + 1 + (depth > 0)))
 
     monkeypatch.setattr("edgespec.verify.rules.verify_coupled", one_too_far)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from edgespec.config import SamplingSettings
 from edgespec.decode.loop import Lossless, decode
-from edgespec.decode.sequence import Sequence, TextSettings, Verify
+from edgespec.decode.sequence import Sequence, TextSettings
 from edgespec.grow import Growth, best_first
 from edgespec.grow.batched import Grow, grow_beam
 from edgespec.grow.beam import Beam
@@ -32,11 +32,11 @@ from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.noise import TextNoise
 from edgespec.tree.policies import Draw
 from edgespec.tree.token_tree import TokenTree, root_only
-from edgespec.verify import Acceptance, rejection
-from edgespec.verify.coupled import verify_coupled
-from edgespec.verify.membership import verify_membership
+from edgespec.verify import Verification, rejection
 from edgespec.verify.rejection import verify_rejection
 from edgespec.verify.rows import TargetRows
+from edgespec.verify.rules import Verify
+from edgespec.verify.walk import verify_coupled, verify_membership
 from scripts.check.lossless import PROMPT_IDS, VOCAB, TableDrafter, TableTarget, distributions, table
 
 NUM_TOKENS = 3
@@ -87,7 +87,7 @@ def grow_nothing(root: int, _depth: int, _generator: torch.Generator, _noise: Te
     return root_only(root, draw="coupled", device=CPU)
 
 
-VerifyTree = Callable[[TokenTree, TargetRows, torch.Generator, TextNoise], Acceptance]
+VerifyTree = Callable[[TokenTree, TargetRows, torch.Generator, TextNoise], Verification]
 
 
 def texts(
@@ -109,7 +109,7 @@ def texts(
 
         def verify_tree(
             tree: TokenTree, rows: TargetRows, generator: torch.Generator, noise: TextNoise = noise
-        ) -> Acceptance:
+        ) -> Verification:
             return verify(tree, rows, generator, noise)
 
         sequence = Sequence(
@@ -154,7 +154,7 @@ def without_noise(verify: Verify) -> VerifyTree:
     return lambda tree, rows, generator, _noise: verify(tree, rows, generator)
 
 
-def with_noise(tree: TokenTree, rows: TargetRows, _generator: torch.Generator, noise: TextNoise) -> Acceptance:
+def with_noise(tree: TokenTree, rows: TargetRows, _generator: torch.Generator, noise: TextNoise) -> Verification:
     return verify_coupled(tree, rows, noise)
 
 
@@ -244,8 +244,8 @@ def test_membership_of_sampled_children_is_unbiased_and_accepts_less() -> None:
     lengths: dict[str, list[int]] = {"membership": [], "rejection": []}
 
     def counted(name: str, verify: Verify) -> Verify:
-        def verify_and_count(tree: TokenTree, rows: TargetRows, generator: torch.Generator) -> Acceptance:
-            acceptance = verify(tree, rows, generator)
+        def verify_and_count(tree: TokenTree, rows: TargetRows, generator: torch.Generator) -> Verification:
+            acceptance = yield from verify(tree, rows, generator)
             lengths[name].append(len(acceptance.path))
             return acceptance
 

@@ -25,6 +25,7 @@ from edgespec.sampling.noise import exponential_noise
 from edgespec.tree.policies import POLICIES
 from edgespec.tree.settings import TreeSettings
 from edgespec.tree.token_tree import TokenTree
+from edgespec.verify import Verification
 from tests.edgespec.grow.tables import VOCAB, draft_logits, session_of, table_logits, target_logits
 from tests.edgespec.verify.test_walks import random_tree
 
@@ -170,9 +171,10 @@ def test_of_a_draft_that_is_the_target_the_best_child_is_the_one_that_is_taken(n
     )  # fmt: skip
     right = sequence.verify
 
-    def remember(tree: TokenTree, *arguments: Any) -> Any:
-        seen.append((tree, right(tree, *arguments)))
-        return seen[-1][1]
+    def remember(tree: TokenTree, *arguments: Any) -> Verification:
+        acceptance = yield from right(tree, *arguments)
+        seen.append((tree, acceptance))
+        return acceptance
 
     sequence.verify = remember
     text_of(sequence, [4])

@@ -15,6 +15,7 @@ from edgespec.train.record_files import RecordsHeader, load_records, read_header
 from edgespec.train.records import expected_tokens, node_values, slot_records, stop_records
 from edgespec.tree.policies import Draw
 from edgespec.tree.token_tree import TokenTree, depths, root_only
+from edgespec.verify import accept_alone
 from edgespec.verify.rejection import verify_rejection
 from tests.edgespec.verify.test_walks import DenseRows, random_tree
 
@@ -95,7 +96,7 @@ def test_the_mean_accepted_length_is_what_verification_comes_to() -> None:
     generator = torch.Generator().manual_seed(0)
     p = 0.7 * tree.draft_probs + 0.3 * random_p(tree, generator)
     draws = 4000
-    lengths = [1 + len(verify_rejection(tree, DenseRows(p), generator).path) for _ in range(draws)]
+    lengths = [1 + len(accept_alone(verify_rejection(tree, DenseRows(p), generator)).path) for _ in range(draws)]
     mean, spread = torch.tensor(lengths).double().mean(), torch.tensor(lengths).double().std()
     assert abs(float(mean) - expected_tokens(tree, p)) < 4 * float(spread) / draws**0.5
 

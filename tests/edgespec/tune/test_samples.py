@@ -26,6 +26,7 @@ from edgespec.tree.token_tree import TokenTree, root_only
 from edgespec.tune import samples
 from edgespec.tune.entrants import Contender, contenders, rank_values
 from edgespec.tune.samples import Samples, Text, in_groups, merged, path_values, sample_text, start_text, tree_sample
+from edgespec.verify import accept_alone
 from edgespec.verify.rows import TargetRows
 from edgespec.verify.rules import verifier
 from profiles.cost import Curve, GrowthCost, StepCosts
@@ -78,7 +79,7 @@ def grown(
     tree = grow(text.root, settings.num_layers)
     rows = TargetRows(text.target.look(tree), text.target.logits, sampling, vocab=text.target.vocab)
     p = rows.all_probs()
-    path = verifier(sampling, tree.draw, noise)(tree, rows, generator).path
+    path = accept_alone(verifier(sampling, tree.draw, noise)(tree, rows, generator)).path
     values = path_values(tree, path) if tree.draw == "coupled" else node_values(tree, p)
     rates = rank_values(MODEL, temperature=temperature, draw=contender.draw)
     return tree, p, tree_sample(tree, values, contender, rates)

@@ -15,11 +15,10 @@ from edgespec.grow.children import best_children
 from edgespec.sampling.noise import TextNoise, exponential_noise
 from edgespec.tree.policies import DRAWS, Draw
 from edgespec.tree.token_tree import TokenTree
-from edgespec.verify import rejection
-from edgespec.verify.coupled import verify_coupled
-from edgespec.verify.membership import verify_membership
+from edgespec.verify import accept_alone, rejection
 from edgespec.verify.rejection import verify_rejection
 from edgespec.verify.rules import verifier
+from edgespec.verify.walk import verify_coupled, verify_membership
 from tests.edgespec.verify.test_walks import DenseRows, random_tree
 
 CPU = torch.device("cpu")
@@ -63,7 +62,7 @@ def literal_walk(tree: TokenTree, p: Tensor, seed: int, at: int) -> tuple[list[i
 @pytest.mark.parametrize("seed", range(40))
 def test_the_walk_goes_where_the_target_draws_with_the_noise_of_each_position(seed: int) -> None:
     tree, p = tree_of(seed), random_p(seed)
-    found = verify_coupled(tree, DenseRows(p), text_noise(seed))
+    found = accept_alone(verify_coupled(tree, DenseRows(p), text_noise(seed)))
     assert (list(found.path), found.next_token) == literal_walk(tree, p, seed, at=9)
 
 
@@ -71,45 +70,46 @@ def test_it_takes_the_same_token_from_a_smaller_tree() -> None:
     """A tree decides how far a step comes, never where to."""
     for seed in range(40):
         tree, p = tree_of(seed), random_p(seed)
-        whole = verify_coupled(tree, DenseRows(p), text_noise(seed))
+        whole = accept_alone(verify_coupled(tree, DenseRows(p), text_noise(seed)))
         tokens = [*tree.tokens[list(whole.path)].tolist(), whole.next_token]
         few = dataclasses.replace(
             tree, tokens=tree.tokens[:5], parents=tree.parents[:5], ranks=tree.ranks[:5], draft_rows=tree.draft_rows[:5]
         )
-        part = verify_coupled(few, DenseRows(p), text_noise(seed))
+        part = accept_alone(verify_coupled(few, DenseRows(p), text_noise(seed)))
         assert [*few.tokens[list(part.path)].tolist(), part.next_token] == tokens[: len(part.path) + 1]
 
 
 @pytest.mark.parametrize("draw", ["sampled", "chosen"])
 def test_the_texts_noise_refuses_children_that_came_about_otherwise(draw: Draw) -> None:
     with pytest.raises(ValueError, match=f"draw '{draw}'"):
-        verify_coupled(tree_of(0, draw), DenseRows(random_p(0)), text_noise(0))
+        accept_alone(verify_coupled(tree_of(0, draw), DenseRows(random_p(0)), text_noise(0)))
 
 
 def test_the_other_rules_refuse_coupled_children_and_name_the_sound_pairs() -> None:
     rows, generator = DenseRows(random_p(0)), torch.Generator()
     with pytest.raises(ValueError, match=r"rejection is not lossless for draw 'coupled'.*'sampled'.*'chosen'"):
-        verify_rejection(tree_of(0), rows, generator)
+        accept_alone(verify_rejection(tree_of(0), rows, generator))
     with pytest.raises(ValueError, match=r"membership does not go with draw 'coupled'.*'chosen'.*'sampled'"):
-        verify_membership(tree_of(0), rows, generator)
+        accept_alone(verify_membership(tree_of(0), rows, generator))
 
 
 @pytest.mark.parametrize("draw", DRAWS)
 def test_every_draw_has_the_rule_that_takes_its_trees(draw: Draw) -> None:
     assert get_args(Draw) == DRAWS
     verify = verifier(WARM, draw, text_noise(0))
-    verify(tree_of(0, draw), DenseRows(random_p(0)), torch.Generator().manual_seed(0))
+    accept_alone(verify(tree_of(0, draw), DenseRows(random_p(0)), torch.Generator().manual_seed(0)))
     for other in DRAWS:
         if other != draw:
             with pytest.raises(ValueError, match=f"draw '{other}'"):
-                verify(tree_of(0, other), DenseRows(random_p(0)), torch.Generator().manual_seed(0))
+                accept_alone(verify(tree_of(0, other), DenseRows(random_p(0)), torch.Generator().manual_seed(0)))
 
 
 @pytest.mark.parametrize("draw", DRAWS)
 def test_a_greedy_target_takes_its_first_choice_whatever_the_noise(draw: Draw) -> None:
     tree, p = tree_of(1, draw), random_p(1)
     found = {
-        verifier(SamplingSettings(), draw, text_noise(seed))(tree, DenseRows(p), torch.Generator()) for seed in range(9)
+        accept_alone(verifier(SamplingSettings(), draw, text_noise(seed))(tree, DenseRows(p), torch.Generator()))
+        for seed in range(9)
     }
     (acceptance,) = found
     assert acceptance.next_token == int(p[(0, *acceptance.path)[-1]].argmax())
@@ -120,7 +120,9 @@ def test_rules_with_luck_of_their_own_do_not_look_at_the_texts_noise(draw: Draw)
     for seed in range(20):
         tree, p = tree_of(seed, draw), random_p(seed)
         first, other = (
-            verifier(WARM, draw, text_noise(noise))(tree, DenseRows(p), torch.Generator().manual_seed(seed))
+            accept_alone(
+                verifier(WARM, draw, text_noise(noise))(tree, DenseRows(p), torch.Generator().manual_seed(seed))
+            )
             for noise in (1, 2)
         )
         assert first == other
@@ -141,7 +143,7 @@ def rejection_p_value(p: Tensor, q: Tensor, *, shares_noise: bool, monkeypatch: 
         )  # fmt: skip
         if shares_noise:
             monkeypatch.setattr(rejection, "draw_one", lambda left, _, noise=noise: noise.draw(left, 1))
-        found = verify_rejection(tree, DenseRows(p.expand(2, -1)), torch.Generator().manual_seed(seed))
+        found = accept_alone(verify_rejection(tree, DenseRows(p.expand(2, -1)), torch.Generator().manual_seed(seed)))
         counts[int(tree.tokens[found.path[0]]) if found.path else found.next_token] += 1
     return float(stats.chisquare(counts.double(), 3000 * p, sum_check=False).pvalue)
 

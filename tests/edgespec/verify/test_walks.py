@@ -11,10 +11,10 @@ from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
 from edgespec.sampling.distribution import to_probs
 from edgespec.tree.token_tree import TokenTree
-from edgespec.verify.greedy import verify_greedy
-from edgespec.verify.membership import verify_membership
+from edgespec.verify import accept_alone
 from edgespec.verify.rejection import verify_rejection
 from edgespec.verify.rows import TargetRows
+from edgespec.verify.walk import verify_greedy, verify_membership
 
 
 class DenseRows(TargetRows):
@@ -99,7 +99,7 @@ def test_greedy_follows_the_argmax(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     tree = random_tree(generator, nodes=40, vocab=4)
     p = torch.rand(40, 4, generator=generator)
-    acceptance = verify_greedy(tree, DenseRows(p), generator)
+    acceptance = accept_alone(verify_greedy(tree, DenseRows(p), generator))
     path, bonus = literal_greedy(tree, p)
     assert list(acceptance.path) == path
     assert acceptance.next_token == bonus
@@ -117,7 +117,7 @@ def test_rejection_takes_the_literal_algorithms_path(seed: int, monkeypatch: pyt
         return 0
 
     monkeypatch.setattr("edgespec.verify.rejection.draw_one", remember)
-    acceptance = verify_rejection(tree, DenseRows(p), torch.Generator().manual_seed(seed))
+    acceptance = accept_alone(verify_rejection(tree, DenseRows(p), torch.Generator().manual_seed(seed)))
     uniforms = torch.rand(50, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     path, residual = literal_rejection(tree, p, uniforms)
     assert list(acceptance.path) == path
@@ -139,14 +139,14 @@ def test_equal_distributions_are_always_accepted() -> None:
             draft_probs=q,
         )
         nearly = q * (1 + 1e-7 * (torch.rand(1, 9, generator=generator) - 0.5))
-        acceptance = verify_rejection(tree, DenseRows(torch.cat([nearly, nearly])), generator)
+        acceptance = accept_alone(verify_rejection(tree, DenseRows(torch.cat([nearly, nearly])), generator))
         assert acceptance.path == (1,)
 
 
 def test_rejection_refuses_chosen_children_and_names_the_sound_pairs() -> None:
     tree = dataclasses.replace(random_tree(torch.Generator().manual_seed(0), nodes=4, vocab=5), draw="chosen")
     with pytest.raises(ValueError, match=r"membership.*chosen"):
-        verify_rejection(tree, DenseRows(torch.rand(4, 5)), torch.Generator())
+        accept_alone(verify_rejection(tree, DenseRows(torch.rand(4, 5)), torch.Generator()))
 
 
 def chosen(tree: TokenTree) -> TokenTree:
@@ -178,15 +178,15 @@ def test_membership_goes_where_the_drawn_token_is(seed: int, monkeypatch: pytest
         (node,) = (p == probs).all(1).nonzero().flatten().tolist()
         return drawn[node]
 
-    monkeypatch.setattr("edgespec.verify.membership.draw_one", draw_token_of_node)
-    acceptance = verify_membership(tree, DenseRows(p), torch.Generator())
+    monkeypatch.setattr("edgespec.verify.walk.draw_one", draw_token_of_node)
+    acceptance = accept_alone(verify_membership(tree, DenseRows(p), torch.Generator()))
     assert (list(acceptance.path), acceptance.next_token) == literal_membership(tree, drawn)
 
 
 def test_membership_refuses_sampled_children_and_names_the_sound_pairs() -> None:
     tree = random_tree(torch.Generator().manual_seed(0), nodes=4, vocab=5)
     with pytest.raises(ValueError, match=r"sampled.*chosen"):
-        verify_membership(tree, DenseRows(torch.rand(4, 5)), torch.Generator())
+        accept_alone(verify_membership(tree, DenseRows(torch.rand(4, 5)), torch.Generator()))
 
 
 @pytest.mark.parametrize("chunk_rows", [1, 3, 100])
@@ -220,7 +220,7 @@ def test_only_the_nodes_that_are_asked_about_go_through_the_head() -> None:
 
     tree = random_tree(torch.Generator().manual_seed(3), nodes=768, vocab=600)
     rows = TargetRows(hidden, head, SamplingSettings(temperature=1), vocab=6)
-    acceptance = verify_membership(chosen(tree), rows, torch.Generator().manual_seed(0))
+    acceptance = accept_alone(verify_membership(chosen(tree), rows, torch.Generator().manual_seed(0)))
     assert rows_made == 1 + len(acceptance.path) < 20
 
 
