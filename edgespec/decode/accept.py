@@ -1,4 +1,4 @@
-"""Every text takes its path down its tree, and makes it part of the text.
+"""Every text takes its path down its tree, and then makes it part of the text.
 
 Verification yields one node after the other, because a token says whose row is next. The target's head computes the
 rows that all texts lack at once.
@@ -7,7 +7,7 @@ rows that all texts lack at once.
 from __future__ import annotations
 
 from collections import abc
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -21,7 +21,8 @@ from edgespec.verify.likely import likely_nodes
 from edgespec.verify.paths import on_paths
 from edgespec.verify.rows import TargetRows, not_finite
 
-Gained: TypeAlias = tuple[Sequence, TokenTree, AcceptedPath]
+AcceptedTree: TypeAlias = tuple[Sequence, TokenTree, AcceptedPath]
+Failed: TypeAlias = tuple[Sequence, Exception]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +41,14 @@ class _Walk:
 
 def accept_batched(
     trees: abc.Sequence[tuple[Sequence, TokenTree]], hidden: abc.Sequence[Tensor], is_finite: abc.Sequence[bool]
-) -> tuple[list[Gained], list[tuple[Sequence, Exception]]]:
-    """Let every text take its path, and return what each gained, and what went wrong with others."""
-    gained: list[Gained] = []
-    failed: list[tuple[Sequence, Exception]] = []
+) -> tuple[list[AcceptedTree], list[Failed]]:
+    """Return the path that every text takes, and what went wrong with others; no text has changed by then."""
+    accepted: list[AcceptedTree] = []
+    failed: list[Failed] = []
     walks: list[_Walk] = []
     for (sequence, tree), states, is_number in zip(trees, hidden, is_finite, strict=False):
         if is_number:
-            walks.append(_walk(sequence, tree, states, gained, num_texts=len(trees)))
+            walks.append(_walk(sequence, tree, states, accepted, num_texts=len(trees)))
         else:
             failed.append((sequence, not_finite()))
     while walks:
@@ -57,18 +58,33 @@ def accept_batched(
                 lacking += [(walk, node) for node in [next(walk.nodes, None)] if node is not None]
             except Exception as error:  # of this text alone: the others go on
                 failed.append((walk.sequence, error))
+        _compute_rows(lacking)
         walks = [walk for walk, _ in lacking]
+    return accepted, failed
+
+
+def commit(accepted: abc.Sequence[AcceptedTree]) -> tuple[list[AcceptedTree], list[Failed]]:
+    """Make paths part of their texts, and return those that are, and what went wrong with others."""
+    gained: list[AcceptedTree] = []
+    failed: list[Failed] = []
+    for sequence, tree, path in accepted:
         try:
-            _compute_rows(lacking)
-        except Exception as error:
-            if not gained:
-                raise  # no text has changed
-            failed += [(walk.sequence, error) for walk in walks]
-            break
+            _commit(sequence, tree, path)
+        except Exception as error:  # of this text alone: the others go on
+            failed.append((sequence, error))
+        else:
+            gained.append((sequence, tree, path))
     return gained, failed
 
 
-def _walk(sequence: Sequence, tree: TokenTree, states: Tensor, gained: list[Gained], *, num_texts: int) -> _Walk:
+def tokens_at(tree: TokenTree, nodes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the tokens of some nodes: a handful, fetched after verification has waited for the pass."""
+    return tuple(tree.tokens[on_device(nodes, tree.tokens.device)].tolist())
+
+
+def _walk(
+    sequence: Sequence, tree: TokenTree, states: Tensor, accepted: list[AcceptedTree], *, num_texts: int
+) -> _Walk:
     rows = TargetRows(
         states,
         sequence.target.logits,
@@ -80,18 +96,27 @@ def _walk(sequence: Sequence, tree: TokenTree, states: Tensor, gained: list[Gain
         sequence,
         rows,
         likely=likely_nodes(tree, max(1, rows_at_once(sequence.target.vocab) // num_texts)),
-        nodes=(node for node in _take_path(sequence, tree, rows, gained) if not rows.knows(node)),
+        nodes=(node for node in _take_path(sequence, tree, rows, accepted) if not rows.knows(node)),
     )
 
 
-def _take_path(sequence: Sequence, tree: TokenTree, rows: TargetRows, gained: list[Gained]) -> abc.Iterator[int]:
-    """Yield the nodes whose rows verification reads; at its end the path is the text's, and among what was gained."""
-    accepted = yield from sequence.rules.accept(sequence, tree, rows)
-    count = sequence.settings.num_logprobs
-    if count is not None:
-        accepted = replace(accepted, logprobs=rows.logprobs((0, *accepted.path), accepted.tokens, count))
-    commit(sequence, tree, accepted)
-    gained.append((sequence, tree, accepted))
+def _take_path(
+    sequence: Sequence, tree: TokenTree, rows: TargetRows, accepted: list[AcceptedTree]
+) -> abc.Iterator[int]:
+    """Yield the nodes whose rows verification reads; at its end the path, up to a stop token, is among the accepted."""
+    acceptance = yield from sequence.verify(tree, rows, sequence.generator)
+    proposed = tokens_at(tree, acceptance.path)
+    tokens = (*proposed, acceptance.next_token)
+    stops, count = sequence.settings.stop_tokens, sequence.settings.num_logprobs
+    stop = next((index for index, token in enumerate(tokens) if token in stops), len(proposed))
+    path, tokens = acceptance.path[:stop], tokens[: stop + 1]
+    found = AcceptedPath(
+        path=path,
+        tokens=tokens,
+        from_draft=tuple(index < len(proposed) for index in range(len(tokens))),
+        logprobs=() if count is None else rows.logprobs((0, *path), tokens, count),
+    )
+    accepted.append((sequence, tree, found))
 
 
 def _compute_rows(lacking: abc.Sequence[tuple[_Walk, int]]) -> None:
@@ -106,7 +131,7 @@ def _compute_rows(lacking: abc.Sequence[tuple[_Walk, int]]) -> None:
             rows.know(node, row)
 
 
-def commit(sequence: Sequence, tree: TokenTree, accepted: AcceptedPath) -> None:
+def _commit(sequence: Sequence, tree: TokenTree, accepted: AcceptedPath) -> None:
     """Make the root and the accepted path part of the text; committed state changes nowhere else."""
     path = accepted.path
     sequence.target.commit(path)

@@ -1,8 +1,7 @@
-"""A session holds what lives as long as a text: its models, how its tokens are drawn, and how far it has come."""
+"""A sequence holds what lives as long as a text: its models, how its tokens are drawn, and how far it has come."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -14,12 +13,13 @@ from edgespec.draft import Drafter
 from edgespec.grow import Growth
 from edgespec.grow.batched import Grow
 from edgespec.model.target import Target
+from edgespec.sampling.distribution import to_probs
+from edgespec.sampling.draws import draw_one
 from edgespec.sampling.logprobs import TokenLogprob, token_logprobs
 from edgespec.sampling.noise import TextNoise
 from edgespec.sampling.processors import LogitProcessors, Matcher
-from edgespec.tree.token_tree import TokenTree
 from edgespec.tuning.step import Finish, PassCost, StepResult
-from edgespec.verify.rows import TargetRows, refuse_nan
+from edgespec.verify.rows import refuse_nan
 from edgespec.verify.rules import Verify
 
 
@@ -40,7 +40,7 @@ class TextSettings:
     min_new_tokens: int = 0  # before which none of those is drawn
     suppressed: frozenset[int] = frozenset()  # ids that are never drawn
     grammar: Grammar | None = None  # None: any text
-    num_logprobs: int | None = None  # alternatives that are told beside each token; None: nothing is told
+    num_logprobs: int | None = None  # alternatives beside each token; None: no log-probabilities at all
     num_written: int = 0  # of the prompt's tokens, the last: the text's own, where it goes on
 
 
@@ -50,27 +50,8 @@ class AcceptedPath:
 
     path: tuple[int, ...]  # nodes below the root whose rows become text's
     tokens: tuple[int, ...]  # of these nodes, and one more: the next root
-    num_started: int = 0  # of the tokens, from the front: the target's, which started branches
-    num_proposed: int  # of the tokens behind those: the draft's
+    from_draft: tuple[bool, ...]  # of each token, whether the draft proposed it
     logprobs: tuple[TokenLogprob, ...] = ()  # of the tokens, where they were asked for
-
-
-class Rules(Protocol):
-    """How a text goes on: what its trees begin with, and which of their paths it takes."""
-
-    needs_logits: bool  # those behind its last token, to go on
-
-    def go_on(self, sequence: Sequence) -> None:
-        """Go on behind a text that is whole in the caches but for its last token, which becomes the root."""
-
-    def begin(self, sequence: Sequence, logits: Tensor) -> tuple[int, ...]:
-        """Take the logits [vocab] behind the prompt, and return the tokens that are known now; the root is set."""
-
-    def growth(self, sequence: Sequence) -> Growth:
-        """Return the growth of the next tree."""
-
-    def accept(self, sequence: Sequence, tree: TokenTree, rows: TargetRows) -> Generator[int, None, AcceptedPath]:
-        """Yield nodes whose rows are read, and return the path that the text takes, ended at the first stop token."""
 
 
 class Tuning(Protocol):
@@ -98,7 +79,6 @@ class Sequence:
     draws_coupled: bool  # whether the tokens are decided by the noise
     grow: Grow
     verify: Verify
-    rules: Rules
     processors: LogitProcessors | None = None  # None: logits are taken as they are
     tuning: Tuning | None = None
     draft_context: int | None = None  # tokens that the draft has positions for; None: any number
@@ -124,6 +104,32 @@ class Sequence:
         if self.processors is not None:
             first_new = len(prompt) - self.settings.num_written
             self.processors.begin(prompt[:first_new], prompt[first_new:])
+
+    def begin_target(self, ids: list[int], *, needs_logits: bool) -> None:
+        """Let the target begin the text's tokens, of which those that are written already are no part of the prompt."""
+        prompt_tokens = len(self.prompt) - self.settings.num_written
+        self.target.begin(ids, needs_logits=needs_logits, prompt_tokens=prompt_tokens)
+
+    def begin_tokens(self, logits: Tensor) -> tuple[int, ...]:
+        """Take the logits [vocab] behind the prompt, and return the tokens that are known now: the first."""
+        p = to_probs(self.processed(logits[None]), self.settings.sampling)[0]
+        self.noise.start(len(self.prompt) - 1)
+        token = self.noise.draw(p, 1) if self.draws_coupled else draw_one(p, self.generator)
+        self.add((token,))
+        if self.drafter is not None:
+            self.drafter.begin(self.prompt)
+        return (token,)
+
+    def go_on(self) -> None:
+        """Go on behind a text that is whole in the caches but for its last token, which becomes the root."""
+        *before, self.root = self.prompt
+        self.noise.start(len(before))
+        if self.drafter is not None:
+            self.drafter.begin(before)
+
+    def growth(self) -> Growth:
+        """Return the growth of the next tree; the text's last token needs no node, for verification yields it."""
+        return self.grow.growth(self.root, self.max_depth(self.num_left - 1))
 
     def processed(self, logits: Tensor) -> Tensor:
         """Return what finite logits [1, vocab] behind the text become before they are made probabilities.

@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 
-from edgespec.decode.loop import Lossless
-from edgespec.decode.sequence import Rules, Sequence, TextSettings, processors_of
-from edgespec.decode.target_initialized import TargetInitialized
+from edgespec.decode.sequence import Sequence, TextSettings, processors_of
+from edgespec.decode.target_initialized import BranchedSequence
 from edgespec.draft import Drafter
 from edgespec.draft.language_model import LanguageModelDrafter
-from edgespec.grow.policies import OpenPolicy, make_grow
+from edgespec.grow.policies import OpenPolicy, grow_below_branches, make_grow
 from edgespec.model.target import Target
 from edgespec.sampling.noise import TextNoise
 from edgespec.tuning.tuner import TextTuning, Tuner, may_follow_clock
@@ -39,25 +38,25 @@ def start_sequence(
         "sampling": sampling, "device": target.device, "generator": generator, "noise": noise,
         "keeps_draft_probs": keeps_draft_probs,
     }  # fmt: skip
-    rules: Rules = Lossless()
-    if not policy.settings.is_lossless and drafter is not None:
-        rules = TargetInitialized(policy.settings.target_width)
     processors = processors_of(settings, target.vocab, target.device)
     if drafter is not None:
         drafter.process = None if processors is None else processors.on_draft
-    sequence = Sequence(
-        target=target,
-        drafter=drafter,
-        settings=settings,
-        generator=generator,
-        noise=noise,
-        draws_coupled=policy.draw == "coupled",
-        grow=make_grow(policy, drafter, **growth),
-        verify=verifier(sampling, policy.draw, noise),
-        rules=rules,
-        processors=processors,
-        draft_context=drafter.model.max_context if isinstance(drafter, LanguageModelDrafter) else None,
-    )
+    parts: dict[str, Any] = {
+        "target": target,
+        "drafter": drafter,
+        "settings": settings,
+        "generator": generator,
+        "noise": noise,
+        "draws_coupled": policy.draw == "coupled",
+        "grow": make_grow(policy, drafter, **growth),
+        "verify": verifier(sampling, policy.draw, noise),
+        "processors": processors,
+        "draft_context": drafter.model.max_context if isinstance(drafter, LanguageModelDrafter) else None,
+    }
+    if drafter is not None and not policy.settings.is_lossless:
+        below = grow_below_branches(policy, drafter, sampling=sampling, device=target.device, generator=generator)
+        return BranchedSequence(width=policy.settings.target_width, grow_below=below, **parts)
+    sequence = Sequence(**parts)
     if tuner is not None and drafter is not None:
         assert may_follow_clock(policy.settings, sampling)
         plain = make_grow(policy, None, **growth)

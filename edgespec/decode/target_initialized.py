@@ -7,61 +7,166 @@ longer the target's distribution.
 
 The last token of the path stays uncommitted and is the root of the next tree, whose children are the
 w tokens; so trees, masks and caches are those of every other policy, for one row more a pass.
+
+These texts have a step of their own, one by one beside the others' shared one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import replace
+import time
+from collections import abc
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from edgespec.copies import on_device
-from edgespec.decode.loop import tokens_at
+from edgespec.decode.accept import commit, tokens_at
+from edgespec.decode.batch import Batch, Outcome, first_step, step_result
+from edgespec.decode.clock import StepClock
 from edgespec.decode.sequence import AcceptedPath, Sequence
+from edgespec.errors import EdgespecError
 from edgespec.grow import Growth
+from edgespec.grow.batched import grown
+from edgespec.model.pass_rows import ALL_PROMPT_ROWS
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.draws import draw_without_replacement
 from edgespec.tree.token_tree import TokenTree, ancestors_mask
 from edgespec.verify import accept_alone
-from edgespec.verify.rows import TargetRows
+from edgespec.verify.paths import ProcessNode, on_paths
+from edgespec.verify.rows import TargetRows, refuse_nan
 
 
-class TargetInitialized:
-    """Branches begin with `width` tokens of the target's; the first step yields no token, for they are drawn there."""
+@dataclass(slots=True, kw_only=True, eq=False)
+class BranchedSequence(Sequence):
+    """A text whose trees begin with `width` tokens of the target's; its first step yields none of them."""
 
-    needs_logits = True
+    width: int
+    grow_below: Callable[[int, int, Tensor], Growth]  # the root, most layers, and the root's children [w]
+    branches: Tensor = field(default_factory=lambda: torch.empty(0))  # [w], the root's children
+    started: float | None = None  # when the prompt was begun to be read
 
-    def __init__(self, width: int) -> None:
-        self._width = width
-        self._branches = torch.empty(0)  # [w], the root's children
-
-    def begin(self, sequence: Sequence, logits: Tensor) -> tuple[int, ...]:
+    def begin_tokens(self, logits: Tensor) -> tuple[int, ...]:
         """Draw the first branches from logits [vocab]; the prompt's last token is the root."""
-        sequence.noise.start(len(sequence.prompt) - 1)
-        sequence.target.uncommit_last()
-        assert sequence.drafter is not None
-        sequence.drafter.begin(sequence.prompt[:-1])
-        p = to_probs(sequence.processed(logits[None]), sequence.settings.sampling)  # [1, vocab]
-        self._branches = _draw(p, self._width, sequence.generator)
-        sequence.root = sequence.prompt[-1]
+        self.noise.start(len(self.prompt) - 1)
+        self.target.uncommit_last()
+        assert self.drafter is not None
+        self.drafter.begin(self.prompt[:-1])
+        p = to_probs(self.processed(logits[None]), self.settings.sampling)  # [1, vocab]
+        self.branches = _draw(p, self.width, self.generator)
+        self.root = self.prompt[-1]
         return ()
 
-    def go_on(self, sequence: Sequence) -> None:
-        """Do nothing: branches are drawn from logits."""
 
-    def growth(self, sequence: Sequence) -> Growth:
-        """Grow below the branches."""
-        return sequence.grow.growth(sequence.root, max(1, sequence.max_depth(sequence.num_left)), self._branches)
+class MixedBatch(Batch):
+    """Texts under way, of which those with target-initialised trees make their steps one by one."""
 
-    def accept(self, sequence: Sequence, tree: TokenTree, rows: TargetRows) -> Generator[int, None, AcceptedPath]:
-        """Return the longest branch, ended at the first stop token, and draw the next ones at its end."""
-        yield 0
-        path, end_token = _longest(sequence, tree, rows)
-        self._branches = _branches_after(rows.probs(path[-1]), end_token, self._width, sequence.generator)
-        tokens = _until_stop(tokens_at(tree, path), sequence.settings.stop_tokens)[: sequence.num_left]
-        return AcceptedPath(path=path[: len(tokens) - 1], tokens=tokens, num_started=1, num_proposed=len(tokens) - 1)
+    def __init__(self) -> None:
+        super().__init__()
+        self._branched: list[BranchedSequence] = []
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """The texts under way."""
+        return [*super().sequences, *self._branched]
+
+    @property
+    def num_reading(self) -> int:
+        """The number of texts whose prompt is not read yet."""
+        return super().num_reading + sum(sequence.target.num_unread > 0 for sequence in self._branched)
+
+    def enter(self, sequence: Sequence, text: abc.Sequence[int]) -> None:
+        """Begin a text; what starts its branches needs the logits behind its last token, also where it goes on."""
+        if not isinstance(sequence, BranchedSequence):
+            super().enter(sequence, text)
+            return
+        sequence.begin(list(text))
+        sequence.begin_target(sequence.prompt, needs_logits=True)
+        self._branched.append(sequence)
+
+    def leave(self, sequence: Sequence) -> None:
+        """End a text between two steps."""
+        super().leave(sequence)
+        self._branched = [other for other in self._branched if other is not sequence]
+
+    def step(self) -> list[Outcome]:
+        """Make the shared step, and that of each other text; those that ended have left."""
+        outcomes = super().step()
+        try:
+            for sequence in list(self._branched):
+                outcomes += _outcomes(sequence)
+        except BaseException:
+            self._untold += outcomes  # the next step hands them out
+            raise
+        for outcome in outcomes:
+            if outcome.error is not None or outcome.sequence.finish is not None:
+                self.leave(outcome.sequence)
+        return outcomes
+
+
+def _outcomes(sequence: BranchedSequence) -> list[Outcome]:
+    try:
+        return _step(sequence)
+    except EdgespecError as error:
+        return [Outcome(sequence=sequence, error=error)]
+
+
+def _step(sequence: BranchedSequence) -> list[Outcome]:
+    """Grow, read, accept and commit, or read of the prompt; raises EdgespecError where the text has failed."""
+    target, drafter = sequence.target, sequence.drafter
+    assert drafter is not None
+    target.read_anew()
+    if target.num_unread:
+        return _read_prompt(sequence)
+    clock = StepClock()
+    with clock.verb("grow"):
+        drafter.rewind()  # the tree of a pass that was not made
+        depth = max(1, sequence.max_depth(sequence.num_left))
+        tree = grown(sequence.grow_below(sequence.root, depth, sequence.branches), drafter)
+    with clock.verb("read"):
+        (hidden,) = target.read([target.tree_rows(tree)])
+        refuse_nan(hidden.amax())
+    with clock.verb("accept"):
+        accepted, branches = _accept(sequence, tree, hidden)
+    with clock.verb("commit"):
+        gained, failed = commit([(sequence, tree, accepted)])
+    cost = clock.cost([tree])
+    sequence.branches = branches
+    return [
+        *(Outcome(sequence=sequence, step=step_result(one, cost)) for one in gained),
+        *(Outcome(sequence=sequence, error=error) for _, error in failed),
+    ]
+
+
+def _read_prompt(sequence: BranchedSequence) -> list[Outcome]:
+    target = sequence.target
+    if sequence.started is None:
+        sequence.started = time.perf_counter()
+    count = min(target.num_unread, ALL_PROMPT_ROWS)
+    (hidden,) = target.read([target.text_rows(count)])
+    target.took_in(count)
+    return (
+        [] if target.num_unread else [Outcome(sequence=sequence, step=first_step(sequence, hidden, sequence.started))]
+    )
+
+
+def _accept(sequence: BranchedSequence, tree: TokenTree, hidden: Tensor) -> tuple[AcceptedPath, Tensor]:
+    """Return the longest branch, ended at the first stop token, and the next branches [w], drawn at its end."""
+    process = None if sequence.processors is None else on_paths(sequence.processors, tree)
+    path, end_token = _longest(sequence, tree, hidden, process)
+    rows = _rows_of(sequence, hidden, process)
+    branches = _branches_after(rows.probs(path[-1]), end_token, sequence.width, sequence.generator)
+    tokens = _until_stop(tokens_at(tree, path), sequence.settings.stop_tokens)[: sequence.num_left]
+    path = path[: len(tokens) - 1]
+    count = sequence.settings.num_logprobs
+    accepted = AcceptedPath(
+        path=path,
+        tokens=tokens,
+        from_draft=(False, *[True] * len(path)),  # the first is the target's, drawn in the pass before
+        logprobs=() if count is None else rows.logprobs((0, *path), tokens, count),
+    )
+    return accepted, branches
 
 
 def _until_stop(tokens: tuple[int, ...], stop_tokens: frozenset[int]) -> tuple[int, ...]:
@@ -70,17 +175,30 @@ def _until_stop(tokens: tuple[int, ...], stop_tokens: frozenset[int]) -> tuple[i
     return tokens[:end]
 
 
-def _longest(sequence: Sequence, tree: TokenTree, rows: TargetRows) -> tuple[tuple[int, ...], int]:
+def _longest(
+    sequence: BranchedSequence, tree: TokenTree, hidden: Tensor, process: ProcessNode | None
+) -> tuple[tuple[int, ...], int]:
     """Return the longest accepted path, its branch's first token included, and the token drawn at its end."""
     ancestors = ancestors_mask(tree.parents)
     best: tuple[tuple[int, ...], int] = ((), -1)
     for branch in (tree.parents == 0).nonzero().flatten().tolist():  # w, two or three
         nodes = ancestors[:, branch].nonzero().flatten()
-        acceptance = accept_alone(sequence.verify(_subtree(tree, nodes), rows.of(nodes), sequence.generator))
+        rows = _rows_of(sequence, hidden[nodes], _renumbered(process, nodes.tolist()))
+        acceptance = accept_alone(sequence.verify(_subtree(tree, nodes), rows, sequence.generator))
         path = (branch, *nodes[on_device(acceptance.path, nodes.device)].tolist())
         if len(path) > len(best[0]):
             best = (path, acceptance.next_token)
     return best
+
+
+def _rows_of(sequence: Sequence, hidden: Tensor, process: ProcessNode | None) -> TargetRows:
+    target = sequence.target
+    return TargetRows(hidden, target.logits, sequence.settings.sampling, vocab=target.vocab, process=process)
+
+
+def _renumbered(process: ProcessNode | None, nodes: list[int]) -> ProcessNode | None:
+    """Return what becomes of the logits behind some nodes of a tree [k], numbered from 0."""
+    return None if process is None else lambda logits, node: process(logits, nodes[node])
 
 
 def _subtree(tree: TokenTree, nodes: Tensor) -> TokenTree:

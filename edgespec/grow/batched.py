@@ -29,16 +29,16 @@ Growing: TypeAlias = Generator[dict[int, Asked], dict[int, Distributions | Edges
 class Grow:
     """A policy at work on one text."""
 
-    steps: Callable[[int, int, Tensor | None], Growth]  # root, most layers, the root's children if given [w]
+    steps: Callable[[int, int], Growth]  # root, most layers
     drafter: Drafter | None  # None: trees are roots only
 
-    def growth(self, root: int, max_depth: int, branches: Tensor | None = None) -> Growth:
+    def growth(self, root: int, max_depth: int) -> Growth:
         """Return the growth of the tree below a root token, of at most so many layers."""
-        return self.steps(root, max_depth, branches)
+        return self.steps(root, max_depth)
 
-    def __call__(self, root: int, max_depth: int, branches: Tensor | None = None) -> TokenTree:
+    def __call__(self, root: int, max_depth: int) -> TokenTree:
         """Return the tree, grown alone."""
-        return grown(self.growth(root, max_depth, branches), self.drafter)
+        return grown(self.growth(root, max_depth), self.drafter)
 
 
 def grow_beam(beam: Beam) -> Growth:

@@ -99,29 +99,26 @@ def make_grow(
 
     `noise` is the text's, for coupled children. `keeps_draft_probs` is for records: trees keep q where their rule
     would not need it. With `largest_tree`, a beam's nodes are the text's share of those of all trees that grow
-    together, and its own tree may be as large as the room. Only a static shape may be given the root's children: other
-    trees are not asked to start from them.
+    together, and its own tree may be as large as the room.
     """
     settings, draw = policy.settings, policy.draw
     kind = POLICIES[settings.policy].kind
     if drafter is None or kind == "none":
-        return Grow(lambda root, _max_depth, _branches: _root_alone(root, draw, device), None)
+        return Grow(lambda root, _max_depth: _root_alone(root, draw, device), None)
     # The target draws without noise at temperature 0, and so does the draft.
     shared = noise if draw == "coupled" and sampling.temperature > 0 else None
     if kind == "static":
-        shape = static_shape(_shape(policy, sampling), device)
-        stops = _stops(policy, drafter)
         static = partial(
             grow_static,
-            shape=shape,
+            shape=static_shape(_shape(policy, sampling), device),
             draw=draw,
-            stops=stops,
+            stops=_stops(policy, drafter),
             device=device,
             generator=generator,
             noise=shared,
             keeps_draft_probs=keeps_draft_probs,
         )
-        return Grow(lambda root, max_depth, branches: static(root, depth=max_depth, first_tokens=branches), drafter)
+        return Grow(lambda root, max_depth: static(root, depth=max_depth), drafter)
     if draw == "sampled":
         best_first = partial(
             grow_best_first,
@@ -132,7 +129,7 @@ def make_grow(
             device=device,
             generator=generator,
         )
-        return Grow(lambda root, max_depth, _branches: best_first(root, depth=min(settings.depth, max_depth)), drafter)
+        return Grow(lambda root, max_depth: best_first(root, depth=min(settings.depth, max_depth)), drafter)
     widest = settings if largest_tree is None else largest_tree
     beam = partial(
         Beam,
@@ -149,11 +146,27 @@ def make_grow(
         keeps_draft_probs=keeps_draft_probs,
     )
 
-    def grow(root: int, max_depth: int, branches: Tensor | None) -> Growth:
-        assert branches is None
-        return grow_beam(beam(root=root, depth=min(settings.depth, max_depth)))
+    return Grow(lambda root, max_depth: grow_beam(beam(root=root, depth=min(settings.depth, max_depth))), drafter)
 
-    return Grow(grow, drafter)
+
+def grow_below_branches(
+    policy: OpenPolicy,
+    drafter: Drafter,
+    *,
+    sampling: SamplingSettings,
+    device: torch.device,
+    generator: torch.Generator,
+) -> Callable[[int, int, Tensor], Growth]:
+    """Return a static policy's growth below given children [w] of the root, at most as many as its shape has there."""
+    static = partial(
+        grow_static,
+        shape=static_shape(_shape(policy, sampling), device),
+        draw=policy.draw,
+        stops=_stops(policy, drafter),
+        device=device,
+        generator=generator,
+    )
+    return lambda root, max_depth, branches: static(root, depth=max_depth, first_tokens=branches)
 
 
 def _root_alone(root: int, draw: Draw, device: torch.device) -> Growth:

@@ -35,8 +35,7 @@ class TextChunk:
     @property
     def from_draft(self) -> tuple[bool, ...]:
         """Return for each token whether the draft proposed it."""
-        step = self.step
-        return tuple(0 <= index - step.num_started < step.num_accepted for index in range(len(step.tokens)))
+        return self.step.from_draft or (False,) * len(self.step.tokens)
 
     @property
     def finish_reason(self) -> str | None:

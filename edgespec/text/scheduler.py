@@ -16,7 +16,8 @@ from contextlib import suppress
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 
-from edgespec.decode.batch import Batch, Outcome
+from edgespec.decode.batch import Outcome
+from edgespec.decode.target_initialized import MixedBatch
 from edgespec.decode.threaded_step import with_threads
 from edgespec.errors import EdgespecError, is_out_of_memory
 from edgespec.model.device import release_memory
@@ -64,7 +65,7 @@ class Scheduler:
         # A text is put into the second before it is taken out of the first.
         self._waiting = WaitingTexts()
         self._under_way: list[TextHandle] = []
-        self._batch = Batch()
+        self._batch = MixedBatch()
 
     def submit(
         self, request: TextRequest, *, reuse: bool = False, keeps: bool = True, on_prefill: OnPrefill | None = None
@@ -280,7 +281,7 @@ class Scheduler:
 
     def _begin_again(self) -> None:
         """Let the texts go on behind the tokens that they have, with what trees are now."""
-        self._batch = Batch()
+        self._batch = MixedBatch()
         for handle in list(self._under_way):
             handle.begin_again()
             self._waiting.remove(handle)  # where it was about to be taken out, or put off

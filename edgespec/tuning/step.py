@@ -29,8 +29,7 @@ class StepResult:
     """What one step added to the text. Its seconds are those of all texts that shared the pass."""
 
     tokens: tuple[int, ...]  # at least one; none in the first step where the target starts several branches
-    num_started: int = 0  # of these, from the front: drawn by the target in the pass before, to start branches
-    num_accepted: int = 0  # of these, behind those: nodes that the draft proposed
+    from_draft: tuple[bool, ...] = ()  # of each of these, whether the draft proposed it; in a prompt's step empty
     num_cached: int = 0  # of the prompt's tokens, in its own step: rows that were there from the text before
     logprobs: tuple[TokenLogprob, ...] = ()  # of each of these tokens, where they were asked for
     finish: Finish | None  # why the text ends here
@@ -41,6 +40,11 @@ class StepResult:
     grow_s: float
     target_s: float
     rest_s: float  # probabilities, verification, commit
+
+    @property
+    def num_accepted(self) -> int:
+        """Return how many of the tokens the draft proposed."""
+        return sum(self.from_draft)
 
     @property
     def total_s(self) -> float:

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
-
 from edgespec.config import SamplingSettings
 from edgespec.grow import Growth
 from edgespec.grow.batched import Grow
@@ -99,13 +97,13 @@ class TextTuning:
     def grow(self, policy: OpenPolicy, make: Callable[[OpenPolicy], Grow], plain: Grow) -> Grow:
         """Return a growth of the trees that pay; `make` is `make_grow` for a policy, `plain` grows roots only."""
 
-        def steps(root: int, max_depth: int, branches: Tensor | None) -> Growth:
+        def steps(root: int, max_depth: int) -> Growth:
             self._grown = None
             wanted = self._choice.in_step
             if wanted is None:
-                return (yield from plain.growth(root, max_depth, branches))
+                return (yield from plain.growth(root, max_depth))
             grow = make(replace(policy, settings=self._tuner.settings(wanted)))
-            tree = yield from grow.growth(root, max_depth, branches)
+            tree = yield from grow.growth(root, max_depth)
             self._grown = self._choice.expect(tree, wanted, max_depth)
             return tree
 

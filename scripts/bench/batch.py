@@ -31,6 +31,7 @@ from typing import Any
 import torch
 
 import edgespec.decode.batch as batch_module
+import edgespec.decode.clock as clock_module
 from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.cli.generate.records import peak_resident_bytes
 from edgespec.config import parse_size
@@ -80,7 +81,7 @@ class Log:
 @contextmanager
 def logged(engine: Engine, log: Log) -> Iterator[None]:
     """Within this block, passes, draft calls and steps are noted."""
-    run, expand, make = CausalModel._run, batch_module.expand_batched, batch_module.PassCost
+    run, expand, make = CausalModel._run, batch_module.expand_batched, clock_module.PassCost
 
     def counted_run(self: CausalModel, parts: Any, chunks: Any) -> Any:
         if self is engine.target_model:
@@ -97,12 +98,12 @@ def logged(engine: Engine, log: Log) -> Iterator[None]:
 
     CausalModel._run = counted_run  # type: ignore[method-assign]
     batch_module.expand_batched = counted_expand
-    batch_module.PassCost = noted  # type: ignore[misc, assignment]
+    clock_module.PassCost = noted  # type: ignore[misc, assignment]
     try:
         yield
     finally:
         CausalModel._run = run  # type: ignore[method-assign]
-        batch_module.expand_batched, batch_module.PassCost = expand, make  # type: ignore[misc]
+        batch_module.expand_batched, clock_module.PassCost = expand, make  # type: ignore[misc]
 
 
 def run_edgespec(system: System, pair: ModelPair, prompts: list[list[int]], arguments: argparse.Namespace) -> Any:

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from edgespec import Engine, SamplingSettings, TreeSettings
-from edgespec.decode.loop import tokens_at
+from edgespec.decode.accept import tokens_at
 from edgespec.grow.policies import make_grow, open_policy
 from edgespec.sampling.noise import TextNoise
 from edgespec.tree.token_tree import TokenTree, depths

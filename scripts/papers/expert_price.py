@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Callable, Generator, Iterator
+from collections import abc
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,13 +28,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import edgespec.decode.batch as batch_module
 from edgespec import Engine, SamplingSettings, TreeSettings
-from edgespec.decode.loop import Lossless
-from edgespec.decode.sequence import AcceptedPath, Sequence
-from edgespec.grow import Growth
+from edgespec.decode.accept import AcceptedTree, Failed
+from edgespec.decode.batch import Batch
+from edgespec.decode.sequence import Sequence
 from edgespec.pair.pair import DEMO_FOLDER
 from edgespec.tree.token_tree import TokenTree
-from edgespec.verify.rows import TargetRows
 from scripts.bench.expert_passes import choices_in, routers_of
 from scripts.check.plan import SEED, read_texts, write_prompts
 
@@ -79,24 +80,22 @@ class Recording:
     @contextmanager
     def noted(self) -> Iterator[None]:
         """Within this block, verified trees are noted."""
-        growth, accept = Lossless.growth, Lossless.accept
+        grow, commit = Batch._grow, batch_module.commit
 
-        def begin(rules: Lossless, sequence: Sequence) -> Growth:
+        def begin(batch: Batch) -> list[tuple[Sequence, TokenTree]]:
             self._chosen.clear()
-            return growth(rules, sequence)
+            return grow(batch)
 
-        def end(
-            rules: Lossless, sequence: Sequence, tree: TokenTree, rows: TargetRows
-        ) -> Generator[int, None, AcceptedPath]:
-            found = yield from accept(rules, sequence, tree, rows)
-            self._note(tree, found.path)
-            return found
+        def end(accepted: abc.Sequence[AcceptedTree]) -> tuple[list[AcceptedTree], list[Failed]]:
+            for _, tree, found in accepted:
+                self._note(tree, found.path)
+            return commit(accepted)
 
-        Lossless.growth, Lossless.accept = begin, end  # type: ignore[method-assign]
+        Batch._grow, batch_module.commit = begin, end  # type: ignore[method-assign]
         try:
             yield
         finally:
-            Lossless.growth, Lossless.accept = growth, accept  # type: ignore[method-assign]
+            Batch._grow, batch_module.commit = grow, commit  # type: ignore[method-assign]
 
     def _note(self, tree: TokenTree, path: tuple[int, ...]) -> None:
         if tree.scores is None:  # plain, at the text's end

@@ -20,7 +20,7 @@ from scipy import stats
 from torch import Tensor
 
 from edgespec.config import SamplingSettings
-from edgespec.decode.loop import Lossless, decode
+from edgespec.decode.loop import decode
 from edgespec.decode.sequence import Sequence, TextSettings
 from edgespec.grow import Growth, best_first
 from edgespec.grow.batched import Grow, grow_beam
@@ -104,7 +104,7 @@ def texts(
     for key in range(count):
         noise = TextNoise(seed=11, key=key, vocab=VOCAB, device=CPU)
 
-        def steps(root: int, max_depth: int, _branches: Tensor | None, noise: TextNoise = noise) -> Growth:
+        def steps(root: int, max_depth: int, noise: TextNoise = noise) -> Growth:
             return grow_tree(root, max_depth, generator, noise)
 
         def verify_tree(
@@ -121,7 +121,6 @@ def texts(
             draws_coupled=grow_tree in (grow_coupled, grow_nothing),
             grow=Grow(steps, drafter),
             verify=verify_tree,
-            rules=Lossless(),
         )
         steps = decode(sequence, PROMPT_IDS)
         found.append(tuple(token for step in steps for token in step.tokens)[:NUM_TOKENS])

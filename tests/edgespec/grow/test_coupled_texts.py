@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from edgespec.config import SamplingSettings
 from edgespec.decode.loop import decode
@@ -135,8 +134,8 @@ def test_a_text_is_plain_decodings_whatever_becomes_of_its_trees(
     )  # fmt: skip
     right, generator = sequence.grow, torch.Generator().manual_seed(seed)
 
-    def changed(root: int, depth: int, branches: Tensor | None) -> Growth:
-        return change((yield from right.growth(root, depth, branches)), generator)
+    def changed(root: int, depth: int) -> Growth:
+        return change((yield from right.growth(root, depth)), generator)
 
     sequence.grow = Grow(changed, right.drafter)
     text = text_of(sequence, [1, 2])[:NUM_TOKENS]  # a tree of any shape may reach behind the end

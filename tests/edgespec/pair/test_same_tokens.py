@@ -106,7 +106,9 @@ def drawn(engine: Engine, tree: TreeSettings, count: int, **options: Any) -> lis
     ]
     found = dict(engine.generate_many(asked))
     steps = [step for result in found.values() if isinstance(result, GenerationResult) for step in result.steps]
-    proposed = {token for step in steps for token in step.tokens[step.num_started :][: step.num_accepted]}
+    proposed = {
+        token for step in steps for token, is_draft in zip(step.tokens, step.from_draft, strict=False) if is_draft
+    }
     assert not proposed & engine.pair.unshared
     return [found[number].token_ids for number in range(count)]  # type: ignore[union-attr]
 

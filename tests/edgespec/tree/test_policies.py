@@ -12,7 +12,8 @@ import torch
 
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
-from edgespec.grow.policies import OpenPolicy, make_grow, open_policy
+from edgespec.grow import batched
+from edgespec.grow.policies import OpenPolicy, grow_below_branches, make_grow, open_policy
 from edgespec.sampling.noise import TextNoise
 from edgespec.tree.policies import DEFAULT_POLICY, DRAWS, POLICIES, Policy, policy_named, users_of
 from edgespec.tree.settings import TreeSettings
@@ -188,10 +189,10 @@ def test_a_static_shape_takes_the_roots_children_from_the_target(tmp_path: Path)
     assert wide
     assert {policy.kind for policy in wide} == {"static"}
     for policy in wide:
-        grow = make_grow(
-            open_policy(settings_of(policy, tmp_path, branching=(2, 1), target_width=2)),
-            FunctionDrafter(random_q(VOCAB, 1.5, 0)), sampling=WARM, device=CPU,
-            generator=torch.Generator().manual_seed(0), noise=text_noise(0),
+        drafter = FunctionDrafter(random_q(VOCAB, 1.5, 0))
+        below = grow_below_branches(
+            open_policy(settings_of(policy, tmp_path, branching=(2, 1), target_width=2)), drafter, sampling=WARM,
+            device=CPU, generator=torch.Generator().manual_seed(0),
         )  # fmt: skip
-        tree = grow(0, 3, torch.tensor([6, 3]))
+        tree = batched.grown(below(0, 3, torch.tensor([6, 3])), drafter)
         assert tree.tokens[tree.parents == 0].tolist() == [6, 3]

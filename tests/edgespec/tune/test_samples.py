@@ -240,7 +240,7 @@ def test_a_tree_of_no_nodes_counts_as_one_token(
         if policy.settings.policy != "c2t":
             return right(policy, drafter, **options)
 
-        def gives_up(root: int, _max_depth: int, _branches: Tensor | None) -> Growth:
+        def gives_up(root: int, _max_depth: int) -> Growth:
             tree = GrowingTree(root, device=options["device"], keeps_draft_probs=True)
             yield from tree.expand()
             return tree.finished(policy.draw)

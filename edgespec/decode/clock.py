@@ -1,0 +1,42 @@
+"""The seconds of a step's verbs, beside the counts that they are seconds of."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal
+
+from edgespec.tree.token_tree import TokenTree, depths
+from edgespec.tuning.step import PassCost
+
+Verb = Literal["grow", "read", "accept", "commit"]
+
+
+class StepClock:
+    """Notes the seconds of each verb of a step."""
+
+    def __init__(self, num_pending: int = 0) -> None:
+        """Begin a step in whose growth the draft reads so many tokens of the texts."""
+        self._num_pending = num_pending
+        self._seconds: dict[Verb, float] = {}
+
+    @contextmanager
+    def verb(self, verb: Verb) -> Iterator[None]:
+        """Note the seconds of this block."""
+        started = time.perf_counter()
+        yield
+        self._seconds[verb] = time.perf_counter() - started
+
+    def cost(self, trees: Sequence[TokenTree], *, num_prompt_rows: int = 0) -> PassCost:
+        """Return what the step took, whose pass read these trees and so many rows of prompts."""
+        return PassCost(
+            num_texts=len(trees),
+            num_rows=sum(tree.num_nodes for tree in trees),
+            num_prompt_rows=num_prompt_rows,
+            num_layers=max((int(depths(tree.parents)[-1]) for tree in trees), default=0),
+            num_pending=self._num_pending,
+            grow_s=self._seconds["grow"],
+            target_s=self._seconds["read"],
+            rest_s=self._seconds["accept"] + self._seconds["commit"],
+        )
