@@ -14,7 +14,6 @@ import torch
 from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.grow.opt_tree import stop_gain_at
 from edgespec.grow.sequoia import best_limits, sequoia_table
-from edgespec.placement.parallel import PassShares
 from edgespec.tree.settings import TreeSettings
 from profiles.cost import Curve
 from profiles.schema import Plan, Profile, TemperaturePlan, Timings
@@ -52,17 +51,6 @@ def pass_points(profile: Profile) -> dict[int, list[tuple[float, float]]]:
         for found in profile.together
     }
     return {1: alone, **together}
-
-
-def pass_shares(profile: Profile, plan: TemperaturePlan) -> PassShares:
-    """Return what a pass's parts take, as they were measured, next to one that streams all layers."""
-    most = max((plan.best, *plan.by_texts), key=lambda found: found.num_texts)
-    if most.num_texts == 1:
-        return PassShares()
-    resident = profile.pair.resident_layers / profile.pair.num_layers
-    all_streamed_s = profile.plain_step_s / ((1 - resident) + PassShares().resident * resident)
-    text_s = max(0.0, most.step_s - plan.best.step_s) / (most.num_texts - 1)
-    return PassShares(text=text_s / all_streamed_s, tokens_left=most.tokens / plan.best.tokens, at_texts=most.num_texts)
 
 
 def with_stop_gain(tree: TreeSettings, profile: Profile) -> tuple[TreeSettings, tuple[str, ...]]:

@@ -18,7 +18,7 @@ from edgespec.tree.settings import TreeSettings
 if TYPE_CHECKING:
     from edgespec.engine import Engine
     from edgespec.pair.folder import ModelFolder
-    from edgespec.profiled import PairSetup
+    from edgespec.placement.pair_setup import PairSetup
 
 GIB = 1 << 30
 
@@ -153,7 +153,7 @@ def _say_threads(console: Console, threads: int | None) -> None:
 def _profile_note(setup: PairSetup) -> str:
     """Which profile, for which temperature, and what it promises."""
     from edgespec.measured import plan_for_texts
-    from edgespec.profiled import tree_settings
+    from edgespec.placement.pair_profile import tree_settings
 
     assert setup.profile is not None
     assert setup.plan is not None

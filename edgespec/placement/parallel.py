@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from edgespec.errors import EdgespecError
-from edgespec.pair.pair import ModelPair
-from edgespec.placement.place import pair_weights, place_weights, read_memory
 from edgespec.placement.run_config import RunConfig
-from edgespec.tree.settings import TreeSettings
 from offload.placement import Placement
+from profiles.schema import Profile, TemperaturePlan
 
 MAX_TEXTS = 16  # growth costs each text a little, and little is gained by more
 SPREAD = 1.25  # of the texts under way over the mean of all
 COUNTS = (1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """The texts that a run has, from which follows how many of them share each pass."""
+
+    num_waiting: int
+    mean_tokens: float  # of a text with its answers
+    num_texts: int | None = None  # that share a pass, at most; None: as many as pay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +31,7 @@ class PassShares:
 
     resident: float = 0.15  # of a pass whose layers are all resident
     text: float = 0.02  # of each text, with its tree
-    # Texts have smaller trees in company: the tokens of each over those of one alone, at so many texts
+    # Texts that share passes have smaller trees: the tokens of each over those of one alone, at so many texts
     tokens_left: float = 1.0
     at_texts: int = 2
 
@@ -37,28 +45,37 @@ class PassShares:
         return num_texts * math.pow(self.tokens_left, math.log(num_texts) / math.log(self.at_texts))
 
 
-def texts_that_pay(
-    pair: ModelPair,
-    run_config: RunConfig,
-    tree: TreeSettings,
-    *,
-    num_waiting: int,
-    mean_tokens: float,
-    shares: PassShares,
-) -> RunConfig:
-    """Return the place with as many texts under way, of `num_waiting`, as make most tokens a second of all.
+def pass_shares(profile: Profile, plan: TemperaturePlan) -> PassShares:
+    """Return what a pass's parts take, as they were measured, next to one that streams all layers."""
+    most = max((plan.best, *plan.by_texts), key=lambda found: found.num_texts)
+    if most.num_texts == 1:
+        return PassShares()
+    resident = profile.pair.resident_layers / profile.pair.num_layers
+    all_streamed_s = profile.plain_step_s / ((1 - resident) + PassShares().resident * resident)
+    text_s = max(0.0, most.step_s - plan.best.step_s) / (most.num_texts - 1)
+    return PassShares(text=text_s / all_streamed_s, tokens_left=most.tokens / plan.best.tokens, at_texts=most.num_texts)
 
-    `place` is that of one text; texts have `mean_tokens`. Where nothing fits, one text is left to say so.
+
+def with_workload(
+    run_config: RunConfig, workload: Workload, *, place: Callable[[RunConfig], Placement], shares: PassShares
+) -> RunConfig:
+    """Return the run, which is planned for one text, with as many of the workload's texts under way as it says.
+
+    Where it does not, they are as many as make most tokens a second of all; `place` returns where the layers live
+    beside them. Where nothing fits, one text is left to say so.
     """
-    weights = pair_weights(pair.target, pair.draft if tree.policy != "none" else None, run_config)
-    memory = read_memory(run_config.limits, run_config.device)
+    num_waiting, num_texts = workload.num_waiting, workload.num_texts
+    if num_waiting <= 1 or num_texts == 1:
+        return run_config
+    if num_texts is not None:
+        return with_texts(run_config, min(num_texts, num_waiting), workload.mean_tokens)
     best, most_per_s = run_config, 0.0
     for count in sorted({*COUNTS, min(num_waiting, MAX_TEXTS)}):
-        if count > max(1, num_waiting):
+        if count > num_waiting:
             break
-        own = with_texts(run_config, count, mean_tokens)
+        own = with_texts(run_config, count, workload.mean_tokens)
         try:
-            placement = place_weights(weights, tree, own, memory).placement
+            placement = place(own)
         except EdgespecError:
             break
         per_s = shares.tokens(count) / shares.step(placement, count)
@@ -68,6 +85,6 @@ def texts_that_pay(
 
 
 def with_texts(run_config: RunConfig, count: int, mean_tokens: float) -> RunConfig:
-    """Return the place for so many texts, with room for a few that are longer than the mean."""
+    """Return the run with so many texts under way, and memory for a few that are longer than the mean."""
     tokens = run_config.context_tokens + int((count - 1) * min(run_config.context_tokens, SPREAD * mean_tokens))
     return replace(run_config, num_texts=count, cache_tokens=tokens)

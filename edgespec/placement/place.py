@@ -10,7 +10,7 @@ from typing import Unpack
 import torch
 
 from edgespec.config import MIN_CONTEXT, MemoryLimits
-from edgespec.errors import EdgespecError, offload_errors
+from edgespec.errors import EdgespecError
 from edgespec.model.host_memory import address_limit_bytes, free_addresses_bytes, free_host_bytes
 from edgespec.pair.find import find_pair
 from edgespec.pair.folder import ModelFolder, open_architecture, open_draft_architecture
@@ -119,13 +119,11 @@ def check_tree_fits(tree: TreeSettings, planned: TreeSettings, run_config: RunCo
 
 def pair_weights(target: ModelFolder, draft: ModelFolder | None, run_config: RunConfig) -> PairWeights:
     """Return a pair's weights from its headers; raises EdgespecError where they do not make up the models."""
-    with offload_errors():
-        return PairWeights(
-            target=weights_by_size(target, dtype=run_config.dtype, quant=run_config.quant),
-            draft=weights_by_size(draft, dtype=run_config.dtype, quant=run_config.draft_quant)
-            if draft is not None
-            else None,
-        )
+    dtype = run_config.dtype
+    return PairWeights(
+        target=weights_by_size(target, dtype=dtype, quant=run_config.quant),
+        draft=None if draft is None else weights_by_size(draft, dtype=dtype, quant=run_config.draft_quant),
+    )
 
 
 def place_weights(weights: PairWeights, tree: TreeSettings, run_config: RunConfig, memory: Memory) -> PlacedWeights:
@@ -134,12 +132,12 @@ def place_weights(weights: PairWeights, tree: TreeSettings, run_config: RunConfi
     Raises EdgespecError with the table and cheaper settings when nothing fits.
     """
     draft = weights.draft if tree.policy != "none" else None
-    wanted = PlacementRequest(weights=replace(weights, draft=draft), tree=tree, run_config=run_config)
+    request = PlacementRequest(weights=replace(weights, draft=draft), tree=tree, run_config=run_config)
     try:
-        placement = _run_config(wanted, memory)
+        placement = _place_request(request, memory)
     except PlacementError as error:
         limited = "" if address_limit_bytes() is None else " 'ulimit -v' limits it too: 'ulimit -v unlimited'."
-        raise EdgespecError(error.code, error.what, _advice(wanted, memory) + limited) from error
+        raise EdgespecError(error.code, error.what, _advice(request, memory) + limited) from error
     return PlacedWeights(target=weights.target, draft=draft, placement=placement)
 
 
@@ -152,32 +150,32 @@ class PlacementRequest:
     run_config: RunConfig
 
 
-def _run_config(wanted: PlacementRequest, memory: Memory) -> Placement:
+def _place_request(request: PlacementRequest, memory: Memory) -> Placement:
     """Place whole layers where all fit, or where that was asked for; else let their experts come on demand.
 
     Experts that are to stay with a CPU beside an accelerator are apart from their layers, even where all fit.
     """
-    target, experts = wanted.weights.target.skeleton, wanted.run_config.experts
+    target, experts = request.weights.target.skeleton, request.run_config.experts
     if not target.experts or experts == "stream":
-        return _place_as(wanted, memory, on_demand=False)
+        return _place_as(request, memory, on_demand=False)
     if experts == "resident":
-        return _checked_resident(_place_as(wanted, memory, on_demand=False))
-    if experts == "cpu" and wanted.run_config.device.type == "cuda":
-        return _place_as(wanted, memory, on_demand=True)
+        return _checked_resident(_place_as(request, memory, on_demand=False))
+    if experts == "cpu" and request.run_config.device.type == "cuda":
+        return _place_as(request, memory, on_demand=True)
     try:
-        whole = _place_as(wanted, memory, on_demand=False)
+        whole = _place_as(request, memory, on_demand=False)
     except PlacementError:
-        return _place_as(wanted, memory, on_demand=True)
-    return whole if whole.is_resident else _place_as(wanted, memory, on_demand=True)
+        return _place_as(request, memory, on_demand=True)
+    return whole if whole.is_resident else _place_as(request, memory, on_demand=True)
 
 
-def _place_as(wanted: PlacementRequest, memory: Memory, *, on_demand: bool) -> Placement:
-    target, draft, run_config = wanted.weights.target.skeleton, wanted.weights.draft, wanted.run_config
+def _place_as(request: PlacementRequest, memory: Memory, *, on_demand: bool) -> Placement:
+    target, draft, run_config = request.weights.target.skeleton, request.weights.draft, request.run_config
     draft_skeleton = draft.skeleton if draft else None
     on_cuda = run_config.device.type == "cuda"
     options: PlaceBytes = {
         "device_uses": device_uses(
-            target, draft_skeleton, tree=wanted.tree, run_config=run_config, on_demand=on_demand
+            target, draft_skeleton, tree=request.tree, run_config=run_config, on_demand=on_demand
         ),
         "device_budget_bytes": memory.device_bytes,
         "host_uses": host_uses(target, dtype=run_config.dtype, on_demand=on_demand) if on_cuda else None,
@@ -203,13 +201,13 @@ def _checked_resident(placement: Placement) -> Placement:
     )
 
 
-def _advice(wanted: PlacementRequest, memory: Memory) -> str:
+def _advice(request: PlacementRequest, memory: Memory) -> str:
     """Name cheaper settings that fit, each with what it needs at least; where none fits, what the cheapest need."""
     fitting, too_much = [], []
-    for settings, cheaper in _cheaper(wanted):
+    for settings, cheaper in _cheaper(request):
         limits = replace(cheaper.run_config.limits, max_resident_layers=0)
         try:
-            least = _run_config(replace(cheaper, run_config=replace(cheaper.run_config, limits=limits)), memory)
+            least = _place_request(replace(cheaper, run_config=replace(cheaper.run_config, limits=limits)), memory)
             fitting.append((settings, least.planned_bytes))
         except PlacementError as error:
             too_much.append((settings, error.needed_bytes))
@@ -228,26 +226,26 @@ def _named(variants: list[tuple[str, int]]) -> str:
     )
 
 
-def _cheaper(wanted: PlacementRequest) -> Iterator[tuple[str, PlacementRequest]]:
+def _cheaper(request: PlacementRequest) -> Iterator[tuple[str, PlacementRequest]]:
     """Yield ever cheaper variants: fewer texts, smaller trees, shorter contexts, no tree, all together."""
-    tree, run_config = wanted.tree, wanted.run_config
+    tree, run_config = request.tree, request.run_config
     context, prompt = run_config.context_tokens, run_config.prompt_tokens
     # A prompt as long as the context is one that is not known: it shrinks with the context.
     shortest = min(context, (prompt if prompt < context else 0) + MIN_CONTEXT)
-    plain = replace(wanted, weights=replace(wanted.weights, draft=None), tree=tree.plain())
+    plain = replace(request, weights=replace(request.weights, draft=None), tree=tree.plain())
 
     def shorter(of: PlacementRequest, tokens: int) -> PlacementRequest:
         return replace(of, run_config=replace(run_config, context_tokens=tokens, prompt_tokens=min(prompt, tokens)))
 
     for count in [run_config.num_texts >> halvings for halvings in range(1, run_config.num_texts.bit_length())]:
-        yield f"parallel={count}", replace(wanted, run_config=replace(run_config, num_texts=count))
+        yield f"parallel={count}", replace(request, run_config=replace(run_config, num_texts=count))
     if tree.uses("size"):
         for size in [tree.size >> halvings for halvings in range(1, tree.size.bit_length())]:
-            yield f"size={size}", replace(wanted, tree=replace(tree, size=size))
+            yield f"size={size}", replace(request, tree=replace(tree, size=size))
     for tokens in [context >> halvings for halvings in range(1, context.bit_length())]:
         if tokens > shortest:
-            yield f"context_tokens={tokens}", shorter(wanted, tokens)
-    if wanted.weights.draft is not None:
+            yield f"context_tokens={tokens}", shorter(request, tokens)
+    if request.weights.draft is not None:
         yield "policy=none", plain
     if shortest < context:
         yield f"policy=none, context_tokens={shortest}", shorter(plain, shortest)

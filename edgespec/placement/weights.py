@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from edgespec.errors import offload_errors
 from edgespec.files import cache_folder, cache_of_process
 from edgespec.model.layer_kinds import chosen_experts
 from edgespec.pair.folder import ModelFolder
@@ -132,9 +133,10 @@ def _note_of_costs(target: Weights, draft: Weights) -> tuple[str, ...]:
 
 
 def weights_by_size(model: ModelFolder, *, dtype: torch.dtype, quant: str | None) -> Weights:
-    """Return the model's weights, known by size; raises OffloadError when they do not make up the model."""
-    skeleton = model.skeleton(model.checkpoint, dtype=dtype)
-    if quant is not None:
-        planned = quantized_checkpoint(skeleton, model.checkpoint, quant)
-        skeleton = model.skeleton(planned, dtype=dtype)
+    """Return the model's weights, known by size; raises EdgespecError when they do not make up the model."""
+    with offload_errors():
+        skeleton = model.skeleton(model.checkpoint, dtype=dtype)
+        if quant is not None:
+            planned = quantized_checkpoint(skeleton, model.checkpoint, quant)
+            skeleton = model.skeleton(planned, dtype=dtype)
     return Weights(model=model, dtype=dtype, quant=quant, skeleton=skeleton)

@@ -7,10 +7,10 @@ from dataclasses import replace
 from edgespec.config import MAX_TREE_SIZE
 from edgespec.errors import EdgespecError
 from edgespec.pair.pair import ModelPair
+from edgespec.placement.pair_setup import PairSetup
 from edgespec.placement.place import pair_weights, place_weights, read_memory
 from edgespec.placement.run_config import RunConfig
 from edgespec.placement.weights import notes_of_draft
-from edgespec.profiled import PairSetup
 from edgespec.tree.policies import POLICIES
 from edgespec.tree.settings import TreeSettings
 from edgespec.tune.run import DEPTH

@@ -10,7 +10,7 @@ from edgespec import __version__
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.grow.acceptance import AcceptanceModel
-from edgespec.profiled import pair_facts
+from edgespec.placement.pair_profile import pair_facts
 from edgespec.tune.acceptance import joined, reliability
 from edgespec.tune.contest import Outcome, hold_contest
 from edgespec.tune.costs import MeasuredCosts, measure_costs

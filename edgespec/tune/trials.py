@@ -12,7 +12,7 @@ import numpy as np
 
 from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.grow.policies import open_policy
-from edgespec.profiled import tree_settings
+from edgespec.placement.pair_profile import tree_settings
 from edgespec.tune.entrants import GUIDE
 from edgespec.tune.race import PROMPTS, Rule, Speeds, by_prompt, is_decided, log_speeds, still_racing, winner
 from edgespec.tune.run import Run

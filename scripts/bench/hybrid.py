@@ -23,8 +23,8 @@ import torch
 from edgespec import Engine, MemoryLimits, SamplingSettings
 from edgespec.config import parse_size
 from edgespec.pair.pair import open_pair
+from edgespec.placement.pair_setup import set_up_by_profile
 from edgespec.placement.run_config import resolve_run_config
-from edgespec.profiled import set_up_by_profile
 from edgespec.tune.benchmark import MODES, Round, compare_modes
 from scripts.bench.offload import drop_behind_reader
 from scripts.check.plan import GIB, SEED, read_texts, write_prompts

@@ -37,8 +37,9 @@ from edgespec.grow.stop_model import StopModel, input_names
 from edgespec.measured import acceptance_of, pass_points, plan_at
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
 from edgespec.pair.user_config import UserConfig, read_config, read_pairs
+from edgespec.placement.pair_profile import tree_settings
+from edgespec.placement.pair_setup import set_up
 from edgespec.placement.run_config import resolve_run_config
-from edgespec.profiled import set_up, tree_settings
 from edgespec.text.prompt_cache import PromptCache, prompt_key
 from edgespec.text.prompt_files import note_use, noted_files
 from edgespec.text.prompt_ids import prompt_ids

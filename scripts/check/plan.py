@@ -48,7 +48,7 @@ from edgespec.grow.acceptance import AcceptanceModel, default_acceptance
 from edgespec.grow.policies import OpenPolicy, make_grow, open_policy
 from edgespec.measured import acceptance_of
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
-from edgespec.profiled import tree_settings
+from edgespec.placement.pair_profile import tree_settings
 from edgespec.sampling.noise import TextNoise
 from edgespec.train.records import expected_tokens
 from edgespec.tree.policies import POLICIES

@@ -29,8 +29,8 @@ import torch
 from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.config import parse_size
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
+from edgespec.placement.pair_setup import set_up_by_profile
 from edgespec.placement.run_config import resolve_run_config
-from edgespec.profiled import set_up_by_profile
 from edgespec.tune.benchmark import Text, continue_one
 from scripts.bench.expert_passes import slow_reads
 from scripts.bench.offload import drop_behind_reader, throttle_edgespec

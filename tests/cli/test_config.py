@@ -88,20 +88,20 @@ class _Planned(Exception):  # noqa: N818
 @pytest.fixture
 def set_up_of(monkeypatch: pytest.MonkeyPatch, run_cli: RunCli) -> Callable[..., dict[str, Any]]:
     """What `edgespec bench` asks of an engine, and with which sampling."""
-    from edgespec import profiled
+    from edgespec.placement import pair_setup
 
     seen: dict[str, Any] = {}
-    set_up = profiled.set_up_by_profile
+    set_up = pair_setup.set_up_by_profile
 
-    def remember_options(pair: ModelPair, run_config: RunConfig, **options: Any) -> profiled.PairSetup:
+    def remember_options(pair: ModelPair, run_config: RunConfig, **options: Any) -> pair_setup.PairSetup:
         seen.update(options)
         return set_up(pair, run_config, **options)
 
-    def remember(self: Engine, setup: profiled.PairSetup, **_: Any) -> None:
+    def remember(self: Engine, setup: pair_setup.PairSetup, **_: Any) -> None:
         seen["tree"] = setup.tree
         raise _Planned
 
-    monkeypatch.setattr(profiled, "set_up_by_profile", remember_options)
+    monkeypatch.setattr(pair_setup, "set_up_by_profile", remember_options)
     monkeypatch.setattr(Engine, "__init__", remember)
 
     def call(*arguments: str) -> dict[str, Any]:

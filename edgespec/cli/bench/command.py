@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from edgespec.decode.lossless import Verdict
     from edgespec.engine import Engine
     from edgespec.pair.pair import ModelPair
+    from edgespec.placement.pair_setup import PairSetup
+    from edgespec.placement.pair_sizes import PairSizes
     from edgespec.placement.run_config import RunConfig
-    from edgespec.profiled import PairSetup
     from edgespec.text.request import TextOptions
     from edgespec.tune.benchmark import Round
 
@@ -104,6 +105,7 @@ def command(
 
     import_engine(console)
     from edgespec.pair.pair import DEMO_FOLDER
+    from edgespec.placement.pair_sizes import PairSizes
     from edgespec.text.bias import with_token_ids
     from edgespec.tune.benchmark import compare_modes
 
@@ -114,7 +116,10 @@ def command(
     say_unused_keys(console, rows, applies=False)
     encoded = encode_prompts(pair, rows, raw=raw or prompts is None)
     run_config = _run_config(pair, machine, max(map(len, encoded)), max_new_tokens)
-    with open_engine(console, _set_up(console, pair, run_config, trees, sampling), machine) as engine:
+    sizes = PairSizes(pair, run_config)
+    setup = _set_up(console, sizes, run_config, trees, sampling)
+    num_alone = _layers_without_draft(sizes, setup)
+    with open_engine(console, setup, machine) as engine:
         with console.progress_bar() as bar:
             if check:
                 options: TextOptions = {"max_new_tokens": max_new_tokens, "sampling": sampling, "seed": seed}
@@ -129,7 +134,7 @@ def command(
                 progress=console.counting(bar, "decoding", "texts"),
             )
         write_report(engine, rounds, sampling, form="json" if as_json else form)
-        _report_better_choices(console, engine, rounds)
+        _report_better_choices(console, engine, rounds, num_alone=num_alone)
     return 0
 
 
@@ -157,13 +162,14 @@ def _run_config(pair: ModelPair, machine: MachineOptions, longest: int, max_new_
 
 
 def _set_up(
-    console: Console, pair: ModelPair, run_config: RunConfig, trees: TreeOptions, sampling: SamplingSettings
+    console: Console, sizes: PairSizes, run_config: RunConfig, trees: TreeOptions, sampling: SamplingSettings
 ) -> PairSetup:
     """The pair with trees to measure: where its profile's plan is to grow none, the next best that it knows."""
-    from edgespec.profiled import set_up, set_up_by_profile, tree_settings
+    from edgespec.placement.pair_profile import tree_settings
+    from edgespec.placement.pair_setup import set_up, set_up_by_profile
 
     setup = set_up_by_profile(
-        pair, run_config, source=trees.profile, given=trees.given, temperature=sampling.temperature
+        sizes.pair, run_config, source=trees.profile, given=trees.given, temperature=sampling.temperature, sizes=sizes
     )
     if setup.tree.policy != "none":
         return setup
@@ -171,21 +177,23 @@ def _set_up(
     second = setup.plan.runner_up
     tree = tree_settings(second) if second is not None and second.policy != "none" else TreeSettings()
     console.say(f"the profile's plan is plain decoding; measured against it: {tree.policy} trees")
-    return set_up(pair, run_config, tree, profile=setup.profile)
+    return set_up(sizes.pair, run_config, tree, profile=setup.profile, sizes=sizes)
 
 
-def _report_better_choices(console: Console, engine: Engine, rounds: dict[str, list[Round]]) -> None:
+def _layers_without_draft(sizes: PairSizes, setup: PairSetup) -> int:
+    """Return how many layers could stay resident beside prompts as long as the context, with no draft in memory."""
+    run_config = replace(setup.run_config, prompt_tokens=setup.run_config.context_tokens)
+    return sizes.place(setup.tree.plain(), run_config).placement.num_resident
+
+
+def _report_better_choices(console: Console, engine: Engine, rounds: dict[str, list[Round]], *, num_alone: int) -> None:
     """What the table does not show: that plain decoding is the better choice, or would have had more memory."""
-    from edgespec.profiled import set_up
-
     medians = {mode: statistics.median(found.tokens_per_s for found in own) for mode, own in rounds.items()}
     if medians["tree"] < medians["plain"]:
         console.say("trees are slower than plain decoding here; edgespec profile finds settings that are not, or none")
-    run_config = replace(engine.run_config, prompt_tokens=engine.max_context)
-    alone = set_up(replace(engine.pair, draft=None), run_config, engine.tree).placement.num_resident
-    if alone > engine.placement.num_resident:
+    if num_alone > engine.placement.num_resident:
         console.say(
-            f"without the draft in memory, {alone} layers instead of {engine.placement.num_resident} could stay "
+            f"without the draft in memory, {num_alone} layers instead of {engine.placement.num_resident} could stay "
             "resident: plain decoding by itself is faster than here"
         )
 

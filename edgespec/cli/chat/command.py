@@ -130,7 +130,8 @@ def _load(
     self_check: bool,
 ) -> Engine:
     """The engine with room for a conversation: as much as was asked for, or the most that memory has."""
-    from edgespec.profiled import set_up_by_profile
+    from edgespec.placement.pair_setup import set_up_by_profile
+    from edgespec.placement.pair_sizes import PairSizes
     from edgespec.text.bias import with_token_ids
     from edgespec.text.context import check_ctx_size
 
@@ -140,10 +141,12 @@ def _load(
     contexts = [machine.ctx_size] if machine.ctx_size else sorted({min(most, size) for size in CONTEXTS}, reverse=True)
     sampling = with_token_ids(replace(pair.default_sampling(), **asked.chosen), pair)  # refused before weights are read
 
+    sizes = PairSizes(pair, machine.run_config(pair, context_tokens=contexts[0]))
+
     def load(context_tokens: int) -> Engine:
         run_config = machine.run_config(pair, context_tokens=context_tokens)
         setup = set_up_by_profile(
-            pair, run_config, source=trees.profile, given=trees.given, temperature=sampling.temperature
+            pair, run_config, source=trees.profile, given=trees.given, temperature=sampling.temperature, sizes=sizes
         )
         return open_engine(console, setup, machine, self_check=self_check)
 

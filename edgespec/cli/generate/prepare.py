@@ -35,13 +35,11 @@ from edgespec.cli.prompts.selection import repeated, select
 from edgespec.errors import EdgespecError
 from edgespec.text.context import check_ctx_size, doubtful_ends
 from edgespec.text.day import asks_for_day
-from edgespec.tree.settings import TreeSettings
 
 if TYPE_CHECKING:
     from edgespec.pair.pair import ModelPair
-    from edgespec.placement.parallel import PassShares
-    from edgespec.placement.run_config import RunConfig
-    from edgespec.profiled import PairSetup
+    from edgespec.placement.pair_setup import PairSetup
+    from edgespec.placement.pair_sizes import PairSizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,9 +173,10 @@ def _place_as_begun(
 
     def placed(trees: TreeOptions) -> tuple[PairSetup, RunSettings, dict[str, Any]]:
         pair_options = replace(asked, trees=trees)
-        setup, settings = place_run(found.pair, found.settings, pair_options, found.needed, found.num_fitting)
+        setup, settings = place_run(sizes, found.settings, pair_options, found.needed, found.num_fitting)
         return setup, settings, record_config(setup, settings)
 
+    sizes = pair_sizes(found.pair, asked.machine, found.needed)
     first = placed(asked.trees)
     if results is None or results.made_otherwise(first[-1]) is None:
         return first
@@ -189,28 +188,33 @@ def _place_as_begun(
     return first
 
 
+def pair_sizes(pair: ModelPair, machine: MachineOptions, needed: NeededTokens) -> PairSizes:
+    """Return the pair's weights by size, and the memory for the longest text that is needed."""
+    from edgespec.placement.pair_sizes import PairSizes
+
+    tokens = {"context_tokens": needed.context_tokens, "prompt_tokens": needed.prompt_tokens}
+    return PairSizes(pair, machine.run_config(pair, **tokens))
+
+
 def place_run(
-    pair: ModelPair, settings: RunSettings, asked: PairOptions, needed: NeededTokens, num_texts: int
+    sizes: PairSizes, settings: RunSettings, asked: PairOptions, needed: NeededTokens, num_texts: int
 ) -> tuple[PairSetup, RunSettings]:
     """Place the weights in this machine's memory, for up to so many texts; raises EdgespecError.
 
     Returns the settings with the profile that they come from.
     """
-    from edgespec.profiled import set_up_by_profile
+    from edgespec.placement.pair_setup import set_up_by_profile
+    from edgespec.placement.parallel import Workload
 
-    run_config = asked.machine.run_config(
-        pair, context_tokens=needed.context_tokens, prompt_tokens=needed.prompt_tokens
-    )
     # The tree is chosen once, for the run's temperature; a row's own changes its sampling alone.
     setup = set_up_by_profile(
-        pair,
-        run_config,
+        sizes.pair,
+        sizes.run_config,
         source=asked.trees.profile,
         given=asked.trees.given,
         temperature=settings.sampling.temperature,
-        share_passes=lambda run_config, shares: _with_texts(
-            pair, run_config, asked, needed.mean_tokens, num_texts, shares
-        ),
+        workload=Workload(num_waiting=num_texts, mean_tokens=needed.mean_tokens, num_texts=asked.parallel),
+        sizes=sizes,
     )
     profile = setup.profile.name if setup.profile else None
     return setup, replace(settings, profile=profile, predicted_per_s=setup.predicted_per_s)
@@ -259,20 +263,6 @@ def _report_ends(console: Console, requests: list[Request], pair: ModelPair) -> 
     doubts = Counter(doubt for request in requests for doubt in doubtful_ends(request.ids, pair))
     for doubt, count in doubts.items():
         console.say(f"{count} of {counted(len(requests), 'prompt')}: {doubt}")
-
-
-def _with_texts(
-    pair: ModelPair, run_config: RunConfig, asked: PairOptions, mean_tokens: float, num_texts: int, shares: PassShares
-) -> RunConfig:
-    """Return the place with the texts under way that were asked for, or that pay."""
-    from edgespec.placement.parallel import texts_that_pay, with_texts
-
-    if num_texts <= 1 or asked.parallel == 1:
-        return run_config
-    if asked.parallel is not None:
-        return with_texts(run_config, min(asked.parallel, num_texts), mean_tokens)
-    tree = TreeSettings(**asked.trees.given)
-    return texts_that_pay(pair, run_config, tree, num_waiting=num_texts, mean_tokens=mean_tokens, shares=shares)
 
 
 def _seed(wanted: SamplingOptions, results: Results | None) -> int:

@@ -22,7 +22,7 @@ from edgespec.tree.settings import TreeSettings
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from edgespec.profiled import PairSetup
+    from edgespec.placement.pair_setup import PairSetup
 
 TREE = "tree."
 

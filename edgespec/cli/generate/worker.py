@@ -12,7 +12,7 @@ from edgespec import __version__
 from edgespec.cli.console import Console
 from edgespec.cli.generate.batched import Ended, RowsTogether, Run
 from edgespec.cli.generate.output import with_record
-from edgespec.cli.generate.prepare import PairOptions, place_run
+from edgespec.cli.generate.prepare import PairOptions, pair_sizes, place_run
 from edgespec.cli.generate.record_config import record_config
 from edgespec.cli.generate.records import run_fields
 from edgespec.cli.generate.requests import NeededTokens, Request, RunSettings, turn_encoder
@@ -23,7 +23,7 @@ from edgespec.distributed.worker import Answer, Exchanged, WorkerInfo
 
 if TYPE_CHECKING:
     from edgespec.config import MemoryLimits
-    from edgespec.profiled import PairSetup
+    from edgespec.placement.pair_setup import PairSetup
 
 RowAnswer: TypeAlias = tuple[dict[str, Any], Totals]  # a row's record, and the sums over its answers
 
@@ -55,7 +55,11 @@ class RowWorker:
         machine = replace(machine, limits=_shared(machine.limits, num_beside))
         pair = open_pair_for(self._console, plan.pair_options.models, plan.pair_options.trees)
         setup, self._settings = place_run(
-            pair, plan.settings, replace(plan.pair_options, machine=machine), plan.needed, plan.num_rows
+            pair_sizes(pair, machine, plan.needed),
+            plan.settings,
+            replace(plan.pair_options, machine=machine),
+            plan.needed,
+            plan.num_rows,
         )
         say_setup(self._console, setup, machine)
         self._setup: PairSetup | None = setup

@@ -12,8 +12,8 @@ from edgespec.cli.options.model import ModelOptions
 from edgespec.cli.spelling import spelled
 from edgespec.errors import EdgespecError, profile_errors
 from edgespec.files import profiles_folder
+from edgespec.placement.pair_setup import kept_profile, set_up_by_profile
 from edgespec.placement.run_config import DEFAULT_CONTEXT_TOKENS
-from edgespec.profiled import kept_profile, set_up_by_profile
 from profiles.errors import ProfileError
 from profiles.files import read_profile, write_profile
 

@@ -26,7 +26,7 @@ def collect(
     run_config: RunConfig,
 ) -> None:
     """Collect what a folder of features lacks, if anything; raises EdgespecError."""
-    from edgespec.profiled import set_up
+    from edgespec.placement.pair_setup import set_up
     from edgespec.train.feature_files import FeatureFiles, begin_run
     from edgespec.train.features import collect_features, place_groups
     from edgespec.tree.settings import TreeSettings

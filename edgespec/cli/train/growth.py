@@ -74,7 +74,7 @@ def _command(
 
     import_engine(console)
     from edgespec.grow.classifier import Classifier
-    from edgespec.profiled import set_up
+    from edgespec.placement.pair_setup import set_up
     from edgespec.train import collect
     from edgespec.train.record_files import load_records
 

@@ -34,8 +34,8 @@ from edgespec.cli.prefill_line import PrefillLine
 from edgespec.cli.standard_streams import visible_streams
 from edgespec.config import MemoryLimits
 from edgespec.errors import EdgespecError
+from edgespec.placement.pair_setup import PairSetup
 from edgespec.placement.run_config import RunConfig
-from edgespec.profiled import PairSetup
 from edgespec.text.chat_template import Message
 from edgespec.text.conversation import Conversation
 from edgespec.text.results import GenerationResult, TextChunk

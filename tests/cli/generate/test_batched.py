@@ -13,7 +13,7 @@ import pytest
 from edgespec.engine import Engine
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.pass_rows import PassRows
-from edgespec.profiled import PairSetup
+from edgespec.placement.pair_setup import PairSetup
 from edgespec.text.handle import TextHandle
 from edgespec.tuning.step import StepResult
 from tests.cli.conftest import Outcome, RunCli

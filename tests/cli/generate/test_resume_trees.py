@@ -12,8 +12,8 @@ import pytest
 
 from edgespec.grow.acceptance import default_acceptance
 from edgespec.pair.pair import ModelPair
+from edgespec.placement.pair_setup import PairSetup, set_up, set_up_by_profile
 from edgespec.placement.run_config import RunConfig
-from edgespec.profiled import PairSetup, set_up, set_up_by_profile
 from edgespec.tree.settings import TreeSettings
 from tests.cli.conftest import RunCli
 from tests.profiles.examples import example_profile
@@ -46,7 +46,7 @@ def has_profile(monkeypatch: pytest.MonkeyPatch) -> Callable[[TreeSettings | Non
                 set_up(pair, run_config, tree), profile=example_profile(acceptance=default_acceptance().to_document())
             )
 
-        monkeypatch.setattr("edgespec.profiled.set_up_by_profile", found)
+        monkeypatch.setattr("edgespec.placement.pair_setup.set_up_by_profile", found)
 
     return let
 

@@ -23,8 +23,9 @@ from edgespec.errors import EdgespecError
 from edgespec.model.pass_rows import PassRows
 from edgespec.model.target import Target
 from edgespec.pair.pair import ModelPair
+from edgespec.placement.pair_profile import tree_settings
+from edgespec.placement.pair_setup import PairSetup, set_up
 from edgespec.placement.run_config import RunConfig
-from edgespec.profiled import PairSetup, set_up, tree_settings
 from edgespec.text.handle import TextHandle
 from edgespec.text.request import TextRequest
 from edgespec.tree.token_tree import TokenTree
@@ -301,7 +302,7 @@ def test_a_dry_run_checks_and_plans_and_touches_nothing(
     def follow_plan(pair: ModelPair, run_config: RunConfig, **_: Any) -> PairSetup:
         return replace(set_up(pair, run_config, tree_settings(plan.best)), profile=profile, plan=plan)
 
-    monkeypatch.setattr("edgespec.profiled.set_up_by_profile", follow_plan)
+    monkeypatch.setattr("edgespec.placement.pair_setup.set_up_by_profile", follow_plan)
     planned = run_cli(common, files=files).err
     # 108 tokens at the plan's four a second, and what the profile's passes take to read the prompts.
     assert f"s by profile {profile.name} if no answer ends early" in planned

@@ -13,8 +13,8 @@ from edgespec.cli.generate.command import command
 from edgespec.cli.spelling import FLAGS
 from edgespec.config import MemoryLimits, SamplingSettings
 from edgespec.engine import Engine
+from edgespec.placement.pair_setup import PairSetup
 from edgespec.placement.run_config import RunConfig
-from edgespec.profiled import PairSetup
 from edgespec.text.request import TextRequest
 from edgespec.tree.policies import POLICIES
 from edgespec.tree.settings import TreeSettings

@@ -16,7 +16,7 @@ import torch
 from edgespec.cli import run
 from edgespec.cli.profile.report import describe, sparkline, write_report
 from edgespec.files import profiles_folder
-from edgespec.profiled import tree_settings
+from edgespec.placement.pair_profile import tree_settings
 from edgespec.tune import costs, profile_pair
 from edgespec.tune import run as tune_run
 from edgespec.tune.run import Effort

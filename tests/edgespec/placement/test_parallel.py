@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from edgespec.config import MemoryLimits
 from edgespec.pair.pair import ModelPair, open_pair
-from edgespec.placement.parallel import PassShares, texts_that_pay, with_texts
+from edgespec.placement.parallel import PassShares, Workload, with_texts, with_workload
 from edgespec.placement.place import pair_weights, place_weights, read_memory
 from edgespec.placement.run_config import RunConfig, resolve_run_config
 from edgespec.tree.settings import TreeSettings
@@ -34,7 +35,16 @@ def placement(pair: ModelPair, run_config: RunConfig) -> Placement:
 
 
 def texts(pair: ModelPair, run_config: RunConfig, shares: PassShares = GUESS, *, num_waiting: int = 16) -> int:
-    return texts_that_pay(pair, run_config, TREE, num_waiting=num_waiting, mean_tokens=512, shares=shares).num_texts
+    workload = Workload(num_waiting=num_waiting, mean_tokens=512)
+    return with_workload(run_config, workload, place=partial(placement, pair), shares=shares).num_texts
+
+
+def test_a_number_that_the_user_gave_is_taken_but_for_texts_that_there_are_not(pair: ModelPair) -> None:
+    run_config = limited(pair, None)
+    for num_texts, num_waiting, expected in ((4, 16, 4), (4, 3, 3), (1, 16, 1), (4, 0, 1)):
+        workload = Workload(num_waiting=num_waiting, mean_tokens=512, num_texts=num_texts)
+        found = with_workload(run_config, workload, place=lambda _: pytest.fail("nothing is placed"), shares=GUESS)
+        assert found == (with_texts(run_config, expected, 512) if expected > 1 else run_config)
 
 
 def test_with_memory_for_all_as_many_texts_are_under_way_as_wait(pair: ModelPair) -> None:
@@ -55,6 +65,6 @@ def test_a_text_more_is_weighed_against_the_layers_that_its_cache_would_displace
     assert 1 < texts(pair, run_config, PassShares(resident=0.001, text=0.001)) < 16, "resident layers cost nothing"
 
 
-def test_texts_whose_trees_shrink_in_company_count_for_what_they_still_yield() -> None:
+def test_texts_whose_trees_shrink_among_others_count_for_what_they_still_yield() -> None:
     shares = PassShares(tokens_left=0.5, at_texts=16)
     assert [shares.tokens(count) for count in (1, 4, 16)] == pytest.approx([1, 4 * 0.5**0.5, 8])

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Phi3Conf
 from edgespec import Engine, TreeSettings
 from edgespec.model.length_rotation import LengthRotation
 from edgespec.pair.pair import ModelPair, open_pair
+from edgespec.placement.pair_setup import set_up
 from edgespec.placement.run_config import resolve_run_config
-from edgespec.profiled import set_up
 from tests.conftest import FAMILIES, GROUPED, SMALL, make_model, save_folder
 
 SHORT, NEW = 64, 20

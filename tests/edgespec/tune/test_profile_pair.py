@@ -13,7 +13,7 @@ from edgespec import EdgespecError, Engine, TreeSettings
 from edgespec.grow.acceptance import AcceptanceModel, default_acceptance
 from edgespec.measured import acceptance_of
 from edgespec.pair.pair import open_pair
-from edgespec.profiled import changes_between, tree_settings
+from edgespec.placement.pair_profile import changes_between, tree_settings
 from edgespec.tree.policies import DRAWS
 from edgespec.tune import contest, costs
 from edgespec.tune.entrants import contenders

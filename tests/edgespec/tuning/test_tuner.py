@@ -11,8 +11,9 @@ import pytest
 
 from edgespec import Engine, SamplingSettings, TreeSettings
 from edgespec.pair.pair import open_pair
+from edgespec.placement.pair_profile import tree_settings
+from edgespec.placement.pair_setup import set_up
 from edgespec.placement.run_config import resolve_run_config
-from edgespec.profiled import set_up, tree_settings
 from edgespec.tuning.costs import StepCosts
 from edgespec.tuning.tree_choice import NOTCHES, SIZES, TreeChoice
 from edgespec.tuning.tree_limits import TreeLimits

@@ -15,13 +15,14 @@ from edgespec import EdgespecError, Engine, MemoryLimits, TreeSettings
 from edgespec.files import profiles_folder
 from edgespec.grow.acceptance import default_acceptance
 from edgespec.grow.sequoia import sequoia_table
-from edgespec.measured import acceptance_of, pass_shares, plan_at
+from edgespec.measured import acceptance_of, plan_at
 from edgespec.pair.folder import fingerprint, open_model
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
-from edgespec.placement.parallel import PassShares
+from edgespec.placement.pair_profile import pair_facts, tree_settings
+from edgespec.placement.pair_setup import PairSetup, set_up, set_up_by_profile
+from edgespec.placement.parallel import PassShares, Workload, pass_shares, with_workload
 from edgespec.placement.place import Memory
 from edgespec.placement.run_config import RunConfig
-from edgespec.profiled import PairSetup, pair_facts, set_up, set_up_by_profile, tree_settings
 from offload.placement import ExpertPlacement
 from profiles.cost import Curve
 from profiles.files import write_profile
@@ -31,7 +32,7 @@ from tests.offload.experts.mixtures import save_mixture
 from tests.profiles.examples import PLAIN, example_plan, example_profile
 
 ADAPTIVE = example_plan(draw="coupled", threshold=0.02)
-PLACE = RunConfig(
+RUN = RunConfig(
     device=torch.device("cpu"), dtype=torch.float32, limits=MemoryLimits(), context_tokens=64, prompt_tokens=16
 )
 
@@ -140,7 +141,7 @@ def pair(pair_folders: tuple[Path, Path]) -> ModelPair:
 @pytest.fixture
 def profile(pair: ModelPair) -> Profile:
     """As if measured here, of this pair."""
-    facts = pair_facts(pair, PLACE, set_up(pair, PLACE, TreeSettings()).placement)
+    facts = pair_facts(pair, RUN, set_up(pair, RUN, TreeSettings()).placement)
     return example_profile(machine=machine_facts(), pair=facts, acceptance=default_acceptance().to_document())
 
 
@@ -150,7 +151,7 @@ SetUp = Callable[..., PairSetup]
 @pytest.fixture
 def set_up_here(pair: ModelPair) -> SetUp:
     def call(source: str = "auto", *, temperature: float = 0.8, **given: Any) -> PairSetup:
-        return set_up_by_profile(pair, PLACE, source=source, given=given, temperature=temperature)
+        return set_up_by_profile(pair, RUN, source=source, given=given, temperature=temperature)
 
     return call
 
@@ -323,7 +324,7 @@ def memory_of(
     *,
     layers: float,
     tree: TreeSettings,
-    run_config: RunConfig = PLACE,
+    run_config: RunConfig = RUN,
 ) -> list[int]:
     """Leave room for so many of the target's layers beside these trees; what is read of the memory is noted."""
     run_config = replace(run_config, limits=MemoryLimits(max_resident_layers=0))
@@ -336,7 +337,7 @@ def memory_of(
         read.append(free_bytes)
         return Memory(device_bytes=free_bytes, host_bytes=free_bytes)
 
-    monkeypatch.setattr("edgespec.profiled.read_memory", read_memory)
+    monkeypatch.setattr("edgespec.placement.pair_sizes.read_memory", read_memory)
     return read
 
 
@@ -347,9 +348,9 @@ def test_a_profile_is_matched_against_the_very_placement_that_is_loaded(
     large = example_plan("opt-tree", draw="chosen", size=768, depth=24)
     tree = tree_settings(large)
     read = memory_of(pair, monkeypatch, layers=0.5, tree=tree)
-    with_plan, with_default = (set_up(pair, PLACE, trees).placement for trees in (tree, TreeSettings()))
+    with_plan, with_default = (set_up(pair, RUN, trees).placement for trees in (tree, TreeSettings()))
     assert with_plan.num_resident < with_default.num_resident
-    facts = pair_facts(pair, PLACE, with_plan)
+    facts = pair_facts(pair, RUN, with_plan)
     keep(replace(profile, pair=facts, plans=(replace(profile.plans[1], best=large),)))
     del read[:]
     found = set_up_here()
@@ -362,10 +363,10 @@ def test_a_profile_is_matched_against_the_very_placement_that_is_loaded(
 
 
 def test_a_profile_knows_how_experts_moved_while_it_was_measured(pair: ModelPair) -> None:
-    whole = set_up(pair, PLACE, TreeSettings()).placement
+    whole = set_up(pair, RUN, TreeSettings()).placement
     apart = replace(whole, experts=ExpertPlacement(num_experts=8, num_kept=2, num_pinned=0, expert_bytes=1))
     found = [
-        pair_facts(pair, replace(PLACE, experts=asked), placement).experts
+        pair_facts(pair, replace(RUN, experts=asked), placement).experts
         for asked, placement in (("auto", whole), ("auto", apart), ("stream", apart), ("cpu", apart))
     ]
     assert found == ["with their layers", "on demand", "on demand", "computed on the CPU"]
@@ -373,7 +374,7 @@ def test_a_profile_knows_how_experts_moved_while_it_was_measured(pair: ModelPair
 
 def test_experts_are_placed_by_the_use_that_a_profile_measured(tmp_path: Path) -> None:
     folder = save_mixture(tmp_path / "mixture", "qwen3-moe")
-    mixture, run_config = open_pair(folder, folder), replace(PLACE, limits=MemoryLimits(max_resident_layers=0))
+    mixture, run_config = open_pair(folder, folder), replace(RUN, limits=MemoryLimits(max_resident_layers=0))
     placement = set_up(mixture, run_config, TreeSettings()).placement
     use = ((0.25, 0.5, 0.125, 1.0),) * placement.num_layers
     profile = example_profile(
@@ -403,7 +404,7 @@ def test_a_profile_whose_trees_leave_other_layers_resident_is_not_used(
     """It was measured with all layers resident: the default trees would leave them so, its own do not."""
     large = example_plan("opt-tree", draw="chosen", size=768, depth=24)
     memory_of(pair, monkeypatch, layers=0.5, tree=tree_settings(large))
-    assert set_up(pair, PLACE, TreeSettings()).placement.num_resident == profile.pair.resident_layers
+    assert set_up(pair, RUN, TreeSettings()).placement.num_resident == profile.pair.resident_layers
     keep(replace(profile, plans=(replace(profile.plans[1], best=large),)))
     found = set_up_here()
     assert is_default(found)
@@ -432,8 +433,7 @@ def test_a_fingerprint_is_of_the_config_too(pair_folders: tuple[Path, Path], tmp
     assert fingerprint(open_model(copy)) != fingerprint(open_model(pair_folders[1]))
 
 
-def several(run_config: RunConfig, _shares: PassShares) -> RunConfig:
-    return replace(run_config, num_texts=5)
+FIVE = Workload(num_waiting=9, mean_tokens=50.0, num_texts=5)
 
 
 def test_several_texts_begin_with_the_plan_for_about_so_many(pair: ModelPair, profile: Profile) -> None:
@@ -441,10 +441,10 @@ def test_several_texts_begin_with_the_plan_for_about_so_many(pair: ModelPair, pr
     plan = replace(profile.plans[1], by_texts=(small, replace(small, num_texts=32, size=2)))
     keep(replace(profile, plans=(plan,)))
     options: dict[str, Any] = {"source": "auto", "given": {}, "temperature": 0.8}
-    found = set_up_by_profile(pair, PLACE, share_passes=several, **options)
+    found = set_up_by_profile(pair, RUN, workload=FIVE, **options)
     assert (found.tree, found.run_config.num_texts) == (tree_settings(small), 5)
     assert found.predicted_per_s is None, "it was promised for four texts"
-    assert set_up_by_profile(pair, PLACE, **options).tree == tree_settings(plan.best)
+    assert set_up_by_profile(pair, RUN, **options).tree == tree_settings(plan.best)
 
 
 def test_a_profile_says_what_a_text_more_takes(profile: Profile) -> None:
@@ -460,10 +460,18 @@ def test_caches_of_several_texts_may_displace_layers_of_the_profile(
 ) -> None:
     keep(profile)
     tree = tree_settings(profile.plans[1].best)
-    memory_of(pair, monkeypatch, layers=0.5, tree=tree, run_config=several(PLACE, PassShares()))
+    memory_of(
+        pair,
+        monkeypatch,
+        layers=0.5,
+        tree=tree,
+        run_config=with_workload(
+            RUN, FIVE, place=lambda _: pytest.fail("no number is looked for"), shares=PassShares()
+        ),
+    )
     options: dict[str, Any] = {"source": "auto", "given": {}, "temperature": 0.8}
-    alone = set_up_by_profile(pair, PLACE, **options)
+    alone = set_up_by_profile(pair, RUN, **options)
     assert alone.placement.num_resident == alone.placement.num_layers
-    found = set_up_by_profile(pair, PLACE, share_passes=several, **options)
+    found = set_up_by_profile(pair, RUN, workload=FIVE, **options)
     assert found.placement.num_resident < found.placement.num_layers
     assert (found.profile, found.notes) == (profile, ())

@@ -1,0 +1,142 @@
+"""Which profile is of this pair on this machine, and what its plans mean as settings of trees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edgespec.errors import EdgespecError, profile_errors
+from edgespec.files import profiles_folder, shown_place
+from edgespec.model.device import most_threads
+from edgespec.pair.folder import fingerprint
+from edgespec.pair.pair import ModelPair
+from edgespec.placement.place import PlacedWeights
+from edgespec.placement.run_config import RunConfig
+from edgespec.tree.policies import policy_named
+from edgespec.tree.settings import TreeSettings
+from offload.placement import Placement
+from profiles.files import changes_between, find_profile, read_profile
+from profiles.measure import machine_facts
+from profiles.schema import WITH_LAYERS, PairFacts, Plan, Profile
+
+FactsWith = Callable[[Profile], PairFacts]  # the pair's facts, placed with the trees of a profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundProfile:
+    """The profile that a run follows, if there is one."""
+
+    profile: Profile | None = None
+    differences: tuple[str, ...] = ()  # from what it was measured with, each with both values
+    notes: tuple[str, ...] = ()  # for people
+
+
+def pair_facts(pair: ModelPair, run_config: RunConfig, placement: Placement) -> PairFacts:
+    """Return the facts that a profile of this pair, so placed, is known by."""
+    assert pair.draft is not None
+    return PairFacts(
+        target=pair.target.folder.name,
+        target_fingerprint=fingerprint(pair.target),
+        draft=pair.draft.folder.name,
+        draft_fingerprint=fingerprint(pair.draft),
+        quant=run_config.quant or "none",
+        draft_quant=run_config.draft_quant or "none",
+        dtype=str(run_config.dtype).removeprefix("torch."),
+        device=run_config.device.type,
+        threads=most_threads(run_config.threads, run_config.device),
+        num_layers=placement.num_layers,
+        resident_layers=placement.num_resident,
+        ram_layers=placement.num_pinned,
+        disk_layers=placement.num_on_disk,
+        experts=_movement_of_experts(run_config, placement),
+    )
+
+
+def _movement_of_experts(run_config: RunConfig, placement: Placement) -> str:
+    if placement.experts is None:
+        return WITH_LAYERS
+    return "computed on the CPU" if run_config.experts == "cpu" else "on demand"
+
+
+def find_pair_profile(source: str, pair: ModelPair, device: torch.device, facts_with: FactsWith) -> FoundProfile:
+    """Return the profile of a file, or for `auto` the one that was measured here of this pair, if any.
+
+    Raises EdgespecError for a file that cannot be used.
+    """
+    machine = machine_facts(device)
+    with profile_errors():
+        if source == "auto":
+            found = find_profile(profiles_folder(), machine, pair.names, facts_with)
+            if found.stale:
+                why = f"the profile of this pair is not used: {'; '.join(found.stale)}"
+                return FoundProfile(notes=(f"{why} (measure again: edgespec profile)",))
+            return FoundProfile(profile=found.profile)
+        profile = read_profile(Path(source))
+    facts = facts_with(profile)
+    _require_same_pair(source, profile.pair, facts)
+    differences = tuple(changes_between(profile, machine, facts))
+    notes = (f"profile {profile.name} was measured elsewhere: {'; '.join(differences)}",) if differences else ()
+    return FoundProfile(profile=profile, differences=differences, notes=notes)
+
+
+def _require_same_pair(source: str, old: PairFacts, new: PairFacts) -> None:
+    """Raise EdgespecError where acceptance was measured with other models."""
+    for name in ("target", "draft"):
+        before, now = (getattr(facts, f"{name}_fingerprint") for facts in (old, new))
+        if before != now:
+            raise EdgespecError(
+                "E_PROFILE",
+                f"'{source}' was measured with {name} '{getattr(old, name)}' ({before}), "
+                f"this is '{getattr(new, name)}' ({now}).",
+                "Measure this pair: edgespec profile.",
+            )
+
+
+def read_kept_profile(pair: ModelPair, device: torch.device, facts_with: FactsWith) -> Profile:
+    """Return the profile that was measured here of this pair; raises EdgespecError where there is none."""
+    folder = profiles_folder()
+    with profile_errors():
+        found = find_profile(folder, machine_facts(device), pair.names, facts_with)
+    if found.profile is not None:
+        return found.profile
+    why = f", and '{found.path}' does not fit: {'; '.join(found.stale)}" if found.stale else ""
+    names = " + ".join(filter(None, pair.names))
+    what = f"no profile of {names} on this machine is kept in '{shown_place(folder)}'{why}."
+    raise EdgespecError("E_PROFILE_NOT_FOUND", what, "Measure it: edgespec profile.")
+
+
+def weights_by_use(weights: PlacedWeights, profile: Profile) -> PlacedWeights:
+    """Return the weights with a mixture's experts placed by the use of them that the profile measured."""
+    if (experts := weights.placement.experts) is None or not (use := profile.expert_use):
+        return weights
+    found, own = list(map(len, use)), [group.num_experts for group in weights.target.skeleton.experts]
+    if found != own:
+        what = f"profile {profile.name} counts the use of {found} experts by layer, and the target has {own}."
+        raise EdgespecError("E_PROFILE", what, "Measure this pair: edgespec profile.")
+    return replace(weights, placement=replace(weights.placement, experts=replace(experts, use=use)))
+
+
+def tree_settings(plan: Plan, *, given: Mapping[str, Any] | None = None) -> TreeSettings:
+    """Return the plan as settings, with single values `given` by the user instead.
+
+    A policy of the user's drops the plan, and so does what the plan's policy has no use for.
+    """
+    given = dict(given or {})
+    if given.get("policy", plan.policy) != plan.policy:
+        return TreeSettings(**given)
+    policy = policy_named(plan.policy)
+    if not all(map(policy.uses, given)) or given.get("draw", policy.draws[0]) not in policy.draws:
+        return TreeSettings(**given)
+    values: dict[str, Any] = {"policy": plan.policy}
+    if policy.budget is not None:
+        values[policy.budget] = max(1, plan.size)
+    if policy.uses("depth"):
+        values["depth"] = max(1, plan.depth)
+    if plan.branching and "fork" not in given:
+        values["branching"] = plan.branching
+    values |= {name: getattr(plan, name) for name in ("draw", "threshold") if policy.uses(name)}
+    return replace(TreeSettings(**values), **given) if given else TreeSettings(**values)
