@@ -12,17 +12,29 @@ import pathlib
 import sys
 import types
 import typing
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from edgespec.errors import EdgespecError
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+T = TypeVar("T")
 
 MAX_SHOWN = 60  # characters of a wrong value
 MAX_WHOLE = 2**63 - 1  # of whole numbers, either way
 WORDS: dict[Any, str] = {
     int: "a whole number below 2^63", float: "a number", bool: "True or False", str: "a text", Path: "a path",
     Mapping: "a mapping", collections.abc.Sequence: "a list", tuple: "a list",
+}  # fmt: skip
+# pydantic's names of problems -> what may stand there
+ALLOWED = {
+    "bool_type": "true or false", "int_type": "a whole number", "float_type": "a finite number",
+    "finite_number": "a finite number", "string_type": "a text", "list_type": "a list", "tuple_type": "a list",
+    "dict_type": "an object", "dataclass_type": "an object", "string_too_short": "a text that says something",
+    "too_short": "a list that holds something",
 }  # fmt: skip
 
 
@@ -51,6 +63,55 @@ def _with_keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"it has the key {shown(twice)} twice")
     return found
+
+
+def read_as(kind: type[T], content: object, wrong: Callable[[str, str], EdgespecError]) -> T:
+    """Return what JSON or TOML says as one of a type, strictly: a record has all keys of its fields, and no others.
+
+    The first problem is raised: `wrong` makes the error of a key as 'layers.0.bias', which is empty for the whole,
+    and of what is wrong there, as 'is missing' or "'x' is not a text".
+    """
+    from pydantic import ValidationError  # here, because `--help` has no time for it
+
+    try:
+        # As JSON once more, in which lists are tuples and objects are records
+        of: Any = kind
+        adapter: TypeAdapter[T] = _adapter(of)
+        return adapter.validate_json(json.dumps(content), strict=True)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        raise wrong(".".join(map(str, problem["loc"])), _in_sentence(dict(problem))) from error
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+def _in_sentence(problem: Mapping[str, Any]) -> str:
+    context = problem.get("ctx", {})
+    match problem["type"]:
+        case "missing":
+            return "is missing"
+        case "unexpected_keyword_argument":
+            return "is unknown"
+        case "json_invalid":
+            return f"is not JSON: {context['error']}"
+        case "greater_than_equal":
+            allowed = f"{context['ge']} or more"
+        case "less_than_equal":
+            allowed = f"{context['le']} or less"
+        case "greater_than":
+            allowed = f"above {context['gt']:g}"
+        case "literal_error":
+            allowed = context["expected"]
+        case "value_error":
+            allowed = str(context["error"])
+        case other:
+            allowed = ALLOWED.get(other, problem["msg"])
+    return f"{shown(problem['input'])} is not {allowed}"
 
 
 def is_text(value: object) -> TypeGuard[str]:
@@ -119,7 +180,7 @@ def _fitted(value: Any, kind: Any) -> Any:
         case typing.Literal:  # which of them there are is said by whoever has the list
             return _if(type(value) in map(type, parts), value)
         case builtins.int:
-            return _whole(value)
+            return whole(value)
         case builtins.float:  # NaN and infinities are for whoever knows the range
             _if(isinstance(value, float) or is_finite(value), value)
             return value if isinstance(value, int | float) else float(value)
@@ -152,7 +213,8 @@ def _fitted_to_any(value: object, kinds: tuple[Any, ...]) -> Any:
     raise TypeError
 
 
-def _whole(value: Any) -> int:
+def whole(value: Any) -> int:
+    """Return a whole number below 2^63, also of a float; raises TypeError for all else."""
     is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
     return int(_if(is_real and value == value // 1 and abs(value) <= MAX_WHOLE, value))
 

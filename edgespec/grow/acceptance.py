@@ -18,18 +18,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from pydantic import ConfigDict
 from torch import Tensor
 
 from edgespec.grow.network import (
     Network,
+    NetworkData,
+    Number,
     bad_file,
+    read_content,
     read_document,
-    read_keys,
-    read_number,
     rounded,
     write_document,
 )
-from edgespec.tree.policies import DRAWS, Draw
+from edgespec.tree.policies import Draw
 
 SCHEMA = "edgespec.acceptance/2"
 DEFAULT_FILE = Path(__file__).parents[1] / "demo" / "acceptance.json"
@@ -39,7 +41,6 @@ MIN_LEFT = 1e-4  # and of what candidates leave of 1: in float32 less of it is m
 
 Kind = Literal["candidate", "none"]
 KINDS: tuple[Kind, ...] = ("candidate", "none")
-KEYS = {"about", "measured", *KINDS}
 
 Candidates = Mapping[str, Tensor]  # one of COLUMNS -> [k, c], or [k, 1] of a node; what `candidates_of` returns
 COLUMNS = ("q", "perturbed", "gumbel", "rank", "concentration", "top_q", "depth", "temperature")
@@ -132,9 +133,24 @@ def network_features(names: Sequence[str], inputs: Mapping[str, Tensor]) -> Tens
 class Measured:
     """The acceptance by rank of children that come about by one draw, at one temperature."""
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     draw: Draw
-    temperature: float
-    rates: tuple[float, ...]  # chance that the child of that rank is the one accepted, given its parent is
+    temperature: Number
+    rates: tuple[Number, ...]  # chance that the child of that rank is the one accepted, given its parent is
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Document:
+    """The content of a file."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    schema: str
+    about: dict[str, str]
+    measured: tuple[Measured, ...]
+    candidate: NetworkData
+    none: NetworkData
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -180,24 +196,20 @@ class AcceptanceModel:
     @classmethod
     def load(cls, path: Path) -> AcceptanceModel:
         """Read what `save` wrote; raises EdgespecError."""
-        return cls.from_document(read_document(path, SCHEMA, KEYS), path)
+        return cls._of(read_document(path, SCHEMA, _Document), path)
 
     @classmethod
     def from_document(cls, document: object, path: Path) -> AcceptanceModel:
         """Make a model of a file's content; errors name the file `path`. Raises EdgespecError."""
-        content = read_keys(document, KEYS | {"schema"}, path=path, key="")
-        about = content["about"]
-        if not isinstance(about, dict) or not all(isinstance(value, str) for value in about.values()):
-            raise bad_file(path, "about", "is no object of texts")
-        if not isinstance(content["measured"], list):
-            raise bad_file(path, "measured", "is no list")
+        return cls._of(read_content(document, path, _Document), path)
+
+    @classmethod
+    def _of(cls, document: _Document, path: Path) -> AcceptanceModel:
         return cls(
-            candidate=_read_network(content["candidate"], "candidate", path),
-            none=_read_network(content["none"], "none", path),
-            measured=tuple(
-                _read_measured(entry, path, f"measured.{index}") for index, entry in enumerate(content["measured"])
-            ),
-            about=about,
+            candidate=_network(document.candidate, "candidate", path),
+            none=_network(document.none, "none", path),
+            measured=document.measured,
+            about=document.about,
         )
 
 
@@ -218,24 +230,8 @@ def _interpolate(points: list[tuple[float, float]], at: float) -> float | None:
     return points[0][1] if at < points[0][0] else points[-1][1]
 
 
-def _read_network(data: object, kind: Kind, path: Path) -> Network:
-    network = Network.from_data(data, path=path, key=kind)
-    for name in network.inputs:
+def _network(data: NetworkData, kind: Kind, path: Path) -> Network:
+    for name in data.inputs:
         if name not in INPUTS[kind]:
             raise bad_file(path, f"{kind}.inputs", f"names '{name}', which this network cannot read")
-    return network
-
-
-def _read_measured(data: Any, path: Path, key: str) -> Measured:
-    found = read_keys(data, {"draw", "temperature", "rates"}, path=path, key=key)
-    if found["draw"] not in DRAWS:
-        raise bad_file(path, f"{key}.draw", f"is none of {', '.join(DRAWS)}")
-    if not isinstance(found["rates"], list):
-        raise bad_file(path, f"{key}.rates", "is no list")
-    return Measured(
-        draw=found["draw"],
-        temperature=read_number(found["temperature"], path=path, key=f"{key}.temperature"),
-        rates=tuple(
-            read_number(rate, path=path, key=f"{key}.rates.{rank}") for rank, rate in enumerate(found["rates"])
-        ),
-    )
+    return Network.from_data(data, path=path, key=kind)

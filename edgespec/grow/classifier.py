@@ -12,13 +12,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from pydantic import ConfigDict
 from torch import Tensor
 
-from edgespec.grow.network import Network, bad_file, read_document, write_document
+from edgespec.grow.network import Network, NetworkData, bad_file, read_document, write_document
 
 SCHEMA = "edgespec.classifier/1"
 DEFAULT_FILE = Path(__file__).parents[1] / "demo" / "classifier.json"
 INPUTS = ("path_probability", "entropy", "depth")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Document:
+    """The content of a file."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    schema: str
+    network: NetworkData
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,7 +53,7 @@ class Classifier:
     @classmethod
     def load(cls, path: Path) -> Classifier:
         """Read what `save` wrote; raises EdgespecError."""
-        network = Network.from_data(read_document(path, SCHEMA, {"network"})["network"], path=path, key="network")
+        network = Network.from_data(read_document(path, SCHEMA, _Document).network, path=path, key="network")
         if network.inputs != INPUTS:
             raise bad_file(path, "network.inputs", f"is not {', '.join(INPUTS)}")
         return cls(network=network)

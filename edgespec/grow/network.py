@@ -6,23 +6,50 @@ key. Numbers are rounded, so that a file can be read and compared.
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
+from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from edgespec.errors import EdgespecError
 from edgespec.files import written_whole
-from edgespec.inputs import is_finite, parse_json, shown
+from edgespec.inputs import parse_json, read_as, shown
 
 Activation = Literal["relu", "tanh"]
 DIGITS = 5  # significant ones in files
 
+Number = Annotated[float, Field(allow_inf_nan=False)]
+T = TypeVar("T")
 _Layers = list[tuple[Tensor, Tensor]]  # weight transposed [i, o], bias [o]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerData:
+    """A layer as it stands in a file."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    weight: tuple[tuple[Number, ...], ...]
+    bias: tuple[Number, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkData:
+    """A network as it stands in a file."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    inputs: Annotated[tuple[str, ...], Field(min_length=1)]
+    mean: tuple[Number, ...]
+    std: tuple[Annotated[Number, Field(gt=0)], ...]
+    activation: Activation
+    layers: Annotated[tuple[LayerData, ...], Field(min_length=1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -79,36 +106,23 @@ class Network:
         }
 
     @classmethod
-    def from_data(cls, data: object, *, path: Path, key: str) -> Network:
+    def from_data(cls, data: NetworkData, *, path: Path, key: str) -> Network:
         """Make a network of a file's content below `key`; raises EdgespecError."""
-        found = read_keys(data, {"inputs", "mean", "std", "activation", "layers"}, path=path, key=key)
-        inputs = found["inputs"]
-        if not isinstance(inputs, list) or not inputs or not all(isinstance(name, str) for name in inputs):
-            raise bad_file(path, f"{key}.inputs", "is no list of names")
-        if found["activation"] not in ("relu", "tanh"):
-            raise bad_file(path, f"{key}.activation", "is neither 'relu' nor 'tanh'")
-        std = read_tensor(found["std"], (len(inputs),), path=path, key=f"{key}.std")
-        if not bool((std > 0).all()):
-            raise bad_file(path, f"{key}.std", "has a number that is not above 0")
-        if not isinstance(found["layers"], list) or not found["layers"]:
-            raise bad_file(path, f"{key}.layers", "is no list of layers")
-        weights, biases = [], []
-        width = len(inputs)
-        for index, layer in enumerate(found["layers"]):
-            at = f"{key}.layers.{index}"
-            parts = read_keys(layer, {"weight", "bias"}, path=path, key=at)
-            is_last = index == len(found["layers"]) - 1
-            next_width = 1 if is_last else len(parts["bias"]) if isinstance(parts["bias"], list) else 0
-            weights.append(read_tensor(parts["weight"], (next_width, width), path=path, key=f"{at}.weight"))
-            biases.append(read_tensor(parts["bias"], (next_width,), path=path, key=f"{at}.bias"))
-            width = next_width
+        widths = [len(data.inputs), *(len(layer.bias) for layer in data.layers[:-1]), 1]
+        shapes = list(itertools.pairwise(widths))
         return cls(
-            inputs=tuple(inputs),
-            mean=read_tensor(found["mean"], (len(inputs),), path=path, key=f"{key}.mean"),
-            std=std,
-            activation=found["activation"],
-            weights=tuple(weights),
-            biases=tuple(biases),
+            inputs=data.inputs,
+            mean=_tensor(data.mean, tuple(widths[:1]), path=path, key=f"{key}.mean"),
+            std=_tensor(data.std, tuple(widths[:1]), path=path, key=f"{key}.std"),
+            activation=data.activation,
+            weights=tuple(
+                _tensor(layer.weight, (after, before), path=path, key=f"{key}.layers.{index}.weight")
+                for index, (layer, (before, after)) in enumerate(zip(data.layers, shapes, strict=True))
+            ),
+            biases=tuple(
+                _tensor(layer.bias, (after,), path=path, key=f"{key}.layers.{index}.bias")
+                for index, (layer, (_, after)) in enumerate(zip(data.layers, shapes, strict=True))
+            ),
         )
 
 
@@ -117,8 +131,8 @@ def bad_file(path: Path, key: str, problem: str) -> EdgespecError:
     return EdgespecError("E_MODEL_FILE", f"'{path}': {key} {problem}.", "Fit it again, or name another file.")
 
 
-def read_document(path: Path, schema: str, keys: set[str]) -> dict[str, Any]:
-    """Read a JSON file, which must have exactly `keys` and "schema"; raises EdgespecError."""
+def read_document(path: Path, schema: str, kind: type[T]) -> T:
+    """Read a JSON file of a schema as a record; raises EdgespecError."""
     try:
         content = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -133,7 +147,12 @@ def read_document(path: Path, schema: str, keys: set[str]) -> dict[str, Any]:
             f"'{path}' has schema {shown(found)}, not '{schema}'.",
             f"Fit it with this version: edgespec train {what}.",
         )
-    return read_keys(content, keys | {"schema"}, path=path, key="")
+    return read_content(content, path, kind)
+
+
+def read_content(content: object, path: Path, kind: type[T]) -> T:
+    """Return the content of a file as a record; raises EdgespecError."""
+    return read_as(kind, content, lambda key, problem: bad_file(path, key or "the file", problem))
 
 
 def rounded(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -151,33 +170,12 @@ def write_document(path: Path, content: Mapping[str, Any]) -> None:
         raise EdgespecError("E_OUTPUT", f"'{path}' cannot be written ({error}).", "Choose another place.") from error
 
 
-def read_keys(data: object, keys: set[str], *, path: Path, key: str) -> dict[str, Any]:
-    """Return a JSON object that has exactly these keys; raises EdgespecError naming the first that is amiss."""
-    if not isinstance(data, dict):
-        raise bad_file(path, key or "the file", "is no object")
-    for name in sorted(keys ^ data.keys()):
-        raise bad_file(path, f"{key}.{name}".lstrip("."), "is missing" if name in keys else "is unknown")
-    return data
-
-
-def read_number(value: object, *, path: Path, key: str) -> float:
-    """Return a finite number; raises EdgespecError."""
-    if not is_finite(value):
-        raise bad_file(path, key, "is no finite number")
-    return float(value)
-
-
-def read_tensor(value: object, shape: tuple[int, ...], *, path: Path, key: str) -> Tensor:
-    """Return nested lists of finite numbers as float64 of that shape; raises EdgespecError."""
-
-    def flat(part: object, sizes: tuple[int, ...]) -> list[float]:
-        if not sizes:
-            return [read_number(part, path=path, key=key)]
-        if not isinstance(part, list) or len(part) != sizes[0]:
-            raise bad_file(path, key, f"is not of shape {list(shape)}")
-        return [number for row in part for number in flat(row, sizes[1:])]
-
-    return torch.tensor(flat(value, shape), dtype=torch.float64).view(shape)
+def _tensor(values: Sequence[Any], shape: tuple[int, ...], *, path: Path, key: str) -> Tensor:
+    """Return numbers, or rows of them, as float64; raises EdgespecError for another shape."""
+    rows = values if len(shape) > 1 else [values]
+    if len(values) != shape[0] or any(len(row) != shape[-1] for row in rows):
+        raise bad_file(path, key, f"is not of shape {list(shape)}")
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def _rounded(value: Any) -> Any:

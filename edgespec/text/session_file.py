@@ -7,14 +7,16 @@ tokenizer would choose for it, and a session must go on from those that were wri
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
 
 from edgespec.errors import EdgespecError
 from edgespec.files import json_text, make_folder, written_whole
-from edgespec.inputs import is_text, parse_json, shown
+from edgespec.inputs import parse_json, read_as, shown
 from edgespec.text.chat_template import Message
 from edgespec.text.day import parse_day
 from edgespec.text.token_text import CUT_CHARACTER, text_of_tokens
@@ -24,6 +26,39 @@ if TYPE_CHECKING:
 
 SCHEMA = "edgespec.session/1"
 MAX_BYTES = 256 << 20  # of a session: far more than any context holds
+
+
+def _as_day(text: object) -> datetime.date | None:
+    day = parse_day(text)
+    if text is not None and day is None:
+        raise ValueError("a day as 2026-11-25")
+    return day
+
+
+Number = Annotated[int, Field(ge=0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    """A message as it stands in a file."""
+
+    role: Literal["user", "assistant"]
+    content: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Document:
+    """The content of a file; other keys are for people."""
+
+    model: str | None = None
+    draft_model: str | None = None
+    system: str | None = None
+    day: Annotated[datetime.date | None, BeforeValidator(_as_day)] = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    messages: tuple[_Entry, ...]
+    token_ids: tuple[tuple[Number, ...], ...] = ()
+    interrupted: tuple[Number, ...] = ()
+    stats: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,58 +124,46 @@ def write_session(path: Path, content: str, *, overwrite: bool) -> None:
 def read_session(path: Path, tokenizer: PreTrainedTokenizerBase) -> SavedSession:
     """Read and check a saved session; raises EdgespecError."""
     content = _read_json(path)
-    if content.get("schema") != SCHEMA:
-        raise _invalid(path, f"its schema is {shown(content.get('schema'))}, not {SCHEMA!r}")
-    messages = content.get("messages")
-    if not isinstance(messages, list):
-        raise _invalid(path, "it has no list of messages")
-    count = len(messages)
-    token_ids = content.get("token_ids", [[]] * count)
-    interrupted = content.get("interrupted", [])
-    if not isinstance(token_ids, list) or len(token_ids) != count:
+    schema = content.get("schema") if isinstance(content, dict) else None
+    if schema != SCHEMA:
+        raise _invalid(path, f"its schema is {shown(schema)}, not {SCHEMA!r}")
+    found = read_as(_Document, content, lambda key, problem: _invalid(path, f"{key} {problem}"))
+    count = len(found.messages)
+    token_ids = found.token_ids or ((),) * count
+    if len(token_ids) != count:
         raise _invalid(path, f"token_ids are not a list for each of its {count} messages")
-    if not isinstance(interrupted, list) or not all(_is_index(index, count) for index in interrupted):
+    if any(index >= count for index in found.interrupted):
         raise _invalid(path, "interrupted is not a list of its messages' numbers")
+    for number, ids in enumerate(token_ids):
+        if any(token >= len(tokenizer) for token in ids):
+            raise _invalid(path, f"the token ids of message {number} are none of this model's")
     return SavedSession(
-        model=_text(path, content, "model"),
-        draft_model=_text(path, content, "draft_model"),
-        system=_text(path, content, "system"),
-        day=_day(path, content),
-        settings=_object(path, content, "settings"),
+        model=found.model,
+        draft_model=found.draft_model,
+        system=found.system,
+        day=found.day,
+        settings=found.settings,
         messages=tuple(
-            _message(path, number, entry, ids, tokenizer, is_interrupted=number in interrupted)
-            for number, (entry, ids) in enumerate(zip(messages, token_ids, strict=True))
+            Message(
+                role=entry.role,
+                content=entry.content,
+                # Whoever edits the text by hand means the text.
+                token_ids=ids if _spell(tokenizer, ids, entry.content) else (),
+                is_interrupted=number in found.interrupted,
+            )
+            for number, (entry, ids) in enumerate(zip(found.messages, token_ids, strict=True))
         ),
-        stats=_object(path, content, "stats"),
+        stats=found.stats,
     )
 
 
-def _message(
-    path: Path, number: int, entry: Any, ids: Any, tokenizer: PreTrainedTokenizerBase, *, is_interrupted: bool
-) -> Message:
-    if not isinstance(entry, dict) or entry.get("role") not in ("user", "assistant"):
-        raise _invalid(path, f"message {number} has no role of user or assistant")
-    content = _text(path, entry, "content")
-    if content is None:
-        raise _invalid(path, f"message {number} has no content")
-    if not isinstance(ids, list) or not all(_is_index(index, len(tokenizer)) for index in ids):
-        raise _invalid(path, f"the token ids of message {number} are none of this model's")
-    return Message(
-        role=entry["role"],
-        content=content,
-        # Whoever edits the text by hand means the text.
-        token_ids=tuple(ids) if _spell(tokenizer, ids, content) else (),
-        is_interrupted=is_interrupted,
-    )
-
-
-def _spell(tokenizer: PreTrainedTokenizerBase, ids: list[int], content: str) -> bool:
+def _spell(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], content: str) -> bool:
     """Return whether the tokens make up the text, a character cut at its end aside."""
     texts = (text_of_tokens(tokenizer, ids, keeps_special=keeps) for keeps in (False, True))
     return content.rstrip(CUT_CHARACTER) in (text.rstrip(CUT_CHARACTER) for text in texts)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> Any:
     try:
         if path.is_file() and path.stat().st_size > MAX_BYTES:
             raise _invalid(path, f"it has {path.stat().st_size >> 20} MiB")
@@ -151,37 +174,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise EdgespecError("E_FILE_NOT_FOUND", f"cannot read '{path}' ({error.strerror}).", "Name a file.") from error
     except ValueError as error:
         raise _invalid(path, f"it is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise _invalid(path, "it is not a JSON object")
     return content
-
-
-def _text(path: Path, content: dict[str, Any], name: str) -> str | None:
-    value = content.get(name)
-    if value is None:
-        return None
-    if not is_text(value):
-        raise _invalid(path, f"{name} is no text")
-    return value
-
-
-def _day(path: Path, content: dict[str, Any]) -> datetime.date | None:
-    text = _text(path, content, "day")
-    day = parse_day(text)
-    if text is not None and day is None:
-        raise _invalid(path, "day is no day as 2026-11-25")
-    return day
-
-
-def _object(path: Path, content: dict[str, Any], name: str) -> dict[str, Any]:
-    value = content.get(name, {})
-    if not isinstance(value, dict):
-        raise _invalid(path, f"{name} is not a JSON object")
-    return value
-
-
-def _is_index(value: Any, count: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < count
 
 
 def _invalid(path: Path, reason: str) -> EdgespecError:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgespec.cli.prompts.row_keys import OPENED, SETTING_OF, opened
+from edgespec.cli.prompts.row_keys import OPENED, SETTING_OF, SETTINGS, opened
 from edgespec.cli.prompts.template_keys import template_args
 from edgespec.cli.spelling import spelled
-from edgespec.config import MAX_LOGPROBS, MAX_SEED, SamplingSettings
+from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
-from edgespec.inputs import parse_json, shown
+from edgespec.inputs import parse_json, read_as, shown
 from edgespec.sampling.grammar import Grammar, response_format_grammar
 from edgespec.text.bias import token_named
 
@@ -23,7 +23,6 @@ SAMPLING_KEYS = (
     "frequency_penalty", "logit_bias", "ignore_eos",
 )  # fmt: skip
 ROW_SPELLINGS = {name: name for name in (*SAMPLING_KEYS, "stop_token_ids", "suppress_tokens")}
-FILLS_CONTEXT = {-1, -2}  # the latter is ollama's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +92,8 @@ def parse_settings(row: Mapping[str, Any], where: str) -> RowSettings:
         setting = SETTING_OF[name]
         if setting in {"logprobs", "template_args"}:
             continue  # of several keys together
-        parsed = _PARSERS[setting](name, value, where)
-        if parsed is None:
+        parsed = _read(setting, name, value, where)
+        if parsed is None or (parsed == () and name != "stop"):
             continue
         if setting in found and found[setting] != parsed:
             what = f"{where} has both {names[setting]} and {place}, which differ."
@@ -123,78 +122,23 @@ def _typed(cell: str) -> Any:
         return cell
 
 
-def _sampled(name: str, value: object, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise _wrong(name, value, where, "Write a number.")
-    _check_sampling(name, value, where)
-    return value
+def _read(setting: str, name: str, value: Any, where: str) -> Any:
+    """Return a key's value as the setting has it; None says nothing. Raises EdgespecError."""
+    if setting == "response_format":
+        return _response_format(name, value, where)
+    if setting == "grammar":
+        return _grammar(name, value, where)
+    from edgespec.cli.prompts.row_types import TYPES  # here, because `--help` has no time for pydantic
 
+    def wrong(key: str, problem: str) -> EdgespecError:
+        place = f"{name}.{key}" if key and isinstance(value, list | dict) else name
+        fix = f"Correct it, or leave it out ({SETTINGS[setting].means.replace('`', '')})."
+        return EdgespecError("E_SETTING", f"{where}: {place} {problem}.", fix)
 
-def _top_k(name: str, value: object, where: str) -> int:
-    top_k = max(_whole_number(name, value, where), -2)
-    _check_sampling(name, 0 if top_k == -1 else top_k, where)
-    return max(top_k, 0)
-
-
-def _switch(name: str, value: object, where: str) -> bool:
-    if not isinstance(value, bool):
-        raise _wrong(name, value, where, "Write true or false.")
-    return value
-
-
-def _length(name: str, value: object, where: str) -> int:
-    length = _whole_number(name, value, where)
-    if length < 1 and length not in FILLS_CONTEXT:
-        raise _wrong(name, length, where, "Use 1 or more, or -1 for all that fits.")
-    return length if length > 0 else -1
-
-
-def _least_length(name: str, value: object, where: str) -> int | None:
-    length = _whole_number(name, value, where)
-    if length < 0:
-        raise _wrong(name, length, where, "Use 0 or more.")
-    return length or None
-
-
-def _token_ids(name: str, value: object, where: str) -> tuple[int, ...] | None:
-    ids = value if isinstance(value, list) else [value]
-    found = tuple(_whole_number(name, token, where) for token in ids)
-    if any(token < 0 for token in found):
-        raise _wrong(name, value, where, "Use ids of tokens: 0 or more.")
-    return found or None
-
-
-def _seed(name: str, value: object, where: str) -> int | None:
-    seed = _whole_number(name, value, where)
-    if seed < -1:
-        raise _wrong(name, value, where, "Use 0 or more; -1 is the run's.")
-    return None if seed == -1 else seed
-
-
-def _system(name: str, value: object, where: str) -> str:
-    if not isinstance(value, str):
-        raise _wrong(name, value, where, "Write the system prompt as a string.")
-    return value
-
-
-def _whole_number(name: str, value: object, where: str) -> int:
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)  # as some programs write them
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise _wrong(name, value, where, "Write a whole number.")
-    if abs(value) > MAX_SEED:
-        raise _wrong(name, value, where, f"Use at most {MAX_SEED}.")
-    return value
-
-
-def _bias(name: str, value: object, where: str) -> dict[str, float]:
-    fix = 'Write {"42": -100, " word": 5}: ids or texts of single tokens, and numbers.'
-    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise _wrong(name, value, where, fix)
-    if any(isinstance(bias, bool) or not isinstance(bias, (int, float)) for bias in value.values()):
-        raise _wrong(name, value, where, fix)
-    _check_sampling(name, value, where)
-    return value
+    read = read_as(TYPES[setting], value, wrong)
+    if setting in SAMPLING_KEYS and setting != "do_sample":
+        _check_sampling(name, read, where)
+    return read
 
 
 def _by_token(bias: Mapping[str, float]) -> dict[int | str, float]:
@@ -237,20 +181,15 @@ def _grammar(name: str, value: object, where: str) -> str | None:
 def _logprobs(given: Mapping[str, Any], where: str) -> int | None:
     """Return how many alternatives are asked for: chats have a switch and `top_logprobs`, completions the number."""
     wanted, top = given.get("logprobs"), given.get("top_logprobs")
+    count: int | None = None
     if wanted is None and given.get("n_probs"):
-        return _count("n_probs", given["n_probs"], where)
-    if wanted is None or wanted is False:
-        if top:
-            raise _wrong("top_logprobs", top, where, 'Give "logprobs": true with it.')
-        return None
-    name = "logprobs" if wanted is not True else "top_logprobs"
-    return _count(name, wanted if wanted is not True else top or 0, where)
-
-
-def _count(name: str, value: object, where: str) -> int:
-    count = _whole_number(name, value, where)
-    if not 0 <= count <= MAX_LOGPROBS:
-        raise _wrong(name, count, where, f"Use 0 to {MAX_LOGPROBS}.")
+        count = _read("logprobs", "n_probs", given["n_probs"], where)
+    elif wanted is True:
+        count = _read("logprobs", "top_logprobs", top or 0, where)
+    elif wanted is not None and wanted is not False:
+        count = _read("logprobs", "logprobs", wanted, where)
+    elif top:
+        raise _wrong("top_logprobs", top, where, 'Give "logprobs": true with it.')
     return count
 
 
@@ -263,36 +202,10 @@ def _check_sampling(name: str, value: Any, where: str) -> None:
         raise EdgespecError(error.code, f"{where}: {spelled(error.what, {setting: name})}", error.fix) from error
 
 
-def _stop(name: str, value: object, where: str) -> tuple[str, ...] | None:
-    strings = (value,) if isinstance(value, str) else value
-    if not isinstance(strings, (list, tuple)) or not all(isinstance(string, str) and string for string in strings):
-        raise _wrong(name, value, where, "Write a string that is not empty, or a list of such.")
-    return tuple(strings) if strings or name == "stop" else None
-
-
 def _wrong(name: str, value: object, where: str, fix: str) -> EdgespecError:
     return EdgespecError("E_SETTING", f"{where}: {name} {shown(value)} is wrong.", fix)
 
 
-_PARSERS: dict[str, Callable[[str, object, str], Any]] = {
-    "max_new_tokens": _length,
-    **dict.fromkeys(
-        ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"), _sampled
-    ),
-    "min_new_tokens": _least_length,
-    "top_k": _top_k,
-    "do_sample": _switch,
-    "ignore_eos": _switch,
-    "logit_bias": _bias,
-    "response_format": _response_format,
-    "grammar": _grammar,
-    "seed": _seed,
-    "stop": _stop,
-    "skip_special_tokens": _switch,
-    "stop_token_ids": _token_ids,
-    "suppress_tokens": _token_ids,
-    "system": _system,
-}
 # Columns of tables that are no text themselves
 JSON_COLUMNS = frozenset({"messages", "turns", "body", *OPENED} | {
     name for name, setting in SETTING_OF.items() if setting not in {"stop", "system", "grammar"}

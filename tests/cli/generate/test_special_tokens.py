@@ -44,7 +44,7 @@ def test_flag_and_row_say_what_becomes_of_them(run_cli: RunCli, options: list[st
     assert "skip_special_tokens false there, default here" in refused.err
     wrong = run_cli(options, files={"p.jsonl": '{"prompt": "a", "skip_special_tokens": "no"}'})
     assert wrong.code == 2
-    assert "line 1: skip_special_tokens 'no' is wrong" in wrong.err
+    assert "line 1: skip_special_tokens 'no' is not true or false" in wrong.err
 
 
 @pytest.mark.parametrize("flags", [[], ["--special-tokens", "keep"]])

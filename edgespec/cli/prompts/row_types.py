@@ -1,0 +1,63 @@
+"""The types of what rows set: what their values may be, and what the values of other tools mean here."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
+
+from edgespec.config import MAX_LOGPROBS
+from edgespec.inputs import is_finite, whole
+
+FILLS_CONTEXT = {-1, -2}  # the latter is ollama's
+
+
+def _number(value: Any) -> float:
+    if not is_finite(value):
+        raise ValueError("a finite number")
+    return value  # a whole one as it was written, as the digest of a row has it
+
+
+def _whole(value: Any) -> int:
+    try:
+        return whole(value)
+    except TypeError as error:
+        raise ValueError("a whole number below 2^63") from error
+
+
+def _length(value: int) -> int:
+    if value < 1 and value not in FILLS_CONTEXT:
+        raise ValueError("1 or more, or -1 for all that fits")
+    return max(value, -1)
+
+
+def _several(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, list) else (value,)
+
+
+Number = Annotated[float, PlainValidator(_number)]
+Whole = Annotated[int, BeforeValidator(_whole)]
+Count = Annotated[Whole, Field(ge=0)]
+TokenIds = Annotated[tuple[Count, ...], BeforeValidator(_several)]
+
+TYPES: dict[str, Any] = {
+    "max_new_tokens": Annotated[Whole, AfterValidator(_length)],
+    "min_new_tokens": Annotated[Count, AfterValidator(lambda count: count or None)],
+    "temperature": Number,
+    "do_sample": bool,
+    "top_p": Number,
+    "top_k": Annotated[Whole, AfterValidator(lambda count: 0 if count == -1 else count)],
+    "min_p": Number,
+    "repetition_penalty": Number,
+    "presence_penalty": Number,
+    "frequency_penalty": Number,
+    "logit_bias": dict[str, Number],
+    "ignore_eos": bool,
+    "logprobs": Annotated[Count, Field(le=MAX_LOGPROBS)],
+    "seed": Annotated[Whole, Field(ge=-1), AfterValidator(lambda seed: None if seed == -1 else seed)],
+    "stop": Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_several)],
+    "stop_token_ids": TokenIds,
+    "suppress_tokens": TokenIds,
+    "skip_special_tokens": bool,
+    "system": str,
+}
