@@ -68,8 +68,6 @@ def attend(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
@@ -83,6 +81,7 @@ def attend(
             "E_UNSUPPORTED_ARCHITECTURE", "this attention cannot be computed text by text.", "Use another model."
         )
     del attention_mask
+    softcap, s_aux = kwargs.get("softcap"), kwargs.get("s_aux")
     of: LayerAttention = module.layer_attention  # type: ignore[assignment]
     layer: int = module.layer_idx  # type: ignore[assignment]
     window = of.window if of.window.in_chunks else AttentionWindow(sliding_window or None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -74,13 +75,12 @@ def _delta_rule(
     value: Tensor,  # [1, n, h, v]
     g: Tensor,  # [1, n, h]
     beta: Tensor,  # [1, n, h]
-    initial_state: None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Return what the rows read [1, n, h, v]; their states stay with the texts."""
-    del initial_state, output_final_state
+    has_norm = options.pop("use_qk_l2norm_in_kernel", False)
+    for of_states in ("initial_state", "output_final_state"):
+        options.pop(of_states, None)
     parts = zip(*(_of_texts(spans, whole) for whole in (query, key, value, g, beta)), strict=True)
     forms = [
         DeltaRule(
@@ -90,7 +90,7 @@ def _delta_rule(
             values=values,
             decays=decays,
             rates=rates,
-            has_norm=use_qk_l2norm_in_kernel,
+            has_norm=has_norm,
             options=options,
         )
         for queries, keys, values, decays, rates in parts
@@ -106,16 +106,13 @@ def _mamba2(
     A: Tensor,  # [h]  # noqa: N803
     B: Tensor,  # [1, n, g, k]  # noqa: N803
     C: Tensor,  # [1, n, g, k]  # noqa: N803
-    D: Tensor | None = None,  # [h]  # noqa: N803
-    dt_bias: Tensor | None = None,  # [h]
-    initial_states: None = None,
-    dt_softplus: bool = False,
-    dt_limit: tuple[float, float] = (0.0, float("inf")),
-    return_final_states: bool = False,
     **options: Any,
 ) -> Any:
     """Return what the rows read [1, n, h, v]; their states stay with the texts."""
-    del initial_states
+    skip, step_bias = options.pop("D", None), options.pop("dt_bias", None)  # [h] each
+    has_softplus, step_limit = options.pop("dt_softplus", False), options.pop("dt_limit", (0.0, math.inf))
+    returns_states = options.pop("return_final_states", False)
+    options.pop("initial_states", None)
     parts = zip(*(_of_texts(spans, whole) for whole in (hidden_states, dt, B, C)), strict=True)
     forms = [
         Mamba2(
@@ -125,16 +122,16 @@ def _mamba2(
             rates=A,
             keys=keys,
             queries=queries,
-            skip=D,
-            step_bias=dt_bias,
-            has_softplus=dt_softplus,
-            step_limit=dt_limit,
+            skip=skip,
+            step_bias=step_bias,
+            has_softplus=has_softplus,
+            step_limit=step_limit,
             options=options,
         )
         for inputs, steps, keys, queries in parts
     ]
     found = read_rows(spans, forms)
-    return (found, None) if return_final_states else found
+    return (found, None) if returns_states else found
 
 
 OWN: dict[str, Callable[..., Any]] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -11,21 +10,18 @@ from torch import nn
 from edgespec.errors import EdgespecError
 from edgespec.grow.acceptance import INPUTS, AcceptanceModel, Measured, network_features, read_inputs
 from edgespec.train.candidates import CandidateRecords, candidates_in, taken_rates
-from edgespec.train.networks import FitReport, forward, held_out_mask, new_layers, report_on, standardised, to_network
+from edgespec.train.networks import (
+    FitReport,
+    FitSettings,
+    forward,
+    held_out_mask,
+    new_layers,
+    report_on,
+    standardised,
+    to_network,
+)
 
 HELD_OUT_SHARE = 0.2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FitSettings:
-    """How the acceptance networks are fitted."""
-
-    hidden: int = 32
-    steps: int = 2000
-    batch: int = 1024
-    learning_rate: float = 0.01
-    weight_decay: float = 1e-4
-    seed: int = 0
 
 
 def fit_acceptance(
@@ -82,7 +78,7 @@ def _fitted(
         inputs.append(features)  # [n, c, i] of the candidates, [n, 1, i] of none
         means.append(mean)
         stds.append(std)
-        layers.append(new_layers((features.shape[-1], settings.hidden, 1), generator))
+        layers.append(new_layers((features.shape[-1], *settings.hidden, 1), generator))
     parameters = [parameter for of_one in layers for layer in of_one for parameter in layer.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.steps)

@@ -87,33 +87,36 @@ def stop_settings(*, temperatures: Sequence[float]) -> list[CollectSetting]:
     return [CollectSetting(tree=tree, sampling=sampling) for sampling in sampled for tree in trees]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordRun:
+    """What records are for, and of which texts they are."""
+
+    kind: str  # acceptance, classifier, or the input of a decision model: hidden, probabilities
+    max_new_tokens: int
+    seed: int
+
+
 def collect(
     engine: Engine,
     prompts: Sequence[list[int]],
     folder: Path,
     settings: Sequence[CollectSetting],
     *,
-    kind: str,
-    max_new_tokens: int,
-    seed: int,
+    run: RecordRun,
     progress: Progress | None = None,
 ) -> None:
-    """Write records of all prompts to a folder; raises EdgespecError.
-
-    `kind` is what they are for: acceptance, classifier, or the input of a decision model (hidden,
-    probabilities).
-    """
+    """Write records of all prompts to a folder; raises EdgespecError."""
     if engine.draft_model is None:
         raise EdgespecError("E_SETTING", "there is no draft to collect records of.", "Name one with `draft`.")
     names = str(engine.pair.target.folder), str(engine.pair.draft.folder if engine.pair.draft else None)
-    _check_same_run(folder, [kind, max_new_tokens, seed, list(map(list, prompts))])
+    _check_same_run(folder, [run.kind, run.max_new_tokens, run.seed, list(map(list, prompts))])
     done = {header.setting for header in read_headers(folder)}
     total = len(prompts) * len(settings)
     for index, ids in enumerate(prompts):
         for number, setting in enumerate(settings):
             if (index, setting.label, setting.sampling.temperature) not in done:
-                recorder = _Recorder(kind, setting, seed=seed + index)
-                _decode(engine, ids, setting, recorder, max_new_tokens=max_new_tokens, seed=seed + index)
+                recorder = _Recorder(run.kind, setting, seed=run.seed + index)
+                _decode(engine, ids, setting, recorder, max_new_tokens=run.max_new_tokens, seed=run.seed + index)
                 header = RecordsHeader(
                     target=names[0],
                     draft=names[1],

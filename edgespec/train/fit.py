@@ -5,7 +5,7 @@ All fits split the records by prompt, so that reports are about texts that were 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,15 +14,17 @@ from edgespec.errors import EdgespecError
 from edgespec.grow.classifier import INPUTS as CLASSIFIER_INPUTS
 from edgespec.grow.classifier import Classifier
 from edgespec.grow.stop_model import StopKind, StopModel, input_names
-from edgespec.train.networks import FitReport, fit_network, held_out_mask, report_on
+from edgespec.train.networks import FitReport, FitSettings, Sample, fit_network, held_out_mask, report_on
 from edgespec.train.records import Records
 
 HELD_OUT_SHARE = 0.2
 VALIDATION_SHARE = 0.15  # of what is fitted on: says when a decision model has learned enough
-CLASSIFIER_STEPS, CLASSIFIER_RATE = 3000, 1e-3
+CLASSIFIER = FitSettings(hidden=(48,), steps=3000, learning_rate=1e-3, weight_decay=0.0)
 # A classifier of another pair does nearly as well as one's own: few records take more from it than they bring, unless
 # it keeps near to what it was.
-TUNING_STEPS, TUNING_RATE = 300, 1e-4
+TUNING = replace(CLASSIFIER, steps=300, learning_rate=1e-4)
+STOP = FitSettings(steps=1000, learning_rate=1e-3, weight_decay=1e-2)
+STOP_WIDTHS: dict[StopKind, tuple[int, ...]] = {"hidden": (32, 16), "probabilities": (32,)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,14 +38,10 @@ class ClassifierReport:
 
 def fit_classifier(
     records: Records,
+    settings: FitSettings | None = None,
     *,
     threshold: float = 0.5,
-    hidden: int = 48,
     negatives: float = 1.0,
-    steps: int | None = None,
-    batch: int = 1024,
-    learning_rate: float | None = None,
-    seed: int = 0,
     held_out_share: float = HELD_OUT_SHARE,
     initial: Classifier | None = None,
 ) -> tuple[Classifier, ClassifierReport]:
@@ -55,25 +53,21 @@ def fit_classifier(
     With `initial` it is fine-tuned from that classifier (appendix B.4), whose width it keeps, in fewer and smaller
     steps. Raises EdgespecError where there are no records of two prompts.
     """
-    own_steps, own_rate = (CLASSIFIER_STEPS, CLASSIFIER_RATE) if initial is None else (TUNING_STEPS, TUNING_RATE)
-    train, held_out = _split(records, held_out_share, seed, "chosen children")
-    generator = torch.Generator().manual_seed(seed)
+    settings = settings or (CLASSIFIER if initial is None else TUNING)
+    train, held_out = _split(records, held_out_share, settings.seed, "chosen children")
+    generator = torch.Generator().manual_seed(settings.seed)
     value = _value(train)
     is_accepted = torch.rand(value.shape, generator=generator) < value
     rate = negatives * float(is_accepted.sum()) / max(1, int((~is_accepted).sum()))
     is_kept = is_accepted | (torch.rand(value.shape, generator=generator) < rate)
     network = fit_network(
         CLASSIFIER_INPUTS,
-        _classifier_features(train)[is_kept],
-        is_accepted[is_kept],
-        torch.ones(int(is_kept.sum())),
-        hidden=(hidden,),
-        activation="relu",
-        steps=own_steps if steps is None else steps,
-        batch=batch,
-        learning_rate=own_rate if learning_rate is None else learning_rate,
-        weight_decay=0.0,
-        seed=seed,
+        Sample(
+            features=_classifier_features(train)[is_kept],
+            labels=is_accepted[is_kept],
+            weights=torch.ones(int(is_kept.sum())),
+        ),
+        settings=settings,
         initial=None if initial is None else initial.network,
     )
     predicted, observed = network(_classifier_features(held_out)), _value(held_out).double()
@@ -97,37 +91,23 @@ def fit_stop(
     inputs: Tensor,
     records: Records,
     *,
-    hidden: tuple[int, ...] | None = None,
-    steps: int = 1000,
-    batch: int = 1024,
-    learning_rate: float = 1e-3,
-    weight_decay: float = 1e-2,
-    seed: int = 0,
+    settings: FitSettings | None = None,
     held_out_share: float = HELD_OUT_SHARE,
 ) -> tuple[StopModel, FitReport]:
     """Fit a decision model on `inputs` [n, i]: hidden states, or `distribution_inputs`.
 
     `records` are those of `stop_records`, with a column `prompt`. Three layers for hidden states, two
-    for probabilities (Improving-MCSD, section 3.3). The baseline is the mean acceptance. Raises
-    EdgespecError where there are no records of three prompts.
+    for probabilities (Improving-MCSD, section 3.3), whatever widths `settings` have. The
+    baseline is the mean acceptance. Raises EdgespecError where there are no records of three prompts.
     """
-    if hidden is None:
-        hidden = (32, 16) if kind == "hidden" else (32,)
-    rest, held_out = _split({**records, "inputs": inputs}, held_out_share, seed, "nodes")
-    train, validation = _split(rest, VALIDATION_SHARE, seed, "nodes besides the held-out ones")
+    settings = replace(settings or STOP, hidden=STOP_WIDTHS[kind])
+    rest, held_out = _split({**records, "inputs": inputs}, held_out_share, settings.seed, "nodes")
+    train, validation = _split(rest, VALIDATION_SHARE, settings.seed, "nodes besides the held-out ones")
     network = fit_network(
         input_names(kind, inputs.shape[1]),
-        train["inputs"],
-        train["acceptance"],
-        fit_weights(train["weight"], 0.5),
-        hidden=hidden,
-        activation="relu",
-        steps=steps,
-        batch=batch,
-        learning_rate=learning_rate,
-        weight_decay=weight_decay,
-        seed=seed,
-        validation=(validation["inputs"], validation["acceptance"], validation["weight"]),
+        Sample(features=train["inputs"], labels=train["acceptance"], weights=fit_weights(train["weight"], 0.5)),
+        settings=settings,
+        validation=Sample(features=validation["inputs"], labels=validation["acceptance"], weights=validation["weight"]),
     )
     mean = (train["acceptance"] * train["weight"]).sum() / train["weight"].sum()
     report = report_on(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,11 +12,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from edgespec.errors import EdgespecError
-from edgespec.train.feature_files import FeatureBatch, FeatureFiles
+from edgespec.train.feature_files import FeatureBatch
 from edgespec.train.head_model import own_tensors
 from edgespec.train.head_objective import LossWeights, Precision, head_losses, held_out_agreement, with_noise
-from edgespec.train.training_loop import Progress, split_blocks, train
-from edgespec.train.training_settings import TrainingSettings
+from edgespec.train.training_loop import TrainingRun, split_blocks, train
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,19 +65,13 @@ class HeadReport:
 
 def train_head(
     model: PreTrainedModel,
-    files: FeatureFiles,
     method: Method,
-    settings: TrainingSettings,
-    folder: Path,
     *,
-    identity: str,
+    run: TrainingRun,
     precision: Precision,
-    progress: Progress | None = None,
 ) -> HeadReport:
-    """Train a head in place; checkpoints go to `folder`, and `identity` says what its features are of.
-
-    Raises EdgespecError: see `edgespec.train.training_loop.train`.
-    """
+    """Train a head in place; raises EdgespecError: see `edgespec.train.training_loop.train`."""
+    files, settings = run.files, run.settings
     device = model.get_input_embeddings().weight.device
     assert isinstance(device, torch.device)
     split = split_blocks(files, settings)
@@ -104,13 +96,9 @@ def train_head(
     found = train(
         own_tensors(model),
         objective,
-        files,
-        split,
-        settings,
-        folder,
-        identity=f"{identity} {method}",
+        run=dataclasses.replace(run, identity=f"{run.identity} {method}"),
+        split=split,
         device=device,
         evaluate=evaluate,
-        progress=progress,
     )
     return HeadReport(num_blocks=len(split.train), num_held_out=len(split.held_out), held_out=found or {})

@@ -20,6 +20,27 @@ SMALLEST = 1e-7  # no prediction is surer than that: its logarithm counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FitSettings:
+    """How networks are fitted; the defaults are measured acceptance's."""
+
+    hidden: tuple[int, ...] = (32,)  # widths of the hidden layers
+    steps: int = 2000
+    batch: int = 1024
+    learning_rate: float = 0.01
+    weight_decay: float = 1e-4
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sample:
+    """What a network is fitted to, or checked on."""
+
+    features: Tensor  # [n, i]
+    labels: Tensor  # [n]
+    weights: Tensor  # [n]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
     """Records whose predictions lie in one tenth of [0, 1]."""
 
@@ -52,39 +73,32 @@ def held_out_mask(prompts: Tensor, share: float, *, seed: int) -> Tensor:
 
 def fit_network(
     names: tuple[str, ...],
-    features: Tensor,
-    labels: Tensor,
-    weights: Tensor,
+    sample: Sample,
     *,
-    hidden: tuple[int, ...],
-    activation: Activation,
-    steps: int,
-    batch: int,
-    learning_rate: float,
-    weight_decay: float,
-    seed: int,
-    validation: tuple[Tensor, Tensor, Tensor] | None = None,
+    settings: FitSettings,
+    validation: Sample | None = None,
     initial: Network | None = None,
 ) -> Network:
-    """Fit a network to features [n, i] by weighted cross-entropy, with Adam at a rate that falls to 0 along a cosine.
+    """Fit a network with ReLU by weighted cross-entropy, with Adam at a rate that falls to 0 along a cosine.
 
-    With `validation` (features, labels and weights of other records), the result is the network that was best
-    on them along the way: for nets that have more numbers than the records can tell. With `initial` the fit goes on
-    from a network, whose shape it has, and by whose means and deviations the inputs are standardised.
+    With `validation`, of other records, the result is the network that was best on them along the way: for nets that
+    have more numbers than the records can tell. With `initial` the fit goes on from a network, whose shape it has, and
+    by whose means and deviations the inputs are standardised.
     """
-    generator = torch.Generator().manual_seed(seed)
-    features, labels, weights = features.float(), labels.float(), (weights / weights.mean()).float()
+    generator = torch.Generator().manual_seed(settings.seed)
+    features, labels = sample.features.float(), sample.labels.float()
+    weights = (sample.weights / sample.weights.mean()).float()
     if initial is None:
         inputs, mean, std = standardised(features)
-        layers = new_layers((features.shape[1], *hidden, 1), generator)
+        layers = new_layers((features.shape[1], *settings.hidden, 1), generator)
     else:
         mean, std = initial.mean.float(), initial.std.float()
         inputs, layers = (features - mean) / std, layers_of(initial)
     parameters = [parameter for layer in layers for parameter in layer.parameters()]
-    optimizer = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=weight_decay)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    optimizer = torch.optim.AdamW(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.steps)
 
-    batch = min(batch, inputs.shape[0])
+    steps, batch = settings.steps, min(settings.batch, inputs.shape[0])
     order, start = torch.randperm(inputs.shape[0], generator=generator), 0
     best, best_loss = [parameter.detach().clone() for parameter in parameters], math.inf
     for step in range(1, steps + 1):
@@ -93,7 +107,7 @@ def fit_network(
         some = order[start : start + batch]
         start += batch
         loss = nn.functional.binary_cross_entropy_with_logits(
-            forward(layers, inputs[some], activation), labels[some], weight=weights[some]
+            forward(layers, inputs[some], "relu"), labels[some], weight=weights[some]
         )
         optimizer.zero_grad()
         loss.backward()
@@ -101,15 +115,15 @@ def fit_network(
         schedule.step()
         if validation is not None and (step % max(1, steps // NUM_CHECKS) == 0 or step == steps):
             with torch.no_grad():
-                predicted = forward(layers, (validation[0].float() - mean) / std, activation).sigmoid()
-            found = log_loss(predicted, *validation[1:])
+                predicted = forward(layers, (validation.features.float() - mean) / std, "relu").sigmoid()
+            found = log_loss(predicted, validation.labels, validation.weights)
             if found < best_loss:
                 best, best_loss = [parameter.detach().clone() for parameter in parameters], found
     if validation is not None:
         with torch.no_grad():
             for parameter, value in zip(parameters, best, strict=True):
                 parameter.copy_(value)
-    return to_network(names, mean, std, activation, layers)
+    return to_network(names, mean, std, "relu", layers)
 
 
 def standardised(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,7 +8,7 @@ rows, N groups.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,13 +17,12 @@ from transformers import PreTrainedModel
 from edgespec.draft.head_router import HeadRouter, group_size
 from edgespec.errors import EdgespecError
 from edgespec.model.row_chunks import row_chunks
-from edgespec.train.feature_files import FeatureBatch, FeatureFiles
+from edgespec.train.feature_files import FeatureBatch
 from edgespec.train.head_model import own_tensors
 from edgespec.train.head_objective import Precision, head_logits, vocab_of
 from edgespec.train.head_steps import head_steps, step_rows
 from edgespec.train.head_training import HeadReport
-from edgespec.train.training_loop import Progress, split_blocks, train
-from edgespec.train.training_settings import TrainingSettings
+from edgespec.train.training_loop import TrainingRun, split_blocks, train
 
 ROUTER_PREFIX = "router."
 
@@ -46,20 +45,17 @@ def check_groups(vocab: int, num_groups: int, top_groups: int) -> None:
 
 def train_router(
     model: PreTrainedModel,
-    files: FeatureFiles,
-    settings: TrainingSettings,
-    folder: Path,
     *,
+    run: TrainingRun,
     num_steps: int,
-    identity: str,
     precision: Precision,
-    progress: Progress | None = None,
 ) -> HeadReport:
     """Train a head's router in place; the head is left as it is, and `num_steps` of it are learned from.
 
     `held_out` in the report: `cross_entropy` and the least that is possible, `mass_kept` of the target's
     probability in the groups that a row asks for, `choice_kept`: how often the target's first choice is there.
     """
+    files, settings = run.files, run.settings
     router = model.router
     assert isinstance(router, HeadRouter)
     device = model.get_input_embeddings().weight.device
@@ -107,14 +103,10 @@ def train_router(
     found: Mapping[str, float] | None = train(
         parameters,
         objective,
-        files,
-        split,
-        settings,
-        folder,
-        identity=f"{identity} router {router.num_groups} {num_steps}",
+        run=replace(run, identity=f"{run.identity} router {router.num_groups} {num_steps}"),
+        split=split,
         device=device,
         evaluate=evaluate,
-        progress=progress,
     )
     return HeadReport(num_blocks=len(split.train), num_held_out=len(split.held_out), held_out=found or {})
 

@@ -40,6 +40,17 @@ class Split:
     held_out: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRun:
+    """What is trained on, and how; checkpoints go to `folder`, from where a run that was interrupted goes on."""
+
+    files: FeatureFiles
+    settings: TrainingSettings
+    folder: Path
+    identity: str  # beside the settings, what is trained on what
+    progress: Progress | None = None
+
+
 def split_blocks(files: FeatureFiles, settings: TrainingSettings) -> Split:
     """Hold blocks out by text, so that what is measured was never seen; of a single text, hold out its last blocks.
 
@@ -63,30 +74,26 @@ def split_blocks(files: FeatureFiles, settings: TrainingSettings) -> Split:
 def train(
     parameters: Mapping[str, Tensor],
     objective: Objective,
-    files: FeatureFiles,
-    split: Split,
-    settings: TrainingSettings,
-    folder: Path,
     *,
-    identity: str,
+    run: TrainingRun,
+    split: Split,
     device: torch.device,
     evaluate: Evaluate | None = None,
-    progress: Progress | None = None,
 ) -> Mapping[str, float] | None:
     """Train parameters in place, and return the last evaluation.
 
-    Checkpoints go to `folder`; where there is one, training goes on from it. `identity` says, beside the settings,
-    what is trained on what. Raises EdgespecError for a checkpoint of another run and for a loss that is not finite.
+    Raises EdgespecError for a checkpoint of another run and for a loss that is not finite.
     """
+    settings = run.settings
     optimizer = _optimizer(parameters, settings)
-    path = folder / CHECKPOINT
-    run = f"{identity} {settings}"
-    first = _load(path, run, parameters, optimizer) if path.exists() else 0
+    path = run.folder / CHECKPOINT
+    name = f"{run.identity} {settings}"
+    first = _load(path, name, parameters, optimizer) if path.exists() else 0
     evaluation: Mapping[str, float] | None = None
     for step in range(first, settings.training_steps):
         for group in optimizer.param_groups:
             group["lr"] = settings.rate(step)
-        batch = files.batch(batch_blocks(split.train, settings, step), device=device)
+        batch = run.files.batch(batch_blocks(split.train, settings, step), device=device)
         optimizer.zero_grad(set_to_none=True)
         losses = objective(batch, step_generator(settings, step))
         losses["loss"].backward()
@@ -100,9 +107,9 @@ def train(
         if evaluate and (is_last or (step + 1) % settings.evaluate_every == 0):
             evaluation = evaluate()
         if is_last or (step + 1) % settings.checkpoint_every == 0:
-            _save(path, run, step + 1, parameters, optimizer)
-        if progress:
-            progress(step + 1, found, evaluation)
+            _save(path, name, step + 1, parameters, optimizer)
+        if run.progress:
+            run.progress(step + 1, found, evaluation)
     return evaluate() if evaluate and evaluation is None else evaluation
 
 

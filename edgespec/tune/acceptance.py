@@ -11,9 +11,9 @@ from scipy.optimize import brentq
 
 from edgespec.errors import EdgespecError
 from edgespec.grow.acceptance import NUM_CANDIDATES, AcceptanceModel
-from edgespec.train.acceptance import FitSettings, fit_acceptance, measured_rates
+from edgespec.train.acceptance import fit_acceptance, measured_rates
 from edgespec.train.candidates import CandidateRecords, candidates_in
-from edgespec.train.networks import report_on
+from edgespec.train.networks import FitSettings, report_on
 from edgespec.tune.samples import Samples
 from profiles.schema import Bucket, Reliability
 

@@ -10,6 +10,7 @@ import queue
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -30,12 +31,21 @@ logger = logging.getLogger("edgespec.offload")
 COPIES_TIMED = 8
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertRoom:
+    """How many experts have a place, and the numbers of scratch memory."""
+
+    num_slots: int  # on the device
+    num_pinned: int  # in locked memory
+    num_scratch: int
+
+
 class CudaExperts:
     """Experts in slots of a device.
 
-    The `num_pinned` experts of all layers that are used most wait in pinned memory, as far as the system lets them be
-    locked; the others pass through staging buffers. `rates` decide which experts are computed where they lie; None
-    measures them.
+    The `room.num_pinned` experts of all layers that are used most wait in pinned memory, as far as the system lets
+    them be locked; the others pass through staging buffers. `rates` decide which experts are computed where they lie;
+    None measures them.
     """
 
     def __init__(
@@ -43,14 +53,13 @@ class CudaExperts:
         store: LayerStore,
         groups: Sequence[ExpertGroup],
         *,
-        num_slots: int,
-        num_pinned: int,
+        room: ExpertRoom,
         use: ExpertUse | None = None,
-        num_scratch: int,
         dtype: torch.dtype,
         device: Device,
         rates: HostRates | None = None,
     ) -> None:
+        num_slots, num_pinned, num_scratch = room.num_slots, room.num_pinned, room.num_scratch
         slot_bytes = max(group.expert_flat_bytes for group in groups)
         self._store, self._device, self.device = store, device, device.torch_device
         self._host_scratch = torch.empty(num_scratch, dtype=dtype)

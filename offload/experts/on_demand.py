@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from offload.device import CudaDevice
 from offload.experts.cpu_experts import CpuExperts
-from offload.experts.cuda_experts import CudaExperts
+from offload.experts.cuda_experts import CudaExperts, ExpertRoom
 from offload.experts.expert_cache import ExpertCache
 from offload.experts.expert_group import ExpertGroup
 from offload.experts.expert_source import ExpertCounts, ExpertMemory, ExpertSource
@@ -38,10 +38,8 @@ class ExpertsOnDemand:
             CudaExperts(
                 store,
                 groups,
-                num_slots=placement.num_kept,
-                num_pinned=placement.num_pinned,
+                room=ExpertRoom(num_slots=placement.num_kept, num_pinned=placement.num_pinned, num_scratch=num_scratch),
                 use=placement.use,
-                num_scratch=num_scratch,
                 dtype=model.dtype,
                 device=CudaDevice(device),
             )

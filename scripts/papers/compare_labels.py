@@ -13,6 +13,7 @@ of held-out prompts, less their own entropy; intervals are Student's, over seeds
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
@@ -20,7 +21,7 @@ import torch
 from scipy import stats
 
 from edgespec.grow.stop_model import StopKind
-from edgespec.train.fit import HELD_OUT_SHARE, fit_stop
+from edgespec.train.fit import HELD_OUT_SHARE, STOP, fit_stop
 from edgespec.train.networks import held_out_mask, log_loss
 from edgespec.train.record_files import load_records
 from edgespec.train.records import Records
@@ -43,7 +44,8 @@ def loss_above_least(kind: StopKind, records: Records, *, seed: int, share: floa
     is_used = torch.isin(records["prompt"], prompts[: max(3, round(share * len(prompts)))])
     used = {name: column[is_used] for name, column in (drawn(records, seed) if is_drawn else records).items()}
     inputs = used.pop("inputs")
-    model, _ = fit_stop(kind, inputs, used, seed=seed, held_out_share=0.0)  # of one prompt: they are held out here
+    # Fitting holds out one prompt at least: the others are held out here
+    model, _ = fit_stop(kind, inputs, used, settings=replace(STOP, seed=seed), held_out_share=0.0)
     exact, weight = records["acceptance"][held_out], records["weight"][held_out]
     predicted = model.predict(records["inputs"][held_out].float())
     return log_loss(predicted, exact, weight) - log_loss(exact, exact, weight)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from edgespec.grow.classifier import INPUTS, Classifier
-from edgespec.train.fit import CLASSIFIER_RATE, CLASSIFIER_STEPS, ClassifierReport, fit_classifier
+from edgespec.train.fit import CLASSIFIER, ClassifierReport, fit_classifier
 from edgespec.train.record_files import load_records
 from edgespec.train.records import Records
 from scripts.papers.tables.paper_table import markdown
@@ -31,7 +31,7 @@ WIDTHS = (2, 6, 12, 24)  # beside the 48 of all other variants
 SHARES = (0.3, 0.1, 0.03)  # of the prompts
 EPOCHS = 10
 BATCH = 1024
-AS_ANEW = {"steps": CLASSIFIER_STEPS, "learning_rate": CLASSIFIER_RATE}  # far more than fine-tuning takes
+AS_ANEW = {"settings": CLASSIFIER}  # far more than fine-tuning takes
 NEGATIVES = (16.0,)  # of each accepted record, beside the 1 of all other variants
 
 
@@ -64,12 +64,12 @@ def variants(records: Records, initial: Classifier | None) -> Iterator[tuple[str
     """Every variant and its name."""
     fits: dict[str, tuple[Records, dict[str, Any]]] = {}
     if initial is None:
-        fits |= {f"seed-{seed}": (records, {"seed": seed}) for seed in SEEDS}
+        fits |= {f"seed-{seed}": (records, {"settings": replace(CLASSIFIER, seed=seed)}) for seed in SEEDS}
         fits |= {f"without-{feature}": (without(records, feature), {}) for feature in INPUTS}
-        fits |= {f"width-{width}": (records, {"hidden": width}) for width in WIDTHS}
+        fits |= {f"width-{width}": (records, {"settings": replace(CLASSIFIER, hidden=(width,))}) for width in WIDTHS}
         fits |= {f"negatives-{count:g}": (records, {"negatives": count}) for count in NEGATIVES}
         fits |= {f"share-{share:g}": (of_prompts(records, share), {}) for share in SHARES}
-        fits[f"epochs-{EPOCHS}"] = records, {"steps": epochs_in_steps(records)}
+        fits[f"epochs-{EPOCHS}"] = records, {"settings": replace(CLASSIFIER, steps=epochs_in_steps(records))}
     else:
         for share in (1.0, *SHARES):
             fits[f"share-{share:g}"] = of_prompts(records, share), {}

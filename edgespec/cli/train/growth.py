@@ -101,9 +101,7 @@ def _command(
                 encoded,
                 folder,
                 settings,
-                kind=kind if what == "stop" else what,
-                max_new_tokens=max_new_tokens,
-                seed=seed,
+                run=collect.RecordRun(kind=kind if what == "stop" else what, max_new_tokens=max_new_tokens, seed=seed),
                 progress=console.counting(bar, "collecting", "parts"),
             )
     found, headers = load_records(folder)
@@ -172,20 +170,25 @@ def _fit(
     about: dict[str, str],
     initial: Classifier | None,
 ) -> dict[str, Any]:
-    from edgespec.train.acceptance import FitSettings, fit_acceptance
-    from edgespec.train.fit import fit_classifier, fit_stop
+    from edgespec.train.acceptance import fit_acceptance
+    from edgespec.train.fit import CLASSIFIER, STOP, TUNING, fit_classifier, fit_stop
+    from edgespec.train.networks import FitSettings
 
     if what == "acceptance":
         model, held_out = fit_acceptance(records, about=about, settings=FitSettings(seed=seed))
         model.save(output)
         return {"model": what, "networks": [_facts(held_out)]}
     if what == "classifier":
-        classifier, classified = fit_classifier(records, seed=seed, initial=initial)
+        settings = CLASSIFIER if initial is None else TUNING
+        classifier, classified = fit_classifier(records, dataclasses.replace(settings, seed=seed), initial=initial)
         classifier.save(output)
         measures = {"recall": classified.recall, "positive_rate": classified.positive_rate}
         return {"model": what, **measures, "networks": [_facts(classified.fit)]}
     stop_model, fitted = fit_stop(
-        "hidden" if kind == "hidden" else "probabilities", records.pop("inputs"), records, seed=seed
+        "hidden" if kind == "hidden" else "probabilities",
+        records.pop("inputs"),
+        records,
+        settings=dataclasses.replace(STOP, seed=seed),
     )
     stop_model.save(output)
     return {"model": what, "kind": kind, "networks": [_facts(fitted)]}

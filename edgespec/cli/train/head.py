@@ -90,7 +90,7 @@ def command(
     from edgespec.train.head_model import lender, new_head, save_head
     from edgespec.train.head_objective import Precision
     from edgespec.train.head_training import METHODS, train_head
-    from edgespec.train.training_loop import forget_checkpoint
+    from edgespec.train.training_loop import TrainingRun, forget_checkpoint
 
     pair = without_draft(open_pair(models.target, None))
     folder = asked.features or output.with_name(output.name + ".features")
@@ -117,13 +117,15 @@ def command(
         with console.progress_bar() as bar:
             report = train_head(
                 head,
-                FeatureFiles(folder),
                 chosen,
-                settings,
-                training,
-                identity=f"{facts} {run}",
+                run=TrainingRun(
+                    files=FeatureFiles(folder),
+                    settings=settings,
+                    folder=training,
+                    identity=f"{facts} {run}",
+                    progress=training_progress(console, bar, settings.training_steps),
+                ),
                 precision=precision,
-                progress=training_progress(console, bar, settings.training_steps),
             )
         save_head(head, facts, output)
     forget_checkpoint(training)

@@ -75,7 +75,7 @@ def command(
     from edgespec.train.head_model import lender, load_head, save_head
     from edgespec.train.head_objective import Precision, vocab_of
     from edgespec.train.router_training import ROUTER_PREFIX, check_groups, train_router
-    from edgespec.train.training_loop import forget_checkpoint
+    from edgespec.train.training_loop import TrainingRun, forget_checkpoint
 
     pair = open_pair(models.target, models.draft)
     if pair.draft is None or pair.draft.head is None:
@@ -96,13 +96,15 @@ def command(
         with console.progress_bar() as bar:
             report = train_router(
                 head,
-                FeatureFiles(folder),
-                settings,
-                training,
+                run=TrainingRun(
+                    files=FeatureFiles(folder),
+                    settings=settings,
+                    folder=training,
+                    identity=f"{facts} {run}",
+                    progress=training_progress(console, bar, settings.training_steps),
+                ),
                 num_steps=multi_steps,
-                identity=f"{facts} {run}",
                 precision=precision,
-                progress=training_progress(console, bar, settings.training_steps),
             )
         save_head(head, facts, output)
     forget_checkpoint(training)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from edgespec.config import SamplingSettings
 from edgespec.engine import Engine
-from edgespec.train.collect import collect, stop_settings
+from edgespec.train.collect import RecordRun, collect, stop_settings
 from edgespec.train.fit import fit_stop
 from edgespec.train.record_files import load_records
 from edgespec.tree.settings import TreeSettings
@@ -85,9 +85,7 @@ def decision_model(engine: Engine) -> Path:
         [engine.encode(text) for text in texts],
         folder / "records",
         stop_settings(temperatures=[DYNAMIC.temperature]),
-        kind="hidden",
-        max_new_tokens=FIT_TOKENS,
-        seed=0,
+        run=RecordRun(kind="hidden", max_new_tokens=FIT_TOKENS, seed=0),
     )
     records, _ = load_records(folder / "records")
     model, _ = fit_stop("hidden", records.pop("inputs"), records)

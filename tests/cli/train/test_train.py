@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from edgespec.grow.classifier import DEFAULT_FILE, Classifier
-from edgespec.train import acceptance, collect, fit
+from edgespec.train import collect, fit, networks
 from edgespec.train.record_files import read_headers
 from tests.cli.conftest import RunCli
 
@@ -20,9 +21,9 @@ FILES = {"p.jsonl": PROMPTS}
 
 @pytest.fixture(autouse=True)
 def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    for function in (fit.fit_classifier, fit.fit_stop):
-        monkeypatch.setitem(function.__kwdefaults__, "steps", 60)
-    settings = acceptance.FitSettings.__init__
+    for name in ("CLASSIFIER", "TUNING", "STOP"):
+        monkeypatch.setattr(fit, name, replace(getattr(fit, name), steps=60))
+    settings = networks.FitSettings.__init__
     monkeypatch.setattr(settings, "__kwdefaults__", {**settings.__kwdefaults__, "steps": 60})
 
 
@@ -61,9 +62,9 @@ def test_a_classifier_is_fine_tuned_from_another_pairs(
     begun_from: list[object] = []
     right = fit.fit_classifier
 
-    def remember(records: Any, **options: Any) -> Any:
+    def remember(records: Any, settings: Any, **options: Any) -> Any:
         begun_from.append(options["initial"])
-        return right(records, **options)
+        return right(records, settings, **options)
 
     monkeypatch.setattr(fit, "fit_classifier", remember)
     train = ["classifier", *pair_options, "--prompts", "p.jsonl", "-o", "fitted", "-n", "3"]

@@ -15,7 +15,7 @@ from edgespec.grow.acceptance import NUM_CANDIDATES
 from edgespec.pair.pair import open_pair
 from edgespec.train import collect as collect_module
 from edgespec.train.candidates import NUM_NOISES
-from edgespec.train.collect import acceptance_settings, classifier_settings, collect, stop_settings
+from edgespec.train.collect import RecordRun, acceptance_settings, classifier_settings, collect, stop_settings
 from edgespec.train.record_files import load_records
 from edgespec.tree.token_tree import TokenTree
 from edgespec.verify import Acceptance
@@ -76,7 +76,7 @@ def test_the_nodes_on_the_texts_way_are_recorded_and_the_text_is_plain_decodings
 ) -> None:
     ids = engine.encode("def read_lines(path):\n    ")
     settings = acceptance_settings(size=16, temperatures=[temperature], truncated=SamplingSettings())
-    collect(engine, [ids], tmp_path, settings, kind="acceptance", max_new_tokens=12, seed=SEED)
+    collect(engine, [ids], tmp_path, settings, run=RecordRun(kind="acceptance", max_new_tokens=12, seed=SEED))
     columns, (header,) = load_records(tmp_path)
 
     on_path = [1 + int((tree.draft_rows[list(acceptance.path)] >= 0).sum()) for tree, acceptance in passes]
@@ -103,4 +103,4 @@ def test_without_a_draft_there_is_nothing_to_collect(pair_folders: tuple[Path, P
         Engine.from_pair(open_pair(pair_folders[0], None), context_tokens=64, self_check=False) as plain,
         pytest.raises(EdgespecError, match="no draft"),
     ):
-        collect(plain, [[1, 2]], tmp_path, settings, kind="hidden", max_new_tokens=4, seed=0)
+        collect(plain, [[1, 2]], tmp_path, settings, run=RecordRun(kind="hidden", max_new_tokens=4, seed=0))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from edgespec.errors import EdgespecError
-from edgespec.train.fit import fit_classifier, fit_stop
-from edgespec.train.networks import held_out_mask, log_loss, report_on
+from edgespec.train.fit import CLASSIFIER, TUNING, fit_classifier, fit_stop
+from edgespec.train.networks import FitSettings, held_out_mask, log_loss, report_on
 from edgespec.train.records import Records
 
 
@@ -40,7 +42,7 @@ def test_prompts_are_held_out_whole() -> None:
 
 def test_the_classifier_learns_who_is_accepted() -> None:
     records = chosen_records(3)
-    classifier, report = fit_classifier(records, steps=800, learning_rate=5e-3)
+    classifier, report = fit_classifier(records, replace(CLASSIFIER, steps=800, learning_rate=5e-3))
     assert report.recall > 0.95
     rare = float(records["acceptance"].mean())
     assert report.positive_rate == pytest.approx(rare, abs=0.05)
@@ -53,13 +55,14 @@ def test_the_classifier_learns_who_is_accepted() -> None:
 
 
 def test_fine_tuning_goes_on_from_another_classifier() -> None:
-    first, _ = fit_classifier(chosen_records(3), steps=300, learning_rate=5e-3)
+    first, _ = fit_classifier(chosen_records(3), replace(CLASSIFIER, steps=300, learning_rate=5e-3))
     # Of another pair: other inputs, and its tokens are accepted from a smaller probability on.
     others = chosen_records(4, count=400)
     others = {**others, "acceptance": (others["path_probability"] > 0.15).float(), "entropy": others["entropy"] + 3}
-    same, _ = fit_classifier(others, initial=first, steps=1, learning_rate=0.0)
-    tuned, of_tuned = fit_classifier(others, initial=first, steps=100, learning_rate=5e-3)
-    _, of_new = fit_classifier(others, steps=100, learning_rate=5e-3)
+    same, _ = fit_classifier(others, replace(TUNING, steps=1, learning_rate=0.0), initial=first)
+    quick = replace(CLASSIFIER, steps=100, learning_rate=5e-3)
+    tuned, of_tuned = fit_classifier(others, quick, initial=first)
+    _, of_new = fit_classifier(others, quick)
 
     asked = {"path_probability": torch.tensor([[0.6, 0.22, 0.02]]), "entropy": torch.tensor([4.0]), "depth": 2}
     torch.testing.assert_close(same.confidence(**asked), first.confidence(**asked))
@@ -76,7 +79,8 @@ def test_decision_models_learn_which_nodes_go_on(kind: str) -> None:
         "weight": torch.ones(3000),
         "prompt": torch.arange(3000) // 60,
     }
-    model, report = fit_stop(kind, inputs, records, steps=400, learning_rate=5e-3, weight_decay=0.0)  # type: ignore[arg-type]
+    quick = FitSettings(steps=400, learning_rate=5e-3, weight_decay=0.0)
+    model, report = fit_stop(kind, inputs, records, settings=quick)  # type: ignore[arg-type]
     assert model.kind == kind
     assert len(model.network.weights) == (3 if kind == "hidden" else 2)
     assert report.log_loss - report.least_log_loss < 0.01

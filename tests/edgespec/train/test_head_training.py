@@ -20,7 +20,7 @@ from edgespec.train.head_objective import LossWeights, Precision, head_logits, h
 from edgespec.train.head_steps import head_steps
 from edgespec.train.head_training import METHODS, HeadReport, train_head
 from edgespec.train.router_training import _target_groups, check_groups, train_router
-from edgespec.train.training_loop import CHECKPOINT, batch_blocks, split_blocks
+from edgespec.train.training_loop import CHECKPOINT, TrainingRun, batch_blocks, split_blocks
 from edgespec.train.training_settings import TrainingSettings
 from tests.conftest import VOCAB
 from tests.edgespec.train.heads import feature_files, features_of, make_head, make_target, random_texts
@@ -49,13 +49,9 @@ def trained(
     settings = dataclasses.replace(SETTINGS, **changes)  # type: ignore[arg-type]
     return train_head(
         head,
-        files,
         dataclasses.replace(METHODS[method], feature_noise=noise),  # type: ignore[arg-type]
-        settings,
-        folder,
-        identity="x",
+        run=TrainingRun(files=files, settings=settings, folder=folder, identity="x", progress=progress),  # type: ignore[arg-type]
         precision=PLAIN,
-        progress=progress,  # type: ignore[arg-type]
     )
 
 
@@ -306,9 +302,17 @@ def test_a_router_learns_the_targets_groups_and_leaves_the_head(tmp_path: Path) 
     losses: list[float] = []
     settings = dataclasses.replace(SETTINGS, training_steps=250, learning_rate=1e-2)
     report = train_router(
-        head, files, settings, tmp_path / "r", num_steps=3, identity="x", precision=PLAIN,
-        progress=lambda _step, found, _: losses.append(found["loss"]),
-    )  # fmt: skip
+        head,
+        run=TrainingRun(
+            files=files,
+            settings=settings,
+            folder=tmp_path / "r",
+            identity="x",
+            progress=lambda _step, found, _: losses.append(found["loss"]),
+        ),
+        num_steps=3,
+        precision=PLAIN,
+    )
     assert losses[-1] < 0.9 * losses[0]
     for name, tensor in own_tensors(head).items():
         assert torch.equal(before[name], tensor) != name.startswith("router."), name

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from edgespec.grow.acceptance import NUM_CANDIDATES, AcceptanceModel, default_acceptance
 from edgespec.grow.sequoia import best_shape
-from edgespec.train.acceptance import FitSettings
 from edgespec.train.candidates import CandidateRecords, candidates_in
+from edgespec.train.networks import FitSettings
 from edgespec.tree.policies import DRAWS
 from edgespec.tune import acceptance
 from edgespec.tune.acceptance import MAX_SHIFT, PRIOR_PLACES, fitted, joined, reliability, shifted_to, with_measured

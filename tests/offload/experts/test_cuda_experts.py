@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from offload.experts import on_demand as hooking
-from offload.experts.cuda_experts import CudaExperts
+from offload.experts.cuda_experts import CudaExperts, ExpertRoom
 from offload.experts.expert_cache import ExpertCache
 from offload.experts.expert_group import ExpertGroup, ExpertWeights
 from offload.experts.expert_source import ExpertSource
@@ -65,8 +65,8 @@ def experts_of(
     groups = groups_of(folder)
     store = LayerStore({entry.file for group in groups for record in group.experts for entry in record.entries})
     memory = CudaExperts(
-        store, groups, num_slots=slots, num_pinned=pinned, use=use, num_scratch=1 << 16, dtype=torch.float32,
-        device=device, rates=ALL_MOVE,
+        store, groups, room=ExpertRoom(num_slots=slots, num_pinned=pinned, num_scratch=1 << 16), use=use,
+        dtype=torch.float32, device=device, rates=ALL_MOVE,
     )  # fmt: skip
     expert_bytes = groups[0].expert_flat_bytes
     cache = ExpertCache([expert_bytes] * NUM_LAYERS, num_experts=NUM_EXPERTS, capacity_bytes=slots * expert_bytes)
@@ -168,8 +168,8 @@ def test_a_model_computes_with_it(slots: int, pinned: int, folder: Path, monkeyp
 
     def on_device(store: LayerStore, *, num_scratch: int, dtype: torch.dtype) -> CudaExperts:
         return CudaExperts(
-            store, groups, num_slots=slots, num_pinned=pinned, num_scratch=num_scratch, dtype=dtype, device=device,
-            rates=ALL_MOVE,
+            store, groups, room=ExpertRoom(num_slots=slots, num_pinned=pinned, num_scratch=num_scratch), dtype=dtype,
+            device=device, rates=ALL_MOVE,
         )  # fmt: skip
 
     monkeypatch.setattr(hooking, "CpuExperts", on_device)

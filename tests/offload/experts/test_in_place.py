@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from offload.checkpoint import read_checkpoint
 from offload.experts import mixture
 from offload.experts import on_demand as hooking
-from offload.experts.cuda_experts import CudaExperts
+from offload.experts.cuda_experts import CudaExperts, ExpertRoom
 from offload.experts.expert_cache import ExpertCache
 from offload.experts.expert_group import ExpertGroup
 from offload.experts.expert_placement import place_on_demand, place_on_host
@@ -66,8 +66,8 @@ def on_device(monkeypatch: pytest.MonkeyPatch) -> UseDevice:
         def memory(store: LayerStore, *, num_scratch: int, dtype: torch.dtype) -> CudaExperts:
             rates = staying(groups[0].row_flops / groups[0].expert_flat_bytes, up_to_rows=up_to_rows)
             return CudaExperts(
-                store, groups, num_slots=slots, num_pinned=pinned, num_scratch=num_scratch, dtype=dtype,
-                device=SimulatedDevice(is_eager=True), rates=rates,
+                store, groups, room=ExpertRoom(num_slots=slots, num_pinned=pinned, num_scratch=num_scratch),
+                dtype=dtype, device=SimulatedDevice(is_eager=True), rates=rates,
             )  # fmt: skip
 
         monkeypatch.setattr(hooking, "CpuExperts", memory)
@@ -181,8 +181,8 @@ def test_what_decides_is_measured_where_experts_wait_in_locked_memory(folder: Pa
     def rates_of(*, slots: int, pinned: int) -> HostRates | None:
         store = LayerStore({entry.file for group in groups for record in group.experts for entry in record.entries})
         memory = CudaExperts(
-            store, groups, num_slots=slots, num_pinned=pinned, num_scratch=1 << 16, dtype=torch.float32,
-            device=SimulatedDevice(is_eager=True),
+            store, groups, room=ExpertRoom(num_slots=slots, num_pinned=pinned, num_scratch=1 << 16),
+            dtype=torch.float32, device=SimulatedDevice(is_eager=True),
         )  # fmt: skip
         memory.close()
         return memory._rates
