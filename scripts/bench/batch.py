@@ -8,7 +8,7 @@
 
 Every system decodes the same prompts greedily, of unequal lengths, from the first prompt to the last token. accelerate
 maps the layers from the disk and takes left-padded batches. Cold: nothing that was read for one pass serves the
-next, as in bench_offload. Systems have a fresh process each and take turns; medians of --repeats are quoted. A pass
+next, as in bench.offload. Systems have a fresh process each and take turns; medians of --repeats are quoted. A pass
 is a forward of the target, its rows those of all texts, prompts included; a step's are those of trees and roots.
 Dropping the cache is not counted. Prints a table, ratios and one JSON line.
 """
@@ -39,15 +39,8 @@ from edgespec.model.causal_model import CausalModel
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
 from edgespec.tuning.step import PassCost
 from profiles.measure import drop_page_cache
-from scripts.bench.offload import (
-    GIB,
-    MIB,
-    drop_behind_reader,
-    open_transformers,
-    throttle_accelerate,
-    throttle_edgespec,
-)
-from scripts.make.demo_fits import cut_texts, held_out_halves
+from scripts.bench.offload import open_transformers, throttle_accelerate
+from scripts.situations import GIB, MIB, cut_texts, drop_behind_reader, held_out_halves, throttle_edgespec
 
 SEED = 5
 

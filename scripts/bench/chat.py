@@ -25,11 +25,11 @@ from typing import Any
 import torch
 
 from edgespec import Engine, MemoryLimits, TreeSettings, __version__
+from scripts.situations import GIB
 
 ROOT = Path(__file__).parents[2]
 READY = b"\x1b[?2004h"  # the line editor's first word
 QUESTION = "def total(values):"
-GIB = 1 << 30
 
 
 def main() -> int:

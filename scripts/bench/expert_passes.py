@@ -18,7 +18,7 @@ from offload.experts.expert_placement import place_on_demand
 from offload.pages import MappedFile
 from offload.placement import Placement
 from profiles.measure import drop_page_cache
-from scripts.bench.offload import disk_read_bytes, wait_for_link
+from scripts.situations import disk_read_bytes, wait_for_link
 
 ROUTERS = ("gate", "router")  # what families call the module that chooses
 

@@ -47,8 +47,8 @@ from profiles.measure import drop_page_cache, read_sequentially
 from scripts.bench.batch import generate_batch
 from scripts.bench.expert_passes import Log, keep_one_expert, logged, slow_reads
 from scripts.bench.model_experts import pass_model
-from scripts.bench.offload import GIB, MIB, drop_behind_reader, open_transformers
-from scripts.make.demo_fits import cut_texts, held_out_halves
+from scripts.bench.offload import open_transformers
+from scripts.situations import GIB, MIB, cut_texts, drop_behind_reader, held_out_halves
 
 MODES = ("cold", "limited", "uncached", "whole", "throttled", "resident")
 WITHIN_LIMIT = ("limited", "uncached", "whole")  # of memory, which accelerate has none of
@@ -204,7 +204,7 @@ def print_table(rows: list[dict[str, Any]], expert_bytes: float) -> None:
 def main() -> None:
     """All systems in turn, then the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path, help="a mixture of scripts/make/inflate_experts.py")
+    parser.add_argument("model", type=Path, help="a mixture of scripts.make.inflate_experts")
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
     parser.add_argument("--tree-sizes", type=int, nargs="*", default=[2, 4, 8, 16, 32, 64])
     parser.add_argument("--texts", type=int, nargs="*", default=[1, 4, 8, 16], help="without trees")

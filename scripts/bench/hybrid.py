@@ -26,8 +26,7 @@ from edgespec.pair.pair import open_pair
 from edgespec.placement.pair_setup import set_up_by_profile
 from edgespec.placement.run_config import resolve_run_config
 from edgespec.tune.benchmark import MODES, Round, compare_modes
-from scripts.bench.offload import drop_behind_reader
-from scripts.check.plan import GIB, SEED, read_texts, write_prompts
+from scripts.situations import GIB, SEED, drop_behind_reader, read_texts, write_prompts
 
 
 def main() -> None:

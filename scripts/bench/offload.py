@@ -23,13 +23,11 @@ import argparse
 import dataclasses
 import json
 import logging
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +40,6 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging as transformers_logging
 
-import offload.loaders
 from edgespec import EdgespecError, Engine, MemoryLimits, SamplingSettings, TreeSettings, __version__
 from edgespec.cli.generate.records import peak_resident_bytes
 from edgespec.cli.prompts.read import read_prompts
@@ -50,13 +47,18 @@ from edgespec.config import parse_size
 from edgespec.model.device import DTYPES
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
 from profiles.measure import drop_page_cache, machine_facts, read_sequentially
+from scripts.situations import (
+    GIB,
+    LAYERS,
+    MIB,
+    disk_read_bytes,
+    drop_behind_reader,
+    throttle_edgespec,
+    wait_for_link,
+)
 
-MIB = 1 << 20
-GIB = 1 << 30
 FITS_SHARE = 0.7  # of the free memory, that a resident model may take
 SEED = 0
-LAYERS = "model.layers"
-COLD_DISTANCE = 4  # layers behind the one that is being read; nothing maps their pages any more
 OUTSIDE = ("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head")
 
 
@@ -123,49 +125,6 @@ class PassStreamer(BaseStreamer):
 
     def end(self) -> None:
         """Nothing is held back."""
-
-
-def disk_read_bytes() -> int:
-    """What the kernel has read from storage for this process; 0 where it does not tell."""
-    counters = getattr(psutil.Process(), "io_counters", None)
-    return int(counters().read_bytes) if counters else 0
-
-
-def drop_behind_reader(pair: ModelPair) -> None:
-    """Let edgespec's reader find no layer in the page cache, not even when it reads ahead of a pass."""
-    load = offload.loaders.CpuLoader.load
-    entries = pair.target.checkpoint.tensors.values()
-    descriptors = {file: os.open(file, os.O_RDONLY) for file in {entry.file for entry in entries}}
-    behind: deque[int] = deque()
-
-    def cold_load(self: offload.loaders.CpuLoader, record: Any, slot: int) -> None:
-        behind.append(record.index)
-        if len(behind) > COLD_DISTANCE:
-            prefix = f"{LAYERS}.{behind.popleft()}."
-            for entry in entries:
-                if entry.name.startswith(prefix):
-                    descriptor = descriptors[entry.file]
-                    os.posix_fadvise(descriptor, entry.offset, entry.num_bytes, os.POSIX_FADV_DONTNEED)
-        load(self, record, slot)
-
-    offload.loaders.CpuLoader.load = cold_load  # type: ignore[method-assign]
-
-
-def wait_for_link(num_bytes: int, started: float, bytes_per_s: float) -> None:
-    """Return when a link of that speed would have moved the bytes."""
-    time.sleep(max(0.0, started + num_bytes / bytes_per_s - time.perf_counter()))
-
-
-def throttle_edgespec(bytes_per_s: float) -> None:
-    """Every load of a streamed layer takes its time, on the reader's thread."""
-    load = offload.loaders.CpuLoader.load
-
-    def slow_load(self: offload.loaders.CpuLoader, record: Any, slot: int) -> None:
-        started = time.perf_counter()
-        load(self, record, slot)
-        wait_for_link(record.stored_bytes, started, bytes_per_s)
-
-    offload.loaders.CpuLoader.load = slow_load  # type: ignore[method-assign]
 
 
 def throttle_accelerate(bytes_per_s: float, stored_bytes: dict[str, int]) -> None:
@@ -288,7 +247,7 @@ def run_child(system: System, arguments: argparse.Namespace) -> None:
 def start_child(system: System) -> dict[str, Any]:
     """Run one system in its own process, with this one's options."""
     spec = json.dumps(dataclasses.asdict(system))
-    command = [sys.executable, *sys.argv, "--child", spec]
+    command = [sys.executable, "-m", "scripts.bench.offload", *sys.argv[1:], "--child", spec]
     child = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if child.returncode:
         raise SystemExit(f"{system.name} ({system.mode}) failed; its message is above")

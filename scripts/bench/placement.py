@@ -27,7 +27,7 @@ from offload.checkpoint import read_checkpoint
 from offload.placement import Placement, place_layers
 from offload.skeleton import build_skeleton
 from offload.streamed_model import StreamedModel
-from scripts.bench.offload import GIB, throttle_edgespec
+from scripts.situations import GIB, throttle_edgespec
 
 CPU = torch.device("cpu")
 UNLIMITED = 1 << 50

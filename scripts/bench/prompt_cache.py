@@ -23,7 +23,8 @@ from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.config import parse_size
 from edgespec.text.prompt_cache import PromptCache, prompt_key
 from profiles.measure import drop_page_cache
-from scripts.bench.chat import GIB, long_text
+from scripts.bench.chat import long_text
+from scripts.situations import GIB
 
 QUESTION = "def total(values):"
 

@@ -87,7 +87,7 @@ def measure(mode: str, way: str, *, tokens: int) -> dict[str, float]:
 def cell(mode: str, way: str, tokens: int) -> dict[str, float]:
     """Measure in a process of its own, whose environment chooses no number of threads."""
     environment = {name: value for name, value in os.environ.items() if name not in CHOSEN_BY}
-    command = [sys.executable, str(Path(__file__)), "--cell", mode, way, "--tokens", str(tokens)]
+    command = [sys.executable, "-m", "scripts.bench.threads", "--cell", mode, way, "--tokens", str(tokens)]
     found = subprocess.run(
         command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True,
         env={**environment, "PYTHONPATH": str(ROOT)},

@@ -30,10 +30,8 @@ from edgespec.config import parse_size
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from edgespec.placement.memory import LIBRARIES_BYTES
 from offload.checkpoint import read_checkpoint
-from scripts.make.demo_fits import cut_texts, held_out_halves
+from scripts.situations import GIB, MIB, cut_texts, held_out_halves
 
-MIB = 1 << 20
-GIB = 1 << 30
 ALLOWED_ABOVE_PLAN = 1.1
 
 

@@ -1,4 +1,4 @@
-"""Valid inputs of every kind that edgespec reads, how each is changed, and how it is read: for check_mutations.py."""
+"""Valid inputs of every kind that edgespec reads, how each is changed, and how it is read: for check.mutations."""
 
 from __future__ import annotations
 

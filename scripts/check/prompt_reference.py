@@ -1,4 +1,4 @@
-"""The ids of a prompt as transformers makes them, from a row's JSON or a folder's files: for check_mutations.py."""
+"""The ids of a prompt as transformers makes them, from a row's JSON or a folder's files: for check.mutations."""
 
 from __future__ import annotations
 

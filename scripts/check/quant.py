@@ -48,7 +48,7 @@ def quantise_here(model: Path, quant: str, dtype: torch.dtype) -> None:
 
 def idle_peak_bytes() -> int:
     """Peak memory of a process that imports the same and quantises nothing."""
-    command = [sys.executable, *sys.argv, "--idle"]
+    command = [sys.executable, "-m", "scripts.check.quant", *sys.argv[1:], "--idle"]
     return int(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
 
 
@@ -127,7 +127,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as cache:
         os.environ["EDGESPEC_CACHE"] = cache
         for quant in ("int8", "nf4"):
-            command = [sys.executable, *sys.argv, "--quantise", quant]
+            command = [sys.executable, "-m", "scripts.check.quant", *sys.argv[1:], "--quantise", quant]
             child = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
             logits, facts = run(arguments, quant)
             facts |= {**compare(logits, reference), "quantising_s": child["quantising_s"]}

@@ -9,7 +9,7 @@ while an exchange with it is open, as a real one does, and messages travel for a
 
 Busy is the share of all places for texts, from the first worker's start to the end of the last text, that were in use
 by texts whose answers counted; `while rows last` is the same until the last row was handed out. Processor seconds are
-those of the dispatch alone; Ray's own are measured by `check_ray.py --only overhead`. The last line is JSON.
+those of the dispatch alone; Ray's own are measured by `scripts.check.ray --only overhead`. The last line is JSON.
 """
 
 from __future__ import annotations

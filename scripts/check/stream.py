@@ -1,4 +1,4 @@
-"""Stream a checkpoint under a memory limit: is it exact, and within the limit? (bench_offload.py: how fast?)
+"""Stream a checkpoint under a memory limit: is it exact, and within the limit? (scripts.bench.offload: how fast?)
 
     python -m scripts.check.stream --gib 1.1 --max-cpu-mem 512MiB
 
@@ -178,7 +178,12 @@ def main() -> int:
 
     expected = greedy_tokens(arguments)
     idle_bytes = peak_of_idle_process()
-    child = subprocess.run([sys.executable, *sys.argv, "--decode-only"], stdout=subprocess.PIPE, text=True, check=True)
+    child = subprocess.run(
+        [sys.executable, "-m", "scripts.check.stream", *sys.argv[1:], "--decode-only"],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
     report = json.loads(child.stdout)
     used_bytes = report["peak_bytes"] - idle_bytes
     within = used_bytes <= 1.1 * arguments.max_cpu_mem

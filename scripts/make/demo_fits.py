@@ -3,26 +3,25 @@
     python -m scripts.make.demo_fits --out edgespec/demo
 
 Prompts are held-out modules of the standard library (those that the pair was not trained on) cut at
-random points; every second module only, so that scripts/papers/compare_policies.py compares on the others.
+random points; every second module only, so that scripts.papers.compare_policies compares on the others.
 Runs `edgespec train` as a user would. Minutes on two cores.
 
 `--only` fits one, or one of those that do not ship: a classifier on as many of EAGLE-2's whole trees as
 C2T's paper has (8,880; an hour of one core), for scripts.papers.fit_classifiers; one on modules it knows; one of
-another draft, which `-md` names; and decision models, for scripts/papers/compare_labels.py.
+another draft, which `-md` names; and decision models, for scripts.papers.compare_labels.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import random
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.pair.pair import DEMO_FOLDER, open_pair
+from edgespec.pair.pair import DEMO_FOLDER
 from scripts.make.demo_pair import is_held_out, standard_library_sources
+from scripts.situations import cut_texts, held_out_halves, write_texts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,33 +47,9 @@ FITS = {
 }
 
 
-def held_out_halves() -> tuple[list[str], list[str]]:
-    """Texts of held-out modules: to fit on, and to compare on."""
-    texts = [text for name, text in standard_library_sources() if is_held_out(name)]
-    return texts[::2], texts[1::2]
-
-
 def known_texts() -> list[str]:
     """Texts of every fourth module that the pair was trained on."""
     return [text for name, text in standard_library_sources() if not is_held_out(name)][::4]
-
-
-def cut_texts(texts: list[str], *, count: int, tokens: int, seed: int) -> list[str]:
-    """So many passages of so many tokens, from anywhere."""
-    tokenizer = open_pair(None, None).tokenizer
-    streams = [ids for ids in (tokenizer.encode(text, verbose=False) for text in texts) if len(ids) > tokens]
-    draw = random.Random(seed)
-    found = []
-    for _ in range(count):
-        ids = draw.choices(streams, weights=[len(stream) for stream in streams])[0]
-        end = draw.randrange(tokens, len(ids) + 1)
-        found.append(tokenizer.decode(ids[end - tokens : end]))
-    return found
-
-
-def write_prompts(path: Path, texts: list[str]) -> None:
-    """Write a prompt a line, as `edgespec train` reads them."""
-    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8")
 
 
 def main() -> None:
@@ -95,7 +70,7 @@ def main() -> None:
             modules = known_texts() if fit.was_trained_on else held_out_halves()[0]
             texts = cut_texts(modules, count=fit.prompts, tokens=arguments.context_tokens, seed=7)
             prompts = arguments.work / f"{name}.jsonl"
-            write_prompts(prompts, texts)
+            write_texts(prompts, texts)
             output = arguments.out / f"{name}.{'safetensors' if fit.what == 'stop' else 'json'}"
             command = ["train", fit.what, *fit.options, *pair, "--prompts", prompts, "-n", fit.new_tokens]
             command += ["-o", output, "--overwrite", "--records", arguments.work / name]

@@ -35,9 +35,9 @@ from edgespec.pair.folder import ModelFolder, open_model
 from edgespec.pair.pair import DEMO_FOLDER
 from offload.skeleton import build_on_meta
 from profiles.experts import fit_spread
-from scripts.make.demo_fits import cut_texts, held_out_halves
 from scripts.make.inflate import COMPANIONS, check_shape, compare, read_tensor
 from scripts.make.inflated_parts import NORM_ZEROS, Shape, list_parts, make_tensor, shape_of
+from scripts.situations import cut_texts, held_out_halves
 
 Tensors = Iterator[tuple[str, Tensor]]
 LAGS = (1, 2, 3, 4)

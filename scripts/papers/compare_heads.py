@@ -20,7 +20,7 @@ and two for a head that was trained for long, which run only when asked for:
 acceptance   measured acceptance of each head, which its adaptive trees then use
 equal-cost   what a step costs with the heads and the built-in draft, and which is faster, by the seconds of a pass
 
-Prints tables. (What a router saves of a draft call: scripts/papers/bench_router.py.)
+Prints tables. (What a router saves of a draft call: scripts.papers.bench_router.)
 """
 
 from __future__ import annotations

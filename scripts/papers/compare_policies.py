@@ -55,7 +55,7 @@ from edgespec.sampling.noise import TextNoise
 from edgespec.train.records import node_values
 from edgespec.tree.token_tree import TokenTree, depths
 from edgespec.verify.rows import TargetRows
-from scripts.make.demo_fits import held_out_halves
+from scripts.situations import held_out_halves
 
 CPU = torch.device("cpu")
 DEPTH = 24

@@ -36,9 +36,8 @@ from offload.experts.expert_group import ExpertGroup
 from offload.experts.expert_source import ExpertSource, HandedExpert, Wait
 from offload.layer_store import LayerRecord
 from scripts.bench.expert_passes import choices_in, routers_of, slow_reads
-from scripts.bench.offload import GIB, MIB
-from scripts.check.plan import SEED, read_texts, write_prompts
 from scripts.check.tuned import per_s
+from scripts.situations import GIB, MIB, SEED, read_texts, write_prompts
 
 WAYS = ("no guess", "next router", "perfect")
 Key = tuple[int, int | None]
@@ -150,7 +149,7 @@ def compare(pair: ModelPair, texts: list[list[int]], arguments: argparse.Namespa
 def main() -> None:
     """A line a way."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path, help="a mixture of scripts/make/inflate_experts.py")
+    parser.add_argument("model", type=Path, help="a mixture of scripts.make.inflate_experts")
     parser.add_argument("--disk-gib-per-s", type=float, default=0.5)
     parser.add_argument("--limit-mib", type=int, default=690, help="of memory")
     parser.add_argument("--tree-size", type=int, default=0, help="nodes of every tree; 0 is plain decoding")

@@ -36,7 +36,7 @@ from edgespec.decode.sequence import Sequence
 from edgespec.pair.pair import DEMO_FOLDER
 from edgespec.tree.token_tree import TokenTree
 from scripts.bench.expert_passes import choices_in, routers_of
-from scripts.check.plan import SEED, read_texts, write_prompts
+from scripts.situations import SEED, read_texts, write_prompts
 
 DENSE_IN_EXPERTS = (0, 8, 32, 128, 512)  # the seconds of a pass's dense part over those of an expert
 ROW_IN_EXPERTS = 0.1
@@ -154,7 +154,7 @@ def best_rate(found: list[list[Taken]], dense: float) -> tuple[float, float, flo
 def main() -> None:
     """Verify trees, then take smaller ones of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path, help="a mixture of scripts/make/inflate_experts.py")
+    parser.add_argument("model", type=Path, help="a mixture of scripts.make.inflate_experts")
     parser.add_argument("--tree-size", type=int, default=64, help="nodes of the large trees")
     parser.add_argument("--num-prompts", type=int, default=12)
     parser.add_argument("--new-tokens", type=int, default=64)

@@ -18,7 +18,7 @@ from pathlib import Path
 from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.config import MAX_SEED
 from offload.experts.expert_use import ExpertUse, most_used
-from scripts.check.plan import read_texts, write_prompts
+from scripts.situations import read_texts, write_prompts
 
 SHARES = (0.1, 0.25, 0.5, 0.75)
 
@@ -45,7 +45,7 @@ def covered(use: ExpertUse, chosen: list[list[int]]) -> float:
 def main() -> None:
     """Count the use in two halves, and compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path, help="a mixture of scripts/make/inflate_experts.py")
+    parser.add_argument("model", type=Path, help="a mixture of scripts.make.inflate_experts")
     parser.add_argument("--num-prompts", type=int, default=12)
     parser.add_argument("--new-tokens", type=int, default=64)
     arguments = parser.parse_args()

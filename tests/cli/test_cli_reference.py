@@ -8,7 +8,7 @@ import click
 import pytest
 
 from edgespec.cli import COMMANDS, cli
-from scripts.make import row_keys as make_row_keys
+from scripts.make import row_keys
 from scripts.make.cli_reference import PATH, reference
 
 
@@ -58,6 +58,6 @@ def test_a_reader_finds_every_option_of_a_command(name: str) -> None:
 
 
 def test_the_list_of_keys_is_up_to_date() -> None:
-    page = make_row_keys.PATH.read_text(encoding="utf-8")
-    assert page == make_row_keys.page_with_list(page), "run: python -m scripts.make.row_keys"
+    page = row_keys.PATH.read_text(encoding="utf-8")
+    assert page == row_keys.page_with_list(page), "run: python -m scripts.make.row_keys"
     assert "| `max_new_tokens` | `max_tokens`," in page

@@ -1,1 +1,1 @@
-"""The parts of scripts/papers/compare_heads.py."""
+"""The parts of scripts.papers.compare_heads."""

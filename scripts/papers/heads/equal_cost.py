@@ -12,11 +12,12 @@ import torch
 
 from edgespec import Engine, SamplingSettings
 from edgespec.pair.pair import open_pair
-from scripts.make.demo_fits import FITS, cut_texts, held_out_halves, write_prompts
+from scripts.make.demo_fits import FITS
 from scripts.papers.compare_policies import contexts
 from scripts.papers.heads.heads import DRAFT, DRAFT_FOLDER, TARGET, acceptance_file, edgespec
 from scripts.papers.heads.tokens import CONTEXT_TOKENS, TEMPERATURES, Tokens, trees_of
 from scripts.papers.tables.paper_table import markdown, ratio_in_words
+from scripts.situations import cut_texts, held_out_halves, write_texts
 
 PASSES_S = (0.01, 0.03, 0.1, 0.3, 1.0)  # of a target
 TIMED_CONTEXTS = 12
@@ -30,7 +31,7 @@ def fit_acceptance(heads: Mapping[str, Path]) -> None:
     texts = cut_texts(held_out_halves()[0], count=fit.prompts, tokens=CONTEXT_TOKENS, seed=7)
     with tempfile.TemporaryDirectory() as work:
         prompts = Path(work) / "prompts.jsonl"
-        write_prompts(prompts, texts)
+        write_texts(prompts, texts)
         for folder in heads.values():
             if not acceptance_file(folder).exists():
                 edgespec(

@@ -1,6 +1,6 @@
 """C2T: chains that end early, EAGLE-1's and EAGLE-2's trees beside its own, its second pruning, and its entropy.
 
-The classifier is the built-in pair's; scripts/papers/compare_c2t.py compares classifiers. All at temperature 0.
+The classifier is the built-in pair's; scripts.papers.compare_c2t compares classifiers. All at temperature 0.
 """
 
 from __future__ import annotations

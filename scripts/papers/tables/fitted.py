@@ -37,7 +37,7 @@ class FittedTable:
 
 
 def run_script(command: str, places: dict[str, str]) -> None:
-    """Run a script of this folder with its options."""
+    """Run a script, named by its room and its own name, with its options."""
     script, *options = (word.format(**places) for word in shlex.split(command))
     subprocess.run([sys.executable, "-m", f"scripts.{script}", *options], check=True)
 
@@ -45,11 +45,11 @@ def run_script(command: str, places: dict[str, str]) -> None:
 def of_heads(methods: str, parts: str) -> str:
     """The command that trains heads and prints some of what is asked of them."""
     options = "--contexts {contexts} --router-contexts {contexts} --processes {processes}"
-    return f"compare_heads {{out}}/heads --parts train,{parts} --methods {methods} {options}"
+    return f"papers.compare_heads {{out}}/heads --parts train,{parts} --methods {methods} {options}"
 
 
 SHIPPED = shlex.quote(str(DEFAULT_FILE))
-RECORDS = "fit_demo_models --out {out} --work {out}/records --only"
+RECORDS = "make.demo_fits --out {out} --work {out}/records --only"
 OF_SEEDS = " ".join(f"{{out}}/variants/seed-{seed}.json" for seed in SEEDS)
 OF_FEATURES = " ".join(f"{{out}}/variants/without-{name}.json" for name in INPUTS)
 OF_WIDTHS = " ".join(f"{{out}}/variants/width-{width}.json" for width in WIDTHS)
@@ -57,10 +57,10 @@ OF_SHARES = " ".join(
     f"{{out}}/tuned/{how}-{share:g}.json" for how in ("tuned", "share", "hard") for share in (1, *SHARES)
 )
 HASS_HEAD = "{out}/heads/head-hass-0"
-COMPARE_C2T = "compare_c2t --contexts {contexts} --processes {processes}"
+COMPARE_C2T = "papers.compare_c2t --contexts {contexts} --processes {processes}"
 VARIANTS = (
     ("{out}/many-trees.json", f"{RECORDS} many-trees"),
-    (f"{{out}}/variants/epochs-{EPOCHS}.json", "fit_classifiers {out}/records/many-trees --out {out}/variants"),
+    (f"{{out}}/variants/epochs-{EPOCHS}.json", "papers.fit_classifiers {out}/records/many-trees --out {out}/variants"),
 )
 
 TABLES = (
@@ -83,10 +83,10 @@ TABLES = (
         source="C2T, sections 5.2 and 5.3, appendix B.4",
         claim="a classifier serves another pair, better if it is fine-tuned on few trees",
         fits=(
-            (HASS_HEAD, "compare_heads {out}/heads --parts train --methods hass --seeds 0"),
+            (HASS_HEAD, "papers.compare_heads {out}/heads --parts train --methods hass --seeds 0"),
             ("{out}/second-pair.json", f"{RECORDS} second-pair -md {HASS_HEAD}"),
             ("{out}/tuned/hard-0.03.json",
-             f"fit_classifiers {{out}}/records/second-pair --out {{out}}/tuned --from {SHIPPED}"),
+             f"papers.fit_classifiers {{out}}/records/second-pair --out {{out}}/tuned --from {SHIPPED}"),
         ),
         prints=f"{COMPARE_C2T} -m {shlex.quote(str(TARGET))} -md {HASS_HEAD} --classifiers {SHIPPED} {OF_SHARES}",
     ),
@@ -98,7 +98,7 @@ TABLES = (
             ("{out}/stop-hidden.safetensors", f"{RECORDS} stop-hidden"),
             ("{out}/stop-probabilities.safetensors", f"{RECORDS} stop-probabilities"),
         ),
-        prints="compare_labels {out}/records/stop-hidden {out}/records/stop-probabilities",
+        prints="papers.compare_labels {out}/records/stop-hidden {out}/records/stop-probabilities",
     ),
     FittedTable(
         name="coral-2",

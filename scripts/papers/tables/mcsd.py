@@ -21,9 +21,9 @@ from edgespec.train.fit import fit_stop
 from edgespec.train.record_files import load_records
 from edgespec.tree.settings import TreeSettings
 from edgespec.tuning.step import StepResult
-from scripts.make.demo_fits import cut_texts, held_out_halves
 from scripts.papers.tables.paper_table import Context, PaperTable, in_words, markdown
 from scripts.papers.tables.speeds import show_gain, show_speeds
+from scripts.situations import cut_texts, held_out_halves
 
 NEW_TOKENS = 24
 STATIC = SamplingSettings(temperature=0.7)
