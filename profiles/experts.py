@@ -19,12 +19,10 @@ out: where it was looked for there was little of it (llama.cpp #27861).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 INDEPENDENT = 1.0  # spread of rows that choose for themselves
 MIN_SPREAD = 0.05
-HALVINGS = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,23 +53,3 @@ class Routing:
             return 0.0
         alone = math.log(1 - experts / self.num_experts) / math.log(1 - self.chosen / self.num_experts)
         return alone if alone <= num_texts else num_texts * math.pow(alone / num_texts, 1 / self.spread)
-
-
-def fit_spread(counted: Iterable[tuple[float, float]], *, num_experts: int, chosen: int, num_texts: int = 1) -> float:
-    """Return the spread whose curve is no higher than lower, on the average of logarithms, than what was counted.
-
-    `counted` are rows and distinct experts of a layer. Counts of a row a text say nothing. The spread is at most 1.
-    """
-    points = [(rows, distinct) for rows, distinct in counted if rows > num_texts and distinct > 0]
-
-    def excess(spread: float) -> float:
-        routing = Routing(num_experts=num_experts, chosen=chosen, spread=spread)
-        return sum(math.log(routing.distinct(rows, num_texts=num_texts) / found) for rows, found in points)
-
-    low, high = MIN_SPREAD, INDEPENDENT
-    if not points or excess(high) <= 0:
-        return high
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if excess(middle) < 0 else (low, middle)
-    return high

@@ -124,11 +124,6 @@ class RayWorkerPool(Generic[Job, Value]):
         """Return the workers' names."""
         return list(self._places)
 
-    @property
-    def pids(self) -> dict[str, int]:
-        """Return the process of each worker that has been greeted."""
-        return {name: place.pid for name, place in self._places.items() if place.pid}
-
     def give(self, worker: str, jobs: Sequence[tuple[int, Job]]) -> None:
         """Begin an exchange with a worker."""
         self._ask(self._places[worker], "exchange", list(jobs))

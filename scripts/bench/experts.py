@@ -42,12 +42,12 @@ from transformers.utils import logging as transformers_logging
 from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.cli.generate.records import peak_resident_bytes
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
-from profiles.experts import fit_spread
 from profiles.measure import drop_page_cache, read_sequentially
 from scripts.bench.batch import generate_batch
 from scripts.bench.expert_passes import Log, keep_one_expert, logged, slow_reads
 from scripts.bench.model_experts import pass_model
 from scripts.bench.offload import open_transformers
+from scripts.make.expert_spread import fit_spread
 from scripts.situations import GIB, MIB, cut_texts, drop_behind_reader, held_out_halves
 
 MODES = ("cold", "limited", "uncached", "whole", "throttled", "resident")

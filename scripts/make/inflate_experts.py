@@ -34,7 +34,7 @@ from edgespec.model.device import DTYPES
 from edgespec.pair.folder import ModelFolder, open_model
 from edgespec.pair.pair import DEMO_FOLDER
 from offload.skeleton import build_on_meta
-from profiles.experts import fit_spread
+from scripts.make.expert_spread import fit_spread
 from scripts.make.inflate import COMPANIONS, check_shape, compare, read_tensor
 from scripts.make.inflated_parts import NORM_ZEROS, Shape, list_parts, make_tensor, shape_of
 from scripts.situations import cut_texts, held_out_halves

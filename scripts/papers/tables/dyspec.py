@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from edgespec.config import SamplingSettings
-from edgespec.grow.order import depth_first_order, num_blocks, reordered
 from edgespec.train.records import node_values
 from edgespec.tree.settings import TreeSettings
 from edgespec.tree.token_tree import ancestors_mask
+from scripts.papers.tables.node_order import depth_first_order, num_blocks, reordered
 from scripts.papers.tables.paper_table import Context, PaperTable, bin_names, in_bins, in_words, markdown, shares
 
 SAMPLING = SamplingSettings(temperature=0.6)

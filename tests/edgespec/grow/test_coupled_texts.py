@@ -18,13 +18,13 @@ from edgespec.decode.loop import decode
 from edgespec.decode.sequence import Sequence
 from edgespec.grow import Growth
 from edgespec.grow.batched import Grow
-from edgespec.grow.order import reordered
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.noise import exponential_noise
 from edgespec.tree.policies import POLICIES
 from edgespec.tree.settings import TreeSettings
 from edgespec.tree.token_tree import TokenTree
 from edgespec.verify import Verification
+from scripts.papers.tables.node_order import reordered
 from tests.edgespec.grow.tables import VOCAB, draft_logits, session_of, table_logits, target_logits
 from tests.edgespec.verify.test_walks import random_tree
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgespec.grow.order import depth_first_order, num_blocks, reordered
 from edgespec.tree.token_tree import ancestors_mask
+from scripts.papers.tables.node_order import depth_first_order, num_blocks, reordered
 from tests.edgespec.verify.test_walks import random_tree
 
 
