@@ -2,4 +2,23 @@
 
 This room turns a Hugging Face folder into a module whose forward works although most of its weights are somewhere
 else.
+
+**Placement.** `checkpoint.py` knows every tensor's bytes from the headers, `architecture.py` from a bare config.
+`skeleton.py` builds the modules on the meta device and matches them with the tensors; `stored_names.py` follows
+transformers' own renamings. `placement.py` is arithmetic over those bytes: layers that stay on the device, layers that
+wait in pinned RAM, layers on disk. Each tier is spread evenly over the depth, so that link, disk and device work at
+once: a pass takes as long as the slowest of them, not as their sum.
+
+**Streaming.** `stream.py` is a ring that reads ahead: position p carries layer p mod layers in slot p mod slots, so the
+next pass's first layers load while the draft grows. `loaders.py` holds all device differences: on a CPU a slot is a
+range of mapped pages or a buffer of converted weights, on CUDA a device buffer (`device_slots.py`) that a copy stream
+fills from pinned memory or through a staging ring (`staging.py`), past the page cache where the file system offers it
+(`direct_reads.py`). `device.py` is what the loaders need of a device; tests give them a simulated one. `pages.py` alone
+talks to the operating system about memory. A few bytes of every tensor are compared on each read, so that a file that
+is written over in use is noticed.
+
+**Parts.** `text_part.py` finds the decoder of a family that also sees or hears, and leaves out the rest.
+`quantize.py` packs layers one at a time into a cache that is keyed by content (`quantized_cache.py`);
+`packed_checkpoint.py` finds packed weights, and `packed_weight.py` unpacks a module's weights just before it runs.
+Activations are never quantised: each row depends on itself alone, so a tree's rows are those of its paths.
 """

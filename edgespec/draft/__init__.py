@@ -1,4 +1,19 @@
-"""Drafters propose the tokens of a tree. This room knows no policy, and no verification."""
+"""Drafters propose the tokens of a tree. This room knows no policy, and no verification.
+
+A drafter is a language model (`language_model.py`) or a feature head (`feature_head.py`). q of a wide layer is made
+chunk by chunk and looked at once (`distributions.py`), because growth needs a handful of candidates a node. Sampled
+trees keep their q, which rejection reads.
+
+The draft knows the text's noise. A node's children are the best of softmax(log q + noise), so that the draft proposes
+what the target is about to draw. A coupled draft is a little colder than the target, and keeps a twentieth of its mass
+for tokens that the target's truncation removes. Its logits have the text's penalties, and the root's row the grammar's
+mask: q is what children are drawn from, so every rule stays exact.
+
+A head is one layer of the target's family (`head_network.py`): its decoder layer and `fuse` are its own; embedding,
+final norm and language model head are the target's, lent after loading. It reads the target's last hidden states where
+text is committed, and its parent's own feature within a tree. A router (`head_router.py`) names the groups of the
+vocabulary that are computed; q is then the routed distribution.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,25 @@
-"""Growth of token trees from a drafter's distributions. It knows no target: what the target will say comes later."""
+"""Growth of token trees from a drafter's distributions. It knows no target: what the target says comes later.
+
+Three engines grow trees, with one draft call a layer each. A policy is a small module that tells an engine what to
+value, and `policies.py` is the table of them.
+
+- `best_first.py` draws children without replacement and takes the slots of largest gain (dyspec). It finds the tree of
+  the token-by-token heap algorithm with a bound on children a node. Whatever decides on a slot is known before its
+  token is drawn; anything else would bias the output of sampled children.
+- `beam.py` takes the best tokens under the text's noise, or of q, and keeps the best of all (adaptive, opt-tree,
+  eagle2, c2t). Its policies are `BeamRule`s.
+- `static.py` fills a shape that is known beforehand (sequoia, specinfer, mcsd, chain, files).
+
+Beams of several texts grow as one (`batched.py`): the nodes of all trees lie in flat tensors with the number of their
+text beside each, so a layer is a handful of operations however many texts there are. Texts of equal rules form a group.
+Trees that tune themselves share a budget: a root for each text, then the best nodes of all trees (`selection.py`). A
+size that the user gives is each text's own. Trees of sampled children share nothing, because texts depend on them.
+
+`acceptance.py` predicts which of a node's 32 best candidates the target takes, or none, for all of them together, so
+that siblings compete.
+
+docs/extending.md says how to add a policy.
+"""
 
 from __future__ import annotations
 

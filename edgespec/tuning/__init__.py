@@ -1,3 +1,19 @@
-"""An engine learns from its own steps what passes cost and trees yield, and grows the trees that pay. It knows
-no text and no loop: decode hands it the seconds and the paths of each step.
+"""An engine learns from its own steps which trees pay, and grows those. It knows no text, no model and no loop.
+
+`decode/` hands it the seconds and the paths of each step (`step.py`).
+
+Trees tune themselves where a text does not depend on its trees and the user gave no size. Three things are learned.
+`costs.py`: the seconds of a pass over its rows, medians of few sizes, and of growth by layers and nodes; each times a
+speed that the last steps show, so a busy machine is slow at all sizes and one hiccup is nothing. `calibration.py`:
+accepted over predicted tokens, by octave of the score. `tokens_by_size.py`: what the best m nodes of the trees so far
+would have yielded, which are the tree of size m.
+
+`tree_choice.py` takes the size of most tokens a second of all texts under way, among neighbours, and moves the least
+score of a node and the least gain of a layer to where tokens pay for the seconds that they add. Probes try what the
+last steps did not show: a larger tree, a far larger one, plain decoding, and looking again after plain decoding won.
+They share one schedule and one budget of time. Where no tree pays, texts decode plainly.
+
+`edgespec profile` runs this tuner over a user's prompts and keeps its memory as a profile. A run of the same pair on
+the same machine starts there; a profile's file holds trees to the size that the tuner ended at. `threads.py` chooses
+the processor's threads of each step in the same way.
 """
