@@ -127,6 +127,8 @@ class Batch:
         trees: list[tuple[Sequence, TokenTree]] = []
         for sequence, tree in zip(list(self._running), found, strict=True):
             if isinstance(tree, TokenTree):
+                if sequence.tuning is not None:
+                    sequence.tuning.take_tree(tree)
                 trees.append((sequence, tree))
             else:
                 self._untold.append(self._failed(sequence, tree))

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from edgespec.config import SamplingSettings
 from edgespec.draft import Drafter
-from edgespec.grow import Growth
-from edgespec.grow.batched import Grow
+from edgespec.grow import Grow, Growth
 from edgespec.model.target import Target
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.draws import draw_one
 from edgespec.sampling.logprobs import TokenLogprob, token_logprobs
 from edgespec.sampling.noise import TextNoise
 from edgespec.sampling.processors import LogitProcessors, Matcher
+from edgespec.tree.token_tree import TokenTree
 from edgespec.tuning.step import Finish, PassCost, StepResult
 from edgespec.verify.rows import refuse_nan
 from edgespec.verify.rules import Verify
@@ -59,6 +59,9 @@ class Tuning(Protocol):
 
     def begin_step(self, number: int, num_texts: int) -> None:
         """Hear that a step of so many texts begins; all of them tell its number."""
+
+    def take_tree(self, tree: TokenTree) -> None:
+        """Take the tree that came of the text's growth."""
 
     def learn(self, step: StepResult) -> None:
         """Learn from a step of the text."""
@@ -129,7 +132,7 @@ class Sequence:
 
     def growth(self) -> Growth:
         """Return the growth of the next tree; the text's last token needs no node, for verification yields it."""
-        return self.grow.growth(self.root, self.max_depth(self.num_left - 1))
+        return self.grow(self.root, self.max_depth(self.num_left - 1))
 
     def processed(self, logits: Tensor) -> Tensor:
         """Return what finite logits [1, vocab] behind the text become before they are made probabilities.

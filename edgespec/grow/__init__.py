@@ -23,7 +23,7 @@ docs/extending.md says how to add a policy.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TypeAlias
 
 from edgespec.draft.distributions import Distributions
@@ -31,6 +31,8 @@ from edgespec.grow.beam import Beam
 from edgespec.grow.growing import Asked
 from edgespec.tree.token_tree import TokenTree
 
-# A tree that grows: it asks for q [k, vocab] of some nodes again and again, or once for the tree of a beam, which
-# grows with those of other texts
-Growth: TypeAlias = Generator[Asked | Beam, Distributions | TokenTree, TokenTree]
+# One text's tree on its way: it asks for q [k, vocab] of some nodes again and again
+GrowthAlone: TypeAlias = Generator[Asked, Distributions, TokenTree]
+# The tree that a text is to have: there already, a beam, which grows with those of other texts, or one that grows alone
+Growth: TypeAlias = TokenTree | Beam | GrowthAlone
+Grow: TypeAlias = Callable[[int, int], Growth]  # the root and most layers below it -> the tree to grow

@@ -23,7 +23,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from edgespec.grow import Growth
+from edgespec.grow import GrowthAlone
 from edgespec.grow.growing import GrowingTree, Layer, best_nodes
 from edgespec.sampling.draws import draw_without_replacement
 from edgespec.tree.token_tree import root_only
@@ -41,7 +41,7 @@ def grow_best_first(
     max_children: int,
     device: torch.device,
     generator: torch.Generator,
-) -> Growth:
+) -> GrowthAlone:
     """Grow the tree of the `size` slots of largest gain, none below `threshold`.
 
     The tree has at most `depth` layers below the root. Nodes are numbered layer by layer, siblings in the order of

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from edgespec.config import SamplingSettings
 from edgespec.draft import Drafter
-from edgespec.grow import Growth
+from edgespec.grow import Grow, Growth
 from edgespec.grow.acceptance import AcceptanceModel, default_acceptance
 from edgespec.grow.adaptive import adaptive_rule
-from edgespec.grow.batched import Grow, grow_beam
 from edgespec.grow.beam import Beam, BeamRule
 from edgespec.grow.best_first import PredictSlots, grow_best_first
 from edgespec.grow.c2t import c2t_rule, classifier_exit
@@ -104,7 +103,7 @@ def make_grow(
     settings, draw = policy.settings, policy.draw
     kind = POLICIES[settings.policy].kind
     if drafter is None or kind == "none":
-        return Grow(lambda root, _max_depth: _root_alone(root, draw, device), None)
+        return lambda root, _max_depth: root_only(root, draw=draw, device=device)
     # The target draws without noise at temperature 0, and so does the draft.
     shared = noise if draw == "coupled" and sampling.temperature > 0 else None
     if kind == "static":
@@ -118,7 +117,7 @@ def make_grow(
             noise=shared,
             keeps_draft_probs=keeps_draft_probs,
         )
-        return Grow(lambda root, max_depth: static(root, depth=max_depth), drafter)
+        return lambda root, max_depth: static(root, depth=max_depth)
     if draw == "sampled":
         best_first = partial(
             grow_best_first,
@@ -129,7 +128,7 @@ def make_grow(
             device=device,
             generator=generator,
         )
-        return Grow(lambda root, max_depth: best_first(root, depth=min(settings.depth, max_depth)), drafter)
+        return lambda root, max_depth: best_first(root, depth=min(settings.depth, max_depth))
     widest = settings if largest_tree is None else largest_tree
     beam = partial(
         Beam,
@@ -146,7 +145,7 @@ def make_grow(
         keeps_draft_probs=keeps_draft_probs,
     )
 
-    return Grow(lambda root, max_depth: grow_beam(beam(root=root, depth=min(settings.depth, max_depth))), drafter)
+    return lambda root, max_depth: beam(root=root, depth=min(settings.depth, max_depth))
 
 
 def grow_below_branches(
@@ -167,11 +166,6 @@ def grow_below_branches(
         generator=generator,
     )
     return lambda root, max_depth, branches: static(root, depth=max_depth, first_tokens=branches)
-
-
-def _root_alone(root: int, draw: Draw, device: torch.device) -> Growth:
-    yield from ()
-    return root_only(root, draw=draw, device=device)
 
 
 def _measured(policy: OpenPolicy) -> AcceptanceModel:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from edgespec.draft.distributions import look_at
-from edgespec.grow import Growth
+from edgespec.grow import GrowthAlone
 from edgespec.grow.children import best_children
 from edgespec.grow.growing import GrowingTree, Layer
 from edgespec.sampling.draws import draw_without_replacement
@@ -81,7 +81,7 @@ def grow_static(
     noise: TextNoise | None = None,
     keeps_draft_probs: bool = False,
     first_tokens: Tensor | None = None,
-) -> Growth:
+) -> GrowthAlone:
     """Fill the shape with tokens, at most `depth` layers of it.
 
     `noise` is that of coupled children; without it they are the best of q, as they are at temperature 0.

@@ -21,6 +21,7 @@ from edgespec.draft.language_model import LanguageModelDrafter
 from edgespec.draft.open_drafter import open_drafter
 from edgespec.engine import Engine
 from edgespec.grow.acceptance import AcceptanceModel
+from edgespec.grow.batched import grown
 from edgespec.grow.policies import make_grow, open_policy
 from edgespec.model.target import Target
 from edgespec.sampling.distribution import to_probs
@@ -115,7 +116,7 @@ def sample_text(
             drafter = text.drafting(contender.settings, sampling)
             grow = make_grow(policy, drafter, sampling=sampling, device=engine.device, generator=generator,
                              noise=noise, keeps_draft_probs=True)  # fmt: skip
-            trees.append((contender, grow(root, contender.settings.num_layers)))
+            trees.append((contender, grown(grow(root, contender.settings.num_layers), drafter)))
         guide = trees[-1][1]
         for group in in_groups(trees, most_nodes=engine.tree.num_nodes):
             forest, places = merged([tree for _, tree in group])

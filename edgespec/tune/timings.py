@@ -23,6 +23,7 @@ from edgespec.decode.sequence import Sequence, TextSettings
 from edgespec.decode.start import start_sequence
 from edgespec.draft.open_drafter import open_drafter
 from edgespec.engine import Engine
+from edgespec.grow import batched
 from edgespec.grow.policies import OpenPolicy, make_grow
 from edgespec.model.target import Target
 from edgespec.sampling.noise import TextNoise, generator_at
@@ -110,7 +111,7 @@ def growth_task(
         text.drafting(policy.settings, sampling)
 
     def run() -> None:
-        tree = grow(text.root, policy.settings.num_layers)
+        tree = batched.grown(grow(text.root, policy.settings.num_layers), text.drafter)
         int(tree.tokens[-1])  # what a pass would wait for
         grown.tree, grown.rows = tree, text.drafter.num_rows
 

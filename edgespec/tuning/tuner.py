@@ -12,12 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 from edgespec.config import SamplingSettings
-from edgespec.grow import Growth
-from edgespec.grow.batched import Grow
+from edgespec.grow import Grow, Growth
 from edgespec.grow.policies import OpenPolicy
 from edgespec.measured import pass_points
 from edgespec.tree.policies import POLICIES
 from edgespec.tree.settings import TreeSettings
+from edgespec.tree.token_tree import TokenTree
 from edgespec.tuning.calibration import GrownTree
 from edgespec.tuning.costs import StepCosts
 from edgespec.tuning.step import PassCost, StepResult
@@ -91,23 +91,28 @@ class TextTuning:
 
     def __init__(self, tuner: Tuner, sampling: SamplingSettings) -> None:
         self._tuner, self._choice = tuner, tuner.choice(sampling)
+        self._growing: tuple[TreeLimits, int] | None = None  # the limits and most layers of the tree under way
         self._grown: GrownTree | None = None  # of the step under way
         self._choice.begin_text()
 
     def grow(self, policy: OpenPolicy, make: Callable[[OpenPolicy], Grow], plain: Grow) -> Grow:
         """Return a growth of the trees that pay; `make` is `make_grow` for a policy, `plain` grows roots only."""
 
-        def steps(root: int, max_depth: int) -> Growth:
+        def grow(root: int, max_depth: int) -> Growth:
             self._grown = None
             wanted = self._choice.in_step
+            self._growing = None if wanted is None else (wanted, max_depth)
             if wanted is None:
-                return (yield from plain.growth(root, max_depth))
-            grow = make(replace(policy, settings=self._tuner.settings(wanted)))
-            tree = yield from grow.growth(root, max_depth)
-            self._grown = self._choice.expect(tree, wanted, max_depth)
-            return tree
+                return plain(root, max_depth)
+            return make(replace(policy, settings=self._tuner.settings(wanted)))(root, max_depth)
 
-        return Grow(steps, make(policy).drafter)
+        return grow
+
+    def take_tree(self, tree: TokenTree) -> None:
+        """Take the tree that came of the growth."""
+        if self._growing is not None:
+            wanted, max_depth = self._growing
+            self._grown = self._choice.expect(tree, wanted, max_depth)
 
     def begin_step(self, number: int, num_texts: int) -> None:
         """Let the step's trees be chosen, once for all texts."""

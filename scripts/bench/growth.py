@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from edgespec import SamplingSettings, TreeSettings
+from edgespec.grow import batched
 from edgespec.grow.policies import make_grow, open_policy
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.noise import TextNoise
@@ -81,7 +82,7 @@ def measure(
                 grow = make_grow(policy, drafter, sampling=sampling, device=device,  # type: ignore[arg-type]
                                  generator=generator, noise=noise)  # fmt: skip
                 started = time.perf_counter()
-                tree = grow(0, DEPTH)
+                tree = batched.grown(grow(0, DEPTH), drafter)  # type: ignore[arg-type]
                 grown = time.perf_counter()
                 rows = TargetRows(target[: tree.num_nodes], lambda hidden: hidden, sampling, vocab=vocab)
                 accept_alone(verifier(sampling, policy.draw, noise)(tree, rows, generator))

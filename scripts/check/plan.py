@@ -45,6 +45,7 @@ import edgespec.cli
 from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.config import parse_size
 from edgespec.grow.acceptance import AcceptanceModel, default_acceptance
+from edgespec.grow.batched import grown
 from edgespec.grow.policies import OpenPolicy, make_grow, open_policy
 from edgespec.measured import acceptance_of
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
@@ -298,7 +299,7 @@ def grown_tree(
     tree = policy.settings
     drafter = None if tree.policy == "none" else text.drafting(tree, SAMPLING)
     grow = make_grow(policy, drafter, sampling=SAMPLING, device=engine.device, generator=generator, noise=noise)
-    return grow(root, tree.num_layers)
+    return grown(grow(root, tree.num_layers), drafter)
 
 
 def take_step(

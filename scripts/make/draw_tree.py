@@ -16,6 +16,7 @@ import torch
 
 from edgespec import Engine, SamplingSettings, TreeSettings
 from edgespec.decode.accept import tokens_at
+from edgespec.grow.batched import grown
 from edgespec.grow.policies import make_grow, open_policy
 from edgespec.sampling.noise import TextNoise
 from edgespec.tree.token_tree import TokenTree, depths
@@ -59,7 +60,7 @@ def one_pass(seed: int) -> tuple[list[Box], int]:
         noise = TextNoise(seed=seed, key=0, vocab=text.target.vocab, device=engine.device)
         grow = make_grow(open_policy(tree_settings), text.drafter, sampling=sampling, device=engine.device,
                          generator=generator, noise=noise)  # fmt: skip
-        tree = grow(text.root, DEPTH)
+        tree = grown(grow(text.root, DEPTH), text.drafter)
         rows = TargetRows(text.target.look(tree), text.target.logits, sampling, vocab=text.target.vocab)
         found = accept_alone(verifier(sampling, "coupled", noise)(tree, rows, generator))
         words = [engine.pair.tokenizer.decode([token]) for token in tree.tokens.tolist()]

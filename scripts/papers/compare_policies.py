@@ -47,6 +47,7 @@ from edgespec.decode.sequence import TextSettings
 from edgespec.decode.start import start_sequence
 from edgespec.draft.language_model import LanguageModelDrafter
 from edgespec.draft.open_drafter import open_drafter
+from edgespec.grow.batched import grown
 from edgespec.grow.growing import best_nodes
 from edgespec.grow.policies import OpenPolicy, make_grow, open_policy
 from edgespec.model.target import Target
@@ -207,7 +208,7 @@ class Bench:
         drafter.sampling = settings.draft_sampling(sampling)  # one drafter serves all policies at a text
         grow = make_grow(_policy(settings), drafter, sampling=sampling, device=CPU, generator=generator,
                          noise=self._noise(context, key))  # fmt: skip
-        tree = grow(self.root, DEPTH)
+        tree = grown(grow(self.root, DEPTH), drafter)
         drafter.rewind()
         return tree
 

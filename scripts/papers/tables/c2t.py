@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from edgespec.config import SamplingSettings
-from edgespec.grow.batched import grow_beam
 from edgespec.grow.beam import Beam
 from edgespec.grow.c2t import c2t_rule
 from edgespec.grow.classifier import default_classifier
@@ -109,7 +108,7 @@ def c2t_tree(context: Context, *, beta: float, width: int | None = WIDTH, count:
     )
     beam = Beam(root=context.bench.root, rule=rule, draw="chosen", size=UNBOUNDED, depth=DEPTH, device=CPU,
                 max_children=WIDTH, threshold=beta)  # fmt: skip
-    return context.grow_otherwise(grow_beam(beam), EAGLE2, GREEDY)
+    return context.grow_otherwise(beam, EAGLE2, GREEDY)
 
 
 def show_trees(names: Sequence[str], found: Sequence[list[tuple[float, float]]]) -> list[str]:

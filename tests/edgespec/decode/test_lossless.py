@@ -23,7 +23,6 @@ from edgespec.config import SamplingSettings
 from edgespec.decode.loop import decode
 from edgespec.decode.sequence import Sequence, TextSettings
 from edgespec.grow import Growth, best_first
-from edgespec.grow.batched import Grow, grow_beam
 from edgespec.grow.beam import Beam
 from edgespec.grow.best_first import grow_best_first
 from edgespec.grow.dyspec import predict_slots
@@ -65,7 +64,7 @@ def grow_sampled(root: int, max_depth: int, generator: torch.Generator, _noise: 
 
 
 def grow_chosen(root: int, max_depth: int, _generator: torch.Generator, _noise: TextNoise, **others: Any) -> Growth:
-    beam = Beam(
+    return Beam(
         root=root,
         rule=OPT_TREE_RULE,
         size=5,
@@ -75,7 +74,6 @@ def grow_chosen(root: int, max_depth: int, _generator: torch.Generator, _noise: 
         keeps_draft_probs=True,
         **{"draw": "chosen", **others},
     )
-    return grow_beam(beam)
 
 
 def grow_coupled(root: int, max_depth: int, generator: torch.Generator, noise: TextNoise) -> Growth:
@@ -83,7 +81,6 @@ def grow_coupled(root: int, max_depth: int, generator: torch.Generator, noise: T
 
 
 def grow_nothing(root: int, _depth: int, _generator: torch.Generator, _noise: TextNoise) -> Growth:
-    yield from ()
     return root_only(root, draw="coupled", device=CPU)
 
 
@@ -119,7 +116,7 @@ def texts(
             generator=generator,
             noise=noise,
             draws_coupled=grow_tree in (grow_coupled, grow_nothing),
-            grow=Grow(steps, drafter),
+            grow=steps,
             verify=verify_tree,
         )
         steps = decode(sequence, PROMPT_IDS)

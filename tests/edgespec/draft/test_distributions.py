@@ -52,7 +52,7 @@ def grow(drafter: LanguageModelDrafter, vocab: int, tree: TreeSettings) -> Token
         open_policy(tree), drafter, sampling=SAMPLING, device=CPU, generator=torch.Generator().manual_seed(0),
         noise=noise,
     )  # fmt: skip
-    (found,) = grow_batched([(growing.growth(5, tree.num_layers), drafter)], expand)  # type: ignore[arg-type]
+    (found,) = grow_batched([(growing(5, tree.num_layers), drafter)], expand)  # type: ignore[arg-type]
     assert isinstance(found, TokenTree)
     return found
 

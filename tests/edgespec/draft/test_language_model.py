@@ -8,7 +8,7 @@ import torch
 from edgespec.config import DraftSampling
 from edgespec.draft.language_model import LanguageModelDrafter, expand_batched
 from edgespec.errors import EdgespecError
-from edgespec.grow import Growth
+from edgespec.grow import GrowthAlone
 from edgespec.grow.batched import grow_batched, grown
 from edgespec.grow.growing import GrowingTree
 from edgespec.model.causal_model import CausalModel
@@ -110,7 +110,7 @@ def drafter_at_a_text(*, pending: bool) -> LanguageModelDrafter:
     return drafter
 
 
-def growth(width: int) -> Growth:
+def growth(width: int) -> GrowthAlone:
     tree = GrowingTree(7, device=CPU, keeps_draft_probs=True)
     yield from tree.expand()
     for _ in range(3):

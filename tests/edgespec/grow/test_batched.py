@@ -17,7 +17,7 @@ from edgespec.draft.distributions import Distributions
 from edgespec.errors import EdgespecError
 from edgespec.grow.acceptance import default_acceptance
 from edgespec.grow.adaptive import adaptive_rule
-from edgespec.grow.batched import Expansion, grow_batched, grow_beam, grown, one_by_one
+from edgespec.grow.batched import Expansion, grow_batched, grown, one_by_one
 from edgespec.grow.beam import Beam, BeamRule
 from edgespec.grow.c2t import c2t_rule
 from edgespec.grow.classifier import default_classifier
@@ -45,7 +45,7 @@ def drafts(count: int, seed: int) -> list[QOf]:
 
 
 def grow(beams: Sequence[Beam], q_of: Sequence[QOf], expand: Any = one_by_one) -> list[TokenTree]:
-    growths = [(grow_beam(beam), FunctionDrafter(found)) for beam, found in zip(beams, q_of, strict=True)]
+    growths = [(beam, FunctionDrafter(found)) for beam, found in zip(beams, q_of, strict=True)]
     trees = [tree for tree in grow_batched(growths, expand) if isinstance(tree, TokenTree)]
     assert len(trees) == len(beams)
     return trees
@@ -162,7 +162,7 @@ def test_where_the_budget_has_room_for_all_a_tree_is_that_grown_alone(
             one["noise"] = TextNoise(seed=seed, key=one["noise"], vocab=VOCAB, device=CPU)
     q_of = drafts(len(limits), seed)
     beams = [beam(**{"rule": rule, "max_children": 4, "keeps_draft_probs": keeps_draft_probs, **one}) for one in limits]
-    alone = [grown(grow_beam(one), FunctionDrafter(found)) for one, found in zip(beams, q_of, strict=True)]
+    alone = [grown(one, FunctionDrafter(found)) for one, found in zip(beams, q_of, strict=True)]
     assert len({tree.num_nodes for tree in alone}) > 2
     order = torch.randperm(len(beams), generator=torch.Generator().manual_seed(seed)).tolist()
     together = grow([beams[place] for place in order], [q_of[place] for place in order])
@@ -196,7 +196,7 @@ def test_a_tree_of_its_own_size_is_none_of_those_that_share_a_budget(seed: int) 
     shared = beam(size=30, share=3)
     trees = grow([shared, own, shared, own], q_of)
     for place in (1, 3):
-        assert_equal(trees[place], grown(grow_beam(own), FunctionDrafter(q_of[place])))
+        assert_equal(trees[place], grown(own, FunctionDrafter(q_of[place])))
     assert [set(paths_of(trees[place])) for place in (0, 2)] == best_of_all([q_of[0], q_of[2]], [30, 30], 6)
 
 
@@ -226,9 +226,7 @@ def test_a_text_whose_draft_fails_leaves_the_trees_of_the_others_as_they_are(at:
             raise EdgespecError("E_NAN_LOGITS", "no numbers.", "Try another.")
         return q_of[1](path)
 
-    growths = [
-        (grow_beam(one), FunctionDrafter(found)) for one, found in zip(beams, [q_of[0], failing, q_of[2]], strict=True)
-    ]
+    growths = [(one, FunctionDrafter(found)) for one, found in zip(beams, [q_of[0], failing, q_of[2]], strict=True)]
     first, failed, last = grow_batched(growths, one_by_one)
     assert isinstance(failed, EdgespecError)
     for found, right in zip((first, last), expected, strict=True):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgespec.grow.batched import grow_beam, grown
+from edgespec.grow.batched import grown
 from edgespec.grow.beam import Beam, BeamRule, Candidates, by_path_probability
 from edgespec.grow.c2t import c2t_rule
 from edgespec.grow.classifier import Classifier, default_classifier
@@ -32,7 +32,7 @@ def grow(
         root=0, rule=rule, draw="chosen", size=size, depth=depth, max_children=width, device=CPU,
         **limits,  # type: ignore[arg-type]
     )  # fmt: skip
-    return grown(grow_beam(beam), FunctionDrafter(q_of))
+    return grown(beam, FunctionDrafter(q_of))
 
 
 def paths_of(tree: TokenTree) -> list[Path]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgespec.grow.batched import grow_beam, grown
+from edgespec.grow.batched import grown
 from edgespec.grow.beam import Beam, BeamRule, by_path_probability
 from edgespec.grow.children import best_children, under_noise
 from edgespec.grow.growing import Layer
@@ -74,7 +74,7 @@ def test_every_layer_of_a_tree_has_the_noise_of_its_own_position() -> None:
         root=0, rule=BeamRule(score=by_path_probability), draw="coupled", size=40, depth=4,
         max_children=VOCAB, device=CPU, noise=noise,
     )  # fmt: skip
-    tree = grown(grow_beam(beam), FunctionDrafter(q_of))
+    tree = grown(beam, FunctionDrafter(q_of))
     paths: list[tuple[int, ...]] = [()]
     for node in range(1, tree.num_nodes):
         above = paths[int(tree.parents[node])]

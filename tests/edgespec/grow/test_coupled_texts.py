@@ -18,6 +18,8 @@ from edgespec.decode.loop import decode
 from edgespec.decode.sequence import Sequence
 from edgespec.grow import Growth
 from edgespec.grow.batched import Grow
+from edgespec.grow.batched import grown
+from edgespec.grow.order import reordered
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.noise import exponential_noise
 from edgespec.tree.policies import POLICIES
@@ -135,9 +137,9 @@ def test_a_text_is_plain_decodings_whatever_becomes_of_its_trees(
     right, generator = sequence.grow, torch.Generator().manual_seed(seed)
 
     def changed(root: int, depth: int) -> Growth:
-        return change((yield from right.growth(root, depth)), generator)
+        return change(grown(right(root, depth), sequence.drafter), generator)
 
-    sequence.grow = Grow(changed, right.drafter)
+    sequence.grow = changed
     text = text_of(sequence, [1, 2])[:NUM_TOKENS]  # a tree of any shape may reach behind the end
     assert text == plain_text(seed, sampling, [1, 2], seed=seed, key=3)
 

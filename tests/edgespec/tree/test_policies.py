@@ -138,11 +138,12 @@ def grown(
     policy: OpenPolicy, *, sampling: SamplingSettings = WARM, seed: int = 0, keeps_draft_probs: bool = False
 ) -> TokenTree:
     """A tree of three layers at most, with the noise of that seed, and otherwise the same luck."""
+    drafter = FunctionDrafter(random_q(VOCAB, 1.5, 0))
     grow = make_grow(
-        policy, FunctionDrafter(random_q(VOCAB, 1.5, 0)), sampling=sampling, device=CPU,
+        policy, drafter, sampling=sampling, device=CPU,
         generator=torch.Generator().manual_seed(0), noise=text_noise(seed), keeps_draft_probs=keeps_draft_probs,
     )  # fmt: skip
-    return grow(0, 3)
+    return batched.grown(grow(0, 3), drafter)
 
 
 GROWN = [(policy, draw) for policy in POLICIES.values() if policy.kind != "none" for draw in policy.draws]

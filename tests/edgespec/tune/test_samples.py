@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from edgespec import Engine, SamplingSettings, TreeSettings
-from edgespec.grow import Growth
+from edgespec.grow import Grow, GrowthAlone, batched
 from edgespec.grow.acceptance import default_acceptance
-from edgespec.grow.batched import Grow
 from edgespec.grow.growing import GrowingTree
 from edgespec.grow.policies import OpenPolicy, make_grow, open_policy
 from edgespec.pair.pair import open_pair
@@ -76,7 +75,7 @@ def grown(
     drafter = text.drafting(settings, sampling)
     grow = make_grow(open_policy(settings).with_acceptance(MODEL), drafter, sampling=sampling, device=engine.device,
                      generator=generator, noise=noise, keeps_draft_probs=True)  # fmt: skip
-    tree = grow(text.root, settings.num_layers)
+    tree = batched.grown(grow(text.root, settings.num_layers), drafter)
     rows = TargetRows(text.target.look(tree), text.target.logits, sampling, vocab=text.target.vocab)
     p = rows.all_probs()
     path = accept_alone(verifier(sampling, tree.draw, noise)(tree, rows, generator)).path
@@ -240,12 +239,12 @@ def test_a_tree_of_no_nodes_counts_as_one_token(
         if policy.settings.policy != "c2t":
             return right(policy, drafter, **options)
 
-        def gives_up(root: int, _max_depth: int) -> Growth:
+        def gives_up(root: int, _max_depth: int) -> GrowthAlone:
             tree = GrowingTree(root, device=options["device"], keeps_draft_probs=True)
             yield from tree.expand()
             return tree.finished(policy.draw)
 
-        return Grow(gives_up, drafter)
+        return gives_up
 
     monkeypatch.setattr(samples, "make_grow", nothing)
     into = Samples()

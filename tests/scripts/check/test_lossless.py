@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from edgespec.config import SamplingSettings
-from edgespec.grow import Growth, best_first, policies
+from edgespec.grow import GrowthAlone, best_first, policies
 from edgespec.grow.policies import open_policy
 from edgespec.sampling import noise
 from edgespec.sampling.draws import draw_without_replacement
@@ -78,7 +78,7 @@ def test_what_ends_growth_does_so_at_some_nodes(name: str, tmp_path: Path, monke
     """Else its cell would say nothing."""
     right, is_whole = policies.grow_static, set()
 
-    def grow_static(*arguments: Any, **named: Any) -> Growth:
+    def grow_static(*arguments: Any, **named: Any) -> GrowthAlone:
         tree = yield from right(*arguments, **named)
         could_reach = min(named["depth"], named["shape"].depth)
         if could_reach > 1:  # below the first layer there is something to end
