@@ -63,8 +63,7 @@ class Engine:
         threads = make_tuner(self.run_config.threads, self.device)
         with offload_errors():
             self._loaded = load_models(
-                setup.weights, device=self.device, most_device_bytes=self.run_config.limits.max_gpu_bytes,
-                cuda_graphs=self.run_config.cuda_graphs, unshared=setup.pair.unshared,
+                setup.weights, run_config=self.run_config, unshared=setup.pair.unshared,
                 self_check=self_check, on_quantize=on_quantize, progress=progress,
             )  # fmt: skip
         self._texts = Scheduler(

@@ -78,8 +78,8 @@ def with_best_limits(
     """Return Sequoia's settings of the size and depth of most tokens a second, and what is to be said of them.
 
     Tokens are expected by the acceptance by rank that the trees will have, seconds are t(n) + d c (Sequoia, section
-    4.3) by what the profile timed; `room` are the largest trees that there is memory for. Nothing changes where growth
-    was not timed.
+    4.3) by what the profile timed; `largest_tree` has the largest trees that memory is planned for. Nothing changes
+    where growth was not timed.
     """
     timed = [cost for cost in profile.growth if (cost.policy, cost.draw) == (tree.policy, tree.children)]
     if not timed:

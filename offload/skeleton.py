@@ -45,17 +45,17 @@ class Skeleton:
     num_unread: int = 0  # weights of towers for images and sounds, which are left out
     surplus: tuple[str, ...] = ()  # stored weights that are no part of the model
     lent: frozenset[str] = frozenset()  # parameters and stored buffers that another model lends
-    experts: tuple[ExpertGroup, ...] = ()  # of layers whose experts can be taken out of their records
+    expert_groups: tuple[ExpertGroup, ...] = ()  # of layers whose experts can be taken out of their records
 
     @property
     def dense_records(self) -> tuple[LayerRecord, ...]:
         """The decoder layers without those experts."""
-        names = frozenset(name for group in self.experts for name in group.names)
+        names = frozenset(name for group in self.expert_groups for name in group.names)
         return tuple(record.without(names) for record in self.records)
 
     def unpacked_whole(self, *, on_demand: bool) -> tuple[PackedModule, ...]:
         """Return the modules whose weights are unpacked before they run: not those of experts on demand."""
-        apart = {self.model.get_submodule(group.module_name) for group in self.experts} if on_demand else set()
+        apart = {self.model.get_submodule(group.module_name) for group in self.expert_groups} if on_demand else set()
         return tuple(packed for packed in self.packed if packed.module not in apart)
 
     def num_scratch(self, *, on_demand: bool = False) -> int:
@@ -71,7 +71,7 @@ class Skeleton:
 
     def expert_unpack_bytes(self, dtype: torch.dtype) -> int:
         """Return the bytes of an expert's weights that are unpacked or converted at once."""
-        return max(group.scratch_weights() for group in self.experts) * dtype.itemsize
+        return max(group.scratch_weights() for group in self.expert_groups) * dtype.itemsize
 
     @property
     def packed_formats(self) -> tuple[str, ...]:
@@ -152,7 +152,7 @@ def build_skeleton(
         num_unread=num_unread,
         surplus=surplus,
         lent=lent,
-        experts=tuple(group for group in groups if group is not None),
+        expert_groups=tuple(group for group in groups if group is not None),
     )
 
 

@@ -100,7 +100,9 @@ class StreamedModel:
 
         self._experts: ExpertsOnDemand | None = None
         if placement.experts is not None:
-            self._experts = ExpertsOnDemand(self.model, skeleton.experts, placement.experts, self._store, device=device)
+            self._experts = ExpertsOnDemand(
+                self.model, skeleton.expert_groups, placement.experts, self._store, device=device
+            )
             placement = with_pinned_experts(placement, self._experts.num_pinned)
         self.placement = placement
 

@@ -106,7 +106,7 @@ def where_layers_live(setup: PairSetup) -> str:
 
 
 def trees_in_words(tree: TreeSettings, *, largest_tree: TreeSettings | None = None) -> str:
-    """Say policy, nodes and depth of the trees, or that there are none; `room` are the largest of tuned ones."""
+    """Say policy, nodes and depth of the trees, or that there are none; `largest_tree` is that of tuned ones."""
     if tree.policy == "none":
         return "no tree"
     own = f"{tree.policy} trees of {counted(tree.num_nodes, 'node')}, depth {tree.num_layers}"

@@ -1,4 +1,4 @@
-"""Room for trees that tune themselves: how large they may become is settled before weights are placed."""
+"""How large trees that tune themselves may become, which is settled before weights are placed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from edgespec.placement.place import PlacedWeights
 from edgespec.tree.policies import POLICIES
 from edgespec.tree.settings import TreeSettings
 
-ROOMS = {"size": (256, 64, 16), "draft_tokens": (16, 8, 4)}  # nodes that are tried, by the setting that limits them
+LARGER_SIZES = {
+    "size": (256, 64, 16),
+    "draft_tokens": (16, 8, 4),
+}  # nodes that are tried, by the setting that limits them
 
 ALL_NODES = 1024  # of all texts' trees
 
@@ -35,7 +38,7 @@ def largest_tree_that_fits(
     where none fits.
     """
     budget = POLICIES[tree.policy].budget
-    sizes = ROOMS[budget] if budget is not None else ()
+    sizes = LARGER_SIZES[budget] if budget is not None else ()
 
     def sized(size: int) -> TreeSettings:
         changed: dict[str, Any] = {str(budget): size}

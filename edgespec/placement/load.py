@@ -14,6 +14,7 @@ from edgespec.model.device_claim import claim_device
 from edgespec.model.self_check import check_tree_reading
 from edgespec.placement.memory import CUDA_CONTEXT_BYTES
 from edgespec.placement.place import PlacedWeights
+from edgespec.placement.run_config import RunConfig
 from edgespec.placement.weights import Announce
 from offload.experts.expert_source import ExpertCounts
 from offload.experts.expert_use import ExpertUse
@@ -106,9 +107,7 @@ def closed_engine() -> EdgespecError:
 def load_models(
     placed: PlacedWeights,
     *,
-    device: torch.device,
-    most_device_bytes: int | None,
-    cuda_graphs: bool,
+    run_config: RunConfig,
     unshared: frozenset[int],
     self_check: bool,
     on_quantize: Announce | None,
@@ -116,11 +115,12 @@ def load_models(
 ) -> LoadedModels:
     """Load the weights to their places; raises OffloadError, and EdgespecError for a family that fails.
 
-    Of a CUDA device no more than `most_device_bytes` are taken from now on, its context included.
+    Of a CUDA device no more than the run's limit is taken from now on, its context included. Ids that are `unshared`
+    the draft never proposes.
     """
     weights = {"target": placed.target} | ({"draft": placed.draft} if placed.draft else {})
-    most_bytes = None if most_device_bytes is None else most_device_bytes - CUDA_CONTEXT_BYTES
-    release = claim_device(device, most_bytes=most_bytes)
+    device, limit_bytes = run_config.device, run_config.limits.max_gpu_bytes
+    release = claim_device(device, most_bytes=None if limit_bytes is None else limit_bytes - CUDA_CONTEXT_BYTES)
     streamed: dict[str, StreamedModel] = {}
     try:
         if self_check:
@@ -138,7 +138,12 @@ def load_models(
             )
         lent = skeletons["draft"].lent if "draft" in skeletons else frozenset()
         return LoadedModels(
-            streamed, device=device, lent=lent, cuda_graphs=cuda_graphs, unshared=unshared, release=release
+            streamed,
+            device=device,
+            lent=lent,
+            cuda_graphs=run_config.cuda_graphs,
+            unshared=unshared,
+            release=release,
         )
     except BaseException:
         _close(streamed)

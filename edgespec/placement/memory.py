@@ -88,41 +88,41 @@ def _head_dims(config: PretrainedConfig) -> tuple[int, int]:
 
 
 def cache_rows(context_tokens: int, tree: TreeSettings) -> tuple[int, int]:
-    """Return the rows of the target's and of the draft's cache: the text, and the rows of a tree behind it.
+    """Return the rows of the target's and of the draft's cache: the text, and the rows of a tree after it.
 
     The draft's cache is larger, because the draft expands nodes that the finished tree may drop again.
     """
     return context_tokens + tree.num_nodes + 1, context_tokens + tree.num_drafted
 
 
-def pass_bytes(
-    config: PretrainedConfig,
-    *,
-    prompt_rows: int,
-    tree_rows: int,
-    keys: int,
-    dtype: torch.dtype,
-    prompt_keys: int | None = None,
-    probs_rows: int = 0,
-    num_texts: int = 1,
-) -> int:
-    """Return the bytes of the largest temporaries of one forward of `num_texts` texts: over prompts, or over trees.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassShape:
+    """The rows of one forward, over prompts or over trees, and the keys that they see."""
 
-    A tree's temporaries include what is made of its rows, which are masked for `keys`; those of a prompt are masked
-    for `prompt_keys`, or for all of it. Logits exist for one chunk of rows at a time. `probs_rows` are the rows of all
-    texts whose distributions exist at once (`draft_probs_rows`).
+    prompt_rows: int
+    tree_rows: int
+    keys: int  # that a tree's rows are masked for
+    prompt_keys: int | None = None  # that a prompt's rows are masked for; None: all of the prompt
+    probs_rows: int = 0  # rows of all texts whose distributions exist at once (`draft_probs_rows`)
+    num_texts: int = 1
+
+
+def pass_bytes(config: PretrainedConfig, shape: PassShape, *, dtype: torch.dtype) -> int:
+    """Return the bytes of the largest temporaries of one forward: over prompts, or over trees.
+
+    A tree's temporaries include what is made of its rows. Logits exist for one chunk of rows at a time.
     """
     sizes = _pass_sizes(config, dtype)
-    all_tree_rows = num_texts * tree_rows
-    logits_rows = NUM_LOGITS_COPIES * min(all_tree_rows, rows_at_once(config.vocab_size))
-    logits_bytes = config.vocab_size * FLOAT32_BYTES * (logits_rows + NUM_DRAFT_PROBS_COPIES * probs_rows)
-    all_prompt_rows = max(prompt_rows, min(num_texts * prompt_rows, ALL_PROMPT_ROWS))
-    chunk_rows = min(all_prompt_rows, CHUNK_ROWS)
-    prompt_bytes = chunk_rows * (sizes.row_bytes + (prompt_keys or prompt_rows) * sizes.pair_bytes)
-    prompt_bytes += NUM_HIDDEN_COPIES * all_prompt_rows * config.hidden_size * dtype.itemsize
-    chunk_rows = min(all_tree_rows, CHUNK_ROWS)
-    tree_bytes = chunk_rows * (sizes.row_bytes + keys * sizes.pair_bytes) + logits_bytes
-    tree_bytes += all_tree_rows * (keys * sizes.mask_bytes + NUM_HIDDEN_COPIES * config.hidden_size * dtype.itemsize)
+    row_bytes = NUM_HIDDEN_COPIES * config.hidden_size * dtype.itemsize
+    prompt_rows = max(shape.prompt_rows, min(shape.num_texts * shape.prompt_rows, ALL_PROMPT_ROWS))
+    prompt_keys = shape.prompt_keys or shape.prompt_rows
+    prompt_bytes = min(prompt_rows, CHUNK_ROWS) * (sizes.row_bytes + prompt_keys * sizes.pair_bytes)
+    prompt_bytes += prompt_rows * row_bytes
+    tree_rows = shape.num_texts * shape.tree_rows
+    logits_rows = NUM_LOGITS_COPIES * min(tree_rows, rows_at_once(config.vocab_size))
+    tree_bytes = min(tree_rows, CHUNK_ROWS) * (sizes.row_bytes + shape.keys * sizes.pair_bytes)
+    tree_bytes += config.vocab_size * FLOAT32_BYTES * (logits_rows + NUM_DRAFT_PROBS_COPIES * shape.probs_rows)
+    tree_bytes += tree_rows * (shape.keys * sizes.mask_bytes + row_bytes)
     return int(PASS_SLACK * max(prompt_bytes, tree_bytes))
 
 
@@ -196,7 +196,7 @@ def masked_keys(of: Skeleton, keys: int, tail: int) -> int:
 
 
 def _within(run_config: RunConfig, limit: int | None) -> RunConfig:
-    """Return the place for a model that reads so many tokens of a text at most."""
+    """Return the run of a model that reads so many tokens of a text at most."""
     most = min(run_config.context_tokens, limit or run_config.context_tokens)
     return replace(run_config, context_tokens=most, prompt_tokens=min(run_config.prompt_tokens, most))
 
@@ -214,58 +214,52 @@ def device_uses(
     `on_demand` says that the target's experts come one by one.
     """
     config = target.model.config.get_text_config(decoder=True)
-    device, dtype, context_tokens, num_texts = (
-        run_config.device,
-        run_config.dtype,
-        run_config.context_tokens,
-        run_config.num_texts,
-    )
+    device, dtype = run_config.device, run_config.dtype
+    context_tokens, num_texts = run_config.context_tokens, run_config.num_texts
     target_rows, _ = cache_rows(context_tokens, tree)
     tree_rows = target_rows - context_tokens
 
     def held_rows(run_config: RunConfig, tail_rows: int, step_rows: int = STEP_ROWS) -> int:
-        """Rows of all texts' caches, with so many behind each text."""
+        """Rows of all texts' caches, with so many more for each text's tree."""
         return rows_held(run_config.all_tokens, step_rows) + num_texts * rows_held(tail_rows, step_rows)
 
+    target_shape = PassShape(
+        prompt_rows=run_config.prompt_tokens,
+        tree_rows=tree_rows,
+        keys=masked_keys(target, target_rows, tree_rows),
+        prompt_keys=masked_keys(target, run_config.prompt_tokens, CHUNK_ROWS),
+        num_texts=num_texts,
+    )
     uses = {
         "CUDA context" if device.type == "cuda" else "libraries": (
             CUDA_CONTEXT_BYTES if device.type == "cuda" else LIBRARIES_BYTES
         ),
         "target: embeddings, norms, head": resident_bytes(target.outside, device=device),
         "target: keys and values": cache_bytes(config, rows=held_rows(run_config, tree_rows), dtype=dtype),
-        "target: one pass": pass_bytes(
-            config,
-            prompt_rows=run_config.prompt_tokens,
-            tree_rows=tree_rows,
-            keys=masked_keys(target, target_rows, tree_rows),
-            prompt_keys=masked_keys(target, run_config.prompt_tokens, CHUNK_ROWS),
-            dtype=dtype,
-            num_texts=num_texts,
-        ),
+        "target: one pass": pass_bytes(config, target_shape, dtype=dtype),
     }
     uses |= _states_uses("target", target, tree_rows=tree_rows, run_config=run_config)
     if draft is not None:
         draft_config = draft.model.config.get_text_config(decoder=True)
-        draft_place = _within(run_config, context_of(draft_config))  # it reads no more of a text
-        _, draft_rows = cache_rows(draft_place.context_tokens, tree)
-        drafted_rows = draft_rows - draft_place.context_tokens
+        draft_run = _within(run_config, context_of(draft_config))  # it reads no more of a text
+        _, draft_rows = cache_rows(draft_run.context_tokens, tree)
+        drafted_rows = draft_rows - draft_run.context_tokens
         if draft.lent:
             uses["target: features"] = held_rows(run_config, tree_rows) * config.hidden_size * dtype.itemsize
         uses["draft: weights"] = sum(resident_bytes(r, device=device) for r in (draft.outside, *draft.records))
         step_rows = CAPACITY_ROWS if run_config.cuda_graphs else STEP_ROWS
-        held = held_rows(draft_place, drafted_rows, step_rows)
+        held = held_rows(draft_run, drafted_rows, step_rows)
         uses["draft: keys and values"] = cache_bytes(draft_config, rows=held, dtype=dtype)
-        uses["draft: one pass"] = pass_bytes(
-            draft_config,
-            prompt_rows=draft_place.prompt_tokens,
+        shape = PassShape(
+            prompt_rows=draft_run.prompt_tokens,
             tree_rows=tree_rows,
             keys=masked_keys(draft, draft_rows, drafted_rows),
-            prompt_keys=masked_keys(draft, draft_place.prompt_tokens, CHUNK_ROWS),
-            dtype=dtype,
+            prompt_keys=masked_keys(draft, draft_run.prompt_tokens, CHUNK_ROWS),
             probs_rows=draft_probs_rows(draft_config.vocab_size, tree, run_config),
             num_texts=num_texts,
         )
-        uses |= _states_uses("draft", draft, tree_rows=drafted_rows, run_config=draft_place)
+        uses["draft: one pass"] = pass_bytes(draft_config, shape, dtype=dtype)
+        uses |= _states_uses("draft", draft, tree_rows=drafted_rows, run_config=draft_run)
     unpack_bytes = target.unpack_bytes(dtype, device, on_demand=on_demand) + (
         draft.unpack_bytes(dtype, device) if draft else 0
     )

@@ -59,7 +59,7 @@ def pair_facts(pair: ModelPair, run_config: RunConfig, placement: Placement) -> 
 def _movement_of_experts(run_config: RunConfig, placement: Placement) -> str:
     if placement.experts is None:
         return WITH_LAYERS
-    return "computed on the CPU" if run_config.experts == "cpu" else "on demand"
+    return "computed on the CPU" if run_config.expert_mode == "cpu" else "on demand"
 
 
 def find_pair_profile(source: str, pair: ModelPair, device: torch.device, facts_with: FactsWith) -> FoundProfile:
@@ -113,7 +113,7 @@ def weights_by_use(weights: PlacedWeights, profile: Profile) -> PlacedWeights:
     """Return the weights with a mixture's experts placed by the use of them that the profile measured."""
     if (experts := weights.placement.experts) is None or not (use := profile.expert_use):
         return weights
-    found, own = list(map(len, use)), [group.num_experts for group in weights.target.skeleton.experts]
+    found, own = list(map(len, use)), [group.num_experts for group in weights.target.skeleton.expert_groups]
     if found != own:
         what = f"profile {profile.name} counts the use of {found} experts by layer, and the target has {own}."
         raise EdgespecError("E_PROFILE", what, "Measure this pair: edgespec profile.")

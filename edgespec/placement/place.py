@@ -31,8 +31,8 @@ NUM_SUGGESTIONS = 2
 class Memory:
     """The bytes that may be used; on a CPU both are the same memory."""
 
-    device_bytes: int
-    host_bytes: int
+    device_budget_bytes: int
+    host_budget_bytes: int
 
 
 def usable_host_bytes() -> int:
@@ -51,13 +51,13 @@ def read_memory(limits: MemoryLimits, device: torch.device) -> Memory:
     if device.type == "cpu":
         return memory_within(limits, host_bytes=host_bytes, free_device_bytes=None)
     if torch.cuda.is_available():
-        # The plan counts the context, which exists as soon as anything is asked of the device.
+        # The plan counts the context, which exists as soon as anything is read of the device.
         free_bytes = torch.cuda.mem_get_info(device)[0] + CUDA_CONTEXT_BYTES
     elif limits.max_gpu_bytes is not None:
         free_bytes = limits.max_gpu_bytes  # a card that is only planned for
     else:
         raise EdgespecError(
-            "E_DEVICE", f"there is no '{device}' whose memory could be asked for.", "Give its size: `max_gpu_bytes`."
+            "E_DEVICE", f"there is no '{device}' whose memory could be read.", "Give its size: `max_gpu_bytes`."
         )
     return memory_within(limits, host_bytes=host_bytes, free_device_bytes=free_bytes)
 
@@ -70,14 +70,14 @@ def memory_within(limits: MemoryLimits, *, host_bytes: int, free_device_bytes: i
     """
     host_bytes = limits.max_cpu_bytes if limits.max_cpu_bytes is not None else host_bytes
     if free_device_bytes is None:
-        return Memory(device_bytes=host_bytes, host_bytes=host_bytes)
+        return Memory(device_budget_bytes=host_bytes, host_budget_bytes=host_bytes)
     limit_bytes, margin_bytes = limits.max_gpu_bytes, limits.gpu_margin_bytes
     if margin_bytes is None:
         margin_bytes = MARGIN_BYTES if limit_bytes is None else 0
     usable_bytes = max(0, free_device_bytes - margin_bytes)
     # More than is free cannot be had, whatever the limit.
-    device_bytes = usable_bytes if limit_bytes is None else min(usable_bytes, limit_bytes)
-    return Memory(device_bytes=device_bytes, host_bytes=host_bytes)
+    budget_bytes = usable_bytes if limit_bytes is None else min(usable_bytes, limit_bytes)
+    return Memory(device_budget_bytes=budget_bytes, host_budget_bytes=host_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,17 +98,19 @@ class PlacedWeights:
 
 
 def check_tree_fits(tree: TreeSettings, planned: TreeSettings, run_config: RunConfig, *, vocab: int) -> None:
-    """Raise EdgespecError for trees that need more room than those that memory was planned for.
+    """Raise EdgespecError for trees that need more memory than those that it was planned for.
 
     `vocab` is the draft's: sampled trees keep its distributions.
     """
-    probs_rows, probs_room = (draft_probs_rows(vocab, one, run_config) for one in (tree, planned))
-    has_rows = all(rows <= room for rows, room in zip(cache_rows(0, tree), cache_rows(0, planned), strict=True))
-    if has_rows and probs_rows <= probs_room:
+    probs_rows, planned_probs_rows = (draft_probs_rows(vocab, one, run_config) for one in (tree, planned))
+    has_rows = all(rows <= there for rows, there in zip(cache_rows(0, tree), cache_rows(0, planned), strict=True))
+    if has_rows and probs_rows <= planned_probs_rows:
         return
     drafted_per_node = tree.num_drafted // (tree.num_nodes + 1)
-    drafted_room = planned.num_drafted if probs_rows <= probs_room else min(planned.num_drafted, probs_room)
-    largest = max(0, min(planned.num_nodes, drafted_room // drafted_per_node - 1))
+    num_drafted = (
+        planned.num_drafted if probs_rows <= planned_probs_rows else min(planned.num_drafted, planned_probs_rows)
+    )
+    largest = max(0, min(planned.num_nodes, num_drafted // drafted_per_node - 1))
     raise EdgespecError(
         "E_TREE_SIZE",
         f"{tree.policy} trees of {tree.num_nodes} nodes need more memory than is planned, which has room for "
@@ -143,7 +145,7 @@ def place_weights(weights: PairWeights, tree: TreeSettings, run_config: RunConfi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementRequest:
-    """A pair, its trees and its place, which are to fit the memory."""
+    """A pair, its trees and its run, which are to fit the memory."""
 
     weights: PairWeights
     tree: TreeSettings
@@ -151,16 +153,16 @@ class PlacementRequest:
 
 
 def _place_request(request: PlacementRequest, memory: Memory) -> Placement:
-    """Place whole layers where all fit, or where that was asked for; else let their experts come on demand.
+    """Place whole layers where all fit, or where the run is to have it so; else let their experts come on demand.
 
     Experts that are to stay with a CPU beside an accelerator are apart from their layers, even where all fit.
     """
-    target, experts = request.weights.target.skeleton, request.run_config.experts
-    if not target.experts or experts == "stream":
+    target, mode = request.weights.target.skeleton, request.run_config.expert_mode
+    if not target.expert_groups or mode == "stream":
         return _place_as(request, memory, on_demand=False)
-    if experts == "resident":
+    if mode == "resident":
         return _checked_resident(_place_as(request, memory, on_demand=False))
-    if experts == "cpu" and request.run_config.device.type == "cuda":
+    if mode == "cpu" and request.run_config.device.type == "cuda":
         return _place_as(request, memory, on_demand=True)
     try:
         whole = _place_as(request, memory, on_demand=False)
@@ -177,15 +179,15 @@ def _place_as(request: PlacementRequest, memory: Memory, *, on_demand: bool) -> 
         "device_uses": device_uses(
             target, draft_skeleton, tree=request.tree, run_config=run_config, on_demand=on_demand
         ),
-        "device_budget_bytes": memory.device_bytes,
+        "device_budget_bytes": memory.device_budget_bytes,
         "host_uses": host_uses(target, dtype=run_config.dtype, on_demand=on_demand) if on_cuda else None,
-        "host_budget_bytes": memory.host_bytes,
+        "host_budget_bytes": memory.host_budget_bytes,
         "max_resident": run_config.limits.max_resident_layers,
     }
-    if on_demand and on_cuda and run_config.experts == "cpu":
-        return place_on_host(target.dense_records, target.experts, **options)
+    if on_demand and on_cuda and run_config.expert_mode == "cpu":
+        return place_on_host(target.dense_records, target.expert_groups, **options)
     if on_demand:
-        return place_on_demand(target.dense_records, target.experts, **options)
+        return place_on_demand(target.dense_records, target.expert_groups, **options)
     return place_layers(target.records, **options)
 
 

@@ -17,7 +17,7 @@ DEFAULT_CONTEXT_TOKENS = 2048
 
 
 class RunConfigOptions(TypedDict, total=False):
-    """The place of a run as a caller names it; each option has a default."""
+    """The run config as a caller names it; each option has a default."""
 
     device: str | torch.device  # auto, cpu, cuda or cuda:N
     dtype: str | torch.dtype  # auto, float32, bfloat16 or float16
@@ -41,7 +41,9 @@ class RunConfig:
     dtype: torch.dtype  # that layers compute in
     quant: str | None = None
     draft_quant: str | None = None
-    experts: str = "auto"  # of a mixture: on demand where it streams, with their layers, all resident, or on the CPU
+    expert_mode: str = (
+        "auto"  # of a mixture: on demand where it streams, with their layers, all resident, or on the CPU
+    )
     cuda_graphs: bool = False  # the draft reads rows of one text in few shapes, which CUDA records and replays
     limits: MemoryLimits
     context_tokens: int
@@ -65,7 +67,7 @@ def resolve_run_config(
     is_planned_only: bool = False,
     **options: Unpack[RunConfigOptions],
 ) -> RunConfig:
-    """Return the place for a target of this config, whose pair has `max_context` positions; raises EdgespecError.
+    """Return the run config for a target of this config, whose pair has `max_context` positions; raises EdgespecError.
 
     With `is_planned_only` the device need not be there.
     """
@@ -82,7 +84,7 @@ def resolve_run_config(
         dtype=resolve_dtype(given.get("dtype", "auto"), config, device),
         quant=parse_quant(given.get("quant")),
         draft_quant=parse_quant(given.get("draft_quant"), setting="draft_quant"),
-        experts=parse_experts(given.get("experts", "auto")),
+        expert_mode=parse_experts(given.get("experts", "auto")),
         cuda_graphs=given.get("cuda_graphs", False),
         limits=given.get("limits", MemoryLimits()),
         context_tokens=context_tokens,

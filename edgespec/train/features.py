@@ -95,7 +95,7 @@ def place_groups(config: PretrainedConfig, run_config: RunConfig) -> GroupPlace:
     """
     config = config.get_text_config(decoder=True)
     block_tokens, dtype, limits = run_config.context_tokens, run_config.dtype, run_config.limits
-    budget_bytes = read_memory(limits, run_config.device).device_bytes
+    budget_bytes = read_memory(limits, run_config.device).device_budget_bytes
     least_bytes = texts_bytes(config, num_rows=block_tokens, text_rows=block_tokens, dtype=dtype)
     one_more_bytes = texts_bytes(config, num_rows=2 * block_tokens, text_rows=block_tokens, dtype=dtype) - least_bytes
     wanted_bytes = min(MAX_GROUP_BYTES, int(GROUP_SHARE * budget_bytes))

@@ -114,7 +114,7 @@ def test_experts_on_demand_give_what_resident_ones_give(
     folder = save_mixture(tmp_path, family)
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().to(CUDA)
     skeleton = skeleton_of(folder)
-    group = skeleton.experts[0]
+    group = skeleton.expert_groups[0]
     rates = HostRates(
         link_bytes_per_s=group.expert_flat_bytes,
         bytes_per_s=math.inf,
@@ -123,7 +123,7 @@ def test_experts_on_demand_give_what_resident_ones_give(
     monkeypatch.setattr(CudaExperts, "_measured", lambda *_: rates)
     place = place_on_host if up_to_rows is None else place_on_demand
     placement = place(
-        skeleton.dense_records, skeleton.experts, device_uses={}, device_budget_bytes=UNLIMITED, host_uses={},
+        skeleton.dense_records, skeleton.expert_groups, device_uses={}, device_budget_bytes=UNLIMITED, host_uses={},
         host_budget_bytes=UNLIMITED, max_resident=0,
     )  # fmt: skip
     assert placement.experts is not None

@@ -91,7 +91,7 @@ def streamed_logits(folder: Path, *, resident: int, on_demand: bool = False) -> 
     memory: PlaceBytes = {"device_uses": {}, "device_budget_bytes": 1 << 40, "max_resident": resident}
     placement = place_layers(skeleton.records, **memory)
     if on_demand:
-        placement = with_room_for(place_on_demand(skeleton.dense_records, skeleton.experts, **memory), 2)
+        placement = with_room_for(place_on_demand(skeleton.dense_records, skeleton.expert_groups, **memory), 2)
     streamed = StreamedModel(skeleton, placement, device=torch.device("cpu"))
     try:
         return logits(streamed.model)

@@ -168,7 +168,7 @@ def test_every_setting_reaches_the_engine(
     assert run_config.limits == MemoryLimits(
         max_cpu_bytes=3 << 30, max_gpu_bytes=2 << 30, gpu_margin_bytes=100 << 20, max_resident_layers=1
     )
-    assert (run_config.quant, run_config.draft_quant, run_config.experts, run_config.cuda_graphs) == (
+    assert (run_config.quant, run_config.draft_quant, run_config.expert_mode, run_config.cuda_graphs) == (
         "int8",
         "nf4",
         "stream",

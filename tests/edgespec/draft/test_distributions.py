@@ -16,7 +16,7 @@ from edgespec.draft.language_model import LanguageModelDrafter, expand_batched
 from edgespec.grow.batched import Expansion, grow_batched
 from edgespec.grow.policies import make_grow, open_policy
 from edgespec.model.causal_model import CausalModel
-from edgespec.placement.memory import cache_rows, draft_probs_rows, pass_bytes
+from edgespec.placement.memory import PassShape, cache_rows, draft_probs_rows, pass_bytes
 from edgespec.placement.run_config import RunConfig
 from edgespec.sampling.noise import TextNoise
 from edgespec.tree.settings import TreeSettings
@@ -111,10 +111,11 @@ def test_a_wide_layer_takes_the_memory_that_is_planned(tree: TreeSettings, monke
 
     run_config = RunConfig(device=CPU, dtype=torch.float32, limits=MemoryLimits(), context_tokens=64, prompt_tokens=4)
     _, draft_rows = cache_rows(run_config.context_tokens, tree)
-    planned = pass_bytes(
-        drafter.model.config, prompt_rows=4, tree_rows=tree.num_nodes + 1, keys=draft_rows, dtype=torch.float32,
+    shape = PassShape(
+        prompt_rows=4, tree_rows=tree.num_nodes + 1, keys=draft_rows,
         probs_rows=draft_probs_rows(vocab, tree, run_config),
     )  # fmt: skip
+    planned = pass_bytes(drafter.model.config, shape, dtype=torch.float32)
     assert 16 * vocab * 4 < peak() < planned
     monkeypatch.setattr("edgespec.draft.distributions.WHOLE_CHUNKS", 1000)
     assert peak() > planned, "q of a whole layer is seen"

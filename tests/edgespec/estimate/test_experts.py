@@ -125,7 +125,7 @@ def test_dense_parts_that_do_not_fit_the_card_come_from_ram_and_then_from_disk(t
         whole.planned_bytes - whole.experts.kept_bytes - sum(sizes.dense_bytes) // 2 + 3 * max(sizes.dense_bytes)
     )
     for host_bytes, are_in_ram in ((5 * GIB, True), (GIB, False)):
-        memory = replace(pair.memory, device_bytes=tight_bytes, host_bytes=host_bytes)
+        memory = replace(pair.memory, device_budget_bytes=tight_bytes, host_budget_bytes=host_bytes)
         plan = placed(replace(pair, memory=memory))
         places = place_experts(plan.target, plan.placement, CUDA)
         assert places is not None
@@ -203,20 +203,22 @@ def test_packed_experts_move_because_unpacking_takes_longer_and_kernels_would_no
     run_config = replace(pair.run_config, quant="nf4", limits=replace(pair.run_config.limits, max_gpu_bytes=2 * GIB))
     weights = pair_weights(pair.weights.target.model, None, run_config)
     memory = memory_there(pair.hardware, pair.assumptions, run_config.limits)
-    packed = replace(pair, weights=weights, run_config=run_config, memory=replace(memory, device_bytes=int(2.2 * GIB)))
+    packed = replace(
+        pair, weights=weights, run_config=run_config, memory=replace(memory, device_budget_bytes=int(2.2 * GIB))
+    )
     estimate = estimate_plain(packed)
     assert estimate.likely.experts is not None
     assert estimate.likely.experts.in_place == 0
     found = packed_kernels_tokens_per_s(packed, estimate)
     assert found is not None
     assert found >= tokens_per_s(estimate)
-    roomy = replace(packed, memory=replace(pair.memory, device_bytes=40 * GIB))
+    roomy = replace(packed, memory=replace(pair.memory, device_budget_bytes=40 * GIB))
     assert packed_kernels_tokens_per_s(roomy, estimate_plain(roomy)) is None, "all of them are on the card"
 
 
 def test_experts_that_are_to_stay_with_the_cpu_have_ram_and_the_card_has_the_rest(tmp_path: Path) -> None:
     pair = big_pair(tmp_path, ram=5)
-    pair = replace(pair, run_config=replace(pair.run_config, experts="cpu"))
+    pair = replace(pair, run_config=replace(pair.run_config, expert_mode="cpu"))
     plan = placed(pair)
     places = place_experts(plan.target, plan.placement, CUDA)
     assert places is not None

@@ -1,5 +1,7 @@
 """The head apart: logits of any rows, in the family's own way, by a model that is left as it was."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -17,7 +19,7 @@ from edgespec.model.causal_model import CausalModel
 from edgespec.model.pass_rows import PassRows, next_rows
 from edgespec.model.row_chunks import row_chunks, rows_at_once
 from edgespec.model.text_cache import TextCache
-from edgespec.placement.memory import pass_bytes
+from edgespec.placement.memory import PassShape, pass_bytes
 from tests.conftest import FAMILIES, GROUPED, SMALL, make_model
 
 CPU = torch.device("cpu")
@@ -94,10 +96,11 @@ def test_chunks_cover_all_rows_within_32_mib(num_rows: int, vocab: int, expected
 
 
 def test_plans_count_a_chunk_of_logits_and_the_distributions_that_a_draft_keeps() -> None:
-    shape = {"prompt_rows": 1, "tree_rows": 769, "keys": 800, "dtype": torch.float32}
+    shape = PassShape(prompt_rows=1, tree_rows=769, keys=800)
     small, large = LlamaConfig(**GROUPED), LlamaConfig(**{**GROUPED, "vocab_size": 152_000})
     row = 152_000 * 4
-    target = pass_bytes(large, **shape) - pass_bytes(small, **shape)
+    target = pass_bytes(large, shape, dtype=torch.float32) - pass_bytes(small, shape, dtype=torch.float32)
     assert 2 * 55 * row < target < 10 * 55 * row
-    draft = pass_bytes(large, **shape, probs_rows=1538) - pass_bytes(large, **shape)
+    with_probs = replace(shape, probs_rows=1538)
+    draft = pass_bytes(large, with_probs, dtype=torch.float32) - pass_bytes(large, shape, dtype=torch.float32)
     assert draft > 3 * 1538 * row

@@ -335,7 +335,7 @@ def memory_of(
 
     def read_memory(*_: Any) -> Memory:
         read.append(free_bytes)
-        return Memory(device_bytes=free_bytes, host_bytes=free_bytes)
+        return Memory(device_budget_bytes=free_bytes, host_budget_bytes=free_bytes)
 
     monkeypatch.setattr("edgespec.placement.pair_sizes.read_memory", read_memory)
     return read
@@ -366,8 +366,8 @@ def test_a_profile_knows_how_experts_moved_while_it_was_measured(pair: ModelPair
     whole = set_up(pair, RUN, TreeSettings()).placement
     apart = replace(whole, experts=ExpertPlacement(num_experts=8, num_kept=2, num_pinned=0, expert_bytes=1))
     found = [
-        pair_facts(pair, replace(RUN, experts=asked), placement).experts
-        for asked, placement in (("auto", whole), ("auto", apart), ("stream", apart), ("cpu", apart))
+        pair_facts(pair, replace(RUN, expert_mode=mode), placement).experts
+        for mode, placement in (("auto", whole), ("auto", apart), ("stream", apart), ("cpu", apart))
     ]
     assert found == ["with their layers", "on demand", "on demand", "computed on the CPU"]
 

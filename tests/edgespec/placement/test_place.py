@@ -10,7 +10,7 @@ from edgespec.config import MemoryLimits
 from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
 from edgespec.pair.pair import open_pair
-from edgespec.placement.memory import CUDA_CONTEXT_BYTES, cache_bytes, draft_probs_rows, pass_bytes
+from edgespec.placement.memory import CUDA_CONTEXT_BYTES, PassShape, cache_bytes, draft_probs_rows, pass_bytes
 from edgespec.placement.place import (
     Memory,
     PlacedWeights,
@@ -49,19 +49,19 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_cards_budget_keeps_the_limit_and_the_margin(limits: MemoryLimits, expected_gib: int) -> None:
-    assert read_memory(limits, CUDA).device_bytes == expected_gib * GIB
+    assert read_memory(limits, CUDA).device_budget_bytes == expected_gib * GIB
 
 
 def test_on_a_cpu_both_budgets_are_ram() -> None:
     assert read_memory(MemoryLimits(max_cpu_bytes=3 * GIB, max_gpu_bytes=GIB), CPU) == Memory(
-        device_bytes=3 * GIB, host_bytes=3 * GIB
+        device_budget_bytes=3 * GIB, host_budget_bytes=3 * GIB
     )
 
 
 def test_a_card_that_is_not_there_needs_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert read_memory(MemoryLimits(max_gpu_bytes=24 * GIB), CUDA).device_bytes == 24 * GIB
-    assert read_memory(MemoryLimits(max_gpu_bytes=24 * GIB, gpu_margin_bytes=GIB), CUDA).device_bytes == 23 * GIB
+    assert read_memory(MemoryLimits(max_gpu_bytes=24 * GIB), CUDA).device_budget_bytes == 24 * GIB
+    assert read_memory(MemoryLimits(max_gpu_bytes=24 * GIB, gpu_margin_bytes=GIB), CUDA).device_budget_bytes == 23 * GIB
     with pytest.raises(EdgespecError, match="`max_gpu_bytes`"):
         read_memory(MemoryLimits(), CUDA)
 
@@ -162,15 +162,15 @@ def test_a_mask_counts_for_every_head_of_a_group() -> None:
     """Keys are not repeated for the heads that share them; the mask is."""
     grouped = LlamaConfig(**{**SMALL, "num_attention_heads": 4}, num_key_value_heads=1)
     plain = LlamaConfig(**{**SMALL, "num_attention_heads": 4}, num_key_value_heads=4)
-    shape = {"prompt_rows": 1, "tree_rows": 2, "keys": 30_000, "dtype": torch.float32}
+    shape = PassShape(prompt_rows=1, tree_rows=2, keys=30_000)
     repeated = 2 * 30_000 * 3 * 4  # rows, keys, heads more than one, float32
-    assert pass_bytes(grouped, **shape) - pass_bytes(plain, **shape) >= repeated
+    assert pass_bytes(grouped, shape, dtype=torch.float32) - pass_bytes(plain, shape, dtype=torch.float32) >= repeated
 
 
 def test_texts_under_way_count_once_each_in_caches_and_masks() -> None:
     config = LlamaConfig(**SMALL)
-    shape = {"prompt_rows": 1, "tree_rows": 65, "keys": 3_000, "dtype": torch.float32}
-    one, eight = (pass_bytes(config, **shape, num_texts=count) for count in (1, 8))
+    shape = PassShape(prompt_rows=1, tree_rows=65, keys=3_000)
+    one, eight = (pass_bytes(config, replace(shape, num_texts=count), dtype=torch.float32) for count in (1, 8))
     assert eight - one > 7 * 65 * 3_000 * 4, "each text has a mask"
     assert eight < 8 * one, "the layers' temporaries are those of one chunk"
 
@@ -191,9 +191,10 @@ def test_sampled_trees_need_room_for_the_distributions_that_they_keep() -> None:
     records = replace(run_config, keeps_draft_probs=True)
     check_tree_fits(large, planned, records, vocab=128_256)
     config = LlamaConfig(**{**SMALL, "vocab_size": 128_256})
-    shape = {"prompt_rows": 1, "tree_rows": 257, "keys": 1000, "dtype": torch.float32}
+    shape = PassShape(prompt_rows=1, tree_rows=257, keys=1000)
     coupled, kept = (
-        pass_bytes(config, **shape, probs_rows=draft_probs_rows(128_256, planned, one)) for one in (run_config, records)
+        pass_bytes(config, replace(shape, probs_rows=draft_probs_rows(128_256, planned, one)), dtype=torch.float32)
+        for one in (run_config, records)
     )
     assert kept > 4 * coupled
 

@@ -70,7 +70,7 @@ def on_demand(folder: Path, *, room: int | None = None, dtype: torch.dtype = tor
     """The model with all dense parts streamed and room for so many experts; None is room for all."""
     skeleton = skeleton_of(folder, dtype)
     placement = place_on_demand(
-        skeleton.dense_records, skeleton.experts, device_uses={}, device_budget_bytes=UNLIMITED, max_resident=0
+        skeleton.dense_records, skeleton.expert_groups, device_uses={}, device_budget_bytes=UNLIMITED, max_resident=0
     )
     model = StreamedModel(skeleton, with_room_for(placement, room), device=CPU)
     try:

@@ -56,7 +56,7 @@ def rows_of(experts: list[int]) -> dict[int, int]:
 @functools.cache
 def groups_of(folder: Path) -> tuple[ExpertGroup, ...]:
     """The experts of each layer, of which nothing changes: found once for all examples."""
-    return skeleton_of(folder).experts
+    return skeleton_of(folder).expert_groups
 
 
 def experts_of(
@@ -163,7 +163,7 @@ def test_where_little_memory_can_be_locked_the_rest_is_read_from_its_files(allow
 
 @pytest.mark.parametrize(("slots", "pinned"), [(1, 0), (3, 12), (12, 5)])
 def test_a_model_computes_with_it(slots: int, pinned: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    groups = skeleton_of(folder).experts
+    groups = skeleton_of(folder).expert_groups
     device = SimulatedDevice(is_eager=True)
 
     def on_device(store: LayerStore, *, num_scratch: int, dtype: torch.dtype) -> CudaExperts:

@@ -19,7 +19,7 @@ from tests.offload.experts.mixtures import MIXTURES, save_mixture, skeleton_of
 def test_layers_without_experts_that_are_described_stay_whole(family: str, tmp_path: Path) -> None:
     """Llama 4 multiplies with all experts at once, in a way of its own."""
     skeleton = skeleton_of(save_folder(tmp_path, make_model(FAMILIES[family]())))
-    assert not skeleton.experts
+    assert not skeleton.expert_groups
     assert [record.tensors for record in skeleton.dense_records] == [record.tensors for record in skeleton.records]
 
 
@@ -27,9 +27,9 @@ def test_layers_without_experts_that_are_described_stay_whole(family: str, tmp_p
 def test_experts_are_slices_of_the_weights_of_all(family: str, tmp_path: Path) -> None:
     model = make_model(MIXTURES[family](), dtype=torch.bfloat16)
     skeleton = skeleton_of(save_folder(tmp_path, model), torch.bfloat16)
-    assert skeleton.experts
+    assert skeleton.expert_groups
     store = LayerStore({entry.file for record in skeleton.records for entry in record.entries})
-    for group in skeleton.experts:
+    for group in skeleton.expert_groups:
         assert group.num_experts == len(group.experts)
         for number, record in enumerate(group.experts):
             weights = group.weights(store.pieces(record), torch.empty(group.scratch_weights(), dtype=torch.bfloat16))
@@ -41,7 +41,7 @@ def test_experts_are_slices_of_the_weights_of_all(family: str, tmp_path: Path) -
 def test_pieces_that_follow_each_other_in_the_file_are_one(tmp_path: Path) -> None:
     """Gate and up of Qwen3's experts do; Mixtral's have `w2` between them."""
     for family, pieces in (("qwen3-moe", 1), ("mixtral", 2)):
-        group = skeleton_of(save_mixture(tmp_path / family, family)).experts[0]
+        group = skeleton_of(save_mixture(tmp_path / family, family)).expert_groups[0]
         assert [len(record.tensors["gate_up_proj"].pieces) for record in group.experts] == [pieces] * 4
 
 

@@ -22,7 +22,7 @@ def skeleton(tmp_path_factory: pytest.TempPathFactory) -> Skeleton:
 def place(skeleton: Skeleton, budget: int, *, most: int | None = None, host: int | None = None) -> Placement:
     return place_on_demand(
         skeleton.dense_records,
-        skeleton.experts,
+        skeleton.expert_groups,
         device_uses={"cache": USED},
         device_budget_bytes=budget,
         host_uses=None if host is None else {"libraries": 0},
@@ -36,17 +36,17 @@ def dense_bytes(skeleton: Skeleton) -> list[int]:
 
 
 def test_dense_parts_and_experts_make_up_the_layers(skeleton: Skeleton) -> None:
-    experts = sum(group.num_experts * group.expert_stored_bytes for group in skeleton.experts)
+    experts = sum(group.num_experts * group.expert_stored_bytes for group in skeleton.expert_groups)
     dense = sum(record.stored_bytes for record in skeleton.dense_records)
     assert dense + experts == sum(record.stored_bytes for record in skeleton.records)
-    assert [group.layer for group in skeleton.experts] == [1, 2]  # the first layer has none
+    assert [group.layer for group in skeleton.expert_groups] == [1, 2]  # the first layer has none
     assert all(
-        record.stored_bytes == group.expert_stored_bytes for group in skeleton.experts for record in group.experts
+        record.stored_bytes == group.expert_stored_bytes for group in skeleton.expert_groups for record in group.experts
     )
 
 
 def test_all_that_is_left_beside_the_dense_parts_goes_to_experts(skeleton: Skeleton) -> None:
-    expert = skeleton.experts[0].expert_stored_bytes
+    expert = skeleton.expert_groups[0].expert_stored_bytes
     for spare in (8, 11, 16, 40):
         placement = place(skeleton, USED + sum(dense_bytes(skeleton)) + spare * expert)
         assert placement.experts is not None
@@ -60,7 +60,7 @@ def test_all_that_is_left_beside_the_dense_parts_goes_to_experts(skeleton: Skele
 
 def test_where_little_is_left_one_expert_has_room(skeleton: Skeleton) -> None:
     """One expert always has room beside the stream of dense parts, or nothing has."""
-    expert, dense = skeleton.experts[0].expert_stored_bytes, max(dense_bytes(skeleton))
+    expert, dense = skeleton.expert_groups[0].expert_stored_bytes, max(dense_bytes(skeleton))
     converted = max(record.copied.stored_bytes for record in skeleton.dense_records)
     least = USED + MIN_SLOTS * dense + converted + expert
     placement = place(skeleton, least, most=0)
@@ -78,7 +78,7 @@ def test_a_limit_on_resident_layers_is_one_on_their_dense_parts(skeleton: Skelet
 
 
 def test_beside_an_accelerator_experts_wait_in_locked_memory(skeleton: Skeleton) -> None:
-    expert = max(group.expert_flat_bytes for group in skeleton.experts)
+    expert = max(group.expert_flat_bytes for group in skeleton.expert_groups)
     dense = sum(record.flat_bytes for record in skeleton.dense_records)
     placement = place(skeleton, USED + dense + 10 * expert, host=(NUM_READERS + 7) * expert)
     assert placement.experts is not None
@@ -92,7 +92,7 @@ def test_beside_an_accelerator_experts_wait_in_locked_memory(skeleton: Skeleton)
 @pytest.mark.parametrize("pinned", [0, 3, 7])
 def test_experts_for_which_no_memory_could_be_locked_are_on_disk(pinned: int, skeleton: Skeleton) -> None:
     """What is left of the plan is the plan for as much memory as could be locked."""
-    expert = max(group.expert_flat_bytes for group in skeleton.experts)
+    expert = max(group.expert_flat_bytes for group in skeleton.expert_groups)
     device = USED + sum(record.flat_bytes for record in skeleton.dense_records) + 10 * expert
     planned = place(skeleton, device, host=(NUM_READERS + 7) * expert)
     expected = place(skeleton, device, host=(NUM_READERS + pinned) * expert)

@@ -91,7 +91,7 @@ def test_logits_are_those_of_resident_experts_bit_for_bit(
 ) -> None:
     folder = save_mixture(tmp_path, family)
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
-    on_device(skeleton_of(folder, dtype).experts, slots=slots, pinned=100, up_to_rows=up_to_rows)
+    on_device(skeleton_of(folder, dtype).expert_groups, slots=slots, pinned=100, up_to_rows=up_to_rows)
     with on_demand(folder, room=slots, dtype=dtype) as model:
         for rows in ROWS:
             assert torch.equal(logits(model.model, rows=rows), logits(reference, rows=rows))
@@ -119,10 +119,10 @@ def test_packed_experts_are_unpacked_where_they_lie(
     expected = [logits(reference.model, rows=rows) for rows in ROWS]
     reference.close()
     skeleton = built()
-    assert skeleton.experts[0].matrices[0].packing is not None
-    on_device(skeleton.experts, slots=2, pinned=100, up_to_rows=up_to_rows)
+    assert skeleton.expert_groups[0].matrices[0].packing is not None
+    on_device(skeleton.expert_groups, slots=2, pinned=100, up_to_rows=up_to_rows)
     placement = place_on_demand(
-        skeleton.dense_records, skeleton.experts, device_uses={}, device_budget_bytes=UNLIMITED, max_resident=0
+        skeleton.dense_records, skeleton.expert_groups, device_uses={}, device_budget_bytes=UNLIMITED, max_resident=0
     )
     model = StreamedModel(skeleton, with_room_for(placement, 2), device=CPU)
     for rows, logits_of in zip(ROWS, expected, strict=True):
@@ -143,14 +143,14 @@ def test_one_pass_moves_experts_of_many_rows_and_leaves_those_of_few_where_they_
         return found
 
     monkeypatch.setattr(HostRates, "stays", noted)
-    on_device(skeleton_of(folder).experts, slots=1, pinned=100, up_to_rows=9.5)
+    on_device(skeleton_of(folder).expert_groups, slots=1, pinned=100, up_to_rows=9.5)
     with on_demand(folder, room=1) as model:
         logits(model.model, rows=20)
     assert max(asked[True]) <= 9 < min(asked[False])
 
 
 def test_experts_that_are_not_in_locked_memory_move(folder: Path, on_device: UseDevice) -> None:
-    on_device(skeleton_of(folder).experts, slots=3, pinned=4, up_to_rows=math.inf)  # those of the first layer are
+    on_device(skeleton_of(folder).expert_groups, slots=3, pinned=4, up_to_rows=math.inf)  # those of the first layer are
     with on_demand(folder, room=3) as model:
         logits(model.model, rows=100)
         assert model.expert_counts.in_place == 4
@@ -160,7 +160,7 @@ def test_experts_that_are_not_in_locked_memory_move(folder: Path, on_device: Use
 def test_an_expert_that_stayed_comes_for_the_next_rows_where_the_link_is_idle(
     folder: Path, on_device: UseDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on_device(skeleton_of(folder).experts, slots=12, pinned=100, up_to_rows=math.inf)
+    on_device(skeleton_of(folder).expert_groups, slots=12, pinned=100, up_to_rows=math.inf)
     with on_demand(folder, room=12) as model:
         logits(model.model, rows=1)
         first = model.expert_counts
@@ -176,7 +176,7 @@ def test_an_expert_that_stayed_comes_for_the_next_rows_where_the_link_is_idle(
 
 
 def test_what_decides_is_measured_where_experts_wait_in_locked_memory(folder: Path) -> None:
-    groups = skeleton_of(folder).experts
+    groups = skeleton_of(folder).expert_groups
 
     def rates_of(*, slots: int, pinned: int) -> HostRates | None:
         store = LayerStore({entry.file for group in groups for record in group.experts for entry in record.entries})
@@ -197,16 +197,16 @@ def test_what_decides_is_measured_where_experts_wait_in_locked_memory(folder: Pa
 @pytest.mark.parametrize("room", [None, 2])
 def test_all_experts_can_stay_on_the_host(room: int | None, folder: Path) -> None:
     skeleton = skeleton_of(folder)
-    expert_bytes = skeleton.experts[0].expert_stored_bytes
+    expert_bytes = skeleton.expert_groups[0].expert_stored_bytes
     # What the dense parts take of RAM is known once they are placed.
     least = place_on_host(
-        skeleton.dense_records, skeleton.experts, device_uses={}, device_budget_bytes=UNLIMITED, host_uses={},
+        skeleton.dense_records, skeleton.expert_groups, device_uses={}, device_budget_bytes=UNLIMITED, host_uses={},
         host_budget_bytes=expert_bytes,
     )  # fmt: skip
     assert least.experts is not None
     assert (least.experts.num_kept, least.experts.is_on_host) == (1, True)
     placement = place_on_host(
-        skeleton.dense_records, skeleton.experts, device_uses={"cache": 10}, device_budget_bytes=UNLIMITED,
+        skeleton.dense_records, skeleton.expert_groups, device_uses={"cache": 10}, device_budget_bytes=UNLIMITED,
         host_uses={"libraries": 10}, host_budget_bytes=10 + (room or 100) * expert_bytes,
     )  # fmt: skip
     assert placement.experts is not None
@@ -277,7 +277,7 @@ def test_the_comparison_sees_another_experts_weights(
         "where_it_lies",
         lambda self, group, record, rows: where_it_lies(self, group, group.experts[record.expert ^ 1], rows),
     )
-    on_device(skeleton_of(folder).experts, slots=1, pinned=100, up_to_rows=math.inf)
+    on_device(skeleton_of(folder).expert_groups, slots=1, pinned=100, up_to_rows=math.inf)
     with on_demand(folder, room=1) as model:
         assert not torch.allclose(logits(model.model), logits(reference), atol=1e-3)
 
@@ -296,7 +296,7 @@ def test_an_expert_that_comes_afterwards_takes_no_place_from_one_in_use(
         return leaving
 
     monkeypatch.setattr(ExpertCache, "admit", noted)
-    on_device(skeleton_of(folder).experts, slots=2, pinned=100, up_to_rows=5.5)
+    on_device(skeleton_of(folder).expert_groups, slots=2, pinned=100, up_to_rows=5.5)
     with on_demand(folder, room=2) as model:
         for rows in ROWS:
             logits(model.model, rows=rows)

@@ -53,7 +53,7 @@ def test_logits_are_those_of_resident_experts_bit_for_bit(
 
 
 def test_only_experts_that_rows_ask_for_are_read_and_those_that_stay_are_not_read_again(folder: Path) -> None:
-    group = skeleton_of(folder).experts[0]
+    group = skeleton_of(folder).expert_groups[0]
     with on_demand(folder) as model:
         logits(model.model, rows=1)
         first = model.expert_counts
@@ -76,7 +76,7 @@ def test_pages_of_other_experts_are_not_touched(folder: Path, monkeypatch: pytes
         logits(model.model, rows=1)  # the ring reads dense parts of other layers too, whenever it likes
         monkeypatch.setattr(MappedFile, "populate", noted)
         logits(model.model, rows=1)
-        experts = [record for group in skeleton_of(folder).experts for record in group.experts]
+        experts = [record for group in skeleton_of(folder).expert_groups for record in group.experts]
         ranges = {(start, end) for record in experts for _, start, end in record.ranges}
         assert not ranges & set(read)
 
@@ -147,7 +147,7 @@ def test_an_expert_that_cannot_be_read_is_one_error_and_its_return_mends_it(
     damage: Callable[[Path], None], code: str, room: int, tmp_path: Path
 ) -> None:
     shards = save_mixture(tmp_path, "qwen3-moe", shard="10KB")
-    expert_file = skeleton_of(shards).experts[1].experts[2].entries[0].file
+    expert_file = skeleton_of(shards).expert_groups[1].experts[2].entries[0].file
     content = expert_file.read_bytes()
     with on_demand(shards, room=room) as model:
         before = logits(model.model)
