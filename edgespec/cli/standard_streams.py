@@ -22,7 +22,7 @@ class StdoutError(OSError):
     """Results could not be written to stdout. It has a class of its own, so that no other failure is taken for it."""
 
 
-class _Results(io.FileIO):
+class _ResultStream(io.FileIO):
     def write(self, data: ReadableBuffer, /) -> int:
         try:
             return super().write(data)
@@ -47,7 +47,7 @@ def open_streams() -> None:
             os.fstat(descriptor)
         except OSError:  # closed: the next file that is opened would take its number, and what is written to it
             os.open(os.devnull, os.O_RDONLY)
-    sys.stdout = _opened(sys.stdout, _Results, 1)
+    sys.stdout = _opened(sys.stdout, _ResultStream, 1)
     sys.stderr = _opened(sys.stderr, _Messages, 2)
 
 

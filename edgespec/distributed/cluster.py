@@ -1,4 +1,4 @@
-"""A Ray cluster: one that is there already, or one of this machine alone. Nothing is told to Ray's makers."""
+"""A Ray cluster: one that is there already, or one of this machine alone. Nothing is reported to Ray's makers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OBJECT_STORE_BYTES = 128 << 20  # of a local cluster: rows and records are small
 
 
 def import_ray() -> Any:
-    """Return the module, told to report nothing; raises EdgespecError where it is not installed."""
+    """Return the module, set to report nothing; raises EdgespecError where it is not installed."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # before the import
     try:
         return importlib.import_module("ray")

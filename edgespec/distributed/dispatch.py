@@ -1,7 +1,7 @@
 """Jobs are handed to workers as they become free, and taken back from workers that are lost.
 
 Each job has one answer in the end: a worker's, or the error of the last try. Only the jobs that workers hold are in
-memory; the others are read as they are handed out. It knows nothing of how workers are reached: that is a `Crew`.
+memory; the others are read as they are handed out. It knows nothing of how workers are reached: that is a `WorkerPool`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class _Try(Generic[Job]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome(Generic[Job, Value]):
+class JobOutcome(Generic[Job, Value]):
     """A job with its answer, or with what it says of workers that were lost."""
 
     job: Job
@@ -81,17 +81,18 @@ class Dispatch(Generic[Job, Value]):
     def __init__(
         self,
         jobs: Iterable[Job],
-        crew: WorkerPool[Job, Value],
+        pool: WorkerPool[Job, Value],
         workers: Iterable[str],
         *,
-        tell: Callable[[str], None],
+        log: Callable[[str], None],
         on_exchange: Callable[[str, Exchanged[Value] | None], None],
     ) -> None:
         """Hand the jobs to workers, which are loading.
 
-        `tell` is told, for people, what becomes of workers; `on_exchange` what each told last, None once it is lost.
+        `log` takes a line for people on what becomes of workers; `on_exchange` what each reported last, None once
+        it is lost.
         """
-        self._jobs, self._crew, self._tell, self._on_exchange = iter(jobs), crew, tell, on_exchange
+        self._jobs, self._pool, self._log, self._on_exchange = iter(jobs), pool, log, on_exchange
         self._num_read = 0
         self._again: deque[_Try[Job]] = deque()
         self._held: dict[str, dict[int, _Try[Job]]] = {}  # by worker, of those that take jobs
@@ -99,10 +100,10 @@ class Dispatch(Generic[Job, Value]):
         self._num_texts: dict[str, int] = {}
         self._is_read = False
 
-    def run(self) -> Iterator[Outcome[Job, Value]]:
+    def run(self) -> Iterator[JobOutcome[Job, Value]]:
         """Yield every job once, as it ends; raises EdgespecError where no worker is left."""
         while not self._is_over():
-            for event in self._crew.wait():
+            for event in self._pool.wait():
                 if isinstance(event, WorkerAnswered):
                     yield from self._take(event.worker, event.exchanged)
                 elif isinstance(event, WorkerLost):
@@ -141,31 +142,31 @@ class Dispatch(Generic[Job, Value]):
         if reserve := self._next_jobs(event.worker, self._room(event.worker)):
             self._give(event.worker, reserve)
 
-    def _take(self, worker: str, exchanged: Exchanged[Value]) -> list[Outcome[Job, Value]]:
+    def _take(self, worker: str, exchanged: Exchanged[Value]) -> list[JobOutcome[Job, Value]]:
         """Take a worker's answers, and give it other jobs before anything is done with them."""
-        held, ended = self._held[worker], list[Outcome[Job, Value]]()
+        held, ended = self._held[worker], list[JobOutcome[Job, Value]]()
         for answer in exchanged.answers:
             self._losses[worker] = 0
             attempt = held.pop(answer.number)
             if answer.failed and answer.may_succeed_elsewhere and attempt.num_tries + 1 < MAX_TRIES:
                 self._try_again(worker, attempt)
             else:
-                ended.append(Outcome(job=attempt.job, value=answer.value))
+                ended.append(JobOutcome(job=attempt.job, value=answer.value))
         for note in exchanged.notes:
-            self._tell(f"{worker}: {note}")
+            self._log(f"{worker}: {note}")
         self._on_exchange(worker, exchanged)
         jobs = self._next_jobs(worker, self._room(worker))
         if jobs or held:
             self._give(worker, jobs)
         return ended
 
-    def _take_back(self, event: WorkerLost) -> Iterator[Outcome[Job, Value]]:
+    def _take_back(self, event: WorkerLost) -> Iterator[JobOutcome[Job, Value]]:
         """Let the jobs of a worker that is lost be tried again; those that have been too often end."""
         worker = event.worker
         held = self._held.pop(worker, {}).values()
         self._on_exchange(worker, None)
         back = f"; rows that go back to the queue: {len(held)}" if held else ""
-        self._tell(f"{worker} is lost ({event.why}){back}")
+        self._log(f"{worker} is lost ({event.why}){back}")
         for attempt in held:
             if attempt.num_tries + 1 < MAX_TRIES:
                 self._try_again(worker, attempt)
@@ -173,17 +174,17 @@ class Dispatch(Generic[Job, Value]):
             self._losses[worker] = 0  # it is the row that ends workers
             what = f"{MAX_TRIES} workers were lost while this row ran, the last one {worker} ({event.why})."
             fix = "See what that machine says of it, then run the row again."
-            yield Outcome(job=attempt.job, value=None, error=EdgespecError("E_WORKER", what, fix))
+            yield JobOutcome(job=attempt.job, value=None, error=EdgespecError("E_WORKER", what, fix))
 
     def _replace(self, event: WorkerLost) -> None:
         """Have another worker started in the place of one that is lost; raises EdgespecError where none is left."""
         worker = event.worker
         self._losses[worker] += 1
         if event.refused is None and self._losses[worker] < MAX_LOSSES:
-            self._crew.replace(worker)
+            self._pool.replace(worker)
             return
         del self._losses[worker]
-        self._tell(f"{worker} is not started again; workers that are left: {len(self._losses)}")
+        self._log(f"{worker} is not started again; workers that are left: {len(self._losses)}")
         if not self._losses:
             raise event.refused or EdgespecError(
                 "E_WORKER",
@@ -228,7 +229,7 @@ class Dispatch(Generic[Job, Value]):
 
     def _give(self, worker: str, jobs: list[_Try[Job]]) -> None:
         self._held[worker].update((attempt.number, attempt) for attempt in jobs)
-        self._crew.give(worker, [(attempt.number, attempt.job) for attempt in jobs])
+        self._pool.give(worker, [(attempt.number, attempt.job) for attempt in jobs])
 
     def _hand_out_again(self) -> None:
         """Give jobs that are tried again to workers that have none: nobody else would ask for them."""

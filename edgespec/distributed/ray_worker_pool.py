@@ -1,8 +1,7 @@
-"""Workers as Ray's actors, one process each: started, greeted, asked, and noticed when they are lost."""
+"""Workers as Ray's actors, one process each: started, read, asked, and noticed when they are lost."""
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +15,8 @@ from edgespec.distributed.worker import Exchanged, Job, Value, WorkerInfo, Worke
 from edgespec.errors import EdgespecError, is_out_of_memory
 from edgespec.model.environment import set_up_environment
 
-START_S = 300.0  # until a worker that was asked for must run
-EXCHANGE_S = 2.0  # most seconds until a worker tells how it goes
+START_S = 300.0  # until a worker must run
+EXCHANGE_S = 2.0  # most seconds until a worker reports how it goes
 LOOK_S = 0.2  # between looks at whether somebody wants the run to end
 
 
@@ -28,9 +27,9 @@ class Actor(Generic[Job, Value]):
         set_up_environment()
         self._plan = plan
 
-    def where(self) -> tuple[str, int]:
-        """Return the machine's name and this process's id."""
-        return socket.gethostname(), os.getpid()
+    def where(self) -> str:
+        """Return the machine's name."""
+        return socket.gethostname()
 
     def info(self, num_beside: int) -> WorkerInfo | EdgespecError:
         """Make the worker, which shares its machine with so many others, and return what it says of itself."""
@@ -38,14 +37,14 @@ class Actor(Generic[Job, Value]):
             self._worker = self._plan.open(num_beside=num_beside)
             return self._worker.info()
         except Exception as error:
-            return _told(error)
+            return _readable(error)
 
     def load(self, settings: Mapping[str, Any]) -> EdgespecError | None:
         """Read the weights."""
         try:
             self._worker.load(settings)
         except Exception as error:
-            return _told(error)
+            return _readable(error)
         return None
 
     def exchange(self, jobs: Sequence[tuple[int, Job]]) -> Exchanged[Value]:
@@ -54,13 +53,12 @@ class Actor(Generic[Job, Value]):
 
 
 @dataclass(slots=True, kw_only=True)
-class _Place:
-    """A worker's place in the crew, where one after the other may stand."""
+class _Worker:
+    """A name's worker; another takes its place once it is lost."""
 
     name: str
     actor: Any
     host: str = ""
-    pid: int = 0
     info: WorkerInfo | None = None
     started: float = field(default_factory=time.monotonic)
     is_loaded: bool = False
@@ -68,7 +66,7 @@ class _Place:
 
 
 class RayWorkerPool(Generic[Job, Value]):
-    """So many workers on a cluster; close it, or they go on until the connection ends."""
+    """Workers on a cluster; close it, or they go on until the connection ends."""
 
     def __init__(
         self,
@@ -91,142 +89,142 @@ class RayWorkerPool(Generic[Job, Value]):
         }
         self._settings: dict[str, Any] = {}
         self._first: tuple[str, WorkerInfo] | None = None
-        self._places = {name: self._start(name) for name in (f"worker {n}" for n in range(1, num_workers + 1))}
+        self._workers = {name: self._start(name) for name in (f"worker {n}" for n in range(1, num_workers + 1))}
 
-    def greet(self) -> tuple[dict[str, WorkerInfo], dict[str, Any]]:
+    def read_infos(self) -> tuple[dict[str, WorkerInfo], dict[str, Any]]:
         """Wait for what all workers say of themselves, and return it with the settings that they share.
 
         No weight is read. Raises EdgespecError where one cannot run, or would write other texts.
         """
-        for place in self._places.values():
-            self._get(place, "where")
-        for place in self._places.values():
-            self._ask(place, "hello", self._num_beside(place))
-        for place in self._places.values():
-            self._get(place, "hello")
-        infos = {self.named(place.name): place.info for place in self._places.values() if place.info is not None}
+        for worker in self._workers.values():
+            self._get(worker, "where")
+        for worker in self._workers.values():
+            self._ask(worker, "info", self._num_beside(worker))
+        for worker in self._workers.values():
+            self._get(worker, "info")
+        infos = {self.named(worker.name): worker.info for worker in self._workers.values() if worker.info is not None}
         self._settings = shared_settings(infos)
         self._first = next(iter(infos.items()))
         return infos, self._settings
 
     def load(self) -> None:
         """Let all workers read their weights; they join as they have."""
-        for place in self._places.values():
-            self._ask(place, "load", self._settings)
+        for worker in self._workers.values():
+            self._ask(worker, "load", self._settings)
 
     def named(self, name: str) -> str:
         """Return a worker's name with its machine's."""
-        place = self._places[name]
-        return f"{name} on {place.host}" if place.host else name
+        worker = self._workers[name]
+        return f"{name} on {worker.host}" if worker.host else name
 
     @property
     def names(self) -> list[str]:
         """Return the workers' names."""
-        return list(self._places)
+        return list(self._workers)
 
     def give(self, worker: str, jobs: Sequence[tuple[int, Job]]) -> None:
         """Begin an exchange with a worker."""
-        self._ask(self._places[worker], "exchange", list(jobs))
+        self._ask(self._workers[worker], "exchange", list(jobs))
 
     def wait(self) -> list[WorkerJoined | WorkerAnswered[Value] | WorkerLost]:
         """Wait until something has happened, or for a moment, and return what has."""
         self._check()
-        calls = {call: place for place in self._places.values() for call in place.pending}
+        calls = {call: worker for worker in self._workers.values() for call in worker.pending}
         ready, _ = self._ray.wait(list(calls), num_returns=1, timeout=LOOK_S) if calls else ([], [])
         if ready:
             ready, _ = self._ray.wait(list(calls), num_returns=len(calls), timeout=0)
         events: list[WorkerJoined | WorkerAnswered[Value] | WorkerLost] = []
         for call in ready:
-            place = calls[call]
-            if call in place.pending:  # else its worker was lost just now
-                event = self._event(place, call)
+            worker = calls[call]
+            if call in worker.pending:  # else its worker was lost just now
+                event = self._event(worker, call)
                 if event is not None:
                     events.append(event)
         now = time.monotonic()
-        late = [place for place in self._places.values() if "where" in place.pending.values()]
-        events += [self._lost(place, _late()) for place in late if now - place.started > START_S]
+        late = [worker for worker in self._workers.values() if "where" in worker.pending.values()]
+        events += [self._lost(worker, _late()) for worker in late if now - worker.started > START_S]
         return events
 
     def replace(self, worker: str) -> None:
         """Start another worker in the place of one that is lost."""
-        self._places[worker] = self._start(worker)
+        self._workers[worker] = self._start(worker)
 
     def close(self) -> None:
         """End all workers."""
-        for place in self._places.values():
-            self._kill(place)
+        for worker in self._workers.values():
+            self._kill(worker)
 
-    def _start(self, name: str) -> _Place:
-        place = _Place(name=name, actor=self._ray.remote(Actor).options(**self._options).remote(self._plan))
-        self._ask(place, "where")
-        return place
+    def _start(self, name: str) -> _Worker:
+        worker = _Worker(name=name, actor=self._ray.remote(Actor).options(**self._options).remote(self._plan))
+        self._ask(worker, "where")
+        return worker
 
-    def _num_beside(self, place: _Place) -> int:
+    def _num_beside(self, worker: _Worker) -> int:
         """Return how many others on a worker's machine have not taken their memory yet."""
-        others = (other for other in self._places.values() if other is not place)
-        return sum(other.host == place.host and not other.is_loaded for other in others)
+        others = (other for other in self._workers.values() if other is not worker)
+        return sum(other.host == worker.host and not other.is_loaded for other in others)
 
-    def _ask(self, place: _Place, what: str, *arguments: Any) -> None:
-        place.pending[getattr(place.actor, what).remote(*arguments)] = what
+    def _ask(self, worker: _Worker, what: str, *arguments: Any) -> None:
+        worker.pending[getattr(worker.actor, what).remote(*arguments)] = what
 
-    def _get(self, place: _Place, what: str) -> None:
+    def _get(self, worker: _Worker, what: str) -> None:
         """Wait for one of the first answers of a worker; raises EdgespecError where there is none."""
-        call = next(call for call, asked in place.pending.items() if asked == what)
+        call = next(call for call, asked in worker.pending.items() if asked == what)
         while not self._ray.wait([call], timeout=LOOK_S)[0]:
             self._check()
-            if what == "where" and time.monotonic() - place.started > START_S:
+            if what == "where" and time.monotonic() - worker.started > START_S:
                 raise _late()
-        event = self._event(place, call)
+        event = self._event(worker, call)
         if isinstance(event, WorkerLost):
             raise event.refused or EdgespecError(
                 "E_WORKER",
-                f"{self.named(place.name)} could not be started ({event.why}).",
+                f"{self.named(worker.name)} could not be started ({event.why}).",
                 "edgespec and its libraries must be installed on each machine, in the Python that runs Ray there.",
             )
 
-    def _event(self, place: _Place, call: Any) -> WorkerJoined | WorkerAnswered[Value] | WorkerLost | None:
+    def _event(self, worker: _Worker, call: Any) -> WorkerJoined | WorkerAnswered[Value] | WorkerLost | None:
         """Take a call's answer, go on with a worker that is being started, and return what the dispatch is to know."""
-        what = place.pending.pop(call)
+        what = worker.pending.pop(call)
         try:
             answer = self._ray.get(call)
         except Exception as error:
-            return self._lost(place, _lost_because(error))
+            return self._lost(worker, _lost_because(error))
         if isinstance(answer, EdgespecError):
-            text = f"{self.named(place.name)}: {answer.what}"
-            return self._lost(place, EdgespecError(answer.code, text, answer.fix))
+            text = f"{self.named(worker.name)}: {answer.what}"
+            return self._lost(worker, EdgespecError(answer.code, text, answer.fix))
         if what == "where":
-            place.host, place.pid = answer
+            worker.host = answer
             if self._first is not None:
-                self._ask(place, "hello", self._num_beside(place))
-        elif what == "hello":
-            place.info = answer
+                self._ask(worker, "info", self._num_beside(worker))
+        elif what == "info":
+            worker.info = answer
             if self._first is not None:
                 try:
-                    check_joining(self.named(place.name), answer, *self._first)
+                    check_joining(self.named(worker.name), answer, *self._first)
                 except EdgespecError as error:
-                    return self._lost(place, error)
-                self._ask(place, "load", self._settings)
+                    return self._lost(worker, error)
+                self._ask(worker, "load", self._settings)
         elif what == "load":
-            place.is_loaded = True
-            return WorkerJoined(worker=place.name, num_texts=place.info.num_texts if place.info else 1)
+            worker.is_loaded = True
+            return WorkerJoined(worker=worker.name, num_texts=worker.info.num_texts if worker.info else 1)
         else:
-            return WorkerAnswered(worker=place.name, exchanged=answer)
+            return WorkerAnswered(worker=worker.name, exchanged=answer)
         return None
 
-    def _lost(self, place: _Place, why: str | EdgespecError) -> WorkerLost:
-        self._kill(place)
-        place.pending.clear()
+    def _lost(self, worker: _Worker, why: str | EdgespecError) -> WorkerLost:
+        self._kill(worker)
+        worker.pending.clear()
         refused = why if isinstance(why, EdgespecError) else None
-        return WorkerLost(worker=place.name, why=why if isinstance(why, str) else why.what, refused=refused)
+        return WorkerLost(worker=worker.name, why=why if isinstance(why, str) else why.what, refused=refused)
 
-    def _kill(self, place: _Place) -> None:
+    def _kill(self, worker: _Worker) -> None:
         try:
-            self._ray.kill(place.actor)
-        except Exception:  # it is gone, which is what was wanted
+            self._ray.kill(worker.actor)
+        except Exception:  # it is gone, which is the aim
             return
 
 
-def _told(error: Exception) -> EdgespecError:
+def _readable(error: Exception) -> EdgespecError:
     """Return an error as one that a person can use."""
     if isinstance(error, EdgespecError):
         return error

@@ -38,7 +38,7 @@ class Answer(Generic[Value]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchanged(Generic[Value]):
-    """What a worker has to tell at the end of an exchange."""
+    """What a worker reports at the end of an exchange."""
 
     answers: Sequence[Answer[Value]] = ()
     under_way: Mapping[str, int] = field(default_factory=dict)  # tokens of texts that go on, by their names
@@ -57,7 +57,7 @@ class Worker(Protocol[JobIn, Value]):
         """Read the weights; answers say that they were made with these settings."""
 
     def exchange(self, jobs: Sequence[tuple[int, JobIn]], wait_s: float) -> Exchanged[Value]:
-        """Take jobs by their numbers, work until some have ended, or for a moment, and tell of it."""
+        """Take jobs by their numbers, work until some have ended, or for a moment, and report it."""
 
 
 class WorkerPlan(Protocol[JobIn, Value]):

@@ -19,11 +19,11 @@ from edgespec.sampling.distribution import entropy_of_top
 
 def c2t_rule(classifier: Classifier, *, width: int) -> BeamRule:
     """Return the rule for `width` (K) nodes a layer; beta is the least score of a node."""
-    return BeamRule(score=_Score(classifier), read=_read, layer_nodes=width)
+    return BeamRule(score=_ClassifierScore(classifier), read=_read, layer_nodes=width)
 
 
 @dataclass(frozen=True, slots=True)
-class _Score:
+class _ClassifierScore:
     classifier: Classifier
 
     def __call__(self, layer: Candidates) -> Tensor:

@@ -31,7 +31,7 @@ def _for_heads(keys: Tensor, heads: int) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class LinearMemory:
     """What each of m rows finds: a faded state, and what rows that it sees have written."""
 
     state: Tensor  # [h, k, v]
@@ -59,7 +59,7 @@ class Memory:
         return keys, written.transpose(0, 1).to(keys.dtype), self.since
 
 
-def memory_of(held: StateRows, keys: Tensor, decays: Tensor, visible: Tensor) -> Memory:
+def memory_of(held: StateRows, keys: Tensor, decays: Tensor, visible: Tensor) -> LinearMemory:
     """Return the memory of rows with keys [m, g, k] and logarithms of their decays [m, h].
 
     `visible` [m, r + m] says which rows each of them sees, itself among them.
@@ -73,7 +73,7 @@ def memory_of(held: StateRows, keys: Tensor, decays: Tensor, visible: Tensor) ->
     nearest = (visible[:, :num_open] * torch.arange(1, num_open + 1, device=visible.device)).amax(1) if num_open else 0
     since = torch.cat([before.new_zeros(1, heads), before])[nearest] + visible[:, num_open:].float() @ decays
     between = since.T[:, :, None] - torch.cat([before, since]).T[:, None, :]
-    return Memory(
+    return LinearMemory(
         state=held.state,
         keys=_for_heads(keys.float(), heads).permute(1, 2, 0),
         behind=behind.transpose(0, 1),

@@ -17,7 +17,7 @@ MASK_WIDTH = 16  # numbers that a mask's row is padded to: CUDA's kernels want a
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class AttentionPart:
     """What rows attend to among some keys: [1, h, m, d], and the logarithm of the weights' sum: [1, h, m]."""
 
     attended: Tensor
@@ -29,7 +29,7 @@ def has_kernel(key_dim: int, value_dim: int) -> bool:
     return key_dim == value_dim <= MAX_HEAD_DIM and key_dim % 8 == 0
 
 
-def attend_part(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Part:
+def attend_part(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> AttentionPart:
     """Attend to these keys and values [1, h, keys, d] alone; `mask` [m, keys] is added to the scores."""
     ops = torch.ops.aten
     if not query.is_cuda:
@@ -43,10 +43,10 @@ def attend_part(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
         attended, log_sum = ops._scaled_dot_product_efficient_attention(
             query, keys, values, bias, True, 0.0, False, scale=scale
         )[:2]
-    return Part(attended, log_sum.narrow(2, 0, query.shape[2]))  # the sums of some kernels are padded
+    return AttentionPart(attended, log_sum.narrow(2, 0, query.shape[2]))  # the sums of some kernels are padded
 
 
-def joined(first: Part, second: Part) -> Tensor:
+def joined(first: AttentionPart, second: AttentionPart) -> Tensor:
     """Return what rows attend to in both parts together: [1, h, m, d]."""
     share = torch.sigmoid(second.log_sum - first.log_sum)[..., None]  # of the second part's weights in all
     return torch.lerp(first.attended.float(), second.attended.float(), share.float()).to(first.attended.dtype)

@@ -27,7 +27,7 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
+class _RowPlace:
     """Where a tensor lies in the file."""
 
     dtype: torch.dtype
@@ -128,7 +128,7 @@ def _digest(
     return digest.hexdigest()
 
 
-def _place(field: dict[str, Any], start: int, *, num_bytes: int) -> _Place:
+def _place(field: dict[str, Any], start: int, *, num_bytes: int) -> _RowPlace:
     """Return where a tensor lies in a file of so many bytes, whose tensors start at `start`."""
     dtype, shape = DTYPES[field["dtype"]], tuple(field["shape"])
     begin, end = field["data_offsets"]
@@ -136,4 +136,4 @@ def _place(field: dict[str, Any], start: int, *, num_bytes: int) -> _Place:
         raise ValueError("its header is damaged")
     if not shape or end - begin != math.prod(shape) * dtype.itemsize or start + end > num_bytes:
         raise ValueError("it is cut, or its header is damaged")
-    return _Place(dtype=dtype, shape=shape, offset=start + begin)
+    return _RowPlace(dtype=dtype, shape=shape, offset=start + begin)

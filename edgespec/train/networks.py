@@ -41,7 +41,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bucket:
+class CalibrationBucket:
     """Records whose predictions lie in one tenth of [0, 1]."""
 
     predicted: float  # weighted mean
@@ -60,7 +60,7 @@ class FitReport:
     baseline_log_loss: float  # of what is predicted without the network
     least_log_loss: float  # the labels' own entropy: what perfect predictions would get
     calibration_error: float  # mean of |predicted - observed| over the buckets, by their weight
-    reliability: tuple[Bucket, ...]
+    reliability: tuple[CalibrationBucket, ...]
 
 
 def held_out_mask(prompts: Tensor, share: float, *, seed: int) -> Tensor:
@@ -186,7 +186,9 @@ def report_on(
         if total > 0:
             mean_predicted = float((share * predicted.double()).sum()) / total
             buckets.append(
-                Bucket(predicted=mean_predicted, observed=float((share * labels).sum()) / total, weight=total)
+                CalibrationBucket(
+                    predicted=mean_predicted, observed=float((share * labels).sum()) / total, weight=total
+                )
             )
     return FitReport(
         name=name,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from offload.formats.numbers import FP4_NUMBERS, float_scale, looked_up, scale_groups
-from offload.formats.published import Part, PublishedWeight, sibling, stored_matrices
+from offload.formats.published import PublishedWeight, StoredPart, sibling, stored_matrices
 from offload.stored_names import Pieces
 
 
@@ -83,7 +83,7 @@ class Mxfp4:
         }
         return self._weight(found.num_matrices, parts, is_transposed=True)
 
-    def _weight(self, num_matrices: int, parts: dict[str, Part], *, is_transposed: bool) -> PublishedWeight:
+    def _weight(self, num_matrices: int, parts: dict[str, StoredPart], *, is_transposed: bool) -> PublishedWeight:
         return PublishedWeight(
             name=self.name,
             num_matrices=num_matrices,

@@ -36,7 +36,7 @@ def temporary_bytes(device: torch.device) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class StoredPart:
     """One of the tensors that a matrix is packed as."""
 
     stored_name: str
@@ -52,7 +52,7 @@ class PublishedWeight:
 
     name: str
     num_matrices: int
-    parts: dict[str, Part]
+    parts: dict[str, StoredPart]
     unpack_rows: UnpackRows
     is_transposed: bool = False  # the parameter holds [i, r] of each matrix
 
@@ -100,7 +100,7 @@ class PublishedWeight:
                 yield first, min(first + matrices_at_once, num_matrices), start, min(start + rows_at_once, rows)
 
 
-def _rows(tensor: Tensor, part: Part, start: int, end: int) -> Tensor:
+def _rows(tensor: Tensor, part: StoredPart, start: int, end: int) -> Tensor:
     """Return what of a part belongs to rows [start, end)."""
     if part.rows_dim is None:
         return tensor
@@ -118,7 +118,7 @@ class StoredMatrices:
     columns: int
     tensors: dict[str, tuple[str, tuple[int, ...], torch.dtype]]  # part -> stored name, shape of a matrix's, dtype
 
-    def part(self, name: str, *shapes: tuple[int, ...], rows_dim: int | None = None, rows_each: int = 1) -> Part:
+    def part(self, name: str, *shapes: tuple[int, ...], rows_dim: int | None = None, rows_each: int = 1) -> StoredPart:
         """Return a part that has one of these shapes; raises CheckpointError where it has another."""
         stored_name, shape, dtype = self.tensors[name]
         if shape not in shapes:
@@ -127,7 +127,7 @@ class StoredMatrices:
                 f"'{stored_name}' has shape {list(shape)}, and {self.rows} rows of {self.columns} columns need "
                 f"{' or '.join(str(list(possible)) for possible in dict.fromkeys(shapes))}",
             )
-        return Part(stored_name=stored_name, shape=shape, dtype=dtype, rows_dim=rows_dim, rows_each=rows_each)
+        return StoredPart(stored_name=stored_name, shape=shape, dtype=dtype, rows_dim=rows_dim, rows_each=rows_each)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a part, of one matrix."""

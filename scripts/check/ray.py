@@ -239,11 +239,11 @@ def measure_overhead(num_rows: int, num_texts: int) -> dict[str, float]:
         connected("local", num_workers=2),
         closing(
             RayWorkerPool(InstantWorker(num_texts), num_workers=2, resources={"CPU": 1.0}, check=lambda: None)
-        ) as crew,
+        ) as pool,
     ):
-        crew.greet()
-        crew.load()
-        dispatch = Dispatch((record for _ in range(num_rows)), crew, crew.names, tell=print, on_exchange=_ignore)
+        pool.read_infos()
+        pool.load()
+        dispatch = Dispatch((record for _ in range(num_rows)), pool, pool.names, log=print, on_exchange=_ignore)
         outcomes = dispatch.run()
         next(outcomes)  # workers have loaded
         wall, worked = time.perf_counter(), time.process_time()

@@ -54,7 +54,7 @@ class StandIn:
     used_s: float = 0.0  # by texts that ended
 
 
-class SimulatedCrew:
+class SimulatedPool:
     """Stand-ins, and the messages that are on their way."""
 
     def __init__(self, num_workers: int, *, num_texts: int, failing: float, hours_between_losses: float, seed: int):
@@ -160,32 +160,32 @@ def main() -> int:
     parser.add_argument("--hours-between-losses", type=float, default=2.0, help="of one worker")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
-    crew = SimulatedCrew(
+    pool = SimulatedPool(
         asked.workers, num_texts=asked.texts, failing=asked.failing, hours_between_losses=asked.hours_between_losses,
         seed=asked.seed,
     )  # fmt: skip
     process = psutil.Process()
     before_bytes = process.memory_info().rss
-    dispatch = Dispatch(rows(asked.rows), crew, crew.workers, tell=lambda _text: None, on_exchange=_ignore)
+    dispatch = Dispatch(rows(asked.rows), pool, pool.workers, log=lambda _text: None, on_exchange=_ignore)
     began, most_bytes, done, failed = time.process_time(), before_bytes, 0, 0
     used_s = last_handed_s = 0.0
     for outcome in dispatch.run():
         done += 1
         failed += outcome.error is not None
         if done == asked.rows - asked.workers * asked.texts:
-            used_s, last_handed_s = sum(worker.used_s for worker in crew.workers.values()), crew.now_s
+            used_s, last_handed_s = sum(worker.used_s for worker in pool.workers.values()), pool.now_s
         if not done % 10_000:
             most_bytes = max(most_bytes, process.memory_info().rss)
-    dispatch_s = time.process_time() - began - crew.spent_s
+    dispatch_s = time.process_time() - began - pool.spent_s
     places = asked.workers * asked.texts
     told = {
         "rows": asked.rows,
         "workers": asked.workers,
         "done": done,
         "lost_with_three_workers": failed,
-        "losses": crew.num_losses,
-        "simulated_s": round(crew.now_s),
-        "busy": round(sum(worker.used_s for worker in crew.workers.values()) / places / crew.now_s, 4),
+        "losses": pool.num_losses,
+        "simulated_s": round(pool.now_s),
+        "busy": round(sum(worker.used_s for worker in pool.workers.values()) / places / pool.now_s, 4),
         "busy_while_rows_last": round(used_s / places / last_handed_s, 4) if last_handed_s else None,
         "dispatch_processor_s": round(dispatch_s, 1),
         "dispatch_processor_us_a_row": round(1e6 * dispatch_s / asked.rows, 1),

@@ -43,7 +43,9 @@ def test_a_full_device_is_one_error_whatever_command_writes(
 ) -> None:
     monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
     with FULL.open("wb", buffering=0) as device:
-        stream = io.TextIOWrapper(io.BufferedWriter(standard_streams._Results(device.fileno(), "wb", closefd=False)))
+        stream = io.TextIOWrapper(
+            io.BufferedWriter(standard_streams._ResultStream(device.fileno(), "wb", closefd=False))
+        )
         monkeypatch.setattr(sys, "stdout", stream)
         found = run_cli(command[1:], stdin=stdin, command=command[0])
         standard_streams.forget_rest()

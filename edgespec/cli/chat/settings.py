@@ -24,7 +24,7 @@ THINKING = "enable_thinking"  # what templates of models that think read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class ChatSetting:
     """A setting that `/set` changes."""
 
     hint: str  # what it takes
@@ -133,12 +133,12 @@ def _sampling(chat: Chat) -> SamplingSettings:
     return chat.conversation.options.get("sampling") or chat.engine.pair.default_sampling()
 
 
-def _sampling_setting(name: str, kind: type[int] | type[float], hint: str) -> Setting:
+def _sampling_setting(name: str, kind: type[int] | type[float], hint: str) -> ChatSetting:
     def change(chat: Chat, text: str) -> None:
         changed: dict[str, Any] = {name: _number(text, kind)}
         chat.conversation.options["sampling"] = replace(_sampling(chat), **changed)
 
-    return Setting(hint=hint, get=lambda chat: getattr(_sampling(chat), name), change=change)
+    return ChatSetting(hint=hint, get=lambda chat: getattr(_sampling(chat), name), change=change)
 
 
 def _change_length(chat: Chat, text: str) -> None:
@@ -186,27 +186,27 @@ SETTINGS = {
     "frequency_penalty": _sampling_setting(
         "frequency_penalty", float, "the same for each time that they stand there; 0 is none"
     ),
-    "seed": Setting(
+    "seed": ChatSetting(
         hint="of the draws: a number, or random", get=lambda chat: chat.conversation.options.get("seed"),
         change=_change_seed,
     ),
-    "max_new_tokens": Setting(
+    "max_new_tokens": ChatSetting(
         hint="of an answer; -1 to the end of the context",
         get=lambda chat: chat.conversation.options.get("max_new_tokens"), change=_change_length,
     ),
-    "spec": Setting(hint="off, tree or chain", get=lambda chat: chat.spec, change=use_spec),
-    "tree_size": Setting(
+    "spec": ChatSetting(hint="off, tree or chain", get=lambda chat: chat.spec, change=use_spec),
+    "tree_size": ChatSetting(
         hint="nodes of a tree, tokens of a chain, or auto",
         get=lambda chat: "auto" if chat.engine.is_tuned else chat.engine.tree.num_nodes or None, change=use_tree_size,
     ),
-    "tree_depth": Setting(
+    "tree_depth": ChatSetting(
         hint="layers of a tree, or auto", get=lambda chat: chat.engine.tree.num_layers or None, change=_use_depth
     ),
-    "think": Setting(
+    "think": ChatSetting(
         hint="where the chat template can switch it: on, off or auto",
         get=lambda chat: chat.conversation.template_values.get(THINKING), change=_change_thinking,
     ),
-    "stats": Setting(hint="a line below every answer: on or off", get=lambda chat: chat.shows_stats,
+    "stats": ChatSetting(hint="a line below every answer: on or off", get=lambda chat: chat.shows_stats,
                      change=_change_stats),
 }  # fmt: skip
 

@@ -18,7 +18,7 @@ from edgespec.cli.options.group import Command, with_options
 from edgespec.cli.options.numbers import WholeNumber, WholeRange
 from edgespec.cli.options.prompts import input_flag, input_options
 from edgespec.cli.prompts.read import read_text
-from edgespec.cli.prompts.selection import Selection
+from edgespec.cli.prompts.selection import RowSelection
 from edgespec.config import DEFAULT_NEW_TOKENS, MAX_LOGPROBS, MAX_SEED
 from edgespec.sampling.grammar import Grammar, json_schema_grammar
 
@@ -50,7 +50,7 @@ class PromptOptions:
     source: str | None  # a file, or - for stdin
     text: str | None  # a prompt itself
     form: str  # of the source: one of `prompts.source.FORMS`
-    selection: Selection
+    selection: RowSelection
     system: str | None
     day: datetime.date | None  # None: today, or that of the results that are resumed
     raw: bool
@@ -129,7 +129,7 @@ def prompt_options(function: Command) -> Command:
             source=None if is_text else given[0],
             text=prompt_text if is_text else None,
             form=input_form,
-            selection=Selection(only=ids, categories=category, start=start, limit=limit, repeat=repeat),
+            selection=RowSelection(only=ids, categories=category, start=start, limit=limit, repeat=repeat),
             system=system or None,
             day=None if day is None else day.date(),
             raw=raw,

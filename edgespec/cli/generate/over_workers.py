@@ -29,7 +29,7 @@ from edgespec.cli.generate.tally import Tally, Totals
 from edgespec.cli.generate.worker import RowAnswer, RowPlan
 from edgespec.cli.generate.workers_progress import WorkersProgress
 from edgespec.distributed.cluster import connected, machines
-from edgespec.distributed.dispatch import Dispatch, Outcome
+from edgespec.distributed.dispatch import Dispatch, JobOutcome
 from edgespec.distributed.ray_worker_pool import RayWorkerPool
 from edgespec.distributed.resources import check_places, default_resources, default_workers
 from edgespec.distributed.worker import WorkerInfo
@@ -72,12 +72,12 @@ def run_on_workers(
             num_rows=-(-found.num_fitting // num_workers),
             self_check=self_check,
         )
-        crew: RayWorkerPool[Request, RowAnswer] = stack.enter_context(
+        pool: RayWorkerPool[Request, RowAnswer] = stack.enter_context(
             closing(RayWorkerPool(plan, num_workers=num_workers, resources=each, check=check))
         )
         with console.status(f"waiting for {counted(num_workers, 'worker')}"):
-            infos, config = crew.greet()
-        _say_hellos(console, infos)
+            infos, config = pool.read_infos()
+        _say_infos(console, infos)
         requests = still_to_run(console, prompts, asked, found, config)
         if asked.out.dry_run:
             console.say(work_note([request for request in requests if request.fault is None], found.needed)[1])
@@ -87,13 +87,13 @@ def run_on_workers(
         if not requests:
             console.say("nothing to do")
             return 0
-        crew.load()
+        pool.load()
         tally = Tally(requests, max_context=found.needed.context_tokens)
         fields = {**next(iter(infos.values())).shared, "config": config, "config_hash": config_hash(config)}
 
         def answer(draw: DrawLines) -> Generator[Answered, None, None]:
             progress = WorkersProgress(console, tally, draw)
-            dispatch = Dispatch(requests, crew, crew.names, tell=console.say, on_exchange=progress.update)
+            dispatch = Dispatch(requests, pool, pool.names, log=console.say, on_exchange=progress.update)
             for number, outcome in enumerate(dispatch.run()):
                 if not number:  # a worker has loaded: what is there may be written over
                     begin_output(output, asked.out)
@@ -109,7 +109,7 @@ def run_on_workers(
         return write_records(console, answer, tally, written, shows_progress=True, fail_fast=asked.out.fail_fast)
 
 
-def _answered(outcome: Outcome[Request, RowAnswer], fields: dict[str, Any]) -> Answered:
+def _answered(outcome: JobOutcome[Request, RowAnswer], fields: dict[str, Any]) -> Answered:
     """Return a row with its record: the worker's, or the error of the workers that were lost with it."""
     if outcome.value is not None:
         record, totals = outcome.value
@@ -118,7 +118,7 @@ def _answered(outcome: Outcome[Request, RowAnswer], fields: dict[str, Any]) -> A
     return Answered(request=outcome.job, record=error_record(outcome.job, [], outcome.error, fields), totals=Totals())
 
 
-def _say_hellos(console: Console, infos: Mapping[str, WorkerInfo]) -> None:
+def _say_infos(console: Console, infos: Mapping[str, WorkerInfo]) -> None:
     """Say how workers placed themselves; those that did alike are said once."""
     by_lines: dict[tuple[str, ...], list[str]] = {}
     for name, info in infos.items():

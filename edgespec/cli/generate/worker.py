@@ -63,11 +63,11 @@ class RowWorker:
         )
         say_setup(self._console, setup, machine)
         self._setup: PairSetup | None = setup
-        self._hello = _hello(setup, self._settings, self._console.taken())
+        self._info = _info(setup, self._settings, self._console.taken())
 
     def info(self) -> WorkerInfo:
         """Say what it would run with."""
-        return self._hello
+        return self._info
 
     def load(self, settings: Mapping[str, Any]) -> None:
         """Read the weights; records say that they were made with these settings. Raises EdgespecError."""
@@ -137,7 +137,7 @@ class _NotingConsole(Console):
         return lines
 
 
-def _hello(setup: PairSetup, settings: RunSettings, lines: Sequence[str]) -> WorkerInfo:
+def _info(setup: PairSetup, settings: RunSettings, lines: Sequence[str]) -> WorkerInfo:
     import torch
     import transformers
 

@@ -12,7 +12,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class RowKey:
     """What a row may set, and the names that tools have for it."""
 
     means: str
@@ -23,40 +23,40 @@ class Setting:
         return (name, *self.also)
 
 
-SETTINGS: dict[str, Setting] = {
-    "max_new_tokens": Setting(
+SETTINGS: dict[str, RowKey] = {
+    "max_new_tokens": RowKey(
         also=("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict", "num_predict"),
         means="new tokens at most; -1: all that the context holds",
     ),
-    "min_new_tokens": Setting(also=("min_tokens",), means="new tokens before which no stop token is drawn"),
-    "temperature": Setting(means="0 is greedy"),
-    "do_sample": Setting(means="false is greedy, whatever the temperature"),
-    "top_p": Setting(means="1 keeps all"),
-    "top_k": Setting(means="0 and -1 keep all"),
-    "min_p": Setting(means="0 keeps all"),
-    "repetition_penalty": Setting(also=("repeat_penalty",), means="1 is none"),
-    "presence_penalty": Setting(means="0 is none"),
-    "frequency_penalty": Setting(means="0 is none"),
-    "logit_bias": Setting(means='`{"42": -100, " word": 5}`'),
-    "ignore_eos": Setting(also=("ban_eos_token",), means="true: the model's stop tokens are never drawn"),
-    "stop": Setting(
+    "min_new_tokens": RowKey(also=("min_tokens",), means="new tokens before which no stop token is drawn"),
+    "temperature": RowKey(means="0 is greedy"),
+    "do_sample": RowKey(means="false is greedy, whatever the temperature"),
+    "top_p": RowKey(means="1 keeps all"),
+    "top_k": RowKey(means="0 and -1 keep all"),
+    "min_p": RowKey(means="0 keeps all"),
+    "repetition_penalty": RowKey(also=("repeat_penalty",), means="1 is none"),
+    "presence_penalty": RowKey(means="0 is none"),
+    "frequency_penalty": RowKey(means="0 is none"),
+    "logit_bias": RowKey(means='`{"42": -100, " word": 5}`'),
+    "ignore_eos": RowKey(also=("ban_eos_token",), means="true: the model's stop tokens are never drawn"),
+    "stop": RowKey(
         also=("stop_strings", "stop_sequences", "stopping_strings"),
         means="a text, or a list of texts, that end an answer and are left out",
     ),
-    "stop_token_ids": Setting(means="ids of tokens that end an answer, beside the model's own"),
-    "skip_special_tokens": Setting(means="false keeps the special tokens of an answer in its text"),
-    "suppress_tokens": Setting(means="ids of tokens that are never drawn"),
-    "seed": Setting(means="-1: the run's"),
-    "logprobs": Setting(also=("top_logprobs", "n_probs"), means="of each token, and so many likely ones"),
-    "response_format": Setting(
+    "stop_token_ids": RowKey(means="ids of tokens that end an answer, beside the model's own"),
+    "skip_special_tokens": RowKey(means="false keeps the special tokens of an answer in its text"),
+    "suppress_tokens": RowKey(means="ids of tokens that are never drawn"),
+    "seed": RowKey(means="-1: the run's"),
+    "logprobs": RowKey(also=("top_logprobs", "n_probs"), means="of each token, and so many likely ones"),
+    "response_format": RowKey(
         also=("json_schema", "guided_json"), means="OpenAI's form, or a JSON schema, which the text fits"
     ),
-    "grammar": Setting(
+    "grammar": RowKey(
         also=("guided_grammar", "grammar_string", "guided_regex", "guided_choice"),
         means="in Lark's form or GBNF, a regular expression, or a list of texts, which the text matches",
     ),
-    "system": Setting(also=("system_prompt",), means="the system prompt"),
-    "template_args": Setting(
+    "system": RowKey(also=("system_prompt",), means="the system prompt"),
+    "template_args": RowKey(
         also=("chat_template_kwargs", "documents", "reasoning_effort", "tools"),
         means="what the chat template reads beside messages: an object, or each by its own name",
     ),

@@ -14,7 +14,7 @@ MAX_NAMED = 8  # ids or categories in one message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
+class RowSelection:
     """Which rows to run: those of some ids or categories, less those skipped, each `repeat` times."""
 
     only: tuple[str, ...] = ()
@@ -29,7 +29,7 @@ class Selection:
         require(self.repeat >= 1, f"--repeat {self.repeat} leaves nothing.", "Use 1 or more.")
 
 
-def select(rows: list[PromptRow], wanted: Selection) -> list[PromptRow]:
+def select(rows: list[PromptRow], wanted: RowSelection) -> list[PromptRow]:
     """Return the wanted rows in the file's order; raises EdgespecError for an id or category that no row has."""
     found = rows
     if wanted.only:

@@ -22,7 +22,7 @@ from edgespec.cli.generate.worker import RowPlan, RowWorker
 from edgespec.errors import EdgespecError
 from edgespec.text.handle import TextHandle
 from tests.cli.conftest import Outcome, RunCli
-from tests.edgespec.distributed.stand_ins import Dies, InlineCrew
+from tests.edgespec.distributed.stand_ins import Dies, InlinePool
 
 ROWS: list[dict[str, Any]] = [
     {"id": "greedy", "prompt": "def main("},
@@ -37,7 +37,7 @@ OWN_TO_A_RUN = {"timings", "spec", "memory", "created", "per_turn"}
 
 
 @pytest.fixture
-def crews(monkeypatch: pytest.MonkeyPatch) -> list[InlineCrew]:
+def crews(monkeypatch: pytest.MonkeyPatch) -> list[InlinePool]:
     """The crews of all runs, whose workers are in this process."""
     return spread_inline(monkeypatch)
 
@@ -47,19 +47,19 @@ def spread_inline(
     *,
     dies: Dies = lambda _name, _jobs: False,
     opened: Callable[[RowPlan], RowPlan] = lambda plan: plan,
-) -> list[InlineCrew]:
-    crews: list[InlineCrew] = []
+) -> list[InlinePool]:
+    crews: list[InlinePool] = []
 
-    def crew(plan: RowPlan, *, num_workers: int, resources: dict[str, float], check: Callable[[], None]) -> InlineCrew:
+    def pool(plan: RowPlan, *, num_workers: int, resources: dict[str, float], check: Callable[[], None]) -> InlinePool:
         sent = opened(pickle.loads(pickle.dumps(plan)))  # as it goes over the network
-        crews.append(InlineCrew(sent, [f"worker {n}" for n in range(1, num_workers + 1)], dies=dies))
+        crews.append(InlinePool(sent, [f"worker {n}" for n in range(1, num_workers + 1)], dies=dies))
         return crews[-1]
 
     @contextmanager
     def connected(_address: str, **_options: Any) -> Iterator[None]:
         yield None
 
-    monkeypatch.setattr(over_workers, "RayWorkerPool", crew)
+    monkeypatch.setattr(over_workers, "RayWorkerPool", pool)
     monkeypatch.setattr(over_workers, "connected", connected)
     monkeypatch.setattr(over_workers, "machines", lambda _ray: [{"CPU": 4.0}])
     monkeypatch.setattr(command, "import_ray", lambda: None)
@@ -93,7 +93,7 @@ def one_process(run_cli: RunCli, options: list[str]) -> dict[str, dict[str, Any]
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
 def test_records_are_those_of_one_process(
-    num_workers: int, run_cli: RunCli, options: list[str], crews: list[InlineCrew]
+    num_workers: int, run_cli: RunCli, options: list[str], crews: list[InlinePool]
 ) -> None:
     """In float32 token for token, and with the hash of the same settings, so that either goes on with the other's."""
     expected = one_process(run_cli, options)
@@ -106,7 +106,7 @@ def test_records_are_those_of_one_process(
     assert "line 5: " in outcome.err
 
 
-def test_each_form_of_output_is_the_same(run_cli: RunCli, options: list[str], crews: list[InlineCrew]) -> None:
+def test_each_form_of_output_is_the_same(run_cli: RunCli, options: list[str], crews: list[InlinePool]) -> None:
     one_process(run_cli, [*options, "--ordered"])
     ids = [json.loads(line)["id"] for line in Path("out.jsonl").read_text(encoding="utf-8").splitlines()]
     outcome = run_cli([*options, "--ordered", "--overwrite", "--ray", "--workers", "2"])
@@ -114,7 +114,7 @@ def test_each_form_of_output_is_the_same(run_cli: RunCli, options: list[str], cr
     assert not Path("out.jsonl.waiting").exists()
 
 
-def test_a_run_goes_on_where_another_ended(run_cli: RunCli, options: list[str], crews: list[InlineCrew]) -> None:
+def test_a_run_goes_on_where_another_ended(run_cli: RunCli, options: list[str], crews: list[InlinePool]) -> None:
     """Whether one process wrote the beginning, or workers did; settings that differ are refused as ever."""
     expected = one_process(run_cli, options)
     lines = Path("out.jsonl").read_bytes().splitlines(keepends=True)
@@ -144,7 +144,7 @@ def test_a_row_that_ends_workers_has_an_error_of_its_own(
 
 
 def test_a_row_that_fails_everywhere_has_one_record(
-    run_cli: RunCli, options: list[str], crews: list[InlineCrew], monkeypatch: pytest.MonkeyPatch
+    run_cli: RunCli, options: list[str], crews: list[InlinePool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tried by three workers; what no worker can do better, a prompt that is too long, by one."""
     begin = RowAnswers.next_turn
@@ -193,7 +193,7 @@ def test_a_worker_with_other_weights_is_refused_before_any_is_read(
 
 
 def test_a_dry_run_loads_and_writes_nothing(
-    run_cli: RunCli, options: list[str], crews: list[InlineCrew], monkeypatch: pytest.MonkeyPatch
+    run_cli: RunCli, options: list[str], crews: list[InlinePool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgespec.engine.load_models", lambda *_a, **_k: pytest.fail("weights are read"))
     outcome = run_cli([*options, "--ray", "--workers", "2", "--dry-run"], files=jsonl())
@@ -237,7 +237,7 @@ def test_ctrl_c_keeps_what_is_written_and_says_how_to_go_on(
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_what_cannot_be_is_refused_before_anything_is_read(
-    arguments: list[str], said: str, run_cli: RunCli, options: list[str], crews: list[InlineCrew]
+    arguments: list[str], said: str, run_cli: RunCli, options: list[str], crews: list[InlinePool]
 ) -> None:
     outcome = run_cli([*options, *arguments], files=jsonl())
     assert outcome.code == 2
@@ -246,7 +246,7 @@ def test_what_cannot_be_is_refused_before_anything_is_read(
     assert not crews
 
 
-def test_records_go_to_a_file(run_cli: RunCli, crews: list[InlineCrew]) -> None:
+def test_records_go_to_a_file(run_cli: RunCli, crews: list[InlinePool]) -> None:
     outcome = run_cli(["p.jsonl", "--ray"], files=jsonl())
     assert outcome.code == 2
     assert "--ray writes its records to a file: give -o FILE." in outcome.err

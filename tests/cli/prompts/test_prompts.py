@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from edgespec.cli.prompts.read import describe, encode_turn, read_prompts
 from edgespec.cli.prompts.rows import PromptRow, parse_row
-from edgespec.cli.prompts.selection import Selection, repeated, select
+from edgespec.cli.prompts.selection import RowSelection, repeated, select
 from edgespec.errors import EdgespecError
 from edgespec.pair.pair import ModelPair, open_pair
 from edgespec.text.chat_template import Message
@@ -267,13 +267,13 @@ def test_rows_are_selected_by_category_and_id_then_by_place(tmp_path: Path) -> N
     )
 
     def ids(**wanted: Any) -> list[str]:
-        return [row.id for row in select(rows, Selection(**wanted))]
+        return [row.id for row in select(rows, RowSelection(**wanted))]
 
     assert ids(start=3, limit=2) == ["r3", "r4"]
     assert ids(only=("r7", "r2")) == ["r2", "r7"]
     assert ids(categories=("b",), start=1, limit=2) == ["r3", "r5"]
     assert ids(categories=("a", "b")) == [row.id for row in rows]
-    twice = repeated(select(rows, Selection(limit=2)), 2)
+    twice = repeated(select(rows, RowSelection(limit=2)), 2)
     assert [(row.id, row.index, row.repeat) for row in twice] == [
         ("r0", 0, 0),
         ("r1", 1, 0),
@@ -297,7 +297,7 @@ def test_rows_are_selected_by_category_and_id_then_by_place(tmp_path: Path) -> N
 def test_a_selection_that_leaves_nothing_is_an_error(wanted: dict[str, Any], named: str, tmp_path: Path) -> None:
     rows = read(tmp_path, "q.jsonl", jsonl(*({"id": f"r{index}", "prompt": "a"} for index in range(10))))
     with pytest.raises(EdgespecError) as caught:
-        select(rows, Selection(**wanted))
+        select(rows, RowSelection(**wanted))
     assert named in caught.value.what
 
 

@@ -13,8 +13,8 @@ from edgespec.distributed.worker import Answer, Exchanged, Worker, WorkerInfo, W
 Dies = Callable[[str, Sequence[Any]], bool]  # a worker's name, the jobs that it has -> whether it dies of them now
 
 
-class InlineCrew:
-    """A crew of workers that run when somebody waits for them, each in turn."""
+class InlinePool:
+    """A pool of workers that run when somebody waits for them, each in turn."""
 
     def __init__(self, plan: WorkerPlan[Any, Any], names: Sequence[str], *, dies: Dies = lambda _name, _jobs: False):
         self.plan, self.dies = plan, dies
@@ -32,7 +32,7 @@ class InlineCrew:
     def names(self) -> list[str]:
         return list(self.workers)
 
-    def greet(self) -> tuple[dict[str, WorkerInfo], dict[str, Any]]:
+    def read_infos(self) -> tuple[dict[str, WorkerInfo], dict[str, Any]]:
         infos = {name: worker.info() for name, worker in self.workers.items()}
         self.settings = shared_settings(infos)
         return infos, dict(self.settings)

@@ -17,9 +17,7 @@ from edgespec.config import SamplingSettings
 from edgespec.decode.loop import decode
 from edgespec.decode.sequence import Sequence
 from edgespec.grow import Growth
-from edgespec.grow.batched import Grow
 from edgespec.grow.batched import grown
-from edgespec.grow.order import reordered
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.noise import exponential_noise
 from edgespec.tree.policies import POLICIES
