@@ -164,7 +164,7 @@ def pretend_cuda() -> Iterator[None]:
         patch("offload.experts.on_demand.CudaDevice", PretendCudaDevice),
         patch("torch.cuda.get_device_properties", lambda _device: SimpleNamespace(total_memory=8 << 30)),
         patch("torch.cuda.set_per_process_memory_fraction"),
-        patch("edgespec.model.cuda_graphs.recorded", lambda read, device: read),
+        patch("edgespec.model.cuda_graphs.cuda_graph", lambda read, device: read),
     ):
         yield
 

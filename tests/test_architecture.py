@@ -143,6 +143,15 @@ def test_only_the_program_itself_uses_the_bare_package() -> None:
     assert {room_of(user) for user in users} <= {"cli"}
 
 
+def test_a_class_name_stands_for_one_thing() -> None:
+    places: dict[str, list[str]] = {}
+    for path in (path for path in SOURCES if room_of(module_name(path)) not in {"tune", "profiles"}):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name.lstrip("_"), []).append(module_name(path))
+    assert not {name: modules for name, modules in places.items() if len(modules) > 1}
+
+
 def test_few_modules_stand_outside_a_room_and_every_room_says_what_it_is_for() -> None:
     assert len(list((ROOT / "edgespec").glob("*.py"))) <= MAX_OUTSIDE_A_ROOM
     for path in (path for path in SOURCES if path.name == "__init__.py" and path.parent.name != "edgespec"):

@@ -143,11 +143,11 @@ def _say_threads(console: Console, threads: int | None) -> None:
     """Say how many threads there will be; more than have cores of their own are a remark, and taken as given."""
     from edgespec.model.cpu import read_cpu, threads_in_words
 
-    cores = read_cpu()
+    cpu = read_cpu()
     if threads is None:
-        console.detail(f"threads: {threads_in_words(cores, os.environ)}")
-    elif threads > cores.usable:
-        console.say(f"--threads {threads}: {cores.usable} have a core of their own here; more may be slower")
+        console.detail(f"threads: {threads_in_words(cpu, os.environ)}")
+    elif threads > cpu.usable:
+        console.say(f"--threads {threads}: {cpu.usable} have a core of their own here; more may be slower")
 
 
 def _profile_note(setup: PairSetup) -> str:

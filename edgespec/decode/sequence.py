@@ -15,19 +15,13 @@ from edgespec.model.target import Target
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.draws import draw_one
 from edgespec.sampling.logprobs import TokenLogprob, token_logprobs
+from edgespec.sampling.matcher import TokenGrammar
 from edgespec.sampling.noise import TextNoise
-from edgespec.sampling.processors import LogitProcessors, Matcher
+from edgespec.sampling.processors import LogitProcessors
 from edgespec.tree.token_tree import TokenTree
 from edgespec.tuning.step import Finish, PassCost, StepResult
 from edgespec.verify.rows import refuse_nan
 from edgespec.verify.rules import Verify
-
-
-class Grammar(Protocol):
-    """What texts must match."""
-
-    def matcher(self) -> Matcher:
-        """Return the grammar at work on a text, at its beginning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +33,7 @@ class TextSettings:
     stop_tokens: frozenset[int] = frozenset()  # ids that end the text
     min_new_tokens: int = 0  # before which none of those is drawn
     suppressed: frozenset[int] = frozenset()  # ids that are never drawn
-    grammar: Grammar | None = None  # None: any text
+    grammar: TokenGrammar | None = None  # None: any text
     num_logprobs: int | None = None  # alternatives beside each token; None: no log-probabilities at all
     num_written: int = 0  # of the prompt's tokens, the last: the text's own, where it goes on
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from edgespec.distributed.worker import Exchanged, Job, Value
+from edgespec.distributed.worker import Exchange, Job, Value
 from edgespec.errors import EdgespecError
 
 MAX_TRIES = 3  # of a job
@@ -33,7 +33,7 @@ class WorkerAnswered(Generic[Value]):
     """An exchange with a worker has ended."""
 
     worker: str
-    exchanged: Exchanged[Value]
+    exchanged: Exchange[Value]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class Dispatch(Generic[Job, Value]):
         workers: Iterable[str],
         *,
         log: Callable[[str], None],
-        on_exchange: Callable[[str, Exchanged[Value] | None], None],
+        on_exchange: Callable[[str, Exchange[Value] | None], None],
     ) -> None:
         """Hand the jobs to workers, which are loading.
 
@@ -142,7 +142,7 @@ class Dispatch(Generic[Job, Value]):
         if reserve := self._next_jobs(event.worker, self._room(event.worker)):
             self._give(event.worker, reserve)
 
-    def _take(self, worker: str, exchanged: Exchanged[Value]) -> list[JobOutcome[Job, Value]]:
+    def _take(self, worker: str, exchanged: Exchange[Value]) -> list[JobOutcome[Job, Value]]:
         """Take a worker's answers, and give it other jobs before anything is done with them."""
         held, ended = self._held[worker], list[JobOutcome[Job, Value]]()
         for answer in exchanged.answers:

@@ -11,7 +11,7 @@ from typing import Any, Generic
 from edgespec.distributed.cluster import import_ray
 from edgespec.distributed.dispatch import WorkerAnswered, WorkerJoined, WorkerLost
 from edgespec.distributed.handshake import check_joining, shared_settings
-from edgespec.distributed.worker import Exchanged, Job, Value, WorkerInfo, WorkerPlan
+from edgespec.distributed.worker import Exchange, Job, Value, WorkerInfo, WorkerPlan
 from edgespec.errors import EdgespecError, is_out_of_memory
 from edgespec.model.environment import set_up_environment
 
@@ -47,13 +47,13 @@ class Actor(Generic[Job, Value]):
             return _readable(error)
         return None
 
-    def exchange(self, jobs: Sequence[tuple[int, Job]]) -> Exchanged[Value]:
+    def exchange(self, jobs: Sequence[tuple[int, Job]]) -> Exchange[Value]:
         """Take jobs and return answers."""
         return self._worker.exchange(jobs, EXCHANGE_S)
 
 
 @dataclass(slots=True, kw_only=True)
-class _Worker:
+class _WorkerProcess:
     """A name's worker; another takes its place once it is lost."""
 
     name: str
@@ -154,20 +154,20 @@ class RayWorkerPool(Generic[Job, Value]):
         for worker in self._workers.values():
             self._kill(worker)
 
-    def _start(self, name: str) -> _Worker:
-        worker = _Worker(name=name, actor=self._ray.remote(Actor).options(**self._options).remote(self._plan))
+    def _start(self, name: str) -> _WorkerProcess:
+        worker = _WorkerProcess(name=name, actor=self._ray.remote(Actor).options(**self._options).remote(self._plan))
         self._ask(worker, "where")
         return worker
 
-    def _num_beside(self, worker: _Worker) -> int:
+    def _num_beside(self, worker: _WorkerProcess) -> int:
         """Return how many others on a worker's machine have not taken their memory yet."""
         others = (other for other in self._workers.values() if other is not worker)
         return sum(other.host == worker.host and not other.is_loaded for other in others)
 
-    def _ask(self, worker: _Worker, what: str, *arguments: Any) -> None:
+    def _ask(self, worker: _WorkerProcess, what: str, *arguments: Any) -> None:
         worker.pending[getattr(worker.actor, what).remote(*arguments)] = what
 
-    def _get(self, worker: _Worker, what: str) -> None:
+    def _get(self, worker: _WorkerProcess, what: str) -> None:
         """Wait for one of the first answers of a worker; raises EdgespecError where there is none."""
         call = next(call for call, asked in worker.pending.items() if asked == what)
         while not self._ray.wait([call], timeout=LOOK_S)[0]:
@@ -182,7 +182,7 @@ class RayWorkerPool(Generic[Job, Value]):
                 "edgespec and its libraries must be installed on each machine, in the Python that runs Ray there.",
             )
 
-    def _event(self, worker: _Worker, call: Any) -> WorkerJoined | WorkerAnswered[Value] | WorkerLost | None:
+    def _event(self, worker: _WorkerProcess, call: Any) -> WorkerJoined | WorkerAnswered[Value] | WorkerLost | None:
         """Take a call's answer, go on with a worker that is being started, and return what the dispatch is to know."""
         what = worker.pending.pop(call)
         try:
@@ -211,13 +211,13 @@ class RayWorkerPool(Generic[Job, Value]):
             return WorkerAnswered(worker=worker.name, exchanged=answer)
         return None
 
-    def _lost(self, worker: _Worker, why: str | EdgespecError) -> WorkerLost:
+    def _lost(self, worker: _WorkerProcess, why: str | EdgespecError) -> WorkerLost:
         self._kill(worker)
         worker.pending.clear()
         refused = why if isinstance(why, EdgespecError) else None
         return WorkerLost(worker=worker.name, why=why if isinstance(why, str) else why.what, refused=refused)
 
-    def _kill(self, worker: _Worker) -> None:
+    def _kill(self, worker: _WorkerProcess) -> None:
         try:
             self._ray.kill(worker.actor)
         except Exception:  # it is gone, which is the aim

@@ -37,7 +37,7 @@ class Answer(Generic[Value]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exchanged(Generic[Value]):
+class Exchange(Generic[Value]):
     """What a worker reports at the end of an exchange."""
 
     answers: Sequence[Answer[Value]] = ()
@@ -56,7 +56,7 @@ class Worker(Protocol[JobIn, Value]):
     def load(self, settings: Mapping[str, Any]) -> None:
         """Read the weights; answers say that they were made with these settings."""
 
-    def exchange(self, jobs: Sequence[tuple[int, JobIn]], wait_s: float) -> Exchanged[Value]:
+    def exchange(self, jobs: Sequence[tuple[int, JobIn]], wait_s: float) -> Exchange[Value]:
         """Take jobs by their numbers, work until some have ended, or for a moment, and report it."""
 
 

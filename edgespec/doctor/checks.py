@@ -99,13 +99,13 @@ def check_memory() -> Check:
 
 def check_threads() -> Check:
     """Say how many threads runs on the CPU take, and how those wait for each other."""
-    cores = read_cpu()
+    cpu = read_cpu()
     waiting = {name: os.environ[name] for name in WAITING if os.environ.get(name)}
     told = ", ".join(f"{name}={value}" for name, value in waiting.items())
-    text = f"{threads_in_words(cores, os.environ)}; they wait as {told or 'OpenMP has it: spinning'}"
+    text = f"{threads_in_words(cpu, os.environ)}; they wait as {told or 'OpenMP has it: spinning'}"
     facts = {
-        "usable": cores.usable, "physical": cores.physical, "allowed": len(cores.allowed), "machine": cores.machine,
-        "quota": cores.quota, "chosen_by": chosen_by(os.environ), "waiting": waiting,
+        "usable": cpu.usable, "physical": cpu.physical, "allowed": len(cpu.allowed), "machine": cpu.machine,
+        "quota": cpu.quota, "chosen_by": chosen_by(os.environ), "waiting": waiting,
     }  # fmt: skip
     return Check(name="threads", status=OK, text=text, facts=facts)
 

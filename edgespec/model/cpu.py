@@ -25,7 +25,7 @@ TOPOLOGY = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cores:
+class Cpu:
     """The processors of a machine, and the share of them that this process has."""
 
     machine: int  # logical processors
@@ -39,31 +39,31 @@ class Cores:
         return max(1, min(self.physical, math.floor(self.quota) if self.quota is not None else self.physical))
 
 
-def read_cpu(root: Path = Path("/")) -> Cores:
+def read_cpu(root: Path = Path("/")) -> Cpu:
     """Return what the system says; `root` is where its files lie."""
     machine = os.cpu_count() or 1
     allowed = _affinity(machine)
-    # From Python 3.13 on: the affinity, or what the user told Python in its place.
-    told = getattr(os, "process_cpu_count", os.cpu_count)() or machine
-    return Cores(
+    # From Python 3.13 on: the affinity, or what the user set for Python in its place.
+    from_python = getattr(os, "process_cpu_count", os.cpu_count)() or machine
+    return Cpu(
         machine=machine,
         allowed=allowed,
-        physical=min(_physical(allowed, root), told),
+        physical=min(_physical(allowed, root), from_python),
         quota=_cpu_quota(root),
     )
 
 
-def threads_in_words(cores: Cores, environment: Mapping[str, str]) -> str:
+def threads_in_words(cpu: Cpu, environment: Mapping[str, str]) -> str:
     """Say how many threads are used where that is left to edgespec, and why."""
     name = chosen_by(environment)
     if name is not None:
         return f"as {name}={environment[name]} says"
-    why = "1 core" if cores.physical == 1 else f"{cores.physical} cores"
-    if len(cores.allowed) < cores.machine:
-        why += f", the affinity allows {len(cores.allowed)} of {cores.machine} processors"
-    if cores.quota is not None:
-        why += f", the cgroup's quota is {cores.quota:g}"
-    return f"{'' if cores.usable == 1 else 'as many as pay, at most '}{cores.usable} ({why})"
+    why = "1 core" if cpu.physical == 1 else f"{cpu.physical} cores"
+    if len(cpu.allowed) < cpu.machine:
+        why += f", the affinity allows {len(cpu.allowed)} of {cpu.machine} processors"
+    if cpu.quota is not None:
+        why += f", the cgroup's quota is {cpu.quota:g}"
+    return f"{'' if cpu.usable == 1 else 'as many as pay, at most '}{cpu.usable} ({why})"
 
 
 def check_threads(threads: int | None) -> int | None:

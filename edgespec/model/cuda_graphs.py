@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from edgespec.model.attention_window import WHOLE
-from edgespec.model.device import recorded
+from edgespec.model.device import cuda_graph
 from edgespec.model.layer_attention import key_sources, layer_reaches
 from edgespec.model.layer_kinds import has_recurrent_layers, num_chosen
 from edgespec.model.pass_rows import PassRows, SeenKeys, Span
@@ -83,7 +83,7 @@ class _StaticPass:
         )
         every_place = SeenKeys(first=0, shared=0, tail=0, end=self._capacity)
         span = Span(padded, 0, count, {(every_place, WHOLE): self._mask})
-        self._read = recorded(lambda: run([padded], [[span]])[0], device)
+        self._read = cuda_graph(lambda: run([padded], [[span]])[0], device)
 
     def __call__(self, rows: PassRows, start: int) -> Tensor:
         """Return the last hidden states [n, h] of rows whose first one goes to place `start`."""

@@ -57,7 +57,7 @@ def planning_device(name: str) -> torch.device:
     return resolve_device(name)
 
 
-def recorded(read: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
+def cuda_graph(read: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
     """Return what does the same as `read` again: on CUDA a graph of its launches, elsewhere `read` itself.
 
     A graph reads and writes the tensors that `read` did, so that they must stay where they are.

@@ -10,7 +10,7 @@ import torch
 from edgespec.draft.head_network import lend
 from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.device_claim import claim_device
+from edgespec.model.device_setup import set_up_device
 from edgespec.model.self_check import check_tree_reading
 from edgespec.placement.memory import CUDA_CONTEXT_BYTES
 from edgespec.placement.place import PlacedWeights
@@ -120,7 +120,7 @@ def load_models(
     """
     weights = {"target": placed.target} | ({"draft": placed.draft} if placed.draft else {})
     device, limit_bytes = run_config.device, run_config.limits.max_gpu_bytes
-    release = claim_device(device, most_bytes=None if limit_bytes is None else limit_bytes - CUDA_CONTEXT_BYTES)
+    release = set_up_device(device, most_bytes=None if limit_bytes is None else limit_bytes - CUDA_CONTEXT_BYTES)
     streamed: dict[str, StreamedModel] = {}
     try:
         if self_check:

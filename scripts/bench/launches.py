@@ -121,7 +121,7 @@ def count_step(pair: Any, prompt: list[int], size: int, arguments: argparse.Name
     launches, waits = Launches(), Waits()
     tree = TreeSettings(policy=arguments.policy, size=size)
     steps: list[dict[str, float]] = []
-    cuda_graphs.recorded = lambda read, _device: launches.replaying(read)  # type: ignore[attr-defined]
+    cuda_graphs.cuda_graph = lambda read, _device: launches.replaying(read)  # type: ignore[attr-defined]
     with Engine.from_pair(pair, tree=tree, device="cpu", dtype="float32", cuda_graphs=arguments.cuda_graphs) as engine:
         assert engine.draft_model is not None
         draft, target = (

@@ -69,12 +69,12 @@ def measure(mode: str, way: str, *, tokens: int) -> dict[str, float]:
     from edgespec.model.cpu import read_cpu
     from edgespec.tuning.threads import OthersLoad
 
-    cores = read_cpu()
+    cpu = read_cpu()
     tree = TreeSettings() if mode == "tree" else TreeSettings(policy="none")
-    threads = {"all": cores.usable, "auto": None, "one": 1}[way]
+    threads = {"all": cpu.usable, "auto": None, "one": 1}[way]
     with Engine.from_pretrained(tree=tree, threads=threads, context_tokens=tokens + 64) as engine:
         engine.generate(PROMPT, max_new_tokens=WARM_UP_TOKENS, temperature=0)
-        others = OthersLoad(cores.allowed)
+        others = OthersLoad(cpu.allowed)
         result = engine.generate(PROMPT, max_new_tokens=tokens, temperature=0)
         seconds = sum(step.total_s for step in result.passes)
         return {

@@ -32,7 +32,7 @@ import psutil
 from edgespec.distributed.cluster import connected
 from edgespec.distributed.dispatch import Dispatch
 from edgespec.distributed.ray_worker_pool import RayWorkerPool
-from edgespec.distributed.worker import Answer, Exchanged, WorkerInfo
+from edgespec.distributed.worker import Answer, Exchange, WorkerInfo
 
 SAME = ("turns", "token_ids", "finish_reason", "error", "config", "config_hash", "sampling", "prompt")
 POLL_S = 0.02
@@ -224,9 +224,9 @@ class InstantWorker:
     def load(self, settings: Mapping[str, Any]) -> None:
         """Load nothing."""
 
-    def exchange(self, jobs: Sequence[tuple[int, dict[str, Any]]], wait_s: float) -> Exchanged[dict[str, Any]]:
+    def exchange(self, jobs: Sequence[tuple[int, dict[str, Any]]], wait_s: float) -> Exchange[dict[str, Any]]:
         """Answer all."""
-        return Exchanged(answers=[Answer(number=number, value=job) for number, job in jobs])
+        return Exchange(answers=[Answer(number=number, value=job) for number, job in jobs])
 
 
 def measure_overhead(num_rows: int, num_texts: int) -> dict[str, float]:

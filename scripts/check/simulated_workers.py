@@ -29,7 +29,7 @@ import psutil
 
 from edgespec.distributed.dispatch import Dispatch, WorkerAnswered, WorkerJoined, WorkerLost
 from edgespec.distributed.ray_worker_pool import EXCHANGE_S
-from edgespec.distributed.worker import Answer, Exchanged
+from edgespec.distributed.worker import Answer, Exchange
 
 TRAVEL_S = 0.004  # of a message
 LOAD_S = 60.0  # of a worker that is started again
@@ -131,7 +131,7 @@ class SimulatedPool:
             failed = self.chance.random() < self.failing
             worker.used_s += 0.0 if failed else seconds
             answers.append(Answer(number=number, value=number, failed=failed))
-        self._send(TRAVEL_S, name, "told", Exchanged(answers=answers))
+        self._send(TRAVEL_S, name, "told", Exchange(answers=answers))
 
     def _let_in(self, worker: StandIn) -> None:
         while worker.waiting and len(worker.texts) < worker.num_texts:

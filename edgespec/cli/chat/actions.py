@@ -48,7 +48,7 @@ class Action:
     aliases: tuple[str, ...] = ()
 
 
-def perform(chat: Chat, name: str, argument: str) -> None:
+def handle_command(chat: Chat, name: str, argument: str) -> None:
     """Run the command that has this name or alias; raises EdgespecError where there is none."""
     known = {word: key for key, action in ACTIONS.items() for word in (key, *action.aliases)}
     if name not in known:

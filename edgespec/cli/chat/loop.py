@@ -7,9 +7,9 @@ import functools
 from collections.abc import Callable
 
 from edgespec.cli import EXIT_INTERRUPTED
-from edgespec.cli.chat.actions import new_session, perform
+from edgespec.cli.chat.actions import handle_command, new_session
 from edgespec.cli.chat.answers import answer
-from edgespec.cli.chat.parse import understand, without_quotes
+from edgespec.cli.chat.parse import parse, without_quotes
 from edgespec.cli.chat.settings import saved_settings
 from edgespec.cli.chat.state import Chat
 from edgespec.cli.console import print_error
@@ -46,7 +46,7 @@ def _converse(chat: Chat, first: str | None) -> int:
             chat.screen.say(HINT)
             continue
         try:
-            _try(chat, functools.partial(react, chat, typed))
+            _try(chat, functools.partial(handle, chat, typed))
         except (KeyboardInterrupt, EOFError):  # while a command asked for text
             chat.screen.say("left as it was")
     return 0
@@ -75,13 +75,13 @@ def _keep(chat: Chat) -> None:
             chat.screen.say(f"the conversation is kept: /load {chat.kept}")
 
 
-def react(chat: Chat, typed: str) -> None:
+def handle(chat: Chat, typed: str) -> None:
     """Do what a line asks for; raises EdgespecError."""
-    spoken = understand(typed)
-    if spoken.command is not None:
-        perform(chat, spoken.command, spoken.text)
+    line = parse(typed)
+    if line.command is not None:
+        handle_command(chat, line.command, line.text)
         return
-    text = without_quotes(spoken.text)
+    text = without_quotes(line.text)
     if text.strip() or (chat.attachments and not text):
         say(chat, text)
 

@@ -10,21 +10,21 @@ QUOTES = '"""'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spoken:
+class TypedLine:
     """A message to send, or the command that it is."""
 
     text: str  # the message, or the command's argument
     command: str | None = None  # its first word without the slash, in lower case
 
 
-def understand(typed: str) -> Spoken:
+def parse(typed: str) -> TypedLine:
     """Tell commands from messages: a command begins with a slash, and // begins a message with a slash."""
     if typed.startswith("//"):
-        return Spoken(text=typed[1:])
+        return TypedLine(text=typed[1:])
     if typed.startswith("/"):
         word, *rest = typed.split(maxsplit=1)
-        return Spoken(command=word[1:].lower(), text=rest[0].strip() if rest else "")
-    return Spoken(text=typed)
+        return TypedLine(command=word[1:].lower(), text=rest[0].strip() if rest else "")
+    return TypedLine(text=typed)
 
 
 def wants_more(typed: str) -> bool:

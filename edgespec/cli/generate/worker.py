@@ -19,7 +19,7 @@ from edgespec.cli.generate.requests import NeededTokens, Request, RunSettings, t
 from edgespec.cli.generate.tally import Totals
 from edgespec.cli.open_engine import say_setup
 from edgespec.cli.open_pair import open_pair_for
-from edgespec.distributed.worker import Answer, Exchanged, WorkerInfo
+from edgespec.distributed.worker import Answer, Exchange, WorkerInfo
 
 if TYPE_CHECKING:
     from edgespec.config import MemoryLimits
@@ -86,7 +86,7 @@ class RowWorker:
         )
         self._rows = RowsTogether(self._run, lambda: self._waiting.popleft() if self._waiting else None)
 
-    def exchange(self, jobs: Sequence[tuple[int, Request]], wait_s: float) -> Exchanged[RowAnswer]:
+    def exchange(self, jobs: Sequence[tuple[int, Request]], wait_s: float) -> Exchange[RowAnswer]:
         """Take rows, make passes until some have ended, or for a moment, and return their records."""
         started = time.perf_counter()
         for number, request in jobs:
@@ -98,7 +98,7 @@ class RowWorker:
             answers = [self._answer(ended) for ended in self._step()]
         self._working_s += time.perf_counter() - started
         under_way = {row.request.row.id: row.num_tokens for row in self._rows.rows if row.is_under_way}
-        return Exchanged(
+        return Exchange(
             answers=answers,
             under_way=under_way,
             num_tokens=self._ended_tokens + sum(under_way.values()),

@@ -8,7 +8,7 @@ from edgespec.cli.console import Console, DrawLines
 from edgespec.cli.generate.progress import BETWEEN, fitting
 from edgespec.cli.generate.tally import Tally
 from edgespec.cli.generate.worker import RowAnswer
-from edgespec.distributed.worker import Exchanged
+from edgespec.distributed.worker import Exchange
 
 LOOKED_AT_EVERY_S = 0.5
 
@@ -18,10 +18,10 @@ class WorkersProgress:
 
     def __init__(self, console: Console, tally: Tally, draw: DrawLines) -> None:
         self._console, self._tally, self._draw = console, tally, draw
-        self._reported: dict[str, Exchanged[RowAnswer]] = {}
+        self._reported: dict[str, Exchange[RowAnswer]] = {}
         self._looked_at = 0.0
 
-    def update(self, worker: str, reported: Exchanged[RowAnswer] | None) -> None:
+    def update(self, worker: str, reported: Exchange[RowAnswer] | None) -> None:
         """Take what a worker reported; None: it is lost."""
         if reported is None:
             self._reported.pop(worker, None)
@@ -41,6 +41,6 @@ class WorkersProgress:
         self._draw([fitting(parts, BETWEEN, width), fitting(speeds, ", ", width, more="+{} more") if speeds else ""])
 
 
-def speed(reported: Exchanged[RowAnswer]) -> float:
+def speed(reported: Exchange[RowAnswer]) -> float:
     """Return the tokens a second of a worker, while it worked."""
     return reported.num_tokens / reported.working_s if reported.working_s else 0.0

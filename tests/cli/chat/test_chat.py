@@ -19,13 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec import Engine, SamplingSettings, TreeSettings
-from edgespec.cli.chat.actions import ACTIONS, perform
+from edgespec.cli.chat.actions import ACTIONS, handle_command
 from edgespec.cli.chat.answers import answer
 from edgespec.cli.chat.command import command
 from edgespec.cli.chat.footer import footer
 from edgespec.cli.chat.keys import WaitingKeys
 from edgespec.cli.chat.loop import HINT, converse
-from edgespec.cli.chat.parse import understand, wants_more, without_quotes
+from edgespec.cli.chat.parse import parse, wants_more, without_quotes
 from edgespec.cli.chat.screen import Screen
 from edgespec.cli.chat.settings import SETTINGS
 from edgespec.cli.chat.state import Chat
@@ -408,7 +408,7 @@ def test_every_setting_can_be_saved_and_set_again(talk: Talk) -> None:
         assert setting.hint
         value = setting.get(chat)
         default = "random" if name == "seed" else "auto"
-        perform(chat, "set", f"{name} {default if value is None else value}".replace("True", "on"))
+        handle_command(chat, "set", f"{name} {default if value is None else value}".replace("True", "on"))
 
 
 def test_control_characters_in_answers_are_shown_on_a_terminal(
@@ -489,8 +489,8 @@ def test_the_footer_fits_its_line(width: int) -> None:
 
 @given(typed=st.text(max_size=30))
 def test_whatever_is_typed_is_a_message_or_a_command(typed: str) -> None:
-    spoken = understand(typed)
-    assert (spoken.command is None) == (not typed.startswith("/") or typed.startswith("//"))
+    line = parse(typed)
+    assert (line.command is None) == (not typed.startswith("/") or typed.startswith("//"))
     if not wants_more(typed):
         assert len(without_quotes(typed)) <= len(typed)
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from edgespec.cli import COMMANDS
-from edgespec.model import cpu as cores
-from edgespec.model.cpu import Cores
+from edgespec.model import cpu
+from edgespec.model.cpu import Cpu
 from tests.cli.conftest import RunCli
 
 TEXT = ["-p", "def main(", "-n", "3", "--temp", "0"]
@@ -49,7 +49,7 @@ def test_records_hold_the_number_and_more_than_there_are_cores_is_a_remark(
     run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    monkeypatch.setattr(cores, "read_cpu", lambda: Cores(machine=4, allowed=(0, 1), physical=1, quota=None))
+    monkeypatch.setattr(cpu, "read_cpu", lambda: Cpu(machine=4, allowed=(0, 1), physical=1, quota=None))
     outcome = run_cli([*TEXT, "--format", "jsonl", "-t", "2"])
     assert outcome.code == 0, outcome.err
     assert json.loads(outcome.out)["threads"] == torch.get_num_threads() == 2
@@ -60,8 +60,8 @@ def test_records_hold_the_number_and_more_than_there_are_cores_is_a_remark(
 def test_verbose_and_doctor_say_what_auto_means_here(run_cli: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
-    held = Cores(machine=4, allowed=(0, 1), physical=2, quota=1.5)
-    monkeypatch.setattr(cores, "read_cpu", lambda: held)
+    held = Cpu(machine=4, allowed=(0, 1), physical=2, quota=1.5)
+    monkeypatch.setattr(cpu, "read_cpu", lambda: held)
     monkeypatch.setattr("edgespec.doctor.checks.read_cpu", lambda: held)
     words = "threads: 1 (2 cores, the affinity allows 2 of 4 processors, the cgroup's quota is 1.5)"
     assert words in run_cli([*TEXT, "-v"]).err

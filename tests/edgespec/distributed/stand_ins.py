@@ -8,7 +8,7 @@ from typing import Any
 
 from edgespec.distributed.dispatch import WorkerAnswered, WorkerJoined, WorkerLost
 from edgespec.distributed.handshake import shared_settings
-from edgespec.distributed.worker import Answer, Exchanged, Worker, WorkerInfo, WorkerPlan
+from edgespec.distributed.worker import Answer, Exchange, Worker, WorkerInfo, WorkerPlan
 
 Dies = Callable[[str, Sequence[Any]], bool]  # a worker's name, the jobs that it has -> whether it dies of them now
 
@@ -96,10 +96,10 @@ class DoublingWorker:
     def load(self, settings: Mapping[str, Any]) -> None:
         pass
 
-    def exchange(self, jobs: Sequence[tuple[int, int]], wait_s: float) -> Exchanged[int]:
+    def exchange(self, jobs: Sequence[tuple[int, int]], wait_s: float) -> Exchange[int]:
         """One job an exchange, the youngest first: nothing may lean on an order."""
         self.waiting.extend(jobs)
         if not self.waiting:
-            return Exchanged()
+            return Exchange()
         number, job = self.waiting.pop()
-        return Exchanged(answers=[Answer(number=number, value=2 * job, failed=self.plan.fails(job))])
+        return Exchange(answers=[Answer(number=number, value=2 * job, failed=self.plan.fails(job))])

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.distributed.dispatch import MAX_LOSSES, MAX_TRIES, Dispatch, JobOutcome, WorkerLost
-from edgespec.distributed.worker import Exchanged
+from edgespec.distributed.worker import Exchange
 from edgespec.errors import EdgespecError
 from tests.edgespec.distributed.stand_ins import Dies, Doubling, InlinePool
 
@@ -147,7 +147,7 @@ def test_a_worker_that_is_refused_is_not_started_again() -> None:
 
 
 def test_what_workers_tell_is_passed_on() -> None:
-    pool, heard = InlinePool(Doubling(), NAMES[:1]), list[tuple[str, Exchanged[int] | None]]()
+    pool, heard = InlinePool(Doubling(), NAMES[:1]), list[tuple[str, Exchange[int] | None]]()
     pool.read_infos()
     pool.load()
     dispatch = Dispatch(range(3), pool, pool.names, log=print, on_exchange=lambda *told: heard.append(told))

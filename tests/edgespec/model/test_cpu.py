@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from edgespec.errors import EdgespecError
-from edgespec.model import cpu as cores
-from edgespec.model.cpu import Cores, check_threads, chosen_by, read_cpu, threads_in_words
+from edgespec.model import cpu
+from edgespec.model.cpu import Cpu, check_threads, chosen_by, read_cpu, threads_in_words
 
 V2, V1 = "sys/fs/cgroup", "sys/fs/cgroup/cpu,cpuacct"
 
@@ -25,7 +25,7 @@ def machine(
     *,
     processors: int = 8,
     affinity: list[int] | None = None,
-) -> Cores:
+) -> Cpu:
     """What is read on a machine with these files; without topology files two processors are one core."""
     monkeypatch.setattr(os, "cpu_count", lambda: processors)
     monkeypatch.setattr(os, "process_cpu_count", lambda: processors, raising=False)
@@ -40,7 +40,7 @@ def machine(
 
 def siblings(*groups: str) -> dict[str, str]:
     """The topology's files: `groups` say which processors share a core, in the order of their numbers."""
-    return {cores.TOPOLOGY.format(number): f"{group}\n" for number, group in enumerate(groups)}
+    return {cpu.TOPOLOGY.format(number): f"{group}\n" for number, group in enumerate(groups)}
 
 
 def test_two_threads_of_a_core_count_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -120,12 +120,12 @@ def test_the_users_variables_are_a_choice_and_an_empty_one_is_none() -> None:
 
 
 def test_words_say_the_number_and_why() -> None:
-    held = Cores(machine=8, allowed=(0, 1, 2, 3), physical=4, quota=2.5)
+    held = Cpu(machine=8, allowed=(0, 1, 2, 3), physical=4, quota=2.5)
     assert threads_in_words(held, {}) == (
         "as many as pay, at most 2 (4 cores, the affinity allows 4 of 8 processors, the cgroup's quota is 2.5)"
     )
     assert threads_in_words(held, {"OMP_NUM_THREADS": "7"}) == "as OMP_NUM_THREADS=7 says"
-    assert threads_in_words(Cores(machine=1, allowed=(0,), physical=1, quota=None), {}) == "1 (1 core)"
+    assert threads_in_words(Cpu(machine=1, allowed=(0,), physical=1, quota=None), {}) == "1 (1 core)"
 
 
 @pytest.mark.parametrize("threads", [0, -1, 9])

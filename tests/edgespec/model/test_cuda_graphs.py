@@ -135,7 +135,7 @@ def test_what_is_launched_depends_on_no_number(monkeypatch: pytest.MonkeyPatch) 
 
         return again
 
-    monkeypatch.setattr(cuda_graphs, "recorded", noted)
+    monkeypatch.setattr(cuda_graphs, "cuda_graph", noted)
     reader = static_reader("llama")
     reader.read_prompt(11)
     for nodes in (17, 20, 32):

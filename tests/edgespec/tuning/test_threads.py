@@ -18,7 +18,7 @@ from edgespec import Engine, TreeSettings
 from edgespec.decode.batch import Outcome
 from edgespec.decode.threaded_step import with_threads
 from edgespec.model import device
-from edgespec.model.cpu import Cores
+from edgespec.model.cpu import Cpu
 from edgespec.model.device import most_threads
 from edgespec.tuning import threads
 from edgespec.tuning.step import StepResult
@@ -182,11 +182,11 @@ def test_others_load_is_what_this_process_does_not_take(monkeypatch: pytest.Monk
     assert load() == 0.0
 
 
-def cores(**changed: object) -> Cores:
-    return replace(Cores(machine=8, allowed=tuple(range(8)), physical=4, quota=None), **changed)  # type: ignore[arg-type]
+def cores(**changed: object) -> Cpu:
+    return replace(Cpu(machine=8, allowed=tuple(range(8)), physical=4, quota=None), **changed)  # type: ignore[arg-type]
 
 
-def see(monkeypatch: pytest.MonkeyPatch, read: Callable[[], Cores]) -> None:
+def see(monkeypatch: pytest.MonkeyPatch, read: Callable[[], Cpu]) -> None:
     for module in (threads, device):
         monkeypatch.setattr(module, "read_cpu", read)
 

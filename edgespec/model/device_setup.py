@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 
-def claim_device(device: torch.device, *, most_bytes: int | None) -> Callable[[], None]:
+def set_up_device(device: torch.device, *, most_bytes: int | None) -> Callable[[], None]:
     """Set torch up for trees on this device; return what undoes it, to be called when the weights are gone.
 
     Allocations beyond `most_bytes` fail, as where memory runs out. cuDNN's attention is left out: it makes a plan for

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from edgespec.model.device_claim import claim_device
+from edgespec.model.device_setup import set_up_device
 from edgespec.model.environment import set_up_environment
 
 GIB = 1 << 30
@@ -30,7 +30,7 @@ def test_cudnns_attention_is_left_out_while_a_pair_is_there(had_cudnn: bool, cal
     before = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(had_cudnn)
     try:
-        release = claim_device(torch.device("cuda", 0), most_bytes=None)
+        release = set_up_device(torch.device("cuda", 0), most_bytes=None)
         assert not torch.backends.cuda.cudnn_sdp_enabled()
         release()
         assert torch.backends.cuda.cudnn_sdp_enabled() == had_cudnn
@@ -40,11 +40,11 @@ def test_cudnns_attention_is_left_out_while_a_pair_is_there(had_cudnn: bool, cal
 
 
 def test_a_limit_is_the_allocators_too_until_the_pair_is_gone(calls: list[Any]) -> None:
-    release = claim_device(torch.device("cuda", 0), most_bytes=2 * GIB)
+    release = set_up_device(torch.device("cuda", 0), most_bytes=2 * GIB)
     assert calls == [0.25]
     release()
     assert calls == [0.25, 1.0, "emptied"]
-    claim_device(torch.device("cuda", 0), most_bytes=99 * GIB)()
+    set_up_device(torch.device("cuda", 0), most_bytes=99 * GIB)()
     assert calls[3] == 1.0
 
 
@@ -60,5 +60,5 @@ def test_memory_that_grows_leaves_no_holes_unless_the_user_has_settings(
 
 
 def test_on_a_cpu_nothing_changes(calls: list[Any]) -> None:
-    claim_device(torch.device("cpu"), most_bytes=GIB)()
+    set_up_device(torch.device("cpu"), most_bytes=GIB)()
     assert calls == []
