@@ -7,21 +7,24 @@ cache), under a memory limit, and over a simulated link of two speeds.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
 import random
+import subprocess
+import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 
 import edgespec.cli
 import offload.loaders
-from edgespec import SamplingSettings
+from edgespec import EdgespecError, SamplingSettings
 from edgespec.pair.pair import ModelPair, open_pair
 from scripts.make.demo_pair import is_held_out, standard_library_sources
 
@@ -129,3 +132,21 @@ def throttle_edgespec(bytes_per_s: float) -> None:
         wait_for_link(record.stored_bytes, started, bytes_per_s)
 
     offload.loaders.CpuLoader.load = slow_load  # type: ignore[method-assign]
+
+
+def start_child(module: str, system: Any) -> dict[str, Any]:
+    """Run one system (a record with a name and a mode) in its own process, with this one's options; its last line."""
+    command = [sys.executable, "-m", module, *sys.argv[1:], "--child", json.dumps(dataclasses.asdict(system))]
+    child = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if child.returncode:
+        raise SystemExit(f"{system.name} ({system.mode}) failed; its message is above")
+    report: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
+    return report
+
+
+def exit_with(main: Callable[[], int]) -> NoReturn:
+    """End the script with what its main function returns; an error for users is said as the commands say it."""
+    try:
+        sys.exit(main())
+    except EdgespecError as error:
+        sys.exit(f"Error: {error.what}\nTry: {error.fix}")

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from offload.formats.numbers import bytes_of, scale_groups
-from offload.formats.packed_format import cannot_be_used
-from offload.formats.published import PublishedWeight, sibling, stored_matrices
+from offload.formats.published import PublishedWeight, has_words, sibling, stored_matrices
 from offload.stored_names import Pieces
 
 NUMBERS_A_WORD = 8
@@ -28,15 +27,12 @@ class Awq:
         self, parameter: str, shape: tuple[int, ...], stored: Mapping[str, Pieces], stated: Mapping[str, Any]
     ) -> PublishedWeight | None:
         """Find the format by its words and what config.json states, which tells GPTQ's apart."""
-        is_here = any(sibling(parameter, leaf) in stored for leaf in ("qweight", "qzeros"))
-        if not is_here or stated.get("quant_method") not in self.methods:
+        if not has_words(parameter, stored, stated, self.name):
             return None
         names = {leaf: sibling(parameter, leaf) for leaf in ("qweight", "qzeros", "scales")}
         found = stored_matrices(parameter, shape, stored, names)
         rows, columns = found.rows, found.columns
-        groups = found.shape("scales")[0] if found.shape("scales") else 0
-        if not groups or columns % groups:
-            raise cannot_be_used(parameter, f"{columns} columns are no {groups} equal groups")
+        groups = found.num_groups()
         words = rows // NUMBERS_A_WORD
         parts = {
             "qweight": found.part("qweight", (columns, words), rows_dim=-1, rows_each=NUMBERS_A_WORD),

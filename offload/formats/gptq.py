@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from offload.formats.numbers import scale_groups, whole_numbers
-from offload.formats.packed_format import cannot_be_used
-from offload.formats.published import PublishedWeight, sibling, stored_matrices
+from offload.formats.published import PublishedWeight, has_words, sibling, stored_matrices
 from offload.stored_names import Pieces
 
 WORD_BITS = 32
@@ -34,8 +33,7 @@ class Gptq:
         self, parameter: str, shape: tuple[int, ...], stored: Mapping[str, Pieces], stated: Mapping[str, Any]
     ) -> PublishedWeight | None:
         """Find the format by its words and what config.json states, which tells AWQ's apart."""
-        is_here = any(sibling(parameter, leaf) in stored for leaf in ("qweight", "qzeros"))
-        if not is_here or stated.get("quant_method") not in self.methods:
+        if not has_words(parameter, stored, stated, self.name):
             return None
         leaves = ["qweight", "qzeros", "scales"]
         in_order = not stated.get("desc_act")
@@ -45,9 +43,7 @@ class Gptq:
         rows, columns = found.rows, found.columns
         words = {bits: columns * bits // WORD_BITS for bits in (4, 8)}
         bits = 8 if found.shape("qweight") == (words[8], rows) else 4
-        groups = found.shape("scales")[0] if found.shape("scales") else 0
-        if not groups or (in_order and columns % groups):
-            raise cannot_be_used(parameter, f"{columns} columns are no {groups} equal groups")
+        groups = found.num_groups(are_equal=in_order)
         each = WORD_BITS // bits
         parts = {
             "qweight": found.part("qweight", (words[4], rows), (words[8], rows), rows_dim=-1),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -133,6 +134,13 @@ class StoredMatrices:
         """Return the shape of a part, of one matrix."""
         return self.tensors[name][1]
 
+    def num_groups(self, *, are_equal: bool = True) -> int:
+        """Return how many groups of inputs have scales of their own; raises CheckpointError where they do not fit."""
+        groups = self.shape("scales")[0] if self.shape("scales") else 0
+        if not groups or (are_equal and self.columns % groups):
+            raise cannot_be_used(self.parameter, f"{self.columns} columns are no {groups} equal groups")
+        return groups
+
 
 def sibling(parameter: str, leaf: str) -> str:
     """Return the name of a part beside a parameter; those of fused experts stand below it."""
@@ -196,3 +204,9 @@ def _check_same_owners(parameter: str, pieces: Mapping[str, Pieces]) -> None:
         if lacking is not None:
             leaf = pieces[part][0].name.rpartition(".")[2]
             raise cannot_be_used(parameter, f"'{lacking}.{leaf}' is missing")
+
+
+def has_words(parameter: str, stored: Mapping[str, Pieces], stated: Mapping[str, Any], method: str) -> bool:
+    """Return whether numbers stand in 32-bit words by a method; only config.json says whose the words are."""
+    is_here = any(sibling(parameter, leaf) in stored for leaf in ("qweight", "qzeros"))
+    return is_here and stated.get("quant_method") == method

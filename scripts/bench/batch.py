@@ -19,7 +19,6 @@ import argparse
 import dataclasses
 import json
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -40,7 +39,7 @@ from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
 from edgespec.tuning.step import PassCost
 from profiles.measure import drop_page_cache
 from scripts.bench.offload import open_transformers, throttle_accelerate
-from scripts.situations import GIB, MIB, cut_texts, drop_behind_reader, held_out_halves, throttle_edgespec
+from scripts.situations import GIB, MIB, cut_texts, drop_behind_reader, held_out_halves, start_child, throttle_edgespec
 
 SEED = 5
 
@@ -193,18 +192,6 @@ def run_child(system: System, arguments: argparse.Namespace) -> None:
     )  # fmt: skip
 
 
-def start_child(system: System) -> dict[str, Any]:
-    """Run one system in its own process, with this one's options."""
-    command = [sys.executable, "-m", "scripts.bench.batch", *sys.argv[1:]]
-    child = subprocess.run(
-        [*command, "--child", json.dumps(dataclasses.asdict(system))], stdout=subprocess.PIPE, text=True, check=False
-    )
-    if child.returncode:
-        raise SystemExit(f"{system.name} ({system.mode}) failed; its message is above")
-    report: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
-    return report
-
-
 def main() -> None:
     """All systems in turn, then the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -237,7 +224,7 @@ def main() -> None:
     reports: dict[System, list[dict[str, Any]]] = {system: [] for system in systems}
     for _ in range(arguments.repeats):
         for system in systems:
-            reports[system].append(start_child(system))
+            reports[system].append(start_child("scripts.bench.batch", system))
             print(f"{system.mode} {system.name}: {reports[system][-1]['tokens_per_s']:.2f} tokens/s", file=sys.stderr)
     rows = []
     print(f"{'mode':6} {'system':20} {'tok/s':>8} {'seconds':>8} {'passes':>7} {'s/pass':>7} {'rows/pass':>9} "

@@ -29,7 +29,6 @@ import dataclasses
 import json
 import logging
 import statistics
-import subprocess
 import sys
 from dataclasses import dataclass
 from itertools import accumulate
@@ -48,7 +47,7 @@ from scripts.bench.expert_passes import Log, keep_one_expert, logged, slow_reads
 from scripts.bench.model_experts import pass_model
 from scripts.bench.offload import open_transformers
 from scripts.make.expert_spread import fit_spread
-from scripts.situations import GIB, MIB, cut_texts, drop_behind_reader, held_out_halves
+from scripts.situations import GIB, MIB, cut_texts, drop_behind_reader, held_out_halves, start_child
 
 MODES = ("cold", "limited", "uncached", "whole", "throttled", "resident")
 WITHIN_LIMIT = ("limited", "uncached", "whole")  # of memory, which accelerate has none of
@@ -164,18 +163,6 @@ def run_child(system: System, arguments: argparse.Namespace) -> None:
     }))  # fmt: skip
 
 
-def start_child(system: System) -> dict[str, Any]:
-    """Run one system in its own process, with this one's options."""
-    command = [sys.executable, "-m", "scripts.bench.experts", *sys.argv[1:]]
-    child = subprocess.run(
-        [*command, "--child", json.dumps(dataclasses.asdict(system))], stdout=subprocess.PIPE, text=True, check=False
-    )
-    if child.returncode:
-        raise SystemExit(f"{system.mode} {system.name} failed; its message is above")
-    report: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
-    return report
-
-
 def list_systems(arguments: argparse.Namespace) -> list[System]:
     """All that a repeat measures: trees of one text, plain decoding of one and more, accelerate beside it."""
     systems = []
@@ -235,7 +222,7 @@ def main() -> None:
             read_rates.append(read_sequentially(arguments.files).bytes_per_s)  # and fills the cache
             if system.mode != "resident":
                 drop_page_cache(arguments.files)  # what a process maps while it loads, no later drop can take
-            reports[system].append(start_child(system))
+            reports[system].append(start_child("scripts.bench.experts", system))
             print(f"{system.mode} {system.name}, {system.texts} texts: "
                   f"{reports[system][-1]['tokens_per_s']:.2f} tokens/s", file=sys.stderr)  # fmt: skip
     rows: list[dict[str, Any]] = []

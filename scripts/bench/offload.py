@@ -24,7 +24,6 @@ import dataclasses
 import json
 import logging
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -40,7 +39,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging as transformers_logging
 
-from edgespec import EdgespecError, Engine, MemoryLimits, SamplingSettings, TreeSettings, __version__
+from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings, __version__
 from edgespec.cli.generate.records import peak_resident_bytes
 from edgespec.cli.prompts.read import read_prompts
 from edgespec.config import parse_size
@@ -53,6 +52,8 @@ from scripts.situations import (
     MIB,
     disk_read_bytes,
     drop_behind_reader,
+    exit_with,
+    start_child,
     throttle_edgespec,
     wait_for_link,
 )
@@ -244,17 +245,6 @@ def run_child(system: System, arguments: argparse.Namespace) -> None:
     print(json.dumps({**report, "peak_bytes": peak_resident_bytes()}))
 
 
-def start_child(system: System) -> dict[str, Any]:
-    """Run one system in its own process, with this one's options."""
-    spec = json.dumps(dataclasses.asdict(system))
-    command = [sys.executable, "-m", "scripts.bench.offload", *sys.argv[1:], "--child", spec]
-    child = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if child.returncode:
-        raise SystemExit(f"{system.name} ({system.mode}) failed; its message is above")
-    report: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
-    return report
-
-
 def list_systems(arguments: argparse.Namespace, *, fits: bool) -> list[System]:
     """Everything that one repeat measures, in order."""
     systems = []
@@ -385,7 +375,7 @@ def main() -> int:
     itemsize = DTYPES[arguments.dtype].itemsize
     resident_bytes = sum(entry.num_bytes // entry.dtype.itemsize * itemsize for entry in entries)
     systems = list_systems(arguments, fits=resident_bytes < FITS_SHARE * psutil.virtual_memory().available)
-    idle_bytes = start_child(System(kind="idle"))["peak_bytes"]
+    idle_bytes = start_child("scripts.bench.offload", System(kind="idle"))["peak_bytes"]
     reports: dict[System, list[dict[str, Any]]] = {system: [] for system in systems}
     read_rates = []
     for repeat in range(arguments.repeats):
@@ -395,7 +385,7 @@ def main() -> int:
             read_rates.append(read_sequentially(arguments.files).bytes_per_s)  # and fills the cache
             if system.mode == "cold":
                 drop_page_cache(arguments.files)  # what a process maps while it loads, no later drop can take
-            reports[system].append(start_child(system))
+            reports[system].append(start_child("scripts.bench.offload", system))
 
     rows = [summarise(system, found, idle_bytes) for system, found in reports.items()]
     rates = {"median": statistics.median(read_rates) / GIB, "fastest": max(read_rates) / GIB}
@@ -430,7 +420,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except EdgespecError as error:
-        sys.exit(f"Error: {error.what}\nTry: {error.fix}")
+    exit_with(main)

@@ -10,16 +10,16 @@ candidates' logits are in plain decoding: below about 1e-3 it is rounding.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM
 
-from edgespec import EdgespecError, Engine, MemoryLimits, SamplingSettings, TreeSettings
+from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.cli.prompts.read import read_prompts
 from edgespec.config import parse_size
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
+from scripts.situations import exit_with
 
 
 def plain_tokens(model: torch.nn.Module, prompt: list[int], stop: list[int], new_tokens: int) -> list[int]:
@@ -112,7 +112,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except EdgespecError as error:
-        sys.exit(f"Error: {error.what}\nTry: {error.fix}")
+    exit_with(main)

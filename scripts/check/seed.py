@@ -11,14 +11,14 @@ exits 1 when a text differs.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from pathlib import Path
 
-from edgespec import EdgespecError, Engine, MemoryLimits, SamplingSettings, TreeSettings
+from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.cli.prompts.read import read_prompts
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from edgespec.text.results import GenerationResult
+from scripts.situations import exit_with
 
 POLICIES = ("adaptive", "opt-tree", "eagle2", "c2t", "chain")
 SAMPLINGS = {
@@ -121,7 +121,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except EdgespecError as error:
-        sys.exit(f"Error: {error.what}\nTry: {error.fix}")
+    exit_with(main)
