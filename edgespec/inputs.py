@@ -71,7 +71,7 @@ def read_as(kind: type[T], content: object, wrong: Callable[[str, str], Edgespec
     The first problem is raised: `wrong` makes the error of a key as 'layers.0.bias', which is empty for the whole,
     and of what is wrong there, as 'is missing' or "'x' is not a text".
     """
-    from pydantic import ValidationError  # here, because `--help` has no time for it
+    from pydantic import ValidationError  # here, because a help text has no time for it
 
     try:
         # As JSON once more, in which lists are tuples and objects are records

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal, Protocol, cast, runtime_checkable
 
 import torch
+from pydantic import ConfigDict
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -23,7 +24,7 @@ from edgespec.draft import Drafter
 from edgespec.errors import EdgespecError
 from edgespec.files import written_whole
 from edgespec.grow.growing import Layer
-from edgespec.grow.network import Activation, Network, bad_file
+from edgespec.grow.network import Activation, Network, bad_file, read_content
 from edgespec.inputs import parse_json
 from edgespec.sampling.distribution import entropy_of_top
 
@@ -40,6 +41,17 @@ class HiddenStates(Protocol):
 
     def hidden(self, rows: Tensor) -> Tensor:
         """Return the hidden states [k, h] of its rows [k] since the last commit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Header:
+    """What a file says beside its tensors."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    schema: str
+    kind: StopKind
+    activation: Activation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -87,13 +99,8 @@ class StopModel:
             raise bad_file(path, "the file", f"cannot be read as safetensors ({error})") from error
         if not isinstance(header, dict) or header.get("schema") != SCHEMA:
             raise bad_file(path, "schema", f"is not '{SCHEMA}'")
-        for key in sorted({"schema", "kind", "activation"} ^ header.keys()):
-            raise bad_file(path, key, "is missing or unknown")
-        if header["kind"] not in ("hidden", "probabilities"):
-            raise bad_file(path, "kind", "is neither 'hidden' nor 'probabilities'")
-        if header["activation"] not in ("relu", "tanh"):
-            raise bad_file(path, "activation", "is neither 'relu' nor 'tanh'")
-        return cls(kind=header["kind"], network=_read_network(tensors, header["activation"], header["kind"], path))
+        found = read_content(header, path, _Header)
+        return cls(kind=found.kind, network=_read_network(tensors, found.activation, found.kind, path))
 
 
 def distribution_inputs(q: Tensor, num_inputs: int = DISTRIBUTION_INPUTS) -> Tensor:

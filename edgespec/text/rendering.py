@@ -106,6 +106,17 @@ def text_of(content: object, where: str = "a message") -> object:
     return "\n".join(texts)
 
 
+def with_text(message: object, where: str) -> Fields:
+    """Return a message with its content as one text, or None; raises EdgespecError without a role or a text."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise EdgespecError("E_PROMPT_INVALID", f'{where} has no "role".', MESSAGE_FIX)
+    content = text_of(message.get("content"), where)
+    if content is not None and not isinstance(content, str):
+        what = f'{where} has "content" {shown(content)}, which is no text.'
+        raise EdgespecError("E_PROMPT_INVALID", what, MESSAGE_FIX)
+    return {**message, "content": content}
+
+
 def reads_parts(tokenizer: PreTrainedTokenizerBase, values: Mapping[str, Any]) -> bool:
     """Return whether the chat template wants a message's content as parts, and would lose a plain text."""
     said = [{"role": "user", "content": PROBE}]
@@ -225,14 +236,7 @@ def _readable(message: Mapping[str, Any], where: str) -> Fields:
 
     Raises EdgespecError for one without role, with content that is no text, or calls that are none.
     """
-    found = {name: value for name, value in message.items() if value is not None}
-    if not isinstance(found.get("role"), str):
-        raise EdgespecError("E_PROMPT_INVALID", f'{where} has no "role".', MESSAGE_FIX)
-    if "content" in found:
-        found["content"] = text_of(found["content"], where)
-        if not isinstance(found["content"], str):
-            what = f"{where} has content {shown(found['content'])}, which is no text."
-            raise EdgespecError("E_PROMPT_INVALID", what, MESSAGE_FIX)
+    found = {name: value for name, value in with_text(message, where).items() if value is not None}
     calls = found.pop("tool_calls", None) or [
         {"function": call} for call in (found.pop("function_call", None),) if call
     ]

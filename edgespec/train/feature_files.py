@@ -12,19 +12,21 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import ConfigDict, Field
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from edgespec.errors import EdgespecError
 from edgespec.files import written_whole
-from edgespec.inputs import check_kinds, parse_json
+from edgespec.inputs import MAX_WHOLE, parse_json, read_as
 
 SCHEMA = "edgespec.features/1"
 NOTE = "run.json"
+Count = Annotated[int, Field(ge=0, le=MAX_WHOLE)]
 SHARD_PATTERN = "features-[0-9][0-9][0-9][0-9][0-9].safetensors"
 
 
@@ -32,18 +34,17 @@ SHARD_PATTERN = "features-[0-9][0-9][0-9][0-9][0-9].safetensors"
 class FeatureRun:
     """What a folder's features were made of; a run that goes on must agree in every field."""
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     target: str  # its name, for people
     target_fingerprint: str
     quant: str | None  # of the target's layers: features are those of the weights that will run
     dtype: str  # that was computed in, and in which features are stored
-    hidden_size: int
-    block_tokens: int  # of the longest block
-    num_blocks: int
-    num_tokens: int
+    hidden_size: Count
+    block_tokens: Count  # of the longest block
+    num_blocks: Count
+    num_tokens: Count
     blocks_sha256: str  # of the blocks' ids and texts, in their order
-
-    def __post_init__(self) -> None:
-        check_kinds(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,14 +91,11 @@ def read_run(folder: Path) -> FeatureRun:
     note = folder / NOTE
     try:
         content: Any = parse_json(note.read_text(encoding="utf-8"))
-        if not isinstance(content, dict) or content.pop("schema", None) != SCHEMA:
-            raise ValueError(f"it is not of schema {SCHEMA}")
-        return FeatureRun(**content)
-    except (OSError, ValueError, TypeError, EdgespecError) as error:
-        reason = error.what if isinstance(error, EdgespecError) else error
-        raise EdgespecError(
-            "E_FEATURES", f"'{note}' cannot be used ({reason}).", "Delete the folder and collect features again."
-        ) from error
+    except (OSError, ValueError) as error:
+        raise _unusable(note, str(error)) from error
+    if not isinstance(content, dict) or content.pop("schema", None) != SCHEMA:
+        raise _unusable(note, f"it is not of schema {SCHEMA}")
+    return read_as(FeatureRun, content, lambda key, problem: _unusable(note, f"{key} {problem}"))
 
 
 def save_shard(folder: Path, blocks: Sequence[Block], features: Tensor) -> None:
@@ -184,6 +182,11 @@ class FeatureFiles:
 
 def _shards(folder: Path) -> list[Path]:
     return sorted(folder.glob(SHARD_PATTERN))
+
+
+def _unusable(note: Path, reason: str) -> EdgespecError:
+    fix = "Delete the folder and collect features again."
+    return EdgespecError("E_FEATURES", f"'{note}' cannot be used ({reason}).", fix)
 
 
 def _damaged(path: Path, reason: str) -> EdgespecError:

@@ -7,17 +7,19 @@ Its metadata holds a JSON header. Loading puts the parts together; those of anot
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from pydantic import ConfigDict
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from edgespec.errors import EdgespecError
 from edgespec.files import written_whole
-from edgespec.inputs import check_kinds, parse_json
+from edgespec.inputs import parse_json, read_as
+from edgespec.train.feature_files import Count
 from edgespec.train.records import Records
 from edgespec.tree.policies import Draw
 
@@ -29,18 +31,17 @@ _HEADER_KEY = "edgespec"
 class RecordsHeader:
     """Where the records of a part come from."""
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     target: str  # names of the pair
     draft: str
-    prompt: int  # its number: held-out splits go by it
+    prompt: Count  # its number: held-out splits go by it
     tree: str  # policy and draw that grew the trees
     draw: Draw
     temperature: float
     draft_temperature: float
-    num_trees: int
+    num_trees: Count
     tokens: float  # a pass, on average over the trees
-
-    def __post_init__(self) -> None:
-        check_kinds(self)
 
     @property
     def setting(self) -> tuple[int, str, float]:
@@ -102,16 +103,9 @@ def _read_header(path: Path) -> RecordsHeader:
             content = parse_json((file.metadata() or {}).get(_HEADER_KEY, "null"))
     except (OSError, SafetensorError, ValueError) as error:
         raise _damaged(path, str(error)) from error
-    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+    if not isinstance(content, dict) or content.pop("schema", None) != SCHEMA:
         raise _damaged(path, f"it is not of schema {SCHEMA}")
-    expected = {field.name for field in fields(RecordsHeader)}
-    odd = expected ^ (content.keys() - {"schema"})
-    if odd:
-        raise _damaged(path, f"header {sorted(odd)[0]} is missing or unknown")
-    try:
-        return RecordsHeader(**{name: content[name] for name in expected})
-    except EdgespecError as error:
-        raise _damaged(path, f"header {error.what.rstrip('.')}") from error
+    return read_as(RecordsHeader, content, lambda key, problem: _damaged(path, f"header {key} {problem}"))
 
 
 def _read_columns(path: Path, prompt: int) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from typing import Any
 from edgespec.cli.prompts.row_keys import SETTING_OF, sorted_out
 from edgespec.cli.prompts.row_settings import RowSettings, parse_settings
 from edgespec.errors import EdgespecError
-from edgespec.text.rendering import MESSAGE_FIX, text_of
+from edgespec.text.rendering import MESSAGE_FIX, with_text
 
 MessageFields = Mapping[str, Any]  # role, content, and what else the template may read
 
@@ -172,15 +172,10 @@ def _parse_messages(content: object, where: str) -> tuple[tuple[MessageFields, .
 
 def _parse_message(message: object, where: str) -> MessageFields:
     """Parse one message, with its text as a string."""
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise _invalid(f'{where} has no "role".', MESSAGE_FIX)
-    content = message.get("content")
-    if isinstance(content, list):
-        content = text_of(content, where)
-    calls_tools = content is None and message["role"] == "assistant"
-    if not calls_tools and not isinstance(content, str):
-        raise _invalid(f'{where} has no "content" that is text.', MESSAGE_FIX)
-    return {**message, "content": content}
+    found = with_text(message, where)
+    if found["content"] is None and found["role"] != "assistant":  # who may only call tools
+        raise _invalid(f'{where} has no "content".', MESSAGE_FIX)
+    return found
 
 
 _PARSERS = {"prompt": _parse_prompt, "turns": _parse_turns, "messages": _parse_messages}

@@ -209,7 +209,7 @@ def test_calls_that_no_template_writes_are_an_error() -> None:
     ("message", "what"),
     [
         ({"content": "x"}, 'message 1 has no "role"'),
-        (said("user", 5), "content 5, which is no text"),
+        (said("user", 5), '"content" 5, which is no text'),
         (said("assistant", "x", tool_calls=3), "tool_calls that are no list of calls"),
         (said("assistant", "x", tool_calls=["warmth"]), "tool_calls that are no list of calls"),
         (said("assistant", "x", tool_calls=[{"function": {"arguments": "{}"}}]), "no list of calls"),
