@@ -142,16 +142,23 @@ def _context(command: click.Command, name: str, parent: click.Context | None = N
 
 
 def _groups(leaves: Sequence[Leaf]) -> dict[str, list[Record]]:
-    """Return the options that two commands or more have, by a title for each group."""
+    """Return the options that two commands or more have, by a title for each group.
+
+    No group has a name twice, so that a name says which option is meant: the words of most commands are the group's.
+    """
     places: dict[Record, list[tuple[Leaf, str | None]]] = {}
     for leaf in leaves:
         for option in leaf.options:
             places.setdefault(leaf.record(option), []).append((leaf, leaf.title(option)))
     groups: dict[str, list[Record]] = {COMMON: []}
-    for record, found in places.items():
-        if len(found) > 1:
-            groups.setdefault(_title(found), []).append(record)
-    return groups
+    kept: set[tuple[str, str]] = set()
+    for record in sorted(places, key=lambda record: -len(places[record])):
+        title = _title(places[record])
+        if len(places[record]) > 1 and (title, _first_long(record)) not in kept:
+            kept.add((title, _first_long(record)))
+            groups.setdefault(title, []).append(record)
+    order = list(places)
+    return {title: sorted(records, key=order.index) for title, records in groups.items() if records}
 
 
 def _title(places: Sequence[tuple[Leaf, str | None]]) -> str:
@@ -204,8 +211,11 @@ def _taken(title: str, records: Sequence[Record], mine: set[Record]) -> str:
 
 
 def _names(records: Sequence[Record]) -> str:
-    longs = [next(word.strip(",") for word in spelled.split() if word.startswith("--")) for spelled, _ in records]
-    return ", ".join(f"`{name}`" for name in longs)
+    return ", ".join(f"`{_first_long(record)}`" for record in records)
+
+
+def _first_long(record: Record) -> str:
+    return next(word.strip(",") for word in record[0].split() if word.startswith("--"))
 
 
 def _page(heading: str, formatter: click.HelpFormatter) -> str:
