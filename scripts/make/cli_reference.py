@@ -47,7 +47,7 @@ Of several, the first counts:
 2. `EDGESPEC_COMMAND_KEY`, then `EDGESPEC_KEY` in the environment: `EDGESPEC_GENERATE_CTX_SIZE=8k`, `EDGESPEC_QUIET=1`;
 3. the configuration named by `--config` or `EDGESPEC_CONFIG`;
 4. the user's own configuration (`edgespec config path`);
-5. for trees, the plan of a profile that `edgespec profile` measured of this pair on this machine;
+5. for trees, the profile that `edgespec profile` kept of this pair on this machine;
 6. for sampling, the model's `generation_config.json`;
 7. what is built in.
 
