@@ -59,7 +59,7 @@ class Engine:
         self.planned, self.profile = setup.placement, setup.profile
         self.device = self.run_config.device  # where trees grow and logits come out
         self.max_context = self.run_config.context_tokens  # tokens of the longest text that memory is planned for
-        self._trees = Trees(setup)
+        self.trees = Trees(setup)
         threads = make_tuner(self.run_config.threads, self.device)
         with offload_errors():
             self._loaded = load_models(
@@ -67,7 +67,7 @@ class Engine:
                 self_check=self_check, on_quantize=on_quantize, progress=progress,
             )  # fmt: skip
         self._texts = Scheduler(
-            self.pair, self._trees, self._loaded,
+            self.pair, self.trees, self._loaded,
             most=self.run_config.num_texts, most_tokens=self.run_config.all_tokens, threads=threads,
         )  # fmt: skip
         self.placement = self._loaded.placement  # as planned, but for layers for which no memory could be locked
@@ -194,40 +194,40 @@ class Engine:
         """
         if tree is not None and tree.policy != "none" and self.draft_model is None:
             raise EdgespecError("E_SETTING", "there is no draft to grow trees with.", "Start with `draft=DRAFT`.")
-        self._trees.use(tree)
+        self.trees.use(tree)
 
     @property
     def tree(self) -> TreeSettings:
         """The trees that grow; where they tune themselves, those of a text that depends on its trees."""
-        return self._trees.settings
+        return self.trees.settings
 
     @property
     def pinned_tree(self) -> TreeSettings | None:
         """What `use_tree` was given: None where the engine's own trees grow."""
-        return self._trees.pinned
+        return self.trees.pinned
 
     @property
     def largest_tree(self) -> TreeSettings:
         """The largest trees that may grow."""
-        return self._trees.largest_tree
+        return self.trees.largest_tree
 
     @property
     def policy(self) -> OpenPolicy:
         """The trees' policy, with what was read for it."""
-        return self._trees.policy
+        return self.trees.policy
 
     @property
     def is_tuned(self) -> bool:
         """Whether trees change as they pay, in texts that do not depend on them (`tunes`)."""
-        return self._trees.tuner is not None
+        return self.trees.tuner is not None
 
     def tunes(self, sampling: SamplingSettings) -> bool:
         """Return whether the trees of texts that are sampled so change as they pay."""
-        return self._trees.tuner_for(sampling) is not None
+        return self.trees.tuner_for(sampling) is not None
 
     def trees_in_use(self, sampling: SamplingSettings) -> str | None:
         """Say what trees such texts have now, and why; None where they are not tuned, or nothing is known."""
-        tuner = self._trees.tuner_for(sampling)
+        tuner = self.trees.tuner_for(sampling)
         return None if tuner is None else tuner.choice(sampling).in_words()
 
     def verify_lossless(self, prompts: Sequence[Prompt], **options: Unpack[TextOptions]) -> list[Verdict]:
@@ -241,7 +241,7 @@ class Engine:
         if self.tree.children != "coupled":
             requests = [replace(text, sampling=replace(text.sampling, temperature=0.0)) for text in requests]
         through_trees = tokens_of(self._texts, requests)
-        with self._trees.held_to(self.tree.plain()):
+        with self.trees.held_to(self.tree.plain()):
             plain = tokens_of(self._texts, requests)
         return judge_texts(self.target_model, requests, through_trees, plain, dtype=self.run_config.dtype)
 

@@ -9,10 +9,10 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import psutil
 import torch
@@ -89,38 +89,6 @@ def time_interleaved(
             break
         order.reverse()
     return {key: Repeats(tuple(seconds)) for key, seconds in found.items()}
-
-
-@dataclass(slots=True)
-class Series(Generic[Key]):
-    """Tasks that are timed in several sittings, so that other series can be timed between them.
-
-    Interleaved rounds keep a machine that is slow for a while from slowing one task alone; sittings keep it
-    from slowing one series alone.
-    """
-
-    tasks: Mapping[Key, Task]
-    budget_s: float  # of a sitting
-    warms_up: bool = True  # in the first
-    clock: Callable[[], float] = time.perf_counter
-    _sittings: list[Mapping[Key, Repeats]] = field(default_factory=list)
-
-    def sit(self, progress: Callable[[float], None] | None = None) -> None:
-        """Time all tasks for one more sitting, one round at least."""
-        self._sittings.append(
-            time_interleaved(
-                self.tasks,
-                budget_s=self.budget_s,
-                min_rounds=1,
-                warms_up=self.warms_up and not self._sittings,
-                clock=self.clock,
-                progress=progress,
-            )
-        )
-
-    def repeats(self) -> dict[Key, Repeats]:
-        """Return the repeats of all sittings together."""
-        return {key: Repeats(tuple(s for found in self._sittings for s in found[key].seconds)) for key in self.tasks}
 
 
 def machine_facts(device: torch.device | None = None) -> MachineFacts:

@@ -1,7 +1,6 @@
-"""The contents of a profile: a machine, a pair on it, what was measured, and the plans that follow.
+"""The contents of a profile: a machine, a pair on it, and what an engine learned there from its own steps.
 
-Fields are checked when a file is read (`profiles.files`); the bounds refuse what is absurd. Counts are
-nodes below the root, or rows of a draft call.
+Fields are checked when a file is read (`profiles.files`); the bounds refuse what is absurd.
 """
 
 from __future__ import annotations
@@ -12,19 +11,20 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-SCHEMA = "edgespec.profile/4"
+SCHEMA = "edgespec.profile/5"
 WITH_LAYERS = "with their layers"  # experts of a mixture; other models have none
 
 Text = Annotated[str, Field(max_length=300)]
 Name = Annotated[str, Field(max_length=200, pattern=r"^[a-z0-9][a-z0-9.-]*$")]  # a file is named so: no folders in it
 Count = Annotated[int, Field(strict=True, ge=0, le=10**15)]
-Nodes = Annotated[int, Field(strict=True, ge=0, le=768)]
-Scheduler = Annotated[int, Field(strict=True, ge=1, le=1024)]
+NumTexts = Annotated[int, Field(strict=True, ge=1, le=1024)]
 Seconds = Annotated[float, Field(strict=True, gt=0, le=86_400, allow_inf_nan=False)]
 MaybeZero = Annotated[float, Field(strict=True, ge=0, le=86_400, allow_inf_nan=False)]
 Share = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
 Rate = Annotated[float, Field(strict=True, gt=0, le=1e15, allow_inf_nan=False)]
 Tokens = Annotated[float, Field(strict=True, ge=1, le=769, allow_inf_nan=False)]
+Rows = Annotated[float, Field(strict=True, ge=1, le=10**6, allow_inf_nan=False)]
+Sum = Annotated[float, Field(strict=True, ge=0, le=1e6, allow_inf_nan=False)]
 MeanNodes = Annotated[float, Field(strict=True, ge=0, le=768, allow_inf_nan=False)]
 Temperature = Annotated[float, Field(strict=True, ge=0, lt=100, allow_inf_nan=False)]
 
@@ -87,126 +87,129 @@ class Bandwidths:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
-    """The seconds of one task at one count, over its repeats."""
+class PassPoint:
+    """The seconds of a pass over some rows."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    count: Nodes  # nodes or rows
-    median_s: Seconds
-    spread_s: MaybeZero  # between the quartiles
-    repeats: Count
+    rows: Rows  # of all trees, the roots among them
+    seconds: Seconds
 
 
-def _ascending(timings: tuple[Timing, ...]) -> tuple[Timing, ...]:
-    """Check that the counts ascend, so that a curve can go through them."""
-    if any(left.count >= right.count for left, right in itertools.pairwise(timings)):
-        raise ValueError("counts do not ascend")
-    return timings
-
-
-Timings = Annotated[tuple[Timing, ...], Field(min_length=1), AfterValidator(_ascending)]
+def _ascending(points: tuple[PassPoint, ...]) -> tuple[PassPoint, ...]:
+    """Check that the rows ascend, so that a curve can go through them."""
+    if any(left.rows >= right.rows for left, right in itertools.pairwise(points)):
+        raise ValueError("rows do not ascend")
+    return points
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TogetherTiming:
-    """What steps of several texts take beside growth, over the nodes of all their trees."""
+class PassCurve:
+    """The seconds of a pass over its rows, where so many texts share it."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    num_texts: Scheduler
-    steps: Timings
+    num_texts: NumTexts
+    points: Annotated[tuple[PassPoint, ...], Field(min_length=1), AfterValidator(_ascending)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GrowthTiming:
-    """The fitted cost of a policy's growth (`profiles.cost.GrowthCost`)."""
+class GrowthSeconds:
+    """The seconds of growing trees: of each tree, each layer, which is a draft call, and each node."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    policy: Text
-    draw: Text
-    base_s: MaybeZero
+    tree_s: MaybeZero
     layer_s: MaybeZero
     node_s: MaybeZero
-    rows_per_inner: Annotated[float, Field(strict=True, ge=0, le=1e4, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bucket:
-    """Predicted against observed acceptance, for predictions in one tenth of [0, 1]."""
+class SizeTokens:
+    """What the mean of trees of at most so many nodes yields."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    predicted: Share
-    observed: Share
-    weight: Share
+    size: Annotated[int, Field(strict=True, ge=1, le=768)]
+    tokens: Tokens  # a pass
+    nodes: MeanNodes
+    layers: MeanNodes
+    weight: Sum  # trees that the means are of, as far as they are remembered
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reliability:
-    """How far the acceptance model's predictions hold on this pair."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    calibration_error: Share
-    buckets: tuple[Bucket, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankAcceptance:
-    """For each rank, the chance that its child is the one accepted, given that its parent is."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    draw: Text
-    temperature: Temperature
-    rates: tuple[Share, ...]
+SizesTokens = Annotated[tuple[SizeTokens, ...], Field(max_length=100)]
+ScoreSums = Annotated[tuple[Sum, ...], Field(min_length=10, max_length=10)]  # by class of score
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The settings of a step and their predicted speed, with the measured speed where they were tried."""
+    """What was learned of texts of one temperature, so many of which share each pass; and the trees that follow."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    policy: Text
-    draw: Text | None = None
-    size: Nodes
-    depth: Nodes
-    threshold: Share = 0.0
-    branching: tuple[Nodes, ...] = ()
-    tokens: Tokens  # a pass
-    promised: Tokens | None = None  # that growth itself expected of its trees, where its scores are tokens
-    nodes: MeanNodes  # a pass, on average
+    num_texts: NumTexts = 1
+    pays: Annotated[bool, Field(strict=True)]  # whether such trees are faster than plain decoding
+    size: Annotated[int, Field(strict=True, ge=1, le=768)]
+    threshold: Share
+    stop_gain: MaybeZero
+    tokens: Tokens  # of a text, a pass
+    nodes: MeanNodes  # of a text, a pass
     step_s: Seconds
-    measured_step_s: Seconds | None = None
-    num_texts: Scheduler = 1  # that share each pass
+    plain_step_s: Seconds
+    num_trees: Count  # that were seen
+    share_full: Share  # of them, those as large as they might have been
+    by_size: SizesTokens
+    promised: ScoreSums  # of tokens, by the scores of verified nodes
+    kept: ScoreSums  # of these, accepted
+
+    @property
+    def policy(self) -> str:
+        """The policy of the trees; none where plain decoding is faster."""
+        return "adaptive" if self.pays else "none"
+
+    @property
+    def trees_per_s(self) -> float:
+        """The tokens a second of all texts through trees."""
+        return self.num_texts * self.tokens / self.step_s
+
+    @property
+    def plain_per_s(self) -> float:
+        """The tokens a second of all texts by plain decoding."""
+        return self.num_texts / self.plain_step_s
 
     @property
     def tokens_per_s(self) -> float:
-        """The predicted tokens a second of all texts; where the step's seconds were measured, those are used."""
-        return self.num_texts * self.tokens / (self.measured_step_s or self.step_s)
+        """The tokens a second of the faster way."""
+        return self.trees_per_s if self.pays else self.plain_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemperaturePlan:
-    """The plan for one temperature, and the plans that it was chosen against."""
+    """The plans for one temperature."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     temperature: Temperature
-    best: Plan
-    plain: Plan
-    runner_up: Plan | None = None
-    why: Text
-    by_size: tuple[Plan, ...] = ()
-    by_texts: tuple[Plan, ...] = ()  # the best of the same policy for more texts under way
+    best: Plan  # of one text
+    by_texts: tuple[Plan, ...] = ()  # of more texts under way
+
+    @property
+    def why(self) -> str:
+        """The decision for one text in a sentence."""
+        plan = self.best
+        if not plan.pays:
+            return (
+                f"speculation is slower than plain decoding here: trees of {plan.size} nodes would give "
+                f"{plan.trees_per_s:.3g} tokens/s, plain {plan.plain_per_s:.3g}; it is switched off"
+            )
+        gain = plan.trees_per_s / plan.plain_per_s
+        step_ms = 1000 * plan.step_s
+        return f"{plan.tokens:.3g} tokens a pass in {step_ms:.3g} ms, {gain:.3g} times plain decoding"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """All that was measured of one pair on one machine, and the plans for it."""
+    """All that was learned of one pair on one machine."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -214,20 +217,14 @@ class Profile:
     created: Text
     edgespec: Text  # version
     name: Name
-    context_tokens: Count  # of the texts that passes were timed at
-    num_texts: Count  # that trees were grown at
+    context_tokens: Count  # of the longest prompt
+    num_prompts: Count
     machine: MachineFacts
     pair: PairFacts
     bandwidths: Bandwidths
-    verify: Timings
-    draft: Timings
-    together: tuple[TogetherTiming, ...]
-    rest_s: Seconds  # of a step, beside growth and pass
-    plain_step_s: Seconds  # of a step without a tree
-    prefetch_s: MaybeZero
-    growth: tuple[GrowthTiming, ...]
-    reliability: Reliability
-    ranks: tuple[RankAcceptance, ...]
+    passes: Annotated[tuple[PassCurve, ...], Field(min_length=1)]
+    growth: GrowthSeconds
     plans: Annotated[tuple[TemperaturePlan, ...], Field(min_length=1)]
-    acceptance: dict[str, Any]  # the pair's acceptance model, as its own room writes it
+    acceptance: dict[str, Any] | None = None  # the pair's own model, where one was fitted
+    calibration_error: Share | None = None  # of that model, on prompts that were held out
     expert_use: tuple[tuple[Share, ...], ...] = ()  # [layers][experts] of a mixture: of passes, those that asked for it

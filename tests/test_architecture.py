@@ -22,15 +22,15 @@ MAX_LINES = 300
 LAYERS = (
     {"__main__"},
     {"cli"},
-    {"doctor", "tune"},
+    {"doctor"},
     {"distributed", "train"},
     {"engine"},
     {"text"},
     {"decode"},
-    {"tuning"},
     {"estimate"},
     {"placement"},
     {"measured"},
+    {"tuning"},
     {"grow", "verify"},
     {"pair"},
     {"draft"},
@@ -53,7 +53,6 @@ OUTSIDE = {
         "doctor",
         "engine",
         "train",
-        "tune",
     },
     "profiles": {
         "errors",
@@ -66,7 +65,6 @@ OUTSIDE = {
         "text",
         "engine",
         "doctor",
-        "tune",
         "cli",
     },
 }
@@ -85,10 +83,6 @@ LONG_SIGNATURES = {
         "edgespec.decode.start.start_sequence", "edgespec.grow.best_first.grow_best_first",
         "edgespec.grow.policies.make_grow", "edgespec.grow.static.grow_static", "edgespec.grow.static._looked_at",
     ), "growth is no data yet"),
-    **dict.fromkeys(("edgespec.placement.load.load_models", "edgespec.placement.memory.pass_bytes"), "no record yet"),
-    **dict.fromkeys((
-        "edgespec.tune.contest._compare", "edgespec.tune.contest._sample", "edgespec.tune.samples.sample_text",
-    ), "of the tuner that goes"),
     "edgespec.engine.from_pretrained": "keywords of the Python API, which an editor shows",
 }  # fmt: skip
 OTHER_PROGRAMS = (

@@ -152,8 +152,8 @@ def _say_threads(console: Console, threads: int | None) -> None:
 
 def _profile_note(setup: PairSetup) -> str:
     """Which profile, for which temperature, and what it promises."""
-    from edgespec.measured import plan_for_texts
     from edgespec.placement.pair_profile import tree_settings
+    from edgespec.tuning.memory import plan_for_texts
 
     assert setup.profile is not None
     assert setup.plan is not None

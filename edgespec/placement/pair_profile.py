@@ -131,12 +131,5 @@ def tree_settings(plan: Plan, *, given: Mapping[str, Any] | None = None) -> Tree
     policy = policy_named(plan.policy)
     if not all(map(policy.uses, given)) or given.get("draw", policy.draws[0]) not in policy.draws:
         return TreeSettings(**given)
-    values: dict[str, Any] = {"policy": plan.policy}
-    if policy.budget is not None:
-        values[policy.budget] = max(1, plan.size)
-    if policy.uses("depth"):
-        values["depth"] = max(1, plan.depth)
-    if plan.branching and "fork" not in given:
-        values["branching"] = plan.branching
-    values |= {name: getattr(plan, name) for name in ("draw", "threshold") if policy.uses(name)}
-    return replace(TreeSettings(**values), **given) if given else TreeSettings(**values)
+    limits = {name: getattr(plan, name) for name in ("size", "threshold", "stop_gain") if policy.uses(name)}
+    return TreeSettings(**{"policy": plan.policy, **limits, **given})

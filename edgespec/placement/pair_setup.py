@@ -12,7 +12,7 @@ from typing import Any
 
 from edgespec.errors import EdgespecError
 from edgespec.inputs import checked
-from edgespec.measured import plan_at, plan_for_texts, with_best_limits, with_stop_gain
+from edgespec.measured import with_best_limits, with_stop_gain
 from edgespec.pair.pair import ModelPair
 from edgespec.placement.largest_tree import LargestTree
 from edgespec.placement.pair_profile import (
@@ -29,6 +29,7 @@ from edgespec.placement.parallel import PassShares, Workload, pass_shares, with_
 from edgespec.placement.place import PlacedWeights
 from edgespec.placement.run_config import RunConfig
 from edgespec.tree.settings import TreeSettings
+from edgespec.tuning.memory import plan_at, plan_for_texts
 from offload.placement import Placement
 from profiles.schema import PairFacts, Profile, TemperaturePlan
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from edgespec.errors import EdgespecError
 from edgespec.placement.run_config import RunConfig
 from offload.placement import Placement
-from profiles.schema import Profile, TemperaturePlan
+from profiles.schema import Plan, Profile, TemperaturePlan
 
 MAX_TEXTS = 16  # growth costs each text a little, and little is gained by more
 SPREAD = 1.25  # of the texts under way over the mean of all
@@ -51,9 +51,15 @@ def pass_shares(profile: Profile, plan: TemperaturePlan) -> PassShares:
     if most.num_texts == 1:
         return PassShares()
     resident = profile.pair.resident_layers / profile.pair.num_layers
-    all_streamed_s = profile.plain_step_s / ((1 - resident) + PassShares().resident * resident)
-    text_s = max(0.0, most.step_s - plan.best.step_s) / (most.num_texts - 1)
-    return PassShares(text=text_s / all_streamed_s, tokens_left=most.tokens / plan.best.tokens, at_texts=most.num_texts)
+    all_streamed_s = plan.best.plain_step_s / ((1 - resident) + PassShares().resident * resident)
+    (tokens, step_s), (tokens_alone, step_alone_s) = _step(most), _step(plan.best)
+    text_s = max(0.0, step_s - step_alone_s) / (most.num_texts - 1)
+    return PassShares(text=text_s / all_streamed_s, tokens_left=tokens / tokens_alone, at_texts=most.num_texts)
+
+
+def _step(plan: Plan) -> tuple[float, float]:
+    """Return the tokens of each text and the seconds of a step, decoded in the faster way."""
+    return (plan.tokens, plan.step_s) if plan.pays else (1.0, plan.plain_step_s)
 
 
 def with_workload(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from edgespec.config import SamplingSettings
+from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.grow.policies import OpenPolicy, open_policy
 from edgespec.measured import acceptance_of
 from edgespec.placement.load import LoadedModels
@@ -21,6 +22,8 @@ class Trees:
 
     def __init__(self, setup: PairSetup) -> None:
         self.own, self.profile = setup.tree, setup.profile
+        # Measured of this pair; it counts where the trees name no other
+        self.acceptance = None if self.profile is None else acceptance_of(self.profile)
         self.pinned: TreeSettings | None = None  # that are held to in place of the engine's own
         self._placed, self._run_config = setup.largest_tree, setup.run_config
         model = setup.pair.draft or setup.pair.target
@@ -76,6 +79,12 @@ class Trees:
             self._own_tuner = self._tuner_within(smaller)
             self.policy = self._open()
 
+    def use_acceptance(self, model: AcceptanceModel) -> None:
+        """Grow trees on this acceptance model from the next text on, and tune them anew."""
+        self.acceptance = model
+        self.policy = self._open()
+        self.forget_costs()
+
     def forget_costs(self) -> None:
         """Tune the trees anew, from what is known beforehand."""
         if self._own_tuner is not None:
@@ -91,11 +100,14 @@ class Trees:
         )
 
     def _tuner_within(self, largest_tree: TreeSettings) -> Tuner:
-        return Tuner(self.own, largest_tree, first_size=self._first_size, profile=self.profile)
+        return Tuner(
+            self.own, largest_tree,
+            first_size=self._first_size, profile=self.profile, num_texts=self._run_config.num_texts,
+        )  # fmt: skip
 
     def _open(self) -> OpenPolicy:
         """Return the policy, on the pair's own acceptance where that was measured and no other is named."""
         policy = open_policy(self.settings)
-        if self.profile is None or self.settings.acceptance is not None:
+        if self.acceptance is None or self.settings.acceptance is not None:
             return policy
-        return policy.with_acceptance(acceptance_of(self.profile))
+        return policy.with_acceptance(self.acceptance)

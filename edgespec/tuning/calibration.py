@@ -30,10 +30,10 @@ class GrownTree:
 class ScoreCalibration:
     """The ratios of accepted to promised tokens, by class of score."""
 
-    def __init__(self) -> None:
-        self._promised = [0.0] * CLASSES
-        self._kept = [0.0] * CLASSES
-        self.ratios = [1.0] * CLASSES
+    def __init__(self, promised: Sequence[float] = (0.0,) * CLASSES, kept: Sequence[float] = (0.0,) * CLASSES) -> None:
+        """Begin with these sums of tokens by class of score, as were known before."""
+        self.promised, self.kept = list(promised), list(kept)
+        self.ratios = self._found()
 
     def expected(self, scores: Sequence[float]) -> list[float]:
         """Return the expected tokens of nodes."""
@@ -59,12 +59,15 @@ class ScoreCalibration:
             found = _class_of(score)
             promised[found] += score
             kept[found] += is_kept
-        self._promised = [MEMORY * old + new for old, new in zip(self._promised, promised, strict=True)]
-        self._kept = [MEMORY * old + new for old, new in zip(self._kept, kept, strict=True)]
-        overall = (sum(self._kept) + PRIOR_TOKENS) / (sum(self._promised) + PRIOR_TOKENS)
-        self.ratios = [
+        self.promised = [MEMORY * old + new for old, new in zip(self.promised, promised, strict=True)]
+        self.kept = [MEMORY * old + new for old, new in zip(self.kept, kept, strict=True)]
+        self.ratios = self._found()
+
+    def _found(self) -> list[float]:
+        overall = (sum(self.kept) + PRIOR_TOKENS) / (sum(self.promised) + PRIOR_TOKENS)
+        return [
             (kept + PRIOR_TOKENS * overall) / (promised + PRIOR_TOKENS)
-            for kept, promised in zip(self._kept, self._promised, strict=True)
+            for kept, promised in zip(self.kept, self.promised, strict=True)
         ]
 
 

@@ -132,11 +132,12 @@ def _size_of(rows: float) -> int:
 class GrowthCosts:
     """Seconds of growing a tree: some for the tree, some for each layer, which is a draft call, some for each node."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: tuple[float, float, float] | None = None) -> None:
+        """Begin with `known` seconds of a tree, a layer and a node, or with none."""
         self._speed = Speed()
-        self._seconds = [0.0, 0.0, 0.0]  # of a tree, a layer, a node, at speed 1
-        self._guess = [0.0, 0.0, 0.0]
-        self._num_trees = 0
+        self._seconds = list(known or (0.0, 0.0, 0.0))  # of a tree, a layer, a node, at speed 1
+        self._guess = list(self._seconds)
+        self._num_trees = 0 if known is None else SURE
         self._products = [[0.0] * 3 for _ in range(3)]  # of the relative errors' least squares
         self._sums = [0.0] * 3
 
@@ -169,10 +170,16 @@ class GrowthCosts:
         """Return what such a tree would take now."""
         return _dot(self._seconds, (1.0, layers, nodes)) * math.exp(self._speed.log)
 
+    def parts(self) -> tuple[float, float, float]:
+        """Return the seconds of a tree, a layer and a node, as they are now."""
+        tree_s, layer_s, node_s = (part * math.exp(self._speed.log) for part in self._seconds)
+        return tree_s, layer_s, node_s
+
     def _fitted(self) -> list[float]:
         """Return the least squares, drawn a little to the first guess, with no cost below 0."""
         found = list(self._seconds)
-        scales = [self._guess[1], self._guess[1], self._guess[2]]
+        layer_s = max(self._guess[1], self._guess[2], 1e-9)
+        scales = [layer_s, layer_s, self._guess[2] or layer_s / NODES_A_LAYER]
         for _ in range(SWEEPS):
             for row in range(3):
                 weight = PRIOR / scales[row] ** 2
@@ -207,6 +214,10 @@ class StepCosts:
             near = min(points, key=lambda other: abs(other - octave), default=octave)
             found = self._passes[octave] = PassCosts(points.get(near, ()))
         return found
+
+    def points(self) -> dict[int, list[tuple[float, float]]]:
+        """Return the rows and seconds of passes, as they are now, by the number of texts that share them."""
+        return {1 << (octave - 1): found for octave, costs in self._passes.items() if (found := costs.points())}
 
     def observe(self, cost: PassCost) -> None:
         """Learn from a pass of all texts."""

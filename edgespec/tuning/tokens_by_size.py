@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 REMEMBERED = 24.0  # trees of the running means
 FALLING = 0.8  # gain of the next larger size over that of the last known one, until it is known
@@ -26,7 +27,25 @@ class TokensBySize:
         self.num_trees = 0
         self._weights = [0.0] * len(self.sizes)
         self._gains: list[tuple[float, float, float]] = [(0.0, 0.0, 0.0)] * len(self.sizes)  # tokens, nodes, layers
-        self._share_full = 1.0  # of the trees as large as they might be
+        self.share_full = 1.0  # of the trees as large as they might be
+
+    def seen(self) -> list[tuple[int, MeanTree, float]]:
+        """Return the sizes that trees have had, ascending, with their yield and the trees that it is the mean of."""
+        found = zip(self.sizes, self.all(), self._weights, strict=True)
+        return [(size, tree, weight) for size, tree, weight in found if weight > 0]
+
+    def recall(self, seen: Sequence[tuple[int, MeanTree, float]]) -> None:
+        """Take over what was seen of these sizes, ascending; between two of them a line is drawn."""
+        points = [(0, MeanTree(1.0, 0.0, 0.0), 0.0), *seen]
+        before = points[0][1]
+        for index, size in enumerate(self.sizes):
+            if size > points[-1][0]:
+                break
+            left, right = next(pair for pair in pairwise(points) if size <= pair[1][0])
+            tree = _between(left[1], right[1], (size - left[0]) / (right[0] - left[0]))
+            self._gains[index] = (tree.tokens - before.tokens, tree.nodes - before.nodes, tree.layers - before.layers)
+            self._weights[index] = right[2]
+            before = tree
 
     def learn(self, expected: Sequence[float], layers: Sequence[int], limit: int, num_trees: int = 1) -> None:
         """Note each node's expected tokens and layer, best score first, of a tree that might have had `limit` nodes.
@@ -35,7 +54,7 @@ class TokensBySize:
         """
         self.num_trees += num_trees
         is_full = float(len(expected) >= num_trees * limit)
-        self._share_full += (is_full - self._share_full) * min(1.0, num_trees / min(self.num_trees, REMEMBERED))
+        self.share_full += (is_full - self.share_full) * min(1.0, num_trees / min(self.num_trees, REMEMBERED))
         tokens, deepest, taken = 0.0, 0, 0
         for index, size in enumerate(self.sizes):
             if size > limit:
@@ -72,8 +91,16 @@ class TokensBySize:
             if self._weights[index] > 0:
                 last = self._gains[index]
             else:
-                more = self._share_full * (size - (self.sizes[index - 1] if index else 0))
-                last = (last[0] * FALLING * self._share_full, more, self._share_full * min(1.0, last[2]))
+                more = self.share_full * (size - (self.sizes[index - 1] if index else 0))
+                last = (last[0] * FALLING * self.share_full, more, self.share_full * min(1.0, last[2]))
             tokens, nodes, layers = tokens + last[0], nodes + last[1], layers + last[2]
             found.append(MeanTree(tokens, nodes, max(1.0, layers)))
         return found
+
+
+def _between(left: MeanTree, right: MeanTree, share: float) -> MeanTree:
+    return MeanTree(
+        left.tokens + share * (right.tokens - left.tokens),
+        left.nodes + share * (right.nodes - left.nodes),
+        left.layers + share * (right.layers - left.layers),
+    )

@@ -52,6 +52,7 @@ class TreeChoice:
         self._continuation = 0.7  # a layer's expected tokens over those of the one before
         self._least_score, self._least_gain = start.threshold, start.stop_gain  # in the last tree
         self.in_step: TreeLimits | None = start  # the trees of the step under way; None: no trees
+        self.places: list[TreeLimits | None] = []  # that the next steps visit first, to learn what they cost and yield
         self._step, self._num_texts = -1, 1
         self._has_learned = False
         self._trees_left, self._look_trees = 0, LOOK_TREES  # of a look
@@ -74,7 +75,7 @@ class TreeChoice:
             self._learn_yields()
             if not self.is_plain or self._trees_left == 0 or self._is_trial_hopeless():
                 self._choose()
-        self.in_step = self._next()
+        self.in_step = self.places.pop(0) if self.places else self._next()
 
     def _next(self) -> TreeLimits | None:
         """Return the limits of the next trees; None is for a step without them."""

@@ -14,12 +14,12 @@ from typing import Any
 from edgespec.config import SamplingSettings
 from edgespec.grow import Grow, Growth
 from edgespec.grow.policies import OpenPolicy
-from edgespec.measured import pass_points
-from edgespec.tree.policies import POLICIES
+from edgespec.tree.policies import DEFAULT_POLICY, POLICIES
 from edgespec.tree.settings import TreeSettings
 from edgespec.tree.token_tree import TokenTree
 from edgespec.tuning.calibration import GrownTree
 from edgespec.tuning.costs import StepCosts
+from edgespec.tuning.memory import known_costs, plan_at, plan_for_texts, recall
 from edgespec.tuning.step import PassCost, StepResult
 from edgespec.tuning.tree_choice import SIZES, TreeChoice
 from edgespec.tuning.tree_limits import TreeLimits
@@ -46,8 +46,12 @@ class Tuner:
         *,
         first_size: int | None = None,
         profile: Profile | None = None,
+        num_texts: int = 1,
     ) -> None:
-        """Begin with these trees, of `first_size` nodes; `room` are the largest that memory is planned for."""
+        """Begin with these trees, of `first_size` nodes; `largest_tree` is what memory is planned for.
+
+        What a profile knows of `num_texts` texts under way is where adaptive trees begin.
+        """
         self.largest_tree = largest_tree
         self._budget = POLICIES[largest_tree.policy].budget
         most = largest_tree.num_nodes
@@ -58,9 +62,9 @@ class Tuner:
             sorted({size for size in SIZES if least <= size < most} | {first, most}) if self._budget else [most]
         )
         self._start = TreeLimits(first if self._budget else most, tree.threshold, tree.stop_gain)
-        self._costs = StepCosts()
-        if profile is not None:
-            self._costs.known_passes = pass_points(profile)
+        self._costs = StepCosts() if profile is None else known_costs(profile)
+        is_profiled = largest_tree.policy == DEFAULT_POLICY and largest_tree.children == "coupled"
+        self._profile, self._num_texts = profile if is_profiled else None, num_texts
         self._choices: dict[SamplingSettings, TreeChoice] = {}
 
     def choice(self, sampling: SamplingSettings) -> TreeChoice:
@@ -71,6 +75,8 @@ class Tuner:
                 del self._choices[next(iter(self._choices))]
             start = next(reversed(self._choices.values())).wanted if self._choices else self._start
             found = TreeChoice(self._costs, self._sizes, start=start, shares_budget=self.largest_tree.shares_budget)
+            if self._profile is not None:
+                recall(found, plan_for_texts(plan_at(self._profile, sampling.temperature), self._num_texts))
         self._choices[sampling] = found  # the one used last stands last
         return found
 

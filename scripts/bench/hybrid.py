@@ -22,10 +22,10 @@ import torch
 
 from edgespec import Engine, MemoryLimits, SamplingSettings
 from edgespec.config import parse_size
+from edgespec.doctor.benchmark import MODES, Round, compare_modes
 from edgespec.pair.pair import open_pair
 from edgespec.placement.pair_setup import set_up_by_profile
 from edgespec.placement.run_config import resolve_run_config
-from edgespec.tune.benchmark import MODES, Round, compare_modes
 from scripts.situations import GIB, SEED, drop_behind_reader, read_texts, write_prompts
 
 

@@ -34,7 +34,7 @@ from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.grow.classifier import Classifier
 from edgespec.grow.network import Network
 from edgespec.grow.stop_model import StopModel, input_names
-from edgespec.measured import acceptance_of, pass_points, plan_at
+from edgespec.measured import acceptance_of
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
 from edgespec.pair.user_config import UserConfig, read_config, read_pairs
 from edgespec.placement.pair_profile import tree_settings
@@ -48,6 +48,7 @@ from edgespec.text.session_file import SavedSession, read_session, transcript
 from edgespec.train.feature_files import Block, FeatureFiles, FeatureRun, begin_run, read_run, save_shard
 from edgespec.train.record_files import RecordsHeader, load_records, save_records
 from edgespec.tree.settings import TreeSettings
+from edgespec.tuning.memory import known_costs, plan_at
 from offload.architecture import architecture_checkpoint
 from profiles.files import read_profile, write_profile
 from profiles.hardware import FOLDER as HARDWARE
@@ -445,7 +446,7 @@ def _profile(folder: Path) -> Input:
         with profile_errors():
             profile = read_profile(run_config / "p.toml")
         acceptance_of(profile)
-        pass_points(profile)
+        known_costs(profile).plain_s(1)
         tree_settings(plan_at(profile, 0.7).best)
 
     return Input(name="profile", folder=folder, changes={"p.toml": either(changed_toml)}, read=read)
@@ -455,23 +456,22 @@ def example_profile() -> Profile:
     """Return a profile that no machine has, with the acceptance of the built-in pair."""
     from pydantic import TypeAdapter
 
-    timing = [{"count": count, "median_s": 0.1 + count / 100, "spread_s": 0.01, "repeats": 3} for count in (0, 8, 64)]
-    plan = {"policy": "adaptive", "size": 16, "depth": 4, "tokens": 3.0, "nodes": 14.5, "step_s": 0.5}
-    plain = {"policy": "none", "size": 0, "depth": 0, "tokens": 1.0, "nodes": 0.0, "step_s": 0.3}
+    points = [{"rows": rows, "seconds": 0.1 + rows / 100} for rows in (1.0, 9.0, 65.0)]
+    plan = {
+        "pays": True, "size": 16, "threshold": 0.01, "stop_gain": 0.1, "tokens": 3.0, "nodes": 14.5, "step_s": 0.5,
+        "plain_step_s": 0.3, "num_trees": 9, "share_full": 0.5, "promised": [2.0] * 10, "kept": [1.0] * 10,
+        "by_size": [{"size": 16, "tokens": 3.0, "nodes": 14.5, "layers": 4.0, "weight": 9.0}],
+    }  # fmt: skip
     return TypeAdapter(Profile).validate_python({
-        "schema": "edgespec.profile/4", "created": "2026-01-01", "edgespec": "0", "name": "p-1", "context_tokens": 64,
-        "num_texts": 1,
+        "schema": "edgespec.profile/5", "created": "2026-01-01", "edgespec": "0", "name": "p-1", "context_tokens": 64,
+        "num_prompts": 1,
         "machine": {"system": "s", "processor": "p", "num_cores": 1, "memory_bytes": 1, "python": "3", "versions": {}},
         "pair": {"target": "t", "target_fingerprint": "f", "draft": "d", "draft_fingerprint": "f", "quant": "none",
                  "draft_quant": "none", "dtype": "float32", "device": "cpu", "num_layers": 2, "resident_layers": 2,
                  "ram_layers": 0, "disk_layers": 0},
-        "bandwidths": {}, "verify": timing, "draft": timing, "together": [{"num_texts": 4, "steps": timing}],
-        "rest_s": 0.1, "plain_step_s": 0.2, "prefetch_s": 0.0,
-        "growth": [{"policy": "adaptive", "draw": "coupled", "base_s": 0.1, "layer_s": 0.1, "node_s": 0.1,
-                    "rows_per_inner": 1.0}],
-        "reliability": {"calibration_error": 0.1, "buckets": [{"predicted": 0.5, "observed": 0.5, "weight": 1.0}]},
-        "ranks": [{"draw": "coupled", "temperature": 0.0, "rates": [0.5, 0.1]}],
-        "plans": [{"temperature": 0.0, "best": plan, "plain": plain, "why": "w", "by_size": [plan]}],
+        "bandwidths": {}, "passes": [{"num_texts": 1, "points": points}],
+        "growth": {"tree_s": 0.1, "layer_s": 0.1, "node_s": 0.1},
+        "plans": [{"temperature": 0.0, "best": plan, "by_texts": [{**plan, "num_texts": 4}]}],
         "acceptance": json.loads((DEMO_FOLDER / "acceptance.json").read_text(encoding="utf-8")),
     })  # fmt: skip
 

@@ -5,11 +5,11 @@
     python -m scripts.make.inflate_experts /tmp/moe
     python -m scripts.check.tuned /tmp/moe --only warm cold limit "limit 0.5 GiB/s" --limit 690MiB --no-profile
 
-The situations are those of `plan`, each in a process of its own, and a limit of memory before a slow disk, which
-a mixture's experts come from. All ways of decoding take every prompt in turn, in one process: plainly; tuned from
-nothing; tuned from a profile's plan, which is measured first; and adaptive trees of fixed sizes, of which the best two
-are kept after the first prompts. Prints a line a way: tokens/s of all prompts, of those from the second on, and both
-over plain decoding and over the best fixed size.
+The situations are those of `scripts.situations`, each in a process of its own, and a limit of memory before a slow
+disk, which a mixture's experts come from. All ways of decoding take every prompt in turn, in one process: plainly;
+tuned from nothing; tuned from a profile, which is measured first; and adaptive trees of fixed sizes, of which the best
+two are kept after the first prompts. Prints a line a way: tokens/s of all prompts, of those from the second on, and
+both over plain decoding and over the best fixed size.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ import torch
 
 from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.config import parse_size
+from edgespec.doctor.benchmark import Text, continue_one
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from edgespec.placement.pair_setup import set_up_by_profile
 from edgespec.placement.run_config import resolve_run_config
-from edgespec.tune.benchmark import Text, continue_one
 from scripts.bench.expert_passes import slow_reads
 from scripts.bench.offload import drop_behind_reader, throttle_edgespec
-from scripts.check.plan import GIB, SAMPLING, SEED, SITUATIONS, captured, read_texts, write_prompts
+from scripts.situations import GIB, SAMPLING, SEED, SITUATIONS, captured, read_texts, write_prompts
 
 SLOW_LIMIT = "limit 0.5 GiB/s"  # of memory, before a disk of that rate
 OPTIONS = {**SITUATIONS, SLOW_LIMIT: SITUATIONS["limit"]}

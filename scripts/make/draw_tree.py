@@ -16,11 +16,12 @@ import torch
 
 from edgespec import Engine, SamplingSettings, TreeSettings
 from edgespec.decode.accept import tokens_at
+from edgespec.draft.open_drafter import open_drafter
 from edgespec.grow.batched import grown
 from edgespec.grow.policies import make_grow, open_policy
+from edgespec.model.target import Target
 from edgespec.sampling.noise import TextNoise
 from edgespec.tree.token_tree import TokenTree, depths
-from edgespec.tune.samples import start_text
 from edgespec.verify import accept_alone
 from edgespec.verify.rows import TargetRows
 from edgespec.verify.rules import verifier
@@ -56,12 +57,16 @@ def one_pass(seed: int) -> tuple[list[Box], int]:
     tree_settings = TreeSettings(policy="opt-tree", size=NODES, depth=DEPTH)
     with Engine.from_pretrained() as engine:
         generator = torch.Generator().manual_seed(seed)
-        text = start_text(engine, engine.encode(PROMPT), sampling=sampling, tree=tree_settings, generator=generator)
-        noise = TextNoise(seed=seed, key=0, vocab=text.target.vocab, device=engine.device)
-        grow = make_grow(open_policy(tree_settings), text.drafter, sampling=sampling, device=engine.device,
+        assert engine.draft_model is not None
+        ids, target = engine.encode(PROMPT), Target(engine.target_model)
+        drafter = open_drafter(engine.draft_model, target, sampling=tree_settings.draft_sampling(sampling))
+        root = int(target.prefill(torch.tensor(ids)).argmax())
+        drafter.begin(ids)
+        noise = TextNoise(seed=seed, key=0, vocab=target.vocab, device=engine.device)
+        grow = make_grow(open_policy(tree_settings), drafter, sampling=sampling, device=engine.device,
                          generator=generator, noise=noise)  # fmt: skip
-        tree = grown(grow(text.root, DEPTH), text.drafter)
-        rows = TargetRows(text.target.look(tree), text.target.logits, sampling, vocab=text.target.vocab)
+        tree = grown(grow(root, DEPTH), drafter)
+        rows = TargetRows(target.look(tree), target.logits, sampling, vocab=target.vocab)
         found = accept_alone(verifier(sampling, "coupled", noise)(tree, rows, generator))
         words = [engine.pair.tokenizer.decode([token]) for token in tree.tokens.tolist()]
         own = engine.pair.tokenizer.decode([found.next_token])

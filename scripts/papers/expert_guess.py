@@ -29,8 +29,8 @@ import torch
 from torch import Tensor, nn
 
 from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
+from edgespec.doctor.benchmark import Text, continue_one
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
-from edgespec.tune.benchmark import Text, continue_one
 from offload.experts.cpu_experts import CpuExperts
 from offload.experts.expert_group import ExpertGroup
 from offload.experts.expert_source import ExpertSource, HandedExpert, Wait

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from edgespec.doctor import profile_pair
 from edgespec.pair.pair import DEMO_FOLDER
-from edgespec.tune import profile_pair
 from tests.cli.conftest import RunCli
 
 SMALL, LARGE = str(DEMO_FOLDER / "draft"), str(DEMO_FOLDER / "target")
@@ -28,7 +28,7 @@ def _measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(profile_pair, "measure_costs", interrupted)
+    monkeypatch.setattr(profile_pair, "_visit_sizes", interrupted)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

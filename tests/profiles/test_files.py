@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from profiles.errors import ProfileError
 from profiles.files import Found, all_profiles, find_profile, profile_name, read_profile, write_profile
-from profiles.schema import SCHEMA, MachineFacts, PairFacts, Profile, Timing
+from profiles.schema import SCHEMA, MachineFacts, PairFacts, PassCurve, PassPoint, Profile
 from tests.profiles.examples import MACHINE, PAIR, example_plan, example_profile
 
 SECONDS = st.floats(0, 86_400, exclude_min=True)
@@ -63,7 +63,7 @@ def changed(written: str, key: str, value: Any) -> str:
     share=st.floats(0, 1),
     accelerator=st.none() | NAMES,
     versions=st.dictionaries(st.text(max_size=20), NAMES, max_size=3),
-    branching=st.lists(st.integers(0, 768), max_size=4),
+    rows=st.lists(st.floats(1, 1e6), min_size=4, max_size=4, unique=True),
 )
 def test_a_profile_survives_a_round_trip(
     folder: Path,
@@ -72,14 +72,17 @@ def test_a_profile_survives_a_round_trip(
     share: float,
     accelerator: str | None,
     versions: dict[str, str],
-    branching: list[int],
+    rows: list[float],
 ) -> None:
     profile = example_profile(
-        example_plan("mcsd", step_s=seconds[0], measured_step_s=None, threshold=share, branching=tuple(branching)),
+        example_plan(step_s=seconds[0], pays=False, threshold=share),
         machine=replace(MACHINE, processor=name, accelerator=accelerator, versions=versions),
         pair=replace(PAIR, target=name),
-        verify=tuple(
-            Timing(count=count, median_s=found, spread_s=found, repeats=count) for count, found in enumerate(seconds)
+        passes=(
+            PassCurve(
+                num_texts=3,
+                points=tuple(PassPoint(rows=at, seconds=s) for at, s in zip(sorted(rows), seconds, strict=True)),
+            ),
         ),
     )
     write_profile(profile, folder / "trip.toml")
@@ -93,25 +96,27 @@ def test_a_profile_survives_a_round_trip(
         ("machine.colour", "red", "unexpected"),
         ("plans.1.best.colour", "red", "unexpected"),
         ("pair.dtype", None, "required"),
-        ("verify.2.repeats", None, "required"),
-        ("verify.2.median_s", -1.0, "greater than 0"),
-        ("verify.0.median_s", 0.0, "greater than 0"),
-        ("rest_s", math.nan, "finite"),
-        ("plain_step_s", math.inf, "finite"),
-        ("plans.0.by_size.0.nodes", math.nan, "finite"),
+        ("passes.0.points.2.rows", None, "required"),
+        ("passes.0.points.2.seconds", -1.0, "greater than 0"),
+        ("passes.0.points.0.seconds", 0.0, "greater than 0"),
+        ("growth.layer_s", math.nan, "finite"),
+        ("plans.0.best.plain_step_s", math.inf, "finite"),
+        ("plans.0.best.by_size.0.nodes", math.nan, "finite"),
         ("plans.0.best.threshold", 1.5, "less than or equal to 1"),
         ("plans.0.best.size", 10**9, "less than or equal to 768"),
-        ("verify.3.count", 10**9, "less than or equal to 768"),
-        ("growth.0.rows_per_inner", 1e9, "less than or equal"),
-        ("reliability.buckets.0.observed", -0.1, "greater than or equal to 0"),
+        ("plans.0.best.size", 0, "greater than or equal to 1"),
+        ("plans.0.best.kept", [1.0], "at least 10"),
+        ("plans.0.best.pays", "yes", "boolean"),
+        ("passes.0.points.1.rows", 1e9, "less than or equal"),
+        ("calibration_error", -0.1, "greater than or equal to 0"),
         ("machine.num_cores", "8", "integer"),
         ("machine.num_cores", True, "integer"),
         ("machine.system", 5, "string"),
-        ("rest_s", "0.1", "number"),
-        ("draft", "fast", "tuple"),
-        ("draft", [], "at least 1"),
+        ("growth.tree_s", "0.1", "number"),
+        ("passes", "fast", "tuple"),
+        ("passes", [], "at least 1"),
         ("plans", [], "at least 1"),
-        ("verify.2.count", 1, "ascend"),
+        ("passes.0.points.2.rows", 1.0, "ascend"),
         ("name", "../../elsewhere", "pattern"),
         ("name", "", "pattern"),
     ],
@@ -119,18 +124,18 @@ def test_a_profile_survives_a_round_trip(
 def test_what_is_wrong_is_named_by_its_key(key: str, value: Any, problem: str, written: str, folder: Path) -> None:
     error = refusal(folder / "wrong.toml", changed(written, key, value))
     assert error.code == "E_PROFILE"
-    named = key if problem != "ascend" else "verify"
+    named = key if problem != "ascend" else "passes.0.points"
     assert f"{named}: " in error.what
     assert problem in error.what
 
 
 def test_many_problems_are_counted(written: str, folder: Path) -> None:
-    for key in ("name", "rest_s", "machine.python", "pair.quant", "plans.0.why"):
+    for key in ("name", "growth", "machine.python", "pair.quant", "plans.0.best.step_s"):
         written = changed(written, key, None)
     assert refusal(folder / "wrong.toml", written).what.endswith("(and 2 more).")
 
 
-@pytest.mark.parametrize("schema", ["edgespec.profile/3", "edgespec.profile/5", None, 7])
+@pytest.mark.parametrize("schema", ["edgespec.profile/4", "edgespec.profile/6", None, 7])
 def test_another_schema_is_refused_for_what_it_is(schema: Any, written: str, folder: Path) -> None:
     error = refusal(folder / "wrong.toml", changed(written, "schema", schema))
     assert repr(schema) in error.what
@@ -301,13 +306,13 @@ def test_an_unreadable_file_does_not_disturb_the_others(home: Path) -> None:
     assert [path.name for path, found in read.items() if isinstance(found, ProfileError)] == ["a.toml", "b.toml"]
 
 
-OLDER = "another version of edgespec made it, with schema 'edgespec.profile/1', not 'edgespec.profile/4'"
+OLDER = "another version of edgespec made it, with schema 'edgespec.profile/1', not 'edgespec.profile/5'"
 
 
 def test_a_profile_of_this_pair_that_an_older_version_made_is_not_used_and_that_is_said(home: Path) -> None:
     path = home / "example.toml"
     text = changed(path.read_text(), "schema", "edgespec.profile/1")
-    path.write_text(changed(text, "reliability", [{"kind": "slot"}]))
+    path.write_text(changed(text, "growth", [{"kind": "slot"}]))
     found = find(home, MACHINE, PAIR)
     assert (found.profile, found.path, found.stale) == (None, path, (OLDER,))
     write_profile(example_profile(), home / "new.toml")
@@ -324,7 +329,7 @@ def test_older_profiles_of_other_pairs_and_of_none_are_not_mentioned(home: Path)
         changed(older, "pair", None),
         changed(older, "schema", "something/1"),
         changed(older, "schema", None),
-        changed(path.read_text(), "rest_s", "damaged"),
+        changed(path.read_text(), "growth", "damaged"),
     )
     for content in others:
         path.write_text(content)

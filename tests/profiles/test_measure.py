@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from profiles.measure import (
     Repeats,
-    Series,
     Task,
     drop_page_cache,
     machine_facts,
@@ -132,21 +131,6 @@ def test_preparation_is_done_before_each_run_and_not_timed(shop: Workshop) -> No
 def test_preparation_counts_towards_the_budget(shop: Workshop) -> None:
     tasks = {"a": Task(run=shop.works("r", 1), prepare=shop.works("p", 10))}
     assert len(time_interleaved(tasks, budget_s=60, min_rounds=1, clock=shop.clock)["a"].seconds) == 4
-
-
-def test_a_series_warms_up_once_and_keeps_what_all_its_sittings_found(shop: Workshop) -> None:
-    series = Series(shop.tasks(a=1, b=2), budget_s=0, clock=shop.clock)
-    series.sit()
-    series.sit()
-    assert shop.rounds == ["ab", "ba", "ab"]
-    assert series.repeats() == {"a": Repeats((1, 1)), "b": Repeats((2, 2))}
-
-
-def test_every_sitting_of_a_series_lasts_as_long_as_it_may(shop: Workshop) -> None:
-    series = Series(shop.tasks(a=1, b=2), budget_s=9, warms_up=False, clock=shop.clock)
-    for sitting in (1, 2):
-        series.sit()
-        assert len(series.repeats()["a"].seconds) == 3 * sitting
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])

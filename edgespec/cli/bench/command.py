@@ -25,18 +25,17 @@ from edgespec.cli.options.tree import TreeOptions, tree_options
 from edgespec.cli.prompts.read import encode_prompts, read_prompts
 from edgespec.cli.prompts.report import say_unused_keys
 from edgespec.errors import EXIT_RUNTIME, EdgespecError
-from edgespec.tree.settings import TreeSettings
 
 if TYPE_CHECKING:
     from edgespec.config import SamplingSettings
     from edgespec.decode.lossless import Verdict
+    from edgespec.doctor.benchmark import Round
     from edgespec.engine import Engine
     from edgespec.pair.pair import ModelPair
     from edgespec.placement.pair_setup import PairSetup
     from edgespec.placement.pair_sizes import PairSizes
     from edgespec.placement.run_config import RunConfig
     from edgespec.text.request import TextOptions
-    from edgespec.tune.benchmark import Round
 
 PROMPTS_HELP = "Texts to continue, as for `edgespec generate`; of turns, the first. [default: six pieces of Python]"
 
@@ -104,10 +103,10 @@ def command(
     rows = read_prompts(prompts, form=input_form, say=console.say) if prompts else None
 
     import_engine(console)
+    from edgespec.doctor.benchmark import compare_modes
     from edgespec.pair.pair import DEMO_FOLDER
     from edgespec.placement.pair_sizes import PairSizes
     from edgespec.text.bias import with_token_ids
-    from edgespec.tune.benchmark import compare_modes
 
     pair = open_pair_with_draft(models, "grow trees with")
     sampling = with_token_ids(replace(pair.default_sampling(), **chosen), pair)
@@ -174,8 +173,7 @@ def _set_up(
     if setup.tree.policy != "none":
         return setup
     assert setup.plan is not None
-    second = setup.plan.runner_up
-    tree = tree_settings(second) if second is not None and second.policy != "none" else TreeSettings()
+    tree = tree_settings(replace(setup.plan.best, pays=True))
     console.say(f"the profile's plan is plain decoding; measured against it: {tree.policy} trees")
     return set_up(sizes.pair, run_config, tree, profile=setup.profile, sizes=sizes)
 

@@ -16,8 +16,8 @@ from edgespec.config import SamplingSettings
 
 if TYPE_CHECKING:
     from edgespec.decode.lossless import Difference, Verdict
+    from edgespec.doctor.benchmark import Round
     from edgespec.engine import Engine
-    from edgespec.tune.benchmark import Round
 
 SCHEMA = "edgespec.bench/1"
 FORMATS = ("md", "csv", "json", "jsonl")
@@ -77,7 +77,7 @@ def _difference(engine: Engine, difference: Difference) -> str:
 
 
 def _row(engine: Engine, mode: str, rounds: dict[str, list[Round]], sampling: SamplingSettings) -> dict[str, Any]:
-    from edgespec.tune.benchmark import spread
+    from edgespec.doctor.benchmark import spread
 
     own = rounds[mode]
     speed = spread([found.tokens_per_s for found in own])

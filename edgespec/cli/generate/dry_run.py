@@ -9,7 +9,7 @@ from edgespec.cli.generate.prepare import Prepared
 from edgespec.cli.generate.requests import NeededTokens, Request
 from edgespec.cli.open_engine import say_setup
 from edgespec.cli.options.machine import MachineOptions
-from edgespec.measured import verify_curve
+from edgespec.tuning.memory import known_costs
 
 MINUTE_S = 60
 HOUR_S = 3600
@@ -36,8 +36,8 @@ def _time_note(prepared: Prepared) -> str:
         if setup.differences:
             return f"{work}; no time estimate: profile {setup.profile.name} was measured elsewhere"
         return f"{work}; no time estimate: flags override the plan of profile {setup.profile.name}"
-    reading = verify_curve(setup.profile)
-    prompts_s = sum(float(reading(len(request.ids))) * request.row.num_turns for request in requests)
+    passes = known_costs(setup.profile).passes(1)
+    prompts_s = sum(passes.seconds(len(request.ids)) * request.row.num_turns for request in requests)
     return (
         f"{work}; about {_duration(tokens / per_s + prompts_s)} by profile {setup.profile.name} if no answer ends early"
     )

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 MAX_PROMPT_TOKENS = 512  # of a prompt, its end: longer ones take their time in every stage
 MIN_PROMPT_TOKENS = 16  # that a model of few positions is still given
-GROWN_TOKENS = 640  # room for what is added to a text while trees are compared
 PROMPTS_HELP = "Texts like those it will be used for, as for `edgespec generate`. [default: six pieces of Python]"
 
 
@@ -86,8 +85,8 @@ def command(
 ) -> int:
     """Measure once, then always run at the best setting.
 
-    Times passes over trees of every size, grows the trees of all policies but static, and keeps the plan of most
-    tokens a second for each temperature. Speculation that is slower than plain decoding is switched off.
+    Decodes the prompts with trees that tune themselves, of one text and of several at once, and keeps what they have
+    learned at each temperature. Later runs begin there. Speculation that is slower than plain decoding is switched off.
     """
     if plot is not None:
         _check_plot(plot)
@@ -142,25 +141,20 @@ def _measure(
 ) -> Profile:
     """Load the pair and measure it."""
     import_engine(console)
-    from edgespec.grow.acceptance import default_acceptance
+    from edgespec.doctor.profile_pair import FULL, NEW_TOKENS, QUICK, Run, profile_pair, set_up_to_measure
     from edgespec.pair.pair import DEMO_FOLDER
-    from edgespec.tune.measuring_tree import set_up_to_measure
-    from edgespec.tune.profile_pair import profile_pair
-    from edgespec.tune.run import FULL, QUICK, Run
 
     pair = open_pair_with_draft(models, "profile the target with")
     encoded = encode_prompts(pair, rows or read_prompts(str(DEMO_FOLDER / "prompts.jsonl")), raw=True)
-    most = MAX_PROMPT_TOKENS + GROWN_TOKENS
-    room = min(limit or most for limit in (pair.max_context, pair.draft and pair.draft.max_context)) - GROWN_TOKENS
+    most = MAX_PROMPT_TOKENS + NEW_TOKENS
+    room = min(limit or most for limit in (pair.max_context, pair.draft and pair.draft.max_context)) - NEW_TOKENS
     encoded = [ids[-min(MAX_PROMPT_TOKENS, max(MIN_PROMPT_TOKENS, room)) :] for ids in encoded]
     longest = max(map(len, encoded))
     run_config = machine.run_config(
-        pair, context_tokens=machine.ctx_size or longest + GROWN_TOKENS, prompt_tokens=longest
+        pair, context_tokens=machine.ctx_size or longest + NEW_TOKENS, prompt_tokens=longest
     )
-    with (
-        open_engine(console, set_up_to_measure(pair, run_config), machine) as engine,
-        console.progress_bar() as bar,
-    ):
+    setup = set_up_to_measure(pair, run_config, keeps_draft_probs=effort == "full")
+    with open_engine(console, setup, machine) as engine, console.progress_bar() as bar:
         run = Run(
             engine=engine,
             prompts=encoded,
@@ -168,9 +162,8 @@ def _measure(
             effort=FULL if effort == "full" else QUICK,
             seed=seed,
             report=_progress(console, bar),
-            warn=console.say,
         )
-        return profile_pair(run, default_acceptance())
+        return profile_pair(run)
 
 
 def _progress(console: Console, bar: Any) -> Callable[[str, float], None]:
@@ -203,6 +196,7 @@ def _show(profile: Profile, plot: Path | None, *, as_json: bool) -> None:
 
 
 def _list() -> int:
+    from edgespec.cli.profile.report import describe
     from profiles.errors import ProfileError
     from profiles.files import all_profiles
 
@@ -212,8 +206,7 @@ def _list() -> int:
             write_lines(f"{path}: {profile.what}")
             continue
         plans = ", ".join(
-            f"T={plan.temperature:g} {plan.best.policy} {plan.best.size or ''} {plan.best.tokens_per_s:.3g} tok/s"
-            for plan in profile.plans
+            f"T={plan.temperature:g} {describe(plan.best)} {plan.best.tokens_per_s:.3g} tok/s" for plan in profile.plans
         )
         pair = profile.pair
         write_lines(f"{profile.name}  {pair.target} + {pair.draft}, {profile.created}: {plans}")

@@ -1,10 +1,11 @@
-"""A profile as a picture: what passes and drafting cost over tree size, and the tokens a second that follow."""
+"""A profile as a picture: what passes cost over their rows, and the tokens that trees yield over their size."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgespec.cli.profile.report import speeds_of
 from edgespec.errors import EdgespecError
 
 if TYPE_CHECKING:
@@ -31,38 +32,30 @@ def draw_profile(profile: Profile, path: Path) -> None:
 
 
 def _draw_costs(axes: Any, profile: Profile) -> None:
-    """Draw milliseconds over nodes, with the spread of the repeats."""
-    curves = {"target: a pass over the tree": profile.verify, "draft: a call of so many rows": profile.draft}
-    for label, timings in curves.items():
-        axes.errorbar(
-            [max(timing.count, 0.5) for timing in timings],
-            [1000 * timing.median_s for timing in timings],
-            yerr=[500 * timing.spread_s for timing in timings],
-            marker="o",
-            markersize=3,
-            capsize=2,
-            label=label,
-        )
-    axes.set(xscale="log", yscale="log", xlabel="nodes (at the left edge: none)", ylabel="milliseconds")
-    axes.set_title("what a step costs", fontsize=10)
+    """Draw the milliseconds of a pass over its rows."""
+    for curve in profile.passes:
+        texts = "1 text" if curve.num_texts == 1 else f"{curve.num_texts} texts"
+        rows, seconds = zip(*((point.rows, 1000 * point.seconds) for point in curve.points), strict=True)
+        axes.plot(rows, seconds, marker="o", markersize=3, label=f"a pass of {texts}")
+    axes.set(xscale="log", yscale="log", xlabel="rows", ylabel="milliseconds")
+    axes.set_title("what a pass costs", fontsize=10)
     axes.legend(fontsize=8)
     axes.grid(alpha=0.3)
 
 
 def _draw_speeds(axes: Any, profile: Profile) -> None:
-    """Draw the best plan of each size in tokens a second, a line for each temperature, with the chosen plan marked."""
-    for plan in profile.plans:
-        rows = [row for row in plan.by_size if row.size > 0]
-        (line,) = axes.plot(
-            [row.size for row in rows], [row.tokens / row.step_s for row in rows], marker=".",
-            label=f"temperature {plan.temperature:g}",
-        )  # fmt: skip
-        best = plan.best
-        if best.policy != "none":
-            axes.plot(best.nodes, best.tokens_per_s, marker="*", markersize=13, color=line.get_color())
-    plain = profile.plans[0].plain
-    axes.axhline(plain.tokens_per_s, color="grey", linestyle="--", linewidth=1, label="plain decoding")
+    """Draw tokens a pass (dashed) and tokens a second over the size of trees, a colour for each temperature."""
+    tokens = axes.twinx()
+    for plan in (plan for plan in profile.plans if plan.best.by_size):
+        sizes, per_s = zip(*speeds_of(profile, plan.best), strict=True)
+        (line,) = axes.plot(sizes, per_s, marker=".", label=f"temperature {plan.temperature:g}")
+        tokens.plot(sizes, [at.tokens for at in plan.best.by_size], linestyle=":", color=line.get_color())
+        if plan.best.pays:
+            axes.plot(plan.best.size, plan.best.trees_per_s, marker="*", markersize=13, color=line.get_color())
+    plain_per_s = profile.plans[0].best.plain_per_s
+    axes.axhline(plain_per_s, color="grey", linestyle="--", linewidth=1, label="plain decoding")
     axes.set(xscale="log", xlabel="nodes of a tree", ylabel="tokens a second", ylim=(0, None))
-    axes.set_title("speed: predicted (lines), chosen and tried (stars)", fontsize=10)
+    tokens.set(ylabel="tokens a pass (dotted)", ylim=(0, None))
+    axes.set_title("tokens over the size of trees, and where they ended (stars)", fontsize=10)
     axes.legend(fontsize=8)
     axes.grid(alpha=0.3)

@@ -1,4 +1,4 @@
-"""A profile for people: tables of sizes and of plans, and a sparkline of speed over tree size."""
+"""A profile for people: rates, seconds of passes, tokens and speed over the size of trees, and where trees ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgespec.cli.rich_console import VisibleConsole
 from edgespec.cli.standard_streams import drawing_stream
 
 if TYPE_CHECKING:
-    from profiles.schema import Plan, Profile, TemperaturePlan
+    from profiles.schema import PassCurve, Plan, Profile, TemperaturePlan
 
 GIB = 1 << 30
 BARS = "▁▂▃▄▅▆▇█"
@@ -28,27 +28,45 @@ def write_report(profile: Profile) -> None:
     console.print(f"{pair.target} + {pair.draft} on {machine.device_name}, {pair.dtype}"
                   + (f" from {pair.quant}" if pair.quant != "none" else ""))  # fmt: skip
     write_lines(_placement(profile))
-    console.print(_costs(profile))
+    for curve in profile.passes:
+        console.print(_passes(curve))
+    growth = profile.growth
+    write_lines(
+        f"a tree takes {1000 * growth.tree_s:.2g} ms to grow, {1000 * growth.layer_s:.2g} ms more for each layer, "
+        f"and {1000 * growth.node_s:.2g} ms for each node"
+    )
     for plan in profile.plans:
-        console.print(_speeds(plan))
-        if len(plan.by_size) > 1:
-            console.print(f"tokens/s over tree size: {sparkline([found.tokens_per_s for found in plan.by_size])}")
+        speeds = speeds_of(profile, plan.best)
+        console.print(_speeds(plan, speeds))
+        if len(speeds) > 1:
+            console.print(f"tokens/s over tree size: {sparkline([per_s for _, per_s in speeds])}")
         write_lines(f"T={plan.temperature:g}: {describe(plan.best)}: {plan.why}")
         for found in plan.by_texts:
-            write_lines(f"{found.num_texts} texts under way: {describe(found)}: {found.tokens_per_s:.3g} tokens/s*")
+            write_lines(f"{found.num_texts} texts under way: {describe(found)}: {found.tokens_per_s:.3g} tokens/s")
         console.print()
-    error = profile.reliability.calibration_error
-    console.print(f"expected calibration error of the acceptance model: {error:.3f}")
+    if profile.calibration_error is not None:
+        console.print(f"expected calibration error of the acceptance model: {profile.calibration_error:.3f}")
 
 
 def describe(plan: Plan) -> str:
     """Describe a plan in a few words."""
-    if plan.policy == "none":
+    if not plan.pays:
         return "no tree"
-    shape = f"{plan.policy} ({plan.draw})" if plan.draw else plan.policy
-    limits = f"{plan.size} nodes, depth {plan.depth}" if plan.policy != "chain" else f"{plan.size} tokens"
+    nodes = "1 node" if plan.size == 1 else f"{plan.size} nodes"
     threshold = f", threshold {plan.threshold:.3g}" if plan.threshold else ""
-    return f"{shape}, {limits}{threshold}"
+    return f"{plan.policy} trees of at most {nodes}{threshold}"
+
+
+def speeds_of(profile: Profile, plan: Plan) -> list[tuple[int, float]]:
+    """Return the sizes that trees of this plan have had, and the tokens a second that each yields."""
+    from edgespec.tuning.memory import known_costs
+    from edgespec.tuning.tokens_by_size import MeanTree
+
+    costs = known_costs(profile)
+    return [
+        (at.size, plan.num_texts * at.tokens / costs.of(MeanTree(at.tokens, at.nodes, at.layers), plan.num_texts))
+        for at in plan.by_size
+    ]
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -72,51 +90,27 @@ def _placement(profile: Profile) -> str:
     return "; ".join(parts)
 
 
-def _costs(profile: Profile) -> Table:
-    """Return a table of the seconds that the target's pass and a draft call take, by their rows."""
-    table = Table(title=None, box=None, pad_edge=False)
-    for name in ("nodes or rows", "pass ms", "spread", "draft call ms"):
+def _passes(curve: PassCurve) -> Table:
+    """Return a table of the seconds of a pass over its rows."""
+    several = f", {curve.num_texts} texts share it" if curve.num_texts > 1 else ""
+    table = Table(title=f"a pass of the target{several}", title_justify="left", box=None, pad_edge=False)
+    for name in ("rows", "ms"):
         table.add_column(name, justify="right")
-    drafts = {timing.count: timing for timing in profile.draft}
-    for timing in profile.verify:
-        draft = drafts.get(timing.count)
-        table.add_row(
-            str(timing.count),
-            f"{1000 * timing.median_s:.1f}",
-            f"{1000 * timing.spread_s:.1f}",
-            f"{1000 * draft.median_s:.1f}" if draft else "",
-        )
+    for point in curve.points:
+        table.add_row(f"{point.rows:.0f}", f"{1000 * point.seconds:.1f}")
     return table
 
 
-def _speeds(plan: TemperaturePlan) -> Table:
-    """Return a table of the best plan of each size; the chosen one is marked, and stands last if it has a threshold."""
+def _speeds(plan: TemperaturePlan, speeds: Sequence[tuple[int, float]]) -> Table:
+    """Return a table of what trees of each size yield; the size where they ended is marked."""
     table = Table(title=f"temperature {plan.temperature:g}", title_justify="left", box=None, pad_edge=False)
     table.add_column("")
-    for name in ("size", "policy", "depth", "tok/pass", "ms a step", "tok/s"):
-        table.add_column(name, justify="left" if name == "policy" else "right")
-    rows = [plan.plain, *plan.by_size]
-    is_listed = any(_same(row, plan.best) for row in rows)
-    for row in rows if is_listed else [*rows, plan.best]:
-        chosen = _same(row, plan.best)
-        shown = plan.best if chosen else row
-        seconds = shown.measured_step_s or shown.step_s
-        policy = f"{shown.policy} {shown.draw}" if shown.draw else shown.policy
-        table.add_row(
-            "→" if chosen else "",
-            str(shown.size),
-            policy,
-            str(shown.depth),
-            f"{shown.tokens:.2f}",
-            f"{1000 * seconds:.1f}" + ("" if shown.measured_step_s else "*"),
-            f"{shown.tokens_per_s:.1f}",
-            style="bold" if chosen else "",
-        )
-    table.caption = "* predicted; the others were tried"
-    table.caption_justify = "left"
+    for name in ("size", "nodes", "layers", "tok/pass", "tok/s"):
+        table.add_column(name, justify="right")
+    best = plan.best
+    table.add_row("" if best.pays else "→", "0", "0", "0", "1.00", f"{best.plain_per_s:.1f}")
+    for at, (_, per_s) in zip(best.by_size, speeds, strict=True):
+        chosen = best.pays and at.size == best.size
+        cells = (str(at.size), f"{at.nodes:.1f}", f"{at.layers:.1f}", f"{at.tokens:.2f}", f"{per_s:.1f}")
+        table.add_row("→" if chosen else "", *cells, style="bold" if chosen else "")
     return table
-
-
-def _same(one: Plan, other: Plan) -> bool:
-    names = ("policy", "draw", "size", "depth", "threshold", "branching")
-    return all(getattr(one, name) == getattr(other, name) for name in names)

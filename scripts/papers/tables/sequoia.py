@@ -1,8 +1,7 @@
-"""Sequoia's choice of size and depth for a machine, beside what a profile chooses from trees that were grown.
+"""Sequoia's choice of size and depth for a machine: what it promises, and what its trees yield.
 
-The paper's own: the most G(n, d) / (t(n) + d c), where G is what acceptance by rank promises, t(n) a pass over n nodes
-and c a draft call. A profile looks at the same grid, and counts what trees at its texts yield. Acceptance by rank was
-measured on other modules than those of the contexts.
+The choice is the most G(n, d) / (t(n) + d c), where G is what acceptance by rank promises, t(n) a pass over n nodes
+and c a draft call. Acceptance by rank was measured on other modules than those of the contexts.
 """
 
 from __future__ import annotations
@@ -17,12 +16,7 @@ from edgespec.config import SamplingSettings
 from edgespec.grow.acceptance import default_acceptance
 from edgespec.grow.sequoia import SequoiaTable, best_limits, sequoia_table
 from edgespec.tree.settings import TreeSettings
-from edgespec.tree.token_tree import depths, product_on_path
-from edgespec.tune.contest import DEPTHS, SIZES
-from edgespec.tune.entrants import rank_values
-from profiles.cost import Curve, GrowthCost, StepCosts
-from profiles.tuner import Entrant, TreeSample, tabulate
-from scripts.papers.tables.paper_table import Context, PaperTable, in_words, markdown, resampled, with_interval
+from scripts.papers.tables.paper_table import Context, PaperTable, in_words, markdown
 from scripts.papers.tables.speeds import COSTS, lengths_and_layers
 
 GREEDY = SamplingSettings()
@@ -56,61 +50,23 @@ def tree_of(size: int, depth: int) -> TreeSettings:
     return TreeSettings(policy="sequoia", draw="chosen", size=size, depth=depth, max_children=WIDTH)
 
 
-def lengths_and_sample(context: Context) -> tuple[list[tuple[float, float]], TreeSample]:
-    """Tokens and layers of Sequoia's tree for each clock, and the largest tree as a profile sees it."""
-    lengths = lengths_and_layers(context, [tree_of(*limits) for limits in chosen().values()], GREEDY)
-    tree = context.grow(tree_of(SIZE, DEPTH), GREEDY)
-    values = torch.zeros(tree.num_nodes, dtype=torch.float64)
-    values[context.path(tree, GREEDY)] = 1.0
-    by_rank = torch.tensor(rank_values(default_acceptance(), temperature=GREEDY.temperature, draw="chosen")).double()
-    by_rank = by_rank[tree.ranks]
-    by_rank[0] = 1.0
-    sample = TreeSample.from_nodes(
-        scores=product_on_path(by_rank, tree.parents)[1:].numpy(),
-        values=values[1:].numpy(),
-        depths=depths(tree.parents)[1:].numpy(),
-        parents=(tree.parents[1:] - 1).numpy(),
-    )
-    return lengths, sample
+def lengths_of(context: Context) -> list[tuple[float, float]]:
+    """Tokens and layers of Sequoia's tree for each clock."""
+    return lengths_and_layers(context, [tree_of(*limits) for limits in chosen().values()], GREEDY)
 
 
-def show(found: Sequence[tuple[list[tuple[float, float]], TreeSample]]) -> list[str]:
-    """A row a clock: what Sequoia chooses, promises and yields, then what a profile chooses, and how they compare."""
-    entrant = Entrant(
-        policy="sequoia",
-        draw="chosen",
-        samples=[sample for _, sample in found],
-        growth=GrowthCost(base_s=0.0, layer_s=0.0, node_s=0.0, rows_per_inner=1.0),
-    )
-    table = [["a node", "mu", "Sequoia's nodes x depth", "promised tokens", "tokens", "promised speed", "speed",
-              "the profile's nodes x depth", "speed", "over Sequoia's"]]  # fmt: skip
+def show(found: Sequence[list[tuple[float, float]]]) -> list[str]:
+    """A row a clock: what Sequoia chooses, promises and yields."""
+    table = [["a node", "mu", "nodes x depth", "promised tokens", "tokens", "promised speed", "speed"]]
     for place, ((node_s, layer_s), (size, depth)) in enumerate(chosen().items()):
-        lengths = torch.tensor([trees[place] for trees, _ in found], dtype=torch.float64)  # [contexts, 2]
+        lengths = torch.tensor([trees[place] for trees in found], dtype=torch.float64)  # [contexts, 2]
         step_s = 1 + node_s * size + layer_s * depth
-        speeds = lengths[:, 0] / step_s
-        limits, others = _profiles(entrant, node_s, layer_s)  # [contexts, 2]: tokens and seconds
-        rates = [means[..., 0] / means[..., 1] for means in (others.mean(0), resampled(others))]
-        ratios = [rate / means for rate, means in zip(rates, (speeds.mean(), resampled(speeds)), strict=True)]
         promised = expected().expected_tokens(size, depth)
         table.append([
             f"{node_s:g}", f"{layer_s:g}", f"{size} x {depth}", f"{promised:.2f}", in_words(lengths[:, 0].tolist()),
-            f"{promised / step_s:.2f}", in_words(speeds.tolist()), f"{limits[0]} x {limits[1]}",
-            with_interval(*rates), with_interval(*ratios, digits=3),
+            f"{promised / step_s:.2f}", in_words((lengths[:, 0] / step_s).tolist()),
         ])  # fmt: skip
     return markdown(table)
-
-
-def _profiles(entrant: Entrant, node_s: float, layer_s: float) -> tuple[Limits, Tensor]:
-    """The limits that a profile takes by its samples, and what these yield: tokens and seconds, [contexts, 2]."""
-    costs = StepCosts(
-        verify=Curve((0.0, float(SIZE)), (1.0, 1.0 + node_s * SIZE)), draft=Curve((1.0,), (layer_s,)),
-        rest_s=0.0, plain_step_s=1.0,
-    )  # fmt: skip
-    plans = tabulate(entrant, costs, sizes=[size for size in SIZES if size <= SIZE], depths=DEPTHS)
-    best = int((plans.tokens.mean(0) / plans.seconds.mean(0)).argmax())
-    return plans.limits[best], torch.stack(
-        [torch.from_numpy(part[:, best]) for part in (plans.tokens, plans.seconds)], -1
-    )
 
 
 TABLES = (
@@ -118,7 +74,7 @@ TABLES = (
         name="sequoia",
         source="Sequoia, section 4.3, the choice of size and depth",
         claim="the tree of most G(n, d) / (t(n) + d c) is the fastest on a machine",
-        visit=lengths_and_sample,
+        visit=lengths_of,
         show=show,
     ),
 )

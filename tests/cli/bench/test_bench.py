@@ -18,6 +18,7 @@ import torch
 from edgespec.config import SamplingSettings
 from edgespec.decode.lossless import Difference, Verdict, _truncation_margins, judge
 from edgespec.decode.sequence import TextSettings
+from edgespec.doctor.benchmark import compare_modes, continue_one
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.sampling.distribution import to_probs
@@ -25,7 +26,6 @@ from edgespec.sampling.noise import DEFAULT_NAME, TextNoise, text_key
 from edgespec.text.handle import TextHandle
 from edgespec.tree.settings import TreeSettings
 from edgespec.tree.token_tree import TokenTree
-from edgespec.tune.benchmark import compare_modes, continue_one
 from edgespec.tuning.step import StepResult
 from edgespec.verify import Acceptance, Verification
 from edgespec.verify.rows import TargetRows
@@ -100,7 +100,7 @@ def test_modes_take_turns_in_beginning(engine: Engine, monkeypatch: pytest.Monke
         order.append("plain" if tree is not None and tree.policy == "none" else "tree")
         return continue_one(engine, ids, tree, **options)
 
-    monkeypatch.setattr("edgespec.tune.benchmark.continue_one", remember)
+    monkeypatch.setattr("edgespec.doctor.benchmark.continue_one", remember)
     rounds = compare_modes(engine, [PROMPT, PROMPT], sampling=GREEDY, max_new_tokens=3, repeats=2, seed=0)
     assert order[2:] == ["plain", "tree", "tree", "plain", "tree", "plain", "plain", "tree"]
     assert {mode: len(own) for mode, own in rounds.items()} == {"plain": 2, "tree": 2}

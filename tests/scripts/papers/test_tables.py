@@ -121,13 +121,9 @@ def test_sequoias_choice_is_smaller_where_nodes_cost_and_flatter_where_layers_do
         )
 
 
-def test_a_profile_takes_the_limits_of_most_tokens_a_second_at_the_contexts() -> None:
-    """A chain of 8 that is accepted down to its third node: of nodes that cost nothing, three layers."""
-    chain = sequoia.TreeSample.from_nodes(
-        scores=[0.5**place for place in range(1, 9)], values=[1, 1, 1, 0, 0, 0, 0, 0],
-        depths=list(range(1, 9)), parents=list(range(-1, 7)),
-    )  # fmt: skip
-    found = [([(2.0, 3.0)] * len(sequoia.CLOCKS), chain)] * 3
+def test_sequoias_table_divides_tokens_by_the_seconds_of_each_clock() -> None:
+    found = [[(2.0, 3.0)] * len(sequoia.CLOCKS)] * 3
     for row, (node_s, layer_s) in zip(rows_of(sequoia.show(found)), sequoia.CLOCKS, strict=True):
-        assert row[7] == "3 x 3"
-        assert row[8].startswith(f"{4 / (1 + 3 * (node_s + layer_s)):.2f}")
+        size, depth = sequoia.chosen()[node_s, layer_s]
+        assert row[2] == f"{size} x {depth}"
+        assert row[6].startswith(f"{2 / (1 + node_s * size + layer_s * depth):.2f}")

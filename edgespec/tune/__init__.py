@@ -1,1 +1,0 @@
-"""A loaded pair measured, and the trees chosen that pay on it. Knows no command line."""
