@@ -1,7 +1,7 @@
 """Plain decoding and trees in turn, on one loaded pair and the same prompts: how fast is each?
 
-Both use the target as it lies in memory, so that only the way of decoding differs. Every other text is begun
-by the other one, so that a machine that slows down slows both.
+All use the target as it lies in memory, so that only the way of decoding differs. Each in turn begins with a text,
+so that a machine that slows down slows all.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from edgespec.config import SamplingSettings
 from edgespec.engine import Engine
+from edgespec.text.request import TextOptions
+from edgespec.tree.policies import policy_named
 from edgespec.tree.settings import TreeSettings
 
-MODES = ("plain", "tree")
 WARM_UP_TOKENS = 8
 
 Progress = Callable[[int, int], None]  # texts done, texts in all
@@ -35,6 +36,7 @@ class Text:
 class Round:
     """All prompts once, in one mode."""
 
+    tree: TreeSettings
     texts: tuple[Text, ...]
 
     @property
@@ -76,53 +78,53 @@ def compare_modes(
     engine: Engine,
     prompts: Sequence[list[int]],
     *,
-    sampling: SamplingSettings,
-    max_new_tokens: int,
+    policies: Sequence[str] = (),
+    options: TextOptions,
     repeats: int,
-    seed: int,
     progress: Progress | None = None,
 ) -> dict[str, list[Round]]:
-    """`repeats` rounds of each mode, after a short text of each that is not counted; the trees are the engine's."""
-    trees = modes(engine)
+    """`repeats` rounds of each mode, after a short text of each that is not counted.
+
+    The trees are the engine's, and those of other `policies` of the same size; `options` have a seed. Raises
+    EdgespecError for trees that memory has no room for.
+    """
+    trees, own = modes(engine, policies), engine.tree
     for tree in trees.values():
-        continue_one(engine, prompts[0], tree, sampling=sampling, max_new_tokens=WARM_UP_TOKENS, seed=seed)
-    rounds: dict[str, list[Round]] = {mode: [] for mode in MODES}
-    done, total = 0, len(MODES) * repeats * len(prompts)
+        continue_one(engine, prompts[0], tree, options={**options, "max_new_tokens": WARM_UP_TOKENS})
+    rounds: dict[str, list[Round]] = {mode: [] for mode in trees}
+    done, total = 0, len(trees) * repeats * len(prompts)
     for repeat in range(repeats):
-        texts: dict[str, list[Text]] = {mode: [] for mode in MODES}
+        texts: dict[str, list[Text]] = {mode: [] for mode in trees}
         for index, ids in enumerate(prompts):
-            order = MODES if (repeat + index) % 2 == 0 else MODES[::-1]
-            for mode in order:
-                text = continue_one(
-                    engine, ids, trees[mode], sampling=sampling, max_new_tokens=max_new_tokens, seed=seed + repeat
-                )
-                texts[mode].append(text)
+            first = (repeat + index) % len(trees)
+            for mode in [*trees][first:] + [*trees][:first]:
+                seed = (options["seed"] or 0) + repeat
+                texts[mode].append(continue_one(engine, ids, trees[mode], options={**options, "seed": seed}))
                 done += 1
                 if progress:
                     progress(done, total)
-        for mode in MODES:
-            rounds[mode].append(Round(texts=tuple(texts[mode])))
+        for mode, found in texts.items():
+            rounds[mode].append(Round(tree=trees[mode] or own, texts=tuple(found)))
     engine.use_tree(trees["tree"])
     return rounds
 
 
-def modes(engine: Engine) -> dict[str, TreeSettings | None]:
-    """Both ways of decoding; None is for the engine's own trees, which may tune themselves."""
-    return {"plain": engine.tree.plain(), "tree": engine.pinned_tree}
+def modes(engine: Engine, policies: Sequence[str] = ()) -> dict[str, TreeSettings | None]:
+    """The ways of decoding by name; None is for the engine's own trees, which may tune themselves."""
+    own = {"plain": engine.tree.plain(), "tree": engine.pinned_tree}
+    return own | {policy: tree_of(policy, engine.tree.num_nodes) for policy in policies}
 
 
-def continue_one(
-    engine: Engine,
-    ids: list[int],
-    tree: TreeSettings | None,
-    *,
-    sampling: SamplingSettings,
-    max_new_tokens: int,
-    seed: int,
-) -> Text:
+def tree_of(policy: str, size: int) -> TreeSettings:
+    """A policy's trees of so many nodes, where it has a size; a chain has its own length."""
+    limits: dict[str, Any] = {"size": size} if policy_named(policy).budget == "size" else {}
+    return TreeSettings(policy=policy, **limits)
+
+
+def continue_one(engine: Engine, ids: list[int], tree: TreeSettings | None, *, options: TextOptions) -> Text:
     """Continue a prompt with these trees, from its first token on."""
     engine.use_tree(tree)
-    result = engine.generate(ids, max_new_tokens=max_new_tokens, sampling=sampling, seed=seed)
+    result = engine.generate(ids, **options)
     return Text(
         token_ids=result.token_ids,
         prompt_tokens=len(ids),

@@ -22,10 +22,11 @@ import torch
 
 from edgespec import Engine, MemoryLimits, SamplingSettings
 from edgespec.config import parse_size
-from edgespec.doctor.benchmark import MODES, Round, compare_modes
+from edgespec.doctor.benchmark import Round, compare_modes
 from edgespec.pair.pair import open_pair
 from edgespec.placement.pair_setup import set_up_by_profile
 from edgespec.placement.run_config import resolve_run_config
+from edgespec.text.request import TextOptions
 from scripts.situations import GIB, SEED, drop_behind_reader, read_texts, write_prompts
 
 
@@ -63,12 +64,12 @@ def main() -> None:
         placement = engine.placement
         print(f"{placement.streamed_bytes / GIB:.2f} GiB a pass in {arguments.dtype}, "
               f"{placement.planned_bytes / GIB:.2f} GiB of memory planned", flush=True)  # fmt: skip
-        rounds = compare_modes(engine, prompts, sampling=sampling, max_new_tokens=arguments.new_tokens,
-                               repeats=arguments.repeats, seed=SEED, progress=say)  # fmt: skip
+        options: TextOptions = {"sampling": sampling, "max_new_tokens": arguments.new_tokens, "seed": SEED}
+        rounds = compare_modes(engine, prompts, options=options, repeats=arguments.repeats, progress=say)
         words = engine.trees_in_use(sampling)
-    for mode in MODES:
-        print(f"{mode:>6} {described(rounds[mode])}")
-    plain, tree = (statistics.median(found.tokens_per_s for found in rounds[mode]) for mode in MODES)
+    for mode, found in rounds.items():
+        print(f"{mode:>6} {described(found)}")
+    plain, tree = (statistics.median(one.tokens_per_s for one in found) for found in rounds.values())
     both = [pair for each in zip(*rounds.values(), strict=True) for pair in zip(*(r.texts for r in each), strict=True)]
     equal = sum(ours.token_ids == theirs.token_ids for ours, theirs in both)
     print(f"trees over plain decoding: {tree / plain:.2f}; {equal} of {len(both)} texts equal; {words}")

@@ -32,6 +32,7 @@ from edgespec.doctor.benchmark import Text, continue_one
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from edgespec.placement.pair_setup import set_up_by_profile
 from edgespec.placement.run_config import resolve_run_config
+from edgespec.text.request import TextOptions
 from scripts.bench.expert_passes import slow_reads
 from scripts.bench.offload import drop_behind_reader, throttle_edgespec
 from scripts.situations import GIB, SAMPLING, SEED, SITUATIONS, captured, read_texts, write_prompts
@@ -100,9 +101,10 @@ def run_child(name: str, arguments: argparse.Namespace) -> None:
                 if way == "plain" and number % arguments.plain_every:
                     continue
                 own, tree = ways[way]
-                text = continue_one(own, ids, tree, sampling=sampling, max_new_tokens=arguments.new_tokens,
-                                    seed=SEED + number)  # fmt: skip
-                done[way].append(text)
+                options: TextOptions = {
+                    "sampling": sampling, "max_new_tokens": arguments.new_tokens, "seed": SEED + number
+                }  # fmt: skip
+                done[way].append(continue_one(own, ids, tree, options=options))
             engine.use_tree(None)
             print(f"{name}: {number + 1} of {len(texts)}, {engine.trees_in_use(sampling)}", file=sys.stderr)
         best = max((way for way in ways if way.startswith("fixed")), key=lambda way: per_s(done[way][1:]))

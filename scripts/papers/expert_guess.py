@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.doctor.benchmark import Text, continue_one
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
+from edgespec.text.request import TextOptions
 from offload.experts.cpu_experts import CpuExperts
 from offload.experts.expert_group import ExpertGroup
 from offload.experts.expert_source import ExpertSource, HandedExpert, Wait
@@ -134,10 +135,12 @@ def compare(pair: ModelPair, texts: list[list[int]], arguments: argparse.Namespa
         for number, ids in enumerate(texts):
             known.clear()
             for way in WAYS:  # the first way notes what the last one knows
-                done[way].append(
-                    continue_one(engines[way], ids, tree, sampling=SamplingSettings(temperature=0.8),
-                                 max_new_tokens=arguments.new_tokens, seed=SEED + number)
-                )  # fmt: skip
+                options: TextOptions = {
+                    "sampling": SamplingSettings(temperature=0.8),
+                    "max_new_tokens": arguments.new_tokens,
+                    "seed": SEED + number,
+                }
+                done[way].append(continue_one(engines[way], ids, tree, options=options))
             assert len({done[way][-1].token_ids for way in WAYS}) == 1, "a guess changed the text"
     for way in WAYS:
         guess = guesses[way]

@@ -25,6 +25,7 @@ from edgespec.cli.options.tree import TreeOptions, tree_options
 from edgespec.cli.prompts.read import encode_prompts, read_prompts
 from edgespec.cli.prompts.report import say_unused_keys
 from edgespec.errors import EXIT_RUNTIME, EdgespecError
+from edgespec.tree.settings import TreeSettings
 
 if TYPE_CHECKING:
     from edgespec.config import SamplingSettings
@@ -47,6 +48,7 @@ Examples:
   edgespec bench                                    the built-in pair
   edgespec bench TARGET -md DRAFT --prompts prompts.jsonl -r 3 -n 128
   edgespec bench TARGET -md DRAFT -o jsonl >> results.jsonl
+  edgespec bench TARGET -md DRAFT --policies opt-tree,eagle2,sequoia
   edgespec bench TARGET -md DRAFT --check           is the text through trees the target's own?
 
 Trees are those of the pair's profile where there is one; tree options
@@ -64,6 +66,7 @@ and highest. Both modes use the memory plan of the pair with its draft.
 @click.option("-n", "--max-new-tokens", type=WholeRange(2), default=64, show_default=True, help="Of every text.")
 @distribution_options(has_greedy=False)
 @click.option("--seed", type=WholeRange(0), default=0, show_default=True, help="Of the draws.")
+@click.option("--policies", default="", help="Compare trees of these policies too, as opt-tree,eagle2.")
 @click.option("--check", is_flag=True, help="Instead of timing, compare texts; exit code 1 when they differ.")
 @click.option("-o", "--format", "form", type=click.Choice(FORMATS), default="md", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="The same as -o json.")
@@ -81,6 +84,7 @@ def command(
     max_new_tokens: int,
     chosen: dict[str, Any],
     seed: int,
+    policies: str,
     check: bool,
     form: str,
     as_json: bool,
@@ -98,6 +102,9 @@ def command(
         raise EdgespecError("E_SETTING", "--policy none leaves nothing to compare.", "Leave it out, or name a policy.")
     if not trees.settings.is_lossless and check:
         raise EdgespecError("E_SETTING", "--target-width above 1 is lossy.", "Leave it out with --check.")
+    names = list(dict.fromkeys(filter(None, (name.strip() for name in policies.split(",")))))
+    for name in names:
+        TreeSettings(policy=name)  # an unknown one is named now
     if check:
         _refuse_with_check(click.get_current_context(), form)
     rows = read_prompts(prompts, form=input_form, say=console.say) if prompts else None
@@ -126,10 +133,9 @@ def command(
             rounds = compare_modes(
                 engine,
                 encoded,
-                sampling=sampling,
-                max_new_tokens=max_new_tokens,
+                policies=names,
+                options={"max_new_tokens": max_new_tokens, "sampling": sampling, "seed": seed},
                 repeats=repeats,
-                seed=seed,
                 progress=console.counting(bar, "decoding", "texts"),
             )
         write_report(engine, rounds, sampling, form="json" if as_json else form)
@@ -141,8 +147,8 @@ def _refuse_with_check(context: click.Context, form: str) -> None:
     """Raise click.UsageError for options that mean nothing to --check."""
     for option in context.command.params:
         is_given = context.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE
-        if is_given and option.name == "repeats":
-            raise click.UsageError("--repeats does not go with --check: nothing is timed.")
+        if is_given and option.name in {"repeats", "policies"}:
+            raise click.UsageError(f"--{option.name} does not go with --check: nothing is timed.")
     if form == "csv":
         raise click.UsageError("-o csv does not go with --check: use md or json.")
 

@@ -84,15 +84,15 @@ def _row(engine: Engine, mode: str, rounds: dict[str, list[Round]], sampling: Sa
     ratio = spread(
         [found.tokens_per_s / max(1e-9, plain.tokens_per_s) for found, plain in zip(own, rounds["plain"], strict=True)]
     )
-    is_tree = mode == "tree"
-    is_tuned = is_tree and engine.tunes(sampling)
+    tree = own[0].tree
+    is_tree, is_tuned = tree.policy != "none", mode == "tree" and engine.tunes(sampling)
     return {
         "mode": mode,
-        "policy": engine.tree.policy if is_tree else "none",
-        "nodes": (engine.largest_tree if is_tuned else engine.tree).num_nodes if is_tree else 0,
+        "policy": tree.policy,
+        "nodes": (engine.largest_tree if is_tuned else tree).num_nodes if is_tree else 0,
         "tuned": is_tuned,
-        "depth": engine.tree.num_layers if is_tree else 0,
-        "lossless": engine.tree.is_lossless or not is_tree,
+        "depth": tree.num_layers if is_tree else 0,
+        "lossless": tree.is_lossless,
         "prompts": len(own[0].texts),
         "repeats": len(own),
         "new_tokens": own[0].num_tokens + len(own[0].texts),
@@ -143,7 +143,7 @@ def _table(engine: Engine, rows: Sequence[dict[str, Any]]) -> str:
             f"{row['tokens_per_pass']:.2f}",
             f"{row['prompt_tokens_per_s']:.1f}",
             f"{row['speed_up']:.2f} ({row['lowest_speed_up']:.2f} to {row['highest_speed_up']:.2f})"
-            if row["mode"] == "tree"
+            if row["mode"] != "plain"
             else "1.00",
         )
         for row in rows

@@ -24,6 +24,7 @@ from edgespec.errors import EdgespecError
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.noise import DEFAULT_NAME, TextNoise, text_key
 from edgespec.text.handle import TextHandle
+from edgespec.text.request import TextOptions
 from edgespec.tree.settings import TreeSettings
 from edgespec.tree.token_tree import TokenTree
 from edgespec.tuning.step import StepResult
@@ -59,7 +60,9 @@ def engine(pair_folders: tuple[Path, Path]) -> Iterator[Engine]:
 
 
 def text_of(engine: Engine, tree: TreeSettings, sampling: SamplingSettings = GREEDY) -> list[int]:
-    return list(continue_one(engine, PROMPT, tree, sampling=sampling, max_new_tokens=8, seed=0).token_ids)
+    return list(
+        continue_one(engine, PROMPT, tree, options={"sampling": sampling, "max_new_tokens": 8, "seed": 0}).token_ids
+    )
 
 
 def judged(
@@ -93,6 +96,27 @@ def test_every_form_has_a_row_a_mode(bench: Any) -> None:
     assert whole["model"] == lines[0]["model"] == cells[0]["model"]
 
 
+def test_other_policies_are_compared_in_the_same_steps(
+    run_cli: RunCli, bench: Any, pair_folders: tuple[Path, Path]
+) -> None:
+    pair = [str(pair_folders[0]), "-md", str(pair_folders[1]), "--prompts", "p.jsonl", "-n", "6", "-r", "1"]
+    found = run_cli([*pair, "--json", "--policies", "opt-tree, chain"], files={"p.jsonl": ROWS}, command="bench")
+    assert found.code == 0, found.err
+    rows = json.loads(found.out)["results"]
+    assert [(row["mode"], row["policy"]) for row in rows] == [
+        ("plain", "none"), ("tree", "adaptive"), ("opt-tree", "opt-tree"), ("chain", "chain")
+    ]  # fmt: skip
+    assert [row["nodes"] for row in rows[2:]] == [64, 4]
+    assert all(row["tokens_per_s"] > 0 and row["lossless"] for row in rows)
+    too_large = bench("--policies", "opt-tree")
+    assert (too_large.code, too_large.out) == (2, ""), "memory is planned for the engine's own trees"
+    assert "opt-tree trees of 5 nodes need more memory" in too_large.err
+    unknown = bench("--policies", "oak")
+    assert (unknown.code, unknown.out) == (2, "")
+    assert "oak" in unknown.err
+    assert "--policies does not go with --check" in bench("--check", "--policies", "chain").err
+
+
 def test_modes_take_turns_in_beginning(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
 
@@ -101,7 +125,8 @@ def test_modes_take_turns_in_beginning(engine: Engine, monkeypatch: pytest.Monke
         return continue_one(engine, ids, tree, **options)
 
     monkeypatch.setattr("edgespec.doctor.benchmark.continue_one", remember)
-    rounds = compare_modes(engine, [PROMPT, PROMPT], sampling=GREEDY, max_new_tokens=3, repeats=2, seed=0)
+    options: TextOptions = {"sampling": GREEDY, "max_new_tokens": 3, "seed": 0}
+    rounds = compare_modes(engine, [PROMPT, PROMPT], options=options, repeats=2)
     assert order[2:] == ["plain", "tree", "tree", "plain", "tree", "plain", "plain", "tree"]
     assert {mode: len(own) for mode, own in rounds.items()} == {"plain": 2, "tree": 2}
     assert all(found.num_tokens == 4 for own in rounds.values() for found in own)
