@@ -2,7 +2,8 @@
 
 `pair_setup.py` takes a workload (texts that wait, their mean tokens, how many may share a pass) and gives a
 `PairSetup`: trees, number of texts, placement. It reads free memory once and builds each model's skeleton once; plans
-of other trees and numbers of texts share both.
+of other trees and numbers of texts share both. `pair_profile.py` finds the profile of the pair whose trees leave the
+layers where they were when it was measured.
 
 `memory.py` counts everything that is not a weight: keys and values, a pass's rows, logits, the draft's distributions,
 and states of recurrent layers (`states.py`). `place.py` puts it together with the weights by `offload/placement.py`.

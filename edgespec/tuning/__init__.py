@@ -9,9 +9,9 @@ accepted over predicted tokens, by octave of the score. `tokens_by_size.py`: wha
 would have yielded, which are the tree of size m.
 
 `tree_choice.py` takes the size of most tokens a second of all texts under way, among neighbours, and moves the least
-score of a node and the least gain of a layer to where tokens pay for the seconds that they add. Probes try what the
-last steps did not show: a larger tree, a far larger one, plain decoding, and looking again after plain decoding won.
-They share one schedule and one budget of time. Where no tree pays, texts decode plainly.
+score of a node and the least gain of a layer to where tokens pay for the seconds that they add. Probes (`probes.py`)
+try what the last steps did not show: a larger tree, a far larger one, plain decoding, and looking again after plain
+decoding won. They share one schedule and one budget of time. Where no tree pays, texts decode plainly.
 
 `edgespec profile` runs this tuner over a user's prompts and keeps its memory as a profile. A run of the same pair on
 the same machine starts there; a profile's file holds trees to the size that the tuner ended at. `threads.py` chooses
