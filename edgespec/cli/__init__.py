@@ -15,8 +15,9 @@ from typing import Any, NoReturn
 import click
 
 from edgespec import __version__
-from edgespec.cli.config.groups import ConfiguredGroup, leaf_commands
+from edgespec.cli.config.groups import ConfiguredGroup
 from edgespec.cli.console import print_error
+from edgespec.cli.ctrl_c import EXIT_INTERRUPTED, HANG_UP, SAID, Terminated, staying_interrupts
 from edgespec.cli.faults import as_edgespec_error, show_trace
 from edgespec.cli.log_file import LOG, close_log
 from edgespec.cli.spelling import spelled_error
@@ -24,8 +25,6 @@ from edgespec.cli.standard_streams import StdoutError, forget_rest, open_streams
 from edgespec.errors import EXIT_RUNTIME, EXIT_USAGE, EdgespecError
 from edgespec.model.environment import set_up_environment
 
-EXIT_INTERRUPTED = 130
-HANG_UP: int | None = getattr(signal, "SIGHUP", None)  # Windows has none
 COMMANDS = {  # name -> the module that holds `command`
     "bench": "edgespec.cli.bench.command",
     "cache": "edgespec.cli.cache",
@@ -49,12 +48,6 @@ Exit codes:
 """
 
 
-def all_commands(context: click.Context) -> dict[str, click.Command]:
-    """Return every command by its name, imported; a command of the group `train` is called `train head`."""
-    del context  # whichever of the program's commands asks
-    return leaf_commands(click.Context(cli, info_name="edgespec"))
-
-
 @click.group(
     cls=ConfiguredGroup, modules=COMMANDS, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]}
 )
@@ -62,13 +55,6 @@ def all_commands(context: click.Context) -> dict[str, click.Command]:
 @click.version_option(__version__, prog_name="edgespec")
 def cli(*, config: Path | None) -> None:
     """Run language models larger than your card, losslessly and offline."""
-
-
-class Terminated(BaseException):
-    """SIGTERM and SIGHUP raise this, with their number, so that they unwind like an interrupt and files are closed."""
-
-
-TOLD = "told"  # the note of an exception whose reason and consequences were said where it passed
 
 
 def main() -> NoReturn:
@@ -88,7 +74,7 @@ def main() -> NoReturn:
 
 
 def _terminate(number: int, _frame: FrameType | None) -> None:
-    if number == HANG_UP:  # the shell sends one of its own behind the terminal's
+    if number == HANG_UP:  # the shell sends one of its own after the terminal's
         signal.signal(number, signal.SIG_IGN)
     raise Terminated(number)
 
@@ -107,8 +93,6 @@ def run(arguments: list[str]) -> int:
 def _run(arguments: list[str]) -> int:
     debug = bool(os.environ.get("EDGESPEC_DEBUG")) or "-vv" in arguments
     as_json = "--json" in arguments
-    from edgespec.cli.ctrl_c import staying_interrupts
-
     try:
         with staying_interrupts():
             result: Any = cli.main(args=arguments, prog_name="edgespec", standalone_mode=False)
@@ -153,7 +137,7 @@ def _run(arguments: list[str]) -> int:
 def _ended(error: BaseException, how: str, status: int) -> int:
     """Say that a signal ended the program, where nobody said more; return the exit status."""
     causes: BaseException | None = error  # click makes an error of its own
-    while causes is not None and TOLD not in getattr(causes, "__notes__", ()):
+    while causes is not None and SAID not in getattr(causes, "__notes__", ()):
         causes = causes.__cause__
     if causes is None:
         sys.stderr.write(f"stopped: {how}\n")

@@ -34,7 +34,7 @@ def command() -> None:
 
 
 @command.command(name="list")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object to stdout.")
 def list_command(*, as_json: bool) -> int:
     """List what there is, with sizes."""
     from edgespec.doctor.checks import describe_size

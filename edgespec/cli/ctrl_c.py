@@ -10,17 +10,23 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from edgespec.cli import EXIT_INTERRUPTED, HANG_UP
 from edgespec.cli.faults import require_addresses
 
 if TYPE_CHECKING:
     from edgespec.cli.console import Console
     from edgespec.engine import Engine
 
+EXIT_INTERRUPTED = 130
+HANG_UP: int | None = getattr(signal, "SIGHUP", None)  # Windows has none
+SAID = "said"  # the note of an exception whose reason and consequences were said where it passed
 STDERR = 2
 STOPPING = "stopping after this pass (Ctrl-C again: within it)"
 IMPORTING = "loading torch and transformers"  # said meanwhile: it takes seconds
 Handler = Callable[[int, FrameType | None], None]
+
+
+class Terminated(BaseException):
+    """SIGTERM and SIGHUP raise this, with their number, so that they unwind like an interrupt and files are closed."""
 
 
 def import_engine(console: Console, *, tidy: Callable[[], None] | None = None) -> None:
@@ -67,7 +73,7 @@ def leaving_tidily() -> Iterator[None]:
 def staying_interrupts() -> Iterator[Callable[[], bool]]:
     """Within this block Ctrl-C raises KeyboardInterrupt, and so does the block where others made an error of that.
 
-    TokensBySize a function that tells whether Ctrl-C was pressed.
+    Yields a function that tells whether Ctrl-C was pressed.
     """
     is_pressed = False
 
@@ -96,7 +102,7 @@ def raising_at_the_prompt() -> Iterator[None]:
 def cancelling(engine: Engine, *, notices: Sequence[bytes], give_up: Callable[[], None]) -> Iterator[Callable[[], int]]:
     """Within this block Ctrl-C ends the text under way: after its pass, then within it; the third calls `give_up`.
 
-    Each of the first presses writes one of `notices`. TokensBySize a function that tells how often Ctrl-C was pressed.
+    Each of the first presses writes one of `notices`. Yields a function that tells how often Ctrl-C was pressed.
     """
 
     def cancel(num_pressed: int) -> None:
@@ -112,7 +118,7 @@ def counting_presses(
 ) -> Iterator[Callable[[], int]]:
     """Within this block Ctrl-C is counted; the first two presses go to `on_press`, the third calls `give_up`.
 
-    Each of the first presses writes one of `notices`. TokensBySize a function that tells how often Ctrl-C was pressed.
+    Each of the first presses writes one of `notices`. Yields a function that tells how often Ctrl-C was pressed.
     """
     num_pressed = 0
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import click
 
 from edgespec.cli.config.defaults import load_config
+from edgespec.cli.config.groups import all_commands
 from edgespec.cli.console import counted, write_lines
 from edgespec.cli.ctrl_c import leaving_at_once
 from edgespec.cli.spelling import spelled
@@ -48,7 +49,7 @@ Exit code 0, or 1 where something that is needed is broken.
 """,
 )
 @click.argument("model", required=False)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object to stdout.")
 @click.pass_context
 def command(context: click.Context, *, model: str | None, as_json: bool) -> int:
     """Check whether this machine is fit to run.
@@ -89,8 +90,6 @@ def _checks(context: click.Context, model: str | None) -> Iterator[Check]:
 
 
 def _configuration(context: click.Context) -> tuple[UserConfig, Check]:
-    from edgespec.cli import all_commands
-
     asked = context.find_root().params.get("config")
     paths = [str(path) for path in config_files(asked)]
     try:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from edgespec.cli.console import Console
 from edgespec.cli.options.model import ModelOptions
+from edgespec.cli.options.template import TemplateOptions
 from edgespec.cli.options.tree import TreeOptions
 from edgespec.cli.spelling import spelled
 from edgespec.errors import EdgespecError
@@ -24,14 +25,14 @@ MAX_LOOKED_AT = 40  # folders; each takes up to a second, for its tokenizer
 MAX_LOOKING_S = 10.0  # somebody waits for an error
 
 
-def open_named_pair(models: ModelOptions) -> ModelPair:
+def open_named_pair(models: ModelOptions, template: TemplateOptions | None = None) -> ModelPair:
     """The pair, as `open_pair` checks it; where the token ids differ, the error names local drafts that fit."""
     from edgespec.pair.chat_templates import with_template
     from edgespec.pair.pair import open_pair
 
     with naming_drafts(models):
         pair = open_pair(models.target, models.draft)
-    return with_template(pair, models.chat_template, models.template_args)
+    return pair if template is None else with_template(pair, template.template, template.values)
 
 
 @contextmanager
@@ -50,9 +51,9 @@ def naming_drafts(models: ModelOptions) -> Iterator[None]:
         raise EdgespecError(error.code, error.what, fix) from error
 
 
-def open_pair_for(console: Console, models: ModelOptions, trees: TreeOptions) -> ModelPair:
+def open_pair_for(console: Console, models: ModelOptions, trees: TreeOptions, template: TemplateOptions) -> ModelPair:
     """The pair for making texts, which may lack a draft; without trees it is checked, and left out."""
-    pair = open_named_pair(models)
+    pair = open_named_pair(models, template)
     if trees.settings.policy == "none":
         return replace(pair, draft=None)
     if pair.draft is None:
@@ -75,7 +76,7 @@ def _fitting_drafts(target: Path, draft: Path) -> list[str]:
     inspector, models = Inspector(), []
     ends_at = time.monotonic() + MAX_LOOKING_S
     try:
-        wanted = inspector.inspect(str(target), target)
+        target_model = inspector.inspect(str(target), target)
         found = _places_near(target, draft)
     except Exception:  # looking is a courtesy: whatever goes wrong with it, the error is the one that was met
         return []
@@ -86,7 +87,7 @@ def _fitting_drafts(target: Path, draft: Path) -> list[str]:
             models.append(inspector.inspect(name, folder))
         except Exception:  # as above; other folders may still hold a draft
             continue
-    return [_in_words(wanted, model) for model in drafts_for(wanted, models)[:NUM_NAMED]]
+    return [_in_words(target_model, model) for model in drafts_for(target_model, models)[:NUM_NAMED]]
 
 
 def _places_near(target: Path, draft: Path) -> list[tuple[str, Path]]:

@@ -1,4 +1,4 @@
-"""The option --prompt-cache, and what is said of its file."""
+"""The file of --prompt-cache, and what is said of it."""
 
 from __future__ import annotations
 
@@ -6,26 +6,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from edgespec.cli.console import Console
-from edgespec.cli.options.group import Command
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
     from edgespec.pair.pair import ModelPair
     from edgespec.placement.run_config import RunConfig
     from edgespec.text.prompt_cache import PromptCache
-
-HELP = (
-    "Keep what prompts begin with alike, read, in this file, and begin on what it has. `edgespec cache list` tells of "
-    "it, wherever it lies."
-)
-
-
-def prompt_cache_option(function: Command) -> Command:
-    """Add the option of the file, which is handed on as `prompt_cache`."""
-    return click.option("--prompt-cache", type=click.Path(path_type=Path), metavar="FILE", help=HELP)(function)
 
 
 def open_prompt_cache(path: Path | None, pair: ModelPair, run_config: RunConfig) -> PromptCache | None:

@@ -16,9 +16,10 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.cli import all_commands, cli
+from edgespec.cli import cli
 from edgespec.cli.config.command import TEMPLATE
 from edgespec.cli.config.defaults import defaults_of, known_keys, opposites, spellings
+from edgespec.cli.config.groups import all_commands
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.files import config_file
@@ -176,7 +177,7 @@ def test_flags_lists_and_opposites_are_taken_as_they_are_meant(write_config: Wri
     path = write_config("[defaults]\nquiet = true\nfull = true\nbranching = [3, 2]\noffline = false\n")
     config = UserConfig(files=(read_config(path, KNOWN),))
     found = defaults_of(COMMANDS["profile"], config, None, COMMANDS.values())
-    assert found == {"quiet": True, "effort": "full", "online": True}
+    assert found == {"quiet": True, "full": True, "online": True}
     found = defaults_of(COMMANDS["estimate"], config, None, COMMANDS.values())
     assert found == {"branching": "3,2", "online": True}
 

@@ -17,6 +17,11 @@ from edgespec.tree.settings import TreeSettings
 from tests.cli.conftest import RunCli
 
 SECTIONED = ("chat", "generate")
+VERBS = re.compile(
+    "(Add|Append|Begin|Check|Choose|Clip|Colour|Compare|Complete|Compute|Continue|Copy|Decode|Divide|Download|Draft|"
+    "Draw|Drop|End|Estimate|Give|Grow|Keep|Learn|Leave|Let|Limit|Look|Make|Measure|Move|Never|Plan|Print|Put|Quantise|"
+    "Reach|Read|Record|Remove|Replace|Run|Say|Send|Set|Show|Skip|Spread|Start|Stop|Take|Tell|Train|Use|Weigh|Write) "
+)
 
 
 def context_of(command: click.Command, **options: Any) -> click.Context:
@@ -103,6 +108,18 @@ def test_a_prompt_in_a_files_place_is_told_of_p(given: str, hint: str | None, ru
     assert hint is None or hint in outcome.err
     assert len(outcome.err) < 400
     assert not Path(given[:100]).exists()
+
+
+def test_every_help_text_is_a_sentence_that_begins_with_a_verb() -> None:
+    options = {
+        (name, option.opts[-1]): option.help or ""
+        for name, command in leaf_commands(context_of(cli, info_name="edgespec")).items()
+        for option in command.params
+        if isinstance(option, click.Option)
+    }
+    for where, text in options.items():
+        assert VERBS.match(text), (where, text)
+        assert re.search(r"\.( \[.*\])?$", text), (where, text)
 
 
 def test_the_list_of_commands_says_what_each_is_for_in_one_whole_line() -> None:

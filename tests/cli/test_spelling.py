@@ -9,8 +9,9 @@ import re
 import click
 import pytest
 
-from edgespec.cli import all_commands, cli, run
+from edgespec.cli import cli, run
 from edgespec.cli.chat.actions import ACTIONS
+from edgespec.cli.config.groups import all_commands
 from edgespec.cli.spelling import COMMANDS, FLAGS, SPELLINGS, spelled, spelled_error
 from edgespec.errors import EdgespecError
 from edgespec.tree.policies import POLICIES

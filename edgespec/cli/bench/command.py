@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
@@ -16,11 +15,12 @@ from edgespec.cli.ctrl_c import import_engine
 from edgespec.cli.open_engine import open_engine
 from edgespec.cli.open_pair import open_pair_with_draft
 from edgespec.cli.options.console import console_options
-from edgespec.cli.options.distribution import distribution_options
+from edgespec.cli.options.distribution import RAW_HELP, DistributionOptions
 from edgespec.cli.options.machine import MachineOptions, machine_options
-from edgespec.cli.options.model import ModelOptions, model_options
+from edgespec.cli.options.model import ModelOptions, model_options_with_target
 from edgespec.cli.options.numbers import WholeRange
-from edgespec.cli.options.prompts import input_options
+from edgespec.cli.options.prompts import InputOptions
+from edgespec.cli.options.record import group, option, options_of
 from edgespec.cli.options.tree import TreeOptions, tree_options
 from edgespec.cli.prompts.read import encode_prompts, read_prompts
 from edgespec.cli.prompts.report import say_unused_keys
@@ -38,7 +38,38 @@ if TYPE_CHECKING:
     from edgespec.placement.run_config import RunConfig
     from edgespec.text.request import TextOptions
 
-PROMPTS_HELP = "Texts to continue, as for `edgespec generate`; of turns, the first. [default: six pieces of Python]"
+JSON_FORMATS = ("json", "jsonl")
+PROMPTS_HELP = "Continue these texts, as for `edgespec generate`; of turns, the first. [default: six pieces of Python]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions(InputOptions):
+    """What to decode, how, and how to tell of it."""
+
+    prompts: str | None = option("--prompts", help=PROMPTS_HELP)
+    raw: bool = option("--raw", "--ignore-chat-template", is_flag=True, help=RAW_HELP)
+    limit: int | None = option("--limit", type=WholeRange(1), help="Decode at most so many of the prompts.")
+    repeats: int = option(
+        "-r", "--repeats", type=WholeRange(1), default=5, show_default=True, help="Decode all prompts so many times."
+    )
+    max_new_tokens: int = option(
+        "-n", "--max-new-tokens", type=WholeRange(2), default=64, show_default=True, help="Make every text this long."
+    )
+    sampling: DistributionOptions = group(DistributionOptions)
+    seed: int = option("--seed", type=WholeRange(0), default=0, show_default=True, help="Draw with this seed.")
+    policies: str = option("--policies", default="", help="Compare trees of these policies too, as opt-tree,eagle2.")
+    check: bool = option(
+        "--check", is_flag=True, help="Compare texts instead of timing them; exit code 1 when they differ."
+    )
+    report_format: str = option(
+        "-o", "--format", type=click.Choice(FORMATS), default="md", show_default=True, help="Write the report so."
+    )
+    as_json: bool = option("--json", is_flag=True, help="Write -o json.")
+
+    @property
+    def form_of_report(self) -> str:
+        """One of `report.FORMATS`."""
+        return "json" if self.as_json else self.report_format
 
 
 @click.command(
@@ -56,41 +87,13 @@ override it. Speeds are medians of the repeats, the speed-up with its lowest
 and highest. Both modes use the memory plan of the pair with its draft.
 """,
 )
-@click.argument("target", required=False, type=click.Path(path_type=Path))
-@model_options
-@click.option("--prompts", help=PROMPTS_HELP)
-@input_options
-@click.option("--raw", "--ignore-chat-template", "raw", is_flag=True, help="Do not apply the model's chat template.")
-@click.option("--limit", type=WholeRange(1), help="Only so many of the prompts.")
-@click.option("-r", "--repeats", type=WholeRange(1), default=5, show_default=True, help="Rounds of all prompts.")
-@click.option("-n", "--max-new-tokens", type=WholeRange(2), default=64, show_default=True, help="Of every text.")
-@distribution_options(has_greedy=False)
-@click.option("--seed", type=WholeRange(0), default=0, show_default=True, help="Of the draws.")
-@click.option("--policies", default="", help="Compare trees of these policies too, as opt-tree,eagle2.")
-@click.option("--check", is_flag=True, help="Instead of timing, compare texts; exit code 1 when they differ.")
-@click.option("-o", "--format", "form", type=click.Choice(FORMATS), default="md", show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="The same as -o json.")
-@tree_options(has_profile=True)
+@model_options_with_target
+@options_of(BenchOptions, handed_on_as="options")
+@tree_options
 @machine_options
 @console_options()
 def command(
-    *,
-    models: ModelOptions,
-    prompts: str | None,
-    input_form: str,
-    raw: bool,
-    limit: int | None,
-    repeats: int,
-    max_new_tokens: int,
-    chosen: dict[str, Any],
-    seed: int,
-    policies: str,
-    check: bool,
-    form: str,
-    as_json: bool,
-    trees: TreeOptions,
-    machine: MachineOptions,
-    console: Console,
+    *, models: ModelOptions, options: BenchOptions, trees: TreeOptions, machine: MachineOptions, console: Console
 ) -> int:
     """Compare trees with plain decoding.
 
@@ -100,14 +103,14 @@ def command(
     """
     if trees.settings.policy == "none":
         raise EdgespecError("E_SETTING", "--policy none leaves nothing to compare.", "Leave it out, or name a policy.")
-    if not trees.settings.is_lossless and check:
+    if not trees.settings.is_lossless and options.check:
         raise EdgespecError("E_SETTING", "--target-width above 1 is lossy.", "Leave it out with --check.")
-    names = list(dict.fromkeys(filter(None, (name.strip() for name in policies.split(",")))))
+    names = list(dict.fromkeys(filter(None, (name.strip() for name in options.policies.split(",")))))
     for name in names:
         TreeSettings(policy=name)  # an unknown one is named now
-    if check:
-        _refuse_with_check(click.get_current_context(), form)
-    rows = read_prompts(prompts, form=input_form, say=console.say) if prompts else None
+    if options.check:
+        _refuse_with_check(click.get_current_context(), options.report_format)
+    rows = read_prompts(options.prompts, form=options.form, say=console.say) if options.prompts else None
 
     import_engine(console)
     from edgespec.doctor.benchmark import compare_modes
@@ -116,39 +119,41 @@ def command(
     from edgespec.text.bias import with_token_ids
 
     pair = open_pair_with_draft(models, "grow trees with")
-    sampling = with_token_ids(replace(pair.default_sampling(), **chosen), pair)
+    sampling = with_token_ids(replace(pair.default_sampling(), **options.sampling.chosen), pair)
     rows = rows or read_prompts(str(DEMO_FOLDER / "prompts.jsonl"))
-    rows = rows[:limit]
+    rows = rows[: options.limit]
     say_unused_keys(console, rows, applies=False)
-    encoded = encode_prompts(pair, rows, raw=raw or prompts is None)
-    run_config = _run_config(pair, machine, max(map(len, encoded)), max_new_tokens)
+    encoded = encode_prompts(pair, rows, raw=options.raw or options.prompts is None)
+    run_config = _run_config(pair, machine, max(map(len, encoded)), options.max_new_tokens)
     sizes = PairSizes(pair, run_config)
     setup = _set_up(console, sizes, run_config, trees, sampling)
     num_alone = _layers_without_draft(sizes, setup)
+    text_options: TextOptions = {
+        "max_new_tokens": options.max_new_tokens, "sampling": sampling, "seed": options.seed
+    }  # fmt: skip
     with open_engine(console, setup, machine) as engine:
         with console.progress_bar() as bar:
-            if check:
-                options: TextOptions = {"max_new_tokens": max_new_tokens, "sampling": sampling, "seed": seed}
-                return _check(console, engine, encoded, options, as_json=as_json or form in {"json", "jsonl"})
+            if options.check:
+                return _check(console, engine, encoded, text_options, as_json=options.form_of_report in JSON_FORMATS)
             rounds = compare_modes(
                 engine,
                 encoded,
                 policies=names,
-                options={"max_new_tokens": max_new_tokens, "sampling": sampling, "seed": seed},
-                repeats=repeats,
+                options=text_options,
+                repeats=options.repeats,
                 progress=console.counting(bar, "decoding", "texts"),
             )
-        write_report(engine, rounds, sampling, form="json" if as_json else form)
+        write_report(engine, rounds, sampling, form=options.form_of_report)
         _report_better_choices(console, engine, rounds, num_alone=num_alone)
     return 0
 
 
 def _refuse_with_check(context: click.Context, form: str) -> None:
     """Raise click.UsageError for options that mean nothing to --check."""
-    for option in context.command.params:
-        is_given = context.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE
-        if is_given and option.name in {"repeats", "policies"}:
-            raise click.UsageError(f"--{option.name} does not go with --check: nothing is timed.")
+    for parameter in context.command.params:
+        is_given = context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+        if is_given and parameter.name in {"repeats", "policies"}:
+            raise click.UsageError(f"--{parameter.name} does not go with --check: nothing is timed.")
     if form == "csv":
         raise click.UsageError("-o csv does not go with --check: use md or json.")
 

@@ -222,7 +222,7 @@ def _save(chat: Chat, argument: str, *, overwrite: bool = False) -> None:
     path = expanded(argument) if argument else new_session()
     conversation, pair = chat.conversation, chat.engine.pair
     models = ModelOptions(target=pair.target.folder, draft=pair.draft.folder if pair.draft else None)
-    check_files(models, ("/save", path))
+    check_files(*models.named_folders(), more=[("/save", path)])
     stats = {
         "answers": len(chat.turns),
         "completion_tokens": sum(turn.result.usage.completion_tokens for turn in chat.turns),

@@ -11,10 +11,9 @@ import os
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING
 
-from edgespec.cli import EXIT_INTERRUPTED
 from edgespec.cli.chat.footer import GIB, Turn, footer
 from edgespec.cli.chat.state import Chat
-from edgespec.cli.ctrl_c import STDERR, cancelling, stopping_notice
+from edgespec.cli.ctrl_c import EXIT_INTERRUPTED, STDERR, cancelling, stopping_notice
 from edgespec.cli.faults import memory_error
 from edgespec.cli.open_engine import engine_trees_in_words
 from edgespec.errors import EdgespecError, is_out_of_memory

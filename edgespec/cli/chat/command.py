@@ -5,25 +5,21 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from edgespec import __version__
 from edgespec.cli.chat.keys import WaitingKeys, silent_keys
-from edgespec.cli.chat.options import ChatOptions, chat_options
+from edgespec.cli.chat.options import ChatEngineOptions, ChatOptions
 from edgespec.cli.console import Console
 from edgespec.cli.ctrl_c import import_engine, leaving_at_once, leaving_tidily, raising_at_the_prompt
 from edgespec.cli.open_engine import open_engine
 from edgespec.cli.open_pair import open_pair_for
 from edgespec.cli.options.console import console_options
-from edgespec.cli.options.machine import MachineOptions, machine_options
-from edgespec.cli.options.model import ModelOptions, model_options
+from edgespec.cli.options.record import options_of
 from edgespec.cli.options.sections import FIRST, LAST, MACHINE, SectionedCommand
-from edgespec.cli.options.template import template_options
-from edgespec.cli.options.tree import TreeOptions, tree_options
-from edgespec.cli.prompt_cache import open_prompt_cache, prompt_cache_option, use_prompt_cache
+from edgespec.cli.prompt_cache import open_prompt_cache, use_prompt_cache
 from edgespec.cli.prompts.read import read_text
 from edgespec.errors import EdgespecError
 from edgespec.pair.hub_names import short_name
@@ -61,31 +57,18 @@ git diff | edgespec chat TARGET -md DRAFT --system 'Review this.'
 message begins on a line of its own. A pipe is one turn: all of stdin is the message, stdout has the answer alone.
 """,
 )
-@click.argument("target", required=False, type=click.Path(path_type=Path))
-@chat_options
-@model_options
-@template_options
-@tree_options(has_profile=True)
-@machine_options
-@prompt_cache_option
-@click.option("--no-self-check", is_flag=True, help="Do not try whether the model's family reads token trees rightly.")
-@console_options(has_verbose=True, quiet_help="Print answers and errors only.")
-def command(
-    *,
-    models: ModelOptions,
-    asked: ChatOptions,
-    trees: TreeOptions,
-    machine: MachineOptions,
-    prompt_cache: Path | None,
-    no_self_check: bool,
-    console: Console,
-) -> int:
+@options_of(ChatOptions, handed_on_as="options")
+@options_of(ChatEngineOptions, handed_on_as="engine_options")
+@console_options(has_verbose=True)
+def command(*, options: ChatOptions, engine_options: ChatEngineOptions, console: Console) -> int:
     """Talk with TARGET: several turns, each of which reads only what is new.
 
     Answers go to stdout as they are verified, everything else to stderr.
     """
-    is_single = asked.is_single_turn or not sys.stdin.isatty()
-    first = _first_message(asked)
+    engine_options.template.check(raw=options.raw)
+    models, trees, machine = engine_options.models, engine_options.trees, engine_options.machine
+    is_single = options.single_turn or not sys.stdin.isatty()
+    first = _first_message(options)
     draft = models.draft if trees.settings.policy != "none" else None
     names = [short_name(path) for path in (models.target, draft) if path]
     console.say(f"edgespec {__version__} · {' + '.join(names) or 'the built-in pair'}")
@@ -96,11 +79,13 @@ def command(
             from edgespec.cli.chat.loop import converse, single_turn
         with leaving_tidily():
             with console.status("reading headers"):
-                pair = open_pair_for(console, models, trees)
-                cache = open_prompt_cache(prompt_cache, pair, machine.run_config(pair, context_tokens=CONTEXTS[-1]))
-            engine = _load(console, pair, asked, trees, machine, self_check=not no_self_check)
+                pair = open_pair_for(console, models, trees, engine_options.template)
+                cache = open_prompt_cache(
+                    engine_options.prompt_cache, pair, machine.run_config(pair, context_tokens=CONTEXTS[-1])
+                )
+            engine = _load(console, pair, options, engine_options)
         with engine:
-            chat = _open_chat(console, engine, asked, keys, is_single=is_single)
+            chat = _open_chat(console, engine, options, keys, is_single=is_single)
             use_prompt_cache(console, engine, cache, [chat.conversation.first_ids(word) for word in ("a", "b")])
             if is_single:
                 return single_turn(chat, first or "")
@@ -108,38 +93,33 @@ def command(
                 return converse(chat, first)
 
 
-def _first_message(asked: ChatOptions) -> str | None:
+def _first_message(options: ChatOptions) -> str | None:
     """Return the message that the command line or the pipe gave, if any; raises EdgespecError for an empty pipe."""
-    text = asked.prompt
+    text = options.prompt_text
     if text == "-" or (text is None and not sys.stdin.isatty()):
         text = read_text("-", what="a message").removesuffix("\n")
-    if text is None and not asked.is_single_turn:
+    if text is None and not options.single_turn:
         return None
     if not (text or "").strip():
         raise EdgespecError("E_PROMPT_EMPTY", "there is no message.", "Give one with -p, or on stdin.")
     return text
 
 
-def _load(
-    console: Console,
-    pair: ModelPair,
-    asked: ChatOptions,
-    trees: TreeOptions,
-    machine: MachineOptions,
-    *,
-    self_check: bool,
-) -> Engine:
-    """The engine with room for a conversation: as much as was asked for, or the most that memory has."""
+def _load(console: Console, pair: ModelPair, options: ChatOptions, engine_options: ChatEngineOptions) -> Engine:
+    """The engine with room for a conversation: as much as -c says, or the most that memory has."""
     from edgespec.placement.pair_setup import set_up_by_profile
     from edgespec.placement.pair_sizes import PairSizes
     from edgespec.text.bias import with_token_ids
     from edgespec.text.context import check_ctx_size
 
+    machine, trees = engine_options.machine, engine_options.trees
     if machine.ctx_size is not None:
         check_ctx_size(machine.ctx_size, pair.max_context)
     most = pair.max_context or CONTEXTS[0]
     contexts = [machine.ctx_size] if machine.ctx_size else sorted({min(most, size) for size in CONTEXTS}, reverse=True)
-    sampling = with_token_ids(replace(pair.default_sampling(), **asked.chosen), pair)  # refused before weights are read
+    sampling = with_token_ids(
+        replace(pair.default_sampling(), **options.chosen), pair
+    )  # refused before weights are read
 
     sizes = PairSizes(pair, machine.run_config(pair, context_tokens=contexts[0]))
 
@@ -148,7 +128,7 @@ def _load(
         setup = set_up_by_profile(
             pair, run_config, source=trees.profile, given=trees.given, temperature=sampling.temperature, sizes=sizes
         )
-        return open_engine(console, setup, machine, self_check=self_check)
+        return open_engine(console, setup, machine, self_check=engine_options.self_check)
 
     for context_tokens in contexts[:-1]:
         try:
@@ -159,7 +139,7 @@ def _load(
     return load(contexts[-1])
 
 
-def _open_chat(console: Console, engine: Engine, asked: ChatOptions, keys: WaitingKeys, *, is_single: bool) -> Chat:
+def _open_chat(console: Console, engine: Engine, options: ChatOptions, keys: WaitingKeys, *, is_single: bool) -> Chat:
     """Return the conversation with the screen and the line editor that it uses."""
     from edgespec.cli.chat.screen import Screen
     from edgespec.cli.chat.state import Chat
@@ -167,22 +147,22 @@ def _open_chat(console: Console, engine: Engine, asked: ChatOptions, keys: Waiti
     from edgespec.text.context import doubtful_ends
 
     conversation = engine.chat(
-        system=asked.system,
-        raw=asked.raw,
-        sampling=replace(engine.pair.default_sampling(), **asked.chosen),
-        seed=asked.seed,
-        stop=asked.stop,
+        system=options.system,
+        raw=options.raw,
+        sampling=replace(engine.pair.default_sampling(), **options.chosen),
+        seed=options.seed,
+        stop=options.stop,
     )
-    length = asked.max_new_tokens or (RAW_NEW_TOKENS if conversation.is_raw else -1)
+    length = options.max_new_tokens or (RAW_NEW_TOKENS if conversation.is_raw else -1)
     conversation.options["max_new_tokens"] = length
     chat = Chat(
         engine=engine,
         conversation=conversation,
-        screen=Screen(console, color=asked.color),
+        screen=Screen(console, color=options.color),
         reader=None,
         keys=keys,
         own_tree=engine.tree,
-        shows_stats=asked.stats,
+        shows_stats=options.stats,
     )
     sampling = conversation.options["sampling"]
     assert sampling is not None
@@ -190,7 +170,7 @@ def _open_chat(console: Console, engine: Engine, asked: ChatOptions, keys: Waiti
         f"context {engine.max_context} tokens · temperature {sampling.temperature:g} · "
         f"answers of {'any length' if length < 0 else f'up to {length} tokens'}"
     )
-    if conversation.is_raw and not asked.raw:
+    if conversation.is_raw and not options.raw:
         console.say("no chat template: your text and the model's are one, and it continues yours")
     elif not conversation.is_raw:
         for note in template_notes(engine.pair, engine.pair.template_args, has_system=bool(conversation.system)):
@@ -208,7 +188,7 @@ def _open_chat(console: Console, engine: Engine, asked: ChatOptions, keys: Waiti
         words |= {alias: () for action in ACTIONS.values() for alias in action.aliases}
         words |= {"set": tuple(SETTINGS), "show": SUBJECTS, "spec": SPECS, "tree": ("auto",), "help": tuple(ACTIONS)}
         chat.reader, problem = open_reader(
-            history=history_file() if asked.keeps_history else None,
+            history=history_file() if options.history else None,
             words=words,
             file_commands=("read", "file", "save", "save!", "load"),
             color=chat.screen.has_color,

@@ -6,13 +6,13 @@ import contextlib
 import functools
 from collections.abc import Callable
 
-from edgespec.cli import EXIT_INTERRUPTED
 from edgespec.cli.chat.actions import handle_command, new_session
 from edgespec.cli.chat.answers import answer
 from edgespec.cli.chat.parse import parse, without_quotes
 from edgespec.cli.chat.settings import saved_settings
 from edgespec.cli.chat.state import Chat
 from edgespec.cli.console import print_error
+from edgespec.cli.ctrl_c import EXIT_INTERRUPTED
 from edgespec.cli.faults import as_edgespec_error, is_debugged, show_trace
 from edgespec.cli.spelling import spelled_error
 from edgespec.cli.standard_streams import StdoutError

@@ -20,7 +20,8 @@ from edgespec.cli.config.defaults import (
     settings_of,
     spellings,
 )
-from edgespec.cli.options.group import FOLDER
+from edgespec.cli.config.groups import all_commands
+from edgespec.cli.options.record import FOLDER
 from edgespec.cli.options.tree import TREE_FIELDS
 from edgespec.errors import EdgespecError
 from edgespec.files import SET_HOME, config_file, config_files, make_folder, require_place, shown_place
@@ -119,8 +120,8 @@ def write_template() -> int:
 @command.command(name="show")
 @click.argument("name", default="generate", metavar="[COMMAND]")
 @click.option("--origin", "with_origin", is_flag=True, help="Say where each value comes from.")
-@click.option("--all", "with_unset", is_flag=True, help="Also what is not set.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--all", "with_unset", is_flag=True, help="Show also what is not set.")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object to stdout.")
 @click.option("--config", type=FOLDER, help="Read this configuration above the user's own.")
 @click.pass_context
 def show(
@@ -133,8 +134,6 @@ def show(
     config: Path | None,
 ) -> int:
     """What COMMAND (generate) would run with where no flag says otherwise."""
-    from edgespec.cli import all_commands
-
     commands = all_commands(context)
     if name not in commands:
         raise click.UsageError(f"There is no command '{name}'.")

@@ -100,6 +100,11 @@ def _refuse_swallowed(context: click.Context, arguments: list[str]) -> None:
             )
 
 
+def all_commands(context: click.Context) -> dict[str, click.Command]:
+    """Return every command of the program that one of its commands belongs to; see `leaf_commands`."""
+    return leaf_commands(context.find_root())
+
+
 def leaf_commands(root: click.Context) -> dict[str, click.Command]:
     """Return every command of the program by its name, imported; a group's commands are called as `train head`."""
     assert isinstance(root.command, click.Group)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -26,10 +25,11 @@ from edgespec.cli.estimate.speeds import (
 )
 from edgespec.cli.open_engine import say_notes
 from edgespec.cli.open_pair import naming_drafts
-from edgespec.cli.options.machine import MachineOptions, check_all_resident, planning_options
-from edgespec.cli.options.model import ModelOptions, model_options
+from edgespec.cli.options.machine import PlanOptions, check_all_resident
+from edgespec.cli.options.model import ModelOptions, model_options_with_target
 from edgespec.cli.options.numbers import WholeRange
-from edgespec.cli.options.tree import TreeOptions, tree_options
+from edgespec.cli.options.record import option, options_of
+from edgespec.cli.options.tree import TreeFlags, TreeOptions, make_tree_options
 from edgespec.cli.spelling import spelled
 from edgespec.config import SamplingSettings
 from edgespec.text.context import check_ctx_size
@@ -40,6 +40,31 @@ if TYPE_CHECKING:
     from edgespec.placement.weights import Weights
 
 GIB = 1 << 30
+HARDWARE_HELP = "Estimate for another machine's card or CPU: 4090, 'RTX 4070 Ti', a100-40gb, cpu, ..."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimateOptions:
+    """What to estimate, and how to tell of it."""
+
+    parallel: int = option(
+        "-np",
+        "--parallel",
+        type=WholeRange(1),
+        default=1,
+        show_default=True,
+        metavar="N",
+        help="Let so many texts share each pass.",
+    )
+    prompt_tokens: int | None = option(
+        "--prompt-tokens", type=WholeRange(1), help="Set the longest prompt. [default: the whole context]"
+    )
+    hardware: str | None = option("--hardware", metavar="NAME", help=HARDWARE_HELP)
+    measure: bool = option("--measure", is_flag=True, help="Measure this machine's speeds again; they are kept.")
+    temperature: float | None = option(
+        "--temp", "--temperature", type=float, help="Set the temperature of the acceptance. [default: 0]"
+    )
+    as_json: bool = option("--json", is_flag=True, help="Write one JSON object to stdout.")
 
 
 @click.command(
@@ -59,38 +84,11 @@ the published 0.79 (DySpec), others that of the built-in pair. Speeds count
 after the prompt is read, with the context full.
 """,
 )
-@click.argument("target", required=False, type=click.Path(path_type=Path))
-@model_options
-@tree_options(has_profile=False)
-@planning_options
-@click.option(
-    "-np",
-    "--parallel",
-    type=WholeRange(1),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Texts that share each pass.",
-)
-@click.option("--prompt-tokens", type=WholeRange(1), help="Longest prompt. [default: the whole context]")
-@click.option(
-    "--hardware", metavar="NAME", help="Another machine's card or CPU: 4090, 'RTX 4070 Ti', a100-40gb, cpu, ..."
-)
-@click.option("--measure", is_flag=True, help="Measure this machine's speeds again; they are kept.")
-@click.option("--temp", "--temperature", "temperature", type=float, help="Of the acceptance. [default: 0]")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def command(
-    *,
-    models: ModelOptions,
-    trees: TreeOptions,
-    machine: MachineOptions,
-    parallel: int,
-    prompt_tokens: int | None,
-    hardware: str | None,
-    measure: bool,
-    temperature: float | None,
-    as_json: bool,
-) -> int:
+@model_options_with_target
+@options_of(TreeFlags, handed_on_as="trees", made=make_tree_options)
+@options_of(PlanOptions, handed_on_as="machine")
+@options_of(EstimateOptions, handed_on_as="options")
+def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, options: EstimateOptions) -> int:
     """Say what would live where, in GiB, and how fast it would be. Reads headers only.
 
     This machine's memory, arithmetic and disk are measured once. A card that is not there is described by --hardware,
@@ -109,6 +107,7 @@ def command(
     from edgespec.placement.run_config import DEFAULT_CONTEXT_TOKENS, resolve_run_config
     from edgespec.placement.weights import notes_of_draft
 
+    temperature, parallel = options.temperature, options.parallel
     if temperature is not None:
         SamplingSettings(temperature=temperature)  # refuses what is no temperature
 
@@ -120,9 +119,9 @@ def command(
     if draft is not None:
         with naming_drafts(models):
             check_vocabularies(target_model, draft)
-    card = open_hardware(hardware) if hardware is not None else None
+    card = open_hardware(options.hardware) if options.hardware is not None else None
     if card is not None:
-        if measure:
+        if options.measure:
             refuse_measuring(f"--hardware {card[0].name}")
         refuse_other_device(card[0].name, machine.device, card[0].device)
         machine = replace(machine, device=card[0].device)
@@ -130,12 +129,12 @@ def command(
     context_tokens = machine.ctx_size or min(DEFAULT_CONTEXT_TOKENS, limit or DEFAULT_CONTEXT_TOKENS)
     check_ctx_size(context_tokens, limit)
     tree = tree if draft is not None else tree.plain()
-    prompt_tokens = min(prompt_tokens or context_tokens, context_tokens)
-    options = machine.options(context_tokens=context_tokens, prompt_tokens=prompt_tokens)
-    options["parallel"] = parallel
-    run_config = resolve_run_config(target_model.config, None, is_planned_only=True, **options)
+    prompt_tokens = min(options.prompt_tokens or context_tokens, context_tokens)
+    run_options = machine.options(context_tokens=context_tokens, prompt_tokens=prompt_tokens)
+    run_options["parallel"] = parallel
+    run_config = resolve_run_config(target_model.config, None, is_planned_only=True, **run_options)
     if card is None and not is_here(run_config.device):
-        if measure:
+        if options.measure:
             refuse_measuring(str(run_config.device))
         refuse_without_hardware(tree, temperature)
     weights = pair_weights(target_model, draft, run_config)
@@ -146,7 +145,9 @@ def command(
         memory = read_memory(run_config.limits, run_config.device)
         plan = place_weights(weights, tree, run_config, memory)
         machine_speed = (
-            measured_here(run_config.device, target_model, again=measure) if is_here(run_config.device) else None
+            measured_here(run_config.device, target_model, again=options.measure)
+            if is_here(run_config.device)
+            else None
         )
     else:
         memory, machine_speed = memory_there(*card, run_config.limits), card
@@ -175,7 +176,7 @@ def command(
         "texts": parallel,
         "tree_size": tree.num_nodes if speeds is None else (speeds.tree or speeds.plain).nodes,
     }
-    if as_json:
+    if options.as_json:
         more = {} if speeds is None else {"speed": speed_facts(speeds)}
         sys.stdout.write(json.dumps({**settings, **_facts(plan), **more}) + "\n")
     else:

@@ -17,7 +17,7 @@ from edgespec.engine import Engine
 from edgespec.text.handle import TextHandle
 from edgespec.text.results import GenerationResult
 
-Ended: TypeAlias = tuple[Request, list[GenerationResult], Exception | None]  # a prompt's answers, or what ended it
+RowEnd: TypeAlias = tuple[Request, list[GenerationResult], Exception | None]  # a prompt's answers, or what ended it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class RowsTogether:
         """Return the rows that have begun and not ended."""
         return list(self._under_way.values())
 
-    def step(self) -> Generator[Ended, None, bool]:
+    def step(self) -> Generator[RowEnd, None, bool]:
         """Make one pass and yield the rows that ended; return whether there are others.
 
         Raises KeyboardInterrupt where texts were cancelled, behind those that ended before.
@@ -92,7 +92,7 @@ class RowsTogether:
         for handle in self._under_way:
             handle.cancel()
 
-    def _begin(self, row: RowAnswers) -> Iterator[Ended]:
+    def _begin(self, row: RowAnswers) -> Iterator[RowEnd]:
         """Ask for a row's next answer; yields the row where that fails."""
         self._run.check()
         try:
@@ -101,7 +101,7 @@ class RowsTogether:
             yield row.request, row.results, error
 
 
-def together(run: Run, requests: Iterable[Request], progress: RunProgress) -> Generator[Ended, None, None]:
+def together(run: Run, requests: Iterable[Request], progress: RunProgress) -> Generator[RowEnd, None, None]:
     """Yield prompts in the order in which they end; as many are under way as the engine has room for.
 
     `progress` shows how it goes. Raises KeyboardInterrupt where texts were cancelled, behind those that ended before.

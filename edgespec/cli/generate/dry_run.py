@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgespec.cli.console import Console, counted
-from edgespec.cli.generate.prepare import Prepared
+from edgespec.cli.generate.prepare import GenerateRun
 from edgespec.cli.generate.requests import NeededTokens, Request
 from edgespec.cli.open_engine import say_setup
 from edgespec.cli.options.machine import MachineOptions
@@ -15,20 +15,20 @@ MINUTE_S = 60
 HOUR_S = 3600
 
 
-def say_work(console: Console, prepared: Prepared, machine: MachineOptions) -> None:
+def say_work(console: Console, run: GenerateRun, machine: MachineOptions) -> None:
     """The placement, the work and its time, on stderr; raises EdgespecError where -ngl all cannot be had."""
-    say_setup(console, prepared.setup, machine)
+    say_setup(console, run.setup, machine)
     if not console.verbose:  # which has it already
-        console.say(f"memory plan:\n{prepared.setup.placement.table()}")
-    console.say(_time_note(prepared))
+        console.say(f"memory plan:\n{run.setup.placement.table()}")
+    console.say(_time_note(run))
     console.say("dry run: nothing was loaded or written")
 
 
-def _time_note(prepared: Prepared) -> str:
+def _time_note(run: GenerateRun) -> str:
     """Say how many seconds the run takes at most, if every answer is as long as it may be."""
-    requests = [request for request in prepared.requests if request.fault is None]
-    tokens, work = work_note(requests, prepared.needed)
-    setup = prepared.setup
+    requests = [request for request in run.requests if request.fault is None]
+    tokens, work = work_note(requests, run.needed)
+    setup = run.setup
     if setup.profile is None:
         return f"{work}; no time estimate without a profile of this pair (edgespec profile)"
     per_s = setup.predicted_per_s

@@ -1,4 +1,4 @@
-"""The output file of a run: what may be written over, what is gone on with, and the order of its records."""
+"""The output file of a run: what may be written over, what is continued, and the order of its records."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ IN_ORDER = ("text", "specbench")  # formats whose readers go by a result's place
 
 
 def take_output(
-    out: OutputOptions, format_name: str, num_wanted: int, stack: ExitStack
+    options: OutputOptions, format_name: str, num_selected: int, stack: ExitStack
 ) -> tuple[OutputFile | None, Results | None]:
-    """Open the output file, and read what a run goes on with, which no other run can change from now on.
+    """Open the output file, and read what a run continues, which no other run can change from now on.
 
     Raises EdgespecError where it cannot be written, or holds what nobody gave up. A dry run makes and locks no file.
     """
-    if out.path is None:
+    if options.path is None:
         return None, None
-    _check_path(out.path, resume=out.resume)
+    _check_path(options.path, resume=options.resume)
     file = None
-    if not out.dry_run:
-        file = OutputFile(out.path, overwrite=out.overwrite, has_ids=format_name != "text")
+    if not options.dry_run:
+        file = OutputFile(options.path, overwrite=options.overwrite, has_ids=format_name != "text")
         stack.callback(file.close)
-    if out.resume:
-        return file, read_results(out.path, format_name)
-    if not out.overwrite:
-        _refuse_results(out.path, format_name, num_wanted)
+    if options.resume:
+        return file, read_results(options.path, format_name)
+    if not options.overwrite:
+        _refuse_results(options.path, format_name, num_selected)
     return file, None
 
 
@@ -52,7 +52,7 @@ def _check_path(path: Path, *, resume: bool) -> None:
         raise EdgespecError("E_OUTPUT", f"'{path}' is no file to go on with.", "Leave out --resume.")
 
 
-def _refuse_results(path: Path, format_name: str, num_wanted: int) -> None:
+def _refuse_results(path: Path, format_name: str, num_selected: int) -> None:
     """Raise EdgespecError for an output file that is not empty, or records that wait for some before them."""
     if not any(file.is_file() and file.stat().st_size for file in (path, waiting_path(path))):
         return
@@ -66,17 +66,17 @@ def _refuse_results(path: Path, format_name: str, num_wanted: int) -> None:
         )
     raise EdgespecError(
         "E_OUTPUT_EXISTS",
-        f"'{path}' has {len(found.done)} of {num_wanted} results.",
+        f"'{path}' has {len(found.done)} of {num_selected} results.",
         "Give --resume to go on with it, or --overwrite.",
     )
 
 
 def open_output(
-    prompts: Prompts, requests: Sequence[Request], out: OutputOptions, format_name: str, stack: ExitStack
+    prompts: Prompts, requests: Sequence[Request], options: OutputOptions, format_name: str, stack: ExitStack
 ) -> tuple[Sink, InOrder | None]:
     """Return what records go to and the order in which they do, without what is run again; raises EdgespecError."""
     to_run = [request.row.id for request in requests]
-    is_ordered = out.ordered or format_name in IN_ORDER
+    is_ordered = options.ordered or format_name in IN_ORDER
     if prompts.file is None:
         stdout = StandardOutput()
         return stdout, InOrder(stdout, None, to_run) if is_ordered else None
@@ -95,11 +95,11 @@ def open_output(
     return sink, InOrder(sink, waiting, [name for name in order if name in coming], held)
 
 
-def begin_output(output: tuple[Sink, InOrder | None], out: OutputOptions) -> None:
+def begin_output(output: tuple[Sink, InOrder | None], options: OutputOptions) -> None:
     """Drop what is to be overwritten: nothing can be refused from here on."""
     sink, in_order = output
     sink.begin()
     if in_order is not None:
         in_order.begin()
-    elif out.overwrite and out.path is not None:
-        waiting_path(out.path).unlink(missing_ok=True)
+    elif options.overwrite and options.path is not None:
+        waiting_path(options.path).unlink(missing_ok=True)

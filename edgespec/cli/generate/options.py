@@ -1,204 +1,137 @@
-"""Options of `edgespec generate` alone, each group handed on as one value."""
+"""Options of `edgespec generate`."""
 
 from __future__ import annotations
 
 import datetime
-import functools
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import click
 
 from edgespec.cli.generate.formats import FORMATS
+from edgespec.cli.generate.ray_options import WorkerOptions
 from edgespec.cli.generate.truncate import TRUNCATE
-from edgespec.cli.options.distribution import LENGTH_SPELLINGS, check_stops, distribution_options, require_text
-from edgespec.cli.options.group import Command, with_options
+from edgespec.cli.options.distribution import (
+    LENGTH_SPELLINGS,
+    RAW_HELP,
+    SYSTEM_FILE_HELP,
+    SYSTEM_HELP,
+    DrawingOptions,
+    read_system,
+    require_text,
+)
+from edgespec.cli.options.engine import EngineOptions
+from edgespec.cli.options.machine import PARALLEL_HELP, parse_parallel
 from edgespec.cli.options.numbers import WholeNumber, WholeRange
-from edgespec.cli.options.prompts import input_flag, input_options
+from edgespec.cli.options.prompts import InputOptions
+from edgespec.cli.options.record import argument, group, option, settle
 from edgespec.cli.prompts.read import read_text
 from edgespec.cli.prompts.selection import RowSelection
-from edgespec.config import DEFAULT_NEW_TOKENS, MAX_LOGPROBS, MAX_SEED
+from edgespec.config import DEFAULT_NEW_TOKENS, MAX_LOGPROBS
 from edgespec.sampling.grammar import Grammar, json_schema_grammar
 
 TRUNCATE_HELP = (
-    "Prompts too long for the context: drop their beginning (left) or end (right), skip them with an error record, "
-    "or fail before the run."
+    "Choose what becomes of prompts too long for the context: drop their beginning (left) or end (right), skip them "
+    "with an error record, or fail before the run."
 )
-FORMAT_HELP = "Of the results. [default: jsonl; without -o text for prompts that are text, if one or on a terminal]"
+FORMAT_HELP = (
+    "Write results in this format. [default: jsonl; without -o text for prompts that are text, if one or on a terminal]"
+)
 OVERWRITE_HELP = "Replace an output file that holds results."
-RESUME_HELP = "Go on with an output file: run what it lacks, and what failed."
-FORCE_HELP = "With --resume: keep results of other settings or prompts."
+RESUME_HELP = "Continue an output file: run what it lacks, and what failed."
+FORCE_HELP = "Keep results of other settings or prompts, with --resume."
 ONLY_HELP = "Run the rows with these ids."
 CATEGORY_HELP = "Run the rows of this category; repeatable."
 REPEAT_HELP = "Run each row R times, with other draws each time; ids become ID#2, ID#3, ..."
-DAY_HELP = "That the chat template tells, where it asks for one. [default: today; with --resume the first run's]"
+DAY_HELP = "Tell the chat template this day, where it asks for one. [default: today; with --resume the first run's]"
 ORDERED_HELP = "Write records in the file's order, as specbench and text always are. [default: as they are finished]"
-SCHEMA_HELP = "Texts are JSON that fits this schema: a file, or the JSON itself."
-GRAMMAR_HELP = "Texts match the grammar of this file, in Lark's form or in llama.cpp's GBNF."
-LOGPROBS_HELP = "Records tell each token's log-probability and N likely ones, by the model alone; 0 to 20."
-SPECIAL_HELP = "Of answers, as marks of channels and calls: keep them in texts, or drop them."
+SCHEMA_HELP = "Make texts JSON that fits this schema: a file, or the JSON itself."
+GRAMMAR_HELP = "Make texts match the grammar of this file, in Lark's form or in llama.cpp's GBNF."
+LOGPROBS_HELP = "Record each token's log-probability and N likely ones, by the model alone; 0 to 20."
+SPECIAL_HELP = "Keep the special tokens of answers in texts, as marks of channels and calls, or drop them."
+LENGTH_HELP = "Limit each answer to so many tokens; -1: to the context's end."
 STDOUT = Path("-")
-STOP_HELP = "End a text before this string, which is left out; repeatable."
+
+
+def _date(
+    _context: click.Context, _parameter: click.Parameter, value: datetime.datetime | None
+) -> datetime.date | None:
+    return None if value is None else value.date()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptOptions:
+class PromptOptions(InputOptions):
     """Which prompts are to be run, and what goes around them."""
 
-    source: str | None  # a file, or - for stdin
-    text: str | None  # a prompt itself
-    form: str  # of the source: one of `prompts.source.FORMS`
-    selection: RowSelection
-    system: str | None
-    day: datetime.date | None  # None: today, or that of the results that are resumed
-    raw: bool
-    truncate: str  # left | right | skip | fail: what becomes of prompts that the context has no room for
+    prompts: str | None = argument(required=False)
+    prompts_file: str | None = option("-f", "--file", "-i", "--input", help="Read PROMPTS from this file.")
+    prompt_text: str | None = option("-p", "--prompt", metavar="TEXT", help="Complete this prompt; - is stdin.")
+    start: int = option("--start", type=WholeNumber(), default=0, metavar="N", help="Skip the first N rows.")
+    limit: int | None = option("--limit", type=WholeNumber(has_off=True), metavar="N", help="Run at most N rows.")
+    only: tuple[str, ...] = option("--only", multiple=True, metavar="ID,...", help=ONLY_HELP)
+    category: tuple[str, ...] = option("--category", multiple=True, metavar="NAME", help=CATEGORY_HELP)
+    repeat: int = option("--repeat", type=WholeNumber(), default=1, metavar="R", help=REPEAT_HELP)
+    system: str | None = option("--system", "--system-prompt", "-sys", help=SYSTEM_HELP)
+    system_file: str | None = option("--system-file", metavar="FILE", help=SYSTEM_FILE_HELP)
+    # None: today, or that of the results that are resumed
+    day: datetime.date | None = option(
+        "--day", type=click.DateTime(["%Y-%m-%d"]), callback=_date, metavar="YYYY-MM-DD", help=DAY_HELP
+    )
+    raw: bool = option("--raw", "--ignore-chat-template", is_flag=True, help=RAW_HELP)
+    truncate: str = option(
+        "--truncate", type=click.Choice(TRUNCATE), default="skip", show_default=True, help=TRUNCATE_HELP
+    )
+    selection: RowSelection = field(init=False)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingOptions:
-    """How texts are drawn where the rows do not say."""
-
-    chosen: dict[str, Any]  # fields of `SamplingSettings` that were given
-    max_new_tokens: int
-    seed: int | None
-    stop: tuple[str, ...]
-    skip_special_tokens: bool  # of texts
-    grammar: Grammar | None  # None: any text
-    logprobs: int | None  # alternatives beside each token; None: none are told
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputOptions:
-    """Where results go, and in which form."""
-
-    path: Path | None
-    format_name: str | None
-    overwrite: bool
-    resume: bool
-    force: bool
-    fail_fast: bool
-    live_text: bool
-    ordered: bool
-    dry_run: bool
+    def __post_init__(self) -> None:
+        InputOptions.__post_init__(self)
+        if len(self._sources) != 1:
+            raise click.UsageError("Give one source of prompts: PROMPTS, -f FILE or -p TEXT.")
+        if self.form != "auto" and self.text is not None:
+            raise click.UsageError(f"{self.flag} is for files; -p TEXT is one prompt.")
+        require_text("-p", self.prompt_text or "")
+        ids = tuple(name.strip() for listed in self.only for name in listed.split(",") if name.strip())
+        selection = RowSelection(
+            only=ids, categories=self.category, start=self.start, limit=self.limit, repeat=self.repeat
+        )
+        settle(self, system=read_system(self.system, self.system_file), system_file=None, selection=selection)
 
     @property
-    def shows_text(self) -> bool:
-        """Return whether texts are shown while they are written, and so come one after the other."""
-        return self.live_text or (self.format_name == "text" and self.path is None)
+    def _sources(self) -> list[str]:
+        return [source for source in (self.prompts, self.prompts_file, self.prompt_text) if source is not None]
+
+    @property
+    def text(self) -> str | None:
+        """A prompt itself."""
+        return None if self.prompt_text == "-" else self.prompt_text
+
+    @property
+    def source(self) -> str | None:
+        """A file, or - for stdin."""
+        return self._sources[0] if self.text is None else None
 
 
-def prompt_options(function: Command) -> Command:
-    """Add the options of sources, selection and system prompt, which are handed on as `asked`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingOptions(DrawingOptions):
+    """How texts are drawn where the rows do not say."""
 
-    @functools.wraps(function)
-    def call(
-        *,
-        prompts: str | None,
-        prompts_file: str | None,
-        prompt_text: str | None,
-        input_form: str,
-        start: int,
-        limit: int | None,
-        only: tuple[str, ...],
-        category: tuple[str, ...],
-        repeat: int,
-        system: str | None,
-        system_file: str | None,
-        day: datetime.datetime | None,
-        raw: bool,
-        truncate: str,
-        **others: Any,
-    ) -> Any:
-        given = [source for source in (prompts, prompts_file, prompt_text) if source is not None]
-        if len(given) != 1:
-            raise click.UsageError("Give one source of prompts: PROMPTS, -f FILE or -p TEXT.")
-        if input_form != "auto" and prompt_text not in {None, "-"}:
-            raise click.UsageError(f"{input_flag(input_form)} is for files; -p TEXT is one prompt.")
-        if system is not None and system_file is not None:
-            raise click.UsageError("Give one system prompt: --system or --system-file.")
-        if system_file is not None:
-            system = read_text(system_file, what="a text file").removesuffix("\n")
-        for flag, text in (("-p", prompt_text), ("--system", system)):
-            require_text(flag, text or "")
-        is_text = prompt_text is not None and prompt_text != "-"
-        ids = tuple(name.strip() for listed in only for name in listed.split(",") if name.strip())
-        asked = PromptOptions(
-            source=None if is_text else given[0],
-            text=prompt_text if is_text else None,
-            form=input_form,
-            selection=RowSelection(only=ids, categories=category, start=start, limit=limit, repeat=repeat),
-            system=system or None,
-            day=None if day is None else day.date(),
-            raw=raw,
-            truncate=truncate,
-        )
-        return function(asked=asked, **others)
+    max_new_tokens: int = option(
+        "-n", *LENGTH_SPELLINGS, type=WholeNumber(), default=DEFAULT_NEW_TOKENS, show_default=True, help=LENGTH_HELP
+    )
+    special_tokens: str = option(
+        "--special-tokens", type=click.Choice(["keep", "drop"]), default="drop", show_default=True, help=SPECIAL_HELP
+    )
+    json_schema: str | None = option("--json-schema", "-j", metavar="FILE|JSON", help=SCHEMA_HELP)
+    grammar: str | None = option("--grammar", metavar="FILE", help=GRAMMAR_HELP)
+    logprobs: int | None = option("--logprobs", type=WholeRange(0, MAX_LOGPROBS), metavar="N", help=LOGPROBS_HELP)
+    text_grammar: Grammar | None = field(init=False)  # None: any text
 
-    options: list[Callable[[Command], Command]] = [
-        click.argument("prompts", required=False),
-        click.option("-f", "--file", "-i", "--input", "prompts_file", help="The same as PROMPTS."),
-        click.option("-p", "--prompt", "prompt_text", metavar="TEXT", help="A prompt itself; - is stdin."),
-        input_options,
-        click.option("--start", type=WholeNumber(), default=0, metavar="N", help="Skip the first N rows."),
-        click.option("--limit", type=WholeNumber(has_off=True), metavar="N", help="Run at most N rows."),
-        click.option("--only", multiple=True, metavar="ID,...", help=ONLY_HELP),
-        click.option("--category", multiple=True, metavar="NAME", help=CATEGORY_HELP),
-        click.option("--repeat", type=WholeNumber(), default=1, metavar="R", help=REPEAT_HELP),
-        click.option("--system", "--system-prompt", "-sys", help="System prompt of rows that have none."),
-        click.option("--system-file", metavar="FILE", help="The same, from a file."),
-        click.option("--day", type=click.DateTime(["%Y-%m-%d"]), metavar="YYYY-MM-DD", help=DAY_HELP),
-        click.option(
-            "--raw", "--ignore-chat-template", "raw", is_flag=True, help="Do not apply the model's chat template."
-        ),
-        click.option("--truncate", type=click.Choice(TRUNCATE), default="skip", show_default=True, help=TRUNCATE_HELP),
-    ]
-    return with_options(call, options)
+    def __post_init__(self) -> None:
+        DrawingOptions.__post_init__(self)
+        settle(self, text_grammar=_read_grammar(self.json_schema, self.grammar))
 
 
-def sampling_options(function: Command) -> Command:
-    """Add the options of length, distribution, seed and stop strings, which are handed on as `wanted`."""
-
-    @functools.wraps(function)
-    def call(
-        *,
-        max_new_tokens: int,
-        chosen: dict[str, Any],
-        seed: int | None,
-        stop: tuple[str, ...],
-        special_tokens: str,
-        json_schema: str | None,
-        grammar: str | None,
-        logprobs: int | None,
-        **others: Any,
-    ) -> Any:
-        check_stops(stop)
-        wanted = SamplingOptions(
-            chosen=chosen, max_new_tokens=max_new_tokens, seed=seed, stop=stop,
-            skip_special_tokens=special_tokens == "drop",
-            grammar=_asked_grammar(json_schema, grammar), logprobs=logprobs,
-        )  # fmt: skip
-        return function(wanted=wanted, **others)
-
-    below = [
-        click.option("--seed", type=WholeRange(0, MAX_SEED, has_off=True),
-                     help="Of every prompt's draws. [default: random, recorded]"),
-        click.option("--stop", multiple=True, metavar="STR", help=STOP_HELP),
-        click.option("--special-tokens", type=click.Choice(["keep", "drop"]), default="drop", show_default=True,
-                     help=SPECIAL_HELP),
-        click.option("--json-schema", "-j", metavar="FILE|JSON", help=SCHEMA_HELP),
-        click.option("--grammar", metavar="FILE", help=GRAMMAR_HELP),
-        click.option("--logprobs", type=WholeRange(0, MAX_LOGPROBS), metavar="N", help=LOGPROBS_HELP),
-    ]  # fmt: skip
-    length = click.option("-n", *LENGTH_SPELLINGS, "max_new_tokens", type=WholeNumber(),
-                          default=DEFAULT_NEW_TOKENS, show_default=True,
-                          help="Of each answer; -1: to the context's end.")  # fmt: skip
-    return with_options(call, [length, distribution_options(has_greedy=True), *below])
-
-
-def _asked_grammar(json_schema: str | None, grammar: str | None) -> Grammar | None:
+def _read_grammar(json_schema: str | None, grammar: str | None) -> Grammar | None:
     """Return the grammar that the command line names, read; raises EdgespecError."""
     if json_schema is not None and grammar is not None:
         raise click.UsageError("A text has one grammar: give --json-schema or --grammar.")
@@ -210,56 +143,76 @@ def _asked_grammar(json_schema: str | None, grammar: str | None) -> Grammar | No
     return None
 
 
-def output_options(function: Command) -> Command:
-    """Add the options of the output file and its form, which are handed on as `out`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputOptions:
+    """Where results go, and in which form."""
 
-    @functools.wraps(function)
-    def call(
-        *,
-        output: Path | None,
-        format_name: str | None,
-        overwrite: bool,
-        resume: bool,
-        force: bool,
-        fail_fast: bool,
-        live_text: bool,
-        ordered: bool,
-        dry_run: bool,
-        **others: Any,
-    ) -> Any:
-        output = None if output == STDOUT else output
-        if resume and overwrite:
-            raise click.UsageError("--resume goes on with a file, --overwrite begins it anew: give one of them.")
-        if (resume or overwrite) and output is None:
-            raise click.UsageError(f"--{'resume' if resume else 'overwrite'} is about an output file: give -o FILE.")
-        if force and not resume:
+    path: Path | None = option(
+        "-o", "--output", type=click.Path(path_type=Path), help="Write results to this file; - is stdout."
+    )
+    format_name: str | None = option("--format", type=click.Choice(FORMATS), help=FORMAT_HELP)
+    resume: bool = option("--resume", is_flag=True, help=RESUME_HELP)
+    overwrite: bool = option("--overwrite", is_flag=True, help=OVERWRITE_HELP)
+    force: bool = option("--force", is_flag=True, help=FORCE_HELP)
+    fail_fast: bool = option("--fail-fast", is_flag=True, help="End the run at the first prompt that fails.")
+    live_text: bool = option("--stream", is_flag=True, help="Show the text on stderr while records are written.")
+    ordered: bool = option("--ordered", is_flag=True, help=ORDERED_HELP)
+    dry_run: bool = option("--dry-run", is_flag=True, help="Check everything, say what would be done, load nothing.")
+
+    def __post_init__(self) -> None:
+        settle(self, path=None if self.path == STDOUT else self.path)
+        if self.resume and self.overwrite:
+            raise click.UsageError("--resume continues a file, --overwrite begins it anew: give one of them.")
+        if (self.resume or self.overwrite) and self.path is None:
+            raise click.UsageError(
+                f"--{'resume' if self.resume else 'overwrite'} is about an output file: give -o FILE."
+            )
+        if self.force and not self.resume:
             raise click.UsageError("--force belongs to --resume.")
-        if resume and format_name == "text":
+        if self.resume and self.format_name == "text":
             raise click.UsageError("--resume needs results with ids, which --format text does not write.")
-        out = OutputOptions(
-            path=output,
-            format_name=format_name,
-            overwrite=overwrite,
-            resume=resume,
-            force=force,
-            fail_fast=fail_fast,
-            live_text=live_text,
-            ordered=ordered,
-            dry_run=dry_run,
-        )
-        return function(out=out, **others)
 
-    options = [
-        click.option(
-            "-o", "--output", type=click.Path(path_type=Path), help="Write results here, not to stdout; - is stdout."
-        ),
-        click.option("--format", "format_name", type=click.Choice(FORMATS), help=FORMAT_HELP),
-        click.option("--resume", is_flag=True, help=RESUME_HELP),
-        click.option("--overwrite", is_flag=True, help=OVERWRITE_HELP),
-        click.option("--force", is_flag=True, help=FORCE_HELP),
-        click.option("--fail-fast", is_flag=True, help="End the run at the first prompt that fails."),
-        click.option("--stream", "live_text", is_flag=True, help="Show the text on stderr while records are written."),
-        click.option("--ordered", is_flag=True, help=ORDERED_HELP),
-        click.option("--dry-run", is_flag=True, help="Check everything, say what would be done, and load nothing."),
-    ]
-    return with_options(call, options)
+    @property
+    def shows_text(self) -> bool:
+        """Return whether texts are shown while they are written, and so come one after the other."""
+        return self.live_text or (self.format_name == "text" and self.path is None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairOptions(EngineOptions):
+    """The pair, and how many texts it has under way."""
+
+    parallel: int | None = option(
+        "-np", "--parallel", callback=parse_parallel, default="auto", show_default=True, metavar="auto|N",
+        help=PARALLEL_HELP,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateOptions:
+    """All that the command line says."""
+
+    prompts: PromptOptions = group(PromptOptions)
+    output: OutputOptions = group(OutputOptions)
+    sampling: SamplingOptions = group(SamplingOptions)
+    pair_options: PairOptions = group(PairOptions)
+    workers: WorkerOptions = group(WorkerOptions)
+
+    def __post_init__(self) -> None:
+        self.pair_options.template.check(raw=self.prompts.raw)
+        if self.workers.address is not None:
+            self._check_with_workers()
+
+    def _check_with_workers(self) -> None:
+        """Raise UsageError for what a run on many workers cannot do."""
+        if self.output.path is None:
+            raise click.UsageError("--ray writes its records to a file: give -o FILE.")
+        if self.output.live_text:
+            raise click.UsageError("--stream shows one text after the other; with --ray many are under way.")
+        if self.pair_options.prompt_cache is not None:
+            raise click.UsageError("--prompt-cache is a file of one process: leave it out with --ray.")
+
+    @property
+    def refuses(self) -> bool:
+        """Return whether a prompt that the context has no room for ends the run before it begins."""
+        return self.output.fail_fast or self.prompts.truncate == "fail"

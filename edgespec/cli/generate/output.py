@@ -9,10 +9,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from edgespec.cli import TOLD, Terminated
 from edgespec.cli.console import Console, DrawLines, counted, print_error
+from edgespec.cli.ctrl_c import SAID, Terminated
 from edgespec.cli.faults import as_edgespec_error, memory_error
-from edgespec.cli.generate.batched import Ended, Run, say_trees, saying_room
+from edgespec.cli.generate.batched import RowEnd, Run, say_trees, saying_room
 from edgespec.cli.generate.formats import format_record
 from edgespec.cli.generate.in_order import InOrder
 from edgespec.cli.generate.records import error_record, success_record
@@ -32,7 +32,7 @@ BETWEEN_TURNS = "\n\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
+class RowRecord:
     """A prompt that is done, with its record."""
 
     request: Request
@@ -46,7 +46,7 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class RecordOutput:
     """Where records go, and in which form."""
 
     sink: Sink
@@ -63,7 +63,7 @@ def stream_one(run: Run, request: Request) -> int:
         results = _answer(run, request, shown)
     except (KeyboardInterrupt, Terminated) as error:
         run.console.say(f"\nstopped: interrupted after {counted(shown.num_tokens, 'token')} · seed {request.seed}")
-        error.add_note(TOLD)
+        error.add_note(SAID)
         raise
     finally:
         shown.end()
@@ -73,9 +73,9 @@ def stream_one(run: Run, request: Request) -> int:
 
 def write_records(
     console: Console,
-    answer: Callable[[DrawLines], Generator[Answered, None, None]],
+    answer: Callable[[DrawLines], Generator[RowRecord, None, None]],
     tally: Tally,
-    out: Written,
+    output: RecordOutput,
     *,
     shows_progress: bool,
     fail_fast: bool,
@@ -83,39 +83,39 @@ def write_records(
     """Write the record of every prompt and return the exit status; it is on the disk before the next step.
 
     `answer` returns the prompts as they are done, and may draw how it goes. A prompt that fails does not end the run,
-    unless that is wanted.
+    unless `fail_fast` says so.
     """
 
     def say_stopped(why: str = "") -> None:
-        waiting = "" if out.in_order is None else out.in_order.told()
+        waiting = "" if output.in_order is None else output.in_order.told()
         written = f"{tally.num_written} of {counted(tally.num_prompts, 'record')} written"
         console.say(f"stopped{why} with {written}{waiting}")
-        if out.sink.can_resume:
-            console.say(f"to go on: {command_to_continue(out.seed)}", breaks=False)
+        if output.sink.can_resume:
+            console.say(f"to go on: {command_to_continue(output.seed)}", breaks=False)
 
     with console.live_lines(wanted=shows_progress) as draw, closing(answer(draw)) as answered:
         try:
             for one in answered:
-                _write(one, tally, out)
+                _write(one, tally, output)
                 if one.failed and fail_fast:
                     say_stopped(" by --fail-fast")
                     return EXIT_RUNTIME
         except BaseException as error:  # also of a signal
             say_stopped()
-            error.add_note(TOLD)
+            error.add_note(SAID)
             raise
     failed = f" · {tally.num_failed} failed" if tally.num_failed else ""
     console.say(f"{counted(tally.num_prompts, 'prompt')} · {tally.summary()}{failed}")
     return EXIT_SOME_FAILED if tally.num_failed else 0
 
 
-def _write(one: Answered, tally: Tally, out: Written) -> None:
+def _write(one: RowRecord, tally: Tally, output: RecordOutput) -> None:
     """Write a record, and tell of an error that it holds."""
-    text = _in_format(out.format_name, one.request, one.record, streams=out.to_stdout)
-    if out.in_order is not None:
-        tally.num_written += out.in_order.write(one.request.row.id, text)
+    text = _in_format(output.format_name, one.request, one.record, streams=output.to_stdout)
+    if output.in_order is not None:
+        tally.num_written += output.in_order.write(one.request.row.id, text)
     else:
-        out.sink.write(text)
+        output.sink.write(text)
         tally.num_written += 1
     tally.add(one.request, one.totals, failed=one.failed)
     if one.failed:
@@ -123,14 +123,14 @@ def _write(one: Answered, tally: Tally, out: Written) -> None:
         print_error(f"{one.request.row.where}: {error['message']}", error["fix"])
 
 
-def with_record(run: Run, ended: Ended) -> Answered:
+def with_record(run: Run, ended: RowEnd) -> RowRecord:
     """Return a prompt that ended with its record."""
     request, results, error = ended
     record = _record(run, request, results, error)
-    return Answered(request=request, record=record, totals=totals(results if error is None else ()))
+    return RowRecord(request=request, record=record, totals=totals(results if error is None else ()))
 
 
-def with_records(run: Run, ended: Generator[Ended, None, None]) -> Generator[Answered, None, None]:
+def with_records(run: Run, ended: Generator[RowEnd, None, None]) -> Generator[RowRecord, None, None]:
     """Yield the prompts that ended with their records."""
     with closing(ended):
         for one in ended:
@@ -145,7 +145,7 @@ def _in_format(name: str, request: Request, record: dict[str, Any], *, streams: 
     return "" if streams or record["error"] else BETWEEN_TURNS.join(record["turns"]) + "\n\n"
 
 
-def one_by_one(run: Run, requests: list[Request], *, to_stdout: bool) -> Generator[Ended, None, None]:
+def one_by_one(run: Run, requests: list[Request], *, to_stdout: bool) -> Generator[RowEnd, None, None]:
     """Yield each prompt's results, or the error that ended it, while its text is shown."""
     for number, request in enumerate(requests, 1):
         run.check()

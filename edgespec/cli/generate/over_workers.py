@@ -13,21 +13,16 @@ from edgespec.cli.ctrl_c import counting_presses, keeping_termination, raise_int
 from edgespec.cli.generate.dry_run import work_note
 from edgespec.cli.generate.not_applied import report_ignored_settings
 from edgespec.cli.generate.open_output import begin_output, open_output
-from edgespec.cli.generate.output import Answered, Written, write_records
-from edgespec.cli.generate.prepare import (
-    GenerateOptions,
-    PairOptions,
-    Prompts,
-    make_requested,
-    still_to_run,
-)
-from edgespec.cli.generate.ray_options import WorkerOptions
+from edgespec.cli.generate.options import GenerateOptions, PairOptions
+from edgespec.cli.generate.output import RecordOutput, RowRecord, write_records
+from edgespec.cli.generate.prepare import Prompts, make_run_requests, still_to_run
 from edgespec.cli.generate.records import error_record
 from edgespec.cli.generate.requests import Request
 from edgespec.cli.generate.resume import config_hash
 from edgespec.cli.generate.tally import Tally, Totals
 from edgespec.cli.generate.worker import RowAnswer, RowPlan
 from edgespec.cli.generate.workers_progress import WorkersProgress
+from edgespec.cli.options.tree import TreeOptions
 from edgespec.distributed.cluster import connected, machines
 from edgespec.distributed.dispatch import Dispatch, JobOutcome
 from edgespec.distributed.ray_worker_pool import RayWorkerPool
@@ -40,16 +35,15 @@ STOPPING = "stopping: records of rows that have ended are kept"
 def run_on_workers(
     console: Console,
     prompts: Prompts,
-    asked: GenerateOptions,
-    workers: WorkerOptions,
-    *,
+    options: GenerateOptions,
     format_name: str,
-    self_check: bool,
 ) -> int:
     """Run all prompts on a cluster's workers and return the exit status; raises EdgespecError."""
+    workers, output_options = options.workers, options.output
+    assert workers.address is not None
     with console.status("reading headers and prompts"):
-        found = make_requested(console, prompts, asked)
-    report_ignored_settings(console, found.pair, prompts.wanted, asked.prompts)
+        found = make_run_requests(console, prompts, options)
+    report_ignored_settings(console, found.pair, prompts.selected, options.prompts)
     with ExitStack() as stack:
         line_width = console.width if console.is_terminal else None
         notices = () if console.quiet else (stopping_notice(STOPPING, line_width=line_width),)
@@ -66,11 +60,11 @@ def run_on_workers(
         num_workers = workers.num_workers or default_workers(nodes, each)
         check_places(nodes, each, num_workers)
         plan = RowPlan(
-            pair_options=_anywhere(asked.pair_options),
+            pair_options=_anywhere(options.pair_options),
             settings=found.settings,
             needed=found.needed,
             num_rows=-(-found.num_fitting // num_workers),
-            self_check=self_check,
+            self_check=options.pair_options.self_check,
         )
         pool: RayWorkerPool[Request, RowAnswer] = stack.enter_context(
             closing(RayWorkerPool(plan, num_workers=num_workers, resources=each, check=check))
@@ -78,12 +72,12 @@ def run_on_workers(
         with console.status(f"waiting for {counted(num_workers, 'worker')}"):
             infos, config = pool.read_infos()
         _say_infos(console, infos)
-        requests = still_to_run(console, prompts, asked, found, config)
-        if asked.out.dry_run:
+        requests = still_to_run(console, prompts, options, found, config)
+        if output_options.dry_run:
             console.say(work_note([request for request in requests if request.fault is None], found.needed)[1])
             console.say("dry run: nothing was loaded or written")
             return 0
-        output = open_output(prompts, requests, asked.out, format_name, stack)
+        output = open_output(prompts, requests, output_options, format_name, stack)
         if not requests:
             console.say("nothing to do")
             return 0
@@ -91,31 +85,33 @@ def run_on_workers(
         tally = Tally(requests, max_context=found.needed.context_tokens)
         fields = {**next(iter(infos.values())).shared, "config": config, "config_hash": config_hash(config)}
 
-        def answer(draw: DrawLines) -> Generator[Answered, None, None]:
+        def answer(draw: DrawLines) -> Generator[RowRecord, None, None]:
             progress = WorkersProgress(console, tally, draw)
             dispatch = Dispatch(requests, pool, pool.names, log=console.say, on_exchange=progress.update)
             for number, outcome in enumerate(dispatch.run()):
                 if not number:  # a worker has loaded: what is there may be written over
-                    begin_output(output, asked.out)
+                    begin_output(output, output_options)
                 yield _answered(outcome, fields)
 
-        written = Written(
+        record_output = RecordOutput(
             sink=output[0],
             in_order=output[1],
             format_name=format_name,
             to_stdout=False,
             seed=found.settings.seed,
         )
-        return write_records(console, answer, tally, written, shows_progress=True, fail_fast=asked.out.fail_fast)
+        return write_records(
+            console, answer, tally, record_output, shows_progress=True, fail_fast=output_options.fail_fast
+        )
 
 
-def _answered(outcome: JobOutcome[Request, RowAnswer], fields: dict[str, Any]) -> Answered:
+def _answered(outcome: JobOutcome[Request, RowAnswer], fields: dict[str, Any]) -> RowRecord:
     """Return a row with its record: the worker's, or the error of the workers that were lost with it."""
     if outcome.value is not None:
         record, totals = outcome.value
-        return Answered(request=outcome.job, record=record, totals=totals)
+        return RowRecord(request=outcome.job, record=record, totals=totals)
     assert outcome.error is not None
-    return Answered(request=outcome.job, record=error_record(outcome.job, [], outcome.error, fields), totals=Totals())
+    return RowRecord(request=outcome.job, record=error_record(outcome.job, [], outcome.error, fields), totals=Totals())
 
 
 def _say_infos(console: Console, infos: Mapping[str, WorkerInfo]) -> None:
@@ -136,10 +132,7 @@ def _anywhere(pair_options: PairOptions) -> PairOptions:
         target=None if pair_options.models.target is None else pair_options.models.target.absolute(),
         draft=None if pair_options.models.draft is None else pair_options.models.draft.absolute(),
     )
-    given = {
-        name: value.absolute() if isinstance(value, Path) else value for name, value in pair_options.trees.given.items()
-    }
-    profile = pair_options.trees.profile
-    if profile not in ("auto", "none"):
-        profile = str(Path(profile).absolute())
-    return replace(pair_options, models=models, trees=replace(pair_options.trees, given=given, profile=profile))
+    trees = pair_options.trees
+    given = {name: value.absolute() if isinstance(value, Path) else value for name, value in trees.given.items()}
+    profile = trees.profile if trees.profile in ("auto", "none") else str(Path(trees.profile).absolute())
+    return replace(pair_options, models=models, trees=TreeOptions.of(given, profile=profile))

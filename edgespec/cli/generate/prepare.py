@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from edgespec.cli.console import Console, counted, named
 from edgespec.cli.generate.formats import check_format
 from edgespec.cli.generate.not_applied import report_ignored_settings
-from edgespec.cli.generate.options import OutputOptions, PromptOptions, SamplingOptions
+from edgespec.cli.generate.options import GenerateOptions, PairOptions, PromptOptions, SamplingOptions
 from edgespec.cli.generate.record_config import record_config, trees_as_begun
 from edgespec.cli.generate.requests import (
     EncodeTurn,
@@ -26,8 +26,6 @@ from edgespec.cli.generate.resume import Results, check_same_run
 from edgespec.cli.generate.sinks import OutputFile
 from edgespec.cli.generate.truncate import fit
 from edgespec.cli.open_pair import open_pair_for
-from edgespec.cli.options.machine import MachineOptions
-from edgespec.cli.options.model import ModelOptions
 from edgespec.cli.options.tree import TreeOptions
 from edgespec.cli.prompts.read import describe, numbered_rows, read_prompts
 from edgespec.cli.prompts.rows import PromptRow, text_row
@@ -37,6 +35,7 @@ from edgespec.text.context import check_ctx_size, doubtful_ends
 from edgespec.text.day import asks_for_day
 
 if TYPE_CHECKING:
+    from edgespec.cli.options.machine import MachineOptions
     from edgespec.pair.pair import ModelPair
     from edgespec.placement.pair_setup import PairSetup
     from edgespec.placement.pair_sizes import PairSizes
@@ -44,53 +43,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompts:
-    """The rows of the input, those that are wanted among them, and what an output file has of them."""
+    """The rows of the input, those to run among them, and what an output file has of them."""
 
     all: list[PromptRow]
-    wanted: list[PromptRow]
+    selected: list[PromptRow]
     results: Results | None  # None: nothing is resumed
     file: OutputFile | None  # that is written to; None: stdout, or nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairOptions:
-    """What the command line says of the pair, and of where and how it is to live."""
-
-    models: ModelOptions
-    trees: TreeOptions
-    machine: MachineOptions
-    parallel: int | None  # texts under way; None: as many as pay
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateOptions:
-    """What the command line asks for."""
-
-    prompts: PromptOptions
-    out: OutputOptions
-    wanted: SamplingOptions
-    pair_options: PairOptions
-
-    @property
-    def refuses(self) -> bool:
-        """Return whether a prompt that the context has no room for ends the run before it begins."""
-        return self.out.fail_fast or self.prompts.truncate == "fail"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Requested:
-    """What is asked of a pair, wherever that will live."""
+class RunRequests:
+    """What a pair is to do, wherever it will live."""
 
     pair: ModelPair
     settings: RunSettings
-    requests: list[Request]  # all that are wanted
+    requests: list[Request]  # of all rows to run
     encode: EncodeTurn
     needed: NeededTokens
     num_fitting: int  # requests that the context has room for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class GenerateRun:
     """A run that only needs its models."""
 
     pair: ModelPair
@@ -98,89 +72,92 @@ class Prepared:
     setup: PairSetup
     requests: list[Request]  # those still to run
     encode: EncodeTurn
-    needed: NeededTokens  # of all that are wanted
+    needed: NeededTokens  # of all rows to run, also of those that are done
     config: dict[str, Any]
 
 
-def read_rows(console: Console, asked: PromptOptions, format_name: str) -> tuple[list[PromptRow], list[PromptRow]]:
-    """Read all rows and choose the wanted ones, both with their repeats; raises EdgespecError."""
-    if asked.source is None:
-        rows = numbered_rows([text_row(asked.text or "", "-p", kind="text")])
+def read_rows(console: Console, options: PromptOptions, format_name: str) -> tuple[list[PromptRow], list[PromptRow]]:
+    """Read all rows and select those to run, both with their repeats; raises EdgespecError."""
+    if options.source is None:
+        rows = numbered_rows([text_row(options.text or "", "-p", kind="text")])
     else:
-        rows = read_prompts(asked.source, form=asked.form, say=console.say)
-    wanted = select(rows, asked.selection)
-    check_format(format_name, wanted)
+        rows = read_prompts(options.source, form=options.form, say=console.say)
+    selected = select(rows, options.selection)
+    check_format(format_name, selected)
     console.say(describe(rows))
-    if len(wanted) < len(rows):
-        console.say(f"selected: {len(wanted)} of {len(rows)} rows")
-    times = asked.selection.repeat
-    return repeated(rows, times), repeated(wanted, times)
+    if len(selected) < len(rows):
+        console.say(f"selected: {len(selected)} of {len(rows)} rows")
+    times = options.selection.repeat
+    return repeated(rows, times), repeated(selected, times)
 
 
-def prepare(console: Console, prompts: Prompts, asked: GenerateOptions) -> Prepared:
+def prepare(console: Console, prompts: Prompts, options: GenerateOptions) -> GenerateRun:
     """Open the pair, settle every prompt's settings, and place the weights; raises EdgespecError."""
-    found = make_requested(console, prompts, asked)
-    pair_options = replace(asked.pair_options, parallel=1) if asked.out.shows_text else asked.pair_options
+    found = make_run_requests(console, prompts, options)
+    pair_options = replace(options.pair_options, parallel=1) if options.output.shows_text else options.pair_options
     setup, settings, config = _place_as_begun(console, found, pair_options, prompts.results)
-    report_ignored_settings(console, found.pair, prompts.wanted, asked.prompts)
-    requests = still_to_run(console, prompts, asked, found, config)
-    return Prepared(
+    report_ignored_settings(console, found.pair, prompts.selected, options.prompts)
+    requests = still_to_run(console, prompts, options, found, config)
+    return GenerateRun(
         pair=found.pair, settings=settings, setup=setup, requests=requests, encode=found.encode, needed=found.needed,
         config=config,
     )  # fmt: skip
 
 
-def make_requested(console: Console, prompts: Prompts, asked: GenerateOptions) -> Requested:
+def make_run_requests(console: Console, prompts: Prompts, options: GenerateOptions) -> RunRequests:
     """Open the pair and settle every prompt's settings; raises EdgespecError."""
     from edgespec.text.bias import with_token_ids
 
-    machine, wanted = asked.pair_options.machine, asked.wanted
-    pair = open_pair_for(console, asked.pair_options.models, asked.pair_options.trees)
+    pair_options, sampling = options.pair_options, options.sampling
+    machine = pair_options.machine
+    pair = open_pair_for(
+        console, options.pair_options.models, options.pair_options.trees, options.pair_options.template
+    )
     if machine.ctx_size is not None:
         check_ctx_size(machine.ctx_size, pair.max_context)
     max_context = machine.ctx_size or pair.max_context
     settings = RunSettings(
-        sampling=with_token_ids(replace(pair.default_sampling(), **wanted.chosen), pair),
-        max_new_tokens=wanted.max_new_tokens,
-        seed=_seed(wanted, prompts.results),
-        raw=asked.prompts.raw,
-        system=asked.prompts.system,
-        day=_day(pair, asked.prompts, prompts.results),
-        stop=wanted.stop,
-        skip_special_tokens=wanted.skip_special_tokens,
-        grammar=wanted.grammar,
-        logprobs=wanted.logprobs,
+        sampling=with_token_ids(replace(pair.default_sampling(), **sampling.chosen), pair),
+        max_new_tokens=sampling.max_new_tokens,
+        seed=_seed(sampling, prompts.results),
+        raw=options.prompts.raw,
+        system=options.prompts.system,
+        day=_day(pair, options.prompts, prompts.results),
+        stop=sampling.stop,
+        skip_special_tokens=sampling.special_tokens == "drop",
+        grammar=sampling.text_grammar,
+        logprobs=sampling.logprobs,
         max_context=max_context,
     )
-    rows = prompts.wanted
-    cuts = asked.prompts.truncate in {"left", "right"}
+    rows = prompts.selected
+    cuts = options.prompts.truncate in {"left", "right"}
     encode = turn_encoder(pair, settings, max_tokens=None if cuts else max_context)
     requests = make_requests(pair, rows, encode, settings)
-    requests = fit(requests, asked.prompts.truncate, encode, pair.tokenizer, max_context)
-    fitting = _fitting(requests, refuses=asked.refuses)
+    requests = fit(requests, options.prompts.truncate, encode, pair.tokenizer, max_context)
+    fitting = _fitting(requests, refuses=options.refuses)
     _report_lengths(console, requests)
     _report_ends(console, requests, pair)
     needed = needed_tokens(fitting, encode, max_context)
-    return Requested(
+    return RunRequests(
         pair=pair, settings=settings, requests=requests, encode=encode, needed=needed, num_fitting=len(fitting)
     )
 
 
 def _place_as_begun(
-    console: Console, found: Requested, asked: PairOptions, results: Results | None
+    console: Console, found: RunRequests, options: PairOptions, results: Results | None
 ) -> tuple[PairSetup, RunSettings, dict[str, Any]]:
     """Place the run, and return its configuration too; a run that goes on has the trees that it was begun with."""
 
     def placed(trees: TreeOptions) -> tuple[PairSetup, RunSettings, dict[str, Any]]:
-        pair_options = replace(asked, trees=trees)
+        pair_options = replace(options, trees=trees)
         setup, settings = place_run(sizes, found.settings, pair_options, found.needed, found.num_fitting)
         return setup, settings, record_config(setup, settings)
 
-    sizes = pair_sizes(found.pair, asked.machine, found.needed)
-    first = placed(asked.trees)
+    sizes = pair_sizes(found.pair, options.machine, found.needed)
+    first = placed(options.trees)
     if results is None or results.made_otherwise(first[-1]) is None:
         return first
-    for trees in trees_as_begun(asked.trees, results):
+    for trees in trees_as_begun(options.trees, results):
         other = placed(trees)
         if results.made_otherwise(other[-1]) is None:
             console.say(f"trees are those that '{results.path}' was begun with: profiles have changed since")
@@ -221,18 +198,18 @@ def place_run(
 
 
 def still_to_run(
-    console: Console, prompts: Prompts, asked: GenerateOptions, found: Requested, config: dict[str, Any]
+    console: Console, prompts: Prompts, options: GenerateOptions, found: RunRequests, config: dict[str, Any]
 ) -> list[Request]:
     """Return the requests whose results an output file lacks; raises EdgespecError where it is of another run."""
     requests = found.requests
     if prompts.results is not None:
-        if not asked.out.force:
-            check_same_run(prompts.results, prompts.all, config, truncate=asked.prompts.truncate)
+        if not options.output.force:
+            check_same_run(prompts.results, prompts.all, config, truncate=options.prompts.truncate)
         done = prompts.results.done
         requests = [request for request in requests if request.row.id not in done]
-        _report_finished_rows(console, prompts.results, len(prompts.wanted), len(requests), found.settings.seed)
+        _report_finished_rows(console, prompts.results, len(prompts.selected), len(requests), found.settings.seed)
         if requests:
-            _fitting(requests, refuses=asked.refuses)
+            _fitting(requests, refuses=options.refuses)
     return requests
 
 
@@ -265,23 +242,23 @@ def _report_ends(console: Console, requests: list[Request], pair: ModelPair) -> 
         console.say(f"{count} of {counted(len(requests), 'prompt')}: {doubt}")
 
 
-def _seed(wanted: SamplingOptions, results: Results | None) -> int:
+def _seed(options: SamplingOptions, results: Results | None) -> int:
     """Return the seed that was given, or the one that results were drawn with, so that a run goes on as it began."""
-    if wanted.seed is not None:
-        return wanted.seed
+    if options.seed is not None:
+        return options.seed
     before = results.seed if results is not None else None
     return secrets.randbits(32) if before is None else before
 
 
-def _day(pair: ModelPair, asked: PromptOptions, results: Results | None) -> datetime.date | None:
+def _day(pair: ModelPair, options: PromptOptions, results: Results | None) -> datetime.date | None:
     """Return the day that the chat template is told, if it asks for one: as given, as results have it, or today."""
-    if asked.raw or not asks_for_day(pair.tokenizer):
+    if options.raw or not asks_for_day(pair.tokenizer):
         return None
-    return asked.day or (results.day if results is not None else None) or datetime.date.today()
+    return options.day or (results.day if results is not None else None) or datetime.date.today()
 
 
-def _report_finished_rows(console: Console, results: Results, num_wanted: int, num_left: int, seed: int) -> None:
+def _report_finished_rows(console: Console, results: Results, num_selected: int, num_left: int, seed: int) -> None:
     torn = ", a torn last line is cut off" if results.is_torn else ""
     again = f", {len(results.failed)} failed and run again" if results.failed else ""
-    done = f"{num_wanted - num_left} of {num_wanted} prompts are done{again}{torn}"
+    done = f"{num_selected - num_left} of {num_selected} prompts are done{again}{torn}"
     console.say(f"resuming '{results.path}': {done}; seed {seed}")

@@ -75,13 +75,13 @@ def _digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def trees_as_begun(asked: TreeOptions, results: Results) -> Iterator[TreeOptions]:
+def trees_as_begun(trees: TreeOptions, results: Results) -> Iterator[TreeOptions]:
     """Yield the trees that results may have been begun with, where a profile has come, gone or changed since."""
-    if asked.profile != "auto":
+    if trees.profile != "auto":
         return
-    yield dataclasses.replace(asked, profile="none")
+    yield dataclasses.replace(trees, profile="none")
     record = next((entry.record for entry in results.entries if not entry.failed), {})
-    if asked.given or not _came_from_a_profile(record):
+    if trees.given or not _came_from_a_profile(record):
         return
     given: dict[str, Any] = {
         name.removeprefix(TREE): tuple(value) if isinstance(value, list) else value
@@ -89,7 +89,7 @@ def trees_as_begun(asked: TreeOptions, results: Results) -> Iterator[TreeOptions
         if name.startswith(TREE)
     }
     try:
-        yield TreeOptions(settings=TreeSettings(**given), given=given)
+        yield TreeOptions.of(given)
     except (TypeError, EdgespecError):  # written over by hand, or by another version
         return
 

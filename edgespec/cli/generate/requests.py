@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from edgespec.cli.prompts.read import encode_turn
 from edgespec.cli.prompts.row_settings import ROW_SPELLINGS, RowSettings
@@ -20,9 +20,9 @@ from edgespec.text.context import new_token_limit
 from edgespec.text.day import telling
 
 if TYPE_CHECKING:
-    from edgespec.cli.generate.truncate import Truncated
     from edgespec.pair.pair import ModelPair
 
+Side = Literal["left", "right"]
 # Answers are encoded again with the next turn, and may have a few more tokens then than were drawn.
 SLACK_SHARE = 8  # one token in so many
 ANSWER = Message(
@@ -52,6 +52,14 @@ class RunSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Truncation:
+    """What was cut off a prompt."""
+
+    side: Side
+    dropped_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """A row and what it is run with."""
 
@@ -65,7 +73,7 @@ class Request:
     grammar: Grammar | None = None
     logprobs: int | None = None
     token_options: dict[str, Any] = field(default_factory=dict)  # which tokens may be drawn, and which end the text
-    truncated: Truncated | None = None
+    truncated: Truncation | None = None
     fault: EdgespecError | None = None  # why it cannot be run
 
 

@@ -5,10 +5,10 @@ What is cut is a row's longest message, at its beginning or its end; system prom
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from edgespec.cli.generate.requests import EncodeTurn, Request, needed_of, question_tokens
+from edgespec.cli.generate.requests import EncodeTurn, Request, Side, Truncation, needed_of, question_tokens
 from edgespec.cli.prompts.rows import SYSTEM_ROLES, PromptRow
 from edgespec.config import DEFAULT_NEW_TOKENS
 from edgespec.errors import EdgespecError
@@ -16,18 +16,9 @@ from edgespec.errors import EdgespecError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Side = Literal["left", "right"]
 TRUNCATE = ("left", "right", "skip", "fail")
 MAX_TRIES = 8  # a text that was cut may have a few tokens more than were counted
 FIX = "Shorten it, or give --truncate left (or right), which cuts its beginning (or its end)."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Truncated:
-    """What was cut off a prompt."""
-
-    side: Side
-    dropped_tokens: int
 
 
 def fit(
@@ -67,7 +58,7 @@ def _cut(
             break
         request = replace(request, row=row, ids=encode(row, ()))
     dropped = before - question_tokens(request, encode)
-    return replace(request, truncated=Truncated(side=side, dropped_tokens=dropped)) if dropped else request
+    return replace(request, truncated=Truncation(side=side, dropped_tokens=dropped)) if dropped else request
 
 
 def _room(request: Request, max_context: int) -> int:

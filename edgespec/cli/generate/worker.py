@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from edgespec import __version__
 from edgespec.cli.console import Console
-from edgespec.cli.generate.batched import Ended, RowsTogether, Run
+from edgespec.cli.generate.batched import RowEnd, RowsTogether, Run
+from edgespec.cli.generate.options import PairOptions
 from edgespec.cli.generate.output import with_record
-from edgespec.cli.generate.prepare import PairOptions, pair_sizes, place_run
+from edgespec.cli.generate.prepare import pair_sizes, place_run
 from edgespec.cli.generate.record_config import record_config
 from edgespec.cli.generate.records import run_fields
 from edgespec.cli.generate.requests import NeededTokens, Request, RunSettings, turn_encoder
@@ -22,7 +23,6 @@ from edgespec.cli.open_pair import open_pair_for
 from edgespec.distributed.worker import Answer, Exchange, WorkerInfo
 
 if TYPE_CHECKING:
-    from edgespec.config import MemoryLimits
     from edgespec.placement.pair_setup import PairSetup
 
 RowAnswer: TypeAlias = tuple[dict[str, Any], Totals]  # a row's record, and the sums over its answers
@@ -52,8 +52,10 @@ class RowWorker:
         self._numbers: dict[str, int] = {}  # of jobs, by their rows
         self._ended_tokens, self._working_s = 0, 0.0
         machine = plan.pair_options.machine
-        machine = replace(machine, limits=_shared(machine.limits, num_beside))
-        pair = open_pair_for(self._console, plan.pair_options.models, plan.pair_options.trees)
+        machine = replace(machine, max_cpu_mem=_max_cpu_bytes(machine.max_cpu_mem, num_beside))
+        pair = open_pair_for(
+            self._console, plan.pair_options.models, plan.pair_options.trees, plan.pair_options.template
+        )
         setup, self._settings = place_run(
             pair_sizes(pair, machine, plan.needed),
             plan.settings,
@@ -106,10 +108,10 @@ class RowWorker:
             notes=self._console.taken(),
         )
 
-    def _step(self) -> Generator[Ended, None, None]:
+    def _step(self) -> Generator[RowEnd, None, None]:
         self._goes_on = yield from self._rows.step()
 
-    def _answer(self, ended: Ended) -> Answer[RowAnswer]:
+    def _answer(self, ended: RowEnd) -> Answer[RowAnswer]:
         answered = with_record(self._run, ended)
         self._ended_tokens += answered.totals.tokens
         return Answer(
@@ -155,10 +157,10 @@ def _info(setup: PairSetup, settings: RunSettings, lines: Sequence[str]) -> Work
     )
 
 
-def _shared(limits: MemoryLimits, num_beside: int) -> MemoryLimits:
+def _max_cpu_bytes(max_bytes: int | None, num_beside: int) -> int | None:
     """Return a worker's part of the RAM that is free now, unless the user said how much each may have."""
-    if not num_beside or limits.max_cpu_bytes is not None:
-        return limits
+    if not num_beside or max_bytes is not None:
+        return max_bytes
     from edgespec.placement.place import usable_host_bytes
 
-    return replace(limits, max_cpu_bytes=usable_host_bytes() // (num_beside + 1))
+    return usable_host_bytes() // (num_beside + 1)

@@ -38,7 +38,7 @@ added ones aside, and fewer parameters. Nothing is looked up on the network.
 """,
 )
 @click.argument("folders", nargs=-1, type=click.Path(path_type=Path, exists=True, file_okay=False))
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object to stdout.")
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
 def command(*, folders: tuple[Path, ...], as_json: bool, quiet: bool) -> int:
     """List the models that are here, with drafts.

@@ -2,81 +2,40 @@
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import click
 
-from edgespec.cli.options.group import Command, with_options
-from edgespec.cli.options.numbers import WholeNumber
-from edgespec.config import SamplingSettings, require
+from edgespec.cli.options.numbers import WholeNumber, WholeRange
+from edgespec.cli.options.record import option
+from edgespec.cli.prompts.read import read_text
+from edgespec.config import MAX_SEED, SamplingSettings, require
 from edgespec.text.bias import token_named
 
 # llama.cpp's form ID(+/-)BIAS, or TOKEN=BIAS with an id or a text
 _SIGNED = re.compile(r"(\d+)([+-].+)")
 _NAMED = re.compile(r"(.+)=([^=]+)", re.DOTALL)
 LENGTH_SPELLINGS = ("--max-new-tokens", "--max-tokens", "--n-predict")
-
-
-def distribution_options(*, has_greedy: bool) -> Callable[[Command], Command]:
-    """Add temperature and truncation; fields of `SamplingSettings` that were given are handed on as `chosen`."""
-
-    def decorate(function: Command) -> Command:
-        @functools.wraps(function)
-        def call(
-            *,
-            temperature: float | None,
-            top_k: int | None,
-            top_p: float | None,
-            min_p: float | None,
-            repetition_penalty: float | None,
-            presence_penalty: float | None,
-            frequency_penalty: float | None,
-            logit_bias: Mapping[int | str, float],
-            ignore_eos: bool,
-            greedy: bool = False,
-            **others: Any,
-        ) -> Any:
-            if greedy and temperature:
-                raise click.UsageError(f"--greedy is --temp 0, and --temp {temperature:g} was given.")
-            given = {
-                "temperature": 0.0 if greedy else temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
-                "repetition_penalty": repetition_penalty, "presence_penalty": presence_penalty,
-                "frequency_penalty": frequency_penalty, "logit_bias": logit_bias or None,
-                "ignore_eos": ignore_eos or None,
-            }  # fmt: skip
-            chosen = {name: value for name, value in given.items() if value is not None}
-            return function(chosen=chosen, **others)
-
-        greedy_option = click.option("--greedy", is_flag=True, help="The same as --temp 0.")
-        options = [
-            click.option("--temp", "--temperature", "temperature", type=float, callback=_checked,
-                         help="0 is greedy. [default: the model's]"),
-            *([greedy_option] if has_greedy else []),
-            click.option("--top-k", type=WholeNumber(), callback=_checked,
-                         help="Keep the k likeliest tokens; 0 keeps all. [default: the model's]"),
-            click.option("--top-p", type=float, callback=_checked,
-                         help="Keep the likeliest tokens of this mass. [default: the model's]"),
-            click.option("--min-p", type=float, callback=_checked,
-                         help="Drop tokens below this share of the likeliest. [default: the model's]"),
-            click.option("--repeat-penalty", "--repetition-penalty", "repetition_penalty", type=float,
-                         callback=_checked,
-                         help="Divides logits of tokens in prompt and text, multiplies negative ones; 1 is none. "
-                         "[default: the model's]"),
-            click.option("--presence-penalty", type=float, callback=_checked,
-                         help="Taken from logits of tokens in the new text, -2 to 2. [default: 0]"),
-            click.option("--frequency-penalty", type=float, callback=_checked,
-                         help="The same for each time that they stand there, -2 to 2. [default: 0]"),
-            click.option("--logit-bias", multiple=True, metavar="TOKEN=BIAS", callback=_parsed_bias,
-                         help="Added to a token's logit, -100 to 100; TOKEN is an id, or the text of one. "
-                         "ID+BIAS and ID-BIAS do as well; repeatable."),
-            click.option("--ignore-eos", is_flag=True, help="Never draw the model's own end of a text."),
-        ]  # fmt: skip
-        return with_options(call, options)
-
-    return decorate
+RAW_HELP = "Leave the model's chat template out."
+TOP_K_HELP = "Keep the k likeliest tokens; 0 keeps all. [default: the model's]"
+TOP_P_HELP = "Keep the likeliest tokens of this mass. [default: the model's]"
+MIN_P_HELP = "Drop tokens below this share of the likeliest. [default: the model's]"
+REPETITION_HELP = (
+    "Divide logits of tokens in prompt and text by this, and multiply negative ones; 1 is none. [default: the model's]"
+)
+PRESENCE_HELP = "Take this from logits of tokens in the new text, -2 to 2. [default: 0]"
+FREQUENCY_HELP = "Take this from them for each time that they stand there, -2 to 2. [default: 0]"
+BIAS_HELP = (
+    "Add this to a token's logit, -100 to 100; TOKEN is an id, or the text of one. ID+BIAS and ID-BIAS do as well; "
+    "repeatable."
+)
+SEED_HELP = "Draw with this seed. [default: random]"
+STOP_HELP = "End a text before this string, which is left out; repeatable."
+SYSTEM_HELP = "Use this system prompt for rows without one."
+SYSTEM_FILE_HELP = "Read the system prompt from a file."
 
 
 def _checked(context: click.Context, option: click.Parameter, value: Any) -> Any:
@@ -109,6 +68,56 @@ def _parsed_bias(context: click.Context, option: click.Parameter, given: tuple[s
     return checked
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistributionOptions:
+    """Temperature and truncation."""
+
+    temperature: float | None = option(
+        "--temp", "--temperature", type=float, callback=_checked,
+        help="Set the temperature; 0 is greedy. [default: the model's]",
+    )  # fmt: skip
+    greedy: bool = False
+    top_k: int | None = option("--top-k", type=WholeNumber(), callback=_checked, help=TOP_K_HELP)
+    top_p: float | None = option("--top-p", type=float, callback=_checked, help=TOP_P_HELP)
+    min_p: float | None = option("--min-p", type=float, callback=_checked, help=MIN_P_HELP)
+    repetition_penalty: float | None = option(
+        "--repeat-penalty", "--repetition-penalty", type=float, callback=_checked, help=REPETITION_HELP
+    )
+    presence_penalty: float | None = option("--presence-penalty", type=float, callback=_checked, help=PRESENCE_HELP)
+    frequency_penalty: float | None = option("--frequency-penalty", type=float, callback=_checked, help=FREQUENCY_HELP)
+    logit_bias: Mapping[int | str, float] = option(
+        "--logit-bias", multiple=True, metavar="TOKEN=BIAS", callback=_parsed_bias, help=BIAS_HELP
+    )
+    ignore_eos: bool = option("--ignore-eos", is_flag=True, help="Never draw the model's own end of a text.")
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """The fields of `SamplingSettings` that were given."""
+        given = {
+            "temperature": 0.0 if self.greedy else self.temperature, "top_k": self.top_k, "top_p": self.top_p,
+            "min_p": self.min_p, "repetition_penalty": self.repetition_penalty,
+            "presence_penalty": self.presence_penalty, "frequency_penalty": self.frequency_penalty,
+            "logit_bias": self.logit_bias or None, "ignore_eos": self.ignore_eos or None,
+        }  # fmt: skip
+        return {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawingOptions(DistributionOptions):
+    """How texts are drawn, and where they end."""
+
+    greedy: bool = option("--greedy", is_flag=True, help="Set --temp 0.")
+    seed: int | None = option("--seed", type=WholeRange(0, MAX_SEED, has_off=True), help=SEED_HELP)
+    stop: tuple[str, ...] = option("--stop", multiple=True, metavar="STR", help=STOP_HELP)
+
+    def __post_init__(self) -> None:
+        if self.greedy and self.temperature:
+            raise click.UsageError(f"--greedy is --temp 0, and --temp {self.temperature:g} was given.")
+        require(all(self.stop), "--stop is empty.", "Give the text to stop at, or leave it out.")
+        for text in self.stop:
+            require_text("--stop", text)
+
+
 def parse_temperatures(text: str) -> list[float]:
     """Parse a list of temperatures like 0,0.6,1; raises click.BadParameter."""
     try:
@@ -120,11 +129,14 @@ def parse_temperatures(text: str) -> list[float]:
     return found
 
 
-def check_stops(stops: tuple[str, ...]) -> None:
-    """Raise EdgespecError for a --stop that is empty, or no text."""
-    require(all(stops), "--stop is empty.", "Give the text to stop at, or leave it out.")
-    for text in stops:
-        require_text("--stop", text)
+def read_system(system: str | None, system_file: str | None) -> str | None:
+    """Return the system prompt that two options give; raises click.UsageError, or EdgespecError for the file."""
+    if system is not None and system_file is not None:
+        raise click.UsageError("Give one system prompt: --system or --system-file.")
+    if system_file is not None:
+        system = read_text(system_file, what="a text file").removesuffix("\n")
+    require_text("--system", system or "")
+    return system or None
 
 
 def require_text(flag: str, text: str) -> None:

@@ -14,11 +14,10 @@ from typing import Any, TypeAlias
 import click
 
 from edgespec.cli.log_file import current_log
-from edgespec.cli.options.model import ModelOptions
 from edgespec.errors import EdgespecError
 from edgespec.pair.user_config import UserConfig
 
-WRITTEN = ("output", "prompt_cache", "plot", "export", "records", "features")  # beside the log
+WRITTEN = ("path", "prompt_cache", "plot", "export", "records", "features")  # beside the log
 READ = (
     "prompts", "prompts_file", "system_file", "json_schema", "grammar", "profile", "imported", "initial", "data",
     "tree_file", "classifier", "stop_model", "acceptance", "chat_template",
@@ -28,10 +27,10 @@ NO_FILES = {"-", "auto", "none"}
 Named: TypeAlias = tuple[str, Path]  # what a message calls it, and where it is
 
 
-def check_files(models: ModelOptions | None, *more: Named) -> None:
-    """Raise EdgespecError where a file that the running command writes is another that it names, or of its models.
+def check_files(*models: Named, more: Sequence[Named] = ()) -> None:
+    """Raise EdgespecError where a file that the running command writes is another that it names.
 
-    `more` are written, too.
+    Files of the folders of `models` are read, `more` are written, too.
     """
     context = click.get_current_context(silent=True)
     written = [*more, *_given(context, WRITTEN)]
@@ -60,12 +59,12 @@ def waiting_path(output: Path) -> Path:
     return output.with_name(f"{output.name}.waiting")
 
 
-def _read(context: click.Context | None, models: ModelOptions | None) -> Iterator[Named]:
+def _read(context: click.Context | None, models: Sequence[Named]) -> Iterator[Named]:
     yield from ((name, path) for name, path in _given(context, READ) if _exists(path))
     config = (context.find_object(UserConfig) if context is not None else None) or UserConfig()
     yield from (("the configuration", file.path) for file in config.files)
-    for name, folder in () if models is None else (("the target", models.target), ("the draft", models.draft)):
-        if folder is not None and folder.is_dir():
+    for name, folder in models:
+        if folder.is_dir():
             yield from ((f"a file of {name}", path) for path in folder.iterdir())
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,20 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from edgespec.cli.config.defaults import load_config
+from edgespec.cli.config.groups import all_commands
 from edgespec.cli.console import Console, OnProgress
-from edgespec.cli.options.group import FOLDER, Command, with_options
+from edgespec.cli.options.files import Named, check_files
+from edgespec.cli.options.record import FOLDER, argument, option, options_of
 from edgespec.errors import EdgespecError
 from edgespec.pair.hub_names import BUILT_IN_HEAD, Progress, cached_repositories, resolve_model
 from edgespec.pair.user_config import UserConfig
 
 GIB = 1 << 30
 DRAFT_SPELLINGS = ("--draft-model", "--draft", "--model-draft", "--assistant-model")
-MODEL_HELP = "The target: folder, name in the configuration or in the Hugging Face cache. [default: the built-in pair]"
-TARGET_HELP = MODEL_HELP.replace("pair]", "one]")
+MODEL_HELP = "Use this target: a folder, or a configured or cached name. [default: built in]"
+DRAFT_HELP = f"Use this draft, or {BUILT_IN_HEAD}."
+REVISION_HELP = "Use this branch, tag or commit of the target, by its name in the cache. [main]"
+DRAFT_REVISION_HELP = "Use this branch, tag or commit of the draft."
 CONFIG_HELP = "Read this configuration above the user's own."
 
 
@@ -32,55 +35,16 @@ class ModelOptions:
 
     target: Path | None
     draft: Path | None
-    chat_template: str | None = None  # in the place of the target's: a name of its own, or a text
-    template_args: Mapping[str, Any] = field(default_factory=dict)  # what the template reads beside messages
 
-
-def config_option(function: Command) -> Command:
-    """Add --config, which is read before all other options."""
-    return click.option("--config", type=FOLDER, expose_value=False, help=CONFIG_HELP)(function)
-
-
-def model_options(function: Command) -> Command:
-    """Add -m and -md; these names, and TARGET where there is one, are handed on as `models`."""
-
-    @functools.wraps(function)
-    def call(**values: Any) -> Any:
-        return function(**find_models(click.get_current_context(), values))
-
-    options: list[Callable[[Command], Command]] = [
-        click.option("-m", "--model", metavar="MODEL", shell_complete=complete_model, help=MODEL_HELP),
-        click.option("-md", *DRAFT_SPELLINGS, "draft_model", metavar="MODEL", shell_complete=complete_model,
-                     help=f"The draft, named likewise, or {BUILT_IN_HEAD}."),
-        click.option("--revision", help="Branch, tag or commit of the target, by its name in the cache. [main]"),
-        click.option("--draft-revision", help="The same of the draft."),
-        click.option("--online/--offline", help="Download what the cache lacks. [default: offline]"),
-        config_option,
-    ]  # fmt: skip
-    return with_options(call, options)
-
-
-def target_options(function: Command) -> Command:
-    """Add -m alone, which is handed on as `models` without a draft."""
-
-    @functools.wraps(function)
-    def call(**values: Any) -> Any:
-        values = {**values, "draft_model": None, "draft_revision": None}
-        return function(**find_models(click.get_current_context(), values))
-
-    options: list[Callable[[Command], Command]] = [
-        click.option("-m", "--model", metavar="MODEL", shell_complete=complete_model, help=TARGET_HELP),
-        click.option("--revision", help="Branch, tag or commit of the target, by its name in the cache. [main]"),
-        click.option("--online/--offline", help="Download what the cache lacks. [default: offline]"),
-        config_option,
-    ]
-    return with_options(call, options)
+    def named_folders(self) -> Iterator[Named]:
+        """Yield the folders that there are, with what messages call them."""
+        for name, folder in (("the target", self.target), ("the draft", self.draft)):
+            if folder is not None:
+                yield name, folder
 
 
 def complete_model(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the names that the shell may offer, beside folders."""
-    from edgespec.cli import all_commands
-
     try:
         aliases = load_config(context.find_root().params.get("config"), lambda: all_commands(context)).aliases
     except EdgespecError:  # said by the command itself
@@ -90,53 +54,89 @@ def complete_model(context: click.Context, _parameter: click.Parameter, incomple
     return [*found, CompletionItem(incomplete, type="dir")]
 
 
-def find_models(context: click.Context, values: dict[str, Any]) -> dict[str, Any]:
-    """Replace a command's values of names, revisions and --online by `models`, their folders.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetNames:
+    """The name of a target alone."""
+
+    model: str | None = option("-m", "--model", metavar="MODEL", shell_complete=complete_model, help=MODEL_HELP)
+    target: Path | None = None  # TARGET, where the command has one
+    draft_model: str | None = None
+    revision: str | None = option("--revision", help=REVISION_HELP)
+    draft_revision: str | None = None
+    online: bool = option("--online/--offline", help="Download what the cache lacks. [default: offline]")
+    config: Path | None = option("--config", type=FOLDER, help=CONFIG_HELP)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairNames(TargetNames):
+    """The names of target and draft."""
+
+    draft_model: str | None = option(
+        "-md", *DRAFT_SPELLINGS, metavar="MODEL", shell_complete=complete_model, help=DRAFT_HELP
+    )
+    draft_revision: str | None = option("--draft-revision", help=DRAFT_REVISION_HELP)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairNamesWithTarget(PairNames):
+    """The same, where the target may be the command's argument."""
+
+    target: Path | None = argument(required=False, type=FOLDER)
+
+
+def find_models(names: TargetNames) -> ModelOptions:
+    """Return the folders that names mean, after a check that no file in them is written.
 
     Raises EdgespecError for a name that means nothing, click.UsageError for what belongs to no name.
     """
-    values = _without_other_pairs(context, values)
-    target, model = values.pop("target", None), values.pop("model")
-    target = model if target is None else target
-    draft, online = values.pop("draft_model"), values.pop("online")
-    revision, draft_revision = values.pop("revision"), values.pop("draft_revision")
-    if target is None and revision is not None:
+    context = click.get_current_context()
+    names = _without_other_pairs(context, names)
+    target = names.model if names.target is None else names.target
+    if target is None and names.revision is not None:
         raise click.UsageError("--revision belongs to a model's name: -m NAME.")
-    if draft is None and draft_revision is not None:
+    if names.draft_model is None and names.draft_revision is not None:
         raise click.UsageError("--draft-revision belongs to a draft's name: -md NAME.")
-    if target is None and draft not in (None, BUILT_IN_HEAD):
+    if target is None and names.draft_model not in (None, BUILT_IN_HEAD):
         raise click.UsageError("-md needs a target: a draft goes with one. Name both, or neither.")
+    found = ModelOptions(
+        target=_folder(context, target, names.revision, online=names.online),
+        draft=_folder(context, names.draft_model, names.draft_revision, online=names.online),
+    )
+    check_files(*found.named_folders())
+    return found
+
+
+model_options = options_of(PairNames, handed_on_as="models", made=find_models)
+model_options_with_target = options_of(PairNamesWithTarget, handed_on_as="models", made=find_models)
+target_options = options_of(TargetNames, handed_on_as="models", made=find_models)
+
+
+def _folder(context: click.Context, name: str | Path | None, revision: str | None, *, online: bool) -> Path | None:
+    """Return the folder of a model, downloaded where the cache lacks some of it; raises EdgespecError."""
+    if name is None:
+        return None
     aliases = (context.find_object(UserConfig) or UserConfig()).aliases
-    console = Console(quiet=bool(values.get("quiet")), verbose=False)
-
-    def folder(name: str | Path | None, revision: str | None) -> Path | None:
-        if name is None:
-            return None
-        # A path that click made of TARGET has backslashes on Windows, where names have none.
-        wanted = name.as_posix() if isinstance(name, Path) else name
-        with console.progress_bar(wanted=online) as bar:
-            progress = _download_progress(console.task(bar, f"downloading {wanted}")) if online else None
-            return resolve_model(wanted, revision=revision, aliases=aliases, online=online, progress=progress)
-
-    return {**values, "models": ModelOptions(target=folder(target, revision), draft=folder(draft, draft_revision))}
+    console = Console(quiet=bool(context.params.get("quiet")), verbose=False)
+    # A path that click made of TARGET has backslashes on Windows, where names have none.
+    name = name.as_posix() if isinstance(name, Path) else name
+    with console.progress_bar(wanted=online) as bar:
+        progress = _download_progress(console.task(bar, f"downloading {name}")) if online else None
+        return resolve_model(name, revision=revision, aliases=aliases, online=online, progress=progress)
 
 
-def _without_other_pairs(context: click.Context, values: dict[str, Any]) -> dict[str, Any]:
+def _without_other_pairs(context: click.Context, names: TargetNames) -> TargetNames:
     """Leave out a model that TARGET replaces, and the environment's draft where its model is not used."""
-    values = dict(values)
     source = context.get_parameter_source
-    given = values.get("target") is not None
-    if given and source("model") is ParameterSource.COMMANDLINE:
+    has_target = names.target is not None
+    if has_target and source("model") is ParameterSource.COMMANDLINE:
         raise click.UsageError("Give the target once: TARGET, or -m TARGET.")
-    is_from_environment = source("model") is ParameterSource.ENVIRONMENT and not given
-    option = next(option for option in context.command.params if option.name == "model")
-    if option.resolve_envvar_value(context) and not is_from_environment:
-        for name in ("draft_model", "revision", "draft_revision"):
-            if source(name) is ParameterSource.ENVIRONMENT:
-                values[name] = None
-    if given:
-        values["model"] = None
-    return values
+    is_from_environment = source("model") is ParameterSource.ENVIRONMENT and not has_target
+    model = next(one for one in context.command.params if one.name == "model")
+    if model.resolve_envvar_value(context) and not is_from_environment:
+        draft_names = ("draft_model", "revision", "draft_revision")
+        changes: dict[str, Any] = {name: None for name in draft_names if source(name) is ParameterSource.ENVIRONMENT}
+        names = replace(names, **changes)
+    return replace(names, model=None) if has_target else names
 
 
 def _download_progress(show: OnProgress) -> Progress:

@@ -24,26 +24,25 @@ def is_auto(value: str) -> bool:
     return without_fraction(value) in {"auto", OFF}
 
 
-class WholeNumber(click.types.IntParamType):
-    """A whole number; `has_off` makes None of -1."""
-
-    def __init__(self, *, has_off: bool = False) -> None:
-        self._has_off = has_off
+class _Whole(click.types.IntParamType):
+    has_off = False
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the number; raises click.BadParameter."""
         whole = without_fraction(value)
-        return None if self._has_off and str(whole) == OFF else super().convert(whole, param, ctx)
+        return None if self.has_off and str(whole) == OFF else super().convert(whole, param, ctx)
 
 
-class WholeRange(click.IntRange):
+class WholeNumber(_Whole):
+    """A whole number; `has_off` makes None of -1."""
+
+    def __init__(self, *, has_off: bool = False) -> None:
+        self.has_off = has_off
+
+
+class WholeRange(_Whole, click.IntRange):
     """A whole number in a range; `has_off` makes None of -1."""
 
     def __init__(self, min: int | None = None, max: int | None = None, *, has_off: bool = False) -> None:  # noqa: A002
         super().__init__(min, max)
-        self._has_off = has_off
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the number; raises click.BadParameter."""
-        whole = without_fraction(value)
-        return None if self._has_off and str(whole) == OFF else super().convert(whole, param, ctx)
+        self.has_off = has_off

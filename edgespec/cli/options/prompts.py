@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Any
+from dataclasses import dataclass
 
 import click
 
-from edgespec.cli.options.group import Command, with_options
+from edgespec.cli.options.record import option
 from edgespec.cli.prompts.source import FORMS
 
 FORM_HELP = (
-    "Form of the prompts. auto goes by the file's suffix; text whose every line is a JSON object is rows too, and "
-    "files may be packed (.gz, .bz2, .xz)."
+    "Read prompts in this form. auto goes by the file's suffix; text whose every line is a JSON object is rows too, "
+    "and files may be packed (.gz, .bz2, .xz)."
 )
 
 
-def input_options(function: Command) -> Command:
-    """Add --lines and --input-format, which are handed on as one `input_form`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputOptions:
+    """The form of a source of prompts."""
 
-    @functools.wraps(function)
-    def call(*, lines: bool, input_format: str, **others: Any) -> Any:
-        if lines and input_format not in {"auto", "lines"}:
-            raise click.UsageError(f"--lines is --input-format lines, and {input_format} was given.")
-        return function(input_form="lines" if lines else input_format, **others)
+    lines: bool = option("--lines", is_flag=True, help="Read one prompt a line.")
+    input_format: str = option(
+        "--input-format", type=click.Choice(FORMS), default="auto", show_default=True, help=FORM_HELP
+    )
 
-    options = [
-        click.option("--lines", is_flag=True, help="The file holds one prompt a line."),
-        click.option("--input-format", type=click.Choice(FORMS), default="auto", show_default=True, help=FORM_HELP),
-    ]
-    return with_options(call, options)
+    def __post_init__(self) -> None:
+        if self.lines and self.input_format not in {"auto", "lines"}:
+            raise click.UsageError(f"--lines is --input-format lines, and {self.input_format} was given.")
 
+    @property
+    def form(self) -> str:
+        """One of `prompts.source.FORMS`."""
+        return "lines" if self.lines else self.input_format
 
-def input_flag(form: str) -> str:
-    """Return the flag of a form, for messages."""
-    return "--lines" if form == "lines" else f"--input-format {form}"
+    @property
+    def flag(self) -> str:
+        """The flag of the form, for messages."""
+        return "--lines" if self.form == "lines" else f"--input-format {self.form}"

@@ -1,16 +1,15 @@
-"""The options of the chat template, which come to the models that are handed on."""
+"""The options of the chat template."""
 
 from __future__ import annotations
 
-import functools
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import click
 
-from edgespec.cli.options.group import Command, with_options
-from edgespec.cli.options.model import ModelOptions
+from edgespec.cli.options.record import option, settle
 from edgespec.cli.prompts.read import read_text
 from edgespec.inputs import parse_json
 
@@ -18,28 +17,28 @@ TEMPLATE_HELP = "Use this chat template: a file, or the name of one of the model
 ARGUMENT_HELP = "Give this to the chat template, as enable_thinking=false; JSON or text; repeatable."
 
 
-def template_options(function: Command) -> Command:
-    """Add --chat-template and --template-arg, which become part of `models`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateOptions:
+    """The chat template in the place of the target's, and what it reads beside messages."""
 
-    @functools.wraps(function)
-    def call(*, models: ModelOptions, chat_template: str | None, template_arg: tuple[str, ...], **others: Any) -> Any:
-        if others["asked"].raw and (chat_template is not None or template_arg):
+    chat_template: str | None = option("--chat-template", metavar="FILE|NAME", help=TEMPLATE_HELP)
+    template_arg: tuple[str, ...] = option(
+        "--template-arg", "--chat-template-kwargs", multiple=True, metavar="KEY=VALUE", help=ARGUMENT_HELP
+    )
+    template: str | None = field(init=False)  # a name, or a file's text, for workers that lack the file
+    values: Mapping[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        values = {name: value for text in self.template_arg for name, value in _arguments(text).items()}
+        settle(self, template=_template(self.chat_template), values=values)
+
+    def check(self, *, raw: bool) -> None:
+        """Raise click.UsageError where --raw leaves out what was given."""
+        if raw and (self.chat_template is not None or self.template_arg):
             raise click.UsageError("--raw leaves the chat template out: --chat-template and --template-arg are for it.")
-        values = {name: value for given in template_arg for name, value in _arguments(given).items()}
-        models = replace(models, chat_template=_template(chat_template), template_args=values)
-        return function(models=models, **others)
-
-    options = [
-        click.option("--chat-template", metavar="FILE|NAME", help=TEMPLATE_HELP),
-        click.option(
-            "--template-arg", "--chat-template-kwargs", multiple=True, metavar="KEY=VALUE", help=ARGUMENT_HELP
-        ),
-    ]
-    return with_options(call, options)
 
 
 def _template(given: str | None) -> str | None:
-    """Return a file's text, for workers that lack the file, and a name as it is."""
     if given is None or not Path(given).is_file():
         return given
     return read_text(given, what="a file with a chat template, or a name of one")

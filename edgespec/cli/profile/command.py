@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +17,13 @@ from edgespec.cli.open_engine import open_engine
 from edgespec.cli.open_pair import open_pair_with_draft
 from edgespec.cli.options.console import console_options
 from edgespec.cli.options.distribution import parse_temperatures
-from edgespec.cli.options.group import FOLDER
 from edgespec.cli.options.machine import MachineOptions, machine_options
-from edgespec.cli.options.model import ModelOptions, model_options
+from edgespec.cli.options.model import ModelOptions, model_options_with_target
 from edgespec.cli.options.numbers import WholeRange
-from edgespec.cli.options.prompts import input_options
+from edgespec.cli.options.prompts import InputOptions
+from edgespec.cli.options.record import FOLDER, option, options_of
 from edgespec.cli.prompts.read import encode_prompts, read_prompts
 from edgespec.cli.prompts.report import say_unused_keys
-from edgespec.cli.prompts.rows import PromptRow
 from edgespec.errors import EdgespecError, profile_errors
 from edgespec.files import profiles_folder, require_place, shown_place
 
@@ -33,7 +32,48 @@ if TYPE_CHECKING:
 
 MAX_PROMPT_TOKENS = 512  # of a prompt, its end: longer ones take their time in every stage
 MIN_PROMPT_TOKENS = 16  # that a model of few positions is still given
-PROMPTS_HELP = "Texts like those it will be used for, as for `edgespec generate`. [default: six pieces of Python]"
+PROMPTS_HELP = (
+    "Measure on texts like those it will be used for, as for `edgespec generate`. [default: six pieces of Python]"
+)
+EFFORT_HELP = (
+    "Take minutes, for more texts and an acceptance model of the pair's own, or about a minute for the built-in pair. "
+    "[default: quick]"
+)
+TEMPERATURES_HELP = "Plan for these temperatures, as 0,0.6,1. [0, 1 and the model's own, or 0.6]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileOptions(InputOptions):
+    """What to measure, or which profile to copy."""
+
+    full: bool = option("--full/--quick", help=EFFORT_HELP)
+    prompts: str | None = option("--prompts", help=PROMPTS_HELP)
+    temps: str | None = option("--temps", help=TEMPERATURES_HELP)
+    seed: int = option("--seed", type=WholeRange(0), default=0, show_default=True, help="Draw with this seed.")
+    plot: Path | None = option(
+        "--plot", type=FOLDER, help="Draw costs and speeds to FILE.png or .svg (needs edgespec[plot])."
+    )
+    lists: bool = option("--list", is_flag=True, help="Show the profiles that there are, and measure nothing.")
+    export: Path | None = option(
+        "--export", type=FOLDER, help="Copy the pair's kept profile to this file, and measure nothing."
+    )
+    imported: Path | None = option(
+        "--import", type=FOLDER, help="Keep a file's profile of the pair, and measure nothing."
+    )
+    overwrite: bool = option("--overwrite", is_flag=True, help="Let --export and --import replace what is there.")
+    as_json: bool = option("--json", is_flag=True, help="Write the profile as JSON to stdout.")
+
+    def __post_init__(self) -> None:
+        InputOptions.__post_init__(self)
+        if self.lists:
+            return
+        copies = self.export is not None or self.imported is not None
+        if copies and ((self.export and self.imported) or self.full or self.prompts or self.temps):
+            raise click.UsageError(
+                "--export and --import go alone: nothing is measured, so leave out --full, --prompts, --temps."
+            )
+        if self.overwrite and not copies:
+            raise click.UsageError("--overwrite belongs to --export and --import.")
 
 
 @click.command(
@@ -50,72 +90,34 @@ The same model, memory and number format options as for the runs that
 are to use it. Runs find it by themselves: --profile auto is the default.
 """,
 )
-@click.argument("target", required=False, type=click.Path(path_type=Path))
-@model_options
-@click.option("--quick", "effort", flag_value="quick", default="quick", help="About a minute, built-in pair. [default]")
-@click.option("--full", "effort", flag_value="full", help="Minutes: more texts, an acceptance model of the pair's own.")
-@click.option("--prompts", help=PROMPTS_HELP)
-@input_options
-@click.option("--temps", help="Temperatures to plan for, as 0,0.6,1. [0, 1 and the model's own, or 0.6]")
-@click.option("--seed", type=WholeRange(0), default=0, show_default=True)
-@click.option("--plot", type=FOLDER, help="Draw costs and speeds to FILE.png or .svg (needs edgespec[plot]).")
-@click.option("--list", "lists", is_flag=True, help="Show the profiles that there are, and measure nothing.")
-@click.option("--export", type=FOLDER, help="Copy the pair's kept profile to this file, and measure nothing.")
-@click.option("--import", "imported", type=FOLDER, help="Keep a file's profile of the pair, and measure nothing.")
-@click.option("--overwrite", is_flag=True, help="Let --export and --import replace what is there.")
-@click.option("--json", "as_json", is_flag=True, help="The profile as JSON on stdout.")
+@model_options_with_target
+@options_of(ProfileOptions, handed_on_as="options")
 @machine_options
 @console_options()
-def command(
-    *,
-    models: ModelOptions,
-    effort: str,
-    prompts: str | None,
-    input_form: str,
-    temps: str | None,
-    seed: int,
-    plot: Path | None,
-    lists: bool,
-    export: Path | None,
-    imported: Path | None,
-    overwrite: bool,
-    as_json: bool,
-    machine: MachineOptions,
-    console: Console,
-) -> int:
+def command(*, models: ModelOptions, options: ProfileOptions, machine: MachineOptions, console: Console) -> int:
     """Measure once, then always run at the best setting.
 
     Decodes the prompts with trees that tune themselves, of one text and of several at once, and keeps what they have
     learned at each temperature. Later runs begin there. Speculation that is slower than plain decoding is switched off.
     """
-    if plot is not None:
-        _check_plot(plot)
-    if lists:
+    if options.plot is not None:
+        _check_plot(options.plot)
+    if options.lists:
         return _list()
-    if export is not None or imported is not None:
-        if (export is not None and imported is not None) or effort == "full" or prompts or temps:
-            raise click.UsageError(
-                "--export and --import go alone: nothing is measured, so leave out --full, --prompts, --temps."
-            )
+    if options.export is not None or options.imported is not None:
         import_engine(console)
         from edgespec.cli.profile.exchange import export_profile, import_profile
 
-        if imported is not None:
+        if options.imported is not None:
             require_place(profiles_folder())
-            profile, said = import_profile(console, models, machine, imported, overwrite=overwrite)
+            profile, said = import_profile(console, models, machine, options.imported, overwrite=options.overwrite)
         else:
-            assert export is not None
-            profile, said = export_profile(models, machine, export, overwrite=overwrite)
+            assert options.export is not None
+            profile, said = export_profile(models, machine, options.export, overwrite=options.overwrite)
     else:
-        if overwrite:
-            raise click.UsageError("--overwrite belongs to --export and --import.")
-        temperatures = parse_temperatures(temps) if temps else None
-        rows = read_prompts(prompts, form=input_form, say=console.say) if prompts else None
-        say_unused_keys(console, rows or (), applies=False)
-        require_place(profiles_folder())
-        profile = _measure(console, models, machine, rows, temperatures, effort=effort, seed=seed)
+        profile = _measure(console, models, machine, options)
         said = f"kept as {_keep(profile)}"
-    _show(profile, plot, as_json=as_json)
+    _show(profile, options.plot, as_json=options.as_json)
     console.say(said, breaks=False)  # its path is to be copied
     return 0
 
@@ -129,17 +131,12 @@ def _keep(profile: Profile) -> Path:
     return kept
 
 
-def _measure(
-    console: Console,
-    models: ModelOptions,
-    machine: MachineOptions,
-    rows: list[PromptRow] | None,
-    temperatures: list[float] | None,
-    *,
-    effort: str,
-    seed: int,
-) -> Profile:
+def _measure(console: Console, models: ModelOptions, machine: MachineOptions, options: ProfileOptions) -> Profile:
     """Load the pair and measure it."""
+    temperatures = parse_temperatures(options.temps) if options.temps else None
+    rows = read_prompts(options.prompts, form=options.form, say=console.say) if options.prompts else None
+    say_unused_keys(console, rows or (), applies=False)
+    require_place(profiles_folder())
     import_engine(console)
     from edgespec.doctor.profile_pair import FULL, NEW_TOKENS, QUICK, Run, profile_pair, set_up_to_measure
     from edgespec.pair.pair import DEMO_FOLDER
@@ -153,14 +150,14 @@ def _measure(
     run_config = machine.run_config(
         pair, context_tokens=machine.ctx_size or longest + NEW_TOKENS, prompt_tokens=longest
     )
-    setup = set_up_to_measure(pair, run_config, keeps_draft_probs=effort == "full")
+    setup = set_up_to_measure(pair, run_config, keeps_draft_probs=options.full)
     with open_engine(console, setup, machine) as engine, console.progress_bar() as bar:
         run = Run(
             engine=engine,
             prompts=encoded,
             temperatures=temperatures or sorted({0.0, pair.default_sampling().temperature or 0.6, 1.0}),
-            effort=FULL if effort == "full" else QUICK,
-            seed=seed,
+            effort=FULL if options.full else QUICK,
+            seed=options.seed,
             report=_progress(console, bar),
         )
         return profile_pair(run)

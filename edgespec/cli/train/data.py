@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from edgespec.cli.console import Console
-from edgespec.cli.options.group import FOLDER, Command, with_options
 from edgespec.cli.options.machine import MachineOptions
 from edgespec.cli.options.numbers import WholeRange
+from edgespec.cli.options.record import FOLDER, group, option
 from edgespec.cli.prompts.read import encode_prompts, read_prompts
 from edgespec.cli.prompts.source import form_by_name, read_bytes
 from edgespec.errors import EdgespecError
-from edgespec.train.training_settings import DECAYS, TrainingSettings
+from edgespec.train.training_settings import DECAYS, Decay, TrainingSettings
 
 if TYPE_CHECKING:
     from edgespec.pair.pair import ModelPair
@@ -27,81 +25,125 @@ if TYPE_CHECKING:
 
 DEFAULTS = TrainingSettings()
 SNIFFED_BYTES = 8192  # a file with a zero byte in its first ones is no text
-FEATURES_HELP = "Folder of the target's features; collecting goes on where it stopped."
+DATA_HELP = "Learn from these texts: a file, prompts as JSON lines, or all text files of a folder."
+FEATURES_HELP = "Keep the target's features in this folder; collecting continues where it stopped."
+POSITIVE = click.FloatRange(min=0, min_open=True)
+
+
+def _betas(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[float, float]:
+    try:
+        first, second = map(float, text.split(","))
+    except ValueError as error:
+        raise click.BadParameter(f"'{text}' is not two numbers, such as 0.9,0.95.") from error
+    return first, second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataOptions:
     """The texts or features to learn from."""
 
-    data: Path | None
-    features: Path | None
-    data_tokens: int | None
-    block_tokens: int
+    data: Path | None = option("--data", type=FOLDER, metavar="FILE|DIR", help=DATA_HELP)
+    features: Path | None = option("--features", type=FOLDER, help=FEATURES_HELP)
+    data_tokens: int | None = option(
+        "--data-tokens", type=WholeRange(1), help="Learn from at most this many tokens. [all]"
+    )
+    block_tokens: int = option(
+        "--block-tokens", type=WholeRange(8, 8192), default=512, show_default=True,
+        help="Let the target read pieces of texts that are at most this long.",
+    )  # fmt: skip
 
 
-def data_options(function: Command) -> Command:
-    """Add the options of texts and features, which are handed on as `asked`."""
-
-    @functools.wraps(function)
-    def call(
-        *, data: Path | None, features: Path | None, data_tokens: int | None, block_tokens: int, **others: Any
-    ) -> Any:
-        asked = DataOptions(data=data, features=features, data_tokens=data_tokens, block_tokens=block_tokens)
-        return function(asked=asked, **others)
-
-    options = [
-        click.option("--data", type=FOLDER, metavar="FILE|DIR",
-                     help="Texts to learn from: a file, prompts as JSON lines, or all text files of a folder."),
-        click.option("--features", type=FOLDER, help=FEATURES_HELP),
-        click.option("--data-tokens", type=WholeRange(1), help="Learn from so many tokens at most. [all]"),
-        click.option("--block-tokens", type=WholeRange(8, 8192), default=512, show_default=True,
-                     help="The longest piece of a text that the target reads at once."),
-    ]  # fmt: skip
-    return with_options(call, options)
+def _steps(default: int) -> Any:
+    return option(
+        "--training-steps", type=WholeRange(1), default=default, show_default=True, help="Learn from so many batches."
+    )
 
 
-def training_options(*, training_steps: int) -> Callable[[Command], Command]:
-    """Add the optimiser's options, which are handed on as `settings`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadTrainingFlags:
+    """The flags of `TrainingSettings`, for a head."""
 
-    def decorate(function: Command) -> Command:
-        @functools.wraps(function)
-        def call(*, betas: str, **values: Any) -> Any:
-            names = TrainingSettings.__dataclass_fields__.keys() - {"betas"}
-            given = {name: values.pop(name) for name in names if name in values}
-            return function(settings=TrainingSettings(betas=_betas(betas), **given), **values)
+    training_steps: int = _steps(1500)
+    batch_blocks: int = option(
+        "--batch", type=WholeRange(1), default=DEFAULTS.batch_blocks, show_default=True,
+        help="Put so many blocks into a batch.",
+    )  # fmt: skip
+    learning_rate: float | None = option(
+        "--learning-rate", type=POSITIVE, help="Set the learning rate of AdamW. [0.75 over the target's hidden size]"
+    )
+    warmup_steps: int = option(
+        "--warmup-steps", type=WholeRange(0), default=DEFAULTS.warmup_steps, show_default=True,
+        help="Reach the learning rate after so many steps.",
+    )  # fmt: skip
+    decay: Decay = option(
+        "--decay", type=click.Choice(DECAYS), default=DEFAULTS.decay, show_default=True,
+        help="Let the learning rate then fall to 0 in this way.",
+    )  # fmt: skip
+    weight_decay: float = option(
+        "--weight-decay", type=click.FloatRange(min=0), default=DEFAULTS.weight_decay, show_default=True,
+        help="Set the weight decay of AdamW.",
+    )  # fmt: skip
+    betas: tuple[float, float] = option(
+        "--betas", callback=_betas, default=",".join(map(str, DEFAULTS.betas)), show_default=True,
+        help="Set the two betas of AdamW.",
+    )  # fmt: skip
+    gradient_clip: float = option(
+        "--gradient-clip", type=POSITIVE, default=DEFAULTS.gradient_clip, show_default=True,
+        help="Clip the gradients where their common norm is above this.",
+    )  # fmt: skip
+    evaluate_every: int = option(
+        "--evaluate-every", type=WholeRange(1), default=DEFAULTS.evaluate_every, show_default=True,
+        help="Look at held-out texts after so many steps each.",
+    )  # fmt: skip
+    checkpoint_every: int = option(
+        "--checkpoint-every", type=WholeRange(1), default=DEFAULTS.checkpoint_every, show_default=True,
+        help="Write a checkpoint, from which a run continues, after so many steps each.",
+    )  # fmt: skip
+    held_out_blocks: int = option(
+        "--held-out-blocks", type=WholeRange(1), default=DEFAULTS.held_out_blocks, show_default=True,
+        help="Look at no more than so many blocks of held-out texts.",
+    )  # fmt: skip
+    seed: int = option("--seed", type=WholeRange(0), default=0, show_default=True, help="Train with this seed.")
 
-        positive = click.FloatRange(min=0, min_open=True)
-        options = [
-            click.option("--training-steps", type=WholeRange(1), default=training_steps, show_default=True,
-                         help="Batches to learn from."),
-            click.option("--batch", "batch_blocks", type=WholeRange(1), default=DEFAULTS.batch_blocks,
-                         show_default=True, help="Blocks of a batch."),
-            click.option("--learning-rate", type=positive, help="Of AdamW. [0.75 over the target's hidden size]"),
-            click.option("--warmup-steps", type=WholeRange(0), default=DEFAULTS.warmup_steps, show_default=True,
-                         help="Steps until the learning rate is reached."),
-            click.option("--decay", type=click.Choice(DECAYS), default=DEFAULTS.decay, show_default=True,
-                         help="How the learning rate then falls to 0."),
-            click.option("--weight-decay", type=click.FloatRange(min=0), default=DEFAULTS.weight_decay,
-                         show_default=True),
-            click.option("--betas", default=",".join(map(str, DEFAULTS.betas)), show_default=True, help="AdamW's."),
-            click.option("--gradient-clip", type=positive, default=DEFAULTS.gradient_clip, show_default=True,
-                         help="Largest norm of the gradients together."),
-            click.option("--evaluate-every", type=WholeRange(1), default=DEFAULTS.evaluate_every,
-                         show_default=True, help="Steps between looks at held-out texts."),
-            click.option("--checkpoint-every", type=WholeRange(1), default=DEFAULTS.checkpoint_every,
-                         show_default=True, help="Steps between checkpoints, from which a run goes on."),
-            click.option("--held-out-blocks", type=WholeRange(1), default=DEFAULTS.held_out_blocks,
-                         show_default=True, help="Most blocks of held-out texts to look at."),
-            click.option("--seed", type=WholeRange(0), default=0, show_default=True),
-        ]  # fmt: skip
-        return with_options(call, options)
 
-    return decorate
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterTrainingFlags(HeadTrainingFlags):
+    """The same for a router, which learns faster."""
+
+    training_steps: int = _steps(500)
+
+
+def make_training_settings(flags: HeadTrainingFlags) -> TrainingSettings:
+    """Return the settings that flags give; raises EdgespecError."""
+    return TrainingSettings(**asdict(flags))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOptions:
+    """What every training of a head or of a part of one is given."""
+
+    data: DataOptions = group(DataOptions)
+    path: Path = option("-o", "--output", type=FOLDER, required=True, help="Write the head into this folder.")
+    overwrite: bool = option("--overwrite", is_flag=True, help="Replace it if it exists.")
+    as_json: bool = option("--json", is_flag=True, help="Write the report as JSON.")
+
+    def check_path(self) -> None:
+        """Raise EdgespecError for an output folder that exists already, or whose parent does not."""
+        if self.path.exists() and not self.overwrite:
+            raise EdgespecError(
+                "E_OUTPUT_EXISTS", f"'{self.path}' exists.", "Choose another folder, or give --overwrite."
+            )
+        if not self.path.absolute().parent.is_dir():
+            raise EdgespecError("E_OUTPUT", f"there is no folder '{self.path.parent}' to write in.", "Make it first.")
 
 
 def features_of(
-    console: Console, pair: ModelPair, asked: DataOptions, folder: Path, machine: MachineOptions, run_config: RunConfig
+    console: Console,
+    pair: ModelPair,
+    options: DataOptions,
+    folder: Path,
+    machine: MachineOptions,
+    run_config: RunConfig,
 ) -> FeatureRun:
     """Return what a folder's features are of, after collecting those that are missing; raises EdgespecError.
 
@@ -111,9 +153,9 @@ def features_of(
     from edgespec.train.feature_files import FeatureFiles, read_run
     from edgespec.train.features import cut_blocks, feature_run
 
-    if asked.data is None:
+    if options.data is None:
         if not folder.is_dir():
-            what = "the built-in target" if asked.features is None else f"'{folder}'"
+            what = "the built-in target" if options.features is None else f"'{folder}'"
             raise EdgespecError(
                 "E_SETTING", f"there are no texts to learn from, and no features of {what}.",
                 "Give texts like those that will be continued: --data FILE or --data DIR.",
@@ -127,8 +169,8 @@ def features_of(
             raise EdgespecError("E_FEATURES", f"'{folder}' is not complete.", "Give its --data again, to go on.")
         return run
     block_tokens = run_config.context_tokens
-    texts = encode_texts(pair, asked.data, max_tokens=asked.data_tokens)
-    blocks = cut_blocks(texts, block_tokens=block_tokens, max_tokens=asked.data_tokens)
+    texts = encode_texts(pair, options.data, max_tokens=options.data_tokens)
+    blocks = cut_blocks(texts, block_tokens=block_tokens, max_tokens=options.data_tokens)
     run = feature_run(pair.target, blocks, block_tokens=block_tokens, dtype=run_config.dtype, quant=run_config.quant)
     console.say(f"texts: {len({block.text for block in blocks})}, {run.num_tokens} tokens in {run.num_blocks} blocks")
     from edgespec.cli.train.collect import collect
@@ -175,14 +217,6 @@ def _is_text(path: Path) -> bool:
     except OSError:
         return False
     return bool(start.strip()) and b"\0" not in start
-
-
-def _betas(text: str) -> tuple[float, float]:
-    try:
-        first, second = map(float, text.split(","))
-    except ValueError as error:
-        raise click.BadParameter(f"'{text}' is not two numbers, such as 0.9,0.95.", param_hint="--betas") from error
-    return first, second
 
 
 def without_draft(pair: ModelPair) -> ModelPair:

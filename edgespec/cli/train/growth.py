@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +17,11 @@ from edgespec.cli.open_engine import open_engine
 from edgespec.cli.open_pair import open_named_pair
 from edgespec.cli.options.console import console_options
 from edgespec.cli.options.distribution import parse_temperatures
-from edgespec.cli.options.group import FOLDER, with_options
 from edgespec.cli.options.machine import MachineOptions, machine_options
 from edgespec.cli.options.model import ModelOptions, model_options
 from edgespec.cli.options.numbers import WholeRange
-from edgespec.cli.options.prompts import input_options
+from edgespec.cli.options.prompts import InputOptions
+from edgespec.cli.options.record import FOLDER, option, options_of
 from edgespec.cli.prompts.read import encode_prompts, read_prompts
 from edgespec.cli.prompts.report import say_unused_keys
 from edgespec.errors import EdgespecError
@@ -42,34 +41,54 @@ HELP = """{first}.
 Collects records of what the target accepts of the draft's trees, and fits a small model on them. The records
 are kept: a run that was interrupted goes on, and another model is fitted at once.
 """
+RECORDS_HELP = "Keep the records in this folder; collecting continues where it stopped. [OUTPUT.records]"
+TEMPERATURES_HELP = "Record at these temperatures, as 0,0.6,1. [acceptance all three, classifier 0, stop 0.6,1]"
 DEFAULT_TEMPERATURES = {"acceptance": "0,0.6,1", "classifier": "0", "stop": "0.6,1"}
 
 
-def _command(
-    *,
-    what: str,
-    models: ModelOptions,
-    prompts: str,
-    input_form: str,
-    output: Path,
-    overwrite: bool,
-    records: Path | None,
-    max_new_tokens: int,
-    tree_size: int,
-    temps: str | None,
-    kind: str,
-    seed: int,
-    as_json: bool,
-    machine: MachineOptions,
-    console: Console,
-    initial: Path | None = None,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrowthOptions(InputOptions):
+    """What to record, and what to fit on it."""
+
+    prompts: str = option("--prompts", required=True, help="Decode these texts, as for `edgespec generate`.")
+    path: Path = option("-o", "--output", type=FOLDER, required=True, help="Write the model to this file.")
+    overwrite: bool = option("--overwrite", is_flag=True, help="Replace it if it exists.")
+    records: Path | None = option("--records", type=FOLDER, help=RECORDS_HELP)
+    max_new_tokens: int = option(
+        "-n", "--max-new-tokens", type=WholeRange(1), default=16, show_default=True,
+        help="Decode so many tokens of every prompt.",
+    )  # fmt: skip
+    tree_size: int = option(
+        "--tree-size", type=WholeRange(8, 768), default=128, show_default=True,
+        help="Record trees of so many nodes (acceptance).",
+    )  # fmt: skip
+    temps: str | None = option("--temps", help=TEMPERATURES_HELP)
+    kind: str = option(
+        "--kind", type=click.Choice(["hidden", "probabilities"]), default="hidden", show_default=True,
+        help="Let a decision model read this of the draft (stop).",
+    )  # fmt: skip
+    initial: Path | None = None
+    seed: int = option("--seed", type=WholeRange(0), default=0, show_default=True, help="Draw with this seed.")
+    as_json: bool = option("--json", is_flag=True, help="Write the report as JSON.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassifierOptions(GrowthOptions):
+    """The same for a classifier, which may begin as another."""
+
+    initial: Path | None = option("--from", type=FOLDER, help="Begin as this classifier: another pair's.")
+
+
+def _fit_growth(
+    what: str, models: ModelOptions, options: GrowthOptions, machine: MachineOptions, console: Console
 ) -> int:
-    temperatures = parse_temperatures(temps or DEFAULT_TEMPERATURES[what])
-    if output.exists() and not overwrite:
+    output, max_new_tokens, kind = options.path, options.max_new_tokens, options.kind
+    temperatures = parse_temperatures(options.temps or DEFAULT_TEMPERATURES[what])
+    if output.exists() and not options.overwrite:
         raise EdgespecError("E_OUTPUT_EXISTS", f"'{output}' exists.", "Choose another file, or give --overwrite.")
     if not output.parent.is_dir():
         raise EdgespecError("E_OUTPUT", f"there is no folder '{output.parent}' to write in.", "Make it first.")
-    rows = read_prompts(prompts, form=input_form, say=console.say)
+    rows = read_prompts(options.prompts, form=options.form, say=console.say)
     say_unused_keys(console, rows, applies=False)
 
     import_engine(console)
@@ -78,13 +97,13 @@ def _command(
     from edgespec.train import collect
     from edgespec.train.record_files import load_records
 
-    begins = None if initial is None else Classifier.load(initial)
+    begins = None if options.initial is None else Classifier.load(options.initial)
     pair = open_named_pair(models)
     encoded = encode_prompts(pair, rows, raw=True)
-    folder = records or output.with_name(output.name + ".records")
+    folder = options.records or output.with_name(output.name + ".records")
     settings = {
         "acceptance": collect.acceptance_settings(
-            size=tree_size, temperatures=temperatures, truncated=pair.default_sampling()
+            size=options.tree_size, temperatures=temperatures, truncated=pair.default_sampling()
         ),
         "classifier": collect.classifier_settings(temperatures=temperatures),
         "stop": collect.stop_settings(temperatures=temperatures),
@@ -101,61 +120,32 @@ def _command(
                 encoded,
                 folder,
                 settings,
-                run=collect.RecordRun(kind=kind if what == "stop" else what, max_new_tokens=max_new_tokens, seed=seed),
+                run=collect.RecordRun(
+                    kind=kind if what == "stop" else what, max_new_tokens=max_new_tokens, seed=options.seed
+                ),
                 progress=console.counting(bar, "collecting", "parts"),
             )
     found, headers = load_records(folder)
     console.say(f"fitting on {counted(found['prompt'].shape[0], 'record')} of {counted(len(headers), 'part')}")
     about = {"target": pair.target.folder.name, "prompts": str(len(encoded))}
     about |= {"draft": pair.draft.folder.name} if pair.draft else {}
-    report = _fit(what, found, output, kind=kind, seed=seed, about=about, initial=begins)
-    sys.stdout.write(json.dumps(report) + "\n" if as_json else _text(report))
+    report = _fit(what, found, output, kind=kind, seed=options.seed, about=about, initial=begins)
+    sys.stdout.write(json.dumps(report) + "\n" if options.as_json else _text(report))
     console.say(f"written: {output}")
     return 0
 
 
 def growth_command(what: str) -> click.Command:
     """Make the command that fits one of WHATS."""
-    its_own = {
-        "classifier": [
-            click.option("--from", "initial", type=FOLDER, help="Go on from this classifier: another pair's.")
-        ]
-    }
+    record = ClassifierOptions if what == "classifier" else GrowthOptions
 
     @click.command(name=what, help=HELP.format(first=WHATS[what][0].upper() + WHATS[what][1:]))
     @model_options
-    @click.option("--prompts", required=True, help="Texts to decode: as for `edgespec generate`.")
-    @input_options
-    @click.option("-o", "--output", type=FOLDER, required=True, help="The model's file.")
-    @click.option("--overwrite", is_flag=True, help="Replace it if it exists.")
-    @click.option(
-        "--records", type=FOLDER, help="Folder of the records; collecting goes on where it stopped. [OUTPUT.records]"
-    )
-    @click.option("-n", "--max-new-tokens", type=WholeRange(1), default=16, show_default=True, help="Of every prompt.")
-    @click.option(
-        "--tree-size",
-        type=WholeRange(8, 768),
-        default=128,
-        show_default=True,
-        help="Nodes of the trees that are recorded (acceptance).",
-    )
-    @click.option(
-        "--temps", help="Temperatures to record at, as 0,0.6,1. [acceptance all three, classifier 0, stop 0.6,1]"
-    )
-    @click.option(
-        "--kind",
-        type=click.Choice(["hidden", "probabilities"]),
-        default="hidden",
-        show_default=True,
-        help="What a decision model reads of the draft (stop).",
-    )
-    @partial(with_options, options=its_own.get(what, []))
-    @click.option("--seed", type=WholeRange(0), default=0, show_default=True)
-    @click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
+    @options_of(record, handed_on_as="options")
     @machine_options
     @console_options()
-    def command(**values: Any) -> int:
-        return _command(what=what, **values)
+    def command(*, models: ModelOptions, options: GrowthOptions, machine: MachineOptions, console: Console) -> int:
+        return _fit_growth(what, models, options, machine, console)
 
     return command
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import click
@@ -14,17 +13,57 @@ import click
 from edgespec.cli.console import Console
 from edgespec.cli.ctrl_c import import_engine
 from edgespec.cli.options.console import console_options
-from edgespec.cli.options.group import FOLDER
 from edgespec.cli.options.machine import MachineOptions, machine_options
 from edgespec.cli.options.model import ModelOptions, target_options
 from edgespec.cli.options.numbers import WholeRange
-from edgespec.cli.train.data import DataOptions, data_options, features_of, training_options, without_draft
+from edgespec.cli.options.record import group, option, options_of
+from edgespec.cli.train.data import HeadTrainingFlags, TrainOptions, features_of, make_training_settings, without_draft
 from edgespec.cli.train.progress import in_words, training_progress
-from edgespec.errors import EdgespecError
 from edgespec.train.training_settings import TrainingSettings
 
 METHOD_NAMES = ("eagle", "hass", "coral")
 WEIGHT = click.FloatRange(min=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadOptions(TrainOptions):
+    """How a head is trained."""
+
+    method: str = option(
+        "--method", type=click.Choice(METHOD_NAMES), default="coral", show_default=True, help="Train by this method."
+    )
+    multi_steps: int | None = option(
+        "--multi-steps", type=WholeRange(1, 8), help="Train so many steps on the head's own features. [by the method]"
+    )
+    regression_weight: float | None = option(
+        "--regression-weight", type=WEIGHT, help="Weigh smooth L1 between features by this. [1; coral 0.5]"
+    )
+    distribution_weight: float | None = option(
+        "--distribution-weight", type=WEIGHT, help="Weigh cross-entropy between distributions by this. [0.1]"
+    )
+    top_tokens_weight: float | None = option(
+        "--top-tokens-weight", type=WEIGHT, help="Weigh the target's ten most probable tokens by this. [hass 1, else 0]"
+    )
+    alignment_weight: float | None = option(
+        "--alignment-weight", type=WEIGHT,
+        help="Weigh CSRA by this. [coral: it adds as much as the regression; else 0]",
+    )  # fmt: skip
+    feature_noise: float = option(
+        "--feature-noise", type=WEIGHT, default=0.1, show_default=True,
+        help="Add this much noise to the features that the head reads.",
+    )  # fmt: skip
+    training: TrainingSettings = group(HeadTrainingFlags, make_training_settings)
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weights that were given, by their names in `head_objective.Weights`."""
+        given = {
+            "regression": self.regression_weight,
+            "distribution": self.distribution_weight,
+            "top_tokens": self.top_tokens_weight,
+            "alignment": self.alignment_weight,
+        }
+        return {name: value for name, value in given.items() if value is not None}
 
 
 @click.command(
@@ -44,44 +83,17 @@ coral  three steps, and the features of all steps told apart
 """,
 )
 @target_options
-@data_options
-@click.option("--method", type=click.Choice(METHOD_NAMES), default="coral", show_default=True)
-@click.option("-o", "--output", type=FOLDER, required=True, help="The head's folder.")
-@click.option("--overwrite", is_flag=True, help="Replace it if it exists.")
-@click.option("--multi-steps", type=WholeRange(1, 8), help="Steps on the head's own features. [by the method]")
-@click.option("--regression-weight", type=WEIGHT, help="Of smooth L1 between features. [1; coral 0.5]")
-@click.option("--distribution-weight", type=WEIGHT, help="Of cross-entropy between distributions. [0.1]")
-@click.option("--top-tokens-weight", type=WEIGHT, help="Of the target's ten most probable tokens. [hass 1, else 0]")
-@click.option("--alignment-weight", type=WEIGHT, help="Of CSRA. [coral: it adds as much as the regression; else 0]")
-@click.option("--feature-noise", type=WEIGHT, default=0.1, show_default=True, help="Noise on features that it reads.")
-@training_options(training_steps=1500)
-@click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
+@options_of(HeadOptions, handed_on_as="options")
 @machine_options
 @console_options()
-def command(
-    *,
-    models: ModelOptions,
-    asked: DataOptions,
-    method: str,
-    output: Path,
-    overwrite: bool,
-    multi_steps: int | None,
-    regression_weight: float | None,
-    distribution_weight: float | None,
-    top_tokens_weight: float | None,
-    alignment_weight: float | None,
-    feature_noise: float,
-    settings: TrainingSettings,
-    as_json: bool,
-    machine: MachineOptions,
-    console: Console,
-) -> int:
+def command(*, models: ModelOptions, options: HeadOptions, machine: MachineOptions, console: Console) -> int:
     """Train a feature head: one layer that continues the target's hidden states.
 
     One pass over the target writes its features to a folder, then the head is trained on them. A run that was
     interrupted goes on; the features are kept for other heads.
     """
-    check_output(output, overwrite=overwrite)
+    options.check_path()
+    output, method = options.path, options.method
 
     import_engine(console)
     from edgespec.draft.head_network import HeadFacts
@@ -93,20 +105,14 @@ def command(
     from edgespec.train.training_loop import TrainingRun, forget_checkpoint
 
     pair = without_draft(open_pair(models.target, None))
-    folder = asked.features or output.with_name(output.name + ".features")
-    run_config = machine.run_config(pair, context_tokens=asked.block_tokens)
-    run = features_of(console, pair, asked, folder, machine, run_config)
-    settings = settings.for_width(run.hidden_size)
-    given = {
-        "regression": regression_weight,
-        "distribution": distribution_weight,
-        "top_tokens": top_tokens_weight,
-        "alignment": alignment_weight,
-    }
+    folder = options.data.features or output.with_name(output.name + ".features")
+    run_config = machine.run_config(pair, context_tokens=options.data.block_tokens)
+    run = features_of(console, pair, options.data, folder, machine, run_config)
+    settings = options.training.for_width(run.hidden_size)
     chosen = METHODS[method]
-    weights = replace(chosen.weights, **{name: value for name, value in given.items() if value is not None})
-    num_steps = multi_steps or chosen.num_steps
-    chosen = replace(chosen, weights=weights, num_steps=num_steps, feature_noise=feature_noise)
+    weights = replace(chosen.weights, **options.weights)
+    num_steps = options.multi_steps or chosen.num_steps
+    chosen = replace(chosen, weights=weights, num_steps=num_steps, feature_noise=options.feature_noise)
     precision = Precision.on(run_config.device, run_config.dtype)
     facts = HeadFacts(target=pair.target.folder.name, target_fingerprint=run.target_fingerprint, method=method)
     training = output.with_name(output.name + ".training")
@@ -144,17 +150,9 @@ def command(
         "training_s": time.perf_counter() - started,
         **report.as_json(),
     }
-    sys.stdout.write(json.dumps(found) + "\n" if as_json else _text(found))
+    sys.stdout.write(json.dumps(found) + "\n" if options.as_json else _text(found))
     console.say(f"written: {output}")
     return 0
-
-
-def check_output(output: Path, *, overwrite: bool) -> None:
-    """Raise EdgespecError for an output folder that exists already, or whose parent does not."""
-    if output.exists() and not overwrite:
-        raise EdgespecError("E_OUTPUT_EXISTS", f"'{output}' exists.", "Choose another folder, or give --overwrite.")
-    if not output.absolute().parent.is_dir():
-        raise EdgespecError("E_OUTPUT", f"there is no folder '{output.parent}' to write in.", "Make it first.")
 
 
 def _text(found: dict[str, Any]) -> str:

@@ -5,23 +5,45 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 
 import click
 
 from edgespec.cli.console import Console
 from edgespec.cli.ctrl_c import import_engine
 from edgespec.cli.options.console import console_options
-from edgespec.cli.options.group import FOLDER
 from edgespec.cli.options.machine import MachineOptions, machine_options
 from edgespec.cli.options.model import ModelOptions, model_options
 from edgespec.cli.options.numbers import WholeRange
-from edgespec.cli.train.data import DataOptions, data_options, features_of, training_options, without_draft
-from edgespec.cli.train.head import check_output
+from edgespec.cli.options.record import group, option, options_of
+from edgespec.cli.train.data import (
+    RouterTrainingFlags,
+    TrainOptions,
+    features_of,
+    make_training_settings,
+    without_draft,
+)
 from edgespec.cli.train.progress import in_words, training_progress
 from edgespec.errors import EdgespecError
 from edgespec.train.training_settings import TrainingSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterOptions(TrainOptions):
+    """How a router is trained."""
+
+    groups: int = option(
+        "--groups", type=WholeRange(2), default=16, show_default=True,
+        help="Divide the vocabulary into so many groups of one size.",
+    )  # fmt: skip
+    top_groups: int = option(
+        "--top-groups", type=WholeRange(1), default=2, show_default=True, help="Compute so many groups for every node."
+    )
+    multi_steps: int = option(
+        "--multi-steps", type=WholeRange(1, 8), default=3, show_default=True,
+        help="Learn from so many steps of the head.",
+    )  # fmt: skip
+    training: TrainingSettings = group(RouterTrainingFlags, make_training_settings)
 
 
 @click.command(
@@ -36,36 +58,16 @@ where the vocabulary is large: from about 128 thousand tokens on.
 """,
 )
 @model_options
-@data_options
-@click.option("-o", "--output", type=FOLDER, required=True, help="Folder of the head with its router.")
-@click.option("--overwrite", is_flag=True, help="Replace it if it exists.")
-@click.option("--groups", type=WholeRange(2), default=16, show_default=True, help="Of the vocabulary, of one size.")
-@click.option("--top-groups", type=WholeRange(1), default=2, show_default=True, help="That every node asks for.")
-@click.option("--multi-steps", type=WholeRange(1, 8), default=3, show_default=True,
-              help="Steps of the head to learn from.")  # fmt: skip
-@training_options(training_steps=500)
-@click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
+@options_of(RouterOptions, handed_on_as="options")
 @machine_options
 @console_options()
-def command(
-    *,
-    models: ModelOptions,
-    asked: DataOptions,
-    output: Path,
-    overwrite: bool,
-    groups: int,
-    top_groups: int,
-    multi_steps: int,
-    settings: TrainingSettings,
-    as_json: bool,
-    machine: MachineOptions,
-    console: Console,
-) -> int:
+def command(*, models: ModelOptions, options: RouterOptions, machine: MachineOptions, console: Console) -> int:
     """Train a router for a head: only the groups of the vocabulary that a draft needs are then computed.
 
     The head itself is left as it is; the result is a head with a router.
     """
-    check_output(output, overwrite=overwrite)
+    options.check_path()
+    output, groups, top_groups = options.path, options.groups, options.top_groups
     if models.draft is None:
         raise EdgespecError("E_SETTING", "there is no head to train a router for.", "Name one with -md.")
 
@@ -82,15 +84,15 @@ def command(
         raise EdgespecError("E_SETTING", f"'{models.draft}' is no feature head.", "Train one: edgespec train head.")
     facts = replace(pair.draft.head, router_groups=groups, top_groups=top_groups)
     alone = without_draft(pair)
-    run_config = machine.run_config(alone, context_tokens=asked.block_tokens)
+    run_config = machine.run_config(alone, context_tokens=options.data.block_tokens)
     precision = Precision.on(run_config.device, run_config.dtype)
     training = output.with_name(output.name + ".training")
-    folder = asked.features or models.draft.with_name(models.draft.name + ".features")
+    folder = options.data.features or models.draft.with_name(models.draft.name + ".features")
     started = time.perf_counter()
     with lender(pair.target, device=run_config.device, dtype=precision.lent_dtype(run_config.dtype)) as target:
         check_groups(vocab_of(target), groups, top_groups)
-        run = features_of(console, alone, asked, folder, machine, run_config)
-        settings = settings.for_width(run.hidden_size)
+        run = features_of(console, alone, options.data, folder, machine, run_config)
+        settings = options.training.for_width(run.hidden_size)
         head = load_head(target, models.draft, facts, fresh=(ROUTER_PREFIX,))
         console.say(f"training: {groups} groups, {settings.training_steps} steps; checkpoints go to '{training}'")
         with console.progress_bar() as bar:
@@ -103,7 +105,7 @@ def command(
                     identity=f"{facts} {run}",
                     progress=training_progress(console, bar, settings.training_steps),
                 ),
-                num_steps=multi_steps,
+                num_steps=options.multi_steps,
                 precision=precision,
             )
         save_head(head, facts, output)
@@ -113,11 +115,11 @@ def command(
         "groups": groups,
         "top_groups": top_groups,
         "features": {"folder": str(folder), "tokens": run.num_tokens, "blocks": run.num_blocks},
-        "settings": {**asdict(settings), "steps_of_forward": multi_steps},
+        "settings": {**asdict(settings), "steps_of_forward": options.multi_steps},
         "training_s": time.perf_counter() - started,
         **report.as_json(),
     }
-    text = f"router of {groups} groups, {top_groups} asked for: {in_words(report.held_out)}\n"
-    sys.stdout.write(json.dumps(found) + "\n" if as_json else text)
+    text = f"router of {groups} groups, {top_groups} computed: {in_words(report.held_out)}\n"
+    sys.stdout.write(json.dumps(found) + "\n" if options.as_json else text)
     console.say(f"written: {output}")
     return 0

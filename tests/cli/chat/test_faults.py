@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from edgespec import Engine, SamplingSettings, TreeSettings
-from edgespec.cli import Terminated
 from edgespec.cli.chat.keys import WaitingKeys
 from edgespec.cli.chat.loop import converse
 from edgespec.cli.chat.screen import Screen
 from edgespec.cli.chat.state import Chat
 from edgespec.cli.console import Console
+from edgespec.cli.ctrl_c import Terminated
 from edgespec.cli.standard_streams import StdoutError
 from edgespec.errors import EdgespecError
 from tests.cli.chat.test_chat import Lines

@@ -137,10 +137,10 @@ def test_values_are_json_or_text(command: str, monkeypatch: pytest.MonkeyPatch) 
     """And one JSON object may hold all of them, as other tools take them."""
     found: dict[str, Any] = {}
     flags = ["mood=false", "day=2026-07-01", "text=a=b", "n=3", "none=", 'q="x"', '{"b": 1, "c": [2]}']
-    monkeypatch.setattr("edgespec.cli.options.template.replace", lambda models, **fields: found.update(fields) or 1 / 0)
+    monkeypatch.setattr("edgespec.cli.options.template.settle", lambda options, **fields: found.update(fields) or 1 / 0)
     arguments = [word for flag in flags for word in ("--template-arg", flag)]
     with pytest.raises(ZeroDivisionError):
         cli.main([command, "-p", "a", *arguments], standalone_mode=False)
-    assert found["template_args"] == {
+    assert found["values"] == {
         "mood": False, "day": "2026-07-01", "text": "a=b", "n": 3, "none": "", "q": "x", "b": 1, "c": [2],
     }  # fmt: skip

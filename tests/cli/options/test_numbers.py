@@ -8,7 +8,8 @@ from typing import Any
 import click
 import pytest
 
-from edgespec.cli import all_commands, cli
+from edgespec.cli import cli
+from edgespec.cli.config.groups import all_commands
 
 
 def parsed(command: str, *arguments: str) -> dict[str, Any]:

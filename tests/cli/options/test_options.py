@@ -86,7 +86,7 @@ GIVEN = {
     "lines": None,
     "day": None,  # generate/test_resume_folder.py
     "input_format": None,
-    "output": None,
+    "path": None,
     "overwrite": None,
     "live_text": None,
     "raw": None,
@@ -116,7 +116,7 @@ GIVEN = {
     # test_prompt_cache.py
     "prompt_cache": None,
     # test_over_workers.py
-    "ray": None,
+    "address": None,
     "num_workers": None,
     "resources": None,
     # The profiles' own tests

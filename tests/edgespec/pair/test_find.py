@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from edgespec import EdgespecError, Engine, MemoryLimits, TreeSettings
-from edgespec.cli import all_commands, cli
+from edgespec.cli import cli
 from edgespec.cli.config.defaults import known_keys
+from edgespec.cli.config.groups import all_commands
 from edgespec.pair.find import find_pair
 from edgespec.pair.hub_names import BUILT_IN_HEAD, BUILT_IN_HEAD_FOLDER
 from edgespec.pair.user_config import PAIR_SPELLINGS

@@ -1,0 +1,35 @@
+"""The options of a command that makes texts: the pair, where it lives, and how it drafts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgespec.cli.options.machine import MachineOptions
+from edgespec.cli.options.model import ModelOptions, PairNames, find_models
+from edgespec.cli.options.record import FOLDER, group, option
+from edgespec.cli.options.template import TemplateOptions
+from edgespec.cli.options.tree import ProfileTreeFlags, TreeOptions, make_tree_options
+
+PROMPT_CACHE_HELP = (
+    "Keep what prompts begin with alike, read, in this file, and begin on what it has. `edgespec cache list` tells of "
+    "it, wherever it lies."
+)
+SELF_CHECK_HELP = "Skip the check that the model's family reads token trees rightly."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """What the command line says of the pair, and of where and how it is to live."""
+
+    models: ModelOptions = group(PairNames, find_models)
+    template: TemplateOptions = group(TemplateOptions)
+    trees: TreeOptions = group(ProfileTreeFlags, make_tree_options)
+    machine: MachineOptions = group(MachineOptions)
+    prompt_cache: Path | None = option("--prompt-cache", type=FOLDER, metavar="FILE", help=PROMPT_CACHE_HELP)
+    no_self_check: bool = option("--no-self-check", is_flag=True, help=SELF_CHECK_HELP)
+
+    @property
+    def self_check(self) -> bool:
+        """Return whether it is tried that token trees are read rightly."""
+        return not self.no_self_check
