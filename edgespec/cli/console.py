@@ -150,9 +150,9 @@ class Console:
         return lambda done, total: show(done, total, f"{done} of {total} {unit}")
 
     @contextmanager
-    def progress_bar(self, *, wanted: bool = True) -> Iterator[Progress | None]:
-        """Draw a bar that vanishes when done; yield None where it is not wanted or there is no terminal."""
-        if self.quiet or not self.is_terminal or not wanted:
+    def progress_bar(self, *, is_shown: bool = True) -> Iterator[Progress | None]:
+        """Draw a bar that vanishes when done; yield None where it is not to be shown or there is no terminal."""
+        if self.quiet or not self.is_terminal or not is_shown:
             yield None
             return
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -176,12 +176,12 @@ class Console:
             yield progress
 
     @contextmanager
-    def live_lines(self, *, wanted: bool = True) -> Iterator[DrawLines]:
+    def live_lines(self, *, is_shown: bool = True) -> Iterator[DrawLines]:
         """Yield a function that draws lines over those that it drew before; they vanish when the block ends.
 
-        It does nothing where they are not wanted or there is no terminal.
+        It does nothing where they are not to be shown or there is no terminal.
         """
-        if self.quiet or not self.is_terminal or not wanted:
+        if self.quiet or not self.is_terminal or not is_shown:
             yield lambda _lines: None
             return
         from rich.live import Live

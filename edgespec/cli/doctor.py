@@ -90,10 +90,10 @@ def _checks(context: click.Context, model: str | None) -> Iterator[Check]:
 
 
 def _configuration(context: click.Context) -> tuple[UserConfig, Check]:
-    asked = context.find_root().params.get("config")
-    paths = [str(path) for path in config_files(asked)]
+    given = context.find_root().params.get("config")
+    paths = [str(path) for path in config_files(given)]
     try:
-        found = load_config(asked, lambda: all_commands(context))
+        found = load_config(given, lambda: all_commands(context))
     except EdgespecError as error:
         check = Check(name="configuration", status=FAIL, text=f"{error.what} {error.fix}", facts={"files": paths})
         return UserConfig(), check

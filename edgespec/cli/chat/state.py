@@ -42,7 +42,7 @@ class Chat:
     engine: Engine
     conversation: Conversation
     screen: Screen
-    reader: LineReader | None  # None: nobody can be asked
+    reader: LineReader | None  # None: nobody can be questions
     keys: WaitingKeys
     own_tree: TreeSettings  # that the chat began with
     shows_stats: bool = True
@@ -76,5 +76,5 @@ class Chat:
 
     def last_question(self) -> str | None:
         """Return the user's last message, if there is one."""
-        asked: list[Message] = [message for message in self.conversation.messages if message.role == "user"]
-        return asked[-1].content if asked else None
+        questions: list[Message] = [message for message in self.conversation.messages if message.role == "user"]
+        return questions[-1].content if questions else None

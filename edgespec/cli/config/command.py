@@ -15,8 +15,8 @@ from click.core import ParameterSource
 from edgespec.cli.config.defaults import (
     SAMPLES,
     SAMPLING_KEYS,
-    asked_model,
     load_config,
+    named_model,
     settings_of,
     spellings,
 )
@@ -94,7 +94,7 @@ def show_path() -> int:
     sys.stdout.write(f"{shown_place(own)}\n")
     if not own.exists():
         sys.stderr.write("it does not exist; edgespec config init writes a template\n")
-    for path in config_files(_asked()):
+    for path in config_files(_config_path()):
         if path != own:
             sys.stderr.write(f"read above it: {path}\n")
     return 0
@@ -137,7 +137,7 @@ def show(
     commands = all_commands(context)
     if name not in commands:
         raise click.UsageError(f"There is no command '{name}'.")
-    rows = list(_rows(name, commands, load_config(config or _asked(), lambda: commands)))
+    rows = list(_rows(name, commands, load_config(config or _config_path(), lambda: commands)))
     shown = [row for row in rows if with_unset or row.value not in (None, False, ())]
     if as_json:
         found = {row.key: {"value": row.value, "origin": row.origin} for row in shown}
@@ -150,7 +150,7 @@ def show(
     return 0
 
 
-def _asked() -> Path | None:
+def _config_path() -> Path | None:
     """Return the file that `edgespec --config FILE config ...` names."""
     path = click.get_current_context().find_root().params.get("config")
     return path if isinstance(path, Path) else None
@@ -159,7 +159,7 @@ def _asked() -> Path | None:
 def _rows(name: str, commands: Mapping[str, click.Command], config: UserConfig) -> Iterator[Row]:
     """Return a row for every option that can be configured, with the value that the command would take."""
     command = commands[name]
-    model = asked_model(command, {})
+    model = named_model(command, {})
     found = settings_of(command, config, model, commands.values())
     configured = {option.name: (value, setting) for option, value, setting in found}
     context = click.Context(command, info_name=name)
@@ -200,13 +200,13 @@ def _generation_config(model: str | None, config: UserConfig) -> tuple[dict[str,
     try:
         folder = BUILT_IN_TARGET if model is None else resolve_model(model, aliases=config.aliases)
         path = folder / "generation_config.json"
-        wanted = parse_json(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except (EdgespecError, OSError, ValueError):
         return {}, ""
-    if not isinstance(wanted, dict):
+    if not isinstance(content, dict):
         return {}, ""
-    keys = SAMPLING_KEYS if wanted.get("do_sample") else ("repetition_penalty",)
-    return {key: wanted[key] for key in keys if wanted.get(key) is not None}, f"'{path}'"
+    keys = SAMPLING_KEYS if content.get("do_sample") else ("repetition_penalty",)
+    return {key: content[key] for key in keys if content.get(key) is not None}, f"'{path}'"
 
 
 def _plain(value: Any) -> Any:

@@ -87,7 +87,7 @@ def given_on_the_line(parent: click.Context, command: click.Command, arguments: 
     return {**values, "help": help_option is not None and bool(values.get(str(help_option.name)))}
 
 
-def asked_model(command: click.Command, given: Mapping[str, Any]) -> str | None:
+def named_model(command: click.Command, given: Mapping[str, Any]) -> str | None:
     """Return the model that a command line or the environment names."""
     context = click.Context(command)
     for name in ("target", "model"):

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from edgespec.cli.config.defaults import asked_model, defaults_of, given_on_the_line, load_config, name_variables
+from edgespec.cli.config.defaults import defaults_of, given_on_the_line, load_config, name_variables, named_model
 
 READ_CONFIG_THEMSELVES = {"cache", "completion", "config", "doctor"}  # or need none: they go on where it is damaged
 
@@ -73,12 +73,12 @@ class ConfiguredGroup(click.Group):
         given = given_on_the_line(context, command, rest)
         if not given.get("help"):  # which must work whatever the configuration holds
             root = context.find_root()
-            asked = Path(given["config"]) if isinstance(given.get("config"), str) else root.params.get("config")
-            context.obj = load_config(asked, lambda: leaf_commands(root))
+            path = Path(given["config"]) if isinstance(given.get("config"), str) else root.params.get("config")
+            context.obj = load_config(path, lambda: leaf_commands(root))
             if context.obj.files:
                 others = leaf_commands(root).values()
                 context.default_map = {
-                    str(name): defaults_of(command, context.obj, asked_model(command, given), others)
+                    str(name): defaults_of(command, context.obj, named_model(command, given), others)
                 }
         return name, command, rest
 

@@ -77,11 +77,11 @@ def refuse_without_hardware(tree: TreeSettings, temperature: float | None) -> No
     require(acceptance_rate(tree.acceptance) is None, f"--acceptance {tree.acceptance} changes no memory plan.", fix)
 
 
-def refuse_other_device(hardware: str, device: str, wanted: str) -> None:
+def refuse_other_device(hardware: str, device: str, kind: str) -> None:
     """Raise EdgespecError where --device contradicts the hardware."""
     require(
-        device == "auto" or device.partition(":")[0] == wanted,
-        f"--device {device} contradicts --hardware {hardware}, which is a {wanted} device.",
+        device == "auto" or device.partition(":")[0] == kind,
+        f"--device {device} contradicts --hardware {hardware}, which is a {kind} device.",
         "Leave out one of them.",
     )
 

@@ -93,7 +93,7 @@ def write_records(
         if output.sink.can_resume:
             console.say(f"to go on: {command_to_continue(output.seed)}", breaks=False)
 
-    with console.live_lines(wanted=shows_progress) as draw, closing(answer(draw)) as answered:
+    with console.live_lines(is_shown=shows_progress) as draw, closing(answer(draw)) as answered:
         try:
             for one in answered:
                 _write(one, tally, output)

@@ -75,8 +75,8 @@ class Results:
 
     def made_otherwise(self, config: dict[str, Any]) -> Entry | None:
         """Return a result that was made with other settings; None where there is none."""
-        wanted = {config_hash(each) for each in _as_versions_told(config)}
-        return next((entry for entry in self.entries if not entry.failed and entry.config_hash not in wanted), None)
+        hashes = {config_hash(each) for each in _as_versions_told(config)}
+        return next((entry for entry in self.entries if not entry.failed and entry.config_hash not in hashes), None)
 
 
 def config_hash(config: dict[str, Any]) -> str:

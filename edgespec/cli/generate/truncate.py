@@ -1,4 +1,4 @@
-"""Rows whose prompt leaves no room in the context: cut where that was asked for, else known before the run begins.
+"""Rows whose prompt leaves no room in the context: cut where --truncate says so, else known before the run begins.
 
 What is cut is a row's longest message, at its beginning or its end; system prompt, template and other messages stay.
 """
@@ -62,9 +62,9 @@ def _cut(
 
 
 def _room(request: Request, max_context: int) -> int:
-    """Return the tokens that all questions may have: answers take what they want, at most half of the context."""
-    wanted = request.max_new_tokens if request.max_new_tokens > 0 else DEFAULT_NEW_TOKENS
-    return max_context - min(wanted * request.row.num_turns, max_context // 2)
+    """Return the tokens that all questions may have: answers take what they may, at most half of the context."""
+    new_tokens = request.max_new_tokens if request.max_new_tokens > 0 else DEFAULT_NEW_TOKENS
+    return max_context - min(new_tokens * request.row.num_turns, max_context // 2)
 
 
 def _shortened(row: PromptRow, side: Side, num_tokens: int, tokenizer: PreTrainedTokenizerBase) -> PromptRow:

@@ -51,7 +51,7 @@ class RowAnswers:
         request, turn = self.request, len(self.results)
         if request.fault is not None:
             raise request.fault
-        wanted = self._engine.request(
+        text_request = self._engine.request(
             self._encode(request.row, self._answers) if turn else request.ids,
             max_new_tokens=request.max_new_tokens,
             sampling=request.sampling,
@@ -64,7 +64,7 @@ class RowAnswers:
             **request.token_options,
         )
         is_last = turn == request.row.num_turns - 1
-        self._handle = self._engine.submit(wanted, reuse=turn > 0, keeps=not is_last, on_prefill=self._on_prefill)
+        self._handle = self._engine.submit(text_request, reuse=turn > 0, keeps=not is_last, on_prefill=self._on_prefill)
         return self._handle
 
     @property

@@ -119,7 +119,7 @@ def _folder(context: click.Context, name: str | Path | None, revision: str | Non
     console = Console(quiet=bool(context.params.get("quiet")), verbose=False)
     # A path that click made of TARGET has backslashes on Windows, where names have none.
     name = name.as_posix() if isinstance(name, Path) else name
-    with console.progress_bar(wanted=online) as bar:
+    with console.progress_bar(is_shown=online) as bar:
         progress = _download_progress(console.task(bar, f"downloading {name}")) if online else None
         return resolve_model(name, revision=revision, aliases=aliases, online=online, progress=progress)
 

@@ -51,8 +51,8 @@ class SectionedCommand(click.Command):
         placed = {name for names in self.sections.values() for name in names}
         rest = [str(name) for name in options if name not in placed]
         for title, names in self.sections.items():
-            wanted = [options[name] for name in (*names, *(rest if title == FIRST else ())) if name in options]
-            rows = [(_spelled(option, context), record[1]) for option in wanted
+            shown = [options[name] for name in (*names, *(rest if title == FIRST else ())) if name in options]
+            rows = [(_spelled(option, context), record[1]) for option in shown
                     if (record := option.get_help_record(context)) is not None]  # fmt: skip
             with formatter.section(title):
                 formatter.write_dl(rows)

@@ -29,17 +29,17 @@ class RowSelection:
         require(self.repeat >= 1, f"--repeat {self.repeat} leaves nothing.", "Use 1 or more.")
 
 
-def select(rows: list[PromptRow], wanted: RowSelection) -> list[PromptRow]:
-    """Return the wanted rows in the file's order; raises EdgespecError for an id or category that no row has."""
+def select(rows: list[PromptRow], selection: RowSelection) -> list[PromptRow]:
+    """Return the selected rows in the file's order; raises EdgespecError for an id or category that no row has."""
     found = rows
-    if wanted.only:
-        _require_known(wanted.only, [row.id for row in rows], "--only", "id")
-        found = [row for row in found if row.id in set(wanted.only)]
-    if wanted.categories:
-        _require_known(wanted.categories, [category_of(row) for row in rows], "--category", "category")
-        found = [row for row in found if category_of(row) in set(wanted.categories)]
-    end = None if wanted.limit is None else wanted.start + wanted.limit
-    found = found[wanted.start : end]
+    if selection.only:
+        _require_known(selection.only, [row.id for row in rows], "--only", "id")
+        found = [row for row in found if row.id in set(selection.only)]
+    if selection.categories:
+        _require_known(selection.categories, [category_of(row) for row in rows], "--category", "category")
+        found = [row for row in found if category_of(row) in set(selection.categories)]
+    end = None if selection.limit is None else selection.start + selection.limit
+    found = found[selection.start : end]
     if not found:
         raise EdgespecError(
             "E_PROMPT_EMPTY", f"of {len(rows)} rows none is left.", "Check --start, --only and --category."
@@ -63,9 +63,9 @@ def category_of(row: PromptRow) -> str:
     return "" if row.category is None else str(row.category)
 
 
-def _require_known(wanted: tuple[str, ...], known: list[str], flag: str, what: str) -> None:
+def _require_known(given: tuple[str, ...], known: list[str], flag: str, what: str) -> None:
     names = list(dict.fromkeys(name for name in known if name))
-    for name in wanted:
+    for name in given:
         if name in names:
             continue
         close = difflib.get_close_matches(name, names, n=3) or names[:MAX_NAMED]
