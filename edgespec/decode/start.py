@@ -28,7 +28,7 @@ def start_sequence(
     tuner: Tuner | None = None,
     keeps_draft_probs: bool = False,
 ) -> Sequence:
-    """Return a session whose trees grow by the policy.
+    """Return a text whose trees grow by the policy.
 
     With a `tuner` they are those that pay, where the text does not depend on them. `keeps_draft_probs` is for
     records: trees keep the draft's distributions.

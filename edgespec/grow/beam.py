@@ -92,7 +92,7 @@ class Beam:
 
 
 class _Limits:
-    """What tells the trees of a company from each other."""
+    """What tells the trees of a group from each other."""
 
     def __init__(self, beams: Sequence[Beam], widths: Sequence[int], *, like: Tensor) -> None:
         device, dtype = like.device, like.dtype
@@ -105,7 +105,7 @@ class _Limits:
 
 
 def grow_beams(beams: Sequence[Beam]) -> GrowthTogether:
-    """Grow the trees of texts in one company.
+    """Grow the trees of a group of texts.
 
     Nodes are numbered layer by layer, siblings from the most probable down.
     """
