@@ -208,11 +208,8 @@ def test_a_gradient_that_is_not_finite_is_refused_too(files: FeatureFiles, tmp_p
         training_loop.train(
             {"weight": weight},
             lambda _, _generator: {"loss": weight.sqrt().sum()},
-            files,
-            split_blocks(files, SETTINGS),
-            SETTINGS,
-            tmp_path,
-            identity="x",
+            run=TrainingRun(files=files, settings=SETTINGS, folder=tmp_path, identity="x"),
+            split=split_blocks(files, SETTINGS),
             device=torch.device("cpu"),
         )
     assert caught.value.code == "E_TRAIN_NAN"
