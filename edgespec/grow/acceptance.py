@@ -196,20 +196,17 @@ class AcceptanceModel:
     @classmethod
     def load(cls, path: Path) -> AcceptanceModel:
         """Read what `save` wrote; raises EdgespecError."""
-        return cls._of(read_document(path, SCHEMA, _Document), path)
+        return cls.from_document(read_document(path, SCHEMA), path)
 
     @classmethod
     def from_document(cls, document: object, path: Path) -> AcceptanceModel:
         """Make a model of a file's content; errors name the file `path`. Raises EdgespecError."""
-        return cls._of(read_content(document, path, _Document), path)
-
-    @classmethod
-    def _of(cls, document: _Document, path: Path) -> AcceptanceModel:
+        content = read_content(document, path, _Document)
         return cls(
-            candidate=_network(document.candidate, "candidate", path),
-            none=_network(document.none, "none", path),
-            measured=document.measured,
-            about=document.about,
+            candidate=_network(content.candidate, "candidate", path),
+            none=_network(content.none, "none", path),
+            measured=content.measured,
+            about=content.about,
         )
 
 

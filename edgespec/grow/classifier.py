@@ -15,7 +15,7 @@ import torch
 from pydantic import ConfigDict
 from torch import Tensor
 
-from edgespec.grow.network import Network, NetworkData, bad_file, read_document, write_document
+from edgespec.grow.network import Network, NetworkData, bad_file, read_content, read_document, write_document
 
 SCHEMA = "edgespec.classifier/1"
 DEFAULT_FILE = Path(__file__).parents[1] / "demo" / "classifier.json"
@@ -53,7 +53,8 @@ class Classifier:
     @classmethod
     def load(cls, path: Path) -> Classifier:
         """Read what `save` wrote; raises EdgespecError."""
-        network = Network.from_data(read_document(path, SCHEMA, _Document).network, path=path, key="network")
+        document = read_content(read_document(path, SCHEMA), path, _Document)
+        network = Network.from_data(document.network, path=path, key="network")
         if network.inputs != INPUTS:
             raise bad_file(path, "network.inputs", f"is not {', '.join(INPUTS)}")
         return cls(network=network)

@@ -109,19 +109,19 @@ class Network:
     def from_data(cls, data: NetworkData, *, path: Path, key: str) -> Network:
         """Make a network of a file's content below `key`; raises EdgespecError."""
         widths = [len(data.inputs), *(len(layer.bias) for layer in data.layers[:-1]), 1]
-        shapes = list(itertools.pairwise(widths))
+        layers = list(zip(data.layers, itertools.pairwise(widths), strict=True))
         return cls(
             inputs=data.inputs,
             mean=_tensor(data.mean, tuple(widths[:1]), path=path, key=f"{key}.mean"),
             std=_tensor(data.std, tuple(widths[:1]), path=path, key=f"{key}.std"),
             activation=data.activation,
             weights=tuple(
-                _tensor(layer.weight, (after, before), path=path, key=f"{key}.layers.{index}.weight")
-                for index, (layer, (before, after)) in enumerate(zip(data.layers, shapes, strict=True))
+                _tensor(layer.weight, shape[::-1], path=path, key=f"{key}.layers.{index}.weight")
+                for index, (layer, shape) in enumerate(layers)
             ),
             biases=tuple(
-                _tensor(layer.bias, (after,), path=path, key=f"{key}.layers.{index}.bias")
-                for index, (layer, (_, after)) in enumerate(zip(data.layers, shapes, strict=True))
+                _tensor(layer.bias, shape[1:], path=path, key=f"{key}.layers.{index}.bias")
+                for index, (layer, shape) in enumerate(layers)
             ),
         )
 
@@ -131,8 +131,8 @@ def bad_file(path: Path, key: str, problem: str) -> EdgespecError:
     return EdgespecError("E_MODEL_FILE", f"'{path}': {key} {problem}.", "Fit it again, or name another file.")
 
 
-def read_document(path: Path, schema: str, kind: type[T]) -> T:
-    """Read a JSON file of a schema as a record; raises EdgespecError."""
+def read_document(path: Path, schema: str) -> Any:
+    """Return the content of a JSON file of this schema; raises EdgespecError."""
     try:
         content = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -147,7 +147,7 @@ def read_document(path: Path, schema: str, kind: type[T]) -> T:
             f"'{path}' has schema {shown(found)}, not '{schema}'.",
             f"Fit it with this version: edgespec train {what}.",
         )
-    return read_content(content, path, kind)
+    return content
 
 
 def read_content(content: object, path: Path, kind: type[T]) -> T:
