@@ -51,11 +51,7 @@ def changed(path: Path, **values: Any) -> None:
 
 def hostile_profile() -> Any:
     profile = example_profile()
-    return replace(
-        profile,
-        pair=replace(profile.pair, target=HOSTILE, draft=HOSTILE),
-        plans=tuple(replace(plan, why=HOSTILE, best=replace(plan.best, policy=HOSTILE)) for plan in profile.plans),
-    )
+    return replace(profile, pair=replace(profile.pair, target=HOSTILE, draft=HOSTILE))
 
 
 @source

@@ -81,7 +81,7 @@ def test_measuring_shows_the_plans_and_keeps_the_profile(outcome: Outcome, profi
     assert profile.passes[0].points[-1].rows > 1
     for plan in profile.plans:
         assert [found.num_texts for found in plan.by_texts] == [4]
-        assert plan.best.num_trees > 3
+        assert plan.best.num_trees > 1
         assert sum(plan.best.promised) > 0
 
 
