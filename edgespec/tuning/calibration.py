@@ -1,7 +1,7 @@
-"""What a tree's scores promise, and what verification keeps of it.
+"""How a tree's scores compare with what verification accepts.
 
 Scores are chances of acceptance by somebody's model: of the built-in pair, or the draft's own probabilities. What
-was accepted over what was promised, by the size of the score, turns them into expected tokens of this pair.
+was accepted over the sum of the scores, by the size of the score, turns them into expected tokens of this pair.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CERTAIN = 0.999  # no chance is larger
 
 @dataclass(frozen=True, slots=True)
 class GrownTree:
-    """What a text's tree promised."""
+    """The scores of a text's tree."""
 
     scores: list[float]  # of the nodes below the root
     layers: list[int]
@@ -28,7 +28,7 @@ class GrownTree:
 
 
 class ScoreCalibration:
-    """The ratios of accepted to promised tokens, by class of score."""
+    """The ratios of accepted to expected tokens, by class of score."""
 
     def __init__(self, promised: Sequence[float] = (0.0,) * CLASSES, kept: Sequence[float] = (0.0,) * CLASSES) -> None:
         """Begin with these sums of tokens by class of score, as were known before."""
@@ -53,7 +53,7 @@ class ScoreCalibration:
         return expected / self.ratios[_class_of(expected)]
 
     def learn(self, scores: Sequence[float], accepted: Sequence[bool]) -> None:
-        """Compare the promises of a verified tree's nodes with what was accepted."""
+        """Compare the scores of a verified tree's nodes with what was accepted."""
         promised, kept = [0.0] * CLASSES, [0.0] * CLASSES
         for score, is_kept in zip(scores, accepted, strict=True):
             found = _class_of(score)

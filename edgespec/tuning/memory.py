@@ -54,7 +54,7 @@ def known_costs(profile: Profile) -> StepCosts:
 
 def plan_of(choice: TreeChoice, num_texts: int) -> Plan:
     """Return what was learned of texts of one sampling, so many of which share each pass."""
-    yields, calibration, costs, limits = choice.yields, choice.promises, choice.costs, choice.wanted
+    yields, calibration, costs, limits = choice.yields, choice.calibration, choice.costs, choice.limits
     tree = dict(zip(yields.sizes, yields.all(), strict=True))[limits.size]
     step_s, plain_s = costs.of(tree, num_texts), costs.plain_s(num_texts)
     return Plan(
@@ -83,7 +83,7 @@ def recall(choice: TreeChoice, plan: Plan) -> None:
     yields = choice.yields
     yields.num_trees, yields.share_full = plan.num_trees, plan.share_full
     yields.recall([(at.size, MeanTree(at.tokens, at.nodes, at.layers), at.weight) for at in plan.by_size])
-    choice.promises = ScoreCalibration(plan.promised, plan.kept)
+    choice.calibration = ScoreCalibration(plan.promised, plan.kept)
     size = min(yields.sizes, key=lambda size: abs(math.log2(size / plan.size)))
-    choice.wanted = choice.last = TreeLimits(size, plan.threshold, plan.stop_gain)
-    choice.in_step, choice.is_plain = choice.wanted, not plan.pays
+    choice.limits = choice.last = TreeLimits(size, plan.threshold, plan.stop_gain)
+    choice.in_step, choice.is_plain = choice.limits, not plan.pays

@@ -1,4 +1,4 @@
-"""The limits of a step's trees: their size, and what is asked of a node and of a layer."""
+"""The limits of a step's trees: their size, and the least score of a node and the least gain of a layer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 LIMITS_AN_OCTAVE = 4
-MIN_SCORE, MAX_SCORE = 1e-3, 0.25  # that is asked of a node; below the first, of none
+MIN_SCORE, MAX_SCORE = 1e-3, 0.25  # of a node; a limit below the first is none
 MIN_GAIN, MAX_GAIN = 1 / 16, 2.0  # of a layer
 
 
@@ -18,7 +18,7 @@ class TreeLimits:
     threshold: float = 0.0
     stop_gain: float = 0.0
 
-    def asking(self, score: float, gain: float, *, met: tuple[float, float]) -> TreeLimits:
+    def nearer_to(self, score: float, gain: float, *, met: tuple[float, float]) -> TreeLimits:
         """Return limits nearer to a node's `score` and a layer's `gain`; the last tree has `met` such ones."""
         return TreeLimits(
             self.size,
@@ -27,12 +27,12 @@ class TreeLimits:
         )
 
 
-def _moved(now: float, met: float, wanted: float, least: float, most: float) -> float:
-    """Return a limit nearer to the one wanted, by a factor of two at most; below `least` there is none.
+def _moved(now: float, met: float, best: float, least: float, most: float) -> float:
+    """Return a limit nearer to the best one, by a factor of two at most; below `least` there is none.
 
     The last tree may have met a higher limit than the one that there is `now`.
     """
     low, high = now / 2, max(now, met, least) * 2
-    found = min(max(wanted, low), high, most)
+    found = min(max(best, low), high, most)
     # Few different limits: the settings of each are made once.
     return 0.0 if found < least else 2 ** (round(LIMITS_AN_OCTAVE * math.log2(found)) / LIMITS_AN_OCTAVE)

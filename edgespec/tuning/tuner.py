@@ -20,6 +20,7 @@ from edgespec.tree.token_tree import TokenTree
 from edgespec.tuning.calibration import GrownTree
 from edgespec.tuning.costs import StepCosts
 from edgespec.tuning.memory import known_costs, plan_at, plan_for_texts, recall
+from edgespec.tuning.settings import TuningSettings
 from edgespec.tuning.step import PassCost, StepResult
 from edgespec.tuning.tree_choice import SIZES, TreeChoice
 from edgespec.tuning.tree_limits import TreeLimits
@@ -47,12 +48,13 @@ class Tuner:
         first_size: int | None = None,
         profile: Profile | None = None,
         num_texts: int = 1,
+        tuning: TuningSettings | None = None,
     ) -> None:
         """Begin with these trees, of `first_size` nodes; `largest_tree` is what memory is planned for.
 
         What a profile knows of `num_texts` texts under way is where adaptive trees begin.
         """
-        self.largest_tree = largest_tree
+        self.largest_tree, self._tuning = largest_tree, tuning
         self._budget = POLICIES[largest_tree.policy].budget
         most = largest_tree.num_nodes
         first = min(most, first_size or FIRST_SIZE)
@@ -73,8 +75,9 @@ class Tuner:
         if found is None:
             while len(self._choices) >= MAX_SAMPLINGS:
                 del self._choices[next(iter(self._choices))]
-            start = next(reversed(self._choices.values())).wanted if self._choices else self._start
-            found = TreeChoice(self._costs, self._sizes, start=start, shares_budget=self.largest_tree.shares_budget)
+            start = next(reversed(self._choices.values())).limits if self._choices else self._start
+            shares_budget = self.largest_tree.shares_budget
+            found = TreeChoice(self._costs, self._sizes, start=start, shares_budget=shares_budget, tuning=self._tuning)
             if self._profile is not None:
                 recall(found, plan_for_texts(plan_at(self._profile, sampling.temperature), self._num_texts))
         self._choices[sampling] = found  # the one used last stands last
@@ -87,9 +90,9 @@ class Tuner:
             self.largest_tree, TreeLimits(last.size, self.largest_tree.threshold, self.largest_tree.stop_gain)
         ).smaller()
 
-    def settings(self, wanted: TreeLimits) -> TreeSettings:
+    def settings(self, limits: TreeLimits) -> TreeSettings:
         """Return the settings of a step's tree; where trees share a budget, its size is what the tree adds to that."""
-        return _settings(self.largest_tree, wanted)
+        return _settings(self.largest_tree, limits)
 
 
 class TextTuning:
@@ -106,19 +109,19 @@ class TextTuning:
 
         def grow(root: int, max_depth: int) -> Growth:
             self._grown = None
-            wanted = self._choice.in_step
-            self._growing = None if wanted is None else (wanted, max_depth)
-            if wanted is None:
+            limits = self._choice.in_step
+            self._growing = None if limits is None else (limits, max_depth)
+            if limits is None:
                 return plain(root, max_depth)
-            return make(replace(policy, settings=self._tuner.settings(wanted)))(root, max_depth)
+            return make(replace(policy, settings=self._tuner.settings(limits)))(root, max_depth)
 
         return grow
 
     def take_tree(self, tree: TokenTree) -> None:
         """Take the tree that came of the growth."""
         if self._growing is not None:
-            wanted, max_depth = self._growing
-            self._grown = self._choice.expect(tree, wanted, max_depth)
+            limits, max_depth = self._growing
+            self._grown = self._choice.expect(tree, limits, max_depth)
 
     def begin_step(self, number: int, num_texts: int) -> None:
         """Let the step's trees be chosen, once for all texts."""
@@ -134,9 +137,9 @@ class TextTuning:
 
 
 @functools.lru_cache(maxsize=MAX_SETTINGS)
-def _settings(largest_tree: TreeSettings, wanted: TreeLimits) -> TreeSettings:
-    limits: dict[str, Any] = {"threshold": wanted.threshold, "stop_gain": wanted.stop_gain}
+def _settings(largest_tree: TreeSettings, limits: TreeLimits) -> TreeSettings:
+    values: dict[str, Any] = {"threshold": limits.threshold, "stop_gain": limits.stop_gain}
     budget = POLICIES[largest_tree.policy].budget
     if budget is not None:
-        limits[budget] = wanted.size
-    return replace(largest_tree, **{name: value for name, value in limits.items() if largest_tree.uses(name)})
+        values[budget] = limits.size
+    return replace(largest_tree, **{name: value for name, value in values.items() if largest_tree.uses(name)})

@@ -13,6 +13,7 @@ from edgespec.decode.sequence import Sequence
 from edgespec.tree.settings import TreeSettings
 from edgespec.tuning.calibration import GrownTree
 from edgespec.tuning.costs import StepCosts
+from edgespec.tuning.settings import TuningSettings
 from edgespec.tuning.step import StepResult
 from edgespec.tuning.tokens_by_size import TokensBySize
 from edgespec.tuning.tree_choice import TreeChoice
@@ -40,10 +41,9 @@ def text_of(number: int, policy: str, tuner: Tuner | None) -> tuple[Sequence, li
 
 
 @pytest.mark.parametrize("policy", ["adaptive", "opt-tree", "eagle2", "c2t"])
-def test_texts_that_share_a_budget_are_those_of_plain_decoding(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgespec.tuning.tree_choice.CLEARLY", 1e9)  # trees go on, so that there is something to see
+def test_texts_that_share_a_budget_are_those_of_plain_decoding(policy: str) -> None:
     largest_tree = TreeSettings(policy=policy, size=24)
-    tuner, batch = Tuner(largest_tree, largest_tree, first_size=4), Batch()
+    tuner, batch = Tuner(largest_tree, largest_tree, first_size=4, tuning=TuningSettings(min_change=1e9)), Batch()
     numbers: dict[Sequence, int] = {}
     for number in range(8):
         sequence, prompt = text_of(number, policy, tuner)
@@ -95,7 +95,7 @@ def test_trees_of_a_step_are_looked_at_together_where_they_share_a_budget(shares
     choice.costs.passes(2).observe(6, 1.0)
     choice.begin_step(0, 2)
     step = StepResult(tokens=(1,), finish=None, num_drafted=2, is_prefill=False, grow_s=0.1, target_s=1.0, rest_s=0.0)
-    choice.promises.learn = lambda *_: None  # type: ignore[method-assign]
+    choice.calibration.learn = lambda *_: None  # type: ignore[method-assign]
     for scores in ([0.9, 0.8], [0.1, 0.05]):
         choice.learn(step, GrownTree(scores, [1, 2], 2, is_typical=True))
     choice.begin_step(1, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +17,8 @@ from edgespec.model.pass_rows import PassRows
 from edgespec.model.target import Target
 from edgespec.pair.pair import open_pair
 from edgespec.tree.token_tree import TokenTree
+from edgespec.tuning.settings import TuningSettings
+from edgespec.tuning.tuner import Tuner
 
 PROMPT = "def read(path):\n    return "
 OPTIONS: dict[str, Any] = {"temperature": 0.8, "seed": 3, "max_new_tokens": 30}
@@ -72,8 +75,8 @@ def test_a_text_goes_on_with_smaller_trees_and_stays_the_same(
 def test_trees_that_tune_themselves_stay_below_what_did_not_fit(
     pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, most_nodes: int, most: int
 ) -> None:
-    for name, value in {"CLEARLY": 1e9, "HOPELESS": 0.0, "FIRST_TREES": 10**6}.items():  # trees go on, unlimited
-        monkeypatch.setattr(f"edgespec.tuning.tree_choice.{name}", value)
+    tuning = TuningSettings(min_change=1e9, hopeless=0.0, first_trees=10**6)  # trees go on, unlimited
+    monkeypatch.setattr("edgespec.text.trees.Tuner", functools.partial(Tuner, tuning=tuning))
     with Engine.from_pair(open_pair(*pair_folders), context_tokens=128, self_check=False) as engine:
         expected = engine.generate(PROMPT, **OPTIONS).token_ids
         assert (engine.is_tuned, engine.largest_tree.num_nodes) == (True, 256)

@@ -53,14 +53,14 @@ class Pair:
         """`kept` is how much of a promised chance is there."""
         self.first, self.kept, self.random = first, kept, random.Random(seed)
 
-    def grown(self, wanted: TreeLimits) -> tuple[TokenTree, list[int], list[int], list[float], float]:
+    def grown(self, limits: TreeLimits) -> tuple[TokenTree, list[int], list[int], list[float], float]:
         """A tree by its limits; with parents, layers and scores of its nodes, and this step's confidence."""
         confidence = self.random.uniform(*self.first)
         chances = [confidence, *((1 - confidence) * share for share in (0.4, 0.2, 0.1))]
         heap, order = [(-chance, 0, rank, 1) for rank, chance in enumerate(chances)], []
         numbers, nodes = {0: 0}, []
         heapq.heapify(heap)
-        while heap and len(nodes) < wanted.size and -heap[0][0] >= wanted.threshold:
+        while heap and len(nodes) < limits.size and -heap[0][0] >= limits.threshold:
             negative, parent, rank, layer = heapq.heappop(heap)
             nodes.append((layer, parent, rank, -negative))
             own = len(nodes)
@@ -69,7 +69,7 @@ class Pair:
                     heapq.heappush(heap, (negative * chance, own, below, layer + 1))
         layers_of = [layer for layer, *_ in nodes]
         sums = [sum(score for layer, _, _, score in nodes if layer == at) for at in range(1, MAX_DEPTH + 1)]
-        deepest = next((at for at, total in enumerate(sums, 1) if total < wanted.stop_gain), MAX_DEPTH)
+        deepest = next((at for at, total in enumerate(sums, 1) if total < limits.stop_gain), MAX_DEPTH)
         order = sorted((n for n in range(len(nodes)) if layers_of[n] <= deepest), key=layers_of.__getitem__)
         parents, ranks, layers, scores = [-1], [0], [0], [float("inf")]
         for number, node in enumerate(order, start=1):
@@ -109,19 +109,19 @@ def simulate(
     """Take steps by a choice, or with fixed limits, or plainly."""
     found = []
     for number in range(first, first + steps):
-        wanted = choice
+        limits = choice
         if isinstance(choice, TreeChoice):
             choice.begin_step(next(STEP_NUMBERS), 1)
-            wanted = choice.in_step
-        assert not isinstance(wanted, TreeChoice)
+            limits = choice.in_step
+        assert not isinstance(limits, TreeChoice)
         nodes, num_layers, growth_s, path, grown = 0, 0, 0.0, (), None
-        if wanted is not None:
-            tree, parents, layers, _, confidence = pair.grown(wanted)
+        if limits is not None:
+            tree, parents, layers, _, confidence = pair.grown(limits)
             nodes, num_layers = len(parents) - 1, max(layers)
             growth_s = machine.growth_s(max(1, num_layers), nodes)
             path = pair.accepted(parents, tree.ranks.tolist(), confidence)
             if isinstance(choice, TreeChoice):
-                grown = choice.expect(tree, wanted, MAX_DEPTH + 1)
+                grown = choice.expect(tree, limits, MAX_DEPTH + 1)
         slow = machine.slowness(number) * pair.random.uniform(1 - machine.noise, 1 + machine.noise)
         seconds = {"grow_s": growth_s * slow, "target_s": machine.pass_s(1 + nodes) * slow, "rest_s": 0.0}
         step = StepResult(

@@ -15,7 +15,8 @@ from edgespec.placement.pair_profile import tree_settings
 from edgespec.placement.pair_setup import set_up
 from edgespec.placement.run_config import resolve_run_config
 from edgespec.tuning.costs import StepCosts
-from edgespec.tuning.tree_choice import NOTCHES, SIZES, TreeChoice
+from edgespec.tuning.settings import TuningSettings
+from edgespec.tuning.tree_choice import SIZES, TreeChoice
 from edgespec.tuning.tree_limits import TreeLimits
 from edgespec.tuning.tuner import MAX_SAMPLINGS, MIN_LIMIT, TextTuning, Tuner, may_follow_clock
 from profiles.experts import Routing
@@ -108,7 +109,7 @@ def test_trees_go_when_they_stop_to_pay() -> None:
 def test_promises_are_held_against_what_was_accepted(kept: float) -> None:
     choice, pair = new_choice(), Pair(first=(0.3, 0.7), kept=kept)
     steps = simulate(choice, MACHINES["weights in memory"], pair, steps=200)
-    found = dict(zip(choice.yields.sizes, choice.yields.all(), strict=True))[choice.wanted.size]
+    found = dict(zip(choice.yields.sizes, choice.yields.all(), strict=True))[choice.limits.size]
     grown = [step.tokens for step in steps[100:] if step.nodes]
     assert found.tokens == pytest.approx(sum(grown) / len(grown), rel=0.15)
 
@@ -162,16 +163,18 @@ def test_a_trial_that_turns_out_hopeless_ends_with_its_first_tree() -> None:
     machine = Machine(pass_s=lambda rows: 0.05 if rows == 1 else 0.1 if rows < 32 else 1.0, layer_s=1e-3)
     for seed in (1, 5):
         whole = simulate(new_choice(4), machine, Pair(first=(0.1, 0.5), seed=seed), steps=40)
-        assert sum(step.nodes > 32 for step in whole) == 1
+        assert sum(step.nodes > 30 for step in whole) == 1
 
 
 def test_sizes_move_by_a_factor_of_two_at_most() -> None:
     choice, pair, sizes = new_choice(), Pair(), []
     for _ in range(60):
-        sizes.append(choice.wanted.size)
+        sizes.append(choice.limits.size)
         simulate(choice, MACHINES["a flat pass and a free draft"], pair, steps=1)
     assert max(sizes) == 256
-    assert all(abs(LIMITS.index(one) - LIMITS.index(other)) <= NOTCHES for one, other in pairwise(sizes))
+    assert all(
+        abs(LIMITS.index(one) - LIMITS.index(other)) <= TuningSettings().notches for one, other in pairwise(sizes)
+    )
 
 
 # The seam
@@ -222,7 +225,7 @@ def test_ways_of_sampling_share_costs_and_begin_where_others_are() -> None:
     first = tuner.choice(SamplingSettings())
     simulate(first, MACHINES["a slow link"], Pair(), steps=40)
     other = tuner.choice(SamplingSettings(temperature=0.5))
-    assert (other.costs, other.wanted) == (first.costs, first.wanted)
+    assert (other.costs, other.limits) == (first.costs, first.limits)
     assert tuner.choice(SamplingSettings()) is first
     for number in range(2 * MAX_SAMPLINGS):
         tuner.choice(SamplingSettings(temperature=1 + number))
@@ -266,12 +269,15 @@ def with_sampling(engine: Engine) -> list[tuple[str, SamplingSettings]]:
     return [(prompt, SamplingSettings(temperature=each)) for prompt, each in zip(PROMPTS, temperatures, strict=True)]
 
 
-def test_texts_are_those_of_plain_decoding(
-    engine: Engine, plain: Callable[..., tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Trees go on, so that there is something to see.
-    monkeypatch.setattr("edgespec.tuning.tree_choice.CLEARLY", 1e9)
+def tune_by(engine: Engine, tuning: TuningSettings) -> None:
+    """Tune the engine's own trees anew, by these settings."""
     engine.use_tree(None)
+    engine._trees._own_tuner = Tuner(engine.tree, engine.largest_tree, tuning=tuning)
+
+
+def test_texts_are_those_of_plain_decoding(engine: Engine, plain: Callable[..., tuple[int, ...]]) -> None:
+    # Trees go on, so that there is something to see.
+    tune_by(engine, TuningSettings(min_change=1e9))
     sizes = set()
     for prompt, sampling in with_sampling(engine):
         tuned = engine.generate(prompt, max_new_tokens=NUM_TOKENS, sampling=sampling, seed=3)
@@ -284,9 +290,7 @@ def test_texts_are_those_of_plain_decoding_where_it_switches(
     engine: Engine, plain: Callable[..., tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Plain steps leave tokens pending in the draft, which the next look reads."""
-    engine.use_tree(None)
-    monkeypatch.setattr("edgespec.tuning.tree_choice.CLEARLY", 0.0)
-    monkeypatch.setattr("edgespec.tuning.tree_choice.LONGEST_WAIT", 3)
+    tune_by(engine, TuningSettings(min_change=0.0, max_wait=3, max_first_wait=3))
     observe = TextTuning.observe
     # A draft call takes as long as a pass, whatever else runs here: a step without trees pays now and then.
     monkeypatch.setattr(

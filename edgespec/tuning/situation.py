@@ -1,0 +1,65 @@
+"""What is in use at a step, and what it brings, as far as it is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgespec.tuning.costs import StepCosts
+from edgespec.tuning.tokens_by_size import MeanTree
+from edgespec.tuning.tree_limits import TreeLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """The trees in use, the other sizes, and what steps with them take."""
+
+    costs: StepCosts
+    num_texts: int
+    sizes: Sequence[int]
+    trees: Sequence[MeanTree]  # of each size
+    limits: TreeLimits  # in use, or last in use
+    is_plain: bool
+
+    def tree(self, size: int) -> MeanTree:
+        """Return the mean tree of a size."""
+        return self.trees[self.sizes.index(size)]
+
+    @property
+    def tree_in_use(self) -> MeanTree:
+        """Return the mean tree of the limits in use."""
+        return self.tree(self.limits.size)
+
+    def per_s(self, tree: MeanTree) -> float:
+        """Return the tokens a second of all texts with such trees."""
+        return self.num_texts * tree.tokens / self.costs.of(tree, self.num_texts)
+
+    @property
+    def plain_per_s(self) -> float:
+        """Return the tokens a second of all texts without trees."""
+        return self.num_texts / self.costs.plain_s(self.num_texts)
+
+    @property
+    def per_s_in_use(self) -> float:
+        """Return the tokens a second of all texts with what is in use."""
+        return self.plain_per_s if self.is_plain else self.per_s(self.tree_in_use)
+
+    @property
+    def step_s(self) -> float:
+        """Return the seconds of a step with what is in use."""
+        if self.is_plain:
+            return self.costs.plain_s(self.num_texts)
+        return self.costs.of(self.tree_in_use, self.num_texts)
+
+    def lost_s(self, tree: MeanTree) -> float:
+        """Return the seconds that a step with such a tree takes beyond those that its tokens take now."""
+        return self.costs.of(tree, self.num_texts) - self.num_texts * tree.tokens / self.per_s_in_use
+
+    def plain_lost_s(self) -> float:
+        """Return the seconds that a plain step takes beyond those that its tokens take now."""
+        return self.costs.plain_s(self.num_texts) - self.num_texts / self.per_s_in_use
+
+    def near(self, notches: int) -> Sequence[int]:
+        """Return the sizes that are so many notches or fewer from the one in use."""
+        index = self.sizes.index(self.limits.size)
+        return self.sizes[max(0, index - notches) : index + notches + 1]
