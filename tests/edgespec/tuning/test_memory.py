@@ -34,12 +34,12 @@ def test_a_tuner_begins_where_the_first_one_ended() -> None:
     first, profile = learned(FAST)
     later = Tuner(TreeSettings(), LARGEST, profile=profile).choice(SamplingSettings())
     later.begin_step(0, 1)
-    assert later.in_step == first.wanted
+    assert later.in_step == first.limits
     assert later.yields.num_trees == first.yields.num_trees
     for rows in (1, 5, 17, 60):
         assert later.costs.passes(1).seconds(rows) == pytest.approx(first.costs.passes(1).seconds(rows), rel=0.01)
     assert later.costs.growth.seconds(3, 9) == pytest.approx(first.costs.growth.seconds(3, 9), rel=0.01)
-    assert later.promises.ratios == pytest.approx(first.promises.ratios)
+    assert later.calibration.ratios == pytest.approx(first.calibration.ratios)
     known = len(first.yields.seen())
     assert [(tree.tokens, tree.nodes, tree.layers) for tree in later.yields.all()[:known]] == [
         pytest.approx((tree.tokens, tree.nodes, tree.layers)) for tree in first.yields.all()[:known]
@@ -75,7 +75,7 @@ def test_between_known_sizes_a_line_is_drawn_and_a_smaller_room_is_kept_to() -> 
     plan = replace(profile.plans[0].best, size=96, threshold=0.1)
     profile = replace(profile, plans=(replace(profile.plans[0], best=plan),))
     choice = Tuner(TreeSettings(), TreeSettings(size=10), profile=profile).choice(SamplingSettings())
-    assert choice.wanted == TreeLimits(10, 0.1, plan.stop_gain)
+    assert choice.limits == TreeLimits(10, 0.1, plan.stop_gain)
     eight, ten = (choice.yields.all()[choice.yields.sizes.index(size)].tokens for size in (8, 10))
     known = {at.size: at.tokens for at in plan.by_size}
     assert eight == pytest.approx(known[8])
@@ -89,7 +89,7 @@ def test_several_texts_begin_with_what_several_have_learned() -> None:
     profile = replace(profile, plans=(replace(profile.plans[0], by_texts=(several,)),))
     for num_texts, plan in ((1, best), (5, several), (16, several)):
         choice = Tuner(TreeSettings(), LARGEST, profile=profile, num_texts=num_texts).choice(SamplingSettings())
-        assert choice.wanted == TreeLimits(plan.size, plan.threshold, plan.stop_gain)
+        assert choice.limits == TreeLimits(plan.size, plan.threshold, plan.stop_gain)
 
 
 def test_another_policys_trees_have_learned_nothing_of_it() -> None:
