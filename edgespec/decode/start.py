@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from edgespec.decode.sequence import Sequence, TextSettings, processors_of
 from edgespec.decode.target_initialized import BranchedSequence
 from edgespec.draft import Drafter
 from edgespec.draft.language_model import LanguageModelDrafter
 from edgespec.grow.policies import OpenPolicy, grow_below_branches, make_grow
+from edgespec.grow.text_draws import TextDraws
 from edgespec.model.target import Target
-from edgespec.sampling.noise import TextNoise
 from edgespec.tuning.tuner import TextTuning, Tuner, may_follow_clock
 from edgespec.verify.rules import verifier
 
@@ -22,22 +20,15 @@ def start_sequence(
     drafter: Drafter | None,
     policy: OpenPolicy,
     settings: TextSettings,
-    generator: torch.Generator,
-    noise: TextNoise,
+    draws: TextDraws,
     *,
     tuner: Tuner | None = None,
-    keeps_draft_probs: bool = False,
 ) -> Sequence:
     """Return a text whose trees grow by the policy.
 
-    With a `tuner` they are those that pay, where the text does not depend on them. `keeps_draft_probs` is for
-    records: trees keep the draft's distributions.
+    With a `tuner` they are those that pay, where the text does not depend on them.
     """
     sampling = settings.sampling
-    growth: dict[str, Any] = {
-        "sampling": sampling, "device": target.device, "generator": generator, "noise": noise,
-        "keeps_draft_probs": keeps_draft_probs,
-    }  # fmt: skip
     processors = processors_of(settings, target.vocab, target.device)
     if drafter is not None:
         drafter.process = None if processors is None else processors.on_draft
@@ -45,24 +36,24 @@ def start_sequence(
         "target": target,
         "drafter": drafter,
         "settings": settings,
-        "generator": generator,
-        "noise": noise,
+        "generator": draws.generator,
+        "noise": draws.noise,
         "draws_coupled": policy.draw == "coupled",
-        "grow": make_grow(policy, drafter, **growth),
-        "verify": verifier(sampling, policy.draw, noise),
+        "grow": make_grow(policy, drafter, draws),
+        "verify": verifier(sampling, policy.draw, draws.noise),
         "processors": processors,
         "draft_context": drafter.model.max_context if isinstance(drafter, LanguageModelDrafter) else None,
     }
     if drafter is not None and not policy.settings.is_lossless:
-        below = grow_below_branches(policy, drafter, sampling=sampling, device=target.device, generator=generator)
+        below = grow_below_branches(policy, drafter, draws)
         return BranchedSequence(width=policy.settings.target_width, grow_below=below, **parts)
     sequence = Sequence(**parts)
     if tuner is not None and drafter is not None:
         assert may_follow_clock(policy.settings, sampling)
-        plain = make_grow(policy, None, **growth)
+        plain = make_grow(policy, None, draws)
         tuning = TextTuning(tuner, sampling)
         sequence.grow = tuning.grow(
-            policy, lambda now: make_grow(now, drafter, largest_tree=tuner.largest_tree, **growth), plain
+            policy, lambda now: make_grow(now, drafter, draws, largest_tree=tuner.largest_tree), plain
         )
         sequence.tuning = tuning
     return sequence

@@ -62,7 +62,7 @@ FULL = Effort(budget_s=300, max_s=1200, steps=3000, fits_acceptance=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class ProfileRun:
     """A loaded pair whose trees tune themselves, the texts to decode, and how long that may take."""
 
     engine: Engine
@@ -103,7 +103,7 @@ def set_up_to_measure(pair: ModelPair, run_config: RunConfig, *, keeps_draft_pro
     return alone
 
 
-def profile_pair(run: Run) -> Profile:
+def profile_pair(run: ProfileRun) -> Profile:
     """Measure the pair; raises EdgespecError without a draft."""
     engine, effort = run.engine, run.effort
     if engine.draft_model is None:
@@ -124,7 +124,7 @@ def profile_pair(run: Run) -> Profile:
     return _profile(run, plans, error)
 
 
-def _plan(run: Run, number: int, largest: int, *, ends_s: float) -> TemperaturePlan:
+def _plan(run: ProfileRun, number: int, largest: int, *, ends_s: float) -> TemperaturePlan:
     """Let trees tune themselves at a temperature, after some of the `largest` size; return where they ended."""
     temperature, now = run.temperatures[number], time.perf_counter()
     run.choice(temperature).places[:] = [TreeLimits(largest)] * SURE
@@ -144,7 +144,7 @@ def _plan(run: Run, number: int, largest: int, *, ends_s: float) -> TemperatureP
     return TemperaturePlan(temperature=temperature, best=best, by_texts=by_texts)
 
 
-def _visit_sizes(run: Run, num_texts: int, *, until_s: float) -> int:
+def _visit_sizes(run: ProfileRun, num_texts: int, *, until_s: float) -> int:
     """Time passes without trees, then with trees of ascending sizes while they may pay; return the largest size."""
     temperature = run.temperatures[-1]
     passes = run.choice(temperature).costs.passes(num_texts)
@@ -165,7 +165,7 @@ def _visit_sizes(run: Run, num_texts: int, *, until_s: float) -> int:
 
 
 def _decode(
-    run: Run, temperature: float, num_texts: int, *, until_s: float, steps: int, report: Callable[[float], None]
+    run: ProfileRun, temperature: float, num_texts: int, *, until_s: float, steps: int, report: Callable[[float], None]
 ) -> None:
     """Continue prompts in turn, so many at once, for so many steps or until then, but for some steps at least."""
     engine, started = run.engine, time.perf_counter()
@@ -199,7 +199,7 @@ def _decode(
             engine.advance()
 
 
-def _profile(run: Run, plans: tuple[TemperaturePlan, ...], calibration_error: float | None) -> Profile:
+def _profile(run: ProfileRun, plans: tuple[TemperaturePlan, ...], calibration_error: float | None) -> Profile:
     engine, costs = run.engine, run.choice(run.temperatures[0]).costs
     machine = machine_facts(engine.device)
     pair = pair_facts(engine.pair, engine.run_config, engine.planned)  # by which the next run looks for the profile

@@ -141,7 +141,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Document:
+class _AcceptanceDocument:
     """The content of a file."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -201,7 +201,7 @@ class AcceptanceModel:
     @classmethod
     def from_document(cls, document: object, path: Path) -> AcceptanceModel:
         """Make a model of a file's content; errors name the file `path`. Raises EdgespecError."""
-        content = read_content(document, path, _Document)
+        content = read_content(document, path, _AcceptanceDocument)
         return cls(
             candidate=_network(content.candidate, "candidate", path),
             none=_network(content.none, "none", path),

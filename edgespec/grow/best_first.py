@@ -25,6 +25,7 @@ from torch import Tensor
 
 from edgespec.grow import GrowthAlone
 from edgespec.grow.growing import GrowingTree, Layer, best_nodes
+from edgespec.grow.text_draws import TextDraws
 from edgespec.sampling.draws import draw_without_replacement
 from edgespec.tree.token_tree import root_only
 
@@ -39,8 +40,7 @@ def grow_best_first(
     depth: int,
     threshold: float,
     max_children: int,
-    device: torch.device,
-    generator: torch.Generator,
+    draws: TextDraws,
 ) -> GrowthAlone:
     """Grow the tree of the `size` slots of largest gain, none below `threshold`.
 
@@ -48,8 +48,8 @@ def grow_best_first(
     their draw. All limits must have been fixed before the step began.
     """
     if depth == 0:
-        return root_only(root, draw="sampled", device=device)
-    tree = GrowingTree(root, device=device, keeps_draft_probs=True)
+        return root_only(root, draw="sampled", device=draws.device)
+    tree = GrowingTree(root, device=draws.device, keeps_draft_probs=True)
     yield from tree.expand()
     values = tree.q.new_ones(1)  # V of the nodes expanded last: [k]
     path_probability = tree.q.new_ones(1)  # [k]
@@ -58,7 +58,7 @@ def grow_best_first(
     best, worst_kept = tree.q.new_empty(0), tree.q.new_zeros(())
 
     for layer_depth in range(1, depth + 1):
-        drawn, q_drawn = draw_without_replacement(tree.q, max_children, generator)  # [k, c]
+        drawn, q_drawn = draw_without_replacement(tree.q, max_children, draws.generator)  # [k, c]
         layer = Layer(
             depth=layer_depth,
             draft_q=tree.q,

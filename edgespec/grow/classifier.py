@@ -23,7 +23,7 @@ INPUTS = ("path_probability", "entropy", "depth")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Document:
+class _ClassifierDocument:
     """The content of a file."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -53,7 +53,7 @@ class Classifier:
     @classmethod
     def load(cls, path: Path) -> Classifier:
         """Read what `save` wrote; raises EdgespecError."""
-        document = read_content(read_document(path, SCHEMA), path, _Document)
+        document = read_content(read_document(path, SCHEMA), path, _ClassifierDocument)
         network = Network.from_data(document.network, path=path, key="network")
         if network.inputs != INPUTS:
             raise bad_file(path, "network.inputs", f"is not {', '.join(INPUTS)}")

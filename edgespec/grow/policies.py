@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from edgespec.config import SamplingSettings
@@ -27,7 +26,7 @@ from edgespec.grow.opt_tree import OPT_TREE_RULE
 from edgespec.grow.sequoia import best_shape
 from edgespec.grow.static import Stops, grow_static, static_shape
 from edgespec.grow.stop_model import StopModel, model_exit
-from edgespec.sampling.noise import TextNoise
+from edgespec.grow.text_draws import TextDraws
 from edgespec.tree.policies import POLICIES, Draw
 from edgespec.tree.settings import TreeSettings, preset_shape
 from edgespec.tree.shapes import TreeShape
@@ -84,38 +83,24 @@ def open_policy(settings: TreeSettings) -> OpenPolicy:
 
 
 def make_grow(
-    policy: OpenPolicy,
-    drafter: Drafter | None,
-    *,
-    sampling: SamplingSettings,
-    device: torch.device,
-    generator: torch.Generator,
-    noise: TextNoise,
-    keeps_draft_probs: bool = False,
-    largest_tree: TreeSettings | None = None,
+    policy: OpenPolicy, drafter: Drafter | None, draws: TextDraws, *, largest_tree: TreeSettings | None = None
 ) -> Grow:
     """Return the policy as a function of the root and of the layers that can still be of use.
 
-    `noise` is the text's, for coupled children. `keeps_draft_probs` is for records: trees keep q where their rule
-    would not need it. With `largest_tree`, a beam's nodes are the text's share of those of all trees that grow
+    With `largest_tree`, a beam's nodes are the text's share of those of all trees that grow
     together, and its own tree may be as large as the room.
     """
     settings, draw = policy.settings, policy.draw
     kind = POLICIES[settings.policy].kind
     if drafter is None or kind == "none":
-        return lambda root, _max_depth: root_only(root, draw=draw, device=device)
-    # The target draws without noise at temperature 0, and so does the draft.
-    shared = noise if draw == "coupled" and sampling.temperature > 0 else None
+        return lambda root, _max_depth: root_only(root, draw=draw, device=draws.device)
     if kind == "static":
         static = partial(
             grow_static,
-            shape=static_shape(_shape(policy, sampling), device),
+            shape=static_shape(_shape(policy, draws.sampling), draws.device),
             draw=draw,
+            draws=draws,
             stops=_stops(policy, drafter),
-            device=device,
-            generator=generator,
-            noise=shared,
-            keeps_draft_probs=keeps_draft_probs,
         )
         return lambda root, max_depth: static(root, depth=max_depth)
     if draw == "sampled":
@@ -125,8 +110,7 @@ def make_grow(
             size=settings.size,
             threshold=settings.threshold,
             max_children=settings.width,
-            device=device,
-            generator=generator,
+            draws=draws,
         )
         return lambda root, max_depth: best_first(root, depth=min(settings.depth, max_depth))
     widest = settings if largest_tree is None else largest_tree
@@ -137,33 +121,25 @@ def make_grow(
         size=widest.num_nodes,
         share=None if largest_tree is None else settings.num_nodes,
         max_children=settings.max_children or POLICIES[settings.policy].default_width,
-        device=device,
+        device=draws.device,
         threshold=settings.beta if POLICIES[settings.policy].has_classifier else settings.threshold,
         stop_gain=settings.stop_gain,
-        temperature=sampling.temperature,
-        noise=shared,
-        keeps_draft_probs=keeps_draft_probs,
+        temperature=draws.sampling.temperature,
+        noise=draws.shared_noise if draw == "coupled" else None,
+        keeps_draft_probs=draws.keeps_draft_probs,
     )
 
     return lambda root, max_depth: beam(root=root, depth=min(settings.depth, max_depth))
 
 
-def grow_below_branches(
-    policy: OpenPolicy,
-    drafter: Drafter,
-    *,
-    sampling: SamplingSettings,
-    device: torch.device,
-    generator: torch.Generator,
-) -> Callable[[int, int, Tensor], Growth]:
+def grow_below_branches(policy: OpenPolicy, drafter: Drafter, draws: TextDraws) -> Callable[[int, int, Tensor], Growth]:
     """Return a static policy's growth below given children [w] of the root, at most as many as its shape has there."""
     static = partial(
         grow_static,
-        shape=static_shape(_shape(policy, sampling), device),
+        shape=static_shape(_shape(policy, draws.sampling), draws.device),
         draw=policy.draw,
+        draws=draws,
         stops=_stops(policy, drafter),
-        device=device,
-        generator=generator,
     )
     return lambda root, max_depth, branches: static(root, depth=max_depth, first_tokens=branches)
 

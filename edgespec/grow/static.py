@@ -19,8 +19,8 @@ from edgespec.draft.distributions import look_at
 from edgespec.grow import GrowthAlone
 from edgespec.grow.children import best_children
 from edgespec.grow.growing import GrowingTree, Layer
+from edgespec.grow.text_draws import TextDraws
 from edgespec.sampling.draws import draw_without_replacement
-from edgespec.sampling.noise import TextNoise
 from edgespec.tree.policies import Draw
 from edgespec.tree.shapes import TreeShape
 from edgespec.tree.token_tree import TokenTree, all_on_path, ancestors_mask, root_only
@@ -75,39 +75,34 @@ def grow_static(
     shape: StaticShape,
     depth: int,
     draw: Draw,
-    stops: Stops | None,
-    device: torch.device,
-    generator: torch.Generator,
-    noise: TextNoise | None = None,
-    keeps_draft_probs: bool = False,
+    draws: TextDraws,
+    stops: Stops | None = None,
     first_tokens: Tensor | None = None,
 ) -> GrowthAlone:
     """Fill the shape with tokens, at most `depth` layers of it.
 
-    `noise` is that of coupled children; without it they are the best of q, as they are at temperature 0.
     `first_tokens` [w] are the root's children where they are given, at most as many as the shape has there.
 
     Positions for which the draft has no token of positive probability left are empty, with all below.
     """
     if depth == 0:
-        return root_only(root, draw=draw, device=device)
-    tree = GrowingTree(root, device=device, keeps_draft_probs=keeps_draft_probs or draw == "sampled")
+        return root_only(root, draw=draw, device=draws.device)
+    device, noise = draws.device, draws.shared_noise if draw == "coupled" else None
+    tree = GrowingTree(root, device=device, keeps_draft_probs=draws.keeps_draft_probs or draw == "sampled")
     yield from tree.expand()
     is_token = [torch.ones(1, dtype=torch.bool, device=device)]
     path_probability = tree.q.new_ones(1)  # of the nodes expanded last: [k]
     for layer_depth, layer in enumerate(shape.layers[:depth], start=1):
         is_last = layer_depth == min(depth, shape.depth)
-        look = partial(
-            _looked_at,
+        own = _LayerDraws(
+            depth=layer_depth,
             count=layer.num_drawn,
-            draw=draw,
-            generator=generator,
+            generator=draws.generator if draw == "sampled" else None,
+            noise=None if noise is None else noise.below(layer_depth),
             given=first_tokens if layer_depth == 1 else None,
             stops=None if is_last else stops,
-            depth=layer_depth,
-            noise=None if noise is None else noise.below(layer_depth),
-            of_parents=(path_probability, tree.rows),
         )
+        look = partial(_looked_at, draws=own, of_parents=(path_probability, tree.rows))
         q_drawn, drawn, is_useless = look_at(tree.distributions, look)
         tree.add(layer.row, layer.rank, drawn[layer.row, layer.rank])
         is_token.append(q_drawn[layer.row, layer.rank] > 0)
@@ -121,54 +116,52 @@ def grow_static(
     return _without_empty(tree, torch.cat(is_token), draw, shape)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LayerDraws:
+    """How the children of one layer's nodes are drawn."""
+
+    depth: int
+    count: int  # a node
+    generator: torch.Generator | None  # of sampled children; None: the best ones
+    noise: Tensor | None  # of coupled children
+    given: Tensor | None  # [w]: tokens that are taken instead
+    stops: Stops | None
+
+
 def _looked_at(
-    q: Tensor,
-    rows: slice,
-    *,
-    count: int,
-    draw: Draw,
-    generator: torch.Generator,
-    given: Tensor | None,
-    stops: Stops | None,
-    depth: int,
-    noise: Tensor | None,
-    of_parents: tuple[Tensor, Tensor],
+    q: Tensor, rows: slice, *, draws: _LayerDraws, of_parents: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return q and tokens [j, count] of what is drawn below a chunk of parents, and what `stops` says of them: [j].
 
     q [j, vocab] is that of the parents `rows`; `of_parents` are the path probabilities and the draft's rows [k] of all
-    of them. `given` [w] are tokens that are taken instead.
+    of them.
     """
-    if given is not None:
-        q_drawn, drawn = _padded(q.new_ones(1, len(given)), given[None], count)
-        noise = None
-    else:
-        q_drawn, drawn = _drawn(q, count, draw, generator, noise)
-    if stops is None:
+    q_drawn, drawn = _drawn(q, draws)
+    if draws.stops is None:
         return q_drawn, drawn, torch.zeros(q.shape[0], dtype=torch.bool, device=q.device)
     path_probability, draft_rows = (column[rows] for column in of_parents)
     layer = Layer(
-        depth=depth,
+        depth=draws.depth,
         draft_q=q,
-        noise=noise,
+        noise=None if draws.given is not None else draws.noise,
         drawn=drawn,
         q_drawn=q_drawn,
         values=path_probability,
         path_probability=path_probability,
         rows=draft_rows,
     )
-    return q_drawn, drawn, stops(layer)
+    return q_drawn, drawn, draws.stops(layer)
 
 
-def _drawn(
-    q: Tensor, count: int, draw: Draw, generator: torch.Generator, noise: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _drawn(q: Tensor, draws: _LayerDraws) -> tuple[Tensor, Tensor]:
     """Return q and tokens of `count` children a row of q [k, vocab]: [k, count] each, q 0 where there are no more."""
-    if draw == "sampled":
-        drawn, q_drawn = draw_without_replacement(q, count, generator)
+    if draws.given is not None:
+        drawn, q_drawn = draws.given[None], q.new_ones(1, len(draws.given))
+    elif draws.generator is not None:
+        drawn, q_drawn = draw_without_replacement(q, draws.count, draws.generator)
     else:
-        drawn, q_drawn = best_children(q, count, noise)
-    return _padded(q_drawn, drawn, count)
+        drawn, q_drawn = best_children(q, draws.count, draws.noise)
+    return _padded(q_drawn, drawn, draws.count)
 
 
 def _padded(q_drawn: Tensor, drawn: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -82,7 +82,7 @@ class _TreeRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _TreeChoice:
+class _TreesWithNotes:
     """Trees, and what a person should know of them."""
 
     tree: TreeSettings
@@ -210,22 +210,22 @@ def _set_up_by_plan(
     )  # fmt: skip
 
 
-def _tree_of_plan(sizes: PairSizes, run_config: RunConfig, request: _TreeRequest, plan: TemperaturePlan) -> _TreeChoice:
+def _tree_of_plan(sizes: PairSizes, run_config: RunConfig, request: _TreeRequest, plan: TemperaturePlan) -> _TreesWithNotes:
     """Return the plan's trees for so many texts, with the settings that the user gave."""
     tree = tree_settings(plan_for_texts(plan, run_config.num_texts), given=request.given)
     if tree.policy == "none":
         tree = tree_settings(plan.best, given=request.given)  # some texts may be left alone in the end
     if tree.policy != "none":
-        return _TreeChoice(tree=tree, notes=sizes.notes(tree, run_config))
-    return _TreeChoice(tree=tree, notes=(plan.why,) if plan.best.policy == "none" else ())
+        return _TreesWithNotes(tree=tree, notes=sizes.notes(tree, run_config))
+    return _TreesWithNotes(tree=tree, notes=(plan.why,) if plan.best.policy == "none" else ())
 
 
-def _with_stop_gain(choice: _TreeChoice, request: _TreeRequest, profile: Profile) -> _TreeChoice:
+def _with_stop_gain(choice: _TreesWithNotes, request: _TreeRequest, profile: Profile) -> _TreesWithNotes:
     """Return OPT-Tree's trees with the delta that the profile's seconds give, unless the user gave one."""
     if choice.tree.policy != "opt-tree" or "stop_gain" in request.given:
         return choice
     tree, notes = with_stop_gain(choice.tree, profile)
-    return _TreeChoice(tree=tree, notes=choice.notes + notes)
+    return _TreesWithNotes(tree=tree, notes=choice.notes + notes)
 
 
 def _largest_of_plan(sizes: PairSizes, run_config: RunConfig, tree: TreeSettings, *, is_tuned: bool) -> LargestTree:
@@ -242,10 +242,10 @@ def _largest_of_plan(sizes: PairSizes, run_config: RunConfig, tree: TreeSettings
 
 
 def _with_limits(
-    choice: _TreeChoice, largest_tree: TreeSettings, request: _TreeRequest, profile: Profile
-) -> _TreeChoice:
+    choice: _TreesWithNotes, largest_tree: TreeSettings, request: _TreeRequest, profile: Profile
+) -> _TreesWithNotes:
     """Return Sequoia's trees of the size and depth that the profile's seconds give, unless the user gave one."""
     if request.given.keys() & {"size", "depth"}:
         return choice
     tree, notes = with_best_limits(choice.tree, largest_tree, profile, request.temperature)
-    return _TreeChoice(tree=tree, notes=choice.notes + notes)
+    return _TreesWithNotes(tree=tree, notes=choice.notes + notes)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from edgespec.decode.sequence import Sequence
 from edgespec.decode.start import start_sequence
 from edgespec.draft.open_drafter import open_drafter
+from edgespec.grow.text_draws import TextDraws
 from edgespec.model.target import Target
 from edgespec.sampling.noise import generator_at, text_key
 from edgespec.text.caches import TextCaches, new_caches
@@ -91,4 +92,5 @@ def open_sequence(handle: TextHandle, caches: TextCaches, models: TextModels) ->
     if models.draft is not None:
         sampling = models.policy.settings.draft_sampling(request.sampling)
         drafter = open_drafter(models.draft, target, sampling=sampling, cache=caches.draft)
-    return start_sequence(target, drafter, models.policy, settings, generator, noise, tuner=models.tuner)
+    draws = TextDraws(sampling=request.sampling, device=device, generator=generator, noise=noise)
+    return start_sequence(target, drafter, models.policy, settings, draws, tuner=models.tuner)

@@ -53,10 +53,9 @@ class Scheduler:
     ) -> None:
         """Have at most `most` texts under way, of at most `most_tokens` together; one is always let in."""
         self.most, self._most_tokens, self.kept = most, most_tokens, KeptCaches()
-        self.num_cancels = 0  # how often all texts were cancelled
         self.prompt_cache: PromptCache | None = None
         self._pair, self._trees, self._loaded, self._threads = pair, trees, loaded, threads
-        self._process = os.getpid()
+        self.num_cancels, self._process = 0, os.getpid()
         # The thread that makes a step, set and taken out in one operation each: an interrupt falls before or behind.
         self._turn: dict[str, int] = {}
         self._bells: list[SimpleQueue[None]] = []  # of the threads that wait for its end

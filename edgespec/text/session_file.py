@@ -39,7 +39,7 @@ Number = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Entry:
+class _MessageEntry:
     """A message as it stands in a file."""
 
     role: Literal["user", "assistant"]
@@ -47,7 +47,7 @@ class _Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Document:
+class _SessionDocument:
     """The content of a file; other keys are for people."""
 
     model: str | None = None
@@ -55,7 +55,7 @@ class _Document:
     system: str | None = None
     day: Annotated[datetime.date | None, BeforeValidator(_as_day)] = None
     settings: dict[str, Any] = field(default_factory=dict)
-    messages: tuple[_Entry, ...]
+    messages: tuple[_MessageEntry, ...]
     token_ids: tuple[tuple[Number, ...], ...] = ()
     interrupted: tuple[Number, ...] = ()
     stats: dict[str, Any] = field(default_factory=dict)
@@ -127,7 +127,7 @@ def read_session(path: Path, tokenizer: PreTrainedTokenizerBase) -> SavedSession
     schema = content.get("schema") if isinstance(content, dict) else None
     if schema != SCHEMA:
         raise _invalid(path, f"its schema is {shown(schema)}, not {SCHEMA!r}")
-    found = read_as(_Document, content, lambda key, problem: _invalid(path, f"{key} {problem}"))
+    found = read_as(_SessionDocument, content, lambda key, problem: _invalid(path, f"{key} {problem}"))
     count = len(found.messages)
     token_ids = found.token_ids or ((),) * count
     if len(token_ids) != count:

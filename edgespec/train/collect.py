@@ -27,6 +27,7 @@ from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.grow.policies import open_policy
 from edgespec.grow.stop_model import distribution_inputs
+from edgespec.grow.text_draws import TextDraws
 from edgespec.inputs import parse_json
 from edgespec.model.target import Target
 from edgespec.sampling.noise import DEFAULT_NAME, TextNoise, generator_at, text_key
@@ -209,7 +210,10 @@ def _decode(
     key = text_key(DEFAULT_NAME)
     generator = generator_at(seed, key, len(ids), engine.device)
     noise = TextNoise(seed=seed, key=key, vocab=target.vocab, device=engine.device)
-    session = start_sequence(target, drafter, recorder.policy, settings, generator, noise, keeps_draft_probs=True)
+    draws = TextDraws(
+        sampling=recorder.sampling, device=engine.device, generator=generator, noise=noise, keeps_draft_probs=True
+    )
+    session = start_sequence(target, drafter, recorder.policy, settings, draws)
     recorder.verify, session.verify = session.verify, recorder
     steps = decode(session, ids)
     num_tokens = 0

@@ -21,6 +21,7 @@ from torch import Tensor
 from edgespec import SamplingSettings, TreeSettings
 from edgespec.grow import batched
 from edgespec.grow.policies import make_grow, open_policy
+from edgespec.grow.text_draws import TextDraws
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.noise import TextNoise
 from edgespec.verify import accept_alone
@@ -79,8 +80,8 @@ def measure(
                 policy = open_policy(settings)
                 drafter = RandomDrafter(q)
                 noise = TextNoise(seed=0, key=repeat, vocab=vocab, device=device)
-                grow = make_grow(policy, drafter, sampling=sampling, device=device,  # type: ignore[arg-type]
-                                 generator=generator, noise=noise)  # fmt: skip
+                draws = TextDraws(sampling=sampling, device=device, generator=generator, noise=noise)
+                grow = make_grow(policy, drafter, draws)  # type: ignore[arg-type]
                 started = time.perf_counter()
                 tree = batched.grown(grow(0, DEPTH), drafter)  # type: ignore[arg-type]
                 grown = time.perf_counter()

@@ -25,6 +25,7 @@ from edgespec.decode.sequence import TextSettings
 from edgespec.decode.start import start_sequence
 from edgespec.draft.open_drafter import open_drafter
 from edgespec.grow.policies import open_policy
+from edgespec.grow.text_draws import TextDraws
 from edgespec.model.target import Target
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from edgespec.sampling.distribution import to_probs
@@ -80,7 +81,8 @@ def p_value(head: Path, tree: TreeSettings, prompt: str, num_draws: int) -> floa
         counts: Counter[tuple[int, ...]] = Counter()
         for key in range(num_draws):
             noise = TextNoise(seed=3, key=key, vocab=target.vocab, device=engine.device)
-            session = start_sequence(target, drafter, policy, settings, generator, noise)
+            draws = TextDraws(sampling=SAMPLING, device=engine.device, generator=generator, noise=noise)
+            session = start_sequence(target, drafter, policy, settings, draws)
             steps = decode(session, ids)
             counts[tuple(token for step in steps for token in step.tokens)[:NUM_TOKENS]] += 1
         often: dict[tuple[int, ...], float] = {(): float(num_draws)}

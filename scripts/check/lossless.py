@@ -49,6 +49,7 @@ from edgespec.grow.classifier import Classifier
 from edgespec.grow.network import Network
 from edgespec.grow.policies import OpenPolicy, open_policy
 from edgespec.grow.stop_model import StopKind, StopModel, distribution_inputs, input_names
+from edgespec.grow.text_draws import TextDraws
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.target import Target
 from edgespec.sampling.distribution import to_probs
@@ -322,7 +323,8 @@ class Models:
         self, settings: TextSettings, policy: OpenPolicy, generator: torch.Generator, noise: TextNoise
     ) -> Sequence:
         """A text of its own."""
-        return start_sequence(self.target, self.drafter, policy, settings, generator, noise)
+        draws = TextDraws(sampling=settings.sampling, device=self.target.device, generator=generator, noise=noise)
+        return start_sequence(self.target, self.drafter, policy, settings, draws)
 
 
 def table_session(

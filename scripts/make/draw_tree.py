@@ -19,6 +19,7 @@ from edgespec.decode.accept import tokens_at
 from edgespec.draft.open_drafter import open_drafter
 from edgespec.grow.batched import grown
 from edgespec.grow.policies import make_grow, open_policy
+from edgespec.grow.text_draws import TextDraws
 from edgespec.model.target import Target
 from edgespec.sampling.noise import TextNoise
 from edgespec.tree.token_tree import TokenTree, depths
@@ -63,8 +64,8 @@ def one_pass(seed: int) -> tuple[list[Box], int]:
         root = int(target.prefill(torch.tensor(ids)).argmax())
         drafter.begin(ids)
         noise = TextNoise(seed=seed, key=0, vocab=target.vocab, device=engine.device)
-        grow = make_grow(open_policy(tree_settings), drafter, sampling=sampling, device=engine.device,
-                         generator=generator, noise=noise)  # fmt: skip
+        draws = TextDraws(sampling=sampling, device=engine.device, generator=generator, noise=noise)
+        grow = make_grow(open_policy(tree_settings), drafter, draws)
         tree = grown(grow(root, DEPTH), drafter)
         rows = TargetRows(target.look(tree), target.logits, sampling, vocab=target.vocab)
         found = accept_alone(verifier(sampling, "coupled", noise)(tree, rows, generator))

@@ -50,6 +50,7 @@ from edgespec.draft.open_drafter import open_drafter
 from edgespec.grow.batched import grown
 from edgespec.grow.growing import best_nodes
 from edgespec.grow.policies import OpenPolicy, make_grow, open_policy
+from edgespec.grow.text_draws import TextDraws
 from edgespec.model.target import Target
 from edgespec.pair.pair import open_pair
 from edgespec.sampling.noise import TextNoise
@@ -206,8 +207,8 @@ class Bench:
     ) -> TokenTree:
         """One tree below the text; `key` names the noise of coupled children, `generator` draws sampled ones."""
         drafter.sampling = settings.draft_sampling(sampling)  # one drafter serves all policies at a text
-        grow = make_grow(_policy(settings), drafter, sampling=sampling, device=CPU, generator=generator,
-                         noise=self._noise(context, key))  # fmt: skip
+        draws = TextDraws(sampling=sampling, device=CPU, generator=generator, noise=self._noise(context, key))
+        grow = make_grow(_policy(settings), drafter, draws)
         tree = grown(grow(self.root, DEPTH), drafter)
         drafter.rewind()
         return tree
@@ -238,7 +239,8 @@ class Bench:
         """Let the target go on with a text behind the context, by as many tokens as trees usually have of it."""
         settings = TextSettings(sampling=sampling, max_new_tokens=READ_ON)
         plain, generator = _policy(TreeSettings(policy="none")), torch.Generator()
-        session = start_sequence(self.target, None, plain, settings, generator, noise)
+        draws = TextDraws(sampling=sampling, device=CPU, generator=generator, noise=noise)
+        session = start_sequence(self.target, None, plain, settings, draws)
         text += [token for step in decode(session, [*self.ids, *text]) for token in step.tokens]
         self._rewind()
 

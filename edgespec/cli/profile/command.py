@@ -138,7 +138,7 @@ def _measure(console: Console, models: ModelOptions, machine: MachineOptions, op
     say_unused_keys(console, rows or (), applies=False)
     require_place(profiles_folder())
     import_engine(console)
-    from edgespec.doctor.profile_pair import FULL, NEW_TOKENS, QUICK, Run, profile_pair, set_up_to_measure
+    from edgespec.doctor.profile_pair import FULL, NEW_TOKENS, QUICK, ProfileRun, profile_pair, set_up_to_measure
     from edgespec.pair.pair import DEMO_FOLDER
 
     pair = open_pair_with_draft(models, "profile the target with")
@@ -152,7 +152,7 @@ def _measure(console: Console, models: ModelOptions, machine: MachineOptions, op
     )
     setup = set_up_to_measure(pair, run_config, keeps_draft_probs=options.full)
     with open_engine(console, setup, machine) as engine, console.progress_bar() as bar:
-        run = Run(
+        run = ProfileRun(
             engine=engine,
             prompts=encoded,
             temperatures=temperatures or sorted({0.0, pair.default_sampling().temperature or 0.6, 1.0}),

@@ -19,7 +19,9 @@ from edgespec.grow.c2t import c2t_rule
 from edgespec.grow.classifier import default_classifier
 from edgespec.grow.growing import Layer
 from edgespec.grow.static import grow_static, static_shape
+from edgespec.grow.text_draws import TextDraws
 from edgespec.sampling.distribution import ENTROPY_TOKENS, entropy_of_top
+from edgespec.sampling.noise import TextNoise
 from edgespec.tree.settings import TreeSettings
 from edgespec.tree.shapes import chain
 from edgespec.tree.token_tree import TokenTree
@@ -62,9 +64,10 @@ def chain_points(context: Context) -> Tensor:
         scores.append(torch.cat([layer.q_drawn, joint, confidence])[:, 0])
         return torch.zeros(1, dtype=torch.bool)
 
+    noise = TextNoise(seed=0, key=0, vocab=context.bench.target.vocab, device=CPU)  # greedy children have none
     growth = grow_static(
         context.bench.root, shape=static_shape(chain(LONGEST), CPU), depth=LONGEST, draw="chosen", stops=listen,
-        device=CPU, generator=torch.Generator(),
+        draws=TextDraws(sampling=GREEDY, device=CPU, generator=torch.Generator(), noise=noise),
     )  # fmt: skip
     tree = context.grow_otherwise(growth, EAGLE2, GREEDY)
     accepted = context.num_accepted(tree, GREEDY)

@@ -27,6 +27,7 @@ from edgespec.grow.beam import Beam
 from edgespec.grow.best_first import grow_best_first
 from edgespec.grow.dyspec import predict_slots
 from edgespec.grow.opt_tree import OPT_TREE_RULE
+from edgespec.grow.text_draws import TextDraws
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.noise import TextNoise
 from edgespec.tree.policies import Draw
@@ -50,7 +51,7 @@ CPU = torch.device("cpu")
 GrowTree = Callable[[int, int, torch.Generator, TextNoise], Growth]
 
 
-def grow_sampled(root: int, max_depth: int, generator: torch.Generator, _noise: TextNoise) -> Growth:
+def grow_sampled(root: int, max_depth: int, generator: torch.Generator, noise: TextNoise) -> Growth:
     return grow_best_first(
         root,
         predict=predict_slots,
@@ -58,8 +59,7 @@ def grow_sampled(root: int, max_depth: int, generator: torch.Generator, _noise: 
         depth=min(3, max_depth),
         threshold=0.0,
         max_children=3,
-        device=CPU,
-        generator=generator,
+        draws=TextDraws(sampling=SamplingSettings(), device=CPU, generator=generator, noise=noise),
     )
 
 

@@ -15,6 +15,7 @@ from edgespec.config import MemoryLimits, SamplingSettings
 from edgespec.draft.language_model import LanguageModelDrafter, expand_batched
 from edgespec.grow.batched import Expansion, grow_batched
 from edgespec.grow.policies import make_grow, open_policy
+from edgespec.grow.text_draws import TextDraws
 from edgespec.model.causal_model import CausalModel
 from edgespec.placement.memory import PassShape, cache_rows, draft_probs_rows, pass_bytes
 from edgespec.placement.run_config import RunConfig
@@ -48,10 +49,8 @@ def expand(expansions: list[Expansion]) -> Any:
 
 def grow(drafter: LanguageModelDrafter, vocab: int, tree: TreeSettings) -> TokenTree:
     noise = TextNoise(seed=3, key=1, vocab=vocab, device=CPU)
-    growing = make_grow(
-        open_policy(tree), drafter, sampling=SAMPLING, device=CPU, generator=torch.Generator().manual_seed(0),
-        noise=noise,
-    )  # fmt: skip
+    draws = TextDraws(sampling=SAMPLING, device=CPU, generator=torch.Generator().manual_seed(0), noise=noise)
+    growing = make_grow(open_policy(tree), drafter, draws)
     (found,) = grow_batched([(growing(5, tree.num_layers), drafter)], expand)  # type: ignore[arg-type]
     assert isinstance(found, TokenTree)
     return found

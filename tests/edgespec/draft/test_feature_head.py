@@ -24,6 +24,7 @@ from edgespec.draft.feature_head import FeatureHeadDrafter
 from edgespec.draft.head_network import HeadFacts
 from edgespec.draft.head_router import HeadRouter, group_tokens, routed_log_probs
 from edgespec.grow.policies import open_policy
+from edgespec.grow.text_draws import TextDraws
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.target import Target
 from edgespec.pair.folder import fingerprint, open_model
@@ -216,7 +217,8 @@ def tiny_vocabulary_p_value(*, policy: str, num_texts: int) -> float:
     counts = torch.zeros_like(expected)
     for seed in range(num_texts):
         noise = TextNoise(seed=seed, key=0, vocab=vocab, device=CPU)
-        session = start_sequence(Target(causal, rows), drafter, chosen, settings, generator, noise)
+        draws = TextDraws(sampling=settings.sampling, device=CPU, generator=generator, noise=noise)
+        session = start_sequence(Target(causal, rows), drafter, chosen, settings, draws)
         steps = decode(session, prompt)
         tokens = [token for step in steps for token in step.tokens]
         counts[tuple(tokens[:3])] += 1

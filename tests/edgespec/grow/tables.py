@@ -14,6 +14,7 @@ from edgespec.config import DraftSampling, SamplingSettings
 from edgespec.decode.sequence import Sequence, TextSettings
 from edgespec.decode.start import start_sequence
 from edgespec.grow.policies import open_policy
+from edgespec.grow.text_draws import TextDraws
 from edgespec.model.text_cache import shared_length
 from edgespec.sampling.distribution import to_draft_probs
 from edgespec.sampling.noise import TextNoise
@@ -153,7 +154,11 @@ def session_of(
         TableDrafter(draft, tree.draft_sampling(sampling)),
         open_policy(tree),
         settings,
-        torch.Generator().manual_seed(seed),
-        TextNoise(seed=seed, key=key, vocab=VOCAB, device=CPU),
+        TextDraws(
+            sampling=sampling,
+            device=CPU,
+            generator=torch.Generator().manual_seed(seed),
+            noise=TextNoise(seed=seed, key=key, vocab=VOCAB, device=CPU),
+        ),
         **options,
     )

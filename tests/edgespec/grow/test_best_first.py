@@ -10,10 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from edgespec.config import SamplingSettings
 from edgespec.grow import best_first
 from edgespec.grow.batched import grown
 from edgespec.grow.best_first import grow_best_first
 from edgespec.grow.dyspec import predict_slots
+from edgespec.grow.text_draws import TextDraws
+from edgespec.sampling.noise import TextNoise
 from edgespec.tree.token_tree import TokenTree, depths
 
 CPU = torch.device("cpu")
@@ -98,8 +101,12 @@ def grow(
         depth=depth,
         threshold=threshold,
         max_children=max_children,
-        device=CPU,
-        generator=torch.Generator().manual_seed(0),
+        draws=TextDraws(
+            sampling=SamplingSettings(),
+            device=CPU,
+            generator=torch.Generator().manual_seed(0),
+            noise=TextNoise(seed=0, key=0, vocab=1, device=CPU),
+        ),
     )
     return grown(growth, drafter)
 

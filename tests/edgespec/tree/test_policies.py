@@ -14,6 +14,7 @@ from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
 from edgespec.grow import batched
 from edgespec.grow.policies import OpenPolicy, grow_below_branches, make_grow, open_policy
+from edgespec.grow.text_draws import TextDraws
 from edgespec.sampling.noise import TextNoise
 from edgespec.tree.policies import DEFAULT_POLICY, DRAWS, POLICIES, Policy, policy_named, users_of
 from edgespec.tree.settings import TreeSettings
@@ -139,10 +140,11 @@ def grown(
 ) -> TokenTree:
     """A tree of three layers at most, with the noise of that seed, and otherwise the same luck."""
     drafter = FunctionDrafter(random_q(VOCAB, 1.5, 0))
-    grow = make_grow(
-        policy, drafter, sampling=sampling, device=CPU,
-        generator=torch.Generator().manual_seed(0), noise=text_noise(seed), keeps_draft_probs=keeps_draft_probs,
+    draws = TextDraws(
+        sampling=sampling, device=CPU, generator=torch.Generator().manual_seed(0), noise=text_noise(seed),
+        keeps_draft_probs=keeps_draft_probs,
     )  # fmt: skip
+    grow = make_grow(policy, drafter, draws)
     return batched.grown(grow(0, 3), drafter)
 
 
@@ -191,9 +193,10 @@ def test_a_static_shape_takes_the_roots_children_from_the_target(tmp_path: Path)
     assert {policy.kind for policy in wide} == {"static"}
     for policy in wide:
         drafter = FunctionDrafter(random_q(VOCAB, 1.5, 0))
-        below = grow_below_branches(
-            open_policy(settings_of(policy, tmp_path, branching=(2, 1), target_width=2)), drafter, sampling=WARM,
-            device=CPU, generator=torch.Generator().manual_seed(0),
-        )  # fmt: skip
+        draws = TextDraws(
+            sampling=WARM, device=CPU, generator=torch.Generator().manual_seed(0), noise=text_noise(0)
+        )
+        settings = settings_of(policy, tmp_path, branching=(2, 1), target_width=2)
+        below = grow_below_branches(open_policy(settings), drafter, draws)
         tree = batched.grown(below(0, 3, torch.tensor([6, 3])), drafter)
         assert tree.tokens[tree.parents == 0].tolist() == [6, 3]
