@@ -116,7 +116,7 @@ def test_a_pipe_is_one_turn_with_the_answer_alone_on_stdout(run_cli: RunCli) -> 
         (["--temp", "-1"], "x", 2, "--temp"),
         (["-n", "0"], "x", 2, "not a length"),
         (["--greedy", "--temp", "1"], "x", 2, "--greedy"),
-        (["--system", "a", "--system-file", "b"], "x", 2, "one system message"),
+        (["--system", "a", "--system-file", "b"], "x", 2, "one system prompt"),
         (["--color", "blue"], "x", 2, "blue"),
         (["--stop", "\udcff"], "x", 2, "--stop is not UTF-8"),
         (["-p", "\udcff"], "", 2, "-p is not UTF-8"),
