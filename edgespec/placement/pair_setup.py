@@ -210,7 +210,9 @@ def _set_up_by_plan(
     )  # fmt: skip
 
 
-def _tree_of_plan(sizes: PairSizes, run_config: RunConfig, request: _TreeRequest, plan: TemperaturePlan) -> _TreesWithNotes:
+def _tree_of_plan(
+    sizes: PairSizes, run_config: RunConfig, request: _TreeRequest, plan: TemperaturePlan
+) -> _TreesWithNotes:
     """Return the plan's trees for so many texts, with the settings that the user gave."""
     tree = tree_settings(plan_for_texts(plan, run_config.num_texts), given=request.given)
     if tree.policy == "none":

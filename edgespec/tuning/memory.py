@@ -59,7 +59,7 @@ def plan_of(choice: TreeChoice, num_texts: int) -> Plan:
     step_s, plain_s = costs.of(tree, num_texts), costs.plain_s(num_texts)
     return Plan(
         num_texts=num_texts,
-        pays=tree.tokens * plain_s > step_s,
+        pays=not choice.is_plain,
         size=limits.size,
         threshold=limits.threshold,
         stop_gain=limits.stop_gain,

@@ -193,9 +193,7 @@ def test_a_static_shape_takes_the_roots_children_from_the_target(tmp_path: Path)
     assert {policy.kind for policy in wide} == {"static"}
     for policy in wide:
         drafter = FunctionDrafter(random_q(VOCAB, 1.5, 0))
-        draws = TextDraws(
-            sampling=WARM, device=CPU, generator=torch.Generator().manual_seed(0), noise=text_noise(0)
-        )
+        draws = TextDraws(sampling=WARM, device=CPU, generator=torch.Generator().manual_seed(0), noise=text_noise(0))
         settings = settings_of(policy, tmp_path, branching=(2, 1), target_width=2)
         below = grow_below_branches(open_policy(settings), drafter, draws)
         tree = batched.grown(below(0, 3, torch.tensor([6, 3])), drafter)
