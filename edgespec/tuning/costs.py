@@ -178,7 +178,7 @@ class GrowthCosts:
     def _fitted(self) -> list[float]:
         """Return the least squares, drawn a little to the first guess, with no cost below 0."""
         found = list(self._seconds)
-        layer_s = max(self._guess[1], self._guess[2], 1e-9)
+        layer_s = self._guess[1] or self._guess[2] or 1e-9
         scales = [layer_s, layer_s, self._guess[2] or layer_s / NODES_A_LAYER]
         for _ in range(SWEEPS):
             for row in range(3):

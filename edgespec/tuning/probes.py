@@ -15,7 +15,7 @@ from edgespec.tuning.situation import Situation
 from edgespec.tuning.tokens_by_size import MeanTree, TokensBySize
 from edgespec.tuning.tree_limits import TreeLimits
 
-PLAIN_STEPS = 3  # a pass behind trees finds other experts in memory than plain decoding keeps there
+PLAIN_STEPS = 4  # a pass behind trees finds other experts in memory than plain decoding keeps there
 NUM_TREES = 3  # of a probe whose trees are judged
 LOWER_THRESHOLD = 4.0  # times lower is the threshold of a larger tree
 MAX_FAR_TIMES = 1.25  # as long as the largest neighbour's step may a far larger tree's be

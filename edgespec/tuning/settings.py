@@ -17,6 +17,6 @@ class TuningSettings:
     probe_share: float = 0.015  # of the time, for probes
     first_share: float = 0.2  # for the first probes, because what they may correct was decided by few steps
     first_probes: int = 2
-    min_wait: int = 10  # steps between two probes
+    min_wait: int = 9  # steps between two probes
     max_first_wait: int = 16  # steps before each of the first probes
     max_wait: int = 1024  # steps before any other probe

@@ -16,8 +16,9 @@ import pytest
 import torch
 
 from edgespec.config import SamplingSettings
-from edgespec.decode.batch import Batch
+from edgespec.decode.batch import Batch, first_step
 from edgespec.decode.batch import Outcome as StepOutcome
+from edgespec.decode.sequence import Sequence
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.model.pass_rows import PassRows
@@ -312,14 +313,13 @@ def test_a_dry_run_checks_and_plans_and_touches_nothing(
 
 def fail_on(monkeypatch: pytest.MonkeyPatch, prompt: str, error: Exception) -> None:
     """A text whose prompt ends so fails when that is read, alone."""
-    read = Batch._read
 
-    def fail(self: Batch, reading: Any, hidden: torch.Tensor) -> StepOutcome | None:
-        if make_tokenizer().decode(reading.sequence.prompt).endswith(prompt):
-            return self._failed(reading.sequence, error)
-        return read(self, reading, hidden)
+    def fail(sequence: Sequence, hidden: torch.Tensor, started: float) -> StepResult:
+        if make_tokenizer().decode(sequence.prompt).endswith(prompt):
+            raise error
+        return first_step(sequence, hidden, started)
 
-    monkeypatch.setattr(Batch, "_read", fail)
+    monkeypatch.setattr("edgespec.decode.batch.first_step", fail)
 
 
 def fail_passes_of(monkeypatch: pytest.MonkeyPatch, prompt: str, error: Exception) -> None:

@@ -79,8 +79,8 @@ def test_a_next_turn_reads_an_answer_without_the_token_that_ended_it(run_rows: A
     ("row", "named"),
     [
         ({"stop_token_ids": [99999]}, "line 1: stop_token_ids has token 99999"),
-        ({"suppress_tokens": [-1]}, "line 1: suppress_tokens [-1]"),
-        ({"stop_token_ids": ["x"]}, "line 1: stop_token_ids 'x'"),
+        ({"suppress_tokens": [-1]}, "line 1: suppress_tokens.0 -1"),
+        ({"stop_token_ids": ["x"]}, "line 1: stop_token_ids.0 'x'"),
         ({"min_tokens": -3}, "line 1: min_tokens -3"),
     ],
     ids=str,

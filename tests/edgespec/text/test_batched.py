@@ -201,14 +201,14 @@ def test_an_error_ends_one_text(engine: Engine, monkeypatch: pytest.MonkeyPatch)
 
     requests = requests_of(engine, count=4)
     expected = [engine.submit(request).result().token_ids for request in requests]
-    commit = accept.commit
+    commit = accept._commit
 
     def failing(session, tree, accepted):  # type: ignore[no-untyped-def]
         if len(session.prompt) == len(requests[2].ids) and session.num_new > 3:
             raise EdgespecError("E_NAN_LOGITS", "no numbers.", "Try another.")
         commit(session, tree, accepted)
 
-    monkeypatch.setattr(accept, "commit", failing)
+    monkeypatch.setattr(accept, "_commit", failing)
     found = dict(engine.generate_many(requests))
     assert isinstance(found[2], EdgespecError)
     for number in (0, 1, 3):

@@ -42,9 +42,9 @@ def test_a_probe_costs_what_its_tokens_would_not_have_taken() -> None:
     now = situation()
     probe = plain_steps(now, SETTINGS)
     assert probe is not None
-    assert (probe.limits, probe.num_steps) == (None, 3)
+    assert (probe.limits, probe.num_steps) == (None, 4)
     tokens = now.tree_in_use.tokens
-    assert probe.lost_s == pytest.approx(3 * (1 - 1 / tokens), rel=0.01)
+    assert probe.lost_s == pytest.approx(4 * (1 - 1 / tokens), rel=0.01)
 
 
 @pytest.mark.parametrize(("routing", "expected"), [(COARSE, MAX_FAR * 8), (FINE, None)])

@@ -152,10 +152,13 @@ def test_plain_passes_that_trees_slow_down_are_told_from_plain_decoding() -> Non
         return 0.05 * (1 + behind_trees) if rows == 1 else 0.08 + 0.01 * (rows - 1)
 
     machine = Machine(pass_s=pass_s, layer_s=5e-3)
-    for seed in (0, 4, 5):
+    speeds = []
+    for seed in range(12):
         choice, pair = new_choice(), Pair(first=(0.3, 0.7), seed=seed)
         simulate(choice, machine, pair, steps=100)
-        assert tokens_per_s(simulate(choice, machine, pair, steps=300)) > 0.95 / 0.05
+        speeds.append(tokens_per_s(simulate(choice, machine, pair, steps=300)))
+    assert min(speeds) > 0.9 / 0.05
+    assert sum(speeds) / len(speeds) > 0.95 / 0.05
 
 
 def test_a_trial_that_turns_out_hopeless_ends_with_its_first_tree() -> None:
@@ -274,7 +277,7 @@ def with_sampling(engine: Engine) -> list[tuple[str, SamplingSettings]]:
 def tune_by(engine: Engine, tuning: TuningSettings) -> None:
     """Tune the engine's own trees anew, by these settings."""
     engine.use_tree(None)
-    engine._trees._own_tuner = Tuner(engine.tree, engine.largest_tree, tuning=tuning)
+    engine.trees._own_tuner = Tuner(engine.tree, engine.largest_tree, tuning=tuning)
 
 
 def test_texts_are_those_of_plain_decoding(engine: Engine, plain: Callable[..., tuple[int, ...]]) -> None:
