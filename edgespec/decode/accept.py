@@ -55,9 +55,11 @@ def accept_batched(
         lacking: list[tuple[_Walk, int]] = []
         for walk in walks:
             try:
-                lacking += [(walk, node) for node in [next(walk.nodes, None)] if node is not None]
+                node = next(walk.nodes, None)
             except Exception as error:  # of this text alone: the others go on
                 failed.append((walk.sequence, error))
+            else:
+                lacking += [] if node is None else [(walk, node)]
         _compute_rows(lacking)
         walks = [walk for walk, _ in lacking]
     return accepted, failed
@@ -124,8 +126,9 @@ def _compute_rows(lacking: abc.Sequence[tuple[_Walk, int]]) -> None:
     if not lacking:
         return
     target = lacking[0][0].sequence.target
-    nodes = [(walk.rows, node) for walk, first in lacking for node in walk.beside(first)]
-    hidden = torch.cat([walk.rows.hidden(walk.beside(first)) for walk, first in lacking])
+    nodes_of = [(walk.rows, walk.beside(first)) for walk, first in lacking]
+    nodes = [(rows, node) for rows, beside in nodes_of for node in beside]
+    hidden = torch.cat([rows.hidden(beside) for rows, beside in nodes_of])
     for chunk in row_chunks(len(nodes), target.vocab):
         for (rows, node), row in zip(nodes[chunk], target.logits(hidden[chunk]).split(1), strict=True):
             rows.know(node, row)

@@ -171,7 +171,7 @@ def _decode(
     engine, started = run.engine, time.perf_counter()
     room = engine.run_config.all_tokens // num_texts
     new_tokens = min(NEW_TOKENS, room // 2 if num_texts > 1 else room - max(map(len, run.prompts)))
-    prompts = itertools.cycle(enumerate(run.prompts))
+    prompts = itertools.cycle(run.prompts)
     texts: list[TextHandle] = []
     seeds = itertools.count(run.seed)
     num_steps = 0
@@ -181,11 +181,9 @@ def _decode(
                 text.result()  # raises what ended it
                 texts.remove(text)
             while len(texts) < num_texts:
-                _, ids = next(prompts)
-                request = engine.request(
-                    ids[-(room - new_tokens) :], max_new_tokens=new_tokens, sampling=run.sampling(temperature),
-                    seed=next(seeds),
-                )  # fmt: skip
+                ids = next(prompts)[-(room - new_tokens) :]
+                sampling = run.sampling(temperature)
+                request = engine.request(ids, max_new_tokens=new_tokens, sampling=sampling, seed=next(seeds))
                 texts.append(engine.submit(request, keeps=False))
             is_reading = any(not text.added for text in texts)
             engine.advance()

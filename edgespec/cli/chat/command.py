@@ -117,9 +117,8 @@ def _load(console: Console, pair: ModelPair, options: ChatOptions, engine_option
         check_ctx_size(machine.ctx_size, pair.max_context)
     most = pair.max_context or CONTEXTS[0]
     contexts = [machine.ctx_size] if machine.ctx_size else sorted({min(most, size) for size in CONTEXTS}, reverse=True)
-    sampling = with_token_ids(
-        replace(pair.default_sampling(), **options.chosen), pair
-    )  # refused before weights are read
+    # Refused before weights are read.
+    sampling = with_token_ids(replace(pair.default_sampling(), **options.chosen), pair)
 
     sizes = PairSizes(pair, machine.run_config(pair, context_tokens=contexts[0]))
 
