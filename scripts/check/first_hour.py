@@ -4,7 +4,7 @@
     python -m scripts.check.first_hour --only 'profile$'              the measuring of the pair alone, to its end
 
 The home is empty at first. Printed are the seconds until something stands on the screen, those until the command has
-ended, its exit status, and what the terminal shows then; at last a table. It needs `pip install pexpect pyte`.
+ended, its exit status, and what the terminal shows then; at last a table.
 """
 
 from __future__ import annotations
