@@ -23,6 +23,7 @@ import tempfile
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 
 import torch
 
@@ -72,8 +73,10 @@ def run_child(name: str, arguments: argparse.Namespace) -> None:
         prompt_tokens=max(map(len, texts)),
     )
     if arguments.profile:
+        started = perf_counter()
         sys.stderr.write(captured(["profile", *options, "--prompts", str(arguments.prompts),
                                    "--temps", str(arguments.temperature)]))  # fmt: skip
+        print(f"{name}: the profile took {perf_counter() - started:.0f} s", file=sys.stderr)
 
     def loaded(source: str) -> Engine:
         return stack.enter_context(
