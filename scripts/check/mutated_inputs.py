@@ -22,9 +22,9 @@ from edgespec.cli import cli
 from edgespec.cli.config.defaults import known_keys, settings_of
 from edgespec.cli.config.groups import leaf_commands
 from edgespec.cli.generate.formats import FORMATS
+from edgespec.cli.generate.output_file import OutputFile
 from edgespec.cli.generate.requests import RunSettings, make_requests, turn_encoder
 from edgespec.cli.generate.resume import check_same_run, config_hash, keep_finished, read_results
-from edgespec.cli.generate.sinks import OutputFile
 from edgespec.cli.generate.truncate import fit
 from edgespec.cli.prompts.read import describe, read_prompts
 from edgespec.cli.prompts.selection import category_of

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.cli.generate.sinks import OutputFile, replaced_file
+from edgespec.cli.generate.output_file import OutputFile, replaced_file
 from edgespec.doctor import disk_speed
 from edgespec.errors import EdgespecError
 from profiles.disk_sync import sync_to_disk

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from edgespec.cli.console import Console, counted
+from edgespec.cli.faults import as_edgespec_error
 from edgespec.cli.generate.progress import RunProgress
-from edgespec.cli.generate.requests import EncodeTurn, Request, RunSettings
+from edgespec.cli.generate.records import RowRecord, error_record, success_record
+from edgespec.cli.generate.requests import EncodeTurn, Request
+from edgespec.cli.generate.tally import Totals, totals
 from edgespec.cli.generate.turns import RowAnswers
 from edgespec.cli.open_engine import engine_trees_in_words
+from edgespec.cli.spelling import spelled_error
 from edgespec.engine import Engine
+from edgespec.errors import EdgespecError
 from edgespec.text.handle import TextHandle
 from edgespec.text.results import GenerationResult
-
-RowEnd: TypeAlias = tuple[Request, list[GenerationResult], Exception | None]  # a prompt's answers, or what ended it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,15 +30,30 @@ class Run:
 
     console: Console
     engine: Engine
-    settings: RunSettings
+    predicted_per_s: float | None  # tokens, by the plan of the engine's profile, where that is followed
     fields: dict[str, Any]  # of every record
     encode: EncodeTurn
-    num_pressed: Callable[[], int]  # how often Ctrl-C was pressed
+    num_pressed: Callable[[], int] = lambda: 0  # how often Ctrl-C was pressed
 
     def check(self) -> None:
         """Raise KeyboardInterrupt where Ctrl-C was pressed: between two texts nothing is lost."""
         if self.num_pressed():
             raise KeyboardInterrupt
+
+    def record(
+        self, request: Request, results: Sequence[GenerationResult], error: Exception | None = None
+    ) -> RowRecord:
+        """Return the record of a prompt that has ended: answered, or by an `error`.
+
+        Raises the error where somebody debugs, unless it is the user's fault.
+        """
+        if error is None:
+            record = success_record(request, self.engine, results, self.fields, self.predicted_per_s)
+            return RowRecord(request=request, record=record, totals=totals(results))
+        if os.environ.get("EDGESPEC_DEBUG") and not isinstance(error, EdgespecError):
+            raise error
+        fault = spelled_error(as_edgespec_error(error))
+        return RowRecord(request=request, record=error_record(request, results, fault, self.fields), totals=Totals())
 
 
 class RowsTogether:
@@ -52,7 +71,7 @@ class RowsTogether:
         """Return the rows that have begun and not ended."""
         return list(self._under_way.values())
 
-    def step(self) -> Generator[RowEnd, None, bool]:
+    def step(self) -> Generator[RowRecord, None, bool]:
         """Make one pass and yield the rows that ended; return whether there are others.
 
         Raises KeyboardInterrupt where texts were cancelled, behind those that ended before.
@@ -66,7 +85,7 @@ class RowsTogether:
             yield from self._begin(RowAnswers(run.engine, request, run.encode, on_prefill=reads))
         if not under_way:
             return False
-        with saying_room(run):
+        with saying_memory(run):
             num_texts = run.engine.advance()
         if self._progress is not None and not run.num_pressed():  # else what the key was answered with is drawn over
             self._progress.show(num_texts, self.rows)
@@ -75,12 +94,12 @@ class RowsTogether:
         for handle in sorted(ended, key=lambda handle: handle.whole().finish_reason == "interrupted"):
             row = under_way.pop(handle)
             if handle.error is not None:
-                yield row.request, row.results, handle.error
+                yield run.record(row.request, row.results, handle.error)
                 continue
             row.take(handle)
             say_trees(run, row.results[-1])
             if row.is_done:
-                yield row.request, row.results, None
+                yield run.record(row.request, row.results)
             else:
                 going_on.append(row)
         for row in going_on:
@@ -92,30 +111,27 @@ class RowsTogether:
         for handle in self._under_way:
             handle.cancel()
 
-    def _begin(self, row: RowAnswers) -> Iterator[RowEnd]:
+    def _begin(self, row: RowAnswers) -> Iterator[RowRecord]:
         """Ask for a row's next answer; yields the row where that fails."""
         self._run.check()
         try:
             self._under_way[row.next_turn()] = row
         except Exception as error:
-            yield row.request, row.results, error
+            yield self._run.record(row.request, row.results, error)
 
 
-def together(run: Run, requests: Iterable[Request], progress: RunProgress) -> Generator[RowEnd, None, None]:
+def together(run: Run, requests: Iterable[Request], progress: RunProgress) -> Generator[RowRecord, None, None]:
     """Yield prompts in the order in which they end; as many are under way as the engine has room for.
 
     `progress` shows how it goes. Raises KeyboardInterrupt where texts were cancelled, behind those that ended before.
     """
-    together = RowsTogether(run, functools.partial(next, iter(requests), None), progress=progress)
-    try:
-        while (yield from together.step()):
+    with closing(RowsTogether(run, functools.partial(next, iter(requests), None), progress=progress)) as rows:
+        while (yield from rows.step()):
             pass
-    finally:
-        together.close()
 
 
 @contextmanager
-def saying_room(run: Run) -> Iterator[None]:
+def saying_memory(run: Run) -> Iterator[None]:
     """Within this block it is said where memory ran out, and trees became smaller or texts fewer."""
     engine, largest_tree, num_texts = run.engine, run.engine.largest_tree, run.engine.num_texts
     before = engine_trees_in_words(engine)

@@ -12,11 +12,11 @@ import click
 
 from edgespec.cli.console import Console, DrawLines
 from edgespec.cli.ctrl_c import cancelling, import_engine, leaving_tidily, raise_interrupt, stopping_notice
-from edgespec.cli.generate.in_order import InOrder
-from edgespec.cli.generate.open_output import begin_output, open_output, take_output
 from edgespec.cli.generate.options import GenerateOptions, OutputOptions
 from edgespec.cli.generate.prepare import GenerateRun, Prompts, prepare, read_rows
-from edgespec.cli.generate.sinks import Sink
+from edgespec.cli.generate.record_output import RecordOutput, open_output, take_output, write_records
+from edgespec.cli.generate.records import RowRecord, run_fields
+from edgespec.cli.generate.tally import Tally
 from edgespec.cli.open_engine import open_engine
 from edgespec.cli.options.console import console_options
 from edgespec.cli.options.record import options_of
@@ -26,7 +26,6 @@ from edgespec.cli.prompts.read import holds_rows
 from edgespec.distributed.cluster import import_ray
 
 if TYPE_CHECKING:
-    from edgespec.cli.generate.output import RowRecord
     from edgespec.engine import Engine
 
 SECTIONS = {
@@ -88,38 +87,38 @@ def command(*, options: GenerateOptions, console: Console) -> int:
     if has_workers:
         import_ray()  # which may not be installed
     with ExitStack() as stack:
-        prompts, format_name = _prompts(console, options, stack)
-        options = replace(options, output=replace(options.output, format_name=format_name))
+        prompts, options = _read_prompts(console, options, stack)
         import_engine(console, tidy=stack.close)
         if has_workers:
             from edgespec.cli.generate.over_workers import run_on_workers
 
-            return run_on_workers(console, prompts, options, format_name)
-        pair_options, output_options = options.pair_options, options.output
-        machine, self_check = pair_options.machine, pair_options.self_check
+            return run_on_workers(console, prompts, options)
+        machine, self_check = options.pair_options.machine, options.pair_options.self_check
         with console.status("reading headers and prompts"):
             run = prepare(console, prompts, options)
-        if output_options.dry_run:
+        if options.output.dry_run:
             from edgespec.cli.generate.dry_run import say_work
 
             say_work(console, run, machine)
             return 0
-        cache = open_prompt_cache(pair_options.prompt_cache, run.pair, run.setup.run_config) if run.requests else None
-        output = open_output(prompts, run.requests, output_options, format_name, stack)
+        setup, cache = run.setup, None
+        if run.requests:
+            cache = open_prompt_cache(options.pair_options.prompt_cache, setup.pair, setup.run_config)
+        output = open_output(prompts, run.requests, options.output, stack)
         if not run.requests:
             console.say("nothing to do")
             return 0
         with leaving_tidily():
-            engine = open_engine(console, run.setup, machine, self_check=self_check)
+            engine = open_engine(console, setup, machine, self_check=self_check)
         stack.callback(engine.close)
         use_prompt_cache(console, engine, cache, [request.ids for request in run.requests if request.fault is None])
-        return _run(console, run, engine, output, output_options)
+        return _run(console, run, engine, output, options.output)
 
 
-def _prompts(console: Console, options: GenerateOptions, stack: ExitStack) -> tuple[Prompts, str]:
-    """Read the rows, take the output file and what it has of them, and choose the results' format.
+def _read_prompts(console: Console, options: GenerateOptions, stack: ExitStack) -> tuple[Prompts, GenerateOptions]:
+    """Read the rows, choose the results' format, take the output file and read what it has of them.
 
-    Raises EdgespecError.
+    Returns the options with that format; raises EdgespecError.
     """
     output = options.output
     format_name = output.format_name or ("jsonl" if output.path else "")
@@ -129,57 +128,46 @@ def _prompts(console: Console, options: GenerateOptions, stack: ExitStack) -> tu
         format_name = "jsonl" if holds_rows(selected) or (len(selected) > 1 and not is_seen) else "text"
         if format_name == "jsonl" and is_seen and not output.dry_run:
             console.say("JSON rows give JSON records: -o FILE keeps them, --format text shows the texts alone")
-    file, results = take_output(output, format_name, len(selected), stack)
-    return Prompts(all=rows, selected=selected, results=results, file=file), format_name
+    output = replace(output, format_name=format_name)
+    file, results = take_output(output, len(selected), stack)
+    return Prompts(all=rows, selected=selected, results=results, file=file), replace(options, output=output)
 
 
-def _run(
-    console: Console,
-    generate_run: GenerateRun,
-    engine: Engine,
-    output: tuple[Sink, InOrder | None],
-    output_options: OutputOptions,
-) -> int:
-    """Run all requests, write their results to the sink, and return the exit status."""
+def _run(console: Console, run: GenerateRun, engine: Engine, output: RecordOutput, options: OutputOptions) -> int:
+    """Run all requests, write their results, and return the exit status."""
     from edgespec.cli.generate.batched import Run, together
-    from edgespec.cli.generate.output import RecordOutput, one_by_one, stream_one, with_records, write_records
     from edgespec.cli.generate.progress import RunProgress
-    from edgespec.cli.generate.records import run_fields
-    from edgespec.cli.generate.tally import Tally
+    from edgespec.cli.generate.shown import one_by_one, stream_one
 
-    sink, in_order = output
-    format_name = output_options.format_name or ""
-    requests = generate_run.requests
-    draws = console.is_terminal and not output_options.shows_text
+    requests = run.requests
+    draws = console.is_terminal and not options.shows_text
     notices = () if console.quiet else (stopping_notice(line_width=console.width if draws else None),)
     with cancelling(engine, notices=notices, give_up=raise_interrupt) as num_pressed:
-        run = Run(
+        running = Run(
             console=console,
             engine=engine,
-            settings=generate_run.settings,
-            fields=run_fields(engine.pair, engine.run_config, generate_run.config),
-            encode=generate_run.encode,
+            predicted_per_s=run.setup.predicted_per_s,
+            fields=run_fields(engine.pair, engine.run_config, run.config),
+            encode=run.work.encode,
             num_pressed=num_pressed,
         )
-        begin_output(output, output_options)
-        is_shown = output_options.path is None and format_name == "text"
-        if is_shown and len(requests) == 1:
-            return stream_one(run, requests[0])
-        is_live = is_shown or (output_options.live_text and not console.quiet)
+        output.begin()
+        if output.streams and len(requests) == 1:
+            return stream_one(running, requests[0])
+        is_live = output.streams or (options.live_text and not console.quiet)
         tally = Tally(requests, max_context=engine.max_context)
 
         def answer(draw: DrawLines) -> Generator[RowRecord, None, None]:
             if is_live:
-                return with_records(run, one_by_one(run, requests, to_stdout=is_shown))
-            return with_records(run, together(run, requests, RunProgress(console, tally, draw)))
+                return one_by_one(running, requests, to_stdout=output.streams)
+            return together(running, requests, RunProgress(console, tally, draw))
 
-        record_output = RecordOutput(
-            sink=sink,
-            in_order=in_order,
-            format_name=format_name,
-            to_stdout=output_options.path is None,
-            seed=generate_run.settings.seed,
-        )
         return write_records(
-            console, answer, tally, record_output, shows_progress=not is_live, fail_fast=output_options.fail_fast
+            console,
+            answer,
+            tally,
+            output,
+            seed=run.work.settings.seed,
+            shows_progress=not is_live,
+            fail_fast=options.fail_fast,
         )

@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from edgespec.cli.console import Console, counted
 from edgespec.cli.generate.prepare import GenerateRun
 from edgespec.cli.generate.requests import NeededTokens, Request
+from edgespec.cli.generate.tally import duration
 from edgespec.cli.open_engine import say_setup
 from edgespec.cli.options.machine import MachineOptions
 from edgespec.tuning.memory import known_costs
-
-MINUTE_S = 60
-HOUR_S = 3600
 
 
 def say_work(console: Console, run: GenerateRun, machine: MachineOptions) -> None:
@@ -27,7 +25,7 @@ def say_work(console: Console, run: GenerateRun, machine: MachineOptions) -> Non
 def _time_note(run: GenerateRun) -> str:
     """Say how many seconds the run takes at most, if every answer is as long as it may be."""
     requests = [request for request in run.requests if request.fault is None]
-    tokens, work = work_note(requests, run.needed)
+    tokens, work = work_note(requests, run.work.needed)
     setup = run.setup
     if setup.profile is None:
         return f"{work}; no time estimate without a profile of this pair (edgespec profile)"
@@ -39,7 +37,7 @@ def _time_note(run: GenerateRun) -> str:
     passes = known_costs(setup.profile).passes(1)
     prompts_s = sum(passes.seconds(len(request.ids)) * request.row.num_turns for request in requests)
     return (
-        f"{work}; about {_duration(tokens / per_s + prompts_s)} by profile {setup.profile.name} if no answer ends early"
+        f"{work}; about {duration(tokens / per_s + prompts_s)} by profile {setup.profile.name} if no answer ends early"
     )
 
 
@@ -51,11 +49,3 @@ def work_note(requests: Sequence[Request], needed: NeededTokens) -> tuple[int, s
         tokens = needed.new_tokens
     answers = counted(num_turns, "answer")
     return tokens, f"to do: {counted(len(requests), 'prompt')}, {answers}, at most {counted(tokens, 'new token')}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 2 * MINUTE_S:
-        return f"{seconds:.0f} s"
-    if seconds < 2 * HOUR_S:
-        return f"{seconds / MINUTE_S:.0f} min"
-    return f"{seconds / HOUR_S:.1f} h"

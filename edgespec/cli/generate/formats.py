@@ -18,9 +18,11 @@ from edgespec.cli.generate.requests import Request
 from edgespec.cli.prompts.rows import PromptRow
 from edgespec.config import MAX_SEED
 from edgespec.errors import EdgespecError
+from edgespec.files import json_text
 from edgespec.pair.hub_names import short_name
 
 FORMATS = ("jsonl", "specbench", "openai-batch", "text")
+BETWEEN_TURNS = "\n\n"  # of texts
 FAILED = {"error", "interrupted"}  # finish reasons of rows to run again
 
 
@@ -47,14 +49,17 @@ def check_format(name: str, rows: list[PromptRow]) -> None:
         )
 
 
-def format_record(name: str, request: Request, record: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the record in the format; None where the format has no form for a row that failed."""
-    if name == "jsonl":
-        return record
-    if name == "specbench" and record["error"]:
-        return None
-    line = _specbench(request, record) if name == "specbench" else _openai_batch(request, record)
-    return line | ({"truncated": record["truncated"]} if record["truncated"] else {})
+def formatted(name: str, request: Request, record: dict[str, Any]) -> str:
+    """Return a record as it is written; nothing where the format has no form for a row that failed."""
+    if record["error"] and name in {"text", "specbench"}:
+        return ""
+    if name == "text":
+        return BETWEEN_TURNS.join(record["turns"]) + "\n\n"
+    line = record
+    if name != "jsonl":
+        line = _specbench(request, record) if name == "specbench" else _openai_batch(request, record)
+        line |= {"truncated": record["truncated"]} if record["truncated"] else {}
+    return json_text(line) + "\n"
 
 
 def read_entry(name: str, line: Any) -> Entry | None:

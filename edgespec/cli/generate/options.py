@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
 
 from edgespec.cli.generate.formats import FORMATS
-from edgespec.cli.generate.ray_options import WorkerOptions
 from edgespec.cli.generate.truncate import TRUNCATE
 from edgespec.cli.options.distribution import (
     LENGTH_SPELLINGS,
@@ -50,6 +50,12 @@ GRAMMAR_HELP = "Make texts match the grammar of this file, in Lark's form or in 
 LOGPROBS_HELP = "Record each token's log-probability and N likely ones, by the model alone; 0 to 20."
 SPECIAL_HELP = "Keep the special tokens of answers in texts, as marks of channels and calls, or drop them."
 LENGTH_HELP = "Limit each answer to so many tokens; -1: to the context's end."
+RAY_HELP = (
+    "Spread the rows over a Ray cluster: HOST:PORT, auto (the one this machine belongs to, as without a value), or "
+    "local (this machine alone)."
+)
+WORKERS_HELP = "Start so many workers, each with a pair of its own. [default: one a GPU, or one a machine]"
+RESOURCES_HELP = "Give each worker this of its machine. [default: gpu=1 where there are any, else cpu=1]"
 STDOUT = Path("-")
 
 
@@ -57,6 +63,12 @@ def _date(
     _context: click.Context, _parameter: click.Parameter, value: datetime.datetime | None
 ) -> datetime.date | None:
     return None if value is None else value.date()
+
+
+def _resources(_context: click.Context, _parameter: click.Parameter, value: str | None) -> dict[str, float] | None:
+    from edgespec.distributed.resources import parse_resources
+
+    return None if value is None else parse_resources(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +185,12 @@ class OutputOptions:
             raise click.UsageError("--resume needs results with ids, which --format text does not write.")
 
     @property
+    def settled_format(self) -> str:
+        """Return the results' format once it is chosen."""
+        assert self.format_name is not None
+        return self.format_name
+
+    @property
     def shows_text(self) -> bool:
         """Return whether texts are shown while they are written, and so come one after the other."""
         return self.live_text or (self.format_name == "text" and self.path is None)
@@ -186,6 +204,21 @@ class PairOptions(EngineOptions):
         "-np", "--parallel", callback=parse_parallel, default="auto", show_default=True, metavar="auto|N",
         help=PARALLEL_HELP,
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """The workers that a run is spread over; without an address it has this process alone."""
+
+    address: str | None = option("--ray", is_flag=False, flag_value="auto", metavar="[ADDRESS|local]", help=RAY_HELP)
+    num_workers: int | None = option("--workers", type=WholeRange(min=1), metavar="N", help=WORKERS_HELP)
+    resources: Mapping[str, float] | None = option(
+        "--resources", callback=_resources, metavar="cpu=4,gpu=1", help=RESOURCES_HELP
+    )
+
+    def __post_init__(self) -> None:
+        if self.address is None and (self.num_workers is not None or self.resources is not None):
+            raise click.UsageError("--workers and --resources belong to --ray.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

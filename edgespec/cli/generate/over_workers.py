@@ -11,17 +11,15 @@ from typing import Any
 from edgespec.cli.console import Console, DrawLines, counted
 from edgespec.cli.ctrl_c import counting_presses, keeping_termination, raise_interrupt, stopping_notice
 from edgespec.cli.generate.dry_run import work_note
-from edgespec.cli.generate.not_applied import report_ignored_settings
-from edgespec.cli.generate.open_output import begin_output, open_output
 from edgespec.cli.generate.options import GenerateOptions, PairOptions
-from edgespec.cli.generate.output import RecordOutput, RowRecord, write_records
-from edgespec.cli.generate.prepare import Prompts, make_run_requests, still_to_run
-from edgespec.cli.generate.records import error_record
+from edgespec.cli.generate.prepare import Prompts, make_run_requests, report_ignored_settings, still_to_run
+from edgespec.cli.generate.progress import WorkersProgress
+from edgespec.cli.generate.record_output import open_output, write_records
+from edgespec.cli.generate.records import RowRecord, error_record
 from edgespec.cli.generate.requests import Request
 from edgespec.cli.generate.resume import config_hash
 from edgespec.cli.generate.tally import Tally, Totals
 from edgespec.cli.generate.worker import RowAnswer, RowPlan
-from edgespec.cli.generate.workers_progress import WorkersProgress
 from edgespec.cli.options.tree import TreeOptions
 from edgespec.distributed.cluster import connected, machines
 from edgespec.distributed.dispatch import Dispatch, JobOutcome
@@ -32,18 +30,13 @@ from edgespec.distributed.worker import WorkerInfo
 STOPPING = "stopping: records of rows that have ended are kept"
 
 
-def run_on_workers(
-    console: Console,
-    prompts: Prompts,
-    options: GenerateOptions,
-    format_name: str,
-) -> int:
+def run_on_workers(console: Console, prompts: Prompts, options: GenerateOptions) -> int:
     """Run all prompts on a cluster's workers and return the exit status; raises EdgespecError."""
     workers, output_options = options.workers, options.output
     assert workers.address is not None
     with console.status("reading headers and prompts"):
-        found = make_run_requests(console, prompts, options)
-    report_ignored_settings(console, found.pair, prompts.selected, options.prompts)
+        work = make_run_requests(console, prompts, options)
+    report_ignored_settings(console, work.pair, prompts.selected, options.prompts)
     with ExitStack() as stack:
         line_width = console.width if console.is_terminal else None
         notices = () if console.quiet else (stopping_notice(STOPPING, line_width=line_width),)
@@ -61,9 +54,8 @@ def run_on_workers(
         check_places(nodes, each, num_workers)
         plan = RowPlan(
             pair_options=_anywhere(options.pair_options),
-            settings=found.settings,
-            needed=found.needed,
-            num_rows=-(-found.num_fitting // num_workers),
+            settings=work.settings,
+            needed=replace(work.needed, num_rows=-(-work.needed.num_rows // num_workers)),
             self_check=options.pair_options.self_check,
         )
         pool: RayWorkerPool[Request, RowAnswer] = stack.enter_context(
@@ -72,17 +64,17 @@ def run_on_workers(
         with console.status(f"waiting for {counted(num_workers, 'worker')}"):
             infos, config = pool.read_infos()
         _say_infos(console, infos)
-        requests = still_to_run(console, prompts, options, found, config)
+        requests = still_to_run(console, prompts, options, work, config)
         if output_options.dry_run:
-            console.say(work_note([request for request in requests if request.fault is None], found.needed)[1])
+            console.say(work_note([request for request in requests if request.fault is None], work.needed)[1])
             console.say("dry run: nothing was loaded or written")
             return 0
-        output = open_output(prompts, requests, output_options, format_name, stack)
+        output = open_output(prompts, requests, output_options, stack)
         if not requests:
             console.say("nothing to do")
             return 0
         pool.load()
-        tally = Tally(requests, max_context=found.needed.context_tokens)
+        tally = Tally(requests, max_context=work.needed.context_tokens)
         fields = {**next(iter(infos.values())).shared, "config": config, "config_hash": config_hash(config)}
 
         def answer(draw: DrawLines) -> Generator[RowRecord, None, None]:
@@ -90,18 +82,17 @@ def run_on_workers(
             dispatch = Dispatch(requests, pool, pool.names, log=console.say, on_exchange=progress.update)
             for number, outcome in enumerate(dispatch.run()):
                 if not number:  # a worker has loaded: what is there may be written over
-                    begin_output(output, output_options)
+                    output.begin()
                 yield _answered(outcome, fields)
 
-        record_output = RecordOutput(
-            sink=output[0],
-            in_order=output[1],
-            format_name=format_name,
-            to_stdout=False,
-            seed=found.settings.seed,
-        )
         return write_records(
-            console, answer, tally, record_output, shows_progress=True, fail_fast=output_options.fail_fast
+            console,
+            answer,
+            tally,
+            output,
+            seed=work.settings.seed,
+            shows_progress=True,
+            fail_fast=output_options.fail_fast,
         )
 
 

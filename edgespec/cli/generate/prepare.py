@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.console import Console, counted, named
 from edgespec.cli.generate.formats import check_format
-from edgespec.cli.generate.not_applied import report_ignored_settings
 from edgespec.cli.generate.options import GenerateOptions, PairOptions, PromptOptions, SamplingOptions
+from edgespec.cli.generate.output_file import OutputFile
 from edgespec.cli.generate.record_config import record_config, trees_as_begun
 from edgespec.cli.generate.requests import (
     EncodeTurn,
@@ -23,11 +23,12 @@ from edgespec.cli.generate.requests import (
     turn_encoder,
 )
 from edgespec.cli.generate.resume import Results, check_same_run
-from edgespec.cli.generate.sinks import OutputFile
 from edgespec.cli.generate.truncate import fit
 from edgespec.cli.open_pair import open_pair_for
 from edgespec.cli.options.tree import TreeOptions
+from edgespec.cli.prompts.notes import template_notes
 from edgespec.cli.prompts.read import describe, numbered_rows, read_prompts
+from edgespec.cli.prompts.report import say_unused_keys
 from edgespec.cli.prompts.rows import PromptRow, text_row
 from edgespec.cli.prompts.selection import repeated, select
 from edgespec.errors import EdgespecError
@@ -59,20 +60,16 @@ class RunRequests:
     settings: RunSettings
     requests: list[Request]  # of all rows to run
     encode: EncodeTurn
-    needed: NeededTokens
-    num_fitting: int  # requests that the context has room for
+    needed: NeededTokens  # of those that the context has room for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRun:
     """A run that only needs its models."""
 
-    pair: ModelPair
-    settings: RunSettings
-    setup: PairSetup
+    work: RunRequests  # also of rows that an output file has
     requests: list[Request]  # those still to run
-    encode: EncodeTurn
-    needed: NeededTokens  # of all rows to run, also of those that are done
+    setup: PairSetup
     config: dict[str, Any]
 
 
@@ -93,15 +90,13 @@ def read_rows(console: Console, options: PromptOptions, format_name: str) -> tup
 
 def prepare(console: Console, prompts: Prompts, options: GenerateOptions) -> GenerateRun:
     """Open the pair, settle every prompt's settings, and place the weights; raises EdgespecError."""
-    found = make_run_requests(console, prompts, options)
+    work = make_run_requests(console, prompts, options)
     pair_options = replace(options.pair_options, parallel=1) if options.output.shows_text else options.pair_options
-    setup, settings, config = _place_as_begun(console, found, pair_options, prompts.results)
-    report_ignored_settings(console, found.pair, prompts.selected, options.prompts)
-    requests = still_to_run(console, prompts, options, found, config)
+    setup, config = _place_as_begun(console, work, pair_options, prompts.results)
+    report_ignored_settings(console, work.pair, prompts.selected, options.prompts)
     return GenerateRun(
-        pair=found.pair, settings=settings, setup=setup, requests=requests, encode=found.encode, needed=found.needed,
-        config=config,
-    )  # fmt: skip
+        work=work, requests=still_to_run(console, prompts, options, work, config), setup=setup, config=config
+    )
 
 
 def make_run_requests(console: Console, prompts: Prompts, options: GenerateOptions) -> RunRequests:
@@ -110,9 +105,7 @@ def make_run_requests(console: Console, prompts: Prompts, options: GenerateOptio
 
     pair_options, sampling = options.pair_options, options.sampling
     machine = pair_options.machine
-    pair = open_pair_for(
-        console, options.pair_options.models, options.pair_options.trees, options.pair_options.template
-    )
+    pair = open_pair_for(console, pair_options.models, pair_options.trees, pair_options.template)
     if machine.ctx_size is not None:
         check_ctx_size(machine.ctx_size, pair.max_context)
     max_context = machine.ctx_size or pair.max_context
@@ -138,22 +131,19 @@ def make_run_requests(console: Console, prompts: Prompts, options: GenerateOptio
     _report_lengths(console, requests)
     _report_ends(console, requests, pair)
     needed = needed_tokens(fitting, encode, max_context)
-    return RunRequests(
-        pair=pair, settings=settings, requests=requests, encode=encode, needed=needed, num_fitting=len(fitting)
-    )
+    return RunRequests(pair=pair, settings=settings, requests=requests, encode=encode, needed=needed)
 
 
 def _place_as_begun(
-    console: Console, found: RunRequests, options: PairOptions, results: Results | None
-) -> tuple[PairSetup, RunSettings, dict[str, Any]]:
+    console: Console, work: RunRequests, options: PairOptions, results: Results | None
+) -> tuple[PairSetup, dict[str, Any]]:
     """Place the run, and return its configuration too; a run that goes on has the trees that it was begun with."""
 
-    def placed(trees: TreeOptions) -> tuple[PairSetup, RunSettings, dict[str, Any]]:
-        pair_options = replace(options, trees=trees)
-        setup, settings = place_run(sizes, found.settings, pair_options, found.needed, found.num_fitting)
-        return setup, settings, record_config(setup, settings)
+    def placed(trees: TreeOptions) -> tuple[PairSetup, dict[str, Any]]:
+        setup = place_run(sizes, work.settings, replace(options, trees=trees), work.needed)
+        return setup, record_config(setup, work.settings)
 
-    sizes = pair_sizes(found.pair, options.machine, found.needed)
+    sizes = pair_sizes(work.pair, options.machine, work.needed)
     first = placed(options.trees)
     if results is None or results.made_otherwise(first[-1]) is None:
         return first
@@ -173,41 +163,51 @@ def pair_sizes(pair: ModelPair, machine: MachineOptions, needed: NeededTokens) -
     return PairSizes(pair, machine.run_config(pair, **tokens))
 
 
-def place_run(
-    sizes: PairSizes, settings: RunSettings, asked: PairOptions, needed: NeededTokens, num_texts: int
-) -> tuple[PairSetup, RunSettings]:
-    """Place the weights in this machine's memory, for up to so many texts; raises EdgespecError.
-
-    Returns the settings with the profile that they come from.
-    """
+def place_run(sizes: PairSizes, settings: RunSettings, options: PairOptions, needed: NeededTokens) -> PairSetup:
+    """Place the weights in this machine's memory, for as many texts as may be under way; raises EdgespecError."""
     from edgespec.placement.pair_setup import set_up_by_profile
     from edgespec.placement.parallel import Workload
 
     # The tree is chosen once, for the run's temperature; a row's own changes its sampling alone.
-    setup = set_up_by_profile(
+    return set_up_by_profile(
         sizes.pair,
         sizes.run_config,
-        source=asked.trees.profile,
-        given=asked.trees.given,
+        source=options.trees.profile,
+        given=options.trees.given,
         temperature=settings.sampling.temperature,
-        workload=Workload(num_waiting=num_texts, mean_tokens=needed.mean_tokens, num_texts=asked.parallel),
+        workload=Workload(num_waiting=needed.num_rows, mean_tokens=needed.mean_tokens, num_texts=options.parallel),
         sizes=sizes,
     )
-    profile = setup.profile.name if setup.profile else None
-    return setup, replace(settings, profile=profile, predicted_per_s=setup.predicted_per_s)
+
+
+def report_ignored_settings(console: Console, pair: ModelPair, rows: list[PromptRow], options: PromptOptions) -> None:
+    """Say once what rows, options and template ask for and the run does not do."""
+    say_unused_keys(console, rows)
+    if options.day is not None and (options.raw or not asks_for_day(pair.tokenizer)):
+        console.say("--day changes nothing: no chat template asks for it")
+    names = {*pair.template_args, *(name for row in rows for name in row.settings.template_args or ())}
+    if pair.tokenizer.chat_template and not options.raw:
+        for note in template_notes(pair, names, has_system=any(row.has_system for row in rows) or bool(options.system)):
+            console.say(note)
+    elif names:
+        console.say(f"not applied without a chat template: {', '.join(sorted(names))}")
+    if not pair.tokenizer.chat_template and not options.raw:
+        has_several = any(len(row.messages) > 1 or row.follow_ups or row.settings.system for row in rows)
+        how = ", each message on a line of its own" if has_several or options.system else ""
+        console.say(f"no chat template: prompts are read as they are{how}")
 
 
 def still_to_run(
-    console: Console, prompts: Prompts, options: GenerateOptions, found: RunRequests, config: dict[str, Any]
+    console: Console, prompts: Prompts, options: GenerateOptions, work: RunRequests, config: dict[str, Any]
 ) -> list[Request]:
     """Return the requests whose results an output file lacks; raises EdgespecError where it is of another run."""
-    requests = found.requests
+    requests = work.requests
     if prompts.results is not None:
         if not options.output.force:
             check_same_run(prompts.results, prompts.all, config, truncate=options.prompts.truncate)
         done = prompts.results.done
         requests = [request for request in requests if request.row.id not in done]
-        _report_finished_rows(console, prompts.results, len(prompts.selected), len(requests), found.settings.seed)
+        _report_finished_rows(console, prompts.results, len(prompts.selected), len(requests), work.settings.seed)
         if requests:
             _fitting(requests, refuses=options.refuses)
     return requests

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from edgespec.cli.console import Console, DrawLines
 from edgespec.cli.generate.requests import Request
@@ -12,10 +14,12 @@ from edgespec.cli.generate.tally import Tally
 from edgespec.cli.generate.turns import RowAnswers
 from edgespec.cli.prefill_line import PrefillLine
 from edgespec.cli.standard_streams import visible
+from edgespec.distributed.worker import Exchange
 from edgespec.text.handle import OnPrefill
 
 BETWEEN = " · "
 DRAWN_EVERY_S = 0.1
+WORKERS_EVERY_S = 0.5
 
 
 class RunProgress:
@@ -62,6 +66,37 @@ class RunProgress:
 
     def _draw_all(self) -> None:
         self._draw([*self._lines, *([self._read_line] if self._read_line else [])])
+
+
+class WorkersProgress:
+    """Shows what workers reported last."""
+
+    def __init__(self, console: Console, tally: Tally, draw: DrawLines) -> None:
+        self._console, self._tally, self._draw = console, tally, draw
+        self._reported: dict[str, Exchange[Any]] = {}
+        self._shown_at = 0.0
+
+    def update(self, worker: str, reported: Exchange[Any] | None) -> None:
+        """Take what a worker reported; None: it is lost."""
+        if reported is None:
+            self._reported.pop(worker, None)
+        else:
+            self._reported[worker] = reported
+        now = time.monotonic()
+        if now - self._shown_at >= WORKERS_EVERY_S:
+            self._shown_at = now
+            self._show()
+
+    def _show(self) -> None:
+        under_way = {name: count for reported in self._reported.values() for name, count in reported.under_way.items()}
+        parts = self._tally.progress(len(under_way), under_way)
+        speeds = [  # while they worked
+            f"{worker} {reported.num_tokens / (reported.working_s or math.inf):.1f} tok/s"
+            for worker, reported in sorted(self._reported.items())
+        ]
+        self._console.say_sometimes(BETWEEN.join([*parts, *speeds[:4]]))
+        width = self._console.width - 1
+        self._draw([fitting(parts, BETWEEN, width), fitting(speeds, ", ", width, more="+{} more") if speeds else ""])
 
 
 def fitting(parts: Sequence[str], between: str, width: int, *, more: str = "") -> str:

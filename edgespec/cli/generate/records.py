@@ -6,15 +6,16 @@ import datetime
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec import __version__
 from edgespec.cli.generate.logprobs import logprob_fields
 from edgespec.cli.generate.record_config import sampling_fields
-from edgespec.cli.generate.requests import Request, RunSettings
+from edgespec.cli.generate.requests import Request
 from edgespec.cli.generate.resume import config_hash
+from edgespec.cli.generate.tally import Totals
 from edgespec.errors import EdgespecError
 
 if TYPE_CHECKING:
@@ -26,18 +27,39 @@ if TYPE_CHECKING:
 SCHEMA = "edgespec.result/1"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowRecord:
+    """A prompt that has ended, with its record."""
+
+    request: Request
+    record: dict[str, Any]
+    totals: Totals  # of its answers
+
+    @property
+    def failed(self) -> bool:
+        """Return whether the record holds an error."""
+        return self.record["error"] is not None
+
+
 def success_record(
-    request: Request, engine: Engine, results: Sequence[GenerationResult], run: dict[str, Any], settings: RunSettings
+    request: Request,
+    engine: Engine,
+    results: Sequence[GenerationResult],
+    run: dict[str, Any],
+    predicted_per_s: float | None,
 ) -> dict[str, Any]:
-    """Return the record of a row whose turns are all answered; `run` is what all records of the run share."""
-    parts = [_result_fields(engine, [result], settings) for result in results]
+    """Return the record of a row whose turns are all answered; `run` is what all records of the run share.
+
+    `predicted_per_s` is what the profile's plan promises.
+    """
+    parts = [_result_fields(engine, [result], predicted_per_s) for result in results]
     per_turn = [{"text": result.text, **part} for result, part in zip(results, parts, strict=True)]
     return {
         **_head(request),
         "text": results[-1].text,
         "turns": [result.text for result in results],
         "error": None,
-        **(parts[0] if len(results) == 1 else _result_fields(engine, results, settings)),
+        **(parts[0] if len(results) == 1 else _result_fields(engine, results, predicted_per_s)),
         **({"per_turn": per_turn} if len(results) > 1 else {}),
         "memory": {"gpu_peak_bytes": _gpu_peak_bytes(engine), "cpu_peak_bytes": peak_resident_bytes()},
         **_tail(request, run),
@@ -99,7 +121,9 @@ def peak_resident_bytes() -> int | None:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def _result_fields(engine: Engine, results: Sequence[GenerationResult], settings: RunSettings) -> dict[str, Any]:
+def _result_fields(
+    engine: Engine, results: Sequence[GenerationResult], predicted_per_s: float | None
+) -> dict[str, Any]:
     """Return tokens, timings and trees of one text, or the sums of several."""
     passes = [step for result in results for step in result.passes]
     prompt_tokens = sum(result.prompt_tokens for result in results)
@@ -139,8 +163,8 @@ def _result_fields(engine: Engine, results: Sequence[GenerationResult], settings
             "mean_tree_size": _rounded(sum(step.num_drafted for step in passes) / len(passes) if passes else None),
             "tree_depth": engine.tree.num_layers or None,
             "plan": {
-                "profile": settings.profile,
-                "predicted_tps": _rounded(settings.predicted_per_s),
+                "profile": engine.profile.name if engine.profile else None,
+                "predicted_tps": _rounded(predicted_per_s),
                 "actual_tps": _rounded(decode_tps),
             },
             "passes": len(passes),

@@ -47,8 +47,6 @@ class RunSettings:
     grammar: Grammar | None = None  # None: any text
     logprobs: int | None = None  # alternatives that records tell of each token; None: nothing
     max_context: int | None = None  # tokens at which any text ends; None: the models have no limit
-    profile: str | None = None  # the name of the one that settings come from
-    predicted_per_s: float | None = None  # by its plan, where that is followed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,10 +86,11 @@ class RowTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeededTokens:
-    """What the longest text of a run needs."""
+    """The rows of a run, and the tokens that their texts need."""
 
-    context_tokens: int
-    prompt_tokens: int
+    num_rows: int  # that are waiting
+    context_tokens: int  # of the longest text
+    prompt_tokens: int  # of the longest prompt
     new_tokens: int  # at most, of all texts together
     mean_tokens: float  # of a text with its answers, at most
 
@@ -209,6 +208,7 @@ def needed_tokens(requests: list[Request], encode: EncodeTurn, max_context: int 
     """Return the room that all texts need; raises EdgespecError where one does not fit."""
     rows = [needed_of(request, encode, max_context) for request in requests]
     return NeededTokens(
+        num_rows=len(rows),
         context_tokens=max(row.context for row in rows),
         prompt_tokens=max(row.prompt for row in rows),
         new_tokens=sum(row.limit * request.row.num_turns for row, request in zip(rows, requests, strict=True)),

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 from edgespec.cli.console import named
 from edgespec.cli.generate.formats import Entry, read_entry
-from edgespec.cli.generate.sinks import OutputFile, replaced_file
+from edgespec.cli.generate.output_file import OutputFile, replaced_file
 from edgespec.cli.options.files import waiting_path
 from edgespec.cli.prompts.rows import PromptRow
 from edgespec.errors import EdgespecError

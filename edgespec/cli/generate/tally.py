@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from edgespec.cli.console import counted
 from edgespec.cli.generate.requests import Request
-from edgespec.text.results import GenerationResult
+
+if TYPE_CHECKING:
+    from edgespec.text.results import GenerationResult
 
 MINUTE_S = 60
 HOUR_S = 3600
@@ -100,7 +103,7 @@ class Tally:
         if tokens:
             share = ended / self._ended_most if self._ended_most else 1.0
             to_come = share * (self._open_most - sum(under_way.values()))
-            left = f"{_duration(to_come * elapsed_s / tokens)} left"
+            left = f"{duration(to_come * elapsed_s / tokens)} left"
             parts += [left if self._ended_most else f"at most {left}", f"{tokens / elapsed_s:.1f} tok/s"]
         return [*parts, f"{num_texts} under way", counted(tokens, "token")]
 
@@ -114,7 +117,8 @@ def most_tokens(request: Request, max_context: int) -> int:
     return min(room, each * request.row.num_turns)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return seconds in the unit that people would use."""
     if seconds < 2 * MINUTE_S:
         return f"{seconds:.0f} s"
     if seconds < 2 * HOUR_S:

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from edgespec import __version__
 from edgespec.cli.console import Console
-from edgespec.cli.generate.batched import RowEnd, RowsTogether, Run
+from edgespec.cli.generate.batched import RowsTogether, Run
 from edgespec.cli.generate.options import PairOptions
-from edgespec.cli.generate.output import with_record
 from edgespec.cli.generate.prepare import pair_sizes, place_run
 from edgespec.cli.generate.record_config import record_config
-from edgespec.cli.generate.records import run_fields
+from edgespec.cli.generate.records import RowRecord, run_fields
 from edgespec.cli.generate.requests import NeededTokens, Request, RunSettings, turn_encoder
 from edgespec.cli.generate.tally import Totals
 from edgespec.cli.open_engine import say_setup
@@ -34,8 +33,7 @@ class RowPlan:
 
     pair_options: PairOptions
     settings: RunSettings
-    needed: NeededTokens
-    num_rows: int  # that this worker may have under way at most
+    needed: NeededTokens  # of this worker's share of the rows
     self_check: bool
 
     def open(self, *, num_beside: int) -> RowWorker:
@@ -56,16 +54,15 @@ class RowWorker:
         pair = open_pair_for(
             self._console, plan.pair_options.models, plan.pair_options.trees, plan.pair_options.template
         )
-        setup, self._settings = place_run(
+        setup = place_run(
             pair_sizes(pair, machine, plan.needed),
             plan.settings,
             replace(plan.pair_options, machine=machine),
             plan.needed,
-            plan.num_rows,
         )
         say_setup(self._console, setup, machine)
         self._setup: PairSetup | None = setup
-        self._info = _info(setup, self._settings, self._console.taken())
+        self._info = _info(setup, plan.settings, self._console.taken())
 
     def info(self) -> WorkerInfo:
         """Say what it would run with."""
@@ -81,10 +78,9 @@ class RowWorker:
         self._run = Run(
             console=self._console,
             engine=engine,
-            settings=self._settings,
+            predicted_per_s=setup.predicted_per_s,
             fields=run_fields(engine.pair, engine.run_config, dict(settings)),
-            encode=turn_encoder(engine.pair, self._settings),
-            num_pressed=lambda: 0,
+            encode=turn_encoder(engine.pair, self._plan.settings),
         )
         self._rows = RowsTogether(self._run, lambda: self._waiting.popleft() if self._waiting else None)
 
@@ -108,17 +104,16 @@ class RowWorker:
             notes=self._console.taken(),
         )
 
-    def _step(self) -> Generator[RowEnd, None, None]:
+    def _step(self) -> Generator[RowRecord, None, None]:
         self._goes_on = yield from self._rows.step()
 
-    def _answer(self, ended: RowEnd) -> Answer[RowAnswer]:
-        answered = with_record(self._run, ended)
-        self._ended_tokens += answered.totals.tokens
+    def _answer(self, ended: RowRecord) -> Answer[RowAnswer]:
+        self._ended_tokens += ended.totals.tokens
         return Answer(
-            number=self._numbers.pop(answered.request.row.id),
-            value=(answered.record, answered.totals),
-            failed=answered.failed,
-            may_succeed_elsewhere=answered.request.fault is None,
+            number=self._numbers.pop(ended.request.row.id),
+            value=(ended.record, ended.totals),
+            failed=ended.failed,
+            may_succeed_elsewhere=ended.request.fault is None,
         )
 
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from edgespec.cli.generate.in_order import InOrder
+from edgespec.cli.generate.output_file import OutputFile
+from edgespec.cli.generate.record_output import RecordOutput
 from edgespec.cli.generate.resume import keep_finished, read_results
-from edgespec.cli.generate.sinks import OutputFile
 from edgespec.cli.options.files import waiting_path
 from edgespec.text.handle import TextHandle
 from edgespec.tuning.step import StepResult
@@ -159,21 +159,22 @@ def test_a_kill_at_any_moment_loses_no_record(seed: int, tmp_path: Path) -> None
         assert results.done == ready
         assert ids(path) == names[: len(ids(path))]
         to_run = [name for name in names if name not in ready]
-        sink = OutputFile(path)
-        held = keep_finished(sink, results, set(to_run), names)
+        file = OutputFile(path)
+        held = keep_finished(file, results, set(to_run), names)
         if not to_run:
-            sink.close()
+            file.close()
             break
         waiting = OutputFile(waiting_path(path))
-        in_order = InOrder(sink, waiting, [name for name in names if name in {*to_run, *held}], held)
+        order = [name for name in names if name in {*to_run, *held}]
+        output = RecordOutput(file, "jsonl", order, waiting=waiting, held=held)
         chance.shuffle(to_run)
         for name in to_run[: chance.randint(1, len(to_run))]:
-            in_order.write(name, record(name))
+            output.write(name, record(name))
             ready.add(name)
         # Killed here: nothing is closed or tidied up.
-        for file in (sink, waiting):
-            os.close(file._file.fileno())
-            file._file.close = lambda: None  # type: ignore[method-assign]
+        for opened in (file, waiting):
+            os.close(opened._file.fileno())
+            opened._file.close = lambda: None  # type: ignore[method-assign]
     assert ids(path) == names
     assert not waiting_path(path).exists()
 

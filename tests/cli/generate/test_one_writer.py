@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from edgespec.cli import ctrl_c
-from edgespec.cli.generate import command, sinks
+from edgespec.cli.generate import command, output_file
+from edgespec.cli.generate.output_file import OutputFile
 from edgespec.cli.generate.resume import keep_finished, read_results
-from edgespec.cli.generate.sinks import OutputFile
 from edgespec.errors import EdgespecError
 from tests.cli.conftest import RunCli
 from tests.cli.generate.test_resume import ROWS, options, prompts, record, refused
@@ -92,17 +92,17 @@ def test_a_file_that_goes_while_it_is_opened_is_opened_anew(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever held the lock until now has put another in its place, or removed it: what is written there is lost."""
-    path, right = tmp_path / "out.jsonl", sinks._lock
+    path, right = tmp_path / "out.jsonl", output_file._lock
     path.write_text("old\n")
 
     def lock(descriptor: int) -> bool:
-        monkeypatch.setattr(sinks, "_lock", right)
+        monkeypatch.setattr(output_file, "_lock", right)
         path.unlink()
         if how == "replaced":
             path.write_text("new\n")
         return right(descriptor)
 
-    monkeypatch.setattr(sinks, "_lock", lock)
+    monkeypatch.setattr(output_file, "_lock", lock)
     with closing(OutputFile(path)) as file:
         file.write("more\n")
     assert path.read_text() == ("new\nmore\n" if how == "replaced" else "more\n")
@@ -112,17 +112,17 @@ def test_a_file_that_goes_while_it_is_opened_is_opened_anew(
 def test_whoever_comes_between_a_new_file_and_its_lock_keeps_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, right = tmp_path / "out.jsonl", sinks._lock
+    path, right = tmp_path / "out.jsonl", output_file._lock
     path.write_bytes(record(ROWS[0]) + b"\n" + record(ROWS[1], failed=True) + b"\n")
     others: list[OutputFile] = []
 
     def lock(descriptor: int) -> bool:
-        monkeypatch.setattr(sinks, "_lock", right)
+        monkeypatch.setattr(output_file, "_lock", right)
         others.append(OutputFile(path))
         return right(descriptor)
 
     with closing(OutputFile(path)) as file:
-        monkeypatch.setattr(sinks, "_lock", lock)
+        monkeypatch.setattr(output_file, "_lock", lock)
         with pytest.raises(EdgespecError, match=TAKEN):
             keep_finished(file, read_results(path, "jsonl"), {"r1"})
     others[0].write("more\n")

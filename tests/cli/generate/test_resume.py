@@ -21,8 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.cli import run
+from edgespec.cli.generate.output_file import OutputFile
 from edgespec.cli.generate.resume import CONTEXT, UNTOLD, check_same_run, config_hash, keep_finished, read_results
-from edgespec.cli.generate.sinks import OutputFile
 from edgespec.cli.prompts.rows import PromptRow, parse_row
 from edgespec.errors import EdgespecError
 from tests.cli.conftest import Outcome, RunCli

@@ -1,4 +1,4 @@
-"""Where results are written: stdout, or a file of whole lines, each on the disk before the next prompt starts."""
+"""The file that results are written to: whole lines, each on the disk before the next prompt starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import BinaryIO
 
 from filelock import FileLock, Timeout
 
-from edgespec.cli.standard_streams import result_stream
 from edgespec.errors import EdgespecError
 from edgespec.files import written_whole
 from profiles.disk_sync import sync_to_disk
@@ -30,7 +29,7 @@ class OutputFile:
 
     def __init__(self, path: Path, *, overwrite: bool = False, has_ids: bool = True) -> None:
         """Open the file; what is to be overwritten stays until `begin` is called. Raises EdgespecError."""
-        self.path, self._overwrite, self._has_ids = path, overwrite, has_ids
+        self.path, self.overwrite, self._has_ids = path, overwrite, has_ids
         self._lock = _lock_beside(path) if sys.platform == "win32" else None
         self._file = self._open()
         self._is_regular = stat.S_ISREG(os.fstat(self._file.fileno()).st_mode)  # pipes and devices cannot be synced
@@ -59,7 +58,7 @@ class OutputFile:
 
     def begin(self) -> None:
         """Drop what is to be overwritten, and see that the file's name survives a crash."""
-        if self._overwrite and self._is_regular:
+        if self.overwrite and self._is_regular:
             self._file.truncate(0)
         if self._is_new and hasattr(os, "O_DIRECTORY"):
             folder = os.open(self.path.absolute().parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -174,23 +173,3 @@ def _lock_beside(path: Path) -> FileLock | None:
 
 def _taken(path: Path) -> EdgespecError:
     return EdgespecError("E_OUTPUT", f"another run is writing '{path}'.", "Wait for it, or choose another file.")
-
-
-class StandardOutput:
-    """Writes results to stdout, line by line."""
-
-    can_resume = False
-
-    def begin(self) -> None:
-        """Do nothing: stdout has nothing to prepare."""
-
-    def write(self, text: str) -> None:
-        """Write the text at once; raises OSError where that fails."""
-        result_stream().write(text)
-        sys.stdout.flush()
-
-    def close(self) -> None:
-        """Do nothing: stdout belongs to the process."""
-
-
-Sink = OutputFile | StandardOutput

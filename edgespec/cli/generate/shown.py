@@ -1,0 +1,94 @@
+"""Texts that are shown while they are made, one after the other."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator, Sequence
+
+from edgespec.cli.console import counted
+from edgespec.cli.ctrl_c import SAID, Terminated
+from edgespec.cli.generate.batched import Run, say_trees, saying_memory
+from edgespec.cli.generate.formats import BETWEEN_TURNS
+from edgespec.cli.generate.records import RowRecord
+from edgespec.cli.generate.requests import Request
+from edgespec.cli.generate.tally import totals
+from edgespec.cli.generate.turns import RowAnswers
+from edgespec.cli.prefill_line import PrefillLine
+from edgespec.cli.standard_streams import result_stream
+from edgespec.text.results import TextChunk
+
+
+def stream_one(run: Run, request: Request) -> int:
+    """Write one prompt's answers to stdout as they are verified, and return the exit status; raises EdgespecError."""
+    shown = _Shown(run, request, to_stdout=True)
+    try:
+        shown.answer()
+    except (KeyboardInterrupt, Terminated) as error:
+        run.console.say(f"\nstopped: interrupted after {counted(shown.num_tokens, 'token')} · seed {request.seed}")
+        error.add_note(SAID)
+        raise
+    finally:
+        shown.end()
+    results = shown.row.results
+    run.console.say(f"{totals(results).in_words()} · stopped: {results[-1].finish_reason} · seed {request.seed}")
+    return 0
+
+
+def one_by_one(run: Run, requests: Sequence[Request], *, to_stdout: bool) -> Generator[RowRecord, None, None]:
+    """Yield each prompt's record when its text was shown."""
+    for number, request in enumerate(requests, 1):
+        run.check()
+        place = f"[{number}/{len(requests)}] id={request.row.id}"
+        run.console.say(place)
+        shown = _Shown(run, request, place=place, to_stdout=to_stdout)
+        try:
+            shown.answer()
+        except OSError:
+            raise  # of our own output: what the engine reads comes as EdgespecError
+        except Exception as error:
+            yield run.record(request, shown.row.results, error)
+        else:
+            yield run.record(request, shown.row.results)
+        finally:
+            shown.end()
+
+
+class _Shown:
+    """A prompt whose text is shown while it is made."""
+
+    def __init__(self, run: Run, request: Request, *, place: str = "", to_stdout: bool) -> None:
+        self.num_tokens = 0
+        self._run, self._to_stdout = run, to_stdout
+        self._prefill = PrefillLine(run.console, label=f"{place}: " if place else "")
+        self.row = RowAnswers(run.engine, request, run.encode, on_prefill=self._prefill.update)
+
+    def answer(self) -> None:
+        """Answer all turns, a blank line between two answers; the row has the finished ones if a later one fails."""
+        row = self.row
+        with saying_memory(self._run):
+            while not row.is_done:
+                handle = row.next_turn()
+                for chunk in handle:
+                    self._show(chunk)
+                row.take(handle)
+                say_trees(self._run, row.results[-1])
+                if not row.is_done:
+                    self._prefill.begin()
+                    self._write(BETWEEN_TURNS)
+                    self._run.check()
+
+    def end(self) -> None:
+        """End the line where text was written."""
+        self._prefill.end()
+        if self.num_tokens:
+            self._write("\n")
+
+    def _show(self, chunk: TextChunk) -> None:
+        self._prefill.end()
+        self.num_tokens += len(chunk.step.tokens)
+        self._write(chunk.text)
+
+    def _write(self, text: str) -> None:
+        stream = result_stream() if self._to_stdout else sys.stderr
+        stream.write(text)
+        stream.flush()
