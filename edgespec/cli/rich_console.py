@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Table
 
+from edgespec.cli.console import UNLIMITED_WIDTH
 from edgespec.cli.standard_streams import visible
 
 
@@ -17,3 +20,10 @@ class VisibleConsole(Console):
         """Yield the pieces of what is drawn, with their texts made visible."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=visible(segment.text))
+
+
+def table_lines(table: Table) -> list[str]:
+    """Return the lines of a table, as wide as its cells are, which hold no markup."""
+    drawn = io.StringIO()
+    VisibleConsole(file=drawn, width=UNLIMITED_WIDTH, markup=False, emoji=False).print(table)
+    return [line.rstrip() for line in drawn.getvalue().splitlines() if line.strip()]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 
@@ -20,6 +22,22 @@ class Outcome:
     code: int
     out: str
     err: str
+
+
+def jsonl(rows: Iterable[Any]) -> dict[str, str]:
+    """A file of prompts, for `run_cli`."""
+    return {"p.jsonl": "".join(json.dumps(row) + "\n" for row in rows)}
+
+
+def records(outcome: Outcome, code: int = 0) -> list[dict[str, Any]]:
+    """The records that a run has written to stdout."""
+    assert outcome.code == code, outcome.err
+    return [json.loads(line) for line in outcome.out.splitlines()]
+
+
+def written(path: str | Path = "out.jsonl") -> list[dict[str, Any]]:
+    """The records of an output file."""
+    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
 
 
 class RunCli(Protocol):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from edgespec.cli.bench.report import FORMATS, write_report
+from edgespec.cli.bench.report import FORMATS, write_report, write_verdicts
 from edgespec.cli.console import Console
 from edgespec.cli.ctrl_c import import_engine
 from edgespec.cli.open_engine import open_engine
@@ -44,13 +44,13 @@ PROMPTS_HELP = "Continue these texts, as for `edgespec generate`; of turns, the 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions(InputOptions):
-    """What to decode, how, and how to tell of it."""
+    """What to decode, how, and how to report it."""
 
     prompts: str | None = option("--prompts", help=PROMPTS_HELP)
     raw: bool = option("--raw", "--ignore-chat-template", is_flag=True, help=RAW_HELP)
-    limit: int | None = option("--limit", type=WholeRange(1), help="Decode at most so many of the prompts.")
+    limit: int | None = option("--limit", type=WholeRange(1), help="Decode at most this many of the prompts.")
     repeats: int = option(
-        "-r", "--repeats", type=WholeRange(1), default=5, show_default=True, help="Decode all prompts so many times."
+        "-r", "--repeats", type=WholeRange(1), default=5, show_default=True, help="Decode all prompts this many times."
     )
     max_new_tokens: int = option(
         "-n", "--max-new-tokens", type=WholeRange(2), default=64, show_default=True, help="Make every text this long."
@@ -159,7 +159,7 @@ def _refuse_with_check(context: click.Context, form: str) -> None:
 
 
 def _run_config(pair: ModelPair, machine: MachineOptions, longest: int, max_new_tokens: int) -> RunConfig:
-    """With room for the longest prompt and its new tokens; raises EdgespecError where the context has none."""
+    """Return the place for the longest prompt and its new tokens; raises EdgespecError where it does not fit."""
     context_tokens = machine.ctx_size or longest + max_new_tokens
     most = min(context_tokens, pair.max_context or context_tokens)
     if longest + max_new_tokens > most:
@@ -209,8 +209,6 @@ def _report_better_choices(console: Console, engine: Engine, rounds: dict[str, l
 
 def _check(console: Console, engine: Engine, encoded: list[list[int]], options: TextOptions, *, as_json: bool) -> int:
     """Compare the texts of both modes and return the exit status."""
-    from edgespec.cli.bench.report import write_verdicts
-
     sampling = options["sampling"]
     if engine.policy.draw != "coupled" and sampling is not None and sampling.temperature > 0:
         console.say(

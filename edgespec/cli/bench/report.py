@@ -25,7 +25,7 @@ COLUMNS = ("mode", "policy", "nodes", "tok/s", "tok/pass", "prompt/s", "speed-up
 
 
 def write_report(engine: Engine, rounds: dict[str, list[Round]], sampling: SamplingSettings, *, form: str) -> None:
-    """Write the report in the asked form, with one row for each mode."""
+    """Write the report in this form, with one row for each mode."""
     rows = [_row(engine, mode, rounds, sampling) for mode in rounds]
     if form == "json":
         sys.stdout.write(json.dumps({"schema": SCHEMA, **_setting(engine), "results": rows}) + "\n")
@@ -134,26 +134,23 @@ def _setting(engine: Engine) -> dict[str, Any]:
 
 def _table(engine: Engine, rows: Sequence[dict[str, Any]]) -> str:
     """Return a Markdown table, aligned so that it reads as plain text, with the settings above it."""
-    cells = [
-        (
+    from rich import box
+    from rich.table import Table
+
+    from edgespec.cli.rich_console import table_lines
+
+    table = Table(*COLUMNS, box=box.MARKDOWN)
+    for row in rows:
+        speed_up = f"{row['speed_up']:.2f} ({row['lowest_speed_up']:.2f} to {row['highest_speed_up']:.2f})"
+        table.add_row(
             row["mode"],
             row["policy"],
             str(row["nodes"]),
             f"{row['tokens_per_s']:.2f}",
             f"{row['tokens_per_pass']:.2f}",
             f"{row['prompt_tokens_per_s']:.1f}",
-            f"{row['speed_up']:.2f} ({row['lowest_speed_up']:.2f} to {row['highest_speed_up']:.2f})"
-            if row["mode"] != "plain"
-            else "1.00",
+            "1.00" if row["mode"] == "plain" else speed_up,
         )
-        for row in rows
-    ]
-    widths = [max(map(len, column)) for column in zip(COLUMNS, *cells, strict=True)]
-
-    def line(values: Sequence[str]) -> str:
-        first, *others = (f"{value:<{width}}" for value, width in zip(values, widths, strict=True))
-        return "| " + " | ".join([first, *others]) + " |\n"
-
     setting, plain = _setting(engine), rows[0]
     about = (
         f"{setting['model']} + {setting['draft_model']}, {setting['dtype']} on {setting['device']}, "
@@ -161,8 +158,7 @@ def _table(engine: Engine, rows: Sequence[dict[str, Any]]) -> str:
         f"{plain['sampling']['temperature']:g}; {counted(plain['prompts'], 'prompt')}, "
         f"{counted(plain['repeats'], 'repeat')}\n\n"
     )
-    ruler = "|" + "|".join("-" * (width + 2) for width in widths) + "|\n"
-    return about + line(COLUMNS) + ruler + "".join(map(line, cells)).rstrip("\n")
+    return about + "\n".join(table_lines(table))
 
 
 def _rounded(value: float) -> float:

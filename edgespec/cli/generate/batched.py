@@ -1,4 +1,4 @@
-"""The prompts of a run that are under way together, until each has its answers."""
+"""The rows of a run that are under way together, until each has its answers, one turn after the other."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from typing import Any
 from edgespec.cli.console import Console, counted
 from edgespec.cli.faults import as_edgespec_error
 from edgespec.cli.generate.progress import RunProgress
-from edgespec.cli.generate.records import RowRecord, error_record, success_record
+from edgespec.cli.generate.records import RowRecord, Totals, error_record, success_record, totals
 from edgespec.cli.generate.requests import EncodeTurn, Request
-from edgespec.cli.generate.tally import Totals, totals
-from edgespec.cli.generate.turns import RowAnswers
 from edgespec.cli.open_engine import engine_trees_in_words
 from edgespec.cli.spelling import spelled_error
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
-from edgespec.text.handle import TextHandle
+from edgespec.text.chat_template import Message
+from edgespec.text.handle import OnPrefill, TextHandle
 from edgespec.text.results import GenerationResult
 
 
@@ -45,7 +44,7 @@ class Run:
     ) -> RowRecord:
         """Return the record of a prompt that has ended: answered, or by an `error`.
 
-        Raises the error where somebody debugs, unless it is the user's fault.
+        Raises an unexpected error itself where EDGESPEC_DEBUG is set.
         """
         if error is None:
             record = success_record(request, self.engine, results, self.fields, self.predicted_per_s)
@@ -56,8 +55,75 @@ class Run:
         return RowRecord(request=request, record=error_record(request, results, fault, self.fields), totals=Totals())
 
 
+class RowAnswers:
+    """A row under way.
+
+    A turn keeps the keys and values of the turns before it; a row keeps none of another row, so that its text does not
+    depend on what was run before.
+    """
+
+    def __init__(self, run: Run, request: Request, *, on_prefill: OnPrefill | None = None) -> None:
+        self.request = request
+        self.results: list[GenerationResult] = []  # of the turns that are answered
+        self._engine, self._encode, self._on_prefill = run.engine, run.encode, on_prefill
+        self._answers: tuple[Message, ...] = ()
+        self._handle: TextHandle | None = None  # of the turn under way
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether all turns are answered."""
+        return len(self.results) == self.request.row.num_turns
+
+    @property
+    def is_under_way(self) -> bool:
+        """Return whether the last turn that was requested has begun, or has ended."""
+        return self._handle is not None and self._handle.state != "waiting"
+
+    @property
+    def is_read(self) -> bool:
+        """Return whether nothing of that turn's prompt is left to read."""
+        return self._handle is not None and bool(self._handle.added or self._handle.is_done)
+
+    @property
+    def num_tokens(self) -> int:
+        """Count the tokens of all answers so far."""
+        now = 0 if self._handle is None else len(self._handle.added)
+        return now + sum(len(result.token_ids) for result in self.results)
+
+    def next_turn(self) -> TextHandle:
+        """Request the next turn's answer; raises EdgespecError where it does not fit the context."""
+        request, turn = self.request, len(self.results)
+        if request.fault is not None:
+            raise request.fault
+        text_request = self._engine.request(
+            self._encode(request.row, self._answers) if turn else request.ids,
+            max_new_tokens=request.max_new_tokens,
+            sampling=request.sampling,
+            seed=request.seed,
+            name=request.row.id,  # and not its place in the file, so that other rows change nothing
+            stop=request.stop,
+            skip_special_tokens=request.skip_special_tokens,
+            grammar=request.grammar,
+            logprobs=request.logprobs,
+            **request.token_options,
+        )
+        is_last = turn == request.row.num_turns - 1
+        self._handle = self._engine.submit(text_request, reuse=turn > 0, keeps=not is_last, on_prefill=self._on_prefill)
+        return self._handle
+
+    def take(self, handle: TextHandle) -> None:
+        """Take a turn's answer; raises what ended it, or KeyboardInterrupt when it was cancelled."""
+        result = handle.result()
+        if result.finish_reason == "interrupted":
+            raise KeyboardInterrupt
+        ends = self._engine.pair.stop_tokens | set(self.request.token_options.get("eos_token_id", ()))
+        self._answers += (_answer(ends, result),)
+        self.results.append(result)
+        self._handle = None
+
+
 class RowsTogether:
-    """The rows that share passes; others enter as there is room."""
+    """The rows that share passes; others enter as rows end."""
 
     def __init__(
         self, run: Run, next_request: Callable[[], Request | None], *, progress: RunProgress | None = None
@@ -74,7 +140,7 @@ class RowsTogether:
     def step(self) -> Generator[RowRecord, None, bool]:
         """Make one pass and yield the rows that ended; return whether there are others.
 
-        Raises KeyboardInterrupt where texts were cancelled, behind those that ended before.
+        Raises KeyboardInterrupt where texts were cancelled, after it has yielded those that ended before.
         """
         run, under_way = self._run, self._under_way
         while len(under_way) < run.engine.run_config.num_texts:
@@ -82,7 +148,7 @@ class RowsTogether:
             if request is None:
                 break
             reads = None if self._progress is None else self._progress.reads(request)
-            yield from self._begin(RowAnswers(run.engine, request, run.encode, on_prefill=reads))
+            yield from self._begin(RowAnswers(run, request, on_prefill=reads))
         if not under_way:
             return False
         with saying_memory(run):
@@ -90,7 +156,7 @@ class RowsTogether:
         if self._progress is not None and not run.num_pressed():  # else what the key was answered with is drawn over
             self._progress.show(num_texts, self.rows)
         ended = [handle for handle in under_way if handle.is_done]
-        going_on: list[RowAnswers] = []  # behind those that ended, which Ctrl-C must not lose
+        going_on: list[RowAnswers] = []  # after those that ended, which Ctrl-C must not lose
         for handle in sorted(ended, key=lambda handle: handle.whole().finish_reason == "interrupted"):
             row = under_way.pop(handle)
             if handle.error is not None:
@@ -112,7 +178,7 @@ class RowsTogether:
             handle.cancel()
 
     def _begin(self, row: RowAnswers) -> Iterator[RowRecord]:
-        """Ask for a row's next answer; yields the row where that fails."""
+        """Request a row's next answer; yields the row where that fails."""
         self._run.check()
         try:
             self._under_way[row.next_turn()] = row
@@ -121,9 +187,9 @@ class RowsTogether:
 
 
 def together(run: Run, requests: Iterable[Request], progress: RunProgress) -> Generator[RowRecord, None, None]:
-    """Yield prompts in the order in which they end; as many are under way as the engine has room for.
+    """Yield prompts in the order in which they end; as many are under way as the engine has memory for.
 
-    `progress` shows how it goes. Raises KeyboardInterrupt where texts were cancelled, behind those that ended before.
+    `progress` shows how it goes. Raises KeyboardInterrupt where texts were cancelled, after those that ended before.
     """
     with closing(RowsTogether(run, functools.partial(next, iter(requests), None), progress=progress)) as rows:
         while (yield from rows.step()):
@@ -150,3 +216,16 @@ def say_trees(run: Run, result: GenerationResult) -> None:
     trees = run.engine.trees_in_use(result.sampling)
     if trees is not None:
         run.console.detail(trees)
+
+
+def _answer(ends: frozenset[int], result: GenerationResult) -> Message:
+    """Return the answer as the next turn reads it: its very tokens, but without one of those that end it.
+
+    Where a stop string cut the text, the text is encoded anew.
+    """
+    ids = result.token_ids
+    if ids and ids[-1] in ends:
+        ids = ids[:-1]
+    elif result.finish_reason == "stop":
+        ids = ()
+    return Message(role="assistant", content=result.text, token_ids=ids)

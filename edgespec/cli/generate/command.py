@@ -14,9 +14,9 @@ from edgespec.cli.console import Console, DrawLines
 from edgespec.cli.ctrl_c import cancelling, import_engine, leaving_tidily, raise_interrupt, stopping_notice
 from edgespec.cli.generate.options import GenerateOptions, OutputOptions
 from edgespec.cli.generate.prepare import GenerateRun, Prompts, prepare, read_rows
+from edgespec.cli.generate.progress import RunProgress, Tally
 from edgespec.cli.generate.record_output import RecordOutput, open_output, take_output, write_records
 from edgespec.cli.generate.records import RowRecord, run_fields
-from edgespec.cli.generate.tally import Tally
 from edgespec.cli.open_engine import open_engine
 from edgespec.cli.options.console import console_options
 from edgespec.cli.options.record import options_of
@@ -93,7 +93,7 @@ def command(*, options: GenerateOptions, console: Console) -> int:
             from edgespec.cli.generate.over_workers import run_on_workers
 
             return run_on_workers(console, prompts, options)
-        machine, self_check = options.pair_options.machine, options.pair_options.self_check
+        pair_options, machine = options.pair_options, options.pair_options.machine
         with console.status("reading headers and prompts"):
             run = prepare(console, prompts, options)
         if options.output.dry_run:
@@ -101,15 +101,14 @@ def command(*, options: GenerateOptions, console: Console) -> int:
 
             say_work(console, run, machine)
             return 0
-        setup, cache = run.setup, None
-        if run.requests:
-            cache = open_prompt_cache(options.pair_options.prompt_cache, setup.pair, setup.run_config)
+        setup, path = run.setup, pair_options.prompt_cache if run.requests else None
+        cache = open_prompt_cache(path, setup.pair, setup.run_config)
         output = open_output(prompts, run.requests, options.output, stack)
         if not run.requests:
             console.say("nothing to do")
             return 0
         with leaving_tidily():
-            engine = open_engine(console, setup, machine, self_check=self_check)
+            engine = open_engine(console, setup, machine, self_check=pair_options.self_check)
         stack.callback(engine.close)
         use_prompt_cache(console, engine, cache, [request.ids for request in run.requests if request.fault is None])
         return _run(console, run, engine, output, options.output)
@@ -136,7 +135,6 @@ def _read_prompts(console: Console, options: GenerateOptions, stack: ExitStack) 
 def _run(console: Console, run: GenerateRun, engine: Engine, output: RecordOutput, options: OutputOptions) -> int:
     """Run all requests, write their results, and return the exit status."""
     from edgespec.cli.generate.batched import Run, together
-    from edgespec.cli.generate.progress import RunProgress
     from edgespec.cli.generate.shown import one_by_one, stream_one
 
     requests = run.requests
@@ -155,7 +153,7 @@ def _run(console: Console, run: GenerateRun, engine: Engine, output: RecordOutpu
         if output.streams and len(requests) == 1:
             return stream_one(running, requests[0])
         is_live = output.streams or (options.live_text and not console.quiet)
-        tally = Tally(requests, max_context=engine.max_context)
+        tally = Tally(requests)
 
         def answer(draw: DrawLines) -> Generator[RowRecord, None, None]:
             if is_live:

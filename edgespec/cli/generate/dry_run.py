@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from edgespec.cli.console import Console, counted
 from edgespec.cli.generate.prepare import GenerateRun
-from edgespec.cli.generate.requests import NeededTokens, Request
-from edgespec.cli.generate.tally import duration
+from edgespec.cli.generate.progress import duration
+from edgespec.cli.generate.requests import Request
 from edgespec.cli.open_engine import say_setup
 from edgespec.cli.options.machine import MachineOptions
 from edgespec.tuning.memory import known_costs
@@ -24,8 +24,7 @@ def say_work(console: Console, run: GenerateRun, machine: MachineOptions) -> Non
 
 def _time_note(run: GenerateRun) -> str:
     """Say how many seconds the run takes at most, if every answer is as long as it may be."""
-    requests = [request for request in run.requests if request.fault is None]
-    tokens, work = work_note(requests, run.work.needed)
+    tokens, work = work_note(run.requests)
     setup = run.setup
     if setup.profile is None:
         return f"{work}; no time estimate without a profile of this pair (edgespec profile)"
@@ -35,17 +34,16 @@ def _time_note(run: GenerateRun) -> str:
             return f"{work}; no time estimate: profile {setup.profile.name} was measured elsewhere"
         return f"{work}; no time estimate: flags override the plan of profile {setup.profile.name}"
     passes = known_costs(setup.profile).passes(1)
-    prompts_s = sum(passes.seconds(len(request.ids)) * request.row.num_turns for request in requests)
+    fitting = [request for request in run.requests if request.fault is None]
+    prompts_s = sum(passes.seconds(len(request.ids)) * request.row.num_turns for request in fitting)
     return (
         f"{work}; about {duration(tokens / per_s + prompts_s)} by profile {setup.profile.name} if no answer ends early"
     )
 
 
-def work_note(requests: Sequence[Request], needed: NeededTokens) -> tuple[int, str]:
-    """Return the most tokens that requests may make, and say it with their number."""
-    num_turns = sum(request.row.num_turns for request in requests)
-    tokens = sum(request.max_new_tokens * request.row.num_turns for request in requests)
-    if any(request.max_new_tokens == -1 for request in requests):
-        tokens = needed.new_tokens
-    answers = counted(num_turns, "answer")
-    return tokens, f"to do: {counted(len(requests), 'prompt')}, {answers}, at most {counted(tokens, 'new token')}"
+def work_note(requests: Sequence[Request]) -> tuple[int, str]:
+    """Return the most tokens that the requests that fit may make, and say it with their number."""
+    fitting = [request for request in requests if request.fault is None]
+    tokens = sum(request.most_tokens for request in fitting)
+    answers = counted(sum(request.row.num_turns for request in fitting), "answer")
+    return tokens, f"to do: {counted(len(fitting), 'prompt')}, {answers}, at most {counted(tokens, 'new token')}"

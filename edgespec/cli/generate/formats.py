@@ -1,4 +1,4 @@
-"""A record as other tools write it, and what of such a line tells a finished prompt from one still to run.
+"""A record in the formats of other tools, and how such a line shows whether its prompt is finished.
 
 `jsonl` is the record itself. `specbench` is what Spec-Bench's evaluation scripts read, `openai-batch` a line
 of a batch's output file; both carry the hashes of settings and prompt in fields that are free there. `text` is
@@ -19,6 +19,7 @@ from edgespec.cli.prompts.rows import PromptRow
 from edgespec.config import MAX_SEED
 from edgespec.errors import EdgespecError
 from edgespec.files import json_text
+from edgespec.inputs import parse_json
 from edgespec.pair.hub_names import short_name
 
 FORMATS = ("jsonl", "specbench", "openai-batch", "text")
@@ -62,11 +63,12 @@ def formatted(name: str, request: Request, record: dict[str, Any]) -> str:
     return json_text(line) + "\n"
 
 
-def read_entry(name: str, line: Any) -> Entry | None:
-    """Return what a parsed line says about a prompt; None where it is no line of this format."""
+def read_entry(name: str, line: bytes) -> Entry | None:
+    """Return what a line says about a prompt; None where it is no line of this format."""
     try:
-        _check_truncated(line)
-        return _READERS[name](line)
+        content = parse_json(line)
+        _check_truncated(content)
+        return _READERS[name](content)
     except (KeyError, TypeError, IndexError, AttributeError, ValueError):
         return None
 
@@ -104,11 +106,11 @@ def _openai_batch(request: Request, record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _completion(request: Request, record: dict[str, Any], mark: str) -> dict[str, Any]:
-    """Return the body of a response: a chat completion, or a plain one where that was asked for."""
+    """Return the body of a response: a chat completion, or a plain one for a request of that kind."""
     is_plain = request.row.kind == "completion"
     answer = {"text": record["text"]} if is_plain else {"message": {"role": "assistant", "content": record["text"]}}
-    usage, told = record["usage"], record["logprobs"]
-    logprobs = None if told is None else (completion_logprobs if is_plain else chat_logprobs)(told)
+    usage, entries = record["usage"], record["logprobs"]
+    logprobs = None if entries is None else (completion_logprobs if is_plain else chat_logprobs)(entries)
     return {
         "id": f"{'cmpl' if is_plain else 'chatcmpl'}-{mark}",
         "object": "text_completion" if is_plain else "chat.completion",

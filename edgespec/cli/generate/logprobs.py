@@ -27,11 +27,11 @@ def logprob_fields(tokenizer: PreTrainedTokenizerBase, logprobs: Sequence[TokenL
 
     return [
         {
-            **named(told.token),
-            "logprob": told.logprob,
-            "top_logprobs": [{**named(token), "logprob": logprob} for token, logprob in told.top],
+            **named(found.token),
+            "logprob": found.logprob,
+            "top_logprobs": [{**named(token), "logprob": logprob} for token, logprob in found.top],
         }
-        for told in logprobs
+        for found in logprobs
     ]
 
 
@@ -52,7 +52,7 @@ def completion_logprobs(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _text(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
-    """Return what a token adds to a text: behind itself, because some tokenizers drop a space at the beginning."""
+    """Return what a token adds to a text after itself, because some tokenizers drop a space at the beginning."""
     one, two = (tokenizer.decode([token] * count, clean_up_tokenization_spaces=False) for count in (1, 2))
     return str(two)[len(one) :]
 

@@ -49,12 +49,12 @@ SCHEMA_HELP = "Make texts JSON that fits this schema: a file, or the JSON itself
 GRAMMAR_HELP = "Make texts match the grammar of this file, in Lark's form or in llama.cpp's GBNF."
 LOGPROBS_HELP = "Record each token's log-probability and N likely ones, by the model alone; 0 to 20."
 SPECIAL_HELP = "Keep the special tokens of answers in texts, as marks of channels and calls, or drop them."
-LENGTH_HELP = "Limit each answer to so many tokens; -1: to the context's end."
+LENGTH_HELP = "Limit each answer to this many tokens; -1: to the context's end."
 RAY_HELP = (
     "Spread the rows over a Ray cluster: HOST:PORT, auto (the one this machine belongs to, as without a value), or "
     "local (this machine alone)."
 )
-WORKERS_HELP = "Start so many workers, each with a pair of its own. [default: one a GPU, or one a machine]"
+WORKERS_HELP = "Start this many workers, each with a pair of its own. [default: one a GPU, or one a machine]"
 RESOURCES_HELP = "Give each worker this of its machine. [default: gpu=1 where there are any, else cpu=1]"
 STDOUT = Path("-")
 
@@ -247,5 +247,5 @@ class GenerateOptions:
 
     @property
     def refuses(self) -> bool:
-        """Return whether a prompt that the context has no room for ends the run before it begins."""
+        """Return whether a prompt that does not fit the context ends the run before it begins."""
         return self.output.fail_fast or self.prompts.truncate == "fail"

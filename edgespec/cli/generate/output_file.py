@@ -24,7 +24,7 @@ MAX_TRIES = 10  # to open a file that others replace
 class OutputFile:
     """An output file, which no other run can open from now on. Close it.
 
-    What cannot be written is known before weights are read, and what is read of it stays as it is.
+    A file that cannot be written is found before weights are read, and what was read of it does not change.
     """
 
     def __init__(self, path: Path, *, overwrite: bool = False, has_ids: bool = True) -> None:
@@ -36,7 +36,7 @@ class OutputFile:
 
     @property
     def can_resume(self) -> bool:
-        """Return whether a later run can tell what the file has, and go on with it."""
+        """Return whether a later run can read what the file has, and continue it."""
         return self._is_regular and self._has_ids
 
     def rewrite(self, data: bytes) -> None:
@@ -46,12 +46,12 @@ class OutputFile:
             if sys.platform == "win32":  # where no file that is open can be replaced
                 self._file.close()
         before, self._file = self._file, self._open()
-        before.close()  # not earlier: whoever had the old file open could write into it
+        before.close()  # not earlier: another run that had the old file open could write into it
         if os.fstat(self._file.fileno()).st_size != len(data):
             raise _taken(self.path)
 
     def cut(self, num_bytes: int, *, end: bytes = b"") -> None:
-        """Keep only the first bytes, with an end behind them; raises OSError."""
+        """Keep only the first bytes, and write an end after them; raises OSError."""
         self._file.truncate(num_bytes)
         self._file.write(end)
         sync_to_disk(self._file.fileno())
@@ -103,7 +103,7 @@ class OutputFile:
         goes = self._is_new and self._is_regular and os.fstat(self._file.fileno()).st_size == 0
         if sys.platform == "win32":  # where no file that is open can be deleted
             self._file.close()
-        if goes:  # while it is locked: nobody has begun to write into it
+        if goes:  # while it is locked: no other run has begun to write into it
             with contextlib.suppress(OSError):
                 self.path.unlink()
         self._file.close()
@@ -130,7 +130,7 @@ class OutputFile:
             with contextlib.suppress(OSError):
                 if os.path.samestat(opened, self.path.stat()):
                     return file
-            file.close()  # whoever held it until now has put another file in its place, or removed it
+            file.close()  # the run that held it until now has replaced or removed it
         raise _taken(self.path)
 
 
@@ -159,7 +159,7 @@ def _lock(descriptor: int) -> bool:
 def _lock_beside(path: Path) -> FileLock | None:
     """Lock another file in the place of this one, which goes with the lock; None where none can be made.
 
-    For Windows: what is locked there cannot be read. Raises EdgespecError where another run writes the file.
+    For Windows, where a locked file cannot be read. Raises EdgespecError where another run writes the file.
     """
     lock = FileLock(f"{path.resolve()}.lock")
     try:

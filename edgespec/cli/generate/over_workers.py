@@ -1,4 +1,4 @@
-"""A run on many workers: greeted, compared, handed rows, and their records written by this process alone."""
+"""A run on many workers: they are compared and given rows, and this process alone writes their records."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from edgespec.cli.ctrl_c import counting_presses, keeping_termination, raise_int
 from edgespec.cli.generate.dry_run import work_note
 from edgespec.cli.generate.options import GenerateOptions, PairOptions
 from edgespec.cli.generate.prepare import Prompts, make_run_requests, report_ignored_settings, still_to_run
-from edgespec.cli.generate.progress import WorkersProgress
+from edgespec.cli.generate.progress import Tally, WorkersProgress
 from edgespec.cli.generate.record_output import open_output, write_records
-from edgespec.cli.generate.records import RowRecord, error_record
+from edgespec.cli.generate.records import RowRecord, Totals, error_record
 from edgespec.cli.generate.requests import Request
 from edgespec.cli.generate.resume import config_hash
-from edgespec.cli.generate.tally import Tally, Totals
 from edgespec.cli.generate.worker import RowAnswer, RowPlan
 from edgespec.cli.options.tree import TreeOptions
 from edgespec.distributed.cluster import connected, machines
@@ -56,7 +55,6 @@ def run_on_workers(console: Console, prompts: Prompts, options: GenerateOptions)
             pair_options=_anywhere(options.pair_options),
             settings=work.settings,
             needed=replace(work.needed, num_rows=-(-work.needed.num_rows // num_workers)),
-            self_check=options.pair_options.self_check,
         )
         pool: RayWorkerPool[Request, RowAnswer] = stack.enter_context(
             closing(RayWorkerPool(plan, num_workers=num_workers, resources=each, check=check))
@@ -66,7 +64,7 @@ def run_on_workers(console: Console, prompts: Prompts, options: GenerateOptions)
         _say_infos(console, infos)
         requests = still_to_run(console, prompts, options, work, config)
         if output_options.dry_run:
-            console.say(work_note([request for request in requests if request.fault is None], work.needed)[1])
+            console.say(work_note(requests)[1])
             console.say("dry run: nothing was loaded or written")
             return 0
         output = open_output(prompts, requests, output_options, stack)
@@ -74,14 +72,14 @@ def run_on_workers(console: Console, prompts: Prompts, options: GenerateOptions)
             console.say("nothing to do")
             return 0
         pool.load()
-        tally = Tally(requests, max_context=work.needed.context_tokens)
+        tally = Tally(requests)
         fields = {**next(iter(infos.values())).shared, "config": config, "config_hash": config_hash(config)}
 
         def answer(draw: DrawLines) -> Generator[RowRecord, None, None]:
             progress = WorkersProgress(console, tally, draw)
             dispatch = Dispatch(requests, pool, pool.names, log=console.say, on_exchange=progress.update)
             for number, outcome in enumerate(dispatch.run()):
-                if not number:  # a worker has loaded: what is there may be written over
+                if not number:  # a worker has loaded: the file may be overwritten
                     output.begin()
                 yield _answered(outcome, fields)
 

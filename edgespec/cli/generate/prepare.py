@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompts:
-    """The rows of the input, those to run among them, and what an output file has of them."""
+    """The rows of the input, those to run among them, and their results in an output file."""
 
     all: list[PromptRow]
     selected: list[PromptRow]
@@ -54,13 +54,13 @@ class Prompts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequests:
-    """What a pair is to do, wherever it will live."""
+    """The requests of a run, before a machine is chosen for it."""
 
     pair: ModelPair
     settings: RunSettings
     requests: list[Request]  # of all rows to run
     encode: EncodeTurn
-    needed: NeededTokens  # of those that the context has room for
+    needed: NeededTokens  # of those that fit the context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,17 +127,16 @@ def make_run_requests(console: Console, prompts: Prompts, options: GenerateOptio
     encode = turn_encoder(pair, settings, max_tokens=None if cuts else max_context)
     requests = make_requests(pair, rows, encode, settings)
     requests = fit(requests, options.prompts.truncate, encode, pair.tokenizer, max_context)
-    fitting = _fitting(requests, refuses=options.refuses)
+    _check_fit(requests, refuses=options.refuses)
     _report_lengths(console, requests)
     _report_ends(console, requests, pair)
-    needed = needed_tokens(fitting, encode, max_context)
-    return RunRequests(pair=pair, settings=settings, requests=requests, encode=encode, needed=needed)
+    return RunRequests(pair=pair, settings=settings, requests=requests, encode=encode, needed=needed_tokens(requests))
 
 
 def _place_as_begun(
     console: Console, work: RunRequests, options: PairOptions, results: Results | None
 ) -> tuple[PairSetup, dict[str, Any]]:
-    """Place the run, and return its configuration too; a run that goes on has the trees that it was begun with."""
+    """Place the run, and return its configuration too; a resumed run has the trees that it was begun with."""
 
     def placed(trees: TreeOptions) -> tuple[PairSetup, dict[str, Any]]:
         setup = place_run(sizes, work.settings, replace(options, trees=trees), work.needed)
@@ -209,18 +208,16 @@ def still_to_run(
         requests = [request for request in requests if request.row.id not in done]
         _report_finished_rows(console, prompts.results, len(prompts.selected), len(requests), work.settings.seed)
         if requests:
-            _fitting(requests, refuses=options.refuses)
+            _check_fit(requests, refuses=options.refuses)
     return requests
 
 
-def _fitting(requests: list[Request], *, refuses: bool) -> list[Request]:
-    """Return the requests that can be run; raises the first fault where one `refuses` the run, or none can be run."""
-    fitting = [request for request in requests if request.fault is None]
-    for request in requests:
-        if request.fault is not None and (refuses or not fitting):
-            fault = request.fault
-            raise EdgespecError(fault.code, f"{request.row.where}: {fault.what}", fault.fix)
-    return fitting
+def _check_fit(requests: list[Request], *, refuses: bool) -> None:
+    """Raise the first fault of a request where one `refuses` the run, or where no request can be run."""
+    faults = [(request.row.where, request.fault) for request in requests if request.fault is not None]
+    if faults and (refuses or len(faults) == len(requests)):
+        where, fault = faults[0]
+        raise EdgespecError(fault.code, f"{where}: {fault.what}", fault.fix)
 
 
 def _report_lengths(console: Console, requests: list[Request]) -> None:
@@ -243,7 +240,7 @@ def _report_ends(console: Console, requests: list[Request], pair: ModelPair) -> 
 
 
 def _seed(options: SamplingOptions, results: Results | None) -> int:
-    """Return the seed that was given, or the one that results were drawn with, so that a run goes on as it began."""
+    """Return the seed that was given, or that of earlier results, so that a resumed run stays the same."""
     if options.seed is not None:
         return options.seed
     before = results.seed if results is not None else None
@@ -251,7 +248,7 @@ def _seed(options: SamplingOptions, results: Results | None) -> int:
 
 
 def _day(pair: ModelPair, options: PromptOptions, results: Results | None) -> datetime.date | None:
-    """Return the day that the chat template is told, if it asks for one: as given, as results have it, or today."""
+    """Return the day for a chat template that needs one: as given, as results have it, or today."""
     if options.raw or not asks_for_day(pair.tokenizer):
         return None
     return options.day or (results.day if results is not None else None) or datetime.date.today()

@@ -1,29 +1,81 @@
-"""How a run of many prompts goes: lines that a terminal draws over, elsewhere a line now and then."""
+"""How a run of many prompts goes: counts, in lines that a terminal draws over, elsewhere in a line now and then."""
 
 from __future__ import annotations
 
 import functools
 import math
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from edgespec.cli.console import Console, DrawLines
+from edgespec.cli.console import Console, DrawLines, counted
+from edgespec.cli.generate.records import Totals
 from edgespec.cli.generate.requests import Request
-from edgespec.cli.generate.tally import Tally
-from edgespec.cli.generate.turns import RowAnswers
 from edgespec.cli.prefill_line import PrefillLine
 from edgespec.cli.standard_streams import visible
 from edgespec.distributed.worker import Exchange
-from edgespec.text.handle import OnPrefill
+
+if TYPE_CHECKING:
+    from edgespec.cli.generate.batched import RowAnswers
+    from edgespec.text.handle import OnPrefill
 
 BETWEEN = " · "
+MINUTE_S = 60
+HOUR_S = 3600
 DRAWN_EVERY_S = 0.1
 WORKERS_EVERY_S = 0.5
 
 
+class Tally:
+    """Counts prompts, tokens and passes, and the time since the run began."""
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self.num_prompts = len(requests)
+        self.num_done = self.num_failed = self.num_written = 0
+        self._open = {request.row.id: request.most_tokens for request in requests}
+        self._open_most = sum(self._open.values())
+        self._ended_most = 0  # tokens that the prompts that are done might have had
+        self._totals = Totals()
+        self._started = time.perf_counter()
+
+    def add(self, request: Request, found: Totals, *, failed: bool) -> None:
+        """Note that a prompt is done."""
+        most = self._open.pop(request.row.id)
+        self._open_most -= most
+        self.num_done += 1
+        self.num_failed += failed
+        if not failed:
+            self._ended_most += most
+            self._totals += found
+
+    def most_of(self, name: str) -> int:
+        """Return the most tokens that a prompt's answers may have, by its id."""
+        return self._open[name]
+
+    def summary(self) -> str:
+        """Return what all prompts yielded, by the clock."""
+        return self._totals.in_words(by_clock_s=time.perf_counter() - self._started)
+
+    def progress(self, num_texts: int, under_way: Mapping[str, int]) -> list[str]:
+        """Return in a few words each how it goes, the most important first.
+
+        `num_texts` share the next pass; `under_way` has the tokens of prompts so far, by their ids. The time left is
+        that of the tokens to come: of what a prompt may still have, as large a share as those that are done used.
+        """
+        elapsed_s = max(1e-9, time.perf_counter() - self._started)
+        ended = self._totals.tokens
+        tokens = ended + sum(under_way.values())
+        parts = [f"{self.num_done} of {counted(self.num_prompts, 'prompt')}"]
+        if tokens:
+            share = ended / self._ended_most if self._ended_most else 1.0
+            to_come = share * (self._open_most - sum(under_way.values()))
+            left = f"{duration(to_come * elapsed_s / tokens)} left"
+            parts += [left if self._ended_most else f"at most {left}", f"{tokens / elapsed_s:.1f} tok/s"]
+        return [*parts, f"{num_texts} under way", counted(tokens, "token")]
+
+
 class RunProgress:
-    """Shows what is done and what is left, the prompts under way, and how much of their prompts is read."""
+    """Shows how many prompts are done, those under way, and how much of their texts is read."""
 
     def __init__(self, console: Console, tally: Tally, draw: DrawLines) -> None:
         self._console, self._tally, self._draw = console, tally, draw
@@ -52,7 +104,7 @@ class RunProgress:
             self._draw_all()
 
     def reads(self, request: Request) -> OnPrefill:
-        """Return what is told how much of this row's prompt is read."""
+        """Return the function to call with the number of tokens of this row's prompt that are read."""
         return functools.partial(self._update_reading, request.row.id)
 
     def _update_reading(self, row: str, done_tokens: int, num_tokens: int) -> None:
@@ -107,3 +159,12 @@ def fitting(parts: Sequence[str], between: str, width: int, *, more: str = "") -
         if len(line) <= width:
             return line
     return parts[0][: max(0, width)]
+
+
+def duration(seconds: float) -> str:
+    """Return seconds in the unit that people would use."""
+    if seconds < 2 * MINUTE_S:
+        return f"{seconds:.0f} s"
+    if seconds < 2 * HOUR_S:
+        return f"{seconds / MINUTE_S:.0f} min"
+    return f"{seconds / HOUR_S:.1f} h"

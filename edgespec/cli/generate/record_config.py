@@ -1,6 +1,6 @@
 """Every setting of a run that shapes its texts, by name: what results must have in common to be mixed.
 
-Where texts do not depend on trees, those are no part of it: they may be others when a run goes on, and on each machine.
+Where texts do not depend on trees, those are no part of it: they may differ when a run is resumed, and on each machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TREE = "tree."
 
 
 def record_config(setup: PairSetup, run: RunSettings) -> dict[str, Any]:
-    """The settings; models are known by their content, so that a folder may move; of the tree, what is not default."""
+    """Return the settings: models by their content, so that a folder may move, and trees by what is not default."""
     from edgespec.pair.folder import fingerprint
 
     pair, run_config, tree = setup.pair, setup.run_config, setup.tree
@@ -81,28 +81,21 @@ def trees_as_begun(trees: TreeOptions, results: Results) -> Iterator[TreeOptions
         return
     yield dataclasses.replace(trees, profile="none")
     record = next((entry.record for entry in results.entries if not entry.failed), {})
-    if trees.given or not _came_from_a_profile(record):
-        return
-    given: dict[str, Any] = {
-        name.removeprefix(TREE): tuple(value) if isinstance(value, list) else value
-        for name, value in record["config"].items()
-        if name.startswith(TREE)
-    }
     try:
-        yield TreeOptions.of(given)
-    except (TypeError, EdgespecError):  # written over by hand, or by another version
-        return
+        came_from_a_profile = record["spec"]["plan"]["profile"] is not None
+        given: dict[str, Any] = {
+            name.removeprefix(TREE): tuple(value) if isinstance(value, list) else value
+            for name, value in record["config"].items()
+            if name.startswith(TREE)
+        }
+        if came_from_a_profile and not trees.given:
+            yield TreeOptions.of(given)
+    except (AttributeError, KeyError, TypeError, EdgespecError):
+        return  # of a format without them, edited by hand, or of another version
 
 
 def _as_json(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
-
-
-def _came_from_a_profile(record: dict[str, Any]) -> bool:
-    try:
-        return record["spec"]["plan"]["profile"] is not None and isinstance(record["config"], dict)
-    except (KeyError, TypeError):  # of a format that does not tell
-        return False
 
 
 def sampling_fields(sampling: SamplingSettings) -> dict[str, Any]:

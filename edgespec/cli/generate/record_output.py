@@ -1,9 +1,10 @@
-"""The output of a run: what may be overwritten, what is continued, and records in the order that they are to have."""
+"""The output of a run: a file that may be overwritten or continued, and the order of its records."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -14,10 +15,10 @@ from edgespec.cli.generate.formats import formatted
 from edgespec.cli.generate.options import OutputOptions
 from edgespec.cli.generate.output_file import OutputFile
 from edgespec.cli.generate.prepare import Prompts
+from edgespec.cli.generate.progress import Tally
 from edgespec.cli.generate.records import RowRecord
 from edgespec.cli.generate.requests import Request
 from edgespec.cli.generate.resume import Results, command_to_continue, keep_finished, read_results
-from edgespec.cli.generate.tally import Tally
 from edgespec.cli.options.files import waiting_path
 from edgespec.cli.standard_streams import result_stream
 from edgespec.errors import EXIT_RUNTIME, EXIT_SOME_FAILED, EdgespecError
@@ -121,8 +122,8 @@ class RecordOutput:
         The `waiting` file is for the records that wait; it has those that are `held` already.
         """
         self.format_name, self._file, self._waiting = format_name, file, waiting
-        self._order, self._held = order, dict(held or {})
-        self._next = 0  # of the order
+        self._order = None if order is None else deque(order)  # of the records that are not written
+        self._held = dict(held or {})
 
     @property
     def can_resume(self) -> bool:
@@ -157,17 +158,16 @@ class RecordOutput:
         if self._order is None:
             self._put(text)
             return 1
-        if self._waiting is not None and text and name != self._order[self._next]:
+        if self._waiting is not None and text and name != self._order[0]:
             self._waiting.write(text)
         self._held[name] = text
-        before = self._next
-        while self._next < len(self._order) and self._order[self._next] in self._held:
-            self._put(self._held[self._order[self._next]])
-            del self._held[self._order[self._next]]
-            self._next += 1
-        if self._waiting is not None and self._next == len(self._order):
+        num_before = len(self._order)
+        while self._order and self._order[0] in self._held:
+            self._put(self._held[self._order[0]])
+            del self._held[self._order.popleft()]
+        if self._waiting is not None and not self._order:
             self._waiting.clear()
-        return self._next - before
+        return num_before - len(self._order)
 
     def _put(self, text: str) -> None:
         if self._file is not None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import datetime
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec import __version__
+from edgespec.cli.console import counted
 from edgespec.cli.generate.logprobs import logprob_fields
 from edgespec.cli.generate.record_config import sampling_fields
 from edgespec.cli.generate.requests import Request
 from edgespec.cli.generate.resume import config_hash
-from edgespec.cli.generate.tally import Totals
 from edgespec.errors import EdgespecError
 
 if TYPE_CHECKING:
@@ -25,6 +25,49 @@ if TYPE_CHECKING:
     from edgespec.text.results import GenerationResult
 
 SCHEMA = "edgespec.result/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Sums over answers, all that a run keeps of them."""
+
+    tokens: int = 0
+    seconds: float = 0.0  # of each text by itself
+    pass_tokens: int = 0  # that came from passes
+    text_passes: int = 0  # a pass of two texts counts twice
+    passes: float = 0.0  # a pass of two texts counts once
+
+    def __add__(self, other: Totals) -> Totals:
+        return Totals(
+            tokens=self.tokens + other.tokens,
+            seconds=self.seconds + other.seconds,
+            pass_tokens=self.pass_tokens + other.pass_tokens,
+            text_passes=self.text_passes + other.text_passes,
+            passes=self.passes + other.passes,
+        )
+
+    def in_words(self, *, by_clock_s: float | None = None) -> str:
+        """Return tokens, tokens/s, tokens a pass and text, and passes; seconds are the texts' own, unless given."""
+        total_s = self.seconds if by_clock_s is None else by_clock_s
+        parts = [counted(self.tokens, "token")]
+        if total_s:
+            parts.append(f"{self.tokens / total_s:.1f} tok/s")
+        if self.text_passes:
+            parts.append(f"{self.pass_tokens / self.text_passes:.2f} tok/pass")
+        return " · ".join([*parts, counted(round(self.passes), "pass")])
+
+
+def totals(results: Iterable[GenerationResult]) -> Totals:
+    """Return the sums over answers."""
+    found = list(results)
+    passes = [step for result in found for step in result.passes]
+    return Totals(
+        tokens=sum(len(result.token_ids) for result in found),
+        seconds=sum(result.total_s for result in found),
+        pass_tokens=sum(len(step.tokens) for step in passes),
+        text_passes=len(passes),
+        passes=sum(1 / step.num_texts for step in passes),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +149,7 @@ def run_fields(pair: ModelPair, run_config: RunConfig, config: dict[str, Any]) -
 
 
 def peak_resident_bytes() -> int | None:
-    """Return the most memory that this process has held; None where the system does not tell."""
+    """Return the most memory that this process has held; None where the system does not say."""
     if sys.platform == "win32":
         import psutil
 
@@ -180,9 +223,9 @@ def _result_fields(
 
 
 def _logprobs(engine: Engine, results: Sequence[GenerationResult]) -> list[dict[str, Any]] | None:
-    """Return an entry for each token of the answers; None where nothing was asked for."""
-    told = [found for result in results for found in result.logprobs]
-    return logprob_fields(engine.pair.tokenizer, told) if told else None
+    """Return an entry for each token of the answers; None where none were requested."""
+    logprobs = [found for result in results for found in result.logprobs]
+    return logprob_fields(engine.pair.tokenizer, logprobs) if logprobs else None
 
 
 def _head(request: Request) -> dict[str, Any]:

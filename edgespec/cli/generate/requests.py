@@ -1,4 +1,4 @@
-"""A row made ready to run: its settings over the run's, its tokens, and the room that its text needs."""
+"""A row made ready to run: its settings over the run's, its tokens, and the length that its text may have."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ if TYPE_CHECKING:
 
 Side = Literal["left", "right"]
 # Answers are encoded again with the next turn, and may have a few more tokens then than were drawn.
-SLACK_SHARE = 8  # one token in so many
-ANSWER = Message(
-    role="assistant", content="."
-)  # in the place of answers that are not there yet; some templates refuse an empty one
+SLACK_SHARE = 8  # one token in this many
+# In the place of answers that are not there yet; some templates refuse an empty one
+ANSWER = Message(role="assistant", content=".")
 
 EncodeTurn = Callable[[PromptRow, tuple[Message, ...]], list[int]]  # a row, its answers so far -> ids of the next turn
 
@@ -41,11 +40,11 @@ class RunSettings:
     seed: int
     raw: bool
     system: str | None = None
-    day: datetime.date | None = None  # that a chat template tells; None: it asks for none
+    day: datetime.date | None = None  # for a chat template; None: it needs none
     stop: tuple[str, ...] = ()
     skip_special_tokens: bool = True  # of texts
     grammar: Grammar | None = None  # None: any text
-    logprobs: int | None = None  # alternatives that records tell of each token; None: nothing
+    logprobs: int | None = None  # alternatives in records of each token; None: nothing
     max_context: int | None = None  # tokens at which any text ends; None: the models have no limit
 
 
@@ -73,13 +72,19 @@ class Request:
     token_options: dict[str, Any] = field(default_factory=dict)  # which tokens may be drawn, and which end the text
     truncated: Truncation | None = None
     fault: EdgespecError | None = None  # why it cannot be run
+    needs: RowTokens | None = None  # once it is known that it fits
+
+    @property
+    def most_tokens(self) -> int:
+        """Return the most tokens that its answers may have together."""
+        return 0 if self.needs is None else self.needs.new
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowTokens:
-    """What one row needs, at most."""
+    """The tokens of one row, at most."""
 
-    limit: int  # new tokens of each answer
+    new: int  # of all answers
     prompt: int  # of the last turn, with the answers before it
     context: int
 
@@ -91,7 +96,6 @@ class NeededTokens:
     num_rows: int  # that are waiting
     context_tokens: int  # of the longest text
     prompt_tokens: int  # of the longest prompt
-    new_tokens: int  # at most, of all texts together
     mean_tokens: float  # of a text with its answers, at most
 
 
@@ -182,8 +186,8 @@ def turn_encoder(pair: ModelPair, run: RunSettings, *, max_tokens: int | None = 
     return lambda row, answers: encode_turn(pair, row, answers, raw=run.raw, system=run.system, max_tokens=max_tokens)
 
 
-def needed_of(request: Request, encode: EncodeTurn, max_context: int | None) -> RowTokens:
-    """Return the room that a row's texts need; raises EdgespecError where the context lacks it."""
+def row_tokens(request: Request, encode: EncodeTurn, max_context: int | None) -> RowTokens:
+    """Return the tokens of a row's texts; raises EdgespecError where they do not fit the context."""
     row, questions = request.row, question_tokens(request, encode)
     try:
         limit, _ = new_token_limit(max_context, questions, request.max_new_tokens)
@@ -195,7 +199,8 @@ def needed_of(request: Request, encode: EncodeTurn, max_context: int | None) -> 
     context = prompt + limit
     if max_context is not None:
         prompt, context = min(prompt, max_context - 1), min(context, max_context)
-    return RowTokens(limit=limit, prompt=prompt, context=context)
+    new = min(limit * row.num_turns, context - len(request.ids))
+    return RowTokens(new=new, prompt=prompt, context=context)
 
 
 def question_tokens(request: Request, encode: EncodeTurn) -> int:
@@ -204,13 +209,12 @@ def question_tokens(request: Request, encode: EncodeTurn) -> int:
     return len(encode(row, (ANSWER,) * len(row.follow_ups))) if row.follow_ups else len(request.ids)
 
 
-def needed_tokens(requests: list[Request], encode: EncodeTurn, max_context: int | None) -> NeededTokens:
-    """Return the room that all texts need; raises EdgespecError where one does not fit."""
-    rows = [needed_of(request, encode, max_context) for request in requests]
+def needed_tokens(requests: list[Request]) -> NeededTokens:
+    """Return the tokens that the rows of a run need, of those that fit the context."""
+    rows = [request.needs for request in requests if request.needs is not None]
     return NeededTokens(
         num_rows=len(rows),
         context_tokens=max(row.context for row in rows),
         prompt_tokens=max(row.prompt for row in rows),
-        new_tokens=sum(row.limit * request.row.num_turns for row, request in zip(rows, requests, strict=True)),
         mean_tokens=sum(row.context for row in rows) / len(rows),
     )

@@ -24,14 +24,13 @@ from edgespec.cli.generate.output_file import OutputFile, replaced_file
 from edgespec.cli.options.files import waiting_path
 from edgespec.cli.prompts.rows import PromptRow
 from edgespec.errors import EdgespecError
-from edgespec.inputs import parse_json
 from edgespec.text.day import parse_day
 
 CONTEXT, CHAT_TEMPLATE, TOKENIZER, STOP_TOKENS, DAY = (
     "context_tokens", "chat_template", "tokenizer", "stop_tokens", "day"
 )  # fmt: skip
-# Of a configuration: what records of older versions do not tell, each with what those before it lack too
-UNTOLD = ((CHAT_TEMPLATE, TOKENIZER, STOP_TOKENS, DAY), (CONTEXT,))
+# The settings that records of older versions lack, each version with what those before it lack too
+MISSING = ((CHAT_TEMPLATE, TOKENIZER, STOP_TOKENS, DAY), (CONTEXT,))
 Line: TypeAlias = tuple[Entry, bytes]
 
 
@@ -63,19 +62,19 @@ class Results:
 
     @property
     def seed(self) -> int | None:
-        """Return the seed that the run began with; None where nothing tells it."""
+        """Return the seed that the run began with; None where it is not known."""
         return next((entry.seed for entry in self.entries if entry.seed is not None), None)
 
     @property
     def day(self) -> datetime.date | None:
-        """Return the day that the run's chat template was told; None where nothing tells it."""
+        """Return the day that the run's chat template was given; None where it is not known."""
         configs = [entry.record.get("config") for entry in self.entries]
         days = [parse_day(config.get(DAY)) for config in configs if isinstance(config, dict)]
         return next((day for day in days if day is not None), None)
 
     def made_otherwise(self, config: dict[str, Any]) -> Entry | None:
         """Return a result that was made with other settings; None where there is none."""
-        hashes = {config_hash(each) for each in _as_versions_told(config)}
+        hashes = {config_hash(each) for each in _as_versions_wrote(config)}
         return next((entry for entry in self.entries if not entry.failed and entry.config_hash not in hashes), None)
 
 
@@ -84,11 +83,11 @@ def config_hash(config: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def _as_versions_told(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a configuration as this version tells it, and as older ones did."""
+def _as_versions_wrote(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a configuration as this version writes it, and as older ones did."""
     yield config
-    for untold in UNTOLD:
-        config = {name: value for name, value in config.items() if name not in untold}
+    for missing in MISSING:
+        config = {name: value for name, value in config.items() if name not in missing}
         yield config
 
 
@@ -120,7 +119,7 @@ def _read_lines(path: Path, format_name: str) -> tuple[bytes, list[Line], int]:
     lines = data.split(b"\n")
     for number, line in enumerate(lines, 1):
         end = min(end + len(line) + 1, len(data))
-        entry = _parse(line, format_name)
+        entry = read_entry(format_name, line)
         if entry is not None:
             found.append((entry, line))
             whole = end
@@ -162,10 +161,10 @@ def check_same_run(results: Results, rows: list[PromptRow], config: dict[str, An
 def keep_finished(
     file: OutputFile, results: Results, again: set[str], order: Sequence[str] | None = None
 ) -> dict[str, str]:
-    """Make the file what this run goes on with: without a torn last line, and without failed rows that run `again`.
+    """Make the file ready to be continued: without a torn last line, and without failed rows that run `again`.
 
-    With an `order` of ids, records behind the first prompt that is to be run wait for it: they are returned by their
-    ids, and lie in the file of those that wait. Raises EdgespecError.
+    With an `order` of ids, records after the first prompt that is to be run wait for it: they are returned by their
+    ids, and are in the file of those that wait. Raises EdgespecError.
     """
     kept = [line for line in (*results.lines, *results.waiting) if not (line[0].failed and line[0].id in again)]
     held: list[Line] = []
@@ -204,18 +203,11 @@ def _joined(lines: Sequence[Line]) -> bytes:
     return b"".join(line + b"\n" for _, line in lines)
 
 
-def _parse(line: bytes, format_name: str) -> Entry | None:
-    try:
-        return read_entry(format_name, parse_json(line))
-    except ValueError:
-        return None
-
-
 def _differences(before: Any, now: dict[str, Any]) -> str:
     """Return the settings that differ, with both values, where the format keeps them."""
     if not isinstance(before, dict):
         return "its format does not say which (--format jsonl does)"
-    before = {name: now[name] for names in UNTOLD for name in names if name in now} | before
+    before = {name: now[name] for names in MISSING for name in names if name in now} | before
     found = [
         f"{_NAMES.get(name, name)} {_shown(before, name)} there, {_shown(now, name)} here"
         for name in [*now, *(name for name in before if name not in now)]

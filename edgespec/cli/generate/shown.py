@@ -7,12 +7,10 @@ from collections.abc import Generator, Sequence
 
 from edgespec.cli.console import counted
 from edgespec.cli.ctrl_c import SAID, Terminated
-from edgespec.cli.generate.batched import Run, say_trees, saying_memory
+from edgespec.cli.generate.batched import RowAnswers, Run, say_trees, saying_memory
 from edgespec.cli.generate.formats import BETWEEN_TURNS
-from edgespec.cli.generate.records import RowRecord
+from edgespec.cli.generate.records import RowRecord, totals
 from edgespec.cli.generate.requests import Request
-from edgespec.cli.generate.tally import totals
-from edgespec.cli.generate.turns import RowAnswers
 from edgespec.cli.prefill_line import PrefillLine
 from edgespec.cli.standard_streams import result_stream
 from edgespec.text.results import TextChunk
@@ -60,7 +58,7 @@ class _Shown:
         self.num_tokens = 0
         self._run, self._to_stdout = run, to_stdout
         self._prefill = PrefillLine(run.console, label=f"{place}: " if place else "")
-        self.row = RowAnswers(run.engine, request, run.encode, on_prefill=self._prefill.update)
+        self.row = RowAnswers(run, request, on_prefill=self._prefill.update)
 
     def answer(self) -> None:
         """Answer all turns, a blank line between two answers; the row has the finished ones if a later one fails."""

@@ -1,4 +1,4 @@
-"""Rows whose prompt leaves no room in the context: cut where --truncate says so, else known before the run begins.
+"""Rows whose prompt fills the context: cut where --truncate says so, else found before the run begins.
 
 What is cut is a row's longest message, at its beginning or its end; system prompt, template and other messages stay.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from edgespec.cli.generate.requests import EncodeTurn, Request, Side, Truncation, needed_of, question_tokens
+from edgespec.cli.generate.requests import EncodeTurn, Request, Side, Truncation, question_tokens, row_tokens
 from edgespec.cli.prompts.rows import SYSTEM_ROLES, PromptRow
 from edgespec.config import DEFAULT_NEW_TOKENS
 from edgespec.errors import EdgespecError
@@ -36,7 +36,7 @@ def fit(
         try:
             if request.fault is not None:
                 raise request.fault
-            needed_of(request, encode, max_context)
+            request = replace(request, needs=row_tokens(request, encode, max_context))
         except EdgespecError as error:
             if error.code != "E_CONTEXT":
                 raise EdgespecError(error.code, f"{request.row.where}: {error.what}", error.fix) from error
@@ -49,7 +49,7 @@ def fit(
 def _cut(
     request: Request, side: Side, encode: EncodeTurn, tokenizer: PreTrainedTokenizerBase, max_context: int
 ) -> Request:
-    """Return the request with its longest message cut so far that its answers have room."""
+    """Return the request with its longest message cut until its answers fit."""
     before = question_tokens(request, encode)
     for _ in range(MAX_TRIES):
         surplus = question_tokens(request, encode) - _room(request, max_context)
@@ -68,7 +68,7 @@ def _room(request: Request, max_context: int) -> int:
 
 
 def _shortened(row: PromptRow, side: Side, num_tokens: int, tokenizer: PreTrainedTokenizerBase) -> PromptRow:
-    """Return the row with so many tokens less of its longest message; as it is where too little would stay of that."""
+    """Return the row with its longest message cut by these tokens; unchanged where too little would be left of that."""
     texts = [message["content"] or "" if message["role"] not in SYSTEM_ROLES else "" for message in row.messages]
     texts += row.follow_ups
     index = max(range(len(texts)), key=lambda index: len(texts[index]))

@@ -1,4 +1,4 @@
-"""One worker of a run on many: the pair on its machine, and rows that become records there."""
+"""One worker of a run on many: it has the pair on its machine, and makes records of rows."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from edgespec.cli.generate.batched import RowsTogether, Run
 from edgespec.cli.generate.options import PairOptions
 from edgespec.cli.generate.prepare import pair_sizes, place_run
 from edgespec.cli.generate.record_config import record_config
-from edgespec.cli.generate.records import RowRecord, run_fields
+from edgespec.cli.generate.records import RowRecord, Totals, run_fields
 from edgespec.cli.generate.requests import NeededTokens, Request, RunSettings, turn_encoder
-from edgespec.cli.generate.tally import Totals
 from edgespec.cli.open_engine import say_setup
 from edgespec.cli.open_pair import open_pair_for
 from edgespec.distributed.worker import Answer, Exchange, WorkerInfo
@@ -34,10 +33,9 @@ class RowPlan:
     pair_options: PairOptions
     settings: RunSettings
     needed: NeededTokens  # of this worker's share of the rows
-    self_check: bool
 
     def open(self, *, num_beside: int) -> RowWorker:
-        """Open the pair in this machine's memory, shared with so many others; raises EdgespecError."""
+        """Open the pair in this machine's memory, beside this number of others; raises EdgespecError."""
         return RowWorker(self, num_beside=num_beside)
 
 
@@ -49,17 +47,11 @@ class RowWorker:
         self._waiting: deque[Request] = deque()
         self._numbers: dict[str, int] = {}  # of jobs, by their rows
         self._ended_tokens, self._working_s = 0, 0.0
-        machine = plan.pair_options.machine
+        options, machine = plan.pair_options, plan.pair_options.machine
         machine = replace(machine, max_cpu_mem=_max_cpu_bytes(machine.max_cpu_mem, num_beside))
-        pair = open_pair_for(
-            self._console, plan.pair_options.models, plan.pair_options.trees, plan.pair_options.template
-        )
-        setup = place_run(
-            pair_sizes(pair, machine, plan.needed),
-            plan.settings,
-            replace(plan.pair_options, machine=machine),
-            plan.needed,
-        )
+        pair = open_pair_for(self._console, options.models, options.trees, options.template)
+        sizes = pair_sizes(pair, machine, plan.needed)
+        setup = place_run(sizes, plan.settings, replace(options, machine=machine), plan.needed)
         say_setup(self._console, setup, machine)
         self._setup: PairSetup | None = setup
         self._info = _info(setup, plan.settings, self._console.taken())
@@ -74,7 +66,7 @@ class RowWorker:
 
         assert self._setup is not None
         setup, self._setup = self._setup, None  # it knows the weights
-        engine = Engine(setup, self_check=self._plan.self_check)
+        engine = Engine(setup, self_check=self._plan.pair_options.self_check)
         self._run = Run(
             console=self._console,
             engine=engine,
@@ -118,7 +110,7 @@ class RowWorker:
 
 
 class _NotingConsole(Console):
-    """Keeps what would be said, for the machine where somebody reads it."""
+    """Keeps messages for the machine where the user reads them."""
 
     def __init__(self) -> None:
         super().__init__(quiet=False, verbose=False)
@@ -129,7 +121,7 @@ class _NotingConsole(Console):
         self._lines.append(text)
 
     def taken(self) -> list[str]:
-        """Return what was said since it was last asked for."""
+        """Return the messages since the last call."""
         lines, self._lines = self._lines, []
         return lines
 

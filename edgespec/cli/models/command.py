@@ -65,32 +65,39 @@ def _inspect_all(console: Console, folders: Sequence[Path]) -> list[LocalModel]:
     with importing(console):
         from edgespec.doctor.inventory import Inspector, places
     with console.progress_bar() as bar:
-        task = bar.add_task("reading models", total=None, note="") if bar is not None else None
+        show = console.task(bar, "reading models")
         found, inspector = list(places(folders)), Inspector()
         models = []
         for number, (name, folder) in enumerate(found):
-            if bar is not None and task is not None:
-                bar.update(task, completed=number, total=len(found), note=spelled(name))
+            show(number, len(found), spelled(name))
             models.append(inspector.inspect(name, folder))
     return models
 
 
 def _table(models: Sequence[LocalModel]) -> str:
     """Return a line for each model, and below it its drafts or what is wrong with it."""
+    from rich.table import Column, Table
+
+    from edgespec.cli.rich_console import table_lines
     from edgespec.doctor.inventory import drafts_for
 
-    rows = [[visible(cell) for cell in _cells(model)] for model in models]
-    widths = [max([len(heading), *(len(row[column]) for row in rows)]) for column, heading in enumerate(HEADINGS)]
-    lines = []
+    if not models:
+        return ""
+    columns = [Column(name, justify="right" if name in RIGHT_ALIGNED else "left") for name in HEADINGS]
+    table = Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for model in models:
+        table.add_row(*(visible(cell) for cell in _cells(model)))
+    heading, *rows = table_lines(table)
+    lines = [heading]
     for model, row in zip(models, rows, strict=True):
-        lines.append(_line(row, widths))
+        lines.append(row)
         if model.problem is not None:
             lines.append(f"    cannot run: {spelled(model.problem.what)}")
         lines += [f"    it {note}" for note in model.notes]
         lines += [
             f"    draft: {spelled(draft.name)} ({model.draft_ratio(draft)})" for draft in drafts_for(model, models)
         ]
-    return "".join(f"{line}\n" for line in [_line(HEADINGS, widths), *lines]) if models else ""
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _cells(model: LocalModel) -> tuple[str, ...]:
@@ -109,14 +116,6 @@ def _count(parameters: int | None) -> str:
     if parameters is None:
         return "-"
     return f"{parameters / 1e9:.3g} B" if parameters >= 1e9 else f"{parameters / 1e6:.3g} M"
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    aligned = [
-        f"{cell:>{width}}" if heading in RIGHT_ALIGNED else f"{cell:<{width}}"
-        for cell, width, heading in zip(cells, widths, HEADINGS, strict=True)
-    ]
-    return "  ".join(aligned).rstrip()
 
 
 def _facts(model: LocalModel, models: Sequence[LocalModel]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 from pathlib import Path
@@ -16,7 +15,7 @@ from edgespec.model.pass_rows import PassRows
 from edgespec.placement.pair_setup import PairSetup
 from edgespec.text.handle import TextHandle
 from edgespec.tuning.step import StepResult
-from tests.cli.conftest import Outcome, RunCli
+from tests.cli.conftest import RunCli, jsonl, records, written
 
 MIXED = [
     {"id": "greedy", "prompt": "def main("},
@@ -34,19 +33,6 @@ SAME = ("token_ids", "text", "turns", "finish_reason", "sampling", "stop", "conf
 @pytest.fixture
 def options(pair_folders: tuple[Path, Path]) -> list[str]:
     return ["p.jsonl", "-m", str(pair_folders[0]), "-md", str(pair_folders[1]), "--temp", "0", "--seed", "3"]
-
-
-def jsonl(rows: list[dict[str, Any]]) -> dict[str, str]:
-    return {"p.jsonl": "".join(json.dumps(row) + "\n" for row in rows)}
-
-
-def records(outcome: Outcome, code: int = 0) -> list[dict[str, Any]]:
-    assert outcome.code == code, outcome.err
-    return [json.loads(line) for line in outcome.out.splitlines()]
-
-
-def written(path: str | Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
 
 
 def ids(found: list[dict[str, Any]]) -> list[str]:

@@ -14,7 +14,7 @@ from edgespec.cli.generate.formats import FORMATS, Entry, read_entry
 from edgespec.engine import Engine
 from edgespec.text.handle import TextHandle
 from edgespec.text.request import TextRequest
-from tests.cli.conftest import RunCli
+from tests.cli.conftest import RunCli, jsonl
 
 QUESTIONS = [
     {"question_id": 81, "category": "writing", "turns": ["def main(", "import os"]},
@@ -32,8 +32,8 @@ def options(pair_folders: tuple[Path, Path]) -> list[str]:
     return ["p.jsonl", "-m", str(pair_folders[0]), "-md", str(pair_folders[1]), "--temp", "0", "-n", "6"]
 
 
-def jsonl(rows: list[Any]) -> dict[str, str]:
-    return {"p.jsonl": "".join(json.dumps(row) + "\n" for row in rows)}
+def encoded(line: Any) -> bytes:
+    return json.dumps(line).encode()
 
 
 def lines(text: str) -> list[dict[str, Any]]:
@@ -43,8 +43,8 @@ def lines(text: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("cut", ["left", 5, ["left"], {"side": ["left"]}, {}])
 def test_a_line_that_says_in_an_unknown_form_what_was_cut_is_no_record(cut: object) -> None:
     line = {"id": "a", "config_hash": "x", "error": None, "finish_reason": "stop"}
-    assert read_entry("jsonl", line | {"truncated": {"side": "left"}}) is not None
-    assert read_entry("jsonl", line | {"truncated": cut}) is None
+    assert read_entry("jsonl", encoded(line | {"truncated": {"side": "left"}})) is not None
+    assert read_entry("jsonl", encoded(line | {"truncated": cut})) is None
 
 
 def test_spec_bench_answers_have_the_fields_that_its_scripts_read(run_cli: RunCli, options: list[str]) -> None:
@@ -171,7 +171,7 @@ def test_a_run_goes_on_in_each_format(name: str, rows: list[Any], run_cli: RunCl
     outcome = run_cli([*command, "--resume"], files=jsonl(rows))
     assert outcome.code == 0, outcome.err
     assert "3 of 4 prompts are done, a torn last line is cut off" in outcome.err
-    entries = [read_entry(name, line) for line in lines(Path("out").read_text())]
+    entries = [read_entry(name, line) for line in Path("out").read_bytes().splitlines()]
     first = [str(row.get("question_id", row.get("custom_id"))) for row in rows]
     assert [entry.id for entry in entries if entry] == [*first, *(f"{row}#2" for row in first)]
     changed = [{**rows[0], "seed": 5}, rows[1]]
@@ -196,5 +196,5 @@ def test_a_run_goes_on_in_each_format(name: str, rows: list[Any], run_cli: RunCl
     name=st.sampled_from([name for name in FORMATS if name != "text"]),
 )
 def test_any_line_is_an_entry_or_none(line: Any, name: str) -> None:
-    found = read_entry(name, line)
+    found = read_entry(name, encoded(line))
     assert found is None or isinstance(found, Entry)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from edgespec.cli import run
 from edgespec.cli.prompts.read import read_prompts
-from tests.cli.conftest import Outcome, RunCli
+from tests.cli.conftest import RunCli, records
 from tests.conftest import make_tokenizer
 
 ROWS = '{"id": "a", "prompt": "def main("}\n{"prompt": "import os", "category": "x"}\n'
@@ -21,11 +20,6 @@ ROWS = '{"id": "a", "prompt": "def main("}\n{"prompt": "import os", "category": 
 @pytest.fixture
 def pair_options(pair_folders: tuple[Path, Path]) -> list[str]:
     return ["-m", str(pair_folders[0]), "-md", str(pair_folders[1])]
-
-
-def records(outcome: Outcome) -> list[dict[str, Any]]:
-    assert outcome.code == 0, outcome.err
-    return [json.loads(line) for line in outcome.out.splitlines()]
 
 
 def plain_greedy(folder: Path, prompt: str, new_tokens: int) -> list[int]:

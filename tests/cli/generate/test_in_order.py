@@ -20,7 +20,7 @@ from edgespec.cli.generate.resume import keep_finished, read_results
 from edgespec.cli.options.files import waiting_path
 from edgespec.text.handle import TextHandle
 from edgespec.tuning.step import StepResult
-from tests.cli.conftest import RunCli
+from tests.cli.conftest import RunCli, jsonl, written
 
 ROOT = Path(__file__).parents[3]
 # Without a tree all texts gain one token a pass, and so it is known when each ends: n12 is the last
@@ -34,18 +34,12 @@ def options(pair_folders: tuple[Path, Path]) -> list[str]:
     return [*command, "--ordered", "-o", "out.jsonl"]
 
 
-def files() -> dict[str, str]:
-    return {"p.jsonl": "".join(json.dumps(row) + "\n" for row in ROWS)}
-
-
 def ids(path: str | Path) -> list[str]:
-    path = Path(path)
-    return [json.loads(line)["id"] for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    return [record["id"] for record in written(path)] if Path(path).exists() else []
 
 
 def texts(path: str) -> dict[str, list[int]]:
-    found = map(json.loads, Path(path).read_text(encoding="utf-8").splitlines())
-    return {record["id"]: record["token_ids"] for record in found}
+    return {record["id"]: record["token_ids"] for record in written(path)}
 
 
 def press_when(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
@@ -67,20 +61,20 @@ def test_what_waited_when_ctrl_c_was_pressed_is_not_run_again(
     format_name: str, run_cli: RunCli, options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = [*options, "--format", format_name]
-    assert run_cli([*command[:-4], "-o", "whole", *command[-2:]], files=files()).code == 0
+    assert run_cli([*command[:-4], "-o", "whole", *command[-2:]], files=jsonl(ROWS)).code == 0
     whole = Path("whole").read_text().splitlines()
     with monkeypatch.context() as patch:
         press_when(patch, "n6")
-        outcome = run_cli(command, files=files())
+        outcome = run_cli(command, files=jsonl(ROWS))
     assert outcome.code == 130
     assert not Path("out.jsonl").exists()  # the first is not finished, and nothing goes before it
     assert (
         "stopped with 0 of 5 records written, 4 more wait for those before them, in 'out.jsonl.waiting'" in outcome.err
     )
-    assert "has 4 of 5 results" in run_cli(command, files=files()).err
+    assert "has 4 of 5 results" in run_cli(command, files=jsonl(ROWS)).err
     with monkeypatch.context() as patch:
         steps = press_when(patch, "none")
-        assert run_cli([*command, "--resume"], files=files()).code == 0
+        assert run_cli([*command, "--resume"], files=jsonl(ROWS)).code == 0
     assert set(steps) == {"n12"}
     found = Path("out.jsonl").read_text().splitlines()
     assert [answers(line) for line in found] == [answers(line) for line in whole]
@@ -104,9 +98,9 @@ def test_without_ordered_what_waited_goes_before_what_is_still_to_run(
 ) -> None:
     with monkeypatch.context() as patch:
         press_when(patch, "n6")
-        assert run_cli(options, files=files()).code == 130
+        assert run_cli(options, files=jsonl(ROWS)).code == 130
     command = [option for option in options if option != "--ordered"]
-    assert run_cli([*command, "--resume"], files=files()).code == 0
+    assert run_cli([*command, "--resume"], files=jsonl(ROWS)).code == 0
     assert sorted(ids("out.jsonl")) == sorted(IDS)
     assert ids("out.jsonl")[-1] == "n12"
     assert not Path("out.jsonl.waiting").exists()
@@ -118,22 +112,22 @@ def test_a_run_that_begins_anew_takes_up_nothing(
     for order in ([], ["--ordered"]):
         with monkeypatch.context() as patch:
             press_when(patch, "n6")
-            assert run_cli([*options, "--overwrite"], files=files()).code == 130
+            assert run_cli([*options, "--overwrite"], files=jsonl(ROWS)).code == 130
         assert len(ids("out.jsonl.waiting")) == 4
         command = [option for option in options if option != "--ordered"]
-        assert run_cli([*command, *order, "--overwrite", "--limit", "2"], files=files()).code == 0
+        assert run_cli([*command, *order, "--overwrite", "--limit", "2"], files=jsonl(ROWS)).code == 0
         assert sorted(ids("out.jsonl")) == ["n12", "n2"]
         assert not Path("out.jsonl.waiting").exists()
 
 
 def test_a_failed_row_that_runs_again_comes_to_its_place(run_cli: RunCli, options: list[str]) -> None:
     """So does any file whose records are in another order."""
-    assert run_cli(options, files=files()).code == 0
+    assert run_cli(options, files=jsonl(ROWS)).code == 0
     lines = Path("out.jsonl").read_text().splitlines(keepends=True)
     whole = texts("out.jsonl")
     failed = json.loads(lines[1]) | {"error": {"type": "E_MEMORY"}, "finish_reason": "error"}
     Path("out.jsonl").write_text("".join([lines[3], lines[0], json.dumps(failed) + "\n", lines[4], lines[2]]))
-    assert run_cli([*options, "--resume"], files=files()).code == 0
+    assert run_cli([*options, "--resume"], files=jsonl(ROWS)).code == 0
     assert ids("out.jsonl") == IDS
     assert texts("out.jsonl") == whole
 
@@ -142,7 +136,7 @@ def test_on_stdout_it_is_said_that_what_waits_is_lost(
     run_cli: RunCli, options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     press_when(monkeypatch, "n6")
-    outcome = run_cli([*options[:-2], "--format", "jsonl"], files=files())
+    outcome = run_cli([*options[:-2], "--format", "jsonl"], files=jsonl(ROWS))
     assert (outcome.code, outcome.out) == (130, "")
     assert "4 more wait for those before them and are lost: -o FILE keeps them" in outcome.err
 
@@ -190,7 +184,7 @@ def test_a_process_that_is_killed_keeps_what_waits(number: signal.Signals, tmp_p
     rows += [{"id": f"r{index}", "prompt": "import os", "max_new_tokens": 3} for index in range(6)]
     folder = tmp_path / "cwd"
     folder.mkdir()
-    (folder / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "p.jsonl").write_text(jsonl(rows)["p.jsonl"])
     options = ["p.jsonl", "-o", "out.jsonl", "--ordered", "--temp", "0", "-np", "7", "--policy", "none", "--seed", "1"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "EDGESPEC_HOME": str(tmp_path / "home")}
     command = [sys.executable, "-m", "edgespec", "generate", *options]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -16,7 +15,7 @@ from edgespec.cli.generate import command, output_file
 from edgespec.cli.generate.output_file import OutputFile
 from edgespec.cli.generate.resume import keep_finished, read_results
 from edgespec.errors import EdgespecError
-from tests.cli.conftest import RunCli
+from tests.cli.conftest import RunCli, written
 from tests.cli.generate.test_resume import ROWS, options, prompts, record, refused
 
 __all__ = ["options"]  # a fixture
@@ -60,7 +59,7 @@ def test_a_run_that_ends_while_another_resumes_doubles_nothing(
     earlier.close()
     monkeypatch.setattr(command, "import_engine", right)
     assert run_cli([*options, "--resume"], files=prompts("a", "b")).code == 0
-    assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == ["a", "b"]
+    assert [record["id"] for record in written(out)] == ["a", "b"]
 
 
 @locks

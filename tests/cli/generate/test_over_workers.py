@@ -5,7 +5,6 @@ The workers run in this process, in the place of Ray's: `test_ray.py` starts Ray
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,12 +15,12 @@ from typing import Any
 import pytest
 
 from edgespec.cli.generate import command, over_workers
+from edgespec.cli.generate.batched import RowAnswers
 from edgespec.cli.generate.requests import Request
-from edgespec.cli.generate.turns import RowAnswers
 from edgespec.cli.generate.worker import RowPlan, RowWorker
 from edgespec.errors import EdgespecError
 from edgespec.text.handle import TextHandle
-from tests.cli.conftest import Outcome, RunCli
+from tests.cli.conftest import Outcome, RunCli, jsonl, written
 from tests.edgespec.distributed.stand_ins import Dies, InlinePool
 
 ROWS: list[dict[str, Any]] = [
@@ -72,13 +71,10 @@ def options(pair_folders: tuple[Path, Path]) -> list[str]:
     return ["p.jsonl", *models, "--temp", "0", "-n", "8", "--seed", "3", "--dtype", "float32", "-o", "out.jsonl"]
 
 
-def jsonl(rows: Sequence[dict[str, Any]] = ROWS) -> dict[str, str]:
-    return {"p.jsonl": "".join(json.dumps(row) + "\n" for row in rows)}
-
-
-def written(outcome: Outcome, path: str = "out.jsonl") -> list[dict[str, Any]]:
+def kept(outcome: Outcome) -> list[dict[str, Any]]:
+    """The records of a run in which some prompts may have failed."""
     assert outcome.code in (0, 3), outcome.err
-    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+    return written()
 
 
 def compared(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -88,7 +84,7 @@ def compared(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def one_process(run_cli: RunCli, options: list[str]) -> dict[str, dict[str, Any]]:
-    return compared(written(run_cli([*options, "--overwrite"], files=jsonl())))
+    return compared(kept(run_cli([*options, "--overwrite"], files=jsonl(ROWS))))
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
@@ -99,7 +95,7 @@ def test_records_are_those_of_one_process(
     expected = one_process(run_cli, options)
     outcome = run_cli([*options, "--overwrite", "--ray", "--workers", str(num_workers)])
     assert outcome.code == 3  # of the prompt that is too long
-    assert compared(written(outcome)) == expected
+    assert compared(kept(outcome)) == expected
     assert crews[0].is_closed
     assert {worker for worker, jobs in crews[0].given if jobs} == {f"worker {n}" for n in range(1, num_workers + 1)}
     assert "14 prompts · " in outcome.err
@@ -108,9 +104,9 @@ def test_records_are_those_of_one_process(
 
 def test_each_form_of_output_is_the_same(run_cli: RunCli, options: list[str], crews: list[InlinePool]) -> None:
     one_process(run_cli, [*options, "--ordered"])
-    ids = [json.loads(line)["id"] for line in Path("out.jsonl").read_text(encoding="utf-8").splitlines()]
+    ids = [record["id"] for record in written()]
     outcome = run_cli([*options, "--ordered", "--overwrite", "--ray", "--workers", "2"])
-    assert [record["id"] for record in written(outcome)] == ids == [row["id"] for row in ROWS]
+    assert [record["id"] for record in kept(outcome)] == ids == [row["id"] for row in ROWS]
     assert not Path("out.jsonl.waiting").exists()
 
 
@@ -120,7 +116,7 @@ def test_a_run_goes_on_where_another_ended(run_cli: RunCli, options: list[str], 
     lines = Path("out.jsonl").read_bytes().splitlines(keepends=True)
     Path("out.jsonl").write_bytes(b"".join(lines[:6]) + lines[6][:40])
     outcome = run_cli([*options, "--resume", "--ray", "--workers", "2"])
-    assert compared(written(outcome)) == expected
+    assert compared(kept(outcome)) == expected
     assert "resuming 'out.jsonl'" in outcome.err
     other = run_cli([*options, "--resume", "--ray", "--workers", "2", "--top-k", "3"])
     assert other.code == 2
@@ -134,7 +130,7 @@ def test_a_row_that_ends_workers_has_an_error_of_its_own(
     expected = one_process(run_cli, options)
     spread_inline(monkeypatch, dies=lambda _name, jobs: any(job.row.id == bad for job in jobs))
     outcome = run_cli([*options, "--overwrite", "--ray", "--workers", "3"])
-    found = compared(written(outcome))
+    found = compared(kept(outcome))
     record = found.pop(bad)
     assert record["error"]["type"] == "E_WORKER"
     assert "3 workers were lost while this row ran" in record["error"]["message"]
@@ -155,8 +151,8 @@ def test_a_row_that_fails_everywhere_has_one_record(
         return begin(row)
 
     monkeypatch.setattr(RowAnswers, "next_turn", next_turn)
-    outcome = run_cli([*options, "--ray", "--workers", "3", "--only", "hot,short,too long"], files=jsonl())
-    found = {record["id"]: record["error"] for record in written(outcome)}
+    outcome = run_cli([*options, "--ray", "--workers", "3", "--only", "hot,short,too long"], files=jsonl(ROWS))
+    found = {record["id"]: record["error"] for record in kept(outcome)}
     assert {name: error and error["type"] for name, error in found.items()} == {
         "hot": "E_NAN_LOGITS", "short": None, "too long": "E_CONTEXT",
     }  # fmt: skip
@@ -185,7 +181,7 @@ def test_a_worker_with_other_weights_is_refused_before_any_is_read(
 
     spread_inline(monkeypatch, opened=opened)
     monkeypatch.setattr("edgespec.engine.load_models", lambda *_a, **_k: pytest.fail("weights are read"))
-    outcome = run_cli([*options, "--ray", "--workers", "2"], files=jsonl())
+    outcome = run_cli([*options, "--ray", "--workers", "2"], files=jsonl(ROWS))
     assert outcome.code == 1
     assert outcome.err.count("Error: ") == 1
     assert "worker 2 would not write what worker 1 writes: target " in outcome.err
@@ -196,7 +192,7 @@ def test_a_dry_run_loads_and_writes_nothing(
     run_cli: RunCli, options: list[str], crews: list[InlinePool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgespec.engine.load_models", lambda *_a, **_k: pytest.fail("weights are read"))
-    outcome = run_cli([*options, "--ray", "--workers", "2", "--dry-run"], files=jsonl())
+    outcome = run_cli([*options, "--ray", "--workers", "2", "--dry-run"], files=jsonl(ROWS))
     assert outcome.code == 0, outcome.err
     assert "worker 1 and 1 more: target: " in outcome.err
     assert "to do: 13 prompts, 15 answers, at most " in outcome.err
@@ -218,10 +214,10 @@ def test_ctrl_c_keeps_what_is_written_and_says_how_to_go_on(
     assert outcome.code == 130
     assert "to go on: edgespec " in outcome.err
     assert crews[0].is_closed
-    part = compared([json.loads(line) for line in Path("out.jsonl").read_text(encoding="utf-8").splitlines()])
+    part = compared(written())
     assert 0 < len(part) < len(expected)
     spread_inline(monkeypatch)
-    assert compared(written(run_cli([*options, "--resume", "--ray"]))) == expected
+    assert compared(kept(run_cli([*options, "--resume", "--ray"]))) == expected
 
 
 @pytest.mark.parametrize(
@@ -239,7 +235,7 @@ def test_ctrl_c_keeps_what_is_written_and_says_how_to_go_on(
 def test_what_cannot_be_is_refused_before_anything_is_read(
     arguments: list[str], said: str, run_cli: RunCli, options: list[str], crews: list[InlinePool]
 ) -> None:
-    outcome = run_cli([*options, *arguments], files=jsonl())
+    outcome = run_cli([*options, *arguments], files=jsonl(ROWS))
     assert outcome.code == 2
     assert outcome.err.count("Error: ") == 1
     assert said in outcome.err
@@ -247,14 +243,14 @@ def test_what_cannot_be_is_refused_before_anything_is_read(
 
 
 def test_records_go_to_a_file(run_cli: RunCli, crews: list[InlinePool]) -> None:
-    outcome = run_cli(["p.jsonl", "--ray"], files=jsonl())
+    outcome = run_cli(["p.jsonl", "--ray"], files=jsonl(ROWS))
     assert outcome.code == 2
     assert "--ray writes its records to a file: give -o FILE." in outcome.err
 
 
 def test_without_ray_the_extra_is_named(run_cli: RunCli, options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
-    outcome = run_cli([*options, "--ray"], files=jsonl())
+    outcome = run_cli([*options, "--ray"], files=jsonl(ROWS))
     assert outcome.code == 2
     assert outcome.err.splitlines()[-2].startswith("Error: Ray is not installed here")
     assert outcome.err.splitlines()[-1] == "Try: Install it: pip install 'edgespec[ray]'."

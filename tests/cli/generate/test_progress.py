@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from edgespec.cli.console import counted
-from edgespec.cli.generate import tally
-from edgespec.cli.generate.progress import fitting
-from edgespec.cli.generate.requests import Request
-from edgespec.cli.generate.tally import Tally, Totals, totals
+from edgespec.cli.generate import progress
+from edgespec.cli.generate.progress import Tally, fitting
+from edgespec.cli.generate.records import Totals, totals
+from edgespec.cli.generate.requests import Request, RowTokens
 from edgespec.cli.prompts.rows import parse_row
 from edgespec.config import SamplingSettings
 from edgespec.text.results import GenerationResult
@@ -34,6 +34,7 @@ def request(name: str, most: int) -> Request:
         max_new_tokens=most,
         seed=0,
         stop=(),
+        needs=RowTokens(new=most, prompt=1, context=most + 1),
     )
 
 
@@ -53,9 +54,9 @@ def result(num_tokens: int) -> GenerationResult:
 def test_the_time_left_is_that_of_the_tokens_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not of the prompts: a long one that is left takes as long as many short ones."""
     clock = [0.0]
-    monkeypatch.setattr(tally.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: clock[0])
     requests = [request("short", 10), request("long", 100), request("last", 90)]
-    found = Tally(requests, max_context=1000)
+    found = Tally(requests)
     assert found.progress(2, {"short": 0, "long": 0}) == ["0 of 3 prompts", "2 under way", "0 tokens"]
     clock[0] = 5.0
     # 20 tokens in 5 s, and 180 may come: before a text has ended, nobody knows whether they will.

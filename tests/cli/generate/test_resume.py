@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 
 from edgespec.cli import run
 from edgespec.cli.generate.output_file import OutputFile
-from edgespec.cli.generate.resume import CONTEXT, UNTOLD, check_same_run, config_hash, keep_finished, read_results
+from edgespec.cli.generate.resume import CONTEXT, MISSING, check_same_run, config_hash, keep_finished, read_results
 from edgespec.cli.prompts.rows import PromptRow, parse_row
 from edgespec.errors import EdgespecError
-from tests.cli.conftest import Outcome, RunCli
+from tests.cli.conftest import Outcome, RunCli, jsonl, written
 
 CONFIG = {"target": "t 1", "temperature": 0.0, "tree.size": 32}
 NUM_RECORDS = 5
@@ -136,16 +136,18 @@ def test_texts_that_another_context_ends_are_other_texts(run_cli: RunCli, option
     """-c counts as any setting does; records of versions that did not tell it are gone on with."""
     command = [*options, "-n", "-1", "--resume"]
     assert run_cli([*command, "-c", "24"], files=prompts("a")).code == 0
+    left = run_cli([*command, "-c", "24", "--dry-run"], files=prompts("a", "b"))
+    assert "to do: 1 prompt, 1 answer, at most 23 new tokens" in left.err
     refused(run_cli([*command, "-c", "32"], files=prompts("a", "b")), 2, "context_tokens 24 there, 32 here")
     refused(run_cli(command, files=prompts("a", "b")), 2, "context_tokens 24 there, 256 here")
     assert run_cli([*command, "-c", "24"], files=prompts("a", "b")).code == 0
-    records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    records = written(tmp_path / "out.jsonl")
     assert [record["finish_reason"] for record in records] == ["context", "context"]
     for made in records:
-        for name in itertools.chain(*UNTOLD):
+        for name in itertools.chain(*MISSING):
             del made["config"][name]
         made["config_hash"] = config_hash(made["config"])
-    (tmp_path / "out.jsonl").write_text("".join(json.dumps(made) + "\n" for made in records))
+    (tmp_path / "out.jsonl").write_text(jsonl(records)["p.jsonl"])
     assert run_cli([*command, "-c", "32"], files=prompts("a", "b", "c")).code == 0
 
 
@@ -220,7 +222,7 @@ def options(pair_folders: tuple[Path, Path], tmp_path: Path) -> list[str]:
 
 
 def prompts(*texts: str) -> dict[str, str]:
-    return {"p.jsonl": "".join(json.dumps({"id": text, "prompt": text}) + "\n" for text in texts)}
+    return jsonl({"id": text, "prompt": text} for text in texts)
 
 
 def refused(outcome: Outcome, code: int, *named: str) -> None:
@@ -245,7 +247,7 @@ def test_results_are_neither_lost_nor_mixed_unasked(run_cli: RunCli, options: li
     assert done.code == 0
     assert re.search(r"2 of 2 prompts are done; seed \d+\nnothing to do", done.err)
     assert run_cli([*options, "--resume", "--force", "-n", "4"], files=prompts("a", "c")).code == 0
-    assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == ["a", "b", "c"]
+    assert [record["id"] for record in written(out)] == ["a", "b", "c"]
     refused(run_cli([*options, "--resume", "--overwrite"]), 2, "one of them")
     refused(run_cli([*options, "--force"]), 2, "--resume")
     refused(run_cli([*options, "--resume", "--format", "text"]), 2, "ids")
@@ -255,12 +257,12 @@ def test_results_are_neither_lost_nor_mixed_unasked(run_cli: RunCli, options: li
 def test_resuming_gives_the_texts_of_an_uninterrupted_run(run_cli: RunCli, options: list[str], tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     assert run_cli(options, files=prompts("a", "b", "c")).code == 0
-    whole = {r["id"]: r["token_ids"] for r in map(json.loads, out.read_text().splitlines())}
+    whole = {r["id"]: r["token_ids"] for r in written(out)}
     first = out.read_bytes().split(b"\n")[0] + b"\n"
     for kept in (b"", first[:-1], first + b'{"schema": "edges', first[:40]):
         out.write_bytes(kept)
         assert run_cli([*options, "--resume"], files=prompts("a", "b", "c")).code == 0
-        assert {r["id"]: r["token_ids"] for r in map(json.loads, out.read_text().splitlines())} == whole
+        assert {r["id"]: r["token_ids"] for r in written(out)} == whole
         assert len(out.read_text().splitlines()) == 3
 
 
@@ -278,7 +280,7 @@ def test_a_run_of_a_random_seed_is_gone_on_with_by_that_seed(
             "specbench": ("choices", 0, "turns"),
             "openai-batch": ("response", "body", "choices"),
         }
-        found = list(map(json.loads, out.read_text().splitlines()))
+        found = written(out)
         for key in kept[format_name]:
             found = [record[key] for record in found]
         return found
@@ -331,8 +333,7 @@ def test_what_a_signal_ends_goes_on_by_the_command_that_it_prints(
     for arguments in (words, [*common, "whole.jsonl", "--seed", words[words.index("--seed") + 1]]):
         assert run(["generate", *arguments]) == 0
     resumed, whole = (
-        {record["id"]: record["text"] for record in map(json.loads, path.read_text().splitlines())}
-        for path in (out, tmp_path / "whole.jsonl")
+        {record["id"]: record["text"] for record in written(path)} for path in (out, tmp_path / "whole.jsonl")
     )
     assert resumed == whole
 

@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import RunCli
+from tests.cli.conftest import RunCli, jsonl, written
 
-ROWS = "".join(
-    json.dumps({"id": name, "messages": [{"role": "user", "content": name}]}) + "\n" for name in ("ab", "cd", "ef")
-)
+FILES = jsonl({"id": name, "messages": [{"role": "user", "content": name}]} for name in ("ab", "cd", "ef"))
 TEMPLATE = '{{ strftime_now("%A %d %B %Y") }}: {% for m in messages %}{{ m.content }}{% endfor %}'
 
 
@@ -34,7 +32,7 @@ def options(folder: Path, tmp_path: Path) -> list[str]:
 
 
 def records(tmp_path: Path) -> dict[str, Any]:
-    return {record["id"]: record for record in map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())}
+    return {record["id"]: record for record in written(tmp_path / "out.jsonl")}
 
 
 def _edit(path: Path, key: str, value: Any) -> None:
@@ -59,7 +57,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 def test_what_changed_in_the_folder_is_named(
     change: str, run_cli: RunCli, folder: Path, options: list[str], tmp_path: Path
 ) -> None:
-    assert run_cli([*options, "--limit", "1"], files={"p.jsonl": ROWS}).code == 0
+    assert run_cli([*options, "--limit", "1"], files=FILES).code == 0
     CHANGES[change](folder)
     resumed = run_cli([*options, "--resume"])
     assert resumed.code == 2
@@ -68,14 +66,14 @@ def test_what_changed_in_the_folder_is_named(
 
 
 def test_a_template_that_is_not_used_is_no_part_of_a_run(run_cli: RunCli, folder: Path, options: list[str]) -> None:
-    assert run_cli([*options, "--raw", "--limit", "1"], files={"p.jsonl": ROWS}).code == 0
+    assert run_cli([*options, "--raw", "--limit", "1"], files=FILES).code == 0
     (folder / "chat_template.jinja").write_text("{{ messages }}")
     assert run_cli([*options, "--raw", "--resume"]).code == 0
 
 
 def test_a_run_goes_on_with_its_first_day(run_cli: RunCli, options: list[str], tmp_path: Path) -> None:
     """And a day that is given makes the same texts of the same seed on any other."""
-    assert run_cli([*options, "--day", "2001-02-03"], files={"p.jsonl": ROWS}).code == 0
+    assert run_cli([*options, "--day", "2001-02-03"], files=FILES).code == 0
     whole = records(tmp_path)
     first = json.dumps(whole["ab"]) + "\n"
     (tmp_path / "out.jsonl").write_text(first)
@@ -90,7 +88,7 @@ def test_a_run_goes_on_with_its_first_day(run_cli: RunCli, options: list[str], t
 
 def test_another_day_is_another_configuration(run_cli: RunCli, options: list[str], tmp_path: Path) -> None:
     days = [datetime.date.today().isoformat()]
-    assert run_cli(options, files={"p.jsonl": ROWS}).code == 0
+    assert run_cli(options, files=FILES).code == 0
     today = records(tmp_path)["ab"]
     assert today["config"]["day"] in [*days, datetime.date.today().isoformat()]
     assert run_cli([*options, "--overwrite", "--day", "2001-02-03"]).code == 0
@@ -103,7 +101,7 @@ def test_a_day_that_nothing_asks_for_is_said_to_change_nothing(
     run_cli: RunCli, folder: Path, options: list[str], tmp_path: Path
 ) -> None:
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
-    done = run_cli([*options, "--day", "2001-02-03"], files={"p.jsonl": ROWS})
+    done = run_cli([*options, "--day", "2001-02-03"], files=FILES)
     assert "--day changes nothing: no chat template asks for it" in done.err
     assert records(tmp_path)["ab"]["config"]["day"] is None
     assert run_cli([*options, "--resume", "--day", "yesterday"]).code == 2

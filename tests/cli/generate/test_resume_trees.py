@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from edgespec.pair.pair import ModelPair
 from edgespec.placement.pair_setup import PairSetup, set_up, set_up_by_profile
 from edgespec.placement.run_config import RunConfig
 from edgespec.tree.settings import TreeSettings
-from tests.cli.conftest import RunCli
+from tests.cli.conftest import RunCli, jsonl, written
 from tests.profiles.examples import example_profile
 
 CHOSEN = TreeSettings(policy="eagle2", draw="chosen", size=3, depth=2)
@@ -24,7 +23,7 @@ FORMATS = {
     "specbench": ("choices", 0, "turns"),
     "openai-batch": ("response", "body", "choices"),
 }
-PROMPTS = {"p.jsonl": "".join(json.dumps({"id": text, "prompt": text}) + "\n" for text in ("a", "b", "c"))}
+PROMPTS = jsonl({"id": text, "prompt": text} for text in "abc")
 
 
 @pytest.fixture
@@ -52,7 +51,7 @@ def has_profile(monkeypatch: pytest.MonkeyPatch) -> Callable[[TreeSettings | Non
 
 
 def texts(format_name: str = "jsonl") -> list[Any]:
-    found = list(map(json.loads, Path("out.jsonl").read_text(encoding="utf-8").splitlines()))
+    found: list[Any] = written()
     for key in FORMATS[format_name]:
         found = [record[key] for record in found]
     return found

@@ -32,7 +32,7 @@ from edgespec.text.request import TextRequest
 from edgespec.tree.token_tree import TokenTree
 from edgespec.tuning.step import StepResult
 from offload.pages import MappedFile
-from tests.cli.conftest import Outcome, RunCli
+from tests.cli.conftest import RunCli, jsonl, records
 from tests.conftest import make_tokenizer
 from tests.profiles.examples import example_profile
 
@@ -68,20 +68,11 @@ def no_weights_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MappedFile, "__init__", refuse)
 
 
-def jsonl(*rows: Any) -> dict[str, str]:
-    return {"p.jsonl": "".join(json.dumps(row) + "\n" for row in rows)}
-
-
-def records(outcome: Outcome, code: int = 0) -> list[dict[str, Any]]:
-    assert outcome.code == code, outcome.err
-    return [json.loads(line) for line in outcome.out.splitlines()]
-
-
 def test_a_rows_own_settings_count_more_than_flags(
     run_cli: RunCli, options: list[str], asked: list[dict[str, Any]]
 ) -> None:
     own = {"temperature": 0.8, "top_k": 9, "min_p": 0.01, "seed": 7, "max_tokens": 3, "stop": ["x", "y"]}
-    files = jsonl({"prompt": DEF}, {"prompt": DEF, **own}, {"body": {"prompt": DEF, "top_p": 0.9}})
+    files = jsonl([{"prompt": DEF}, {"prompt": DEF, **own}, {"body": {"prompt": DEF, "top_p": 0.9}}])
     flags = ["-n", "4", "--seed", "1", "--top-k", "5", "--stop", "END", "--ordered"]
     found = records(run_cli(["p.jsonl", *options, *flags], files=files))
     assert [(text["sampling"], text["seed"], text["max_new_tokens"], text["stop"]) for text in asked] == [
@@ -98,7 +89,7 @@ def test_a_rows_own_settings_count_more_than_flags(
 
 @pytest.mark.usefixtures("no_weights_read")
 def test_a_wrong_setting_of_a_row_is_named_before_weights_are_read(run_cli: RunCli, options: list[str]) -> None:
-    outcome = run_cli(["p.jsonl", *options], files=jsonl({"prompt": "a"}, {"prompt": "b", "temperature": -2}))
+    outcome = run_cli(["p.jsonl", *options], files=jsonl([{"prompt": "a"}, {"prompt": "b", "temperature": -2}]))
     assert outcome.code == 2
     assert "Error: line 2: temperature -2 " in outcome.err
 
@@ -124,7 +115,7 @@ def test_stop_strings_cut_the_text_and_the_tokens_behind_them(run_cli: RunCli, o
 def test_turns_are_answered_with_the_answers_before_them(
     run_cli: RunCli, options: list[str], asked: list[dict[str, Any]]
 ) -> None:
-    files = jsonl({"question_id": 81, "turns": [DEF, IMPORT, "x = "]})
+    files = jsonl([{"question_id": 81, "turns": [DEF, IMPORT, "x = "]}])
     (record,) = records(run_cli(["p.jsonl", *options, "-n", "6", "--seed", "3", "--format", "jsonl"], files=files))
     first, second, third = record["turns"]
     contexts = [DEF, f"{DEF}{first}\n{IMPORT}", f"{DEF}{first}\n{IMPORT}{second}\nx = "]
@@ -162,17 +153,17 @@ def test_turns_are_answered_as_if_each_were_asked_alone(run_cli: RunCli, options
 def test_turns_that_fill_the_context_say_so(run_cli: RunCli, options: list[str]) -> None:
     """The second answer ends where the context does; a third turn has no room, and is its row's error."""
     common = ["p.jsonl", *options, "-n", "60", "-c", "100", "--format", "jsonl"]
-    (record,) = records(run_cli(common, files=jsonl({"turns": [DEF, IMPORT]})))
+    (record,) = records(run_cli(common, files=jsonl([{"turns": [DEF, IMPORT]}])))
     first, second = (turn["usage"] for turn in record["per_turn"])
     assert (first["completion_tokens"], second["total_tokens"]) == (60, 100)
     assert [turn["finish_reason"] for turn in record["per_turn"]] == ["length", "context"]
-    (failed,) = records(run_cli(common, files=jsonl({"turns": [DEF, IMPORT, "x"]})), code=3)
+    (failed,) = records(run_cli(common, files=jsonl([{"turns": [DEF, IMPORT, "x"]}])), code=3)
     assert failed["error"]["type"] == "E_CONTEXT"
     assert failed["turns"] == record["turns"]
 
 
 def test_turns_stream_one_below_the_other(run_cli: RunCli, options: list[str]) -> None:
-    files = jsonl({"turns": [DEF, IMPORT]})
+    files = jsonl([{"turns": [DEF, IMPORT]}])
     (record,) = records(run_cli(["p.jsonl", *options, "-n", "5", "--format", "jsonl"], files=files))
     shown = run_cli(["p.jsonl", *options, "-n", "5", "--format", "text"], files=files)
     assert shown.out == "\n\n".join(record["turns"]) + "\n"
@@ -183,7 +174,7 @@ def test_system_prompts_come_from_flag_file_or_row(
 ) -> None:
     folder = shutil.copytree(pair_folders[0], tmp_path / "target")
     (folder / "chat_template.jinja").write_text("{% for m in messages %}<{{ m.role[0] }}:{{ m.content }}>{% endfor %}")
-    files = {**jsonl({"prompt": "a"}, {"prompt": "b", "system": "own"}), "s.txt": "from file\n"}
+    files = {**jsonl([{"prompt": "a"}, {"prompt": "b", "system": "own"}]), "s.txt": "from file\n"}
     common = ["p.jsonl", "-m", str(folder), "-n", "1", "-q"]
     for flags in (["--system", "flag"], ["--system-file", "s.txt"], []):
         assert run_cli([*common, *flags], files=files).code == 0
@@ -219,7 +210,7 @@ def test_it_is_shown_how_far_a_long_prompt_is_read(
     assert re.search(r"prefill \d+/90 tok \d+% eta 0s", alone.err)
     assert ("\r" in alone.err) == is_terminal
     assert "prefill" not in alone.out
-    files = jsonl({"id": "a", "turns": ["x" * 90, "y" * 20]})
+    files = jsonl([{"id": "a", "turns": ["x" * 90, "y" * 20]}])
     record_run = run_cli(["p.jsonl", *options, "-n", "2", "--format", "jsonl"], files=files)
     (record,) = records(record_run)
     new = [turn["usage"]["prompt_tokens"] - turn["usage"]["cached_tokens"] for turn in record["per_turn"]]
@@ -236,13 +227,13 @@ def test_records_go_to_stdout_where_a_bar_is_drawn_on_the_terminal(
 ) -> None:
     """`edgespec generate p.jsonl > out.jsonl`, typed by a person."""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    outcome = run_cli(["p.jsonl", *options, "-n", "2"], files=jsonl({"prompt": DEF}, {"prompt": IMPORT}))
+    outcome = run_cli(["p.jsonl", *options, "-n", "2"], files=jsonl([{"prompt": DEF}, {"prompt": IMPORT}]))
     assert [record["prompt"] for record in records(outcome)] == [DEF, IMPORT]
     assert "completion_tokens" not in outcome.err
 
 
 def test_rows_are_selected_and_repeated(run_cli: RunCli, options: list[str], asked: list[dict[str, Any]]) -> None:
-    files = jsonl(*({"id": f"r{index}", "prompt": f"a{index}", "category": "ab"[index % 2]} for index in range(6)))
+    files = jsonl({"id": f"r{index}", "prompt": f"a{index}", "category": "ab"[index % 2]} for index in range(6))
     common = ["p.jsonl", *options, "-n", "1", "--seed", "4", "--ordered"]
 
     def ids(*flags: str) -> list[str]:
@@ -267,12 +258,12 @@ def test_a_rows_text_depends_on_its_id_and_not_on_its_place_or_its_trees(run_cli
     def texts(files: dict[str, str], *flags: str) -> dict[str, list[int]]:
         return {record["id"]: record["token_ids"] for record in records(run_cli([*common, *flags], files=files))}
 
-    all_rows = texts(jsonl(*rows))
+    all_rows = texts(jsonl(rows))
     assert len({tuple(text) for text in all_rows.values()}) == 3
-    assert texts(jsonl(*rows[::-1])) == all_rows
-    assert texts(jsonl(*rows), "--only", "r1") == {"r1": all_rows["r1"]}
-    assert texts(jsonl(*rows), "--policy", "none") == all_rows
-    repeated = texts(jsonl(*rows), "--repeat", "2")
+    assert texts(jsonl([*rows[::-1]])) == all_rows
+    assert texts(jsonl(rows), "--only", "r1") == {"r1": all_rows["r1"]}
+    assert texts(jsonl(rows), "--policy", "none") == all_rows
+    repeated = texts(jsonl(rows), "--repeat", "2")
     assert len({tuple(text) for text in repeated.values()}) == 6
     assert all_rows.items() <= repeated.items()
 
@@ -281,7 +272,7 @@ def test_a_rows_text_depends_on_its_id_and_not_on_its_place_or_its_trees(run_cli
 def test_a_dry_run_checks_and_plans_and_touches_nothing(
     run_cli: RunCli, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = jsonl({"turns": [DEF, IMPORT]}, {"prompt": "a", "max_new_tokens": 8})
+    files = jsonl([{"turns": [DEF, IMPORT]}, {"prompt": "a", "max_new_tokens": 8}])
     common = ["p.jsonl", *options, "-n", "50", "--dry-run"]
     outcome = run_cli([*common, "-o", str(tmp_path / "out.jsonl")], files=files)
     assert outcome.code == 0, outcome.err
@@ -289,7 +280,7 @@ def test_a_dry_run_checks_and_plans_and_touches_nothing(
     assert not (tmp_path / "out.jsonl").exists()
     for part in ("keys and values", "2 prompts, 3 answers, at most 108 new tokens", "edgespec profile", "nothing was"):
         assert part in outcome.err
-    mixed = jsonl({"prompt": "a"}, {"turns": ["x" * 200, "y" * 60]})
+    mixed = jsonl([{"prompt": "a"}, {"turns": ["x" * 200, "y" * 60]}])
     skipped = run_cli(common, files=mixed).err
     assert "skipped: line 2 " in skipped
     assert "to do: 1 prompt, 1 answer, at most 50 new tokens" in skipped
@@ -344,7 +335,7 @@ def test_a_pass_without_memory_is_made_again_with_a_smaller_tree_and_said(
             raise torch.OutOfMemoryError("no more")
         return tree_rows(self, tree)
 
-    files = jsonl({"prompt": "a"}, {"prompt": "b"})
+    files = jsonl([{"prompt": "a"}, {"prompt": "b"}])
     expected = records(run_cli(["p.jsonl", *options, "-n", "12", "--ordered"], files=files))
     monkeypatch.setattr(Target, "tree_rows", limited)
     outcome = run_cli(["p.jsonl", *options, "-n", "12", "--ordered"], files=files)
@@ -366,7 +357,7 @@ def test_whatever_fails_in_one_prompt_is_its_record_and_the_next_one_runs(
     error: Exception, code: str, run_cli: RunCli, options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail_on(monkeypatch, "bad", error)
-    files = jsonl({"prompt": "a"}, {"turns": [DEF, "bad"]}, {"prompt": "c"})
+    files = jsonl([{"prompt": "a"}, {"turns": [DEF, "bad"]}, {"prompt": "c"}])
     outcome = run_cli(["p.jsonl", *options, "-n", "2", "--ordered"], files=files)
     first, failed, last = records(outcome, code=3)
     assert (first["error"], last["error"]) == (None, None)
@@ -384,7 +375,7 @@ def test_a_pass_that_fails_ends_the_texts_that_share_it_and_later_ones_run(
 ) -> None:
     fail_passes_of(monkeypatch, "bad", EdgespecError("E_READ_FAILED", "reading weights failed.", "Restore the file."))
     rows = [{"id": name, "prompt": name} for name in ("a", "bad", "c", "d", "e")]
-    outcome = run_cli(["p.jsonl", *options, "-n", "2", "-np", parallel, "--ordered"], files=jsonl(*rows))
+    outcome = run_cli(["p.jsonl", *options, "-n", "2", "-np", parallel, "--ordered"], files=jsonl(rows))
     found = records(outcome, code=3)
     assert [record["id"] for record in found] == ["a", "bad", "c", "d", "e"]
     assert [record["id"] for record in found if record["error"]] == failed_ids
@@ -398,9 +389,9 @@ def test_a_text_that_memory_never_suffices_for_fails_alone(
     """Trees become smaller, then fewer texts are under way, until each is alone."""
     rows = [{"id": name, "prompt": name} for name in ("a", "bad", "c", "d")]
     common = ["p.jsonl", *options, "-n", "6", "-np", "4", "--ordered"]
-    expected = records(run_cli(common, files=jsonl(*rows)))
+    expected = records(run_cli(common, files=jsonl(rows)))
     fail_passes_of(monkeypatch, "bad", torch.OutOfMemoryError("no more"))
-    found = records(run_cli(common, files=jsonl(*rows)), code=3)
+    found = records(run_cli(common, files=jsonl(rows)), code=3)
     assert [record["error"] and record["error"]["type"] for record in found] == [None, "E_MEMORY", None, None]
     texts = [[record["token_ids"] for record in whole if record["id"] != "bad"] for whole in (found, expected)]
     assert texts[0] == texts[1]
@@ -410,7 +401,7 @@ def test_a_record_names_settings_as_the_command_line_does(
     run_cli: RunCli, options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail_on(monkeypatch, "bad", EdgespecError("E_NAN_LOGITS", "`dtype=float16` is NaN.", "Try `dtype=float32`."))
-    outcome = run_cli(["p.jsonl", *options, "-n", "2", "--ordered"], files=jsonl("bad", "c"))
+    outcome = run_cli(["p.jsonl", *options, "-n", "2", "--ordered"], files=jsonl(["bad", "c"]))
     failed, _ = records(outcome, code=3)
     assert (failed["error"]["message"], failed["error"]["fix"]) == ("--dtype float16 is NaN.", "Try --dtype float32.")
     assert "--dtype float16 is NaN.\nTry: Try --dtype float32." in outcome.err
@@ -420,7 +411,7 @@ def test_fail_fast_ends_the_run_behind_the_failed_record(
     run_cli: RunCli, options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail_on(monkeypatch, "bad", EdgespecError("E_NAN_LOGITS", "NaN.", "Download again."))
-    outcome = run_cli(["p.jsonl", *options, "-n", "2", "-np", "1", "--fail-fast"], files=jsonl("a", "bad", "c"))
+    outcome = run_cli(["p.jsonl", *options, "-n", "2", "-np", "1", "--fail-fast"], files=jsonl(["a", "bad", "c"]))
     found = records(outcome, code=1)
     assert [record["finish_reason"] for record in found] == ["length", "error"]
     assert "stopped by --fail-fast with 2 of 3 records written" in outcome.err
@@ -445,7 +436,7 @@ def test_an_interrupt_ends_the_run_with_whole_records_and_the_way_to_go_on(
     out = tmp_path / "out.jsonl"
     command = ["p.jsonl", *options, *seed, "-n", "24", "-np", "1", "-o", str(out)]
     before = signal.getsignal(signal.SIGINT)
-    outcome = run_cli(command, files=jsonl("a", "b", "c"))
+    outcome = run_cli(command, files=jsonl(["a", "b", "c"]))
     assert outcome.code == 130
     assert len(calls) == 1  # no pass after the one that was under way
     assert signal.getsignal(signal.SIGINT) is before
@@ -456,17 +447,17 @@ def test_an_interrupt_ends_the_run_with_whole_records_and_the_way_to_go_on(
     words = shlex.join([*seed, "-o", "the out.jsonl", "--resume", *([] if seed else drawn)])
     assert f"to go on: edgespec generate p.jsonl {words}\n" in outcome.err
     monkeypatch.setattr(TextHandle, "take", take)
-    assert run_cli([*command, "--resume"], files=jsonl("a", "b", "c")).code == 0
+    assert run_cli([*command, "--resume"], files=jsonl(["a", "b", "c"])).code == 0
     assert sorted(json.loads(line)["id"] for line in out.read_text().splitlines()) == ["0", "1", "2"]
 
 
 def test_many_prompts_are_records_where_piped_and_text_where_asked(run_cli: RunCli, options: list[str]) -> None:
     common = ["p.jsonl", *options, "-n", "4"]
-    found = records(run_cli([*common, "--ordered"], files=jsonl(DEF, IMPORT)))
-    outcome = run_cli([*common, "--format", "text"], files=jsonl(DEF, IMPORT))
+    found = records(run_cli([*common, "--ordered"], files=jsonl([DEF, IMPORT])))
+    outcome = run_cli([*common, "--format", "text"], files=jsonl([DEF, IMPORT]))
     assert outcome.out == "".join(record["text"] + "\n" for record in found)
     assert "[2/2] id=1" in outcome.err
-    assert run_cli([*common, "--format", "text", "-o", "t.txt"], files=jsonl(DEF, IMPORT)).out == ""
+    assert run_cli([*common, "--format", "text", "-o", "t.txt"], files=jsonl([DEF, IMPORT])).out == ""
     assert Path("t.txt").read_text() == "".join(record["text"] + "\n\n" for record in found)
 
 
@@ -478,7 +469,7 @@ def test_rows_become_records_however_many_there_are(
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
     rows = [{"prompt": prompt} for prompt in (DEF, IMPORT)][:num_rows]
-    content = json.dumps(rows) if name == "p.json" else jsonl(*rows)["p.jsonl"]
+    content = json.dumps(rows) if name == "p.json" else jsonl(rows)["p.jsonl"]
     found = records(run_cli([name, *options, "-n", "2"], files={name: content}))
     assert sorted(record["prompt"] for record in found) == sorted(row["prompt"] for row in rows)
 
@@ -495,7 +486,7 @@ def test_many_texts_are_shown_on_a_terminal(
 
 def test_what_was_read_and_is_not_applied_is_said(run_cli: RunCli, options: list[str]) -> None:
     rows = [{"custom_id": "a", "body": {"messages": [{"role": "user", "content": "x"}], "model": "m", "n": 2}}]
-    outcome = run_cli(["p.jsonl", *options, "-n", "1"], files=jsonl(*rows))
+    outcome = run_cli(["p.jsonl", *options, "-n", "1"], files=jsonl(rows))
     assert "prompts: 1 row, OpenAI batch messages" in outcome.err
     assert "handed through to the records: model (1 row), n (1 row)" in outcome.err
     assert "no chat template" in outcome.err

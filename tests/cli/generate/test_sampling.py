@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from offload.pages import MappedFile
-from tests.cli.conftest import Outcome, RunCli
+from tests.cli.conftest import RunCli, jsonl, records
 
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
@@ -24,19 +24,10 @@ def options(pair_folders: tuple[Path, Path]) -> list[str]:
             "--format", "jsonl"]  # fmt: skip
 
 
-def jsonl(*rows: Any) -> dict[str, str]:
-    return {"p.jsonl": "".join(json.dumps(row) + "\n" for row in rows)}
-
-
-def records(outcome: Outcome) -> list[dict[str, Any]]:
-    assert outcome.code == 0, outcome.err
-    return [json.loads(line) for line in outcome.out.splitlines()]
-
-
 def test_rows_and_flags_set_penalties_and_rows_count_more(run_cli: RunCli, options: list[str]) -> None:
     flags = "--repeat-penalty 1.1 --presence-penalty 1 --frequency-penalty 0.1 --logit-bias a=2 --logit-bias 66-3.5"
     own = {**PENALTIES, "logit_bias": {"68": 1, "f": -2}, "ignore_eos": True}
-    files = jsonl({"prompt": "x"}, {"prompt": "x", **own}, {"custom_id": "c", "body": {"prompt": "x", **PENALTIES}})
+    files = jsonl([{"prompt": "x"}, {"prompt": "x", **own}, {"custom_id": "c", "body": {"prompt": "x", **PENALTIES}}])
     first, second, third = (record["sampling"] for record in records(run_cli([*options, *flags.split()], files=files)))
     run = {"repetition_penalty": 1.1, "presence_penalty": 1.0, "frequency_penalty": 0.1, "ignore_eos": False}
     index = {letter: str(place) for place, letter in enumerate(_alphabet())}
@@ -54,7 +45,7 @@ def _alphabet() -> list[str]:
 def test_a_schema_shapes_the_text_by_flag_file_or_row(run_cli: RunCli, options: list[str]) -> None:
     pytest.importorskip("llguidance")
     options += ["-n", "100"]
-    rows = jsonl({"prompt": "x"}, {"prompt": "y", "response_format": {"type": "text"}})
+    rows = jsonl([{"prompt": "x"}, {"prompt": "y", "response_format": {"type": "text"}}])
     schema = json.dumps(SCHEMA)
     files = {**rows, "s.json": schema, "g.gbnf": 'root ::= "ab" "c"?\n'}
     for given in (schema, "s.json"):
@@ -65,14 +56,14 @@ def test_a_schema_shapes_the_text_by_flag_file_or_row(run_cli: RunCli, options: 
         assert not other["text"].startswith("{"), "the row wants text"
     found, _ = records(run_cli([*options, "--grammar", "g.gbnf"], files=files))
     assert (found["text"] in {"ab", "abc"}, found["finish_reason"]) == (True, "stop")
-    (found,) = records(run_cli(options, files=jsonl({"prompt": "x", "response_format": FORMAT})))
+    (found,) = records(run_cli(options, files=jsonl([{"prompt": "x", "response_format": FORMAT}])))
     assert found["text"].startswith("{")
     assert found["row_settings"] == {"response_format": FORMAT}
 
 
 def test_logprobs_are_told_for_each_token_in_records_and_in_openais_forms(run_cli: RunCli, options: list[str]) -> None:
     chat = {"messages": [{"role": "user", "content": "def"}], "logprobs": True, "top_logprobs": 2}
-    files = jsonl({"body": chat}, {"body": {"prompt": "def", "logprobs": 2}}, {"prompt": "def"})
+    files = jsonl([{"body": chat}, {"body": {"prompt": "def", "logprobs": 2}}, {"prompt": "def"}])
     options += ["--tree-size", "4"]  # as it is, so that runs round alike
     told = records(run_cli(options, files=files))
     for record in told[:2]:
@@ -84,7 +75,7 @@ def test_logprobs_are_told_for_each_token_in_records_and_in_openais_forms(run_cl
             assert entry["bytes"] is not None
             assert math.exp(best[0]["logprob"]) + math.exp(best[1]["logprob"]) <= 1 + 1e-9
     assert told[2]["logprobs"] is None
-    (zero,) = records(run_cli([*options, "--logprobs", "0"], files=jsonl({"prompt": "def"})))
+    (zero,) = records(run_cli([*options, "--logprobs", "0"], files=jsonl([{"prompt": "def"}])))
     assert [entry["top_logprobs"] for entry in zero["logprobs"]] == [[]] * 6
     bodies = [
         line["response"]["body"] for line in records(run_cli([*options, "--format", "openai-batch"], files=files))
@@ -105,18 +96,18 @@ def test_the_models_own_penalty_holds_for_greedy_texts_too(
     folder = shutil.copytree(pair_folders[0], tmp_path / "target")
     (folder / "generation_config.json").write_text(json.dumps({"repetition_penalty": 1.3, "eos_token_id": 256}))
     command = ["p.jsonl", "-m", str(folder), "-n", "2", "--format", "jsonl"]
-    (found,) = records(run_cli(command, files=jsonl("x")))
+    (found,) = records(run_cli(command, files=jsonl(["x"])))
     assert (found["sampling"]["temperature"], found["sampling"]["repetition_penalty"]) == (0.0, 1.3)
-    (found,) = records(run_cli([*command, "--repetition-penalty", "1"], files=jsonl("x")))
+    (found,) = records(run_cli([*command, "--repetition-penalty", "1"], files=jsonl(["x"])))
     assert found["sampling"]["repetition_penalty"] == 1
     (folder / "generation_config.json").write_text(json.dumps({"repetition_penalty": -1, "eos_token_id": 256}))
-    outcome = run_cli(command, files=jsonl("x"))
+    outcome = run_cli(command, files=jsonl(["x"]))
     assert outcome.code == 2
     assert "generation_config.json" in outcome.err
 
 
 def test_results_of_other_penalties_are_not_gone_on_with(run_cli: RunCli, options: list[str]) -> None:
-    assert run_cli([*options, "-o", "out.jsonl"], files=jsonl("x")).code == 0
+    assert run_cli([*options, "-o", "out.jsonl"], files=jsonl(["x"])).code == 0
     for flags, named in (
         (["--repeat-penalty", "1.5"], "repetition_penalty 1.0 there, 1.5 here"),
         (["--logit-bias", "5=2"], 'logit_bias {} there, {"5": 2.0} here'),
@@ -174,7 +165,7 @@ def test_what_is_wrong_is_said_before_a_weight_is_read(
         raise AssertionError(f"{path} was opened")
 
     monkeypatch.setattr(MappedFile, "__init__", refuse)
-    files = {**jsonl({"prompt": "x", **row}), "never.gbnf": 'root ::= root "a"'}
+    files = {**jsonl([{"prompt": "x", **row}]), "never.gbnf": 'root ::= root "a"'}
     outcome = run_cli([*options, *flags], files=files)
     assert outcome.code in {2, 4}, outcome.err
     assert said in outcome.err

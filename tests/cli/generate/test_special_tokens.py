@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import RunCli
+from tests.cli.conftest import RunCli, jsonl
 from tests.conftest import make_tokenizer
 
 TEMPLATE = "{% for m in messages %}[{{ m.role[0] }}]{{ m.content }}\n{% endfor %}[a]"
@@ -34,7 +34,7 @@ def test_flag_and_row_say_what_becomes_of_them(run_cli: RunCli, options: list[st
         {"id": "keeps", "prompt": "a", "skip_special_tokens": False},
         {"id": "drops", "prompt": "a", "skip_special_tokens": True},
     ]
-    files = {"p.jsonl": "".join(json.dumps(row) + "\n" for row in rows)}
+    files = jsonl(rows)
     for flags, text in (([], ""), (["--special-tokens", "keep", "--overwrite"], MARK * 3)):
         assert run_cli([*options, *flags], files=files).code == 0
         found = {r["id"]: r["text"] for r in map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())}

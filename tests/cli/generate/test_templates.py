@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from edgespec.cli.prompts.read import encode_turn
 from edgespec.cli.prompts.rows import parse_row
 from edgespec.errors import EdgespecError
 from edgespec.pair.pair import ModelPair, open_pair
-from tests.cli.conftest import RunCli
+from tests.cli.conftest import RunCli, jsonl
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role in ['system', 'user', 'assistant'] %}<{{ m.role }}>{{ m.content or '' }}"
@@ -94,7 +93,7 @@ def test_wrong_values_for_the_template_are_named(pair: ModelPair) -> None:
 
 def test_a_run_gives_values_that_rows_replace(run_cli: RunCli, folder: Path) -> None:
     rows = [{"prompt": "a"}, {"prompt": "b", "chat_template_kwargs": {"mood": "wild"}}]
-    files = {"p.jsonl": "".join(json.dumps(row) + "\n" for row in rows)}
+    files = jsonl(rows)
     common = ["p.jsonl", "-m", str(folder), "-n", "1", "--policy", "none", "-o", "out.jsonl", "--template-arg"]
     assert run_cli([*common, 'mood={"a": [1]}', "--template-arg", "colour=red"], files=files).code == 0
     outcome = run_cli([*common, "mood=calm", "--resume"])
@@ -107,7 +106,7 @@ def test_a_run_gives_values_that_rows_replace(run_cli: RunCli, folder: Path) -> 
 def test_what_is_done_otherwise_is_said_once(run_cli: RunCli, folder: Path) -> None:
     (folder / "chat_template.jinja").write_text(NO_SYSTEM + TEMPLATE)
     rows = [{"prompt": "a", "system": "s", "chat_template_kwargs": {"thinking": True}}] * 2
-    files = {"p.jsonl": "".join(json.dumps(row) + "\n" for row in rows)}
+    files = jsonl(rows)
     common = ["p.jsonl", "-m", str(folder), "--dry-run", "--policy", "none"]
     err = run_cli([*common, "--template-arg", "colour=red"], files=files).err
     assert err.count("the chat template has no system role: the system prompt goes before the first user's") == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from edgespec.cli.prompts.rows import PromptRow, parse_row
 from edgespec.config import SamplingSettings
 from edgespec.engine import Engine
 from edgespec.text.chat_template import Message
-from tests.cli.conftest import Outcome, RunCli
+from tests.cli.conftest import RunCli, jsonl, records, written
 from tests.conftest import make_tokenizer
 
 CONTEXT = 64
@@ -28,15 +27,6 @@ ROWS = [{"id": "first", "prompt": "def main("}, {"id": "long", "prompt": LONG}, 
 @pytest.fixture
 def options(pair_folders: tuple[Path, Path]) -> list[str]:
     return ["p.jsonl", "-m", str(pair_folders[0]), "--temp", "0", "-n", "6", "-c", str(CONTEXT), "--ordered"]
-
-
-def jsonl(rows: list[dict[str, Any]]) -> dict[str, str]:
-    return {"p.jsonl": "".join(json.dumps(row) + "\n" for row in rows)}
-
-
-def records(outcome: Outcome, code: int = 0) -> list[dict[str, Any]]:
-    assert outcome.code == code, outcome.err
-    return [json.loads(line) for line in outcome.out.splitlines()]
 
 
 @pytest.mark.parametrize("parallel", ["1", "3"])
@@ -114,7 +104,7 @@ def test_what_did_not_fit_is_run_again_cut_and_other_cuts_are_not_mixed(run_cli:
     refused = run_cli([*command, "--resume"], files=jsonl(ROWS))
     assert refused.code == 2  # what is left does not fit: no model is loaded to say it again
     assert run_cli([*command, "--resume", "--truncate", "left"], files=jsonl(ROWS)).code == 0
-    found = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
+    found = written()
     assert [record["id"] for record in found] == ["first", "long", "last"]
     assert found[1]["truncated"]["side"] == "left"
     mixed = run_cli([*command, "--resume", "--truncate", "right"], files=jsonl(ROWS))
