@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgespec.cli.generate.logprobs import chat_logprobs, completion_logprobs
+from edgespec.cli.generate.logprobs import completion_logprobs
 from edgespec.cli.generate.requests import Request
 from edgespec.cli.prompts.rows import PromptRow
 from edgespec.config import MAX_SEED
@@ -110,7 +110,9 @@ def _completion(request: Request, record: dict[str, Any], mark: str) -> dict[str
     is_plain = request.row.kind == "completion"
     answer = {"text": record["text"]} if is_plain else {"message": {"role": "assistant", "content": record["text"]}}
     usage, entries = record["usage"], record["logprobs"]
-    logprobs = None if entries is None else (completion_logprobs if is_plain else chat_logprobs)(entries)
+    logprobs = (
+        None if entries is None else completion_logprobs(entries) if is_plain else {"content": entries, "refusal": None}
+    )
     return {
         "id": f"{'cmpl' if is_plain else 'chatcmpl'}-{mark}",
         "object": "text_completion" if is_plain else "chat.completion",

@@ -35,11 +35,6 @@ def logprob_fields(tokenizer: PreTrainedTokenizerBase, logprobs: Sequence[TokenL
     ]
 
 
-def chat_logprobs(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the entries as a chat completion has them."""
-    return {"content": list(entries), "refusal": None}
-
-
 def completion_logprobs(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the entries as a plain completion has them."""
     tokens = [entry["token"] for entry in entries]

@@ -31,7 +31,7 @@ class Tally:
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self.num_prompts = len(requests)
-        self.num_done = self.num_failed = self.num_written = 0
+        self.num_done = self.num_failed = 0
         self._open = {request.row.id: request.most_tokens for request in requests}
         self._open_most = sum(self._open.values())
         self._ended_most = 0  # tokens that the prompts that are done might have had

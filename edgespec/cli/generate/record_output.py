@@ -124,6 +124,7 @@ class RecordOutput:
         self.format_name, self._file, self._waiting = format_name, file, waiting
         self._order = None if order is None else deque(order)  # of the records that are not written
         self._held = dict(held or {})
+        self.num_written = 0
 
     @property
     def can_resume(self) -> bool:
@@ -153,28 +154,27 @@ class RecordOutput:
             f"{waiting}, in '{self._waiting.path}'" if self._waiting else f"{waiting} and are lost: -o FILE keeps them"
         )
 
-    def write(self, name: str, text: str) -> int:
-        """Take a prompt's record, and write all whose turn has come; return their number."""
+    def write(self, name: str, text: str) -> None:
+        """Take a prompt's record, and write all whose turn has come."""
         if self._order is None:
             self._put(text)
-            return 1
+            return
         if self._waiting is not None and text and name != self._order[0]:
             self._waiting.write(text)
         self._held[name] = text
-        num_before = len(self._order)
         while self._order and self._order[0] in self._held:
             self._put(self._held[self._order[0]])
             del self._held[self._order.popleft()]
         if self._waiting is not None and not self._order:
             self._waiting.clear()
-        return num_before - len(self._order)
 
     def _put(self, text: str) -> None:
         if self._file is not None:
             self._file.write(text)
-            return
-        result_stream().write(text)
-        sys.stdout.flush()
+        else:
+            result_stream().write(text)
+            sys.stdout.flush()
+        self.num_written += 1
 
 
 def write_records(
@@ -194,7 +194,7 @@ def write_records(
     """
 
     def say_stopped(why: str = "") -> None:
-        written = f"{tally.num_written} of {counted(tally.num_prompts, 'record')} written"
+        written = f"{output.num_written} of {counted(tally.num_prompts, 'record')} written"
         console.say(f"stopped{why} with {written}{output.waiting_note()}")
         if output.can_resume:
             console.say(f"to go on: {command_to_continue(seed)}", breaks=False)
@@ -218,7 +218,7 @@ def write_records(
 def _write(one: RowRecord, tally: Tally, output: RecordOutput) -> None:
     """Write a record, and say the error that it holds."""
     text = "" if output.streams else formatted(output.format_name, one.request, one.record)
-    tally.num_written += output.write(one.request.row.id, text)
+    output.write(one.request.row.id, text)
     tally.add(one.request, one.totals, failed=one.failed)
     if one.failed:
         error = one.record["error"]
