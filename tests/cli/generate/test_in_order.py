@@ -141,6 +141,15 @@ def test_on_stdout_it_is_said_that_what_waits_is_lost(
     assert "4 more wait for those before them and are lost: -o FILE keeps them" in outcome.err
 
 
+def test_records_that_are_written_wait_no_longer(capsys: pytest.CaptureFixture[str]) -> None:
+    output = RecordOutput(None, "jsonl", ["a", "b", "c", "d"])
+    for name in ("b", "d", "a"):
+        output.write(name, f"{name}\n")
+    assert capsys.readouterr().out == "a\nb\n"
+    assert output.num_written == 2
+    assert output.waiting_note().startswith(", 1 more wait")
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_kill_at_any_moment_loses_no_record(seed: int, tmp_path: Path) -> None:
     """Whatever was written of both files, the rest runs again, and all are in order at the end."""
