@@ -67,6 +67,12 @@ def parse_experts(name: str) -> str:
     return name
 
 
+def check_parallel(count: int) -> int:
+    """Return a number of texts under way; raises EdgespecError for none."""
+    require(count >= 1, f"`parallel={count}` is no number of texts.", "Use 1 or more.")
+    return count
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingSettings:
     """The settings that make logits the distribution that tokens are drawn from."""

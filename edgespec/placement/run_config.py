@@ -8,7 +8,7 @@ from typing import TypedDict, Unpack
 import torch
 from transformers import PretrainedConfig
 
-from edgespec.config import MemoryLimits, parse_experts, parse_quant, require
+from edgespec.config import MemoryLimits, check_parallel, parse_experts, parse_quant, require
 from edgespec.inputs import checked_options
 from edgespec.model.cpu import check_threads
 from edgespec.model.device import planning_device, resolve_device, resolve_dtype
@@ -93,9 +93,3 @@ def resolve_run_config(
         num_texts=check_parallel(given.get("parallel", 1)),
         cache_tokens=given.get("cache_tokens"),
     )
-
-
-def check_parallel(count: int) -> int:
-    """Return a number of texts under way; raises EdgespecError for none."""
-    require(count >= 1, f"`parallel={count}` is no number of texts.", "Use 1 or more.")
-    return count

@@ -21,13 +21,13 @@ from edgespec.cli.options.distribution import (
     require_text,
 )
 from edgespec.cli.options.engine import EngineOptions
-from edgespec.cli.options.machine import PARALLEL_HELP, parse_parallel
-from edgespec.cli.options.numbers import WholeNumber, WholeRange
+from edgespec.cli.options.machine import PARALLEL_HELP
+from edgespec.cli.options.numbers import NumberOrAuto, WholeNumber, WholeRange
 from edgespec.cli.options.prompts import InputOptions
 from edgespec.cli.options.record import argument, group, option, settle
 from edgespec.cli.prompts.read import read_text
 from edgespec.cli.prompts.selection import RowSelection
-from edgespec.config import DEFAULT_NEW_TOKENS, MAX_LOGPROBS
+from edgespec.config import DEFAULT_NEW_TOKENS, MAX_LOGPROBS, check_parallel
 from edgespec.sampling.grammar import Grammar, json_schema_grammar
 
 TRUNCATE_HELP = (
@@ -201,8 +201,8 @@ class PairOptions(EngineOptions):
     """The pair, and how many texts it has under way."""
 
     parallel: int | None = option(
-        "-np", "--parallel", callback=parse_parallel, default="auto", show_default=True, metavar="auto|N",
-        help=PARALLEL_HELP,
+        "-np", "--parallel", type=NumberOrAuto("texts", check=check_parallel), default="auto", show_default=True,
+        metavar="auto|N", help=PARALLEL_HELP,
     )  # fmt: skip
 
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgespec.cli.options.numbers import is_auto, without_fraction
+from edgespec.cli.options.numbers import NumberOrAuto, is_auto, without_fraction
 from edgespec.cli.options.record import option, options_of, settle
 from edgespec.config import EXPERTS_NAMES, QUANT_NAMES, MemoryLimits, parse_quant, parse_size
 from edgespec.errors import EdgespecError
+from edgespec.model.cpu import check_threads
 
 if TYPE_CHECKING:
     from edgespec.pair.pair import ModelPair
@@ -60,39 +61,6 @@ def _tokens(_context: click.Context, _parameter: click.Parameter, value: str) ->
     return tokens
 
 
-def parse_parallel(_context: click.Context, _parameter: click.Parameter, value: str) -> int | None:
-    """Parse a number of texts under way; None is auto."""
-    if is_auto(value):
-        return None
-    value = without_fraction(value)
-    if not re.fullmatch(r"-?\d{1,9}", value):
-        raise click.BadParameter(f"'{value}' is not auto or a number of texts.")
-    from edgespec.placement.run_config import check_parallel
-
-    return check_parallel(int(value))
-
-
-def _threads(_context: click.Context, _parameter: click.Parameter, value: str) -> int | None:
-    """Parse a number of threads; None is auto."""
-    if is_auto(value):
-        return None
-    value = without_fraction(value)
-    if not re.fullmatch(r"-?\d{1,9}", value):
-        raise click.BadParameter(f"'{value}' is not auto or a number of threads.")
-    from edgespec.model.cpu import check_threads
-
-    return check_threads(int(value))
-
-
-def _resident_layers(_context: click.Context, _parameter: click.Parameter, value: str) -> int | str:
-    if value == "all" or is_auto(value):
-        return "all" if value == "all" else "auto"
-    value = without_fraction(value)
-    if not value.isdecimal():
-        raise click.BadParameter(f"'{value}' is not auto, all or a number of layers.")
-    return int(value)
-
-
 def _quant(_context: click.Context, parameter: click.Parameter, value: str) -> str | None:
     return parse_quant(value, setting=str(parameter.name))
 
@@ -104,9 +72,9 @@ class PlanOptions:
     max_cpu_mem: int | None = option("--max-cpu-mem", callback=_size, metavar="SIZE", help=CPU_MEMORY_HELP)
     max_gpu_mem: int | None = option("--max-gpu-mem", callback=_size, metavar="SIZE", help=GPU_MEMORY_HELP)
     gpu_margin: int | None = option("--gpu-margin", callback=_size, metavar="SIZE", help=MARGIN_HELP)
-    resident_layers: int | str = option(
-        "-ngl", "--gpu-layers", callback=_resident_layers, default="auto", show_default=True, metavar="auto|all|N",
-        help=LAYERS_HELP,
+    resident_layers: int | str | None = option(
+        "-ngl", "--gpu-layers", type=NumberOrAuto("layers", words=("all",)), default="auto", show_default=True,
+        metavar="auto|all|N", help=LAYERS_HELP,
     )  # fmt: skip
     experts: str = option(
         "--experts", type=click.Choice(EXPERTS_NAMES), default="auto", show_default=True, help=EXPERTS_HELP
@@ -164,8 +132,9 @@ class MachineOptions(PlanOptions):
     """The same with threads, for a command that runs a pair."""
 
     threads: int | None = option(
-        "-t", "--threads", callback=_threads, default="auto", show_default=True, metavar="auto|N", help=THREADS_HELP
-    )
+        "-t", "--threads", type=NumberOrAuto("threads", check=check_threads), default="auto", show_default=True,
+        metavar="auto|N", help=THREADS_HELP,
+    )  # fmt: skip
 
 
 machine_options = options_of(MachineOptions, handed_on_as="machine")

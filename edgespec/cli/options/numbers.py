@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -46,3 +47,23 @@ class WholeRange(_Whole, click.IntRange):
     def __init__(self, min: int | None = None, max: int | None = None, *, has_off: bool = False) -> None:  # noqa: A002
         super().__init__(min, max)
         self.has_off = has_off
+
+
+class NumberOrAuto(click.ParamType):
+    """A whole number of something, or auto, which is None; each of `words` stands for itself."""
+
+    name = "text"
+
+    def __init__(
+        self, of: str, *, words: tuple[str, ...] = (), check: Callable[[int], int | None] | None = None
+    ) -> None:
+        self.of, self.words, self.check = of, words, check
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number; raises click.BadParameter, or what `check` raises for a number out of its range."""
+        if is_auto(value) or value in self.words:
+            return value if value in self.words else None
+        text = str(without_fraction(value))
+        if not re.fullmatch(r"-?\d{1,9}" if self.check else r"\d{1,9}", text):
+            self.fail(f"'{value}' is not {', '.join(('auto', *self.words))} or a number of {self.of}.", param, ctx)
+        return self.check(int(text)) if self.check else int(text)

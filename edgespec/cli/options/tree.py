@@ -11,7 +11,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from edgespec.cli.options.numbers import WholeNumber, is_auto, without_fraction
+from edgespec.cli.options.numbers import NumberOrAuto, WholeNumber
 from edgespec.cli.options.record import FOLDER, option, options_of
 from edgespec.config import MAX_TREE_SIZE
 from edgespec.tree.policies import POLICIES, policy_named, users_of
@@ -55,14 +55,6 @@ class TreeOptions:
         return cls(settings=TreeSettings(**given), given_names=frozenset(given), profile=profile)
 
 
-def _tree_size(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
-    if value is None or is_auto(value):
-        return None
-    if not without_fraction(value).isdecimal():
-        raise click.BadParameter(f"'{value}' is not auto or a number of nodes.")
-    return int(without_fraction(value))
-
-
 def _numbers(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
     if value is None:
         return None
@@ -92,7 +84,7 @@ class TreeFlags:
         "--policy", help=f"Grow trees in this way: {', '.join(POLICIES)}. [default: {TREE.policy}]"
     )
     draw: str | None = option("--draw", metavar="coupled|sampled|chosen", help=DRAW_HELP)
-    size: int | None = option("--tree-size", callback=_tree_size, metavar="N|auto", help=SIZE_HELP)
+    size: int | None = option("--tree-size", type=NumberOrAuto("nodes"), metavar="N|auto", help=SIZE_HELP)
     depth: int | None = option(
         "--tree-depth", type=WholeNumber(), help=f"Grow at most this many layers a tree. [default: {TREE.depth}]"
     )

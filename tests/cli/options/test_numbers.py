@@ -36,7 +36,7 @@ def parsed(command: str, *arguments: str) -> dict[str, Any]:
         ("generate", "-c", "512.0", ("ctx_size", 512)),
         ("generate", "-c", "-1", ("ctx_size", None)),
         ("chat", "-ngl", "2.0", ("resident_layers", 2)),
-        ("chat", "-ngl", "-1", ("resident_layers", "auto")),
+        ("chat", "-ngl", "-1", ("resident_layers", None)),
         ("chat", "--tree-size", "8.0", ("size", 8)),
         ("chat", "--tree-size", "-1", ("size", None)),
         ("chat", "--tree-depth", "4.0", ("depth", 4)),
