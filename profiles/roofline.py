@@ -60,6 +60,11 @@ class ExpertLoad:
     ram_kept: float  # in RAM, those on the device among them; what is not there is read from disk
     is_on_host: bool = False  # the CPU computes all of them
 
+    @property
+    def all_bytes(self) -> float:
+        """The bytes of all experts of all layers."""
+        return self.num_layers * self.num_experts * self.expert_bytes
+
     def routing(self, spread: float) -> Routing:
         """Return the choice of experts in a layer."""
         return Routing(num_experts=self.num_experts, chosen=self.chosen, spread=spread)

@@ -6,64 +6,23 @@ Those that wait in RAM include those on the device.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from edgespec.model.layer_kinds import chosen_experts
 from edgespec.placement.weights import Weights
 from offload.layer_store import LayerRecord
-from offload.placement import Placement
+from offload.placement import ExpertPlacement
 from profiles.roofline import ExpertLoad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertSizes:
-    """The experts of one model, and what is left of its layers without them."""
+class MixtureSizes:
+    """A mixture's layers in two parts: their experts, all of which are kept, and what is left without them."""
 
-    num_layers: int  # that have experts
-    num_experts: int  # of a layer
-    chosen: int  # by a row
-    expert_bytes: float  # as they move
-    unpacked_bytes: float  # of an expert, where it is packed or converted
-    num_weights: float  # of an expert
-    dense_bytes: tuple[int, ...]  # of each layer, experts left out
-
-    @property
-    def all_bytes(self) -> float:
-        """The bytes of all experts of all layers."""
-        return self.num_layers * self.num_experts * self.expert_bytes
-
-    def load(self, *, device_kept: float, ram_kept: float, is_on_host: bool = False) -> ExpertLoad:
-        """Return what passes move and compute, with so many of a layer's experts kept."""
-        return ExpertLoad(
-            num_layers=self.num_layers,
-            num_experts=self.num_experts,
-            chosen=self.chosen,
-            expert_bytes=self.expert_bytes,
-            unpacked_bytes=self.unpacked_bytes,
-            row_flops=2.0 * self.num_weights,
-            device_kept=device_kept,
-            ram_kept=ram_kept,
-            is_on_host=is_on_host,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertPlaces:
-    """Where a mixture's weights wait: bytes of dense parts, and experts of each layer."""
-
-    sizes: ExpertSizes
-    dense_resident_bytes: int
-    dense_ram_bytes: int
-    dense_disk_bytes: int
-    device_kept: float
-    ram_kept: float
-    is_on_host: bool = False  # the CPU computes all of them
-
-    def load(self) -> ExpertLoad:
-        """Return what passes move and compute of the experts."""
-        return self.sizes.load(device_kept=self.device_kept, ram_kept=self.ram_kept, is_on_host=self.is_on_host)
+    experts: ExpertLoad
+    dense_bytes: tuple[int, ...]  # of each layer
 
 
 def expert_modules(weights: Weights) -> tuple[str, ...]:
@@ -78,8 +37,8 @@ def expert_modules(weights: Weights) -> tuple[str, ...]:
     return tuple(f"{name}." for name in sorted(names))
 
 
-def expert_sizes(weights: Weights, device: torch.device) -> ExpertSizes | None:
-    """Return the experts of a model's decoder layers; None where there are none that a row could leave out."""
+def mixture_sizes(weights: Weights, device: torch.device) -> MixtureSizes | None:
+    """Return the sizes of a model's decoder layers; None where there are no experts that a row could leave out."""
     skeleton = weights.skeleton
     num_experts, share = chosen_experts(skeleton.model.config.get_text_config(decoder=True))
     modules = expert_modules(weights)
@@ -105,39 +64,27 @@ def expert_sizes(weights: Weights, device: torch.device) -> ExpertSizes | None:
     if device.type == "cpu":  # converted as they come
         unpacked_bytes += sum(record.copied.flat_bytes for record in having)
     dense = [dense_part(record, modules) for record in skeleton.records]
-    return ExpertSizes(
+    experts = ExpertLoad(
         num_layers=len(having),
         num_experts=num_experts,
         chosen=round(share * num_experts),
         expert_bytes=sum(_moved_bytes(record, device) for record in having) / count,
         unpacked_bytes=unpacked_bytes / count,
-        num_weights=(packed + plain) / count,
-        dense_bytes=tuple(_moved_bytes(record, device) for record in dense),
+        row_flops=2.0 * (packed + plain) / count,
+        device_kept=num_experts,
+        ram_kept=num_experts,
     )
+    return MixtureSizes(experts=experts, dense_bytes=tuple(_moved_bytes(record, device) for record in dense))
 
 
-def place_experts(weights: Weights, placement: Placement, device: torch.device) -> ExpertPlaces | None:
-    """Return where a mixture's weights wait; None for a model without experts, and where whole layers stream."""
-    sizes = expert_sizes(weights, device)
-    if sizes is None or not (placement.is_resident or placement.experts is not None):
-        return None
-    kept = pinned = float(sizes.num_experts)
-    if placement.experts is not None:
-        kept = min(kept, placement.experts.num_kept / sizes.num_layers)
-        pinned = max(kept, placement.experts.num_pinned / sizes.num_layers)
-    dense_resident_bytes = sum(sizes.dense_bytes[layer] for layer in placement.resident_layers)
-    dense_ram_bytes = sum(sizes.dense_bytes[layer] for layer in placement.pinned_layers)
-    is_on_host = placement.experts is not None and placement.experts.is_on_host
-    if is_on_host:
-        kept = 0.0
-    return ExpertPlaces(
-        sizes=sizes,
-        dense_resident_bytes=dense_resident_bytes,
-        dense_ram_bytes=dense_ram_bytes,
-        dense_disk_bytes=sum(sizes.dense_bytes) - dense_resident_bytes - dense_ram_bytes,
-        device_kept=kept,
-        ram_kept=pinned,
-        is_on_host=is_on_host,
+def kept_experts(experts: ExpertLoad, placement: ExpertPlacement) -> ExpertLoad:
+    """Return a mixture's experts with as many of each layer kept as a placement has memory for."""
+    kept = min(experts.num_experts, placement.num_kept / experts.num_layers)
+    return replace(
+        experts,
+        device_kept=0.0 if placement.is_on_host else kept,
+        ram_kept=max(kept, placement.num_pinned / experts.num_layers),
+        is_on_host=placement.is_on_host,
     )
 
 

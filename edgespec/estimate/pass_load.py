@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from transformers import PretrainedConfig
 
-from edgespec.estimate.experts import ExpertPlaces, dense_part, expert_modules, expert_sizes
+from edgespec.estimate.experts import dense_part, expert_modules, kept_experts, mixture_sizes
 from edgespec.model.layer_kinds import attention_layers, chosen_experts
 from edgespec.model.row_chunks import rows_at_once
 from edgespec.model.supported import understanding
@@ -22,42 +22,32 @@ from profiles.roofline import ModelLoad
 
 
 def model_load(
-    weights: Weights,
-    placement: Placement | None,
-    *,
-    keys: int,
-    num_texts: int,
-    device: torch.device,
-    places: ExpertPlaces | None = None,
+    weights: Weights, placement: Placement | None, *, keys: int, num_texts: int, device: torch.device
 ) -> ModelLoad:
-    """Return one model's load for texts of so many `keys`; without a placement all of it is resident.
+    """Return one model's load for texts of so many `keys`; without a placement all of it is resident, as drafts are.
 
-    Experts move on demand where `places` says where they wait; a pass over whole layers reaches all of them. Those of
-    a resident model are there, and only those that rows ask for are read.
+    Rows read the experts that they ask for, but where whole layers stream: a pass over those reaches all experts.
     """
-    load = _layers_load(weights, placement, keys=keys, num_texts=num_texts, device=device, are_whole=places is None)
-    if places is not None:
-        return replace(
-            load,
-            resident_bytes=places.dense_resident_bytes,
-            ram_bytes=places.dense_ram_bytes,
-            disk_bytes=places.dense_disk_bytes,
-            experts=places.load(),
-        )
-    return load
-
-
-def resident_load(weights: Weights, *, keys: int, num_texts: int, device: torch.device) -> ModelLoad:
-    """Return the load of a model that is resident as a whole, as drafts are; rows read the experts they ask for."""
-    sizes = expert_sizes(weights, device)
-    load = _layers_load(weights, None, keys=keys, num_texts=num_texts, device=device, are_whole=sizes is None)
+    sizes = mixture_sizes(weights, device)
+    if placement is not None and not placement.is_resident and placement.experts is None:
+        sizes = None
+    load = layers_load(weights, placement, keys=keys, num_texts=num_texts, device=device, are_whole=sizes is None)
     if sizes is None:
         return load
-    experts = sizes.load(device_kept=sizes.num_experts, ram_kept=sizes.num_experts)
-    return replace(load, resident_bytes=sum(sizes.dense_bytes), experts=experts)
+    if placement is None:
+        return replace(load, resident_bytes=sum(sizes.dense_bytes), experts=sizes.experts)
+    resident_bytes = sum(sizes.dense_bytes[layer] for layer in placement.resident_layers)
+    ram_bytes = sum(sizes.dense_bytes[layer] for layer in placement.pinned_layers)
+    return replace(
+        load,
+        resident_bytes=resident_bytes,
+        ram_bytes=ram_bytes,
+        disk_bytes=sum(sizes.dense_bytes) - resident_bytes - ram_bytes,
+        experts=kept_experts(sizes.experts, placement.experts) if placement.experts else sizes.experts,
+    )
 
 
-def _layers_load(
+def layers_load(
     weights: Weights, placement: Placement | None, *, keys: int, num_texts: int, device: torch.device, are_whole: bool
 ) -> ModelLoad:
     """Return the load of whole layers, or of what is left of them without experts; bytes are those of whole ones."""

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 
 from edgespec.config import MAX_TREE_SIZE, MemoryLimits
 from edgespec.errors import EdgespecError, profile_errors
-from edgespec.estimate.experts import ExpertPlaces, place_experts
-from edgespec.estimate.pass_load import model_load, resident_load
+from edgespec.estimate.pass_load import model_load
 from edgespec.grow.sequoia import sequoia_table
 from edgespec.placement.place import MARGIN_BYTES, Memory, PairWeights, PlacedWeights, memory_within, place_weights
 from edgespec.placement.run_config import RunConfig
@@ -77,7 +76,7 @@ class SpeedEstimate:
     weights: PlacedWeights
     nodes: int  # below the root; 0 is plain decoding
     depth: int
-    places: ExpertPlaces | None
+    target: ModelLoad
     slow: StepSeconds
     likely: StepSeconds
     fast: StepSeconds
@@ -89,7 +88,6 @@ class PairLoad:
 
     target: ModelLoad
     draft: ModelLoad | None
-    places: ExpertPlaces | None = None  # of the target's experts
 
 
 def open_hardware(name: str) -> tuple[Hardware, Assumptions]:
@@ -168,7 +166,7 @@ def _estimate(pair: PairOnHardware, weights: PlacedWeights, *, nodes: int, depth
             ("fast", pair.assumptions.fast),
         )
     }
-    return SpeedEstimate(weights=weights, nodes=nodes, depth=depth, places=load.places, **cases)
+    return SpeedEstimate(weights=weights, nodes=nodes, depth=depth, target=load.target, **cases)
 
 
 def step_seconds(load: PairLoad, rates: Rates, num_texts: int, *, nodes: int, depth: int, tokens: float) -> StepSeconds:
@@ -201,13 +199,25 @@ def rates_of(pair: PairOnHardware, achieved: Achieved) -> Rates:
 
 def pair_load(pair: PairOnHardware, weights: PlacedWeights) -> PairLoad:
     """Return what passes of both models move and compute, at the end of the context."""
-    keys, device, draft = pair.run_config.context_tokens, pair.run_config.device, weights.draft
-    num_texts = pair.run_config.num_texts
-    places = place_experts(weights.target, weights.placement, device)
+    options = {"keys": pair.run_config.context_tokens, "num_texts": pair.run_config.num_texts}
+    device, draft = pair.run_config.device, weights.draft
     return PairLoad(
-        target=model_load(
-            weights.target, weights.placement, keys=keys, num_texts=num_texts, device=device, places=places
-        ),
-        draft=resident_load(draft, keys=keys, num_texts=num_texts, device=device) if draft else None,
-        places=places,
+        target=model_load(weights.target, weights.placement, device=device, **options),
+        draft=model_load(draft, None, device=device, **options) if draft else None,
     )
+
+
+def packed_kernels_tokens_per_s(pair: PairOnHardware, estimate: SpeedEstimate) -> float | None:
+    """Return the likely tokens a second of all texts with kernels that multiply packed experts where they lie.
+
+    edgespec unpacks such experts first, by torch, which takes longer than reading them; llama.cpp has such kernels.
+    None where no packed experts lie beside the device.
+    """
+    step, experts = estimate.likely, estimate.target.experts
+    if step.experts is None or experts is None or pair.run_config.device.type == "cpu":
+        return None
+    if not experts.unpacked_bytes or experts.device_kept >= experts.num_experts:
+        return None
+    rates = replace(rates_of(pair, pair.assumptions.likely), host_unpack_weights_per_s=math.inf)
+    found = expert_seconds(experts, rates, rows=step.num_texts * (1 + estimate.nodes), num_texts=step.num_texts)
+    return step.num_texts * step.tokens / (step.step_s - step.experts.seconds + found.seconds)

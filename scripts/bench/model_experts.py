@@ -12,14 +12,14 @@ import torch
 
 from edgespec.config import MemoryLimits
 from edgespec.doctor.machine_speed import MachineSpeed, measure_speed
-from edgespec.estimate.experts import ExpertSizes, expert_sizes
+from edgespec.estimate.experts import mixture_sizes
 from edgespec.estimate.speed import PairOnHardware, pair_load, place_on, rates_of, step_seconds
 from edgespec.pair.folder import ModelFolder
 from edgespec.placement.place import PairWeights, pair_weights, read_memory
 from edgespec.placement.run_config import resolve_run_config
 from edgespec.tree.settings import TreeSettings
 from profiles.hardware import read_assumptions
-from profiles.roofline import ModelLoad
+from profiles.roofline import ExpertLoad, ModelLoad
 
 CPU = torch.device("cpu")
 TEXT_TOKENS = 96
@@ -32,7 +32,7 @@ class PassModel:
     target: ModelFolder
     dtype: str
     weights: PairWeights
-    experts: ExpertSizes
+    experts: ExpertLoad
     speed: MachineSpeed
 
     def pass_s(
@@ -75,10 +75,10 @@ def pass_model(target: ModelFolder, *, dtype: str) -> PassModel:
     """Measure this machine, and look at a mixture's headers."""
     run_config = resolve_run_config(target.config, None, device="cpu", dtype=dtype)
     weights = pair_weights(target, None, run_config)
-    experts = expert_sizes(weights.target, CPU)
-    if experts is None:
+    sizes = mixture_sizes(weights.target, CPU)
+    if sizes is None:
         raise SystemExit(f"'{target.folder}' is no mixture of experts")
-    return PassModel(target=target, dtype=dtype, weights=weights, experts=experts, speed=measure_speed(CPU))
+    return PassModel(target=target, dtype=dtype, weights=weights, experts=sizes.experts, speed=measure_speed(CPU))
 
 
 def _with_kept(load: ModelLoad, kept: float) -> ModelLoad:

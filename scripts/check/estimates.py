@@ -247,12 +247,12 @@ def facts_of(step: StepSeconds, load: PairLoad, placement: Placement) -> dict[st
     """What reasons quote."""
     facts: dict[str, Any] = {"draft_s": step.draft_s, "step_s": step.step_s, "resident": placement.num_resident,
                              "layers": placement.num_layers}  # fmt: skip
-    if step.experts is not None and load.places is not None:
+    if step.experts is not None and load.target.experts is not None:
         moved_bytes = step.experts.link_bytes + step.experts.disk_bytes
         facts |= {
-            "asked": step.experts.asked, "fetched": moved_bytes / load.places.sizes.expert_bytes,
+            "asked": step.experts.asked, "fetched": moved_bytes / load.target.experts.expert_bytes,
             "elsewhere_s": step.experts.elsewhere_s, "experts_s": step.experts.compute_s,
-            "kept": f"{load.places.device_kept:.0f} of {load.places.sizes.num_experts} of a layer",
+            "kept": f"{load.target.experts.device_kept:.0f} of {load.target.experts.num_experts} of a layer",
         }  # fmt: skip
     return facts
 

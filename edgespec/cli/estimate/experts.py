@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edgespec.estimate.experts import ExpertPlaces
     from edgespec.estimate.speed import PairOnHardware, SpeedEstimate
+    from profiles.roofline import ExpertLoad
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -15,10 +15,10 @@ CLEARLY = 1.1  # faster, for a word on what is not there
 
 def expert_lines(pair: PairOnHardware, estimate: SpeedEstimate) -> list[str]:
     """Return lines about the experts of an estimate; none of a model without experts."""
-    experts, places = estimate.likely.experts, estimate.places
-    if experts is None or places is None:
+    experts, load = estimate.likely.experts, estimate.target.experts
+    if experts is None or load is None:
         return []
-    lines = [] if estimate.nodes else _lines_of_places(pair, places)
+    lines = [] if estimate.nodes else _lines_of_places(pair, load)
     rows = estimate.likely.num_texts * (1 + estimate.nodes)
     sources = {"RAM": experts.link_bytes, "disk": experts.disk_bytes}
     others = [f"{num_bytes / GIB:.2f} GiB from {name}" for name, num_bytes in sources.items() if num_bytes]
@@ -31,19 +31,18 @@ def expert_lines(pair: PairOnHardware, estimate: SpeedEstimate) -> list[str]:
     return lines + _lines_of_kernels(pair, estimate)
 
 
-def _lines_of_places(pair: PairOnHardware, places: ExpertPlaces) -> list[str]:
+def _lines_of_places(pair: PairOnHardware, load: ExpertLoad) -> list[str]:
     """Say how large a mixture's experts are, how many of them stay where, and what is assumed of rows."""
-    sizes = places.sizes
-    kept = f"{places.device_kept:.0f} stay on the card, {places.ram_kept:.0f} in RAM"
+    kept = f"{load.device_kept:.0f} stay on the card, {load.ram_kept:.0f} in RAM"
     if pair.run_config.device.type == "cpu":
-        kept = f"{places.device_kept:.0f} stay in RAM"
-    elif places.is_on_host:
-        kept = f"{places.ram_kept:.0f} stay in RAM, and the CPU computes them"
-    rest = ", the rest on disk" if places.ram_kept < sizes.num_experts else ""
+        kept = f"{load.device_kept:.0f} stay in RAM"
+    elif load.is_on_host:
+        kept = f"{load.ram_kept:.0f} stay in RAM, and the CPU computes them"
+    rest = ", the rest on disk" if load.ram_kept < load.num_experts else ""
     slow, likely, fast = (getattr(pair.assumptions, case).expert_spread for case in ("slow", "likely", "fast"))
     return [
-        f"  experts on demand: a row asks for {sizes.chosen} of {sizes.num_experts} in each of {sizes.num_layers} "
-        f"layers, {sizes.expert_bytes / MIB:.3g} MiB each, {sizes.all_bytes / GIB:.1f} GiB in all; of a layer "
+        f"  experts on demand: a row asks for {load.chosen} of {load.num_experts} in each of {load.num_layers} "
+        f"layers, {load.expert_bytes / MIB:.3g} MiB each, {load.all_bytes / GIB:.1f} GiB in all; of a layer "
         f"{kept}{rest}",
         f"  assumed: n rows of a text ask for as many experts as n^{likely:g} independent ones ({fast:g} to {slow:g}); "
         "those asked for last are kept",
@@ -52,7 +51,7 @@ def _lines_of_places(pair: PairOnHardware, places: ExpertPlaces) -> list[str]:
 
 def _lines_of_kernels(pair: PairOnHardware, estimate: SpeedEstimate) -> list[str]:
     """Say what kernels that multiply packed experts on the CPU would make of it, where that is clearly more."""
-    from edgespec.estimate.packed_kernels import packed_kernels_tokens_per_s
+    from edgespec.estimate.speed import packed_kernels_tokens_per_s
 
     found = packed_kernels_tokens_per_s(pair, estimate)
     if found is None or found < CLEARLY * estimate.likely.tokens_per_s:
@@ -65,21 +64,21 @@ def _lines_of_kernels(pair: PairOnHardware, estimate: SpeedEstimate) -> list[str
 
 def expert_facts(pair: PairOnHardware, estimate: SpeedEstimate) -> dict[str, Any]:
     """Return what `expert_lines` says as values for programs; nothing of a model without experts."""
-    from edgespec.estimate.packed_kernels import packed_kernels_tokens_per_s
+    from edgespec.estimate.speed import packed_kernels_tokens_per_s
 
-    experts, places = estimate.likely.experts, estimate.places
-    if experts is None or places is None:
+    experts, load = estimate.likely.experts, estimate.target.experts
+    if experts is None or load is None:
         return {}
-    sizes, with_kernels = places.sizes, packed_kernels_tokens_per_s(pair, estimate)
+    with_kernels = packed_kernels_tokens_per_s(pair, estimate)
     return {
-        "layers": sizes.num_layers,
-        "experts_a_layer": sizes.num_experts,
-        "chosen": sizes.chosen,
-        "expert_bytes": round(sizes.expert_bytes),
-        "dense_bytes": sum(sizes.dense_bytes),
-        "dense_resident_bytes": places.dense_resident_bytes,
-        "kept_on_device": round(places.device_kept, 2),
-        "kept_in_ram": round(places.ram_kept, 2),
+        "layers": load.num_layers,
+        "experts_a_layer": load.num_experts,
+        "chosen": load.chosen,
+        "expert_bytes": round(load.expert_bytes),
+        "dense_bytes": estimate.target.layer_bytes,
+        "dense_resident_bytes": estimate.target.resident_bytes,
+        "kept_on_device": round(load.device_kept, 2),
+        "kept_in_ram": round(load.ram_kept, 2),
         "asked": round(experts.asked, 2),
         "link_bytes": round(experts.link_bytes),
         "disk_bytes": round(experts.disk_bytes),

@@ -143,7 +143,7 @@ def speed_facts(speeds: Speeds) -> dict[str, Any]:
 
 
 def _shares(speeds: Speeds) -> tuple[str, ...]:
-    return SHARES + EXPERT_SHARES if speeds.plain.places else SHARES
+    return SHARES + EXPERT_SHARES if speeds.plain.target.experts else SHARES
 
 
 def _facts(pair: PairOnHardware, estimate: SpeedEstimate) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edgespec.cli import run
-from edgespec.estimate import packed_kernels
+from edgespec.estimate import speed
 from tests.edgespec.estimate.test_experts import BIG
 
 CARD = ["--hardware", "rtx-4060", "--max-gpu-mem", "3GiB", "-c", "256"]
@@ -76,7 +76,7 @@ def test_what_the_cpu_computes_is_said_and_what_kernels_of_others_would_do(
     assert "row asks for 48 experts: " in out
     assert "computed on the CPU where they lie" in out
     assert "kernels" not in out
-    monkeypatch.setattr(packed_kernels, "packed_kernels_tokens_per_s", lambda *_: 1000.0)
+    monkeypatch.setattr(speed, "packed_kernels_tokens_per_s", lambda *_: 1000.0)
     assert "by kernels that multiply packed weights, it would be 1e+03 tokens/s; edgespec unpacks" in said(
         capsys, *options
     )

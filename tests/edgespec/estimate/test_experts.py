@@ -14,9 +14,8 @@ from transformers import LlamaConfig, PretrainedConfig, Qwen3MoeConfig
 
 from edgespec.cli.open_engine import where_layers_live
 from edgespec.config import MemoryLimits
-from edgespec.estimate.experts import expert_modules, expert_sizes, place_experts
-from edgespec.estimate.packed_kernels import packed_kernels_tokens_per_s
-from edgespec.estimate.pass_load import model_load, resident_load
+from edgespec.estimate.experts import expert_modules, mixture_sizes
+from edgespec.estimate.pass_load import layers_load, model_load
 from edgespec.estimate.speed import (
     PairOnHardware,
     SpeedEstimate,
@@ -24,12 +23,14 @@ from edgespec.estimate.speed import (
     estimate_plain,
     memory_there,
     open_hardware,
+    packed_kernels_tokens_per_s,
 )
 from edgespec.pair.folder import open_architecture
 from edgespec.placement.place import PlacedWeights, pair_weights, place_weights
 from edgespec.placement.run_config import RunConfig
 from edgespec.placement.weights import Weights
 from edgespec.tree.settings import TreeSettings
+from profiles.roofline import ModelLoad
 from tests.conftest import FAMILIES, GROUPED
 
 GIB = 1 << 30
@@ -71,54 +72,55 @@ def big_pair(folder: Path, *, ram: int, num_texts: int = 1, with_draft: bool = F
 @pytest.mark.parametrize("quant", [None, "nf4"])
 def test_dense_parts_and_experts_are_all_of_the_layers(tmp_path: Path, family: str, quant: str | None) -> None:
     weights = weights_of(tmp_path, FAMILIES[family](), run_place(quant=quant))
-    sizes = expert_sizes(weights, CUDA)
-    assert sizes is not None
-    assert sum(sizes.dense_bytes) + sizes.all_bytes == sum(record.flat_bytes for record in weights.skeleton.records)
-    assert sizes.num_experts == 4
-    assert sizes.num_weights == 3 * 32 * (16 if family == "qwen3-moe" else 64)
-    assert (sizes.unpacked_bytes > 0) == (quant is not None)
-    whole = model_load(weights, None, keys=16, num_texts=1, device=CUDA)
-    apart = resident_load(weights, keys=16, num_texts=1, device=CUDA)
-    assert apart.experts is not None
-    chosen_flops = apart.experts.num_layers * sizes.chosen * apart.experts.row_flops
+    whole = layers_load(weights, None, keys=16, num_texts=1, device=CUDA, are_whole=True)
+    apart = model_load(weights, None, keys=16, num_texts=1, device=CUDA)
+    experts = apart.experts
+    assert experts is not None
+    assert apart.resident_bytes + experts.all_bytes == sum(record.flat_bytes for record in weights.skeleton.records)
+    assert experts.num_experts == 4
+    assert experts.row_flops == 2 * 3 * 32 * (16 if family == "qwen3-moe" else 64)
+    assert (experts.unpacked_bytes > 0) == (quant is not None)
+    chosen_flops = experts.num_layers * experts.chosen * experts.row_flops
     assert apart.row_flops + chosen_flops == pytest.approx(whole.row_flops)
-    assert apart.resident_bytes + sizes.all_bytes == whole.resident_bytes
-    assert apart.unpacked_bytes + apart.experts.num_layers * 4 * sizes.unpacked_bytes == whole.unpacked_bytes
+    assert apart.resident_bytes + experts.all_bytes == whole.resident_bytes
+    assert apart.unpacked_bytes + experts.num_layers * 4 * experts.unpacked_bytes == whole.unpacked_bytes
 
 
 def test_a_router_is_no_expert_and_a_dense_model_has_none(tmp_path: Path) -> None:
     weights = weights_of(tmp_path, FAMILIES["qwen3-moe"](), run_place())
     assert all(name.endswith(".mlp.experts.") for name in expert_modules(weights))
     dense = weights_of(tmp_path, LlamaConfig(**GROUPED), run_place())
-    assert expert_sizes(dense, CUDA) is None
-    placed = place_weights(pair_weights(dense.model, None, run_place()), TreeSettings(policy="none"), run_place(),
-                           memory_there(*open_hardware("rtx-3060"), MemoryLimits()))  # fmt: skip
-    assert place_experts(dense, placed.placement, CUDA) is None
+    assert mixture_sizes(dense, CUDA) is None
+    plan = place_weights(pair_weights(dense.model, None, run_place()), TreeSettings(policy="none"), run_place(),
+                         memory_there(*open_hardware("rtx-3060"), MemoryLimits()))  # fmt: skip
+    assert load_of(plan).experts is None
 
 
 def placed(pair: PairOnHardware) -> PlacedWeights:
     return place_weights(pair.weights, TreeSettings(policy="none"), pair.run_config, pair.memory)
 
 
+def load_of(plan: PlacedWeights, device: torch.device = CUDA) -> ModelLoad:
+    return model_load(plan.target, plan.placement, keys=256, num_texts=1, device=device)
+
+
 def test_what_the_dense_parts_leave_of_the_card_and_of_ram_holds_experts(tmp_path: Path) -> None:
     pair = big_pair(tmp_path, ram=5)
-    plan = placed(pair)
-    places = place_experts(plan.target, plan.placement, CUDA)
-    assert places is not None
-    sizes = places.sizes
-    assert places.dense_resident_bytes == sum(sizes.dense_bytes)
-    assert places.dense_ram_bytes == places.dense_disk_bytes == 0
-    assert 0 < places.device_kept < places.ram_kept < sizes.num_experts
-    on_card = places.dense_resident_bytes + places.device_kept * sizes.num_layers * sizes.expert_bytes
+    load = load_of(placed(pair))
+    experts = load.experts
+    assert experts is not None
+    assert load.resident_bytes == load.layer_bytes
+    assert 0 < experts.device_kept < experts.ram_kept < experts.num_experts
+    on_card = load.resident_bytes + experts.device_kept * experts.num_layers * experts.expert_bytes
     assert 1.5 * GIB < on_card < 2.5 * GIB, "of 3 GiB, what the context, the head and keys leave"
-    in_ram = places.ram_kept * sizes.num_layers * sizes.expert_bytes
+    in_ram = experts.ram_kept * experts.num_layers * experts.expert_bytes
     assert 5 * GIB > in_ram > 4 * GIB, "libraries and the pages of a layer that is read have the rest"
 
 
 def test_dense_parts_that_do_not_fit_the_card_come_from_ram_and_then_from_disk(tmp_path: Path) -> None:
     pair = big_pair(tmp_path, ram=5)
     whole = placed(pair).placement
-    sizes = expert_sizes(placed(pair).target, CUDA)
+    sizes = mixture_sizes(placed(pair).target, CUDA)
     assert sizes is not None
     assert whole.experts is not None
     tight_bytes = (
@@ -126,14 +128,13 @@ def test_dense_parts_that_do_not_fit_the_card_come_from_ram_and_then_from_disk(t
     )
     for host_bytes, are_in_ram in ((5 * GIB, True), (GIB, False)):
         memory = replace(pair.memory, device_budget_bytes=tight_bytes, host_budget_bytes=host_bytes)
-        plan = placed(replace(pair, memory=memory))
-        places = place_experts(plan.target, plan.placement, CUDA)
-        assert places is not None
-        parts = (places.dense_resident_bytes, places.dense_ram_bytes, places.dense_disk_bytes)
+        load = load_of(placed(replace(pair, memory=memory)))
+        assert load.experts is not None
+        parts = (load.resident_bytes, load.ram_bytes, load.disk_bytes)
         assert sum(parts) == sum(sizes.dense_bytes)
         assert parts[0] < sum(parts)
         assert (parts[1] > 0) == are_in_ram or parts[2] == 0
-        assert places.device_kept <= places.ram_kept
+        assert load.experts.device_kept <= load.experts.ram_kept
 
 
 def test_on_a_cpu_the_experts_that_stay_are_those_in_ram(tmp_path: Path) -> None:
@@ -142,9 +143,9 @@ def test_on_a_cpu_the_experts_that_stay_are_those_in_ram(tmp_path: Path) -> None
     weights = pair_weights(pair.weights.target.model, None, run_config)
     memory = memory_there(*open_hardware("cpu"), run_config.limits)
     plan = place_weights(weights, TreeSettings(policy="none"), run_config, memory)
-    places = place_experts(plan.target, plan.placement, run_config.device)
-    assert places is not None
-    assert 0 < places.device_kept == places.ram_kept < 64
+    experts = load_of(plan, run_config.device).experts
+    assert experts is not None
+    assert 0 < experts.device_kept == experts.ram_kept < 64
 
 
 def tokens_per_s(estimate: SpeedEstimate) -> float:
@@ -220,12 +221,12 @@ def test_experts_that_are_to_stay_with_the_cpu_have_ram_and_the_card_has_the_res
     pair = big_pair(tmp_path, ram=5)
     pair = replace(pair, run_config=replace(pair.run_config, expert_mode="cpu"))
     plan = placed(pair)
-    places = place_experts(plan.target, plan.placement, CUDA)
-    assert places is not None
+    kept_experts = load_of(plan).experts
+    assert kept_experts is not None
     assert plan.placement.experts is not None
     assert plan.placement.num_resident == 12
-    assert (places.device_kept, places.is_on_host) == (0, True)
-    assert 0 < places.ram_kept < 64
+    assert (kept_experts.device_kept, kept_experts.is_on_host) == (0, True)
+    assert 0 < kept_experts.ram_kept < 64
     assert sum(plan.placement.host_bytes.values()) <= 5 * GIB
     line = where_layers_live(SimpleNamespace(placement=plan.placement))  # type: ignore[arg-type]
     kept = plan.placement.experts.num_kept
