@@ -49,10 +49,8 @@ class WholeRange(_Whole, click.IntRange):
         self.has_off = has_off
 
 
-class NumberOrAuto(click.ParamType):
+class NumberOrAuto(_Whole):
     """A whole number of something, or auto, which is None; each of `words` stands for itself."""
-
-    name = "text"
 
     def __init__(
         self, of: str, *, words: tuple[str, ...] = (), check: Callable[[int], int | None] | None = None
