@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import signal
 import sys
 import traceback
@@ -18,9 +17,8 @@ from edgespec import __version__
 from edgespec.cli.config.groups import ConfiguredGroup
 from edgespec.cli.console import print_error
 from edgespec.cli.ctrl_c import EXIT_INTERRUPTED, HANG_UP, SAID, Terminated, staying_interrupts
-from edgespec.cli.faults import as_edgespec_error, show_trace
+from edgespec.cli.faults import as_edgespec_error, is_debugged, show_trace
 from edgespec.cli.log_file import LOG, close_log
-from edgespec.cli.spelling import spelled_error
 from edgespec.cli.standard_streams import StdoutError, forget_rest, open_streams, visible_streams
 from edgespec.errors import EXIT_RUNTIME, EXIT_USAGE, EdgespecError
 from edgespec.model.environment import set_up_environment
@@ -91,51 +89,37 @@ def run(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    debug = bool(os.environ.get("EDGESPEC_DEBUG")) or "-vv" in arguments
-    as_json = "--json" in arguments
+    debug, as_json = is_debugged(arguments), "--json" in arguments
     try:
         with staying_interrupts():
             result: Any = cli.main(args=arguments, prog_name="edgespec", standalone_mode=False)
         sys.stdout.flush()  # what cannot be written is to be known here
-    except EdgespecError as error:
-        if debug:
-            traceback.print_exc()
-        said = spelled_error(error)
-        _report(said.code, said.what, said.fix, as_json=as_json)
-        return error.exit_code
     except click.exceptions.Exit as request:
         return request.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
-        return EXIT_USAGE
-    except click.UsageError as error:
-        path = error.ctx.command_path if error.ctx else "edgespec"
-        _report("E_USAGE", error.format_message(), f"{path} --help", as_json=as_json)
-        return EXIT_USAGE
-    except click.ClickException as error:
-        _report("E_USAGE", error.format_message(), "edgespec --help", as_json=as_json)
         return EXIT_USAGE
     except (KeyboardInterrupt, click.Abort) as error:
         return _ended(error, "interrupted", EXIT_INTERRUPTED)
     except Terminated as error:
         number = error.args[0] if error.args else signal.SIGTERM
         return _ended(error, "the terminal has gone" if number == HANG_UP else "terminated", 128 + number)
-    except BrokenPipeError:  # whoever read our output has gone
+    except BrokenPipeError:  # the reader of our output has gone
         return EXIT_RUNTIME
-    except StdoutError as error:
-        what = f"cannot write results to stdout ({error.strerror})."
-        _report("E_OUTPUT", what, "Free some space, or send them elsewhere.", as_json=as_json)
-        return EXIT_RUNTIME
+    except (click.ClickException, StdoutError) as error:
+        return _report(as_edgespec_error(error), as_json=as_json)
+    except EdgespecError as error:
+        if debug:
+            traceback.print_exc()
+        return _report(as_edgespec_error(error), as_json=as_json)
     except Exception as error:
         show_trace(debug=debug)
-        said = as_edgespec_error(error)
-        _report(said.code, said.what, said.fix, as_json=as_json)
-        return said.exit_code
+        return _report(as_edgespec_error(error), as_json=as_json)
     return result if isinstance(result, int) else 0
 
 
 def _ended(error: BaseException, how: str, status: int) -> int:
-    """Say that a signal ended the program, where nobody said more; return the exit status."""
+    """Say that a signal ended the program, unless more was said; return the exit status."""
     causes: BaseException | None = error  # click makes an error of its own
     while causes is not None and SAID not in getattr(causes, "__notes__", ()):
         causes = causes.__cause__
@@ -144,11 +128,13 @@ def _ended(error: BaseException, how: str, status: int) -> int:
     return status
 
 
-def _report(code: str, what: str, fix: str, *, as_json: bool) -> None:
-    """Write an error to stderr: its two lines, or one JSON object in their place."""
+def _report(error: EdgespecError, *, as_json: bool) -> int:
+    """Write an error to stderr, as its two lines or as one JSON object, and return the exit status."""
     if not as_json:
-        print_error(what, fix)
-        return
-    LOG.error("%s %s", what.rstrip(), fix)
-    sys.stderr.write(json.dumps({"error": {"code": code, "message": what.rstrip(), "fix": fix}}) + "\n")
+        print_error(error.what, error.fix)
+        return error.exit_code
+    what = error.what.rstrip()
+    LOG.error("%s %s", what, error.fix)
+    sys.stderr.write(json.dumps({"error": {"code": error.code, "message": what, "fix": error.fix}}) + "\n")
     sys.stderr.flush()
+    return error.exit_code

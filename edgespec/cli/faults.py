@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 import traceback
+from collections.abc import Sequence
+
+import click
 
 from edgespec.cli.log_file import LOG
+from edgespec.cli.spelling import spelled_error
+from edgespec.cli.standard_streams import StdoutError
 from edgespec.errors import EdgespecError, is_out_of_memory
 
 GIB = 1 << 30
@@ -14,9 +18,16 @@ TORCH_BYTES = 1 << 30  # of addresses that it takes when it is imported, most of
 
 
 def as_edgespec_error(error: Exception) -> EdgespecError:
-    """Return the error that tells of any other one."""
+    """Return the error that tells of any other one, as the command line spells it."""
     if isinstance(error, EdgespecError):
-        return error
+        return spelled_error(error)
+    if isinstance(error, click.ClickException):
+        context = getattr(error, "ctx", None)
+        path = "edgespec" if context is None else context.command_path
+        return EdgespecError("E_USAGE", error.format_message(), f"{path} --help")
+    if isinstance(error, StdoutError):
+        what = f"cannot write results to stdout ({error.strerror})."
+        return EdgespecError("E_OUTPUT", what, "Free some space, or send them elsewhere.")
     if type(error).__name__ == "OutOfMemoryError":
         return memory_error("the device's memory ran out.", "Lower --max-gpu-mem, -ngl or --tree-size.")
     if is_out_of_memory(error):
@@ -48,13 +59,13 @@ def require_addresses() -> None:
         )
 
 
-def is_debugged() -> bool:
-    """Return whether traces are wanted."""
-    return bool(os.environ.get("EDGESPEC_DEBUG")) or "-vv" in sys.argv[1:]
+def is_debugged(arguments: Sequence[str]) -> bool:
+    """Return whether a command line or the environment asks for traces."""
+    return bool(os.environ.get("EDGESPEC_DEBUG")) or "-vv" in arguments
 
 
 def show_trace(*, debug: bool) -> None:
-    """Write the trace of the error at hand to the log, and where it is wanted to stderr."""
+    """Write the trace of the error at hand to the log, and to stderr where `debug` asks for it."""
     LOG.debug("trace", exc_info=True)
     if debug:
         traceback.print_exc()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable
 
 from edgespec.cli.chat.actions import handle_command, new_session
@@ -14,7 +15,6 @@ from edgespec.cli.chat.state import Chat
 from edgespec.cli.console import print_error
 from edgespec.cli.ctrl_c import EXIT_INTERRUPTED
 from edgespec.cli.faults import as_edgespec_error, is_debugged, show_trace
-from edgespec.cli.spelling import spelled_error
 from edgespec.cli.standard_streams import StdoutError
 from edgespec.errors import EXIT_RUNTIME, EdgespecError
 
@@ -58,10 +58,10 @@ def _try(chat: Chat, act: Callable[[], object]) -> None:
     except (StdoutError, BrokenPipeError):  # nobody sees answers any more
         raise
     except Exception as error:
-        said = spelled_error(as_edgespec_error(error))
+        said = as_edgespec_error(error)
         print_error(said.what, said.fix)
         if not isinstance(error, EdgespecError):
-            show_trace(debug=is_debugged())
+            show_trace(debug=is_debugged(sys.argv[1:]))
             _keep(chat)
             chat.engine.forget()  # nobody knows what the fault left of the last text's rows
 
