@@ -87,6 +87,10 @@ class Console:
         self._status = ""  # the line that stands at the bottom of the terminal
 
     @property
+    def _draws(self) -> bool:
+        return self.is_terminal and not self.quiet
+
+    @property
     def width(self) -> int:
         """Return the columns of the terminal as it is now; without a terminal there is no limit."""
         return terminal_width(sys.stderr)
@@ -121,17 +125,20 @@ class Console:
 
     @contextmanager
     def status(self, text: str) -> Iterator[None]:
-        """Show on a terminal what is being done until the block ends; what is said meanwhile goes above."""
-        if self.quiet or not self.is_terminal:
-            yield
-            return
-        self._status = visible(text)[: self.width - 1]
-        self._draw_status()
+        """Show on a terminal what is being done until the block ends; messages meanwhile go above it."""
+        self.show_status(text)
         try:
             yield
         finally:
-            self._erase_status()
-            self._status = ""
+            self.show_status("")
+
+    def show_status(self, text: str) -> None:
+        """Show a line at the bottom of a terminal, in place of the last one; an empty text removes it."""
+        if not self._draws:
+            return
+        self._erase_status()
+        self._status = visible(text)[: self.width - 1]
+        self._draw_status()
 
     def task(self, bar: Progress | None, what: str) -> OnProgress:
         """Begin a task; return its progress function, which moves the bar, or without one writes a line at times."""
@@ -152,7 +159,7 @@ class Console:
     @contextmanager
     def progress_bar(self, *, is_shown: bool = True) -> Iterator[Progress | None]:
         """Draw a bar that vanishes when done; yield None where it is not to be shown or there is no terminal."""
-        if self.quiet or not self.is_terminal or not is_shown:
+        if not self._draws or not is_shown:
             yield None
             return
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -181,7 +188,7 @@ class Console:
 
         It does nothing where they are not to be shown or there is no terminal.
         """
-        if self.quiet or not self.is_terminal or not is_shown:
+        if not self._draws or not is_shown:
             yield lambda _lines: None
             return
         from rich.live import Live

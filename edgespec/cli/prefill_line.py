@@ -1,36 +1,25 @@
-"""How much of a long prompt is read: a line that is written over, and gone when the answer comes."""
+"""The share of a long prompt that is read: a line that is drawn over, and gone when the answer comes."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 
 from edgespec.cli.console import Console
-from edgespec.cli.standard_streams import drawing_stream
 
-CLEAR_LINE = "\r\x1b[K"
-AFTER_S = 1.0  # what takes less is no news
+AFTER_S = 1.0  # a shorter wait needs no line
 EVERY_S = 0.2
 
 
 class PrefillLine:
     """Shows how much of a prompt is read: one line that a terminal overwrites, elsewhere a new line now and then.
 
-    Where a terminal has a place for it already, `draw` is called with the text, and at the end with an empty one.
+    `draw` is called with the text, and at the end with an empty one; without it the console's status line has the text.
     """
 
-    def __init__(
-        self,
-        console: Console,
-        *,
-        may_use_sequences: bool = False,
-        label: str = "",
-        draw: Callable[[str], None] | None = None,
-    ) -> None:
-        self._console, self._may_use_sequences, self._label = console, may_use_sequences, label
-        self._draw = draw or self._write_over
-        self._width = 0  # of the text that is there now
+    def __init__(self, console: Console, *, label: str = "", draw: Callable[[str], None] | None = None) -> None:
+        self._console, self._label, self._draw = console, label, draw or console.show_status
+        self._is_drawn = False
         self.begin()
 
     def begin(self) -> None:
@@ -48,20 +37,11 @@ class PrefillLine:
         if not self._console.is_terminal:
             self._console.say_sometimes(self._label + text)
         elif not self._console.quiet:
-            self._drawn = now
-            self._show(text[: self._console.width - 1])
+            self._drawn, self._is_drawn = now, True
+            self._draw(text[: self._console.width - 1])
 
     def end(self) -> None:
         """Remove the line."""
-        if self._width:
-            self._show("")
-
-    def _show(self, text: str) -> None:
-        self._draw(text)
-        self._width = len(text)
-
-    def _write_over(self, text: str) -> None:
-        # Where sequences are not wanted, blanks do as well.
-        begin = CLEAR_LINE if self._may_use_sequences else "\r" + " " * self._width + "\r"
-        drawing_stream(sys.stderr).write(begin + text)
-        sys.stderr.flush()
+        if self._is_drawn:
+            self._is_drawn = False
+            self._draw("")

@@ -26,7 +26,7 @@ class Screen:
         self.console = console
         self.has_color = wants_color(color)
         self._answer_end = "\n"  # of what was written of this answer
-        self._prefill = PrefillLine(console, may_use_sequences=self.has_color)
+        self._prefill = PrefillLine(console)
 
     def say(self, text: str) -> None:
         """Write lines for the person."""
