@@ -24,7 +24,7 @@ from edgespec.cli.console import counted
 from edgespec.cli.open_engine import engine_trees_in_words
 from edgespec.cli.options.files import check_files
 from edgespec.cli.options.model import ModelOptions
-from edgespec.cli.prompts.notes import template_notes
+from edgespec.cli.prompts.report import template_notes
 from edgespec.errors import EdgespecError
 from edgespec.files import expanded, require_place, sessions_folder
 

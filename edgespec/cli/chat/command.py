@@ -142,7 +142,7 @@ def _open_chat(console: Console, engine: Engine, options: ChatOptions, keys: Wai
     """Return the conversation with the screen and the line editor that it uses."""
     from edgespec.cli.chat.screen import Screen
     from edgespec.cli.chat.state import Chat
-    from edgespec.cli.prompts.notes import template_notes
+    from edgespec.cli.prompts.report import template_notes
     from edgespec.text.context import doubtful_ends
 
     conversation = engine.chat(

@@ -26,9 +26,8 @@ from edgespec.cli.generate.resume import Results, check_same_run
 from edgespec.cli.generate.truncate import fit
 from edgespec.cli.open_pair import open_pair_for
 from edgespec.cli.options.tree import TreeOptions
-from edgespec.cli.prompts.notes import template_notes
 from edgespec.cli.prompts.read import describe, numbered_rows, read_prompts
-from edgespec.cli.prompts.report import say_unused_keys
+from edgespec.cli.prompts.report import say_unused_keys, template_notes
 from edgespec.cli.prompts.rows import PromptRow, text_row
 from edgespec.cli.prompts.selection import repeated, select
 from edgespec.errors import EdgespecError

@@ -1,12 +1,18 @@
-"""What rows ask for and a command does not do, said once."""
+"""What rows, messages and options ask for and a command or a chat template does not do, said once."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from edgespec.cli.console import Console, counted
 from edgespec.cli.prompts.rows import PromptRow
+from edgespec.pair.chat_templates import unread
+from edgespec.text.rendering import refuses_system
+
+if TYPE_CHECKING:
+    from edgespec.pair.pair import ModelPair
 
 MAX_NAMED = 8  # keys in one line
 
@@ -38,3 +44,12 @@ def _listed(found: Iterable[Iterable[str]]) -> str:
     more = len(order) - MAX_NAMED
     named = [f"{key} ({counted(counts[key], 'row')})" for key in order[:MAX_NAMED]]
     return ", ".join(named) + (f" and {more} more" if more > 0 else "")
+
+
+def template_notes(pair: ModelPair, names: Collection[str], *, has_system: bool) -> Iterator[str]:
+    """Yield what is done otherwise: values that the template does not read, a system message that it refuses."""
+    ignored = unread(pair.tokenizer, names)
+    if ignored:
+        yield f"not applied: the chat template does not read {', '.join(ignored)}"
+    if has_system and refuses_system(pair.tokenizer, pair.template_args):
+        yield "the chat template has no system role: the system prompt goes before the first user's message"

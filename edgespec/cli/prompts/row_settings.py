@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from edgespec.cli.prompts.row_keys import OPENED, SETTING_OF, SETTINGS, opened
-from edgespec.cli.prompts.template_keys import template_args
 from edgespec.cli.spelling import spelled
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
@@ -18,10 +18,16 @@ from edgespec.inputs import parse_json, read_as, shown
 from edgespec.sampling.grammar import Grammar, response_format_grammar
 from edgespec.text.bias import token_named
 
+if TYPE_CHECKING:
+    from edgespec.cli.prompts.row_types import Least, Length, Number, NumLikely, Seed, Texts, TokenIds, TopK
+
 SAMPLING_KEYS = (
     "temperature", "do_sample", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
     "frequency_penalty", "logit_bias", "ignore_eos",
 )  # fmt: skip
+# What a row gives to the chat template: an object, and keys that count above it; an empty list is none
+TEMPLATE_OBJECTS = ("template_args", "chat_template_kwargs")
+TEMPLATE_KEYS = ("documents", "reasoning_effort", "tools")
 ROW_SPELLINGS = {name: name for name in (*SAMPLING_KEYS, "stop_token_ids", "suppress_tokens")}
 
 
@@ -29,25 +35,25 @@ ROW_SPELLINGS = {name: name for name in (*SAMPLING_KEYS, "stop_token_ids", "supp
 class RowSettings:
     """The settings of a row; where one is None, the run's own holds."""
 
-    max_new_tokens: int | None = None
-    min_new_tokens: int | None = None
-    temperature: float | None = None
+    max_new_tokens: Length | None = None
+    min_new_tokens: Least | None = None
+    temperature: Number | None = None
     do_sample: bool | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    top_p: Number | None = None
+    top_k: TopK | None = None
+    min_p: Number | None = None
+    repetition_penalty: Number | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    logit_bias: dict[str, Number] | None = None
     ignore_eos: bool | None = None
     response_format: dict[str, Any] | None = None
     grammar: str | None = None
-    logprobs: int | None = None
-    seed: int | None = None
-    stop: tuple[str, ...] | None = None
-    stop_token_ids: tuple[int, ...] | None = None
-    suppress_tokens: tuple[int, ...] | None = None
+    logprobs: NumLikely | None = None
+    seed: Seed | None = None
+    stop: Texts | None = None
+    stop_token_ids: TokenIds | None = None
+    suppress_tokens: TokenIds | None = None
     skip_special_tokens: bool | None = None
     system: str | None = None
     template_args: dict[str, Any] | None = None  # what the chat template reads beside the messages
@@ -100,7 +106,7 @@ def parse_settings(row: Mapping[str, Any], where: str) -> RowSettings:
             raise EdgespecError("E_SETTING", what, "Keep one of them.")
         found[setting], names[setting] = parsed, place
     values = {name: value for _, name, value in given}
-    found["template_args"] = template_args(values, where)
+    found["template_args"] = _template_args(values, where)
     logprobs = _logprobs(values, where)
     if logprobs is not None:
         found["logprobs"] = logprobs
@@ -128,17 +134,24 @@ def _read(setting: str, name: str, value: Any, where: str) -> Any:
         return _response_format(name, value, where)
     if setting == "grammar":
         return _grammar(name, value, where)
-    from edgespec.cli.prompts.row_types import TYPES  # here, because `--help` has no time for pydantic
 
     def wrong(key: str, problem: str) -> EdgespecError:
         place = f"{name}.{key}" if key and isinstance(value, list | dict) else name
         fix = f"Correct it, or leave it out ({SETTINGS[setting].means.replace('`', '')})."
         return EdgespecError("E_SETTING", f"{where}: {place} {problem}.", fix)
 
-    read = read_as(TYPES[setting], value, wrong)
+    read = read_as(_types()[setting], value, wrong)
     if setting in SAMPLING_KEYS and setting != "do_sample":
         _check_sampling(name, read, where)
     return read
+
+
+@functools.cache
+def _types() -> dict[str, Any]:
+    """Return what each setting's value may be."""
+    from edgespec.cli.prompts import row_types  # here, because `--help` has no time for pydantic
+
+    return get_type_hints(RowSettings, vars(row_types), include_extras=True)
 
 
 def _by_token(bias: Mapping[str, float]) -> dict[int | str, float]:
@@ -191,6 +204,17 @@ def _logprobs(given: Mapping[str, Any], where: str) -> int | None:
     elif top:
         raise _wrong("top_logprobs", top, where, 'Give "logprobs": true with it.')
     return count
+
+
+def _template_args(given: Mapping[str, Any], where: str) -> dict[str, Any] | None:
+    """Return what the chat template reads beside the messages."""
+    found: dict[str, Any] = {}
+    for name in TEMPLATE_OBJECTS:
+        value = given.get(name, {})
+        if not isinstance(value, dict):
+            raise _wrong(name, value, where, 'Write an object, as {"enable_thinking": false}.')
+        found |= value
+    return found | {name: given[name] for name in TEMPLATE_KEYS if given.get(name)} or None
 
 
 def _check_sampling(name: str, value: Any, where: str) -> None:

@@ -1,4 +1,4 @@
-"""The types of what rows set: what their values may be, and what the values of other tools mean here."""
+"""The types of `RowSettings`: what their values may be, and what the values of other tools mean here."""
 
 from __future__ import annotations
 
@@ -40,24 +40,9 @@ Whole = Annotated[int, BeforeValidator(_whole)]
 Count = Annotated[Whole, Field(ge=0)]
 TokenIds = Annotated[tuple[Count, ...], BeforeValidator(_several)]
 
-TYPES: dict[str, Any] = {
-    "max_new_tokens": Annotated[Whole, AfterValidator(_length)],
-    "min_new_tokens": Annotated[Count, AfterValidator(lambda count: count or None)],
-    "temperature": Number,
-    "do_sample": bool,
-    "top_p": Number,
-    "top_k": Annotated[Whole, AfterValidator(lambda count: 0 if count == -1 else count)],
-    "min_p": Number,
-    "repetition_penalty": Number,
-    "presence_penalty": Number,
-    "frequency_penalty": Number,
-    "logit_bias": dict[str, Number],
-    "ignore_eos": bool,
-    "logprobs": Annotated[Count, Field(le=MAX_LOGPROBS)],
-    "seed": Annotated[Whole, Field(ge=-1), AfterValidator(lambda seed: None if seed == -1 else seed)],
-    "stop": Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_several)],
-    "stop_token_ids": TokenIds,
-    "suppress_tokens": TokenIds,
-    "skip_special_tokens": bool,
-    "system": str,
-}
+Length = Annotated[Whole, AfterValidator(_length)]
+Least = Annotated[Count, AfterValidator(lambda count: count or None)]
+TopK = Annotated[Whole, AfterValidator(lambda count: 0 if count == -1 else count)]
+NumLikely = Annotated[Count, Field(le=MAX_LOGPROBS)]
+Seed = Annotated[Whole, Field(ge=-1), AfterValidator(lambda seed: None if seed == -1 else seed)]
+Texts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_several)]
