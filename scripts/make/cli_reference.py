@@ -26,7 +26,7 @@ Record: TypeAlias = tuple[str, str]  # spellings of an option, and its help
 
 PATH = Path(__file__).parents[2] / "docs" / "cli.md"
 WIDTH = 120  # of the help texts, whatever the terminal
-COLUMN = 40  # where the help of an option begins, at most
+COLUMNS = range(16, 64, 4)  # where the help of options may begin
 COMMON = "Common"
 INTRODUCTION = """\
 # Command line
@@ -107,6 +107,12 @@ class Leaf(NamedTuple):
         """The command's options but for `--help`."""
         return [option for option in self.command.params if isinstance(option, click.Option) and not option.hidden]
 
+    @property
+    def is_told_above(self) -> bool:
+        """Return whether the section of the group above says all of a command: it has one sentence, and no options."""
+        is_below = self.context.parent is not None and self.context.parent.parent is not None
+        return is_below and not self.options and "\n" not in (self.command.help or "").strip()
+
     def record(self, option: click.Option) -> Record:
         """Return an option's spellings and its help, which tell it from all others."""
         record = option.get_help_record(self.context)
@@ -123,7 +129,7 @@ def reference() -> str:
     """The whole page."""
     context = _context(cli, "edgespec")
     groups = _groups([leaf for leaf in _walk(cli, context) if not isinstance(leaf.command, click.Group)])
-    sections = [_section(leaf, groups) for leaf in _walk(cli, context)]
+    sections = [_section(leaf, groups) for leaf in _walk(cli, context) if not leaf.is_told_above]
     return "\n".join([INTRODUCTION, SHARED, *(_group(title, records) for title, records in groups.items()), *sections])
 
 
@@ -171,9 +177,18 @@ def _title(places: Sequence[tuple[Leaf, str | None]]) -> str:
 
 
 def _group(title: str, records: Sequence[Record]) -> str:
-    formatter = click.HelpFormatter(width=WIDTH)
-    formatter.write_dl(records, col_max=COLUMN)
-    return _page(f"### {title}", formatter)
+    return _page(f"### {title}", _listed(records))
+
+
+def _listed(records: Sequence[Record], *, indent: int = 0) -> str:
+    """Return options with their help, which begins in the column that takes the fewest lines."""
+    found = []
+    for column in COLUMNS:
+        formatter = click.HelpFormatter(width=WIDTH)
+        formatter.current_indent = indent
+        formatter.write_dl(records, col_max=column)
+        found.append(formatter.getvalue())
+    return min(found, key=lambda text: text.count("\n"))
 
 
 def _section(leaf: Leaf, groups: Mapping[str, Sequence[Record]]) -> str:
@@ -189,13 +204,13 @@ def _section(leaf: Leaf, groups: Mapping[str, Sequence[Record]]) -> str:
             mine.setdefault(leaf.title(option) or FIRST, []).append(record)
     for title, records in mine.items():
         with formatter.section(title):
-            formatter.write_dl(records, col_max=COLUMN)
+            formatter.write(_listed(records, indent=formatter.current_indent))
     if isinstance(command, click.Group):
         command.format_commands(context, formatter)
     command.format_epilog(context, formatter)
     all_of_it = {leaf.record(option) for option in leaf.options}
     taken = [_taken(title, records, all_of_it) for title, records in groups.items() if all_of_it & {*records}]
-    page = _page(f"{'#' * (context.command_path.count(' ') + 2)} {context.command_path}", formatter)
+    page = _page(f"{'#' * (context.command_path.count(' ') + 2)} {context.command_path}", formatter.getvalue())
     return page + (
         textwrap.fill("Shared: " + "; ".join(taken) + ".", WIDTH, break_on_hyphens=False) + "\n" if taken else ""
     )
@@ -218,10 +233,11 @@ def _first_long(record: Record) -> str:
     return next(word.strip(",") for word in record[0].split() if word.startswith("--"))
 
 
-def _page(heading: str, formatter: click.HelpFormatter) -> str:
-    """Return a heading and a block, in which a section's title needs no empty line above it."""
-    block = re.sub(r"[ \t]+\n", "\n", formatter.getvalue().strip())
-    block = re.sub(r"\n\n(?=\S)", "\n", block)
+def _page(heading: str, text: str) -> str:
+    """Return a heading and a block, in which a usage line and a title need no empty line beside them."""
+    block = re.sub(r"[ \t]+\n", "\n", text.strip())
+    block = re.sub(r"\n\n(?=\S| +[A-Z][a-z ]+:\n)|(?<=\n)\n(?=\n)", "\n", block)
+    block = re.sub(r"\A(Usage: [^\n]*\n)\n", r"\1", block)
     return f"{heading}\n```\n{block}\n```\n"
 
 
