@@ -10,8 +10,7 @@ from collections.abc import Iterator
 
 import click
 
-from edgespec.cli.config.defaults import load_config
-from edgespec.cli.config.groups import all_commands
+from edgespec.cli.config.groups import load_config
 from edgespec.cli.console import counted, write_lines
 from edgespec.cli.ctrl_c import leaving_at_once
 from edgespec.cli.spelling import spelled
@@ -90,10 +89,9 @@ def _checks(context: click.Context, model: str | None) -> Iterator[Check]:
 
 
 def _configuration(context: click.Context) -> tuple[UserConfig, Check]:
-    given = context.find_root().params.get("config")
-    paths = [str(path) for path in config_files(given)]
+    paths = [str(path) for path in config_files(context.find_root().params.get("config"))]
     try:
-        found = load_config(given, lambda: all_commands(context))
+        found = load_config(context)
     except EdgespecError as error:
         check = Check(name="configuration", status=FAIL, text=f"{error.what} {error.fix}", facts={"files": paths})
         return UserConfig(), check

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 from edgespec.cli import cli
 from edgespec.cli.config.defaults import known_keys, settings_of
-from edgespec.cli.config.groups import leaf_commands
+from edgespec.cli.config.groups import all_commands
 from edgespec.cli.generate.formats import FORMATS
 from edgespec.cli.generate.output_file import OutputFile
 from edgespec.cli.generate.requests import RunSettings, make_requests, turn_encoder
@@ -341,7 +341,7 @@ def _user_config() -> bytes:
 
 
 def _read_user_config(folder: Path) -> None:
-    commands = leaf_commands(click.Context(cli, info_name="edgespec"))
+    commands = all_commands(click.Context(cli, info_name="edgespec"))
     read_pairs(folder / "config.toml")
     config = UserConfig(files=(read_config(folder / "config.toml", known_keys(commands)),))
     for name in ("generate", "chat", "estimate"):

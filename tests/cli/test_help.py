@@ -11,7 +11,7 @@ import click
 import pytest
 
 from edgespec.cli import cli
-from edgespec.cli.config.groups import leaf_commands
+from edgespec.cli.config.groups import all_commands
 from edgespec.cli.options.sections import ADVANCED, FIRST, SectionedCommand
 from edgespec.tree.settings import TreeSettings
 from tests.cli.conftest import RunCli
@@ -30,7 +30,7 @@ def context_of(command: click.Command, **options: Any) -> click.Context:
 
 
 def command_named(name: str) -> SectionedCommand:
-    found = leaf_commands(context_of(cli, info_name="edgespec"))[name]
+    found = all_commands(context_of(cli, info_name="edgespec"))[name]
     assert isinstance(found, SectionedCommand)
     return found
 
@@ -113,7 +113,7 @@ def test_a_prompt_in_a_files_place_is_told_of_p(given: str, hint: str | None, ru
 def test_every_help_text_is_a_sentence_that_begins_with_a_verb() -> None:
     options = {
         (name, option.opts[-1]): option.help or ""
-        for name, command in leaf_commands(context_of(cli, info_name="edgespec")).items()
+        for name, command in all_commands(context_of(cli, info_name="edgespec")).items()
         for option in command.params
         if isinstance(option, click.Option)
     }

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.cli import COMMANDS, cli, run
-from edgespec.cli.config.groups import leaf_commands
+from edgespec.cli.config.groups import all_commands
 from tests.cli.conftest import RunCli
 
 STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}"
@@ -31,7 +31,7 @@ def test_every_command_that_loads_models_has_it() -> None:
     import click
 
     assert COMMANDS
-    commands = leaf_commands(click.Context(cli, info_name="edgespec"))
+    commands = all_commands(click.Context(cli, info_name="edgespec"))
     having = {name for name, command in commands.items() if any(o.name == "log_file" for o in command.params)}
     assert having == LOADING
 

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from edgespec.cli.config.defaults import (
-    SAMPLES,
-    SAMPLING_KEYS,
-    load_config,
-    named_model,
-    settings_of,
-    spellings,
-)
-from edgespec.cli.config.groups import all_commands
+from edgespec.cli.config.defaults import SAMPLES, SAMPLING_KEYS, named_model, settings_of, spellings
+from edgespec.cli.config.groups import all_commands, load_config
 from edgespec.cli.options.record import FOLDER
 from edgespec.cli.options.tree import TREE_FIELDS
 from edgespec.errors import EdgespecError
 from edgespec.files import SET_HOME, config_file, config_files, make_folder, require_place, shown_place
 from edgespec.inputs import parse_json
 from edgespec.pair.hub_names import resolve_model
-from edgespec.pair.user_config import UserConfig
+from edgespec.pair.user_config import Setting, UserConfig
 
 BUILT_IN = "built-in"
 BUILT_IN_TARGET = Path(__file__).parents[2] / "demo" / "target"
@@ -57,15 +51,6 @@ TEMPLATE = """\
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """A setting of a command, with its value and where that comes from."""
-
-    key: str
-    value: Any
-    origin: str
-
-
 @click.group(
     name="config",
     epilog="""\b
@@ -88,13 +73,14 @@ def command() -> None:
 
 
 @command.command(name="path")
-def show_path() -> int:
+@click.pass_context
+def show_path(context: click.Context) -> int:
     """Print where the user's configuration lies, or would lie."""
     own = config_file()
     sys.stdout.write(f"{shown_place(own)}\n")
     if not own.exists():
         sys.stderr.write("it does not exist; edgespec config init writes a template\n")
-    for path in config_files(_config_path()):
+    for path in config_files(context.find_root().params.get("config")):
         if path != own:
             sys.stderr.write(f"read above it: {path}\n")
     return 0
@@ -137,27 +123,21 @@ def show(
     commands = all_commands(context)
     if name not in commands:
         raise click.UsageError(f"There is no command '{name}'.")
-    rows = list(_rows(name, commands, load_config(config or _config_path(), lambda: commands)))
-    shown = [row for row in rows if with_unset or row.value not in (None, False, ())]
+    settings = _settings(name, commands, load_config(context, config))
+    shown = {key: setting for key, setting in settings.items() if with_unset or setting.value not in (None, False, ())}
     if as_json:
-        found = {row.key: {"value": row.value, "origin": row.origin} for row in shown}
+        found = {key: asdict(setting) for key, setting in shown.items()}
         sys.stdout.write(json.dumps(found, default=str) + "\n")
         return 0
-    lines = [f"{row.key} = {_written(row.value)}" for row in shown]
+    lines = [f"{key} = {_written(setting.value)}" for key, setting in shown.items()]
     width = max(map(len, lines), default=0)
-    for line, row in zip(lines, shown, strict=True):
-        sys.stdout.write(f"{line:<{width}}  # {row.origin}\n" if with_origin else f"{line}\n")
+    for line, setting in zip(lines, shown.values(), strict=True):
+        sys.stdout.write(f"{line:<{width}}  # {setting.origin}\n" if with_origin else f"{line}\n")
     return 0
 
 
-def _config_path() -> Path | None:
-    """Return the file that `edgespec --config FILE config ...` names."""
-    path = click.get_current_context().find_root().params.get("config")
-    return path if isinstance(path, Path) else None
-
-
-def _rows(name: str, commands: Mapping[str, click.Command], config: UserConfig) -> Iterator[Row]:
-    """Return a row for every option that can be configured, with the value that the command would take."""
+def _settings(name: str, commands: Mapping[str, click.Command], config: UserConfig) -> dict[str, Setting]:
+    """Return every option that can be configured, by its key, with the value that the command would take."""
     command = commands[name]
     model = named_model(command, {})
     found = settings_of(command, config, model, commands.values())
@@ -168,29 +148,28 @@ def _rows(name: str, commands: Mapping[str, click.Command], config: UserConfig) 
     if model is None and "model" in configured:
         model = configured["model"][0]
     sampling, model_origin = _generation_config(model, config) if samples else ({}, "")
+    settings: dict[str, Setting] = {}
     for option in command.params:
-        keys = spellings(option)
-        if not keys:
+        key = next(iter(spellings(option)), None)
+        if key is None:
             continue
         value, source = option.consume_value(context, {})
         if source is ParameterSource.ENVIRONMENT:
-            yield Row(key=keys[0], value=value, origin=_variable(option))
+            settings[key] = Setting(value=value, origin=_variable(option))
         elif source is ParameterSource.DEFAULT_MAP:
-            setting = configured[option.name][1]
-            yield Row(key=keys[0], value=setting.value, origin=setting.origin)
-        elif keys[0] in sampling:
-            yield Row(key=keys[0], value=sampling[keys[0]], origin=model_origin)
+            settings[key] = configured[option.name][1]
+        elif key in sampling:
+            settings[key] = Setting(value=sampling[key], origin=model_origin)
         else:
             value = _plain(option.get_default(context))
             is_planned = option.name in TREE_FIELDS and value is None
             origin = "a machine profile where one fits, else built-in" if is_planned else BUILT_IN
-            yield Row(key=keys[0], value=value, origin=origin)
+            settings[key] = Setting(value=value, origin=origin)
+    return settings
 
 
 def _variable(option: click.Parameter) -> str:
     """Return the environment variable that an option's value comes from."""
-    import os
-
     names = option.envvar if isinstance(option.envvar, list) else [str(option.envvar)]
     return next(name for name in names if os.environ.get(name))
 

@@ -7,17 +7,15 @@ checked here, so that an error names the file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import click
 
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
-from edgespec.files import config_files
-from edgespec.pair.user_config import KnownKeys, Setting, UserConfig, read_config
+from edgespec.pair.user_config import KnownKeys, Setting, UserConfig
 
 NO_KEYS = {"help", "version", "config"}
 SAMPLING_KEYS = (*(setting.name for setting in fields(SamplingSettings)), "seed")
@@ -62,15 +60,6 @@ def name_variables(name: str, command: click.Command) -> None:
         if keys:
             prefixes = (f"EDGESPEC_{name.upper()}", "EDGESPEC")
             option.envvar = [f"{prefix}_{key}" for prefix in prefixes for key in keys]
-
-
-def load_config(given: Path | None, commands: Callable[[], Mapping[str, click.Command]]) -> UserConfig:
-    """Read all files that count; raises EdgespecError. `commands` is called only where there is a file."""
-    paths = config_files(given)
-    if not paths:
-        return UserConfig()
-    known = known_keys(commands())
-    return UserConfig(files=tuple(read_config(path, known) for path in paths))
 
 
 def given_on_the_line(parent: click.Context, command: click.Command, arguments: Sequence[str]) -> dict[str, Any]:

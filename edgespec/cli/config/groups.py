@@ -11,7 +11,9 @@ from typing import Any
 
 import click
 
-from edgespec.cli.config.defaults import defaults_of, given_on_the_line, load_config, name_variables, named_model
+from edgespec.cli.config.defaults import defaults_of, given_on_the_line, known_keys, name_variables, named_model
+from edgespec.files import config_files
+from edgespec.pair.user_config import UserConfig, read_config
 
 READ_CONFIG_THEMSELVES = {"cache", "completion", "config", "doctor"}  # or need none: they go on where it is damaged
 
@@ -72,14 +74,12 @@ class ConfiguredGroup(click.Group):
             return name, command, rest
         given = given_on_the_line(context, command, rest)
         if not given.get("help"):  # which must work whatever the configuration holds
-            root = context.find_root()
-            path = Path(given["config"]) if isinstance(given.get("config"), str) else root.params.get("config")
-            context.obj = load_config(path, lambda: leaf_commands(root))
+            own = given.get("config")
+            context.obj = load_config(context, Path(own) if isinstance(own, str) else None)
             if context.obj.files:
-                others = leaf_commands(root).values()
-                context.default_map = {
-                    str(name): defaults_of(command, context.obj, named_model(command, given), others)
-                }
+                others = all_commands(context).values()
+                defaults = defaults_of(command, context.obj, named_model(command, given), others)
+                context.default_map = {str(name): defaults}
         return name, command, rest
 
 
@@ -101,12 +101,8 @@ def _refuse_swallowed(context: click.Context, arguments: list[str]) -> None:
 
 
 def all_commands(context: click.Context) -> dict[str, click.Command]:
-    """Return every command of the program that one of its commands belongs to; see `leaf_commands`."""
-    return leaf_commands(context.find_root())
-
-
-def leaf_commands(root: click.Context) -> dict[str, click.Command]:
-    """Return every command of the program by its name, imported; a group's commands are called as `train head`."""
+    """Return every command of the program that one of its commands belongs to, imported, by names as `train head`."""
+    root = context.find_root()
     assert isinstance(root.command, click.Group)
     found: dict[str, click.Command] = {}
     for name in root.command.list_commands(root):
@@ -118,3 +114,12 @@ def leaf_commands(root: click.Context) -> dict[str, click.Command]:
         elif command is not None:
             found[name] = command
     return found
+
+
+def load_config(context: click.Context, given: Path | None = None) -> UserConfig:
+    """Read `given`, or the file that `edgespec --config FILE` names, and the user's own; raises EdgespecError."""
+    paths = config_files(given or context.find_root().params.get("config"))
+    if not paths:
+        return UserConfig()
+    known = known_keys(all_commands(context))
+    return UserConfig(files=tuple(read_config(path, known) for path in paths))

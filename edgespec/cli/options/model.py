@@ -11,8 +11,7 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from edgespec.cli.config.defaults import load_config
-from edgespec.cli.config.groups import all_commands
+from edgespec.cli.config.groups import load_config
 from edgespec.cli.console import Console, OnProgress
 from edgespec.cli.options.files import Named, check_files
 from edgespec.cli.options.record import FOLDER, argument, option, options_of
@@ -46,7 +45,7 @@ class ModelOptions:
 def complete_model(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the names that the shell may offer, beside folders."""
     try:
-        aliases = load_config(context.find_root().params.get("config"), lambda: all_commands(context)).aliases
+        aliases = load_config(context).aliases
     except EdgespecError:  # said by the command itself
         aliases = {}
     names = [*aliases, *(name for name, _ in cached_repositories())]

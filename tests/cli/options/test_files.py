@@ -11,7 +11,7 @@ import click
 import pytest
 
 from edgespec.cli import cli
-from edgespec.cli.config.groups import leaf_commands
+from edgespec.cli.config.groups import all_commands
 from edgespec.cli.options.files import READ, WRITTEN
 from edgespec.files import written_whole
 from tests.cli.conftest import RunCli
@@ -21,7 +21,7 @@ MODELS = {"target", "folders"}  # are folders, which are compared with what lies
 
 
 def test_every_option_that_names_a_file_is_compared() -> None:
-    commands = leaf_commands(click.Context(cli, info_name="edgespec"))
+    commands = all_commands(click.Context(cli, info_name="edgespec"))
     named = {
         str(option.name)
         for command in commands.values()

@@ -9,7 +9,7 @@ import click
 from click.testing import CliRunner
 
 from edgespec.cli import cli
-from edgespec.cli.config.groups import leaf_commands
+from edgespec.cli.config.groups import all_commands
 from edgespec.cli.options.record import argument, group, option, options_of, settle
 
 
@@ -83,7 +83,7 @@ def test_a_record_holds_others_and_what_is_made_of_them() -> None:
 
 def test_commands_take_few_values() -> None:
     """Each is given records: nobody counts on the order or the number of options."""
-    for name, command in leaf_commands(click.Context(cli, info_name="edgespec")).items():
+    for name, command in all_commands(click.Context(cli, info_name="edgespec")).items():
         assert command.callback is not None
         inner: Any = command.callback
         while hasattr(inner, "__wrapped__"):
