@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeAlias
 import click
 
 from edgespec.cli import cli
-from edgespec.cli.options.sections import FIRST
+from edgespec.cli.options.sections import FIRST, SectionedCommand
 
 Record: TypeAlias = tuple[str, str]  # spellings of an option, and its help
 
@@ -121,8 +121,8 @@ class Leaf(NamedTuple):
 
     def title(self, option: click.Option) -> str | None:
         """Return the section of the help that has an option, unless it is the first."""
-        sections: Mapping[str, Sequence[str]] = getattr(self.command, "sections", {})
-        return next((title for title, names in sections.items() if option.name in names and title != FIRST), None)
+        title = self.command.section_of(option) if isinstance(self.command, SectionedCommand) else FIRST
+        return None if title == FIRST else title
 
 
 def reference() -> str:

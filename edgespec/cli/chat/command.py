@@ -18,7 +18,7 @@ from edgespec.cli.open_engine import open_engine
 from edgespec.cli.open_pair import open_pair_for
 from edgespec.cli.options.console import console_options
 from edgespec.cli.options.record import options_of
-from edgespec.cli.options.sections import FIRST, LAST, MACHINE, SectionedCommand
+from edgespec.cli.options.sections import FIRST, LAST, SectionedCommand
 from edgespec.cli.prompt_cache import open_prompt_cache, use_prompt_cache
 from edgespec.cli.prompts.read import read_text
 from edgespec.errors import EdgespecError
@@ -37,7 +37,6 @@ SECTIONS = {
     ),
     "Chat": ("system_file", "raw", "chat_template", "template_arg", "history", "stats", "color"),
     **LAST,
-    "Memory, device and formats": tuple(name for name in MACHINE if name != "ctx_size"),
 }  # fmt: skip
 RAW_NEW_TOKENS = 256  # a model without a chat template seldom ends by itself
 

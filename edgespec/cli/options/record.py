@@ -49,6 +49,11 @@ def options_of(record: type, *, handed_on_as: str, made: Made | None = None) -> 
     return decorate
 
 
+def option_names(record: Any) -> tuple[str, ...]:
+    """Return the names of a record's options, in the order of its fields."""
+    return tuple(one.name for one in dataclasses.fields(record) if _DECLARED in one.metadata)
+
+
 def settle(record: Any, **values: Any) -> None:
     """Set fields of a frozen record while it is made: what its options mean together."""
     for name, value in values.items():

@@ -7,37 +7,36 @@ from typing import Any
 
 import click
 
+from edgespec.cli.options.console import VerboseConsoleOptions
+from edgespec.cli.options.distribution import DrawingOptions
+from edgespec.cli.options.machine import MachineOptions
+from edgespec.cli.options.model import PairNames
+from edgespec.cli.options.record import option_names
+from edgespec.cli.options.tree import ProfileTreeFlags
+
 FIRST = "Options"
-MODELS = ("revision", "draft_revision", "online", "config")
-SAMPLING = (
-    "greedy", "top_k", "top_p", "min_p", "stop", "ignore_eos", "repetition_penalty", "presence_penalty",
-    "frequency_penalty", "logit_bias", "json_schema", "grammar",
-)  # fmt: skip
-MACHINE = (
-    "max_cpu_mem", "gpu_margin", "resident_layers", "experts", "ctx_size", "parallel", "quant", "draft_quant", "device",
-    "dtype", "threads", "prompt_cache",
-)  # fmt: skip
-MESSAGES = ("quiet", "verbose", "log_file")
-ADVANCED = (
-    "policy", "size", "depth", "max_children", "threshold", "draw", "draft_temperature", "profile", "acceptance",
-    "branching", "fork", "draft_tokens", "tree_file", "stop_gain", "stop_depths", "stop_log_probability", "classifier",
-    "stop_model", "confidence", "target_width", "cuda_graphs", "no_self_check",
-)  # fmt: skip
-LAST = {
-    "Sampling": SAMPLING,
-    "Models": MODELS,
-    "Memory, device and formats": MACHINE,
-    "Messages": MESSAGES,
-    "Advanced (policies and shapes of trees)": ADVANCED,
+LAST = {  # by the records that declare the options
+    "Sampling": (*option_names(DrawingOptions), "json_schema", "grammar"),
+    "Models": option_names(PairNames),
+    "Memory, device and formats": (*option_names(MachineOptions), "parallel", "prompt_cache"),
+    "Messages": option_names(VerboseConsoleOptions),
+    "Advanced (policies and shapes of trees)": (*option_names(ProfileTreeFlags), "no_self_check"),
 }
 
 
 class SectionedCommand(click.Command):
-    """A command whose options stand in sections, by their parameters' names; what is in none stands in the first."""
+    """A command whose options stand in sections, each in the first one that names its parameter.
+
+    An option that no section names stands in the first of all.
+    """
 
     def __init__(self, *arguments: Any, sections: Mapping[str, Sequence[str]], examples: str, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.sections, self.examples = sections, examples
+
+    def section_of(self, option: click.Option) -> str:
+        """Return the title of the section that an option stands in."""
+        return next((title for title, names in self.sections.items() if option.name in names), FIRST)
 
     def format_help_text(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write what the command does, and its examples before all options."""
@@ -47,16 +46,15 @@ class SectionedCommand(click.Command):
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options with one long spelling each, and the other spellings below them."""
-        options = {option.name: option for option in self.get_params(context) if isinstance(option, click.Option)}
-        placed = {name for names in self.sections.values() for name in names}
-        rest = [str(name) for name in options if name not in placed]
+        options = [option for option in self.get_params(context) if isinstance(option, click.Option)]
         for title, names in self.sections.items():
-            shown = [options[name] for name in (*names, *(rest if title == FIRST else ())) if name in options]
+            shown = [option for option in options if self.section_of(option) == title]
+            shown.sort(key=lambda option: names.index(option.name) if option.name in names else len(names))
             rows = [(_spelled(option, context), record[1]) for option in shown
                     if (record := option.get_help_record(context)) is not None]  # fmt: skip
             with formatter.section(title):
                 formatter.write_dl(rows)
-        others = [(long[0], ", ".join(long[1:])) for long in map(_long, options.values()) if len(long) > 1]
+        others = [(long[0], ", ".join(long[1:])) for long in map(_long, options) if len(long) > 1]
         if others:
             with formatter.section("Other spellings"):
                 formatter.write_dl(others)
