@@ -52,6 +52,14 @@ def parse_json(text: str | bytes, *, is_strict: bool = False) -> Any:
         raise ValueError("it is nested too deeply") from error
 
 
+def json_or_text(text: str, *, is_strict: bool = False) -> Any:
+    """Return what JSON says, or the text itself where it is none."""
+    try:
+        return parse_json(text, is_strict=is_strict)
+    except ValueError:
+        return text
+
+
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 

@@ -65,10 +65,10 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{ending}"
 
 
-def named(names: Sequence[str]) -> str:
-    """Return the first of the names in one line, and how many more there are."""
-    more = len(names) - MAX_NAMED
-    return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+def named(names: Sequence[str], *, most: int = MAX_NAMED) -> str:
+    """Return the first names in one line, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def write_lines(text: str, *, indent: str = "  ") -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec.cli.console import Console
+from edgespec.cli.options.engine import EngineOptions
 from edgespec.cli.options.model import ModelOptions
 from edgespec.cli.options.template import TemplateOptions
-from edgespec.cli.options.tree import TreeOptions
 from edgespec.cli.spelling import spelled
 from edgespec.errors import EdgespecError
 
@@ -51,10 +51,10 @@ def naming_drafts(models: ModelOptions) -> Iterator[None]:
         raise EdgespecError(error.code, error.what, fix) from error
 
 
-def open_pair_for(console: Console, models: ModelOptions, trees: TreeOptions, template: TemplateOptions) -> ModelPair:
+def open_pair_for(console: Console, options: EngineOptions) -> ModelPair:
     """The pair for making texts, which may lack a draft; without trees it is checked, and left out."""
-    pair = open_named_pair(models, template)
-    if trees.settings.policy == "none":
+    pair = open_named_pair(options.models, options.template)
+    if options.trees.settings.policy == "none":
         return replace(pair, draft=None)
     if pair.draft is None:
         console.say("no draft (-md): decoding plainly, one token a pass")

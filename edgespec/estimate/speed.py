@@ -7,6 +7,7 @@ they are no slower than this says. Experts of a mixture move on demand: each nod
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -156,16 +157,10 @@ def expected_tokens(shape: TreeShape, acceptance: Sequence[float]) -> float:
 
 def _estimate(pair: PairOnHardware, weights: PlacedWeights, *, nodes: int, depth: int, tokens: float) -> SpeedEstimate:
     load = pair_load(pair, weights)
-    cases = {
-        case: step_seconds(
-            load, rates_of(pair, achieved), pair.run_config.num_texts, nodes=nodes, depth=depth, tokens=tokens
-        )
-        for case, achieved in (
-            ("slow", pair.assumptions.slow),
-            ("likely", pair.assumptions.likely),
-            ("fast", pair.assumptions.fast),
-        )
-    }
+    step = functools.partial(
+        step_seconds, load, num_texts=pair.run_config.num_texts, nodes=nodes, depth=depth, tokens=tokens
+    )
+    cases = {case: step(rates_of(pair, getattr(pair.assumptions, case))) for case in ("slow", "likely", "fast")}
     return SpeedEstimate(weights=weights, nodes=nodes, depth=depth, target=load.target, **cases)
 
 

@@ -78,7 +78,7 @@ def command(*, options: ChatOptions, engine_options: ChatEngineOptions, console:
             from edgespec.cli.chat.loop import converse, single_turn
         with leaving_tidily():
             with console.status("reading headers"):
-                pair = open_pair_for(console, models, trees, engine_options.template)
+                pair = open_pair_for(console, engine_options)
                 cache = open_prompt_cache(
                     engine_options.prompt_cache, pair, machine.run_config(pair, context_tokens=CONTEXTS[-1])
                 )

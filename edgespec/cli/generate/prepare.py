@@ -104,7 +104,7 @@ def make_run_requests(console: Console, prompts: Prompts, options: GenerateOptio
 
     pair_options, sampling = options.pair_options, options.sampling
     machine = pair_options.machine
-    pair = open_pair_for(console, pair_options.models, pair_options.trees, pair_options.template)
+    pair = open_pair_for(console, pair_options)
     if machine.ctx_size is not None:
         check_ctx_size(machine.ctx_size, pair.max_context)
     max_context = machine.ctx_size or pair.max_context

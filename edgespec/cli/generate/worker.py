@@ -49,7 +49,7 @@ class RowWorker:
         self._ended_tokens, self._working_s = 0, 0.0
         options, machine = plan.pair_options, plan.pair_options.machine
         machine = replace(machine, max_cpu_mem=_max_cpu_bytes(machine.max_cpu_mem, num_beside))
-        pair = open_pair_for(self._console, options.models, options.trees, options.template)
+        pair = open_pair_for(self._console, options)
         sizes = pair_sizes(pair, machine, plan.needed)
         setup = place_run(sizes, plan.settings, replace(options, machine=machine), plan.needed)
         say_setup(self._console, setup, machine)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import click
@@ -93,13 +93,12 @@ class DistributionOptions:
     @property
     def chosen(self) -> dict[str, Any]:
         """The fields of `SamplingSettings` that were given."""
-        given = {
-            "temperature": 0.0 if self.greedy else self.temperature, "top_k": self.top_k, "top_p": self.top_p,
-            "min_p": self.min_p, "repetition_penalty": self.repetition_penalty,
-            "presence_penalty": self.presence_penalty, "frequency_penalty": self.frequency_penalty,
-            "logit_bias": self.logit_bias or None, "ignore_eos": self.ignore_eos or None,
-        }  # fmt: skip
-        return {name: value for name, value in given.items() if value is not None}
+        given = {one.name: getattr(self, one.name) for one in fields(SamplingSettings)}
+        given["temperature"] = 0.0 if self.greedy else self.temperature
+        # No flag and no bias are given as False and as an empty mapping
+        return {
+            name: value for name, value in given.items() if value is not None and value is not False and value != {}
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import click
 
 from edgespec.cli.options.record import option, settle
 from edgespec.cli.prompts.read import read_text
-from edgespec.inputs import parse_json
+from edgespec.inputs import json_or_text
 
 TEMPLATE_HELP = "Use this chat template: a file, or the name of one of the model's."
 ARGUMENT_HELP = "Give this to the chat template, as enable_thinking=false; JSON or text; repeatable."
@@ -46,17 +46,10 @@ def _template(given: str | None) -> str | None:
 
 def _arguments(given: str) -> dict[str, Any]:
     """Return what KEY=VALUE gives, or a whole JSON object, as llama.cpp and vLLM take it."""
-    whole = _value(given)
+    whole = json_or_text(given, is_strict=True)
     if isinstance(whole, dict):
         return whole
     name, separator, text = given.partition("=")
     if not separator or not name.strip():
         raise click.UsageError(f"--template-arg '{given}' is no KEY=VALUE.")
-    return {name.strip(): _value(text)}
-
-
-def _value(text: str) -> Any:
-    try:
-        return parse_json(text, is_strict=True)
-    except ValueError:
-        return text
+    return {name.strip(): json_or_text(text, is_strict=True)}

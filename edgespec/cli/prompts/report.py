@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from edgespec.cli.console import Console, counted
+from edgespec.cli.console import Console, counted, named
 from edgespec.cli.prompts.rows import PromptRow
 from edgespec.pair.chat_templates import unread
 from edgespec.text.rendering import refuses_system
@@ -41,9 +41,7 @@ def _listed(found: Iterable[Iterable[str]]) -> str:
     """Return keys with the numbers of their rows, those of most rows first."""
     counts = Counter(key for keys in found for key in keys)
     order = sorted(counts, key=lambda key: (-counts[key], key))
-    more = len(order) - MAX_NAMED
-    named = [f"{key} ({counted(counts[key], 'row')})" for key in order[:MAX_NAMED]]
-    return ", ".join(named) + (f" and {more} more" if more > 0 else "")
+    return named([f"{key} ({counted(counts[key], 'row')})" for key in order], most=MAX_NAMED)
 
 
 def template_notes(pair: ModelPair, names: Collection[str], *, has_system: bool) -> Iterator[str]:

@@ -14,7 +14,7 @@ from edgespec.cli.prompts.row_keys import OPENED, SETTING_OF, SETTINGS, opened
 from edgespec.cli.spelling import spelled
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
-from edgespec.inputs import parse_json, read_as, shown
+from edgespec.inputs import json_or_text, read_as, shown
 from edgespec.sampling.grammar import Grammar, response_format_grammar
 from edgespec.text.bias import token_named
 
@@ -118,14 +118,7 @@ def parse_settings(row: Mapping[str, Any], where: str) -> RowSettings:
 
 def typed_cells(row: Mapping[str, str]) -> dict[str, Any]:
     """Return a table's row with what is no text read as JSON: settings, and conversations."""
-    return {name: _typed(cell) if name in JSON_COLUMNS else cell for name, cell in row.items()}
-
-
-def _typed(cell: str) -> Any:
-    try:
-        return parse_json(cell)
-    except ValueError:
-        return cell
+    return {name: json_or_text(cell) if name in JSON_COLUMNS else cell for name, cell in row.items()}
 
 
 def _read(setting: str, name: str, value: Any, where: str) -> Any:
@@ -162,7 +155,7 @@ def _by_token(bias: Mapping[str, float]) -> dict[int | str, float]:
 def _response_format(name: str, value: object, where: str) -> dict[str, Any] | None:
     """Return OpenAI's form of a format that a row has in that form, or as a JSON schema."""
     if name != "response_format":
-        schema = _typed(value) if isinstance(value, str) else value
+        schema = json_or_text(value) if isinstance(value, str) else value
         if not schema:
             return None
         value = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
