@@ -20,7 +20,7 @@ QUANT_NAMES = {
     "bnb-8bit": "int8",
 }
 
-# How the experts of a target that does not fit are moved: one by one when asked for, with their layers, or not at all,
+# How the experts of a target that does not fit are moved: one by one when needed, with their layers, or not at all,
 # since all are on the device, or all stay with the CPU, which computes them
 EXPERTS_NAMES = ("auto", "stream", "resident", "cpu")
 
@@ -31,7 +31,7 @@ _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMGT]?)(I?B?)", re.IGNORECASE
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
-MIN_CONTEXT = 256  # tokens behind the longest prompt that the cheapest advice still leaves
+MIN_CONTEXT = 256  # tokens after the longest prompt that the cheapest advice still leaves
 # Below this, logits divided by the temperature leave float32.
 MIN_TEMPERATURE = 1e-6
 MAX_LOGPROBS = 20  # alternatives of a token, as OpenAI has it
@@ -142,7 +142,7 @@ class DraftSampling(SamplingSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLimits:
-    """The memory that edgespec may use beyond the libraries themselves; None is what is free, less a margin."""
+    """The memory that edgespec may use beyond the libraries themselves; None is the free memory, less a margin."""
 
     max_cpu_bytes: int | None = None
     max_gpu_bytes: int | None = None

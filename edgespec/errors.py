@@ -1,4 +1,4 @@
-"""The one error that reaches a user: what is wrong, and what to do about it."""
+"""The one error that reaches a user, with its cause and a way out."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def read_as(kind: type[T], content: object, wrong: Callable[[str, str], Edgespec
     """Return what JSON or TOML says as one of a type, strictly: a record has all keys of its fields, and no others.
 
     The first problem is raised: `wrong` makes the error of a key as 'layers.0.bias', which is empty for the whole,
-    and of what is wrong there, as 'is missing' or "'x' is not a text".
+    and of the problem there, as 'is missing' or "'x' is not a text".
     """
     from pydantic import ValidationError  # here, because a help text has no time for it
 
@@ -185,11 +185,11 @@ def _fitted(value: Any, kind: Any) -> Any:
     match typing.get_origin(kind) or kind:
         case typing.Union | types.UnionType:
             return _fitted_to_any(value, parts)
-        case typing.Literal:  # which of them there are is said by whoever has the list
+        case typing.Literal:  # the caller, which has the list, checks the value itself
             return _if(type(value) in map(type, parts), value)
         case builtins.int:
             return whole(value)
-        case builtins.float:  # NaN and infinities are for whoever knows the range
+        case builtins.float:  # the caller, which knows the range, refuses NaN and infinities
             _if(isinstance(value, float) or is_finite(value), value)
             return value if isinstance(value, int | float) else float(value)
         case builtins.str:

@@ -107,7 +107,7 @@ def _is_named(kept: KeptFile, name: str) -> bool:
 
 
 def _agrees(question: str) -> bool:
-    """Ask on the terminal; where there is none, nobody can be asked."""
+    """Ask on the terminal; raises click.UsageError where there is none."""
     if not sys.stdin.isatty():
-        raise click.UsageError("This removes files: give --yes where nobody can be asked.")
+        raise click.UsageError("This removes files: without a terminal to ask on, give --yes.")
     return click.confirm(question, default=False)

@@ -28,6 +28,6 @@ def command(context: click.Context, *, shell: str) -> int:
     found = get_completion_class(shell)
     assert found is not None
     complete = found(context.find_root().command, {}, "edgespec", "_EDGESPEC_COMPLETE")
-    # Not source(): bash's looks for a bash first, and the shell that asks is there.
+    # Not source(): bash's looks for a bash first, which is running already.
     result_stream().write(found.source_template % complete.source_vars())
     return 0

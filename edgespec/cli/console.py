@@ -22,7 +22,7 @@ DrawLines = Callable[[Sequence[str]], None]
 
 QUIET_INTERVAL_S = 10.0  # between progress lines where there is no terminal
 MAX_NAMED = 5  # prompts or settings in one message
-DEFAULT_WIDTH = 80  # where a terminal does not tell
+DEFAULT_WIDTH = 80  # of a terminal that does not report its own
 UNLIMITED_WIDTH = 10_000
 DUMB = ("", "dumb", "unknown")  # values of TERM
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
@@ -45,7 +45,7 @@ def terminal_width(stream: TextIO) -> int:
 
 
 def draws_lines() -> bool:
-    """Return whether a terminal of this kind knows how to draw over a line; TERM tells, but on Windows."""
+    """Return whether a terminal of this kind knows how to draw over a line, by TERM; on Windows all do."""
     return sys.platform == "win32" or os.environ.get("TERM", "").lower() not in DUMB
 
 
@@ -104,13 +104,13 @@ class Console:
         self._write(broken(text, self.width) if breaks else text)
 
     def say_in_color(self, parts: Sequence[tuple[str, str]]) -> None:
-        """Write one line of parts, each behind the sequence of its colour."""
+        """Write one line of parts, each after the sequence of its colour."""
         LOG.info(" · ".join(text for _, text in parts))
         line = " · ".join(f"{color}{visible(text)}{PLAIN}" for color, text in parts)
         self._write(broken(line, self.width), is_drawn=True)
 
     def detail(self, text: str) -> None:
-        """Write one line where -v asks for details, as the log always does."""
+        """Write one line with -v, and always to the log."""
         if self.verbose:
             self.say(text)
         else:
@@ -125,7 +125,7 @@ class Console:
 
     @contextmanager
     def status(self, text: str) -> Iterator[None]:
-        """Show on a terminal what is being done until the block ends; messages meanwhile go above it."""
+        """Show a line on a terminal until the block ends; messages meanwhile go above it."""
         self.show_status(text)
         try:
             yield

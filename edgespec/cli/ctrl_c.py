@@ -73,7 +73,7 @@ def leaving_tidily() -> Iterator[None]:
 def staying_interrupts() -> Iterator[Callable[[], bool]]:
     """Within this block Ctrl-C raises KeyboardInterrupt, and so does the block where others made an error of that.
 
-    Yields a function that tells whether Ctrl-C was pressed.
+    Yields a function that returns whether Ctrl-C was pressed.
     """
     is_pressed = False
 
@@ -102,7 +102,7 @@ def raising_at_the_prompt() -> Iterator[None]:
 def cancelling(engine: Engine, *, notices: Sequence[bytes], give_up: Callable[[], None]) -> Iterator[Callable[[], int]]:
     """Within this block Ctrl-C ends the text under way: after its pass, then within it; the third calls `give_up`.
 
-    Each of the first presses writes one of `notices`. Yields a function that tells how often Ctrl-C was pressed.
+    Each of the first presses writes one of `notices`. Yields a function that returns how often Ctrl-C was pressed.
     """
 
     def cancel(num_pressed: int) -> None:
@@ -118,7 +118,7 @@ def counting_presses(
 ) -> Iterator[Callable[[], int]]:
     """Within this block Ctrl-C is counted; the first two presses go to `on_press`, the third calls `give_up`.
 
-    Each of the first presses writes one of `notices`. Yields a function that tells how often Ctrl-C was pressed.
+    Each of the first presses writes one of `notices`. Yields a function that returns how often Ctrl-C was pressed.
     """
     num_pressed = 0
 
@@ -137,14 +137,14 @@ def counting_presses(
 
 
 def raise_interrupt() -> None:
-    """Give up as Ctrl-C does where nobody handles it."""
+    """Raise KeyboardInterrupt, as Ctrl-C does without a handler."""
     raise KeyboardInterrupt
 
 
 def stopping_notice(words: str = STOPPING, *, line_width: int | None) -> bytes:
     """Return what the first Ctrl-C is answered with: lines of its own, or one in place of the last that is drawn over.
 
-    A newline there would leave what is drawn behind, since whoever draws counts lines.
+    A newline there would leave the drawn lines on the screen, because their number is counted.
     """
     if line_width is None:
         return f"\n{words}\n".encode()

@@ -32,7 +32,7 @@ from edgespec.pair.hub_names import cached_repositories, hub_cache, resolve_mode
 from edgespec.pair.user_config import UserConfig
 
 SLOW_BYTES_PER_S = 200e6  # of a disk: a spinning one, or a network's
-# What else the libraries are told by the environment; none of it is a secret.
+# Other variables of the environment that the libraries read; none of them is a secret.
 SHOWN_VARIABLES = ("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "CUDA_VISIBLE_DEVICES", "EDGESPEC_HOME", "EDGESPEC_CACHE")
 
 

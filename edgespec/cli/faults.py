@@ -1,4 +1,4 @@
-"""Faults that nobody foresaw, and memory that ran out, as errors for people."""
+"""Unforeseen faults, wrong usage and memory that ran out, as errors for people."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def memory_error(what: str, fix: str) -> EdgespecError:
 
 
 def require_addresses() -> None:
-    """Raise EdgespecError where the shell leaves no room for torch, which would crash or hang."""
+    """Raise EdgespecError where the shell leaves too few addresses for torch, which would crash or hang."""
     from edgespec.model.host_memory import free_addresses_bytes
 
     free_bytes = free_addresses_bytes()

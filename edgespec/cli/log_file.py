@@ -1,4 +1,4 @@
-"""--log-file: what is said to the person, with time stamps, and the details that -v would print."""
+"""--log-file: all messages with time stamps, and the details that -v would print."""
 
 from __future__ import annotations
 

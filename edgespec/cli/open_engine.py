@@ -43,7 +43,7 @@ def open_engine(console: Console, setup: PairSetup, machine: MachineOptions, *, 
 
 
 def say_setup(console: Console, setup: PairSetup, machine: MachineOptions) -> None:
-    """Layers, formats, trees and profile in a few lines; raises EdgespecError where -ngl all cannot be had."""
+    """Say layers, formats, trees and profile in a few lines; raises EdgespecError where -ngl all cannot be had."""
     run_config, placement, tree = setup.run_config, setup.placement, setup.tree
     for note in (*setup.pair.notes, *setup.notes):
         console.say(spelled(note))
@@ -61,7 +61,7 @@ def say_setup(console: Console, setup: PairSetup, machine: MachineOptions) -> No
     _say_threads(console, run_config.threads)
     if not tree.is_lossless:
         console.say(
-            f"LOSSY: --target-width {tree.target_width} takes the longest of so many branches that the target "
+            f"LOSSY: --target-width {tree.target_width} takes the longest of this many branches that the target "
             "starts; the output does not have the target's distribution"
         )
     console.detail(f"memory plan:\n{placement.table()}")
@@ -77,7 +77,7 @@ def say_setup(console: Console, setup: PairSetup, machine: MachineOptions) -> No
 
 
 def say_notes(console: Console, *models: ModelFolder | None) -> None:
-    """What is to be said of each model, behind its name."""
+    """Say the notes of each model, after its name."""
     for model in models:
         if model is not None:
             for note in model.notes:
@@ -122,7 +122,7 @@ def engine_trees_in_words(engine: Engine) -> str:
 
 
 def say_quantizing(console: Console, folder: Path, num_bytes: int, free_bytes: int) -> None:
-    """Say what is about to be written to the cache."""
+    """Say how much will be written to the cache, and where."""
     console.say(f"quantising once: {num_bytes / GIB:.3f} GiB go to {folder} ({free_bytes / GIB:.1f} GiB are free)")
 
 
@@ -151,7 +151,7 @@ def _say_threads(console: Console, threads: int | None) -> None:
 
 
 def _profile_note(setup: PairSetup) -> str:
-    """Which profile, for which temperature, and what it promises."""
+    """Say which profile is used, for which temperature, and what it promises."""
     from edgespec.placement.pair_profile import tree_settings
     from edgespec.tuning.memory import plan_for_texts
 

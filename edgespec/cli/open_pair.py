@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 NUM_NAMED = 3
 MAX_LOOKED_AT = 40  # folders; each takes up to a second, for its tokenizer
-MAX_LOOKING_S = 10.0  # somebody waits for an error
+MAX_LOOKING_S = 10.0  # the user waits for an error
 
 
 def open_named_pair(models: ModelOptions, template: TemplateOptions | None = None) -> ModelPair:
@@ -78,7 +78,7 @@ def _fitting_drafts(target: Path, draft: Path) -> list[str]:
     try:
         target_model = inspector.inspect(str(target), target)
         found = _places_near(target, draft)
-    except Exception:  # looking is a courtesy: whatever goes wrong with it, the error is the one that was met
+    except Exception:  # the search is a courtesy: if it fails, the first error is still the one to report
         return []
     for name, folder in found[:MAX_LOOKED_AT]:
         if time.monotonic() > ends_at:
@@ -105,6 +105,6 @@ def _places_near(target: Path, draft: Path) -> list[tuple[str, Path]]:
 
 
 def _in_words(target: LocalModel, draft: LocalModel) -> str:
-    # A draft's revision has an option of its own; and the fix is one line, whatever a folder is called.
+    # A draft's revision has an option of its own; and the fix is one line even if a name has a newline.
     name = spelled(draft.name.replace(" `revision=", " `draft_revision="))
     return f"{name.replace(chr(10), chr(92) + 'n')} ({target.draft_ratio(draft)})"

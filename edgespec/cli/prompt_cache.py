@@ -1,4 +1,4 @@
-"""The file of --prompt-cache, and what is said of it."""
+"""The file of --prompt-cache, and the message about it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def open_prompt_cache(path: Path | None, pair: ModelPair, run_config: RunConfig)
 def use_prompt_cache(
     console: Console, engine: Engine, cache: PromptCache | None, prompts: Iterable[Sequence[int]]
 ) -> None:
-    """Let the engine begin on the file, which is to have what these prompts begin with alike."""
+    """Let the engine use the file, which will hold what these prompts have in common at their beginning."""
     if cache is None:
         return
     cache.keep_beginning(prompts)

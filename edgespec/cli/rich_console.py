@@ -14,10 +14,10 @@ from edgespec.cli.standard_streams import visible
 
 
 class VisibleConsole(Console):
-    """Draws bars and tables; whatever texts are in them, a terminal does not obey them."""
+    """Draws bars and tables; a terminal does not obey the texts in them."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        """Yield the pieces of what is drawn, with their texts made visible."""
+        """Yield the drawn pieces, with their texts made visible."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=visible(segment.text))
 

@@ -26,7 +26,7 @@ class _ResultStream(io.FileIO):
     def write(self, data: ReadableBuffer, /) -> int:
         try:
             return super().write(data)
-        except BrokenPipeError:  # whoever read them has gone, and wants no error
+        except BrokenPipeError:  # the reader has gone, and needs no error
             raise
         except OSError as error:
             raise StdoutError(error.errno, error.strerror) from error
@@ -76,7 +76,7 @@ class _VisibleStream:
 
 @contextmanager
 def visible_streams() -> Iterator[None]:
-    """Within this block whatever is written to stdout and stderr, by whomever, is made visible."""
+    """Within this block all text that goes to stdout and stderr is made visible."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (
         stream if isinstance(stream, _VisibleStream) else cast("TextIO", _VisibleStream(stream)) for stream in before
@@ -88,7 +88,7 @@ def visible_streams() -> Iterator[None]:
 
 
 def drawing_stream(stream: TextIO) -> TextIO:
-    """Return the stream below, for sequences of our own: who writes to it makes visible what others wrote."""
+    """Return the stream below, for sequences of our own: a caller makes texts of others visible first."""
     return stream.below if isinstance(stream, _VisibleStream) else stream
 
 

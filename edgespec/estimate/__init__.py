@@ -3,6 +3,6 @@
 `pass_load.py` counts a pass's bytes, operations and calls of kernels, `profiles/roofline.py` makes seconds of them, and
 `speed.py` picks the best tree. This machine is measured once (`doctor/machine_speed.py`); for others
 `profiles/builtin/` holds data sheets with their sources, and the shares of them that a pass is assumed to reach.
-`experts.py` tells a mixture's experts from what is left of its layers; `profiles/experts.py` predicts which experts
+`experts.py` splits a mixture's layers into experts and a dense rest; `profiles/experts.py` predicts which experts
 rows request.
 """

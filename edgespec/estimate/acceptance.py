@@ -57,7 +57,7 @@ PUBLISHED = (
     ),
 )  # fmt: skip
 HINT = "a guess for yours, which edgespec profile measures; `acceptance=0.7` tries another rate"
-MUCH_SMALLER = 2.0  # a draft that is so many times smaller than the published one is another matter, and said to be
+MUCH_SMALLER = 2.0  # times smaller than the published draft: from here on a note says to expect less
 
 
 def power_law(rate: float, num_ranks: int = NUM_RANKS) -> tuple[float, ...]:

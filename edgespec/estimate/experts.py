@@ -19,7 +19,7 @@ from profiles.roofline import ExpertLoad
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixtureSizes:
-    """A mixture's layers in two parts: their experts, all of which are kept, and what is left without them."""
+    """A mixture's layers in two parts: the experts, all of them kept, and the dense rest."""
 
     experts: ExpertLoad
     dense_bytes: tuple[int, ...]  # of each layer

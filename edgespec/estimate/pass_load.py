@@ -24,9 +24,9 @@ from profiles.roofline import ModelLoad
 def model_load(
     weights: Weights, placement: Placement | None, *, keys: int, num_texts: int, device: torch.device
 ) -> ModelLoad:
-    """Return one model's load for texts of so many `keys`; without a placement all of it is resident, as drafts are.
+    """Return one model's load for texts of this many `keys`; without a placement all of it is resident, as drafts are.
 
-    Rows read the experts that they ask for, but where whole layers stream: a pass over those reaches all experts.
+    Rows read only the experts that they need; where whole layers stream, a pass reaches all experts.
     """
     sizes = mixture_sizes(weights, device)
     if placement is not None and not placement.is_resident and placement.experts is None:
@@ -50,7 +50,7 @@ def model_load(
 def layers_load(
     weights: Weights, placement: Placement | None, *, keys: int, num_texts: int, device: torch.device, are_whole: bool
 ) -> ModelLoad:
-    """Return the load of whole layers, or of what is left of them without experts; bytes are those of whole ones."""
+    """Return the load of whole layers, or of their dense rest; bytes are those of whole layers."""
     skeleton, dtype = weights.skeleton, weights.dtype
     config = skeleton.model.config.get_text_config(decoder=True)
     resident = placement.resident_layers if placement else frozenset(range(len(skeleton.records)))

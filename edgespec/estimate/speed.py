@@ -2,7 +2,7 @@
 
 This module is the boundary to hardware profiles: what goes wrong there leaves here as EdgespecError. Trees are
 Sequoia's, the best static ones for an acceptance by rank. Grown trees yield more from the same acceptance, so
-they are no slower than this says. Experts of a mixture move on demand: each node adds those that it asks for.
+they are no slower than this says. Experts of a mixture move on demand: each node adds those that it needs.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class PairLoad:
 
 
 def open_hardware(name: str) -> tuple[Hardware, Assumptions]:
-    """Return a known card or CPU, and what is assumed beyond its data sheet; raises EdgespecError."""
+    """Return a known card or CPU, and the assumptions beyond its data sheet; raises EdgespecError."""
     with profile_errors():
         return read_hardware(name), read_assumptions()
 

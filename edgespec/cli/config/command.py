@@ -175,7 +175,7 @@ def _variable(option: click.Parameter) -> str:
 
 
 def _generation_config(model: str | None, config: UserConfig) -> tuple[dict[str, Any], str]:
-    """Return the sampling that the model's own file asks for, and that file; nothing where there is none."""
+    """Return the sampling of the model's own file, and the file's name; nothing where there is no file."""
     try:
         folder = BUILT_IN_TARGET if model is None else resolve_model(model, aliases=config.aliases)
         path = folder / "generation_config.json"

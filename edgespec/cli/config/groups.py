@@ -34,7 +34,7 @@ class ConfiguredGroup(click.Group):
         return sorted({*self.modules, *super().list_commands(context)})
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        """Return the command, after its options are told their environment variables."""
+        """Return the command, whose options know their environment variables."""
         if name not in self.modules:
             command = super().get_command(context, name)
         else:
@@ -45,7 +45,7 @@ class ConfiguredGroup(click.Group):
         return command
 
     def invoke(self, context: click.Context) -> Any:
-        """Run the command of a line; a mistake that click's parser meets is told as that command's."""
+        """Run the command of a line; a mistake that click's parser finds names that command."""
         try:
             return super().invoke(context)
         except click.UsageError as error:

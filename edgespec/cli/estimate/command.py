@@ -45,7 +45,7 @@ HARDWARE_HELP = "Estimate for another machine's card or CPU: 4090, 'RTX 4070 Ti'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimateOptions:
-    """What to estimate, and how to tell of it."""
+    """The run to estimate, and the form of the report."""
 
     parallel: int = option(
         "-np",
@@ -54,7 +54,7 @@ class EstimateOptions:
         default=1,
         show_default=True,
         metavar="N",
-        help="Let so many texts share each pass.",
+        help="Decode this many texts in each pass.",
     )
     prompt_tokens: int | None = option(
         "--prompt-tokens", type=WholeRange(1), help="Set the longest prompt. [default: the whole context]"
@@ -109,7 +109,7 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
 
     temperature, parallel = options.temperature, options.parallel
     if temperature is not None:
-        SamplingSettings(temperature=temperature)  # refuses what is no temperature
+        SamplingSettings(temperature=temperature)  # raises for a wrong temperature
 
     folder, tree = models.target, trees.settings
     target_model = open_architecture(folder or DEMO_FOLDER / "target")

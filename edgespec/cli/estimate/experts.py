@@ -1,4 +1,4 @@
-"""A mixture's experts in an estimate: what a pass asks for, where it comes from, and what that takes."""
+"""A mixture's experts in an estimate: which of them a pass uses, where they come from, and how long that takes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 MIB = 1 << 20
-CLEARLY = 1.1  # faster, for a word on what is not there
+CLEARLY = 1.1  # faster, for a line about kernels that edgespec lacks
 
 
 def expert_lines(pair: PairOnHardware, estimate: SpeedEstimate) -> list[str]:

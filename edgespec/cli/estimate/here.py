@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from edgespec.pair.folder import ModelFolder
     from profiles.hardware import Assumptions, Hardware
 
-MAX_BUSY = 0.3  # processors that other programs keep busy while measuring; of more, what is measured is not kept
+MAX_BUSY = 0.3  # processors in use by other programs; above it, measured speeds are not kept
 
 
 def is_here(device: torch.device) -> bool:
@@ -29,14 +29,14 @@ def is_here(device: torch.device) -> bool:
 
 
 def refuse_measuring(device: str) -> None:
-    """Raise EdgespecError where `--measure` is asked for and means nothing."""
+    """Raise EdgespecError: `--measure` does not go with another machine."""
     raise EdgespecError(
         "E_SETTING", f"--measure measures this machine, and {device} is another.", "Leave out one of them."
     )
 
 
 def measured_here(device: torch.device, target: ModelFolder, *, again: bool) -> tuple[Hardware, Assumptions]:
-    """Return this machine's speeds and what is assumed beside them; what is not known yet is measured and kept."""
+    """Return this machine's speeds and the assumptions beside them; unknown speeds are measured and kept."""
     from edgespec.doctor.machine_speed import disk_of, keep_speed, kept_speed, measure_disk
     from profiles.hardware import read_assumptions
 

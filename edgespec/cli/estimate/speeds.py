@@ -29,14 +29,14 @@ class Speeds:
 
     pair: PairOnHardware
     plain: SpeedEstimate
-    tree: SpeedEstimate | None  # None: there is no draft, or no tree was wanted
+    tree: SpeedEstimate | None  # None: there is no draft, or trees are switched off
     acceptance: AssumedAcceptance | None
     is_preset: bool  # the settings alone decide on the tree
     is_built_in: bool  # the pair is the built-in one
 
     @property
     def weights(self) -> PlacedWeights:
-        """Where the weights are placed for what was asked for."""
+        """The placement of the weights for the best tree, or without one."""
         return (self.tree or self.plain).weights
 
 
@@ -52,7 +52,9 @@ def estimate_speeds(
 
     target, draft = pair.weights.target, pair.weights.draft
     types, ratio = set(), 1.0
-    if draft is not None and not is_built_in and not draft.skeleton.lent:  # a feature head is another matter
+    if (
+        draft is not None and not is_built_in and not draft.skeleton.lent
+    ):  # published rates are not those of a feature head
         types = {target.model.config.model_type, draft.model.config.model_type}
         ratio = target.num_parameters / max(1, draft.num_parameters)
     acceptance = assumed_acceptance(tree, temperature, model_types=types, size_ratio=ratio)
@@ -176,7 +178,7 @@ def _token_in_words(seconds: float) -> str:
 
 
 def _assumed(pair: PairOnHardware) -> str:
-    """Say what is assumed because it was neither given nor is on the data sheet."""
+    """Say the assumptions for what neither options nor the data sheet state."""
     assumptions, likely = pair.assumptions, pair.assumptions.likely
     parts = [f"{likely.memory:.0%} of its bandwidth and {likely.compute:.0%} of its arithmetic are reached"]
     if pair.hardware.device == "cuda":

@@ -1,4 +1,4 @@
-"""The options that say how much a command tells people."""
+"""The options that set how much a command prints."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ConsoleOptions:
     """How much to say, and where else."""
 
     quiet: bool = option("-q", "--quiet", is_flag=True, help=QUIET_HELP)
-    # Eager: what is wrong with other options is in the log, too.
+    # Eager: errors of other options are in the log, too.
     log_file: Path | None = option(
         "--log-file", type=FOLDER, metavar="FILE", callback=_open_log, is_eager=True, help=LOG_HELP
     )

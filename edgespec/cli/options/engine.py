@@ -12,15 +12,15 @@ from edgespec.cli.options.template import TemplateOptions
 from edgespec.cli.options.tree import ProfileTreeFlags, TreeOptions, make_tree_options
 
 PROMPT_CACHE_HELP = (
-    "Keep what prompts begin with alike, read, in this file, and begin on what it has. `edgespec cache list` tells of "
-    "it, wherever it lies."
+    "Keep the common beginning of prompts, already read, in this file, and reuse it. `edgespec cache list` lists it, "
+    "wherever it lies."
 )
 SELF_CHECK_HELP = "Skip the check that the model's family reads token trees rightly."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """What the command line says of the pair, and of where and how it is to live."""
+    """The pair, the place where it runs, and how it drafts."""
 
     models: ModelOptions = group(PairNames, find_models)
     template: TemplateOptions = group(TemplateOptions)
@@ -31,5 +31,5 @@ class EngineOptions:
 
     @property
     def self_check(self) -> bool:
-        """Return whether it is tried that token trees are read rightly."""
+        """Return whether to check that the model reads token trees rightly."""
         return not self.no_self_check

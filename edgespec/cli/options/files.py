@@ -1,6 +1,6 @@
 """The files that a command line names: where one of them is written, no other option may name the same file.
 
-Files are the same whatever they are called: by another path, by a link, or by none yet.
+Two names may mean one file: by another path, or by a link; the file need not exist yet.
 """
 
 from __future__ import annotations

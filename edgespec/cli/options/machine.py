@@ -24,13 +24,13 @@ FORMATS = "|".join(name for name, quant in QUANT_NAMES.items() if name in {"none
 CPU_MEMORY_HELP = "Use at most this much RAM, as 10GiB. [default: what is free, less 1 GiB]"
 GPU_MEMORY_HELP = "Use at most this much GPU memory. [default: what is free, less the margin]"
 MARGIN_HELP = "Leave this much GPU memory free. [default: 1GiB without --max-gpu-mem]"
-LAYERS_HELP = "Keep so many target layers resident; the others stream."
+LAYERS_HELP = "Keep this many target layers resident; the others stream."
 EXPERTS_HELP = (
     "Move the experts of mixtures on demand (auto, where layers stream) or with whole layers, keep all, or leave all "
     "to the CPU beside a GPU."
 )
 GRAPHS_HELP = "Record the draft's passes as CUDA graphs, for one text at a time. Not yet tried on a card."
-CONTEXT_HELP = "Make room for this many tokens of prompt and answer, as 8k. [auto: what is needed]"
+CONTEXT_HELP = "Reserve memory for this many tokens of prompt and answer, as 8k. [auto: as many as needed]"
 DEVICE_HELP = "Run on this device: auto, cpu, cuda or cuda:N."
 DTYPE_HELP = (
     "Set the number format for computing: float32, bfloat16 or float16. [auto: float32 on a CPU, the model's own on a "
@@ -38,8 +38,8 @@ DTYPE_HELP = (
 )
 QUANT_HELP = "Quantise the target's layers: none, nf4 or int8. Made once, then kept in the cache."
 DRAFT_QUANT_HELP = "Quantise the draft's layers likewise."
-THREADS_HELP = "Use so many threads of the processor. [auto: as many as pay, fewer while other programs run]"
-PARALLEL_HELP = "Let so many texts share each pass. [auto: as many as pay]"
+THREADS_HELP = "Use this many threads of the processor. [auto: as many as pay, fewer while other programs run]"
+PARALLEL_HELP = "Decode this many texts in each pass. [auto: as many as pay]"
 
 
 def _size(_context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
@@ -105,7 +105,7 @@ class PlanOptions:
         settle(self, limits=limits)
 
     def options(self, *, context_tokens: int, prompt_tokens: int | None = None) -> RunConfigOptions:
-        """What a run's place is resolved from, for texts of so many tokens."""
+        """Return the options of `resolve_run_config`, for texts of this many tokens."""
         return {
             "device": self.device,
             "dtype": self.dtype,
@@ -120,7 +120,7 @@ class PlanOptions:
         }
 
     def run_config(self, pair: ModelPair, *, context_tokens: int, prompt_tokens: int | None = None) -> RunConfig:
-        """Where the pair is to run, with room for texts of so many tokens; raises EdgespecError."""
+        """Return where the pair runs, with memory for texts of this many tokens; raises EdgespecError."""
         from edgespec.placement.run_config import resolve_run_config
 
         options = self.options(context_tokens=context_tokens, prompt_tokens=prompt_tokens)

@@ -28,12 +28,12 @@ def argument(**settings: Any) -> Any:
 
 
 def group(record: type, made: Made | None = None) -> Any:
-    """Declare a field that holds a record of options itself, or what is `made` of that."""
+    """Declare a field that holds a record of options itself, or the object that `made` returns for that."""
     return field(metadata={_GROUP: (record, made)})
 
 
 def options_of(record: type, *, handed_on_as: str, made: Made | None = None) -> Callable[[Command], Command]:
-    """Add the options of a record's fields to a command, which is given the record, or what is `made` of it."""
+    """Add the options of a record's fields to a command, which gets the record, or what `made` returns for it."""
 
     def decorate(function: Command) -> Command:
         @functools.wraps(function)

@@ -38,7 +38,7 @@ PROFILE_HELP = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeOptions:
-    """What a command line says of trees: their settings, and which of them it gives itself."""
+    """The settings of trees, and which of them the command line gives itself."""
 
     settings: TreeSettings
     given_names: frozenset[str]
@@ -95,7 +95,7 @@ class TreeFlags:
     )  # fmt: skip
     branching: tuple[int, ...] | None = option(
         "--branching", callback=_numbers, metavar="4,2,2,1",
-        help=f"Give every node so many children, by layer ({_users('branching')}).",
+        help=f"Give every node this many children, by layer ({_users('branching')}).",
     )  # fmt: skip
     fork: tuple[int, int] | None = option(
         "--fork", callback=_fork, metavar="WxD", help=f"Grow W chains of D tokens ({_users('fork')})."
@@ -134,7 +134,7 @@ class TreeFlags:
     )  # fmt: skip
     target_width: int | None = option(
         "--target-width", type=WholeNumber(),
-        help="Let the target start this many branches, of which the longest wins: LOSSY above 1 "
+        help="Let the target start this many branches and take the longest: LOSSY above 1 "
         f"({_users('target_width')}).",
     )  # fmt: skip
     draft_temperature: float | None = option("--draft-temp", type=float, help=TEMPERATURE_HELP)

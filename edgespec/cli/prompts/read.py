@@ -32,7 +32,7 @@ from edgespec.text.written import message_fields
 if TYPE_CHECKING:
     from edgespec.pair.pair import ModelPair
 
-MAX_SHOWN = 60  # characters of what was given for a file
+MAX_SHOWN = 60  # characters of a name that is no file
 TEXT_FILE = "a text or JSONL file, or - for stdin"
 CONTENTS = {"jsonl": "a JSON object a line", "json": "a JSON array of objects"}
 KIND_NAMES = {
@@ -200,7 +200,7 @@ def encode_turn(
             raise EdgespecError(error.code, f"{row.where}: {error.what}", error.fix) from error
     else:
         _check_texts(row)
-        # Of the roles only an answer's place differs: behind its question, not below it.
+        # Of the roles only an answer's place differs: after its question, not below it.
         text = [
             Message(role="assistant" if message["role"] == "assistant" else "user", content=message["content"])
             for message in said
@@ -236,7 +236,7 @@ def read_text(source: str, *, what: str = TEXT_FILE) -> str:
 
 
 def _with_system(row: PromptRow, system: str | None) -> tuple[MessageFields, ...]:
-    """Return the messages behind the row's own system prompt, or the run's where the row has none."""
+    """Return the messages after the row's own system prompt, or after the run's where the row has none."""
     content = row.settings.system if row.settings.system is not None else system
     has_own = any(message["role"] in SYSTEM_ROLES for message in row.messages)
     return row.messages if has_own or not content else ({"role": "system", "content": content}, *row.messages)

@@ -1,4 +1,4 @@
-"""What rows, messages and options ask for and a command or a chat template does not do, said once."""
+"""Messages about settings of rows and templates that are not applied, each said once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_NAMED = 8  # keys in one line
 
 
 def say_unused_keys(console: Console, rows: Sequence[PromptRow], *, applies: bool = True) -> None:
-    """Say which keys of the rows change nothing here, and which nobody knows, with the number of their rows.
+    """Say which keys of the rows change nothing here, and which are not known, with the number of their rows.
 
     Where a command runs all rows alike, no setting `applies` but the system prompt.
     """
@@ -45,7 +45,7 @@ def _listed(found: Iterable[Iterable[str]]) -> str:
 
 
 def template_notes(pair: ModelPair, names: Collection[str], *, has_system: bool) -> Iterator[str]:
-    """Yield what is done otherwise: values that the template does not read, a system message that it refuses."""
+    """Yield notes on values that the template does not read, and on a system message that it refuses."""
     ignored = unread(pair.tokenizer, names)
     if ignored:
         yield f"not applied: the chat template does not read {', '.join(ignored)}"

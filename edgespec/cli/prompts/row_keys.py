@@ -1,4 +1,4 @@
-"""The keys of rows: what sets something here under which names, what is named as not applied, what is harmless.
+"""The keys of rows: settings and their names in other tools, keys that are not applied, and harmless keys.
 
 A key that is in none of these tables is named as not known. `docs/generate.md` lists them by
 `scripts/make/row_keys.py`.
@@ -47,7 +47,7 @@ SETTINGS: dict[str, RowKey] = {
     "skip_special_tokens": RowKey(means="false keeps the special tokens of an answer in its text"),
     "suppress_tokens": RowKey(means="ids of tokens that are never drawn"),
     "seed": RowKey(means="-1: the run's"),
-    "logprobs": RowKey(also=("top_logprobs", "n_probs"), means="of each token, and so many likely ones"),
+    "logprobs": RowKey(also=("top_logprobs", "n_probs"), means="of each token, and of this many likely ones"),
     "response_format": RowKey(
         also=("json_schema", "guided_json"), means="OpenAI's form, or a JSON schema, which the text fits"
     ),
@@ -124,7 +124,7 @@ HARMLESS = frozenset({
 
 
 def is_neutral(name: str, value: Any) -> bool:
-    """Return whether a key that is not applied asks for nothing."""
+    """Return whether a key that is not applied has a value that changes nothing."""
     return value in ("", [], {}) or value in NOT_APPLIED[name]
 
 
@@ -149,7 +149,7 @@ def _has_settings(value: Mapping[str, Any]) -> bool:
 
 
 def sorted_out(row: Mapping[str, Any], known: frozenset[str]) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the keys of a row that are not applied, and those that nobody knows; `known` ones are the row's form."""
+    """Return the keys of a row that are not applied, and those that are not known; `known` ones are the row's form."""
     not_applied, unknown = set(), set()
     for place, name, value in opened(row):
         if name in SETTING_OF or name in HARMLESS or name in known:

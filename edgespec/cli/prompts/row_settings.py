@@ -117,7 +117,7 @@ def parse_settings(row: Mapping[str, Any], where: str) -> RowSettings:
 
 
 def typed_cells(row: Mapping[str, str]) -> dict[str, Any]:
-    """Return a table's row with what is no text read as JSON: settings, and conversations."""
+    """Return a table's row with its settings and conversations read as JSON."""
     return {name: json_or_text(cell) if name in JSON_COLUMNS else cell for name, cell in row.items()}
 
 
@@ -185,15 +185,15 @@ def _grammar(name: str, value: object, where: str) -> str | None:
 
 
 def _logprobs(given: Mapping[str, Any], where: str) -> int | None:
-    """Return how many alternatives are asked for: chats have a switch and `top_logprobs`, completions the number."""
-    wanted, top = given.get("logprobs"), given.get("top_logprobs")
+    """Return how many alternatives the row sets: chats have a switch and `top_logprobs`, completions the number."""
+    switch, top = given.get("logprobs"), given.get("top_logprobs")
     count: int | None = None
-    if wanted is None and given.get("n_probs"):
+    if switch is None and given.get("n_probs"):
         count = _read("logprobs", "n_probs", given["n_probs"], where)
-    elif wanted is True:
+    elif switch is True:
         count = _read("logprobs", "top_logprobs", top or 0, where)
-    elif wanted is not None and wanted is not False:
-        count = _read("logprobs", "logprobs", wanted, where)
+    elif switch is not None and switch is not False:
+        count = _read("logprobs", "logprobs", switch, where)
     elif top:
         raise _wrong("top_logprobs", top, where, 'Give "logprobs": true with it.')
     return count

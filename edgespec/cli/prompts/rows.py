@@ -1,6 +1,6 @@
-"""One row of a prompt file: what it asks, under the names that other tools gave it.
+"""One row of a prompt file, with its prompt and settings under the names that other tools use.
 
-Exactly one of `prompt` (a string), `messages` (a conversation to go on with), `turns` (questions asked one after the
+Exactly one of `prompt` (a string), `messages` (a conversation to go on with), `turns` (questions put one after the
 other, as MT-Bench and Spec-Bench do) and `body` (an OpenAI batch request with `messages` or `prompt`); or, in
 place of an object, a string or a pair [id, text].
 """
@@ -30,14 +30,14 @@ EXAMPLE = 'Write rows like {"id": "a", "prompt": "def main("}.'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptRow:
-    """What is asked, and what came with it."""
+    """A prompt or conversation, with its settings and the other keys of its row."""
 
     id: str  # "" until `prompts.read_prompts` has seen all rows
     where: str  # for messages: 'line 3', or the file's name
     kind: str  # text | line | string | pair | prompt | messages | turns | mt-bench | batch | completion
     messages: tuple[MessageFields, ...]  # up to the first answer
     given: str | list[Any]  # the prompt, messages or turns as written, for the record
-    follow_ups: tuple[str, ...] = ()  # asked after each answer
+    follow_ups: tuple[str, ...] = ()  # put after each answer
     given_id: str | int | None = None
     settings: RowSettings = field(default_factory=RowSettings)
     category: Any = None
@@ -60,7 +60,7 @@ class PromptRow:
 
     @property
     def num_turns(self) -> int:
-        """Count the answers that the row asks for."""
+        """Return the number of answers that the row needs."""
         return 1 + len(self.follow_ups)
 
     @property
@@ -164,7 +164,7 @@ def _parse_messages(content: object, where: str) -> tuple[tuple[MessageFields, .
         _parse_message(message, f"message {number} of {where}") for number, message in enumerate(content, 1)
     )
     if messages[-1]["role"] == "assistant":
-        raise _invalid(f"the last message of {where} is the assistant's: nothing is asked.", "Remove that message.")
+        raise _invalid(f"the last message of {where} is the assistant's: there is no question.", "Remove that message.")
     if not any(message["content"] for message in messages):
         raise EdgespecError("E_PROMPT_EMPTY", f"the messages of {where} are empty.", "Remove the row.")
     return messages, ()

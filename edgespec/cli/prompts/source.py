@@ -85,7 +85,7 @@ def decoded(data: bytes, source: str) -> str:
 
 
 def form_by_name(source: str) -> str:
-    """Return the form that a file's suffix names, whatever packs it; 'text' for other names and stdin."""
+    """Return the form that a file's suffix names, packed or not; 'text' for other names and stdin."""
     name = source.lower()
     for suffix, _ in PACKED.values():
         name = name.removesuffix(suffix)

@@ -123,7 +123,7 @@ def test_contents_in_parts_are_one_text(tmp_path: Path) -> None:
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "message 1 of line 1 has a part of type 'image_url'",
         ),
-        ({"messages": [USER, {"role": "assistant", "content": "yes"}]}, "nothing is asked"),
+        ({"messages": [USER, {"role": "assistant", "content": "yes"}]}, "there is no question"),
         ({"messages": [{"role": "user", "content": ""}]}, "are empty"),
         ({"messages": [{"role": "system", "content": "s"}, USER], "system": "t"}, 'both "system"'),
         ({"prompt": "a", "id": True}, "an id that is no string"),
