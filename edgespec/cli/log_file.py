@@ -20,13 +20,6 @@ LOG.addHandler(logging.NullHandler())  # else Python writes errors to stderr whe
 LINE = re.compile(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ ")
 
 
-class _Lines(logging.Formatter):
-    """Dates and levels before messages, which can be shown as they are."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return visible(super().format(record))
-
-
 def open_log(path: Path) -> None:
     """Write what is logged from here on to the end of a file; raises EdgespecError, also for another kind of file."""
     try:
@@ -41,7 +34,7 @@ def open_log(path: Path) -> None:
         raise EdgespecError(
             "E_OUTPUT", f"the log '{path}' cannot be written ({error.strerror}).", "Choose a file that can be."
         ) from error
-    handler.setFormatter(_Lines("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     LOG.addHandler(handler)
     LOG.info("edgespec %s: edgespec %s", __version__, shlex.join(sys.argv[1:]))
 
@@ -73,7 +66,7 @@ class _LogFile(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line."""
         try:
-            self._file.write(f"{self.format(record)}\n".encode(errors="backslashreplace"))
+            self._file.write(f"{visible(self.format(record))}\n".encode(errors="backslashreplace"))
         except OSError as error:
             if not self._has_failed:
                 self._has_failed = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,10 @@ from edgespec.tree.settings import TreeSettings
 if TYPE_CHECKING:
     from edgespec.engine import Engine
     from edgespec.pair.folder import ModelFolder
+    from edgespec.pair.pair import ModelPair
     from edgespec.placement.pair_setup import PairSetup
+    from edgespec.placement.run_config import RunConfig
+    from edgespec.text.prompt_cache import PromptCache
 
 GIB = 1 << 30
 
@@ -119,6 +122,27 @@ def trees_in_words(tree: TreeSettings, *, largest_tree: TreeSettings | None = No
 def engine_trees_in_words(engine: Engine) -> str:
     """Say what trees an engine's texts have."""
     return trees_in_words(engine.tree, largest_tree=engine.largest_tree if engine.is_tuned else None)
+
+
+def open_prompt_cache(path: Path | None, pair: ModelPair, run_config: RunConfig) -> PromptCache | None:
+    """Return the file of --prompt-cache, checked before weights are read; raises EdgespecError."""
+    if path is None:
+        return None
+    from edgespec.text.prompt_cache import PromptCache, prompt_key
+
+    return PromptCache(path, prompt_key(pair, run_config))
+
+
+def use_prompt_cache(
+    console: Console, engine: Engine, cache: PromptCache | None, prompts: Iterable[Sequence[int]]
+) -> None:
+    """Let the engine use the file, which will hold what these prompts have in common at their beginning."""
+    if cache is None:
+        return
+    cache.keep_beginning(prompts)
+    found = f"{cache.num_known} of the {cache.num_wanted} tokens that prompts begin with"
+    console.say(f"prompt cache: '{cache.path}' has {found}")
+    engine.use_prompt_cache(cache)
 
 
 def say_quantizing(console: Console, folder: Path, num_bytes: int, free_bytes: int) -> None:

@@ -14,12 +14,11 @@ from edgespec.cli.chat.keys import WaitingKeys, silent_keys
 from edgespec.cli.chat.options import ChatEngineOptions, ChatOptions
 from edgespec.cli.console import Console
 from edgespec.cli.ctrl_c import import_engine, leaving_at_once, leaving_tidily, raising_at_the_prompt
-from edgespec.cli.open_engine import open_engine
+from edgespec.cli.open_engine import open_engine, open_prompt_cache, use_prompt_cache
 from edgespec.cli.open_pair import open_pair_for
 from edgespec.cli.options.console import console_options
 from edgespec.cli.options.record import options_of
 from edgespec.cli.options.sections import FIRST, LAST, SectionedCommand
-from edgespec.cli.prompt_cache import open_prompt_cache, use_prompt_cache
 from edgespec.cli.prompts.read import read_text
 from edgespec.errors import EdgespecError
 from edgespec.pair.hub_names import short_name

@@ -15,7 +15,7 @@ import click
 
 from edgespec.cli.console import Console, counted, write_lines
 from edgespec.cli.ctrl_c import import_engine
-from edgespec.cli.estimate.here import is_here, measured_here, refuse_measuring
+from edgespec.cli.estimate.here import is_here, measured_here
 from edgespec.cli.estimate.speeds import (
     estimate_speeds,
     refuse_other_device,
@@ -31,7 +31,7 @@ from edgespec.cli.options.numbers import WholeRange
 from edgespec.cli.options.record import option, options_of
 from edgespec.cli.options.tree import TreeFlags, TreeOptions, make_tree_options
 from edgespec.cli.spelling import spelled
-from edgespec.config import SamplingSettings
+from edgespec.config import SamplingSettings, require
 from edgespec.text.context import check_ctx_size
 
 if TYPE_CHECKING:
@@ -121,8 +121,6 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
             check_vocabularies(target_model, draft)
     card = open_hardware(options.hardware) if options.hardware is not None else None
     if card is not None:
-        if options.measure:
-            refuse_measuring(f"--hardware {card[0].name}")
         refuse_other_device(card[0].name, machine.device, card[0].device)
         machine = replace(machine, device=card[0].device)
     limit = target_model.max_context
@@ -133,32 +131,30 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     run_options = machine.options(context_tokens=context_tokens, prompt_tokens=prompt_tokens)
     run_options["parallel"] = parallel
     run_config = resolve_run_config(target_model.config, None, is_planned_only=True, **run_options)
-    if card is None and not is_here(run_config.device):
-        if options.measure:
-            refuse_measuring(str(run_config.device))
+    place = str(run_config.device) if card is None else card[0].name
+    is_measured = card is None and is_here(run_config.device)
+    require(
+        is_measured or not options.measure,
+        f"--measure measures this machine, and {place if card is None else f'--hardware {place}'} is another.",
+        "Leave out one of them.",
+    )
+    if card is None and not is_measured:
         refuse_without_hardware(tree, temperature)
     weights = pair_weights(target_model, draft, run_config)
     for model in (weights.target, weights.draft):
         if model is not None:  # what would be refused when it is loaded
             check_tree_reading(model.skeleton.model.config, device=torch.device("cpu"))
-    if card is None:
+    if card is not None:
+        memory = memory_there(*card, run_config.limits)
+    else:
         memory = read_memory(run_config.limits, run_config.device)
         plan = place_weights(weights, tree, run_config, memory)
-        machine_speed = (
-            measured_here(run_config.device, target_model, again=options.measure)
-            if is_here(run_config.device)
-            else None
-        )
-    else:
-        memory, machine_speed = memory_there(*card, run_config.limits), card
+        card = measured_here(run_config.device, target_model, again=options.measure) if is_measured else None
     speeds = None
-    if machine_speed is not None:
+    if card is not None:
+        hardware, assumptions = card
         pair = PairOnHardware(
-            weights=weights,
-            hardware=machine_speed[0],
-            assumptions=machine_speed[1],
-            run_config=run_config,
-            memory=memory,
+            weights=weights, hardware=hardware, assumptions=assumptions, run_config=run_config, memory=memory
         )
         # A size that is not given is any: the settings hold a default.
         size = trees.given.get("size")
@@ -170,7 +166,7 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     for note in notes_of_draft(weights.target, weights.draft, context_tokens):
         console.say(spelled(note))
     settings = {
-        "device": str(run_config.device) if card is None else card[0].name,
+        "device": place,
         "dtype": str(run_config.dtype).removeprefix("torch."),
         "context_tokens": context_tokens,
         "texts": parallel,

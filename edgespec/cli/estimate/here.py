@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from edgespec.cli.console import Console
-from edgespec.errors import EdgespecError
 from edgespec.files import machine_file, shown_place
 
 if TYPE_CHECKING:
@@ -26,13 +25,6 @@ def is_here(device: torch.device) -> bool:
     import torch
 
     return device.type == "cpu" or torch.cuda.is_available()
-
-
-def refuse_measuring(device: str) -> None:
-    """Raise EdgespecError: `--measure` does not go with another machine."""
-    raise EdgespecError(
-        "E_SETTING", f"--measure measures this machine, and {device} is another.", "Leave out one of them."
-    )
 
 
 def measured_here(device: torch.device, target: ModelFolder, *, again: bool) -> tuple[Hardware, Assumptions]:

@@ -17,11 +17,10 @@ from edgespec.cli.generate.prepare import GenerateRun, Prompts, prepare, read_ro
 from edgespec.cli.generate.progress import RunProgress, Tally
 from edgespec.cli.generate.record_output import RecordOutput, open_output, take_output, write_records
 from edgespec.cli.generate.records import RowRecord, run_fields
-from edgespec.cli.open_engine import open_engine
+from edgespec.cli.open_engine import open_engine, open_prompt_cache, use_prompt_cache
 from edgespec.cli.options.console import console_options
 from edgespec.cli.options.record import options_of
 from edgespec.cli.options.sections import FIRST, LAST, SectionedCommand
-from edgespec.cli.prompt_cache import open_prompt_cache, use_prompt_cache
 from edgespec.cli.prompts.read import holds_rows
 from edgespec.distributed.cluster import import_ray
 

@@ -15,6 +15,7 @@ import click
 
 from edgespec.cli.log_file import current_log
 from edgespec.errors import EdgespecError
+from edgespec.pair.hub_names import is_there
 from edgespec.pair.user_config import UserConfig
 
 WRITTEN = ("path", "prompt_cache", "plot", "export", "records", "features")  # beside the log
@@ -60,7 +61,7 @@ def waiting_path(output: Path) -> Path:
 
 
 def _read(context: click.Context | None, models: Sequence[Named]) -> Iterator[Named]:
-    yield from ((name, path) for name, path in _given(context, READ) if _exists(path))
+    yield from ((name, path) for name, path in _given(context, READ) if is_there(path))
     config = (context.find_object(UserConfig) if context is not None else None) or UserConfig()
     yield from (("the configuration", file.path) for file in config.files)
     for name, folder in models:
@@ -79,13 +80,6 @@ def _given(context: click.Context | None, names: Sequence[str]) -> Iterator[Name
 
 def _spelled(option: click.Parameter) -> str:
     return next((name for name in option.opts if name.startswith("--")), option.human_readable_name)
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # a text in the place of a path
-        return False
 
 
 def _identity(path: Path) -> Any:

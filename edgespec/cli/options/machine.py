@@ -30,7 +30,7 @@ EXPERTS_HELP = (
     "to the CPU beside a GPU."
 )
 GRAPHS_HELP = "Record the draft's passes as CUDA graphs, for one text at a time. Not yet tried on a card."
-CONTEXT_HELP = "Reserve memory for this many tokens of prompt and answer, as 8k. [auto: as many as needed]"
+CONTEXT_HELP = "Keep memory for this many tokens of prompt and answer, as 8k. [auto: as many as needed]"
 DEVICE_HELP = "Run on this device: auto, cpu, cuda or cuda:N."
 DTYPE_HELP = (
     "Set the number format for computing: float32, bfloat16 or float16. [auto: float32 on a CPU, the model's own on a "
