@@ -14,6 +14,7 @@ from edgespec.model.layer_kinds import chosen_experts
 from edgespec.placement.weights import Weights
 from offload.layer_store import LayerRecord
 from offload.placement import ExpertPlacement
+from offload.skeleton import Skeleton
 from profiles.roofline import ExpertLoad
 
 
@@ -51,13 +52,7 @@ def mixture_sizes(weights: Weights, device: torch.device) -> MixtureSizes | None
     if not having:
         return None
     count = len(having) * num_experts
-    packed = sum(
-        math.prod(weight.shape)
-        for name, module in skeleton.model.named_modules()
-        for one in skeleton.packed
-        if one.module is module and f"{name}.".startswith(modules)
-        for _, weight in one.weights
-    )
+    packed = sum(map(math.prod, packed_shapes(skeleton, modules, of_experts=True)))
     plain = sum(math.prod(tensor.shape) for record in having for name, tensor in record.tensors.items()
                 if "_packed." not in name and len(tensor.shape) > 2)  # fmt: skip
     unpacked_bytes = packed * weights.dtype.itemsize
@@ -86,6 +81,17 @@ def kept_experts(experts: ExpertLoad, placement: ExpertPlacement) -> ExpertLoad:
         ram_kept=max(kept, placement.num_pinned / experts.num_layers),
         is_on_host=placement.is_on_host,
     )
+
+
+def packed_shapes(skeleton: Skeleton, modules: tuple[str, ...], *, of_experts: bool) -> list[tuple[int, ...]]:
+    """Return the shapes of packed weights in the `modules` of experts, or of those outside of them."""
+    names = {module: f"{name}." for name, module in skeleton.model.named_modules()}
+    return [
+        weight.shape
+        for packed in skeleton.packed
+        if names[packed.module].startswith(modules) == of_experts
+        for _, weight in packed.weights
+    ]
 
 
 def dense_part(record: LayerRecord, modules: tuple[str, ...]) -> LayerRecord:

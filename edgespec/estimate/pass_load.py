@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from transformers import PretrainedConfig
 
-from edgespec.estimate.experts import dense_part, expert_modules, kept_experts, mixture_sizes
+from edgespec.estimate.experts import dense_part, expert_modules, kept_experts, mixture_sizes, packed_shapes
 from edgespec.model.layer_kinds import attention_layers, chosen_experts
 from edgespec.model.row_chunks import rows_at_once
 from edgespec.model.supported import understanding
@@ -17,7 +17,6 @@ from edgespec.placement.memory import cache_bytes, resident_bytes
 from edgespec.placement.weights import Weights
 from offload.layer_store import LayerRecord
 from offload.placement import Placement
-from offload.skeleton import Skeleton
 from profiles.roofline import ModelLoad
 
 
@@ -57,7 +56,7 @@ def layers_load(
     disk_bytes = placement.disk_bytes if placement else 0
     left_out = () if are_whole else expert_modules(weights)
     records = [dense_part(record, left_out) for record in skeleton.records]
-    packed = _packed_shapes(skeleton, left_out)
+    packed = packed_shapes(skeleton, left_out, of_experts=False)
     unpacked_bytes = dtype.itemsize * sum(map(math.prod, packed))
     if device.type == "cpu":  # converted as they come; resident ones were converted when they were loaded
         unpacked_bytes += sum(record.copied.flat_bytes for record in records if record.index not in resident)
@@ -76,16 +75,6 @@ def layers_load(
         head_row_flops=2.0 * vocab * hidden,
         head_rows=rows_at_once(vocab),
     )
-
-
-def _packed_shapes(skeleton: Skeleton, left_out: tuple[str, ...]) -> list[tuple[int, ...]]:
-    names = {module: f"{name}." for name, module in skeleton.model.named_modules()} if left_out else {}
-    return [
-        weight.shape
-        for module in skeleton.packed
-        if not (left_out and names[module.module].startswith(left_out))
-        for _, weight in module.weights
-    ]
 
 
 def _row_flops(
