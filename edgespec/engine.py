@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -24,8 +23,8 @@ from edgespec.placement.run_config import RunConfigOptions, resolve_run_config
 from edgespec.placement.weights import Announce
 from edgespec.text.conversation import Conversation
 from edgespec.text.handle import OnPrefill, TextHandle
-from edgespec.text.lossless_check import judge_texts
-from edgespec.text.many import finish_many, tokens_of
+from edgespec.text.lossless_check import check_lossless
+from edgespec.text.many import finish_many
 from edgespec.text.prompt_cache import PromptCache
 from edgespec.text.prompt_ids import Prompt, prompt_ids
 from edgespec.text.request import Config, TextOptions, TextRequest, text_request
@@ -165,7 +164,7 @@ class Engine:
         self, request: TextRequest, *, reuse: bool = False, on_prefill: OnPrefill | None = None
     ) -> Generator[TextChunk, None, None]:
         """Decode what was asked for, step by step; closing the iterator ends the text."""
-        return self.submit(request, reuse=reuse, on_prefill=on_prefill).chunks()
+        return iter(self.submit(request, reuse=reuse, on_prefill=on_prefill))
 
     def generate_many(self, requests: Iterable[TextRequest]) -> Iterator[tuple[int, GenerationResult | Exception]]:
         """Decode many texts together, and yield each one's number and result in the order in which they end.
@@ -238,12 +237,7 @@ class Engine:
         """
         asked: TextOptions = {"max_new_tokens": 64, "seed": 0, **options}
         requests = [self.request(prompt, **asked) for prompt in prompts]
-        if self.tree.children != "coupled":
-            requests = [replace(text, sampling=replace(text.sampling, temperature=0.0)) for text in requests]
-        through_trees = tokens_of(self._texts, requests)
-        with self.trees.held_to(self.tree.plain()):
-            plain = tokens_of(self._texts, requests)
-        return judge_texts(self.target_model, requests, through_trees, plain, dtype=self.run_config.dtype)
+        return check_lossless(self._texts, self.trees, self.target_model, requests, dtype=self.run_config.dtype)
 
     placement_for = staticmethod(placement_for)
 

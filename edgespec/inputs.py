@@ -33,8 +33,9 @@ WORDS: dict[Any, str] = {
 ALLOWED = {
     "bool_type": "true or false", "int_type": "a whole number", "float_type": "a finite number",
     "finite_number": "a finite number", "string_type": "a text", "list_type": "a list", "tuple_type": "a list",
-    "dict_type": "an object", "dataclass_type": "an object", "string_too_short": "a text that says something",
-    "too_short": "a list that holds something",
+    "dict_type": "an object", "dataclass_type": "an object",
+    "date_type": "a day as 2026-11-25", "date_parsing": "a day as 2026-11-25",
+    "string_too_short": "a text that says something", "too_short": "a list that holds something",
 }  # fmt: skip
 
 

@@ -128,9 +128,9 @@ def open_prompt_cache(path: Path | None, pair: ModelPair, run_config: RunConfig)
     """Return the file of --prompt-cache, checked before weights are read; raises EdgespecError."""
     if path is None:
         return None
-    from edgespec.text.prompt_cache import PromptCache, prompt_key
+    from edgespec.text.prompt_cache import PromptCache
 
-    return PromptCache(path, prompt_key(pair, run_config))
+    return PromptCache(path, pair, run_config)
 
 
 def use_prompt_cache(

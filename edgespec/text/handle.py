@@ -73,7 +73,7 @@ class TextHandle:
         if not self.is_done:
             self._on_cancel(self)
 
-    def chunks(self) -> Generator[TextChunk, None, None]:
+    def __iter__(self) -> Generator[TextChunk, None, None]:
         """Yield all pieces as they come; closing the iterator cancels the text. Raises what ended it."""
         num_seen = 0
         try:
@@ -89,9 +89,6 @@ class TextHandle:
             self.cancel()
             while not self.is_done:
                 self._advance(lambda: self.is_done)
-
-    def __iter__(self) -> Generator[TextChunk, None, None]:
-        return self.chunks()
 
     def result(self) -> GenerationResult:
         """Wait for the end, and return the whole text; raises what ended it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from edgespec.text.handle import TextHandle
@@ -34,9 +34,3 @@ def finish_many(
     finally:
         for handle in numbers:
             handle.cancel()
-
-
-def tokens_of(texts: Scheduler, requests: Sequence[TextRequest]) -> list[list[int]]:
-    """Return the tokens of texts that share passes; raises what ended one of them."""
-    handles = [texts.submit(request, keeps=False) for request in requests]
-    return [list(handle.result().token_ids) for handle in handles]

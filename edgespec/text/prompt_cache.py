@@ -12,7 +12,6 @@ import contextlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,30 +29,21 @@ from edgespec.pair.pair import ModelPair
 from edgespec.placement.run_config import RunConfig
 from edgespec.text.caches import TextCaches, new_caches
 from edgespec.text.prompt_files import HEADER, SCHEMA, note_use
-from edgespec.text.prompt_rows import PromptRows, digest_of, open_rows
+from edgespec.text.prompt_rows import PromptRows, digest_of
 
 MIN_TOKENS = 16  # of a beginning that it pays to keep
 
 logger = logging.getLogger("edgespec.text")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptKey:
-    """What rows depend on beside the tokens, of either model: its content, and the format that it computes in."""
-
-    target: dict[str, str]
-    draft: dict[str, str] | None
-
-
-def prompt_key(pair: ModelPair, run_config: RunConfig) -> PromptKey:
-    """Return the key of a pair at a place; raises EdgespecError for models whose rows cannot begin another text."""
+def _check_rows_can_begin_texts(pair: ModelPair) -> None:
+    """Raise EdgespecError for models whose rows depend on more than the tokens before them."""
     if not shares_passes(pair.target.config.get_text_config(decoder=True)):
         raise EdgespecError(
             "E_PROMPT_CACHE",
             f"the rows of '{pair.target.folder.name}' depend on the length of the whole text (its rotation does).",
             "Leave out `prompt_cache`.",
         )
-
     for model in (pair.target, pair.draft):
         if model is not None and has_recurrent_layers(model.config.get_text_config(decoder=True)):
             raise EdgespecError(
@@ -62,27 +52,27 @@ def prompt_key(pair: ModelPair, run_config: RunConfig) -> PromptKey:
                 "Leave out `prompt_cache`.",
             )
 
-    def of(model: ModelFolder, quant: str | None) -> dict[str, str]:
-        dtype = str(run_config.dtype).removeprefix("torch.")
-        return {
-            "model": fingerprint(model),
-            "name": model.folder.name,
-            "dtype": dtype,
-            "quant": quant or "none",
-            "device": run_config.device.type,
-        }
 
-    return PromptKey(
-        target=of(pair.target, run_config.quant), draft=of(pair.draft, run_config.draft_quant) if pair.draft else None
-    )
+def _key_of(model: ModelFolder, quant: str | None, run_config: RunConfig) -> dict[str, str]:
+    """Return what a model's rows depend on beside the tokens: its content, and the format that it computes in."""
+    return {
+        "model": fingerprint(model),
+        "name": model.folder.name,
+        "dtype": str(run_config.dtype).removeprefix("torch."),
+        "quant": quant or "none",
+        "device": run_config.device.type,
+    }
 
 
 class PromptCache:
     """The file at work: texts begin on its rows, and rows that it should have are written to it."""
 
-    def __init__(self, path: Path, key: PromptKey) -> None:
-        """Read and check the file, where there is one; raises EdgespecError."""
-        self.path, self._key = path, key
+    def __init__(self, path: Path, pair: ModelPair, run_config: RunConfig) -> None:
+        """Read and check the file, where there is one; raises EdgespecError, also for a pair that can have none."""
+        _check_rows_can_begin_texts(pair)
+        self.path = path
+        self._target_key = _key_of(pair.target, run_config.quant, run_config)
+        self._draft_key = _key_of(pair.draft, run_config.draft_quant, run_config) if pair.draft else None
         self._wanted: list[int] = []
         self.ids: list[int] = []  # of the target's rows
         self._draft_ids: list[int] = []
@@ -178,8 +168,8 @@ class PromptCache:
             ids["draft"] = list(caches.draft.ids)
         header = {
             "schema": SCHEMA,
-            "target": self._key.target,
-            "draft": self._key.draft,
+            "target": self._target_key,
+            "draft": self._draft_key,
             "ids": ids,
             "digest": digest_of(ids, tensors),
         }
@@ -192,7 +182,8 @@ class PromptCache:
     def _opened(self) -> Iterator[PromptRows]:
         """Yield the open file, checked; raises FileNotFoundError, and EdgespecError for one that cannot be used."""
         try:
-            with open_rows(self.path) as rows:
+            with self.path.open("rb") as file:
+                rows = PromptRows(file)
                 if rows.identity != self._checked:
                     self._check(rows)
                 yield rows
@@ -212,12 +203,12 @@ class PromptCache:
             raise _refused(self.path, "is damaged: its rows are not those that were written")
         rows.check_unchanged()
         # Another draft's rows are of no use, and replaced.
-        draft_ids = header["ids"]["draft"] if header["draft"] == self._key.draft else []
+        draft_ids = header["ids"]["draft"] if header["draft"] == self._draft_key else []
         self.ids, self._draft_ids, self._checked = header["ids"]["target"], draft_ids, rows.identity
         note_use(self.path)
 
     def _check_key(self, header: dict[str, Any]) -> None:
-        theirs, ours = header["target"], self._key.target
+        theirs, ours = header["target"], self._target_key
         if theirs["model"] != ours["model"]:
             raise _refused(self.path, f"is of '{theirs['name']}' ({theirs['model']}), not of '{ours['name']}' as it is")
         for name in ("dtype", "quant", "device"):

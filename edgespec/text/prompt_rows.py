@@ -10,9 +10,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
@@ -103,13 +101,6 @@ class _Beginning(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._names)
-
-
-@contextmanager
-def open_rows(path: Path) -> Iterator[PromptRows]:
-    """Yield a file, which is open within this block."""
-    with path.open("rb") as file:
-        yield PromptRows(file)
 
 
 def digest_of(ids: Mapping[str, list[int]], tensors: Mapping[str, Tensor]) -> str:

@@ -62,40 +62,24 @@ class TextOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextRequest:
-    """A text to decode, with everything that was asked for it."""
+class TextRequest(TextSettings):
+    """A text to decode: its prompt, its settings from its first token on, and what shapes it beside them."""
 
     ids: list[int]
-    max_new_tokens: int  # that the context leaves
-    limited_by: str  # length | context: what ends it after so many
-    sampling: SamplingSettings
+    limited_by: str  # length | context: what ends the text after `max_new_tokens`
     seed: int
     name: str
     stop: StopStrings
     skip_special_tokens: bool = True  # of the text
-    grammar: TokenGrammar | None = None  # None: any text
-    num_logprobs: int | None = None  # alternatives that are told beside each token; None: nothing is told
-    stop_tokens: frozenset[int]  # ids that end it
-    min_new_tokens: int = 0  # before which none of those is drawn
-    suppressed: frozenset[int] = frozenset()  # ids that are never drawn
 
     @property
     def num_tokens(self) -> int:
         """The number of the prompt's tokens and of the new ones, at most."""
         return len(self.ids) + self.max_new_tokens
 
-    def settings(self, *, num_written: int = 0) -> TextSettings:
-        """Return how the text goes on behind so many tokens of its own."""
-        return TextSettings(
-            sampling=self.sampling,
-            max_new_tokens=self.max_new_tokens - num_written,
-            stop_tokens=self.stop_tokens,
-            min_new_tokens=self.min_new_tokens,
-            suppressed=self.suppressed,
-            grammar=self.grammar,
-            num_logprobs=self.num_logprobs,
-            num_written=num_written,
-        )
+    def settings(self, *, num_written: int) -> TextSettings:
+        """Return the settings with which the text continues after `num_written` tokens of its own."""
+        return replace(self, max_new_tokens=self.max_new_tokens - num_written, num_written=num_written)
 
     def noise(self, vocab: int, device: torch.device) -> TextNoise:
         """Return the noise that decides the text's tokens."""

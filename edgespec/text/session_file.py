@@ -7,18 +7,17 @@ tokenizer would choose for it, and a session must go on from those that were wri
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from edgespec.errors import EdgespecError
 from edgespec.files import json_text, make_folder, written_whole
 from edgespec.inputs import parse_json, read_as, shown
 from edgespec.text.chat_template import Message
-from edgespec.text.day import parse_day
 from edgespec.text.token_text import CUT_CHARACTER, text_of_tokens
 
 if TYPE_CHECKING:
@@ -26,13 +25,6 @@ if TYPE_CHECKING:
 
 SCHEMA = "edgespec.session/1"
 MAX_BYTES = 256 << 20  # of a session: far more than any context holds
-
-
-def _as_day(text: object) -> datetime.date | None:
-    day = parse_day(text)
-    if text is not None and day is None:
-        raise ValueError("a day as 2026-11-25")
-    return day
 
 
 Number = Annotated[int, Field(ge=0)]
@@ -47,31 +39,25 @@ class _MessageEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _SessionDocument:
-    """The content of a file; other keys are for people."""
+class _MessageLists:
+    """The messages of a file, and what stands beside them there."""
 
-    model: str | None = None
-    draft_model: str | None = None
-    system: str | None = None
-    day: Annotated[datetime.date | None, BeforeValidator(_as_day)] = None
-    settings: dict[str, Any] = field(default_factory=dict)
     messages: tuple[_MessageEntry, ...]
     token_ids: tuple[tuple[Number, ...], ...] = ()
     interrupted: tuple[Number, ...] = ()
-    stats: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedSession:
-    """The content of a session's file."""
+    """The content of a session's file; other keys are for people."""
 
     model: str | None = None
     draft_model: str | None = None
     system: str | None = None
     day: datetime.date | None = None  # that the chat template was told
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of the command that saved it
+    settings: dict[str, Any] = field(default_factory=dict)  # of the command that saved it
     messages: tuple[Message, ...] = ()
-    stats: Mapping[str, Any] = field(default_factory=dict)
+    stats: dict[str, Any] = field(default_factory=dict)
 
     def document(self) -> str:
         """Return the session as JSON."""
@@ -81,12 +67,12 @@ class SavedSession:
             "model": self.model,
             "draft_model": self.draft_model,
             "system": self.system,
-            "day": None if self.day is None else self.day.isoformat(),
-            "settings": dict(self.settings),
+            "day": self.day and self.day.isoformat(),
+            "settings": self.settings,
             "messages": [{"role": message.role, "content": message.content} for message in self.messages],
             "token_ids": [list(message.token_ids) for message in self.messages],
             "interrupted": [index for index, message in enumerate(self.messages) if message.is_interrupted],
-            "stats": dict(self.stats),
+            "stats": self.stats,
         }
         return json_text(content, indent=1) + "\n"
 
@@ -127,7 +113,11 @@ def read_session(path: Path, tokenizer: PreTrainedTokenizerBase) -> SavedSession
     schema = content.get("schema") if isinstance(content, dict) else None
     if schema != SCHEMA:
         raise _invalid(path, f"its schema is {shown(schema)}, not {SCHEMA!r}")
-    found = read_as(_SessionDocument, content, lambda key, problem: _invalid(path, f"{key} {problem}"))
+
+    def wrong(key: str, problem: str) -> EdgespecError:
+        return _invalid(path, f"{key} {problem}")
+
+    session, found = read_as(SavedSession, {**content, "messages": []}, wrong), read_as(_MessageLists, content, wrong)
     count = len(found.messages)
     token_ids = found.token_ids or ((),) * count
     if len(token_ids) != count:
@@ -137,24 +127,16 @@ def read_session(path: Path, tokenizer: PreTrainedTokenizerBase) -> SavedSession
     for number, ids in enumerate(token_ids):
         if any(token >= len(tokenizer) for token in ids):
             raise _invalid(path, f"the token ids of message {number} are none of this model's")
-    return SavedSession(
-        model=found.model,
-        draft_model=found.draft_model,
-        system=found.system,
-        day=found.day,
-        settings=found.settings,
-        messages=tuple(
-            Message(
-                role=entry.role,
-                content=entry.content,
-                # Whoever edits the text by hand means the text.
-                token_ids=ids if _spell(tokenizer, ids, entry.content) else (),
-                is_interrupted=number in found.interrupted,
-            )
-            for number, (entry, ids) in enumerate(zip(found.messages, token_ids, strict=True))
-        ),
-        stats=found.stats,
+    messages = tuple(
+        Message(
+            role=entry.role,
+            content=entry.content,
+            token_ids=ids if _spell(tokenizer, ids, entry.content) else (),  # else the text was edited by hand
+            is_interrupted=number in found.interrupted,
+        )
+        for number, (entry, ids) in enumerate(zip(found.messages, token_ids, strict=True))
     )
+    return replace(session, messages=messages)
 
 
 def _spell(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], content: str) -> bool:
@@ -167,14 +149,13 @@ def _read_json(path: Path) -> Any:
     try:
         if path.is_file() and path.stat().st_size > MAX_BYTES:
             raise _invalid(path, f"it has {path.stat().st_size >> 20} MiB")
-        content = parse_json(path.read_bytes().decode("utf-8-sig"))
+        return parse_json(path.read_bytes().decode("utf-8-sig"))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise EdgespecError("E_FILE_NOT_FOUND", f"there is no file '{path}'.", "Name a saved session.") from error
     except OSError as error:
         raise EdgespecError("E_FILE_NOT_FOUND", f"cannot read '{path}' ({error.strerror}).", "Name a file.") from error
     except ValueError as error:
         raise _invalid(path, f"it is not JSON: {error}") from error
-    return content
 
 
 def _invalid(path: Path, reason: str) -> EdgespecError:

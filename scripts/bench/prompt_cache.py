@@ -21,7 +21,7 @@ from pathlib import Path
 
 from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.config import parse_size
-from edgespec.text.prompt_cache import PromptCache, prompt_key
+from edgespec.text.prompt_cache import PromptCache
 from profiles.measure import drop_page_cache
 from scripts.bench.chat import long_text
 from scripts.situations import GIB
@@ -79,7 +79,7 @@ def first_turn(engine: Engine, system: str, new_tokens: int, path: Path | None) 
     drop_page_cache(sorted(engine.pair.target.folder.glob("*.safetensors")))
     started = time.perf_counter()
     chat = engine.chat(system=system, temperature=0, max_new_tokens=new_tokens)
-    cache = None if path is None else PromptCache(path, prompt_key(engine.pair, engine.run_config))
+    cache = None if path is None else PromptCache(path, engine.pair, engine.run_config)
     if cache is not None:
         cache.keep_beginning([chat.first_ids(QUESTION)])
     engine.use_prompt_cache(cache)

@@ -40,7 +40,7 @@ from edgespec.pair.user_config import UserConfig, read_config, read_pairs
 from edgespec.placement.pair_profile import tree_settings
 from edgespec.placement.pair_setup import set_up
 from edgespec.placement.run_config import resolve_run_config
-from edgespec.text.prompt_cache import PromptCache, prompt_key
+from edgespec.text.prompt_cache import PromptCache
 from edgespec.text.prompt_files import note_use, noted_files
 from edgespec.text.prompt_ids import prompt_ids
 from edgespec.text.request import text_request
@@ -417,8 +417,8 @@ def _prompt_cache(folder: Path, pair: ModelPair) -> Input:
     folder.mkdir()
     text = "def main(arguments):\n    return [argument for argument in arguments if argument is not None]\n" * 2
     with Engine.from_pair(pair, dtype="float32", tree=TreeSettings(policy="none")) as engine:
-        key = prompt_key(engine.pair, engine.run_config)
-        cache = PromptCache(folder / "rows.safetensors", key)
+        own_config = engine.run_config
+        cache = PromptCache(folder / "rows.safetensors", pair, own_config)
         cache.keep_beginning([engine.encode(text)])
         engine.use_prompt_cache(cache)
         engine.generate(text, max_new_tokens=1)
@@ -431,7 +431,7 @@ def _prompt_cache(folder: Path, pair: ModelPair) -> Input:
         with contextlib.suppress(OSError):
             note_use(path)
         list(noted_files())
-        PromptCache(path, key)
+        PromptCache(path, pair, own_config)
 
     return Input(
         name="prompt-cache", folder=folder, changes={"rows.safetensors": either(changed_header)}, read=read

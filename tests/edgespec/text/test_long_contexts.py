@@ -101,7 +101,7 @@ def test_a_text_that_is_begun_again_is_the_same(tmp_path: Path) -> None:
     with opened(folder, folder, TREE) as engine:
         whole = engine.generate(prompt_of(90), max_new_tokens=NEW, temperature=0).token_ids
         handle = engine.submit(engine.request(prompt_of(90), max_new_tokens=NEW, temperature=0))
-        pieces = handle.chunks()
+        pieces = iter(handle)
         while len(handle.added) < NEW // 2:
             next(pieces)
         handle.caches.target.truncate(0)  # type: ignore[union-attr]

@@ -18,7 +18,7 @@ from edgespec import Engine, TreeSettings
 from edgespec.errors import EdgespecError
 from edgespec.model.text_cache import TextCache
 from edgespec.pair.pair import open_pair
-from edgespec.text.prompt_cache import HEADER, PromptCache, prompt_key
+from edgespec.text.prompt_cache import HEADER, PromptCache
 from tests.conftest import FAMILIES, RECURRENT, SMALL, make_model, save_folder
 
 SYSTEM = [(7 * number) % 250 for number in range(40)]  # longer than the sliding windows
@@ -49,7 +49,7 @@ def texts(
 ) -> tuple[list[tuple[int, ...]], list[int]]:
     """The texts at two temperatures, and how many tokens of each prompt were read."""
     if path is not None:
-        cache = PromptCache(path, prompt_key(engine.pair, engine.run_config))
+        cache = PromptCache(path, engine.pair, engine.run_config)
         cache.keep_beginning(prompts)
         engine.use_prompt_cache(cache)
     found, num_read = [], []
@@ -91,7 +91,7 @@ def test_texts_are_the_same_with_and_without_and_read_only_what_is_new(
 
 def logits_behind(engine: Engine, path: Path, prompt: list[int]) -> list[torch.Tensor]:
     """The target's and the draft's logits [vocab] behind a prompt that begins on the file's rows."""
-    cache = PromptCache(path, prompt_key(engine.pair, engine.run_config))
+    cache = PromptCache(path, engine.pair, engine.run_config)
     caches = cache.begin(prompt, engine.target_model, engine.draft_model)
     assert caches is not None
     found = []
@@ -192,7 +192,7 @@ def test_a_file_of_anything_else_is_refused_before_weights_are_read(
         path.mkdir()
     before = path.read_bytes() if path.is_file() else b""
     with open_engine(target, draft, **options) as engine, pytest.raises(EdgespecError) as caught:
-        PromptCache(path, prompt_key(engine.pair, engine.run_config))
+        PromptCache(path, engine.pair, engine.run_config)
     assert caught.value.code == "E_PROMPT_CACHE"
     assert message in caught.value.what
     assert (path.read_bytes() if path.is_file() else b"") == before, "and it stays as it is"
@@ -202,7 +202,7 @@ def test_a_rotation_that_depends_on_the_whole_text_is_refused(tmp_path: Path) ->
     rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
     target = save_folder(tmp_path / "dynamic", make_model(LlamaConfig(**SMALL, rope_parameters=rope)))
     with open_engine(target, None) as engine, pytest.raises(EdgespecError, match="depend on the length"):
-        prompt_key(engine.pair, engine.run_config)
+        PromptCache(tmp_path / "prompt.safetensors", engine.pair, engine.run_config)
 
 
 def test_another_drafts_rows_are_not_used_and_replaced(draft: Path, tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_a_file_that_goes_away_in_a_run_is_no_longer_used(
     with open_engine(target, draft) as engine:
         expected, _ = texts(engine, path)
     with open_engine(target, draft) as engine:
-        cache = PromptCache(path, prompt_key(engine.pair, engine.run_config))
+        cache = PromptCache(path, engine.pair, engine.run_config)
         engine.use_prompt_cache(cache)
         shutil.move(path, tmp_path / "elsewhere")
         found = [engine.generate(PROMPTS[0], temperature=0.0, **OPTIONS).token_ids]
@@ -289,4 +289,4 @@ def test_features_that_a_head_reads_are_kept_too() -> None:
 def test_a_recurrent_state_is_refused(tmp_path: Path) -> None:
     target = save_folder(tmp_path / "recurrent", make_model(RECURRENT["lfm2"]()))
     with open_engine(target, None) as engine, pytest.raises(EdgespecError, match="has recurrent layers"):
-        prompt_key(engine.pair, engine.run_config)
+        PromptCache(tmp_path / "prompt.safetensors", engine.pair, engine.run_config)

@@ -13,7 +13,7 @@ import torch
 
 from edgespec import Engine, TreeSettings
 from edgespec.pair.pair import open_pair
-from edgespec.text.prompt_cache import PromptCache, prompt_key
+from edgespec.text.prompt_cache import PromptCache
 from edgespec.text.prompt_rows import PromptRows
 from tests.conftest import FAMILIES, make_model, save_folder
 
@@ -27,7 +27,7 @@ def open_engine(target: Path, draft: Path) -> Engine:
 
 
 def open_cache(engine: Engine, path: Path, wanted: list[int] | None = None) -> PromptCache:
-    cache = PromptCache(path, prompt_key(engine.pair, engine.run_config))
+    cache = PromptCache(path, engine.pair, engine.run_config)
     if wanted is not None:
         cache.keep_beginning([[*wanted, 0]])
     engine.use_prompt_cache(cache)

@@ -165,7 +165,7 @@ def test_a_stop_string_that_never_comes_changes_no_text(engine: Engine) -> None:
 
 def test_an_interrupted_text_shows_what_was_held_back(engine: Engine) -> None:
     handle = engine.submit(engine.request("ab", stop="never", **CUT))
-    chunks = handle.chunks()
+    chunks = iter(handle)
     assert next(chunks).text == ""
     chunks.close()
     text = handle.whole()
