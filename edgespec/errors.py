@@ -75,6 +75,12 @@ class EdgespecError(Exception):
         return EXIT_RUNTIME if self.code in _RUNTIME_CODES else EXIT_USAGE
 
 
+def unexpected(error: Exception) -> EdgespecError:
+    """Return the error for a fault that has no code of its own."""
+    what = f"unexpected {type(error).__name__}: {error}"
+    return EdgespecError("E_UNEXPECTED", what, "Set EDGESPEC_DEBUG=1 for the trace, and report it.")
+
+
 @contextmanager
 def _as_ours(kind: type[OffloadError | ProfileError]) -> Iterator[None]:
     try:

@@ -11,7 +11,7 @@ import click
 from edgespec.cli.log_file import LOG
 from edgespec.cli.spelling import spelled_error
 from edgespec.cli.standard_streams import StdoutError
-from edgespec.errors import EdgespecError, is_out_of_memory
+from edgespec.errors import EdgespecError, is_out_of_memory, unexpected
 
 GIB = 1 << 30
 TORCH_BYTES = 1 << 30  # of addresses that it takes when it is imported, most of which are never used
@@ -32,8 +32,7 @@ def as_edgespec_error(error: Exception) -> EdgespecError:
         return memory_error("the device's memory ran out.", "Lower --max-gpu-mem, -ngl or --tree-size.")
     if is_out_of_memory(error):
         return memory_error("memory ran out.", "Set --max-cpu-mem below what is free, or lower --tree-size.")
-    what = f"unexpected {type(error).__name__}: {error}"
-    return EdgespecError("E_UNEXPECTED", what, "Set EDGESPEC_DEBUG=1 for the trace, and report it.")
+    return unexpected(error)
 
 
 def memory_error(what: str, fix: str) -> EdgespecError:

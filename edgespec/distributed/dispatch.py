@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from itertools import islice
+from typing import Generic, Protocol
 
-from edgespec.distributed.worker import Exchange, Job, Value
+from edgespec.distributed.worker import Exchange, Job, JobIn, Value
 from edgespec.errors import EdgespecError
 
 MAX_TRIES = 3  # of a job
 MAX_LOSSES = 3  # of a worker in a row, without an answer between
 RESERVE_SHARE = 4  # one job waits at a worker for so many texts under way
-JobIn = TypeVar("JobIn", contravariant=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,13 +92,11 @@ class Dispatch(Generic[Job, Value]):
         `log` takes a line for people on what becomes of workers; `on_exchange` what each reported last, None once
         it is lost.
         """
-        self._jobs, self._pool, self._log, self._on_exchange = iter(jobs), pool, log, on_exchange
-        self._num_read = 0
+        self._jobs, self._pool, self._log, self._on_exchange = enumerate(jobs, 1), pool, log, on_exchange
         self._again: deque[_Try[Job]] = deque()
         self._held: dict[str, dict[int, _Try[Job]]] = {}  # by worker, of those that take jobs
         self._losses = dict.fromkeys(workers, 0)  # of those that take jobs, or will
         self._num_texts: dict[str, int] = {}
-        self._is_read = False
 
     def run(self) -> Iterator[JobOutcome[Job, Value]]:
         """Yield every job once, as it ends; raises EdgespecError where no worker is left."""
@@ -114,30 +112,18 @@ class Dispatch(Generic[Job, Value]):
             self._hand_out_again()
 
     def _is_over(self) -> bool:
-        if any(self._held.values()) or self._again:
-            return False
-        if not self._is_read:
-            self._look_ahead()
-        return not self._again
+        if not self._again and not any(self._held.values()):
+            self._again += self._read(1)  # looked ahead: it waits like those that are tried again
+            return not self._again
+        return False
 
-    def _look_ahead(self) -> None:
-        """Read one job, which waits like those that are tried again."""
-        job = self._read()
-        if job is not None:
-            self._again.append(job)
-
-    def _read(self) -> _Try[Job] | None:
-        for job in self._jobs:
-            self._num_read += 1
-            return _Try(number=self._num_read, job=job)
-        self._is_read = True
-        return None
+    def _read(self, most: int) -> list[_Try[Job]]:
+        return [_Try(number=number, job=job) for number, job in islice(self._jobs, most)]
 
     def _join(self, event: WorkerJoined) -> None:
         self._held[event.worker] = {}
         self._num_texts[event.worker] = event.num_texts
-        first = self._next_jobs(event.worker, event.num_texts)
-        self._give(event.worker, first)
+        self._give(event.worker, self._next_jobs(event.worker, event.num_texts))
         # A second exchange waits at the worker, so that it goes on while the first one's answers travel.
         if reserve := self._next_jobs(event.worker, self._room(event.worker)):
             self._give(event.worker, reserve)
@@ -221,11 +207,7 @@ class Dispatch(Generic[Job, Value]):
             found.append(attempt)
             if is_last:
                 return found
-        while len(found) < most and not self._is_read:
-            attempt_or_none = self._read()
-            if attempt_or_none is not None:
-                found.append(attempt_or_none)
-        return found
+        return found + self._read(max(0, most - len(found)))
 
     def _give(self, worker: str, jobs: list[_Try[Job]]) -> None:
         self._held[worker].update((attempt.number, attempt) for attempt in jobs)

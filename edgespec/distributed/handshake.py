@@ -16,21 +16,17 @@ def shared_settings(infos: Mapping[str, WorkerInfo]) -> dict[str, Any]:
     """Return the settings that all workers, by their names, have; raises EdgespecError where they differ."""
     first, *others = infos
     for name in others:
-        _compare(first, infos[first], name, infos[name])
+        check_joining(name, infos[name], first, infos[first])
     return dict(infos[first].settings)
 
 
-def check_joining(name: str, info: WorkerInfo, run_by: str, run: WorkerInfo) -> None:
-    """Raise EdgespecError for a worker that would write other texts than those of the run."""
-    _compare(run_by, run, name, info)
-
-
-def _compare(first: str, one: WorkerInfo, second: str, other: WorkerInfo) -> None:
-    facts = [{**info.versions, **info.settings} for info in (one, other)]
-    found = [name for name in {**facts[0], **facts[1]} if facts[0].get(name) != facts[1].get(name)]
+def check_joining(name: str, info: WorkerInfo, first: str, first_info: WorkerInfo) -> None:
+    """Raise EdgespecError for a worker that would write other texts than the first one of the run."""
+    ours, theirs = ({**each.versions, **each.settings} for each in (first_info, info))
+    found = [fact for fact in {**ours, **theirs} if ours.get(fact) != theirs.get(fact)]
     if found:
-        here, there = ("; ".join(f"{name} {_shown(values.get(name))}" for name in found[:5]) for values in facts)
-        raise EdgespecError("E_WORKER", f"{second} would not write what {first} writes: {there}, not {here}.", FIX)
+        here, there = ("; ".join(f"{fact} {_shown(facts.get(fact))}" for fact in found[:5]) for facts in (ours, theirs))
+        raise EdgespecError("E_WORKER", f"{name} would not write what {first} writes: {there}, not {here}.", FIX)
 
 
 def _shown(value: object) -> str:

@@ -12,7 +12,7 @@ from edgespec.distributed.cluster import import_ray
 from edgespec.distributed.dispatch import WorkerAnswered, WorkerJoined, WorkerLost
 from edgespec.distributed.handshake import check_joining, shared_settings
 from edgespec.distributed.worker import Exchange, Job, Value, WorkerInfo, WorkerPlan
-from edgespec.errors import EdgespecError, is_out_of_memory
+from edgespec.errors import EdgespecError, is_out_of_memory, unexpected
 from edgespec.model.environment import set_up_environment
 
 START_S = 300.0  # until a worker must run
@@ -230,8 +230,7 @@ def _readable(error: Exception) -> EdgespecError:
         return error
     if is_out_of_memory(error):
         return EdgespecError("E_MEMORY", "memory ran out while the models were loaded.", "Lower the memory's limits.")
-    what = f"unexpected {type(error).__name__}: {error}"
-    return EdgespecError("E_UNEXPECTED", what, "Set EDGESPEC_DEBUG=1 for the trace, and report it.")
+    return unexpected(error)
 
 
 def _lost_because(error: Exception) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from edgespec.config import require
 from edgespec.errors import EdgespecError
 
 if TYPE_CHECKING:
@@ -14,14 +15,9 @@ if TYPE_CHECKING:
 def new_token_limit(max_context: int | None, prompt_tokens: int, max_new_tokens: int) -> tuple[int, str]:
     """Return the new tokens that a context leaves room for, and why they end: 'length' or 'context'.
 
-    -1 asks for all that fit. Raises EdgespecError when none do, and for other numbers below 1.
+    -1 stands for all that fit. Raises EdgespecError when none do, and for other numbers below 1.
     """
-    if max_new_tokens == 0 or max_new_tokens < -1:
-        raise EdgespecError(
-            "E_SETTING",
-            f"`max_new_tokens={max_new_tokens}` is not a length.",
-            "Use 1 or more, or -1 for all that fits.",
-        )
+    check_length(max_new_tokens)
     if max_context is None:
         if max_new_tokens < 0:
             raise EdgespecError(
@@ -36,6 +32,12 @@ def new_token_limit(max_context: int | None, prompt_tokens: int, max_new_tokens:
             "Shorten the prompt.",
         )
     return (max_new_tokens, "length") if 1 <= max_new_tokens <= room else (room, "context")
+
+
+def check_length(max_new_tokens: int) -> None:
+    """Raise EdgespecError for what is no number of new tokens."""
+    what = f"`max_new_tokens={max_new_tokens}` is not a length."
+    require(max_new_tokens >= 1 or max_new_tokens == -1, what, "Use 1 or more, or -1 for all that fits.")
 
 
 def check_ctx_size(ctx_size: int, max_context: int | None) -> None:

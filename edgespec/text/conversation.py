@@ -84,17 +84,17 @@ class Conversation:
 
     def regenerate(self, *, on_prefill: OnPrefill | None = None) -> Generator[TextChunk, None, None]:
         """Answer the last message again, with the next seed; the old answer stays until there is a new one."""
-        before, asked = self._last_turn()
+        before, asked = self.last_turn()
         return self._answer(before, asked, tries=self._num_tries + 1, on_prefill=on_prefill)
 
     def edit(self, text: str, *, on_prefill: OnPrefill | None = None) -> Generator[TextChunk, None, None]:
         """Say this in place of the last message, and yield the answer step by step."""
-        before, _ = self._last_turn()
+        before, _ = self.last_turn()
         return self._answer(before, text, tries=0, on_prefill=on_prefill)
 
     def undo(self) -> str:
         """Take the last message and its answer back, and return the message."""
-        self.messages, asked = self._last_turn()
+        self.messages, asked = self.last_turn()
         return asked
 
     def clear(self) -> int:
@@ -180,7 +180,7 @@ class Conversation:
         self.day = session.day or datetime.date.today()
         return session
 
-    def _last_turn(self) -> tuple[tuple[Message, ...], str]:
+    def last_turn(self) -> tuple[tuple[Message, ...], str]:
         """Return what was said before the user's last message, and that message."""
         for index in reversed(range(len(self.messages))):
             if self.messages[index].role == "user":

@@ -24,6 +24,7 @@ from edgespec.cli.console import counted
 from edgespec.cli.open_engine import engine_trees_in_words
 from edgespec.cli.options.files import check_files
 from edgespec.cli.options.model import ModelOptions
+from edgespec.cli.prompts.read import read_text
 from edgespec.cli.prompts.report import template_notes
 from edgespec.errors import EdgespecError
 from edgespec.files import expanded, require_place, sessions_folder
@@ -90,7 +91,7 @@ def _clear(chat: Chat, _argument: str) -> None:
 def _system(chat: Chat, argument: str) -> None:
     old = chat.conversation.system
     if not argument:
-        if chat.reader is None:
+        if chat.read_message is None:
             chat.screen.say(old or "no system message")
             return
         argument = chat.read("system> ", default=old or "").strip()
@@ -100,59 +101,50 @@ def _system(chat: Chat, argument: str) -> None:
     chat.conversation.system = argument or None
     chat.screen.say(f"system message {'set' if argument else 'removed'}; the next turn reads everything again")
     if argument and not chat.conversation.is_raw:
-        for note in template_notes(chat.engine.pair, (), has_system=True):
-            chat.screen.say(note)
+        chat.screen.say(*template_notes(chat.engine.pair, (), has_system=True))
 
 
 def _set(chat: Chat, argument: str) -> None:
-    for line in change_settings(chat, argument) if argument else show_settings(chat):
-        chat.screen.say(line)
+    chat.screen.say(*(change_settings(chat, argument) if argument else show_settings(chat)))
 
 
 def _show(chat: Chat, argument: str) -> None:
-    engine, conversation = chat.engine, chat.conversation
     subject = argument.lower() or "settings"
-    if subject == "settings":
-        lines = show_settings(chat)
-    elif subject == "model":
-        draft, count = engine.pair.draft, conversation.num_turns
-        lines = [
-            f"target  {engine.pair.target.folder} ({engine.run_config.quant or 'not quantised'})",
-            f"draft   {draft.folder} ({engine.run_config.draft_quant or 'not quantised'})" if draft else "draft   none",
-            f"context {conversation.num_tokens} of {engine.max_context} tokens, {counted(count, 'turn')}",
-            f"trees   {engine_trees_in_words(engine)}",
-        ]
-    elif subject == "memory":
-        lines = [str(engine.placement)]
-    elif subject == "system":
-        lines = [conversation.system or "no system message"]
-    elif subject == "template":
-        lines = [
-            "no chat template: the messages are one text"
-            if conversation.is_raw
-            else str(engine.pair.tokenizer.chat_template)
-        ]
-    elif subject == "prompt":
-        ids = conversation.prompt_ids(conversation.messages)
-        lines = [str(engine.pair.tokenizer.decode(ids)), f"({counted(len(ids), 'token')})"]
-    else:
+    if subject not in SUBJECTS:
         raise EdgespecError("E_COMMAND", f"there is no '{subject}' to show.", f"Choose one of: {', '.join(SUBJECTS)}.")
-    for line in lines:
-        chat.screen.say(line)
+    chat.screen.say(*SUBJECTS[subject](chat))
+
+
+def _model(chat: Chat) -> list[str]:
+    engine, conversation, draft = chat.engine, chat.conversation, chat.engine.pair.draft
+    return [
+        f"target  {engine.pair.target.folder} ({engine.run_config.quant or 'not quantised'})",
+        f"draft   {draft.folder} ({engine.run_config.draft_quant or 'not quantised'})" if draft else "draft   none",
+        f"context {conversation.num_tokens} of {engine.max_context} tokens, {counted(conversation.num_turns, 'turn')}",
+        f"trees   {engine_trees_in_words(engine)}",
+    ]
+
+
+def _template(chat: Chat) -> list[str]:
+    none = "no chat template: the messages are one text"
+    return [none if chat.conversation.is_raw else str(chat.engine.pair.tokenizer.chat_template)]
+
+
+def _prompt(chat: Chat) -> list[str]:
+    ids = chat.conversation.prompt_ids(chat.conversation.messages)
+    return [str(chat.engine.pair.tokenizer.decode(ids)), f"({counted(len(ids), 'token')})"]
 
 
 def _stats(chat: Chat, _argument: str) -> None:
     engine = chat.engine
     pass_bytes, expert_bytes = engine.placement.every_pass_bytes, engine.expert_counts.read_bytes
-    for line in session_report(chat.turns, pass_bytes=pass_bytes, expert_bytes=expert_bytes):
-        chat.screen.say(line)
+    chat.screen.say(*session_report(chat.turns, pass_bytes=pass_bytes, expert_bytes=expert_bytes))
 
 
 def _compact(chat: Chat, _argument: str) -> None:
     dropped = chat.conversation.compact()
     questions = [message.content for message in dropped if message.role == "user"]
-    for question in questions:
-        chat.screen.say(f"dropped: {_first_line(question)}")
+    chat.screen.say(*(f"dropped: {_first_line(question)}" for question in questions))
     turns, left = counted(len(questions), "turn"), counted(chat.conversation.num_turns, "turn")
     tokens = f"{chat.conversation.num_tokens} of {chat.engine.max_context} tokens"
     chat.screen.say(f"dropped the oldest {turns}; {left} left, {tokens}; the next answer reads them again")
@@ -171,10 +163,8 @@ def _undo(chat: Chat, _argument: str) -> None:
 
 
 def _edit(chat: Chat, argument: str) -> None:
-    question = chat.last_question()
-    if question is None:
-        raise EdgespecError("E_NO_TURN", "nothing was said yet.", "Say something first.")
-    if not argument and chat.reader is None:
+    _, question = chat.conversation.last_turn()
+    if not argument and chat.read_message is None:
         raise EdgespecError("E_COMMAND", "there is no terminal to edit in.", "Write /edit NEW TEXT.")
     text = argument or chat.read("edit> ", default=question)
     if text.strip():
@@ -183,27 +173,17 @@ def _edit(chat: Chat, argument: str) -> None:
 
 def _read(chat: Chat, argument: str) -> None:
     if not argument:
-        for attachment in chat.attachments:
-            chat.screen.say(f"attached: {attachment.path}")
+        chat.screen.say(*(f"attached: {attachment.path}" for attachment in chat.attachments))
         if not chat.attachments:
             raise EdgespecError("E_COMMAND", "/read needs a file.", "Write /read FILE.")
         return
     path = expanded(argument)
-    try:
-        text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        raise EdgespecError("E_PROMPT_INVALID", f"'{path}' is not UTF-8.", "Name a text file.") from error
-    except (OSError, ValueError) as error:  # a name with a character that none can have
-        why = getattr(error, "strerror", None) or error
-        raise EdgespecError("E_FILE_NOT_FOUND", f"cannot read '{path}' ({why}).", "Name a file.") from error
-    attachment = Attachment(path=path, text=text)
-    count = len(chat.engine.pair.tokenizer.encode(text, add_special_tokens=False))
+    attachment = Attachment(
+        path=path, text=read_text(str(path.absolute()), what="a text file")
+    )  # absolute: - is no stdin
+    chat.conversation.check_room(chat.with_attachments("", attachment))
     chat.attachments.append(attachment)
-    try:
-        chat.conversation.check_room(chat.with_attachments(""))
-    except EdgespecError:
-        chat.attachments.remove(attachment)
-        raise
+    count = len(chat.engine.pair.tokenizer.encode(attachment.text, add_special_tokens=False))
     share = count / chat.engine.max_context
     chat.screen.say(
         f"{path}: {counted(count, 'token')}, {share:.0%} of the context; it goes before your next message "
@@ -249,8 +229,7 @@ def _load(chat: Chat, argument: str) -> None:
             f"the session has {needed} tokens, and the context holds {chat.engine.max_context} with an answer.",
             "Start with a larger -c.",
         )
-    for line in restore_settings(chat, session.settings):
-        chat.screen.say(line)
+    chat.screen.say(*restore_settings(chat, session.settings))
     if session.model != str(chat.engine.pair.target.folder):
         chat.screen.say(f"it was saved with {session.model}")
     turns, tokens = counted(conversation.num_turns, "turn"), counted(conversation.num_tokens, "token")
@@ -275,7 +254,14 @@ def _first_line(text: str) -> str:
     return f"{line[:60]} ..." if rest or len(line) > 60 else line
 
 
-SUBJECTS = ("settings", "model", "memory", "system", "template", "prompt")
+SUBJECTS: dict[str, Callable[[Chat], list[str]]] = {
+    "settings": show_settings,
+    "model": _model,
+    "memory": lambda chat: [str(chat.engine.placement)],
+    "system": lambda chat: [chat.conversation.system or "no system message"],
+    "template": _template,
+    "prompt": _prompt,
+}
 ACTIONS = {
     "help": Action(usage="/help [COMMAND]", help="this list", run=_help, aliases=("?",)),
     "exit": Action(usage="/exit", help="leave; Ctrl-D too", run=_exit, aliases=("quit", "bye")),

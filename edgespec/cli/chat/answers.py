@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from edgespec.cli.chat.footer import GIB, Turn, footer
@@ -35,7 +36,7 @@ def answer(chat: Chat, ask: Ask) -> bool:
     screen.begin_answer()
     try:
         with (
-            cancelling(chat.engine, notices=NOTICES, give_up=_leaver(chat.keys.restore)) as num_pressed,
+            cancelling(chat.engine, notices=NOTICES, give_up=partial(_leave, chat.keys.restore)) as num_pressed,
             contextlib.closing(ask(screen.prefill)) as chunks,
         ):
             for chunk in chunks:
@@ -96,15 +97,8 @@ def _gpu_use(engine: Engine) -> str | None:
     return f"gpu {(total_bytes - free_bytes) / GIB:.1f}/{total_bytes / GIB:.1f} GiB"
 
 
-def _leaver(restore_keys: Callable[[], None]) -> Callable[[], None]:
-    """Return a function that ends the program with the terminal as it was.
-
-    It raises no exception: that would wait for a pass that does not end.
-    """
-
-    def leave() -> None:
-        restore_keys()
-        os.write(STDERR, b"\n")
-        os._exit(EXIT_INTERRUPTED)
-
-    return leave
+def _leave(restore_keys: Callable[[], None]) -> None:
+    """End the program with the terminal as it was, without an exception: that would wait for a pass that hangs."""
+    restore_keys()
+    os.write(STDERR, b"\n")
+    os._exit(EXIT_INTERRUPTED)

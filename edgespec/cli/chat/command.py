@@ -156,7 +156,7 @@ def _open_chat(console: Console, engine: Engine, options: ChatOptions, keys: Wai
         engine=engine,
         conversation=conversation,
         screen=Screen(console, color=options.color),
-        reader=None,
+        read_message=None,
         keys=keys,
         own_tree=engine.tree,
         shows_stats=options.stats,
@@ -183,8 +183,14 @@ def _open_chat(console: Console, engine: Engine, options: ChatOptions, keys: Wai
 
         words: dict[str, tuple[str, ...]] = dict.fromkeys(ACTIONS, ())
         words |= {alias: () for action in ACTIONS.values() for alias in action.aliases}
-        words |= {"set": tuple(SETTINGS), "show": SUBJECTS, "spec": SPECS, "tree": ("auto",), "help": tuple(ACTIONS)}
-        chat.reader, problem = open_reader(
+        words |= {
+            "set": tuple(SETTINGS),
+            "show": tuple(SUBJECTS),
+            "spec": SPECS,
+            "tree": ("auto",),
+            "help": tuple(ACTIONS),
+        }
+        chat.read_message, problem = open_reader(
             history=history_file() if options.history else None,
             words=words,
             file_commands=("read", "file", "save", "save!", "load"),

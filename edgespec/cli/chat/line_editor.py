@@ -21,7 +21,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPress, KeyPressEvent
 from prompt_toolkit.output import ColorDepth, create_output
 
 from edgespec.cli.chat.parse import continues, wants_more
-from edgespec.cli.chat.state import LineReader
+from edgespec.cli.chat.state import ReadMessage
 from edgespec.cli.console import draws_lines
 from edgespec.cli.standard_streams import drawing_stream
 from edgespec.files import PRIVATE_FILE, has_place, make_folder, shown_place
@@ -31,13 +31,13 @@ COMPLETIONS = dict[str, tuple[str, ...]]
 
 def open_reader(
     *, history: Path | None, words: COMPLETIONS, file_commands: Iterable[str], color: bool, typed: bytes = b""
-) -> tuple[LineReader, str | None]:
-    """Return a reader of lines, and what is wrong with the history file, if anything is.
+) -> tuple[ReadMessage, str | None]:
+    """Return what reads messages, and what is wrong with the history file, if anything is.
 
     `words` are what may follow a command; after `file_commands` come paths. `typed` was typed before.
     """
     if not draws_lines():
-        return PlainReader(), None
+        return _plain_reader(), None
     screen = sys.stdout if sys.stdout.isatty() else sys.stderr
     kept, problem = _history(history)
     try:
@@ -54,38 +54,26 @@ def open_reader(
             output=create_output(stdout=drawing_stream(screen)),
         )
     except Exception:  # a Windows console that is none, as in Git Bash, and whatever other terminals may lack
-        return PlainReader(), problem
+        return _plain_reader(), problem
     early: list[KeyPress] = []
     parser = Vt100Parser(early.append)
     parser.feed_and_flush(typed.decode(errors="surrogateescape"))
     store_typeahead(session.input, early)
-    return TerminalReader(session), problem
+    return lambda prompt, default: session.prompt(prompt, default=default), problem
 
 
-class TerminalReader:
-    """Reads messages with editing, history and completion."""
-
-    def __init__(self, session: PromptSession[str]) -> None:
-        self._session = session
-
-    def read(self, prompt: str, *, default: str = "") -> str:
-        """Read one message; raises EOFError for Ctrl-D, and KeyboardInterrupt for Ctrl-C on an empty line."""
-        return self._session.prompt(prompt, default=default)
+def _plain_reader() -> ReadMessage:
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # or bytes that are not UTF-8 would be an error each
+    return _read_plain_lines
 
 
-class PlainReader:
-    """Reads lines as they come; blocks in quotes and backslashes at a line's end work here too."""
-
-    def __init__(self) -> None:
-        if isinstance(sys.stdin, io.TextIOWrapper):
-            sys.stdin.reconfigure(errors="surrogateescape")  # or bytes that are not UTF-8 would be an error each
-
-    def read(self, prompt: str, *, default: str = "") -> str:
-        """Read one message; raises EOFError at the end, and KeyboardInterrupt for Ctrl-C."""
-        typed = _line(prompt)
-        while continues(typed) or wants_more(typed):
-            typed = f"{typed[:-1] if continues(typed) else typed}\n{_line('')}"
-        return typed
+def _read_plain_lines(prompt: str, _default: str) -> str:
+    """Read a message as lines; blocks in quotes and backslashes at a line's end work here too."""
+    typed = _line(prompt)
+    while continues(typed) or wants_more(typed):
+        typed = f"{typed[:-1] if continues(typed) else typed}\n{_line('')}"
+    return typed
 
 
 def _line(prompt: str) -> str:

@@ -18,7 +18,7 @@ from edgespec.cli.options.engine import EngineOptions
 from edgespec.cli.options.model import ModelOptions, PairNamesWithTarget, find_models
 from edgespec.cli.options.numbers import WholeNumber
 from edgespec.cli.options.record import group, option, settle
-from edgespec.config import require
+from edgespec.text.context import check_length
 
 COLORS = ("auto", "always", "never")
 LENGTH_HELP = (
@@ -45,11 +45,8 @@ class ChatOptions(DrawingOptions):
 
     def __post_init__(self) -> None:
         DrawingOptions.__post_init__(self)
-        require(
-            self.max_new_tokens is None or self.max_new_tokens == -1 or self.max_new_tokens >= 1,
-            f"--max-new-tokens {self.max_new_tokens} is not a length.",
-            "Use 1 or more, or -1 for all that fits.",
-        )
+        if self.max_new_tokens is not None:
+            check_length(self.max_new_tokens)
         require_text("-p", self.prompt_text or "")
         settle(self, system=read_system(self.system, self.system_file), system_file=None)
 

@@ -28,13 +28,14 @@ class Screen:
         self._answer_end = "\n"  # of what was written of this answer
         self._prefill = PrefillLine(console)
 
-    def say(self, text: str) -> None:
+    def say(self, *texts: str) -> None:
         """Write lines for the person."""
         self.end_answer()
-        self.console.say(text)
+        for text in texts:
+            self.console.say(text)
 
     def note(self, text: str, *, warning: str = "") -> None:
-        """Write a dim line, and behind it a warning that stands out."""
+        """Write a dim line, and after it a warning that stands out."""
         self.end_answer()
         parts = [(color, part) for color, part in ((DIM, text), (YELLOW, warning)) if part]
         if self.has_color:

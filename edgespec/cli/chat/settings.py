@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.chat.parse import closest
 from edgespec.cli.spelling import spelled
-from edgespec.config import MAX_SEED, SamplingSettings
+from edgespec.config import MAX_SEED, SamplingSettings, require
 from edgespec.errors import EdgespecError
+from edgespec.text.context import check_length
 from edgespec.tree.policies import POLICIES
 from edgespec.tree.settings import TreeSettings
 
@@ -93,8 +94,7 @@ def use_spec(chat: Chat, spec: str) -> None:
     """Choose how to speculate from the next answer on; `on` is how the chat began. Raises EdgespecError."""
     if spec == "on":
         spec = "chain" if chat.own_tree.policy == "chain" else "tree"
-    if spec not in SPECS:
-        raise EdgespecError("E_SETTING", f"'{spec}' is no way to speculate.", f"Choose one of: {', '.join(SPECS)}.")
+    require(spec in SPECS, f"'{spec}' is no way to speculate.", f"Choose one of: {', '.join(SPECS)}.")
     own = chat.own_tree
     if spec == "off":
         chat.engine.use_tree(own.plain())
@@ -123,8 +123,7 @@ def use_tree_size(chat: Chat, text: str) -> None:
 
 def _use_depth(chat: Chat, text: str) -> None:
     tree = chat.engine.tree
-    if not tree.uses("depth"):
-        raise EdgespecError("E_SETTING", f"--policy {tree.policy} has no depth to set.", "Use /spec tree first.")
+    require(tree.uses("depth"), f"--policy {tree.policy} has no depth to set.", "Use /spec tree first.")
     depth = chat.own_tree.depth if text == "auto" else _number(text, int)
     chat.engine.use_tree(replace(tree, depth=depth))
 
@@ -143,15 +142,13 @@ def _sampling_setting(name: str, kind: type[int] | type[float], hint: str) -> Ch
 
 def _change_length(chat: Chat, text: str) -> None:
     length = _number(text, int)
-    if length == 0 or length < -1:
-        raise EdgespecError("E_SETTING", f"{length} is not a length.", "Use 1 or more, or -1 for all that fits.")
+    check_length(length)
     chat.conversation.options["max_new_tokens"] = length
 
 
 def _change_seed(chat: Chat, text: str) -> None:
     seed = None if text in {"random", "none", "-1"} else _number(text, int)
-    if seed is not None and not 0 <= seed <= MAX_SEED:
-        raise EdgespecError("E_SETTING", f"{seed} is no seed.", "Use a number from 0 on, or random.")
+    require(seed is None or 0 <= seed <= MAX_SEED, f"{seed} is no seed.", "Use a number from 0 on, or random.")
     chat.conversation.options["seed"] = seed
 
 
@@ -160,18 +157,20 @@ def _change_thinking(chat: Chat, text: str) -> None:
     if text == "auto":
         values.pop(THINKING, None)
         return
-    if text not in SWITCH:
-        raise EdgespecError("E_SETTING", f"'{text}' is neither on, off nor auto.", "Use one of them.")
+    value = _switched(text, "on, off or auto")
     if chat.conversation.is_raw or THINKING not in str(chat.engine.pair.tokenizer.chat_template):
         what = "there is no chat template" if chat.conversation.is_raw else f"the chat template reads no {THINKING}"
         raise EdgespecError("E_SETTING", f"{what}: thinking cannot be switched.", "Leave it out.")
-    values[THINKING] = SWITCH[text]
+    values[THINKING] = value
 
 
 def _change_stats(chat: Chat, text: str) -> None:
-    if text not in SWITCH:
-        raise EdgespecError("E_SETTING", f"'{text}' is neither on nor off.", "Use on or off.")
-    chat.shows_stats = SWITCH[text]
+    chat.shows_stats = _switched(text, "on or off")
+
+
+def _switched(text: str, choices: str) -> bool:
+    require(text in SWITCH, f"'{text}' is not {choices}.", "Use one of them.")
+    return SWITCH[text]
 
 
 SETTINGS = {

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from edgespec.cli.console import counted
 from edgespec.files import HALF_CHARACTER
@@ -15,16 +16,12 @@ if TYPE_CHECKING:
     from edgespec.cli.chat.keys import WaitingKeys
     from edgespec.cli.chat.screen import Screen
     from edgespec.engine import Engine
-    from edgespec.text.chat_template import Message
     from edgespec.text.conversation import Conversation
     from edgespec.tree.settings import TreeSettings
 
 
-class LineReader(Protocol):
-    """Reads the messages that a person types."""
-
-    def read(self, prompt: str, *, default: str = "") -> str:
-        """Read one message; raises EOFError at the end, and KeyboardInterrupt for Ctrl-C on an empty line."""
+# (prompt, text to begin with) -> a message that a person typed; raises as `Chat.read` does
+ReadMessage = Callable[[str, str], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +39,7 @@ class Chat:
     engine: Engine
     conversation: Conversation
     screen: Screen
-    reader: LineReader | None  # None: nobody can be questions
+    read_message: ReadMessage | None  # None: there is no terminal to ask in
     keys: WaitingKeys
     own_tree: TreeSettings  # that the chat began with
     shows_stats: bool = True
@@ -52,12 +49,12 @@ class Chat:
     kept: Path | None = None  # the session that a fault wrote
 
     def read(self, prompt: str, *, default: str = "") -> str:
-        """Read what a person types; bytes that are no character stand as U+FFFD, and that is said.
+        """Read what a person types; bytes that are no character become U+FFFD, with a note.
 
         Raises EOFError at the end, and KeyboardInterrupt for Ctrl-C on an empty line.
         """
-        assert self.reader is not None
-        typed, count = HALF_CHARACTER.subn(CUT_CHARACTER, self.reader.read(prompt, default=default))
+        assert self.read_message is not None
+        typed, count = HALF_CHARACTER.subn(CUT_CHARACTER, self.read_message(prompt, default))
         if count:
             self.screen.say(f"not UTF-8, and read as {CUT_CHARACTER}: {counted(count, 'byte')} of what was typed")
         return typed
@@ -68,13 +65,8 @@ class Chat:
         policy = self.engine.tree.policy
         return {"none": "off", "chain": "chain"}.get(policy, "tree")
 
-    def with_attachments(self, text: str) -> str:
-        """Return the message as it will be sent, behind the attached files."""
+    def with_attachments(self, text: str, *more: Attachment) -> str:
+        """Return the message as it will be sent, after the attached files."""
         between = "\n" if self.conversation.is_raw else "\n\n"
-        parts = [attachment.text.removesuffix("\n") for attachment in self.attachments]
+        parts = [attachment.text.removesuffix("\n") for attachment in (*self.attachments, *more)]
         return between.join([*parts, text] if text else parts)
-
-    def last_question(self) -> str | None:
-        """Return the user's last message, if there is one."""
-        questions: list[Message] = [message for message in self.conversation.messages if message.role == "user"]
-        return questions[-1].content if questions else None

@@ -66,7 +66,7 @@ def _date(
 
 
 def _resources(_context: click.Context, _parameter: click.Parameter, value: str | None) -> dict[str, float] | None:
-    from edgespec.distributed.resources import parse_resources
+    from edgespec.distributed.cluster import parse_resources
 
     return None if value is None else parse_resources(value)
 

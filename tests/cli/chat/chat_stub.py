@@ -63,11 +63,11 @@ if __name__ == "__main__":
     conversation: Any = StubConversation(engine)
     with visible_streams(), silent_keys() as keys:
         time.sleep(float(os.environ.get("STUB_LOADS_S", "0")))
-        reader, _ = open_reader(
+        read_message, _ = open_reader(
             history=Path(sys.argv[1]), words={"read": (), "show": ("memory",)}, file_commands=("read",), color=False,
             typed=keys.typed,
         )  # fmt: skip
         screen = Screen(Console(quiet=False, verbose=False), color="never")
-        chat = Chat(engine=engine, conversation=conversation, screen=screen, reader=reader, keys=keys,
+        chat = Chat(engine=engine, conversation=conversation, screen=screen, read_message=read_message, keys=keys,
                     own_tree=engine.tree, shows_stats=False)  # fmt: skip
         sys.exit(converse(chat, None))

@@ -53,7 +53,7 @@ class Lines:
         self.lines = lines
         self.defaults: list[str] = []
 
-    def read(self, prompt: str, *, default: str = "") -> str:
+    def __call__(self, _prompt: str, default: str) -> str:
         self.defaults.append(default)
         line = self.lines.pop(0) if self.lines else EOFError()
         if isinstance(line, BaseException):
@@ -81,9 +81,10 @@ def talk(engine: Engine, capsys: pytest.CaptureFixture[str]) -> Talk:
             engine.forget()
             engine.use_tree(TreeSettings(size=8))
             conversation = engine.chat(sampling=GREEDY, max_new_tokens=6)
-            chat = Chat(engine=engine, conversation=conversation, reader=None, keys=WaitingKeys(), own_tree=engine.tree,
+            chat = Chat(engine=engine, conversation=conversation, read_message=None, keys=WaitingKeys(),
+                        own_tree=engine.tree,
                         screen=Screen(Console(quiet=False, verbose=False), color="never"))  # fmt: skip
-        chat.reader, chat.is_over = Lines(list(lines)), False
+        chat.read_message, chat.is_over = Lines(list(lines)), False
         capsys.readouterr()
         assert converse(chat, None) == 0
         written = capsys.readouterr()
@@ -285,7 +286,7 @@ def test_thinking_is_switched_where_the_template_can(talk: Talk, monkeypatch: py
     monkeypatch.setattr(tokenizer, "chat_template", template)
     _, _, err = talk("/set think=off", "/set think maybe", chat=chat)
     assert "think: - → off" in err
-    assert "neither on, off nor auto" in err
+    assert "is not on, off or auto" in err
     prompt = chat.conversation.prompt_ids((Message(role="user", content="x"),))
     assert tokenizer.decode(prompt) == "xquick"
     _, _, err = talk("/set think=on top_p=7", chat=chat)  # all or nothing
@@ -314,8 +315,8 @@ def test_interrupts_at_the_prompt_and_in_commands(talk: Talk) -> None:
     assert chat.conversation.system == "be"
     assert "removed" in talk("/system", " ", chat=chat)[2]
     chat, _, _ = talk("def main(", "/edit", "def other(", chat=chat)
-    assert isinstance(chat.reader, Lines)
-    assert chat.reader.defaults[2] == "def main("
+    assert isinstance(chat.read_message, Lines)
+    assert chat.read_message.defaults[2] == "def main("
     assert [message.content for message in chat.conversation.messages[::2]] == ["def other("]
     assert "nothing was said" in talk("/clear", "/edit", chat=chat)[2]
 

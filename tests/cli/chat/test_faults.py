@@ -37,7 +37,7 @@ def chat(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cha
     engine.forget()
     conversation = engine.chat(sampling=SamplingSettings(), max_new_tokens=4)
     screen = Screen(Console(quiet=False, verbose=False), color="never")
-    return Chat(engine=engine, conversation=conversation, reader=None, keys=WaitingKeys(), own_tree=engine.tree,
+    return Chat(engine=engine, conversation=conversation, read_message=None, keys=WaitingKeys(), own_tree=engine.tree,
                 screen=screen)  # fmt: skip
 
 
@@ -70,7 +70,7 @@ def test_any_fault_is_said_and_the_next_line_is_answered(
     error: Exception, chat: Chat, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing_once(chat, error, monkeypatch)
-    chat.reader = Lines(["def main(", "fail", "import os", "/stats"])
+    chat.read_message = Lines(["def main(", "fail", "import os", "/stats"])
     assert converse(chat, None) == 0
     assert [message.content for message in chat.conversation.messages if message.role == "user"][::2] == [
         "def main(", "import os",
@@ -85,12 +85,12 @@ def test_what_a_fault_left_is_in_a_file_that_load_reads(
     chat: Chat, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing_once(chat, RuntimeError("odd"), monkeypatch)
-    chat.reader = Lines(["def main(", "fail", "fail"])
+    chat.read_message = Lines(["def main(", "fail", "fail"])
     assert converse(chat, None) == 0
     assert chat.kept is not None
     assert capsys.readouterr().err.count(f"the conversation is kept: /load {chat.kept}") == 2
     assert len(json.loads(chat.kept.read_text())["messages"]) == len(chat.conversation.messages)
-    chat.reader = Lines(["/clear", f"/load {chat.kept}", "import os"])
+    chat.read_message = Lines(["/clear", f"/load {chat.kept}", "import os"])
     assert converse(chat, None) == 0
     assert chat.conversation.num_turns == 4
 
@@ -100,7 +100,7 @@ def test_what_ends_the_program_leaves_the_conversation_in_a_file(
     error: BaseException, chat: Chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing_once(chat, error, monkeypatch)
-    chat.reader = Lines(["def main(", "fail"])
+    chat.read_message = Lines(["def main(", "fail"])
     with pytest.raises(type(error)):
         converse(chat, None)
     assert chat.kept is not None
@@ -115,7 +115,9 @@ def test_bytes_that_are_not_utf8_stand_as_u_fffd_and_that_is_said(
     typed: str, content: str, chat: Chat, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In a message, a system message, one that is edited, and in any command."""
-    chat.reader = Lines([typed, f"/system {typed}", "/system", typed, "/edit", typed, f"/nothing {typed}", "def f("])
+    chat.read_message = Lines(
+        [typed, f"/system {typed}", "/system", typed, "/edit", typed, f"/nothing {typed}", "def f("]
+    )
     assert converse(chat, None) == 0
     assert chat.conversation.messages[0].content == content
     assert chat.conversation.system == content
@@ -127,7 +129,7 @@ def test_bytes_that_are_not_utf8_stand_as_u_fffd_and_that_is_said(
 
 @pytest.mark.parametrize("name", ["no\0file", "x" * 5000, "."])
 def test_read_refuses_a_name_that_no_file_can_have(name: str, chat: Chat, capsys: pytest.CaptureFixture[str]) -> None:
-    chat.reader = Lines([f"/read {name}", "a\0b\x1b"])
+    chat.read_message = Lines([f"/read {name}", "a\0b\x1b"])
     assert converse(chat, None) == 0
     said = capsys.readouterr().err
     assert "Error: cannot read" in said
