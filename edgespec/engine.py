@@ -180,7 +180,7 @@ class Engine:
 
     def chat(self, *, system: str | None = None, raw: bool = False, **options: Unpack[TextOptions]) -> Conversation:
         """Return a conversation, empty but for the system's message; `raw` leaves the chat template out."""
-        return Conversation(self, system=system, raw=raw, **options)
+        return Conversation(self.pair, self._texts, max_context=self.max_context, system=system, raw=raw, **options)
 
     def cancel(self, *, abandon: bool = False) -> None:
         """End all texts after their pass, or with `abandon` between two layers; any thread may call this."""

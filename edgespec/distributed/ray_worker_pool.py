@@ -10,8 +10,7 @@ from typing import Any, Generic
 
 from edgespec.distributed.cluster import import_ray
 from edgespec.distributed.dispatch import WorkerAnswered, WorkerJoined, WorkerLost
-from edgespec.distributed.handshake import check_joining, shared_settings
-from edgespec.distributed.worker import Exchange, Job, Value, WorkerInfo, WorkerPlan
+from edgespec.distributed.worker import Exchange, Job, Value, WorkerInfo, WorkerPlan, check_joining, shared_settings
 from edgespec.errors import EdgespecError, is_out_of_memory, unexpected
 from edgespec.model.environment import set_up_environment
 

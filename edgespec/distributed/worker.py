@@ -1,5 +1,7 @@
 """What a worker promises, wherever it runs: it says what it would run with, loads, and takes jobs for answers.
 
+What all workers would run with is compared before a weight is read, because they are to write the same texts.
+
 A worker is asked by `exchange` alone once it has loaded: it takes jobs, works until some have ended or a moment has
 passed, and returns. Two exchanges may wait for it at a time, so that it is never without jobs.
 """
@@ -10,9 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
+from edgespec.errors import EdgespecError
+
 Job = TypeVar("Job")
 Value = TypeVar("Value")
 JobIn = TypeVar("JobIn", contravariant=True)
+MAX_SHOWN = 60  # characters of a value
+FIX = "Give all machines the same models, edgespec and libraries; name `device` and `dtype` where machines are unlike."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,3 +71,25 @@ class WorkerPlan(Protocol[JobIn, Value]):
 
     def open(self, *, num_beside: int) -> Worker[JobIn, Value]:
         """Make the worker, which shares the memory that is free on its machine with so many others."""
+
+
+def shared_settings(infos: Mapping[str, WorkerInfo]) -> dict[str, Any]:
+    """Return the settings that all workers, by their names, have; raises EdgespecError where they differ."""
+    first, *others = infos
+    for name in others:
+        check_joining(name, infos[name], first, infos[first])
+    return dict(infos[first].settings)
+
+
+def check_joining(name: str, info: WorkerInfo, first: str, first_info: WorkerInfo) -> None:
+    """Raise EdgespecError for a worker that would write other texts than the first one of the run."""
+    ours, theirs = ({**each.versions, **each.settings} for each in (first_info, info))
+    found = [fact for fact in {**ours, **theirs} if ours.get(fact) != theirs.get(fact)]
+    if found:
+        here, there = ("; ".join(f"{fact} {_shown(facts.get(fact))}" for fact in found[:5]) for facts in (ours, theirs))
+        raise EdgespecError("E_WORKER", f"{name} would not write what {first} writes: {there}, not {here}.", FIX)
+
+
+def _shown(value: object) -> str:
+    text = "none" if value is None else str(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."

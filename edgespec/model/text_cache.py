@@ -7,7 +7,7 @@ to any length. Legend: h the model's hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from torch import Tensor
 
@@ -176,15 +176,15 @@ class TextCache:
             found["hidden"] = self._hidden.before(1, count + 1).contiguous()
         return found
 
-    def fill(self, tensors: Mapping[str, Tensor], ids: list[int]) -> None:
-        """Let an empty cache have the text of these ids, whose rows another's `tensors` are."""
+    def fill(self, read: Callable[[str], Tensor | None], ids: list[int]) -> None:
+        """Let an empty cache have the text of these ids; `read` gives another's `tensors` by their names."""
         assert not self._ids
         for index, layer in enumerate(self.layers):
-            if f"keys.{index}" in tensors:
-                keys, values = (tensors[f"{part}.{index}"].transpose(0, 1)[None] for part in ("keys", "values"))
-                layer.append(keys, values)
-        if self._hidden is not None:
-            self._hidden.write(0, tensors["hidden"])
+            keys, values = read(f"keys.{index}"), read(f"values.{index}")
+            if keys is not None and values is not None:  # some read those of others
+                layer.append(keys.transpose(0, 1)[None], values.transpose(0, 1)[None])
+        if self._hidden is not None and (hidden := read("hidden")) is not None:
+            self._hidden.write(0, hidden)
         self._ids = list(ids)
 
     def commit(self, rows: Tensor, ids: list[int]) -> None:

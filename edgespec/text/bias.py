@@ -1,8 +1,9 @@
-"""Tokens that a bias names by their text become ids."""
+"""Tokens that options name, by their ids or a bias by their text."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -30,15 +31,20 @@ def with_token_ids(sampling: SamplingSettings, pair: ModelPair) -> SamplingSetti
     named: dict[int, int | str] = {}
     for token, bias in dict(sampling.logit_bias).items():
         index = token if isinstance(token, int) else _id_of(token, pair.tokenizer)
-        require(
-            index < pair.vocab,
-            f"`logit_bias` names token {index}, and the model has {pair.vocab} tokens.",
-            f"Use 0 to {pair.vocab - 1}.",
-        )
         names = f"{named.get(index)!r} and {token!r}"
         require(index not in named, f"`logit_bias` names one token twice: {names}.", "Keep one of them.")
         found[index], named[index] = bias, token
+    known_ids("logit_bias", named, pair)
     return replace(sampling, logit_bias=found)
+
+
+def known_ids(name: str, value: int | Iterable[int], pair: ModelPair) -> frozenset[int]:
+    """Return the ids that an option names; raises EdgespecError for one that the model lacks."""
+    ids = frozenset((value,) if isinstance(value, int) else value)
+    odd = next((token for token in sorted(ids) if not 0 <= token < pair.vocab), None)
+    what = f"`{name}` has token {odd}, and the model knows {pair.vocab} tokens."
+    require(odd is None, what, f"Use 0 to {pair.vocab - 1}.")
+    return ids
 
 
 def _id_of(text: str, tokenizer: PreTrainedTokenizerBase) -> int:
@@ -48,4 +54,4 @@ def _id_of(text: str, tokenizer: PreTrainedTokenizerBase) -> int:
         f"`logit_bias` names {text!r}, which is {len(ids)} tokens of this model: {', '.join(map(str, ids))}.",
         "Name a text that is one token, or a token's id.",
     )
-    return int(ids[0])
+    return ids[0]

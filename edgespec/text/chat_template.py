@@ -1,26 +1,35 @@
 """The messages of a conversation become token ids: through the model's chat template, or as one plain text.
 
 Without a template a conversation is one text that two sides write in turns: each message begins on a line of its
-own where the text before it does not end with one, and an answer continues the text right behind what was asked.
+own where the text before it does not end with one, and an answer continues the text right after the question.
 Answers keep the tokens that they were made of, so that they are read as they were written.
+
+A template reads answers with their special tokens, which are their structure: channels of gpt-oss, calls of Mistral. A
+template that writes an answer where the model wrote it, or knows the tokens and cuts some of it out, is followed.
+Another one frames the answer as a whole, so that the model would read its frame twice, or refuses such a text; then the
+answer stands after what it was written after, and the template says what follows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from edgespec.errors import EdgespecError
 from edgespec.inputs import is_text
 from edgespec.text.rendering import rendered
-from edgespec.text.written import as_written
+from edgespec.text.token_text import text_with_special
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 PIECE_CHARACTERS = 1 << 16  # of a long text whose tokens are counted
 Role = Literal["system", "user", "assistant"]
+Messages = Sequence[Mapping[str, Any]]
+Render = Callable[[Messages], str]  # messages -> the prompt up to the next answer
+_WRITTEN = "written"  # of a message: its text with special tokens, where it has any
+_MARK = "8153-edgespec-answer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +42,16 @@ class Message:
     is_interrupted: bool = False
 
 
+def message_fields(tokenizer: PreTrainedTokenizerBase, message: Message) -> dict[str, Any]:
+    """Return a message as `template_ids` takes it."""
+    written = text_with_special(tokenizer, message.token_ids)
+    fields = {"role": message.role, "content": message.content}
+    return fields if written is None else {**fields, _WRITTEN: written}
+
+
 def template_ids(
     tokenizer: PreTrainedTokenizerBase,
-    messages: Sequence[Mapping[str, str]],
+    messages: Messages,
     *,
     values: Mapping[str, Any] | None = None,
     first: int = 1,
@@ -51,7 +67,7 @@ def template_ids(
             "the model's tokenizer has no chat template.",
             "Give the prompt as text, use `raw=True`, or give a `chat_template`.",
         )
-    text = as_written(messages, lambda said: rendered(tokenizer, said, values=values, first=first))
+    text = _as_written(messages, lambda said: rendered(tokenizer, said, values=values, first=first))
     return encoded(tokenizer, text, add_special_tokens=False, max_tokens=max_tokens)
 
 
@@ -106,3 +122,47 @@ def plain_ids(
             ids += encoded(tokenizer, text, add_special_tokens=not ids, max_tokens=max_tokens)
         before = message.content or before
     return ids
+
+
+def _as_written(messages: Messages, render: Render) -> str:
+    """Return the prompt in which each answer stands as the model wrote it; raises EdgespecError as `render` does."""
+    if not any(_WRITTEN in message for message in messages):
+        return render(messages)
+    try:
+        text = render(_contents(messages))
+        if all(_is_told(messages, index, text, render) for index in range(len(messages))):
+            return text
+    except EdgespecError:  # the template refuses such answers
+        pass
+    return _after_what_was_read(messages, render)
+
+
+def _is_told(messages: Messages, index: int, text: str, render: Render) -> bool:
+    """Return whether the prompt has an answer after what it was written after, or not as a whole."""
+    written = str(messages[index].get(_WRITTEN, "")).strip()
+    if not written or written not in text:
+        return True
+    before = render(_contents(messages[:index])).rstrip()
+    return text.startswith(before) and text[len(before) :].lstrip().startswith(written)
+
+
+def _after_what_was_read(messages: Messages, render: Render) -> str:
+    """Return the prompt in which the template has the words up to an answer, and after it, and no others."""
+    index = max((index for index, message in enumerate(messages) if _WRITTEN in message), default=None)
+    if index is None:
+        return render(messages)
+    plain = [_without(message) for message in messages]
+    plain[index]["content"] = _MARK
+    text = render(plain)
+    after = text.rpartition(_MARK)[2]
+    if after == text:  # it writes them otherwise, as in capitals
+        return text
+    return _after_what_was_read(messages[:index], render) + str(messages[index][_WRITTEN]) + after
+
+
+def _contents(messages: Messages) -> list[dict[str, Any]]:
+    return [{**_without(message), "content": message.get(_WRITTEN, message.get("content"))} for message in messages]
+
+
+def _without(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in message.items() if name != _WRITTEN}

@@ -1,4 +1,4 @@
-"""A conversation: messages, and an engine whose caches keep what it has read and written.
+"""A conversation: messages, and the engine's texts, whose caches keep what was read and written.
 
 Every turn's prompt is made anew from all messages. Comparing token ids shows how much of it the caches hold
 already, so that a turn reads only what is new, whatever was undone, edited, interrupted or said elsewhere in
@@ -11,55 +11,37 @@ import datetime
 import time
 from collections.abc import Generator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, Unpack
+from typing import Any, Unpack
 
 from edgespec.config import MAX_SEED
 from edgespec.errors import EdgespecError
 from edgespec.pair.pair import ModelPair
-from edgespec.text.chat_template import Message, plain_ids, template_ids
+from edgespec.text.chat_template import Message, message_fields, plain_ids, template_ids
 from edgespec.text.day import telling
 from edgespec.text.handle import OnPrefill, finished
-from edgespec.text.request import TextOptions, TextRequest
+from edgespec.text.request import TextOptions, TextRequest, text_request
 from edgespec.text.results import GenerationResult, TextChunk
+from edgespec.text.scheduler import Scheduler
 from edgespec.text.session_file import SavedSession, read_session, transcript, write_session
 from edgespec.text.token_text import CUT_CHARACTER
-from edgespec.text.written import message_fields
-
-
-class Decodes(Protocol):
-    """The part of an engine that a conversation needs."""
-
-    pair: ModelPair
-
-    @property
-    def max_context(self) -> int:
-        """The number of tokens of the longest text."""
-
-    def request(self, prompt: list[int], **options: Unpack[TextOptions]) -> TextRequest:
-        """Make a prompt and its settings a request; raises EdgespecError where the context has no room."""
-
-    def run(
-        self, request: TextRequest, *, reuse: bool = False, on_prefill: OnPrefill | None = None
-    ) -> Generator[TextChunk, None, None]:
-        """Decode what was asked for, and yield what each step adds."""
-
-    def forget(self) -> None:
-        """Keep nothing of the last text."""
 
 
 class Conversation:
     """The messages so far, and the options of every answer."""
 
     def __init__(
-        self, engine: Decodes, *, system: str | None = None, raw: bool = False, **options: Unpack[TextOptions]
-    ) -> None:
-        """Start an empty conversation; without `max_new_tokens` an answer may fill the context.
+        self, pair: ModelPair, texts: Scheduler, *, max_context: int, system: str | None, raw: bool,
+        **options: Unpack[TextOptions],
+    ) -> None:  # fmt: skip
+        """Start an empty conversation, whose answers are among an engine's texts.
+
+        Without `max_new_tokens` an answer may fill the context.
 
         Without a chat template, or `raw`, the messages are one plain text: see `edgespec.text.chat_template`.
         """
-        self._engine = engine
+        self._pair, self._texts, self._max_context = pair, texts, max_context
         self.system = system
-        self.is_raw = raw or not engine.pair.tokenizer.chat_template
+        self.is_raw = raw or not pair.tokenizer.chat_template
         self.options: TextOptions = {"max_new_tokens": -1, **options}
         self.template_values: dict[str, Any] = {}  # that the chat template reads, as enable_thinking
         self.day = datetime.date.today()  # that the chat template tells: at midnight what was read stays as it is
@@ -100,7 +82,7 @@ class Conversation:
     def clear(self) -> int:
         """Forget all turns, and their keys and values, and return how many there were; the system's message stays."""
         num_turns = self.num_turns
-        self._engine.forget()
+        self._texts.kept.forget()
         self.messages, self.day = (), datetime.date.today()
         return num_turns
 
@@ -117,7 +99,7 @@ class Conversation:
         before = self.messages
         for start in asked[1:]:
             self.messages = before[start:]
-            if 2 * self.num_tokens <= self._engine.max_context:
+            if 2 * self.num_tokens <= self._max_context:
                 break
         return before[: len(before) - len(self.messages)]
 
@@ -134,11 +116,11 @@ class Conversation:
     def prompt_ids(self, messages: tuple[Message, ...]) -> list[int]:
         """Return the ids of the system's message and these messages, up to where an answer begins."""
         system = (Message(role="system", content=self.system),) if self.system else ()
-        whole, tokenizer = (*system, *messages), self._engine.pair.tokenizer
+        whole, tokenizer = (*system, *messages), self._pair.tokenizer
         if self.is_raw:
             return plain_ids(tokenizer, whole)
         said = [message_fields(tokenizer, message) for message in whole]
-        values = {**self._engine.pair.template_args, **self.template_values}
+        values = {**self._pair.template_args, **self.template_values}
         return template_ids(telling(tokenizer, self.day), said, values=values)
 
     def first_ids(self, text: str) -> list[int]:
@@ -158,7 +140,7 @@ class Conversation:
         stats: Mapping[str, Any] | None = None,
     ) -> None:
         """Write a session, or a transcript where the name ends in .md; raises EdgespecError if the file exists."""
-        pair = self._engine.pair
+        pair = self._pair
         session = SavedSession(
             model=str(pair.target.folder),
             draft_model=str(pair.draft.folder) if pair.draft else None,
@@ -175,7 +157,7 @@ class Conversation:
 
     def load(self, path: str | Path) -> SavedSession:
         """Go on from a saved session, whose messages and system's message replace these. Raises EdgespecError."""
-        session = read_session(Path(path), self._engine.pair.tokenizer)
+        session = read_session(Path(path), self._pair.tokenizer)
         self.system, self.messages, self._num_tries = session.system, session.messages, 0
         self.day = session.day or datetime.date.today()
         return session
@@ -201,7 +183,7 @@ class Conversation:
             options["seed"] = (seed + tries) % (MAX_SEED + 1)
         ids = self.prompt_ids(asked)
         try:
-            return self._engine.request(ids, **options)
+            return text_request(ids, pair=self._pair, max_context=self._max_context, config=None, options=options)
         except EdgespecError as error:
             if error.code != "E_CONTEXT":
                 raise
@@ -209,7 +191,7 @@ class Conversation:
             raise EdgespecError(
                 "E_CONTEXT",
                 f"the conversation would have {len(ids)} tokens with this message ({self.num_tokens} without it), "
-                f"and the context holds {self._engine.max_context} with at least one of an answer.",
+                f"and the context holds {self._max_context} with at least one of an answer.",
                 f"Shorten the message, {oldest} with `clear`, or start with a larger `context_tokens`.",
             ) from error
 
@@ -218,14 +200,14 @@ class Conversation:
     ) -> Generator[TextChunk, None, None]:
         started = time.perf_counter()
         chunks: list[TextChunk] = []
-        running = self._engine.run(request, reuse=True, on_prefill=on_prefill)
+        running = iter(self._texts.submit(request, reuse=True, on_prefill=on_prefill))
         try:
             for chunk in running:
                 chunks.append(chunk)
                 yield chunk
         finally:
             running.close()
-            self.last = finished(request, chunks, self._engine.pair, total_s=time.perf_counter() - started)
+            self.last = finished(request, chunks, self._pair, total_s=time.perf_counter() - started)
             if chunks:
                 self._num_tries = tries
                 self.messages = (*asked, self._message(request.stop_tokens, self.last))

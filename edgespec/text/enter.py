@@ -56,23 +56,19 @@ def has_read(reader: TextHandle) -> bool:
     return reader.caches is not None and reader.caches.shared(ids[:-1]) == len(ids) - 1
 
 
-def first_caches(
-    handle: TextHandle, models: TextModels, *, reader: TextHandle | None, prompt_cache: PromptCache | None
-) -> TextCaches:
-    """Return what a text begins on: another's rows of the same prompt, those of a file, or none."""
-    ids = handle.request.ids
-    if reader is not None and reader.caches is not None:
-        return reader.caches.copy_of(ids[:-1])
-    begun = prompt_cache.begin(ids, models.target, models.draft) if prompt_cache is not None else None
-    return begun or new_caches(models.target, models.draft)
-
-
 def enter_batch(
     batch: Batch, handle: TextHandle, models: TextModels, *, reader: TextHandle | None, prompt_cache: PromptCache | None
 ) -> Sequence:
-    """Let a text share the batch's passes, behind the tokens that it has, and return its sequence."""
-    if handle.caches is None:
-        handle.caches = first_caches(handle, models, reader=reader, prompt_cache=prompt_cache)
+    """Let a text share the batch's passes, after the tokens that it has, and return its sequence.
+
+    It begins on another's rows of the same prompt, on those of a file, or on none.
+    """
+    ids = handle.request.ids
+    if handle.caches is None and reader is not None and reader.caches is not None:
+        handle.caches = reader.caches.copy_of(ids[:-1])
+    if handle.caches is None and prompt_cache is not None:
+        handle.caches = prompt_cache.begin(ids, models.target, models.draft)
+    handle.caches = handle.caches or new_caches(models.target, models.draft)
     sequence = open_sequence(handle, handle.caches, models)
     batch.enter(sequence, [*handle.request.ids, *handle.added])
     return sequence

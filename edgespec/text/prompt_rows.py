@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -45,11 +45,17 @@ class PromptRows:
         start = PREFIX_BYTES + len(self.identity[1])
         self._places = {name: _place(field, start, num_bytes=self.num_bytes) for name, field in fields.items()}
 
-    def beginning(self, role: str, count: int, device: torch.device) -> Mapping[str, Tensor]:
-        """Return the first rows of a model's tensors by name, each of which is read when it is asked for."""
-        return _Beginning(
-            self, f"{role}.", [name for name in self._places if name.startswith(f"{role}.")], count, device
-        )
+    def beginning(self, role: str, count: int, device: torch.device) -> Callable[[str], Tensor | None]:
+        """Return a function that reads the first rows of a model's tensor by its name; None where there is none.
+
+        One at a time: all of them together would take as much memory as the cache that they fill.
+        """
+
+        def read(name: str) -> Tensor | None:
+            name = f"{role}.{name}"
+            return self.first(name, count).to(device) if name in self._places else None
+
+        return read
 
     def first(self, name: str, count: int | None = None) -> Tensor:
         """Return so many of a tensor's rows, or all."""
@@ -81,26 +87,6 @@ class PromptRows:
             raise ValueError("it has no header")
         place = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
         return place, self._file.read(num_bytes)
-
-
-class _Beginning(Mapping[str, Tensor]):
-    """Rows as they are asked for: all of them together would take as much memory as the cache that they fill."""
-
-    def __init__(self, rows: PromptRows, prefix: str, names: list[str], count: int, device: torch.device) -> None:
-        self._rows, self._prefix, self._count, self._device = rows, prefix, count, device
-        self._names = [name.removeprefix(prefix) for name in names]
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._rows.first(self._prefix + name, self._count).to(self._device)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names  # without reading it
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 def digest_of(ids: Mapping[str, list[int]], tensors: Mapping[str, Tensor]) -> str:

@@ -84,15 +84,13 @@ def refuses_system(tokenizer: PreTrainedTokenizerBase, values: Mapping[str, Any]
     )
 
 
-def text_of(content: object, where: str = "a message") -> object:
-    """Return a message's content as it is, and one in parts as one text, a part a line.
+def _joined(parts: list[Any], where: str) -> str:
+    """Return the content of a message in parts as one text, a part a line.
 
     Raises EdgespecError for parts that are images, sounds or anything else: only the text part of a model is run.
     """
-    if not isinstance(content, list):
-        return content
     texts = []
-    for part in content:
+    for part in parts:
         kind = part.get("type") if isinstance(part, dict) else None
         text = part.get("text") if isinstance(part, dict) and kind == "text" else None
         if not isinstance(text, str):
@@ -110,7 +108,8 @@ def with_text(message: object, where: str) -> Fields:
     """Return a message with its content as one text, or None; raises EdgespecError without a role or a text."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise EdgespecError("E_PROMPT_INVALID", f'{where} has no "role".', MESSAGE_FIX)
-    content = text_of(message.get("content"), where)
+    content = message.get("content")
+    content = _joined(content, where) if isinstance(content, list) else content
     if content is not None and not isinstance(content, str):
         what = f'{where} has "content" {shown(content)}, which is no text.'
         raise EdgespecError("E_PROMPT_INVALID", what, MESSAGE_FIX)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
@@ -16,7 +16,7 @@ from edgespec.sampling.grammar import Grammar, json_schema_grammar, response_for
 from edgespec.sampling.logprobs import check_num_logprobs
 from edgespec.sampling.matcher import TokenGrammar, token_grammar
 from edgespec.sampling.noise import DEFAULT_NAME, TextNoise, text_key
-from edgespec.text.bias import with_token_ids
+from edgespec.text.bias import known_ids, with_token_ids
 from edgespec.text.context import new_token_limit
 from edgespec.text.stops import StopStrings, stop_strings
 
@@ -142,15 +142,6 @@ def _min_new_tokens(asked: dict[str, Any], num_ids: int) -> int:
     for name, value in least.items():
         require(value >= 0, f"`{name}={value}` is negative.", "0 is none.")
     return int(least["min_new_tokens"] or max(0, least["min_length"] - num_ids))
-
-
-def known_ids(name: str, value: int | Iterable[int], pair: ModelPair) -> frozenset[int]:
-    """Return the ids that an option names; raises EdgespecError for one that the model lacks."""
-    ids = frozenset((value,) if isinstance(value, int) else value)
-    odd = next((token for token in sorted(ids) if not 0 <= token < pair.vocab), None)
-    what = f"`{name}` has token {odd}, and the model knows {pair.vocab} tokens."
-    require(odd is None, what, f"Use 0 to {pair.vocab - 1}.")
-    return ids
 
 
 def grammar_for(

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from edgespec.cli.chat.answers import answer
-from edgespec.cli.chat.footer import session_report
+from edgespec.cli.chat.answers import answer, session_report
 from edgespec.cli.chat.parse import closest
 from edgespec.cli.chat.settings import (
     change_settings,

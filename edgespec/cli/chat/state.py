@@ -12,7 +12,7 @@ from edgespec.files import HALF_CHARACTER
 from edgespec.text.token_text import CUT_CHARACTER
 
 if TYPE_CHECKING:
-    from edgespec.cli.chat.footer import Turn
+    from edgespec.cli.chat.answers import Turn
     from edgespec.cli.chat.keys import WaitingKeys
     from edgespec.cli.chat.screen import Screen
     from edgespec.engine import Engine

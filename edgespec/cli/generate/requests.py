@@ -15,6 +15,7 @@ from edgespec.cli.spelling import spelled
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
 from edgespec.sampling.grammar import Grammar
+from edgespec.text.bias import known_ids, with_token_ids
 from edgespec.text.chat_template import Message
 from edgespec.text.context import new_token_limit
 from edgespec.text.day import telling
@@ -104,7 +105,6 @@ def make_requests(pair: ModelPair, rows: list[PromptRow], encode: EncodeTurn, ru
 
     Raises EdgespecError that names a row whose tokens or grammar the pair does not know.
     """
-    from edgespec.text.bias import with_token_ids
     from edgespec.text.request import grammar_for, named_sampling
 
     requests = []
@@ -141,8 +141,6 @@ def _token_options(own: RowSettings, sampling: SamplingSettings, pair: ModelPair
 
     Tokens that end the row's text stay, as in vLLM, where the model's own are ignored.
     """
-    from edgespec.text.request import known_ids
-
     known_ids("stop_token_ids", own.stop_token_ids or (), pair)
     suppressed = set(known_ids("suppress_tokens", own.suppress_tokens or (), pair))
     options: dict[str, Any] = {} if own.min_new_tokens is None else {"min_new_tokens": own.min_new_tokens}

@@ -25,9 +25,8 @@ from edgespec.cli.prompts.source import (
 )
 from edgespec.errors import EdgespecError
 from edgespec.inputs import parse_json
-from edgespec.text.chat_template import Message, plain_ids, template_ids
+from edgespec.text.chat_template import Message, message_fields, plain_ids, template_ids
 from edgespec.text.rendering import named
-from edgespec.text.written import message_fields
 
 if TYPE_CHECKING:
     from edgespec.pair.pair import ModelPair

@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 
 from edgespec import Engine, SamplingSettings, TreeSettings
 from edgespec.cli.chat.actions import ACTIONS, handle_command
-from edgespec.cli.chat.answers import answer
+from edgespec.cli.chat.answers import answer, footer
 from edgespec.cli.chat.command import command
-from edgespec.cli.chat.footer import footer
 from edgespec.cli.chat.keys import WaitingKeys
 from edgespec.cli.chat.loop import HINT, converse
 from edgespec.cli.chat.parse import parse, wants_more, without_quotes

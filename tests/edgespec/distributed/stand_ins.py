@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from edgespec.distributed.dispatch import WorkerAnswered, WorkerJoined, WorkerLost
-from edgespec.distributed.handshake import shared_settings
-from edgespec.distributed.worker import Answer, Exchange, Worker, WorkerInfo, WorkerPlan
+from edgespec.distributed.worker import Answer, Exchange, Worker, WorkerInfo, WorkerPlan, shared_settings
 
 Dies = Callable[[str, Sequence[Any]], bool]  # a worker's name, the jobs that it has -> whether it dies of them now
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from edgespec.distributed.handshake import check_joining, shared_settings
-from edgespec.distributed.worker import WorkerInfo
+from edgespec.distributed.worker import WorkerInfo, check_joining, shared_settings
 from edgespec.errors import EdgespecError
 
 HELLO = WorkerInfo(

@@ -228,7 +228,7 @@ def test_tokens_are_named_by_id_or_by_text_and_others_are_refused(engine: Engine
     request = engine.request("x", logit_bias={" self": 3, 5: -1})
     assert dict(request.sampling.logit_bias) == {index: 3, 5: -1}
     for bias, said in (
-        ({engine.pair.vocab: 1}, f"names token {engine.pair.vocab}, and the model has {engine.pair.vocab}"),
+        ({engine.pair.vocab: 1}, f"has token {engine.pair.vocab}, and the model knows {engine.pair.vocab}"),
         ({"defghijk": 1}, "'defghijk', which is 5 tokens"),
         ({index: 1, " self": 2}, f"names one token twice: ' self' and {index}"),
     ):

@@ -132,8 +132,9 @@ def test_rows_are_those_that_reading_gives_and_planted_faults_are_none(
         torch.testing.assert_close(logits_behind(engine, path, prompt), expected, rtol=1e-4, atol=1e-4)
         for name, change in FAULTS.items():
 
-            def wrong(self: TextCache, tensors: Any, ids: list[int], change: Any = change) -> None:
-                right(self, change(dict(tensors)), ids)
+            def wrong(self: TextCache, read: Any, ids: list[int], change: Any = change) -> None:
+                names = [f"{part}.{layer}" for layer in range(len(self.layers)) for part in ("keys", "values")]
+                right(self, change({name: rows for name in names if (rows := read(name)) is not None}).get, ids)
 
             monkeypatch.setattr(TextCache, "fill", wrong)
             for found, truth in zip(logits_behind(engine, path, prompt), expected, strict=True):
@@ -279,7 +280,7 @@ def test_features_that_a_head_reads_are_kept_too() -> None:
     cache.layers[0].append(rows, rows + 1)
     cache.write_hidden(0, features)
     cache.commit_next([1, 2, 3, 4])
-    other.fill(cache.tensors(), list(cache.ids))
+    other.fill(cache.tensors().get, list(cache.ids))
     assert torch.equal(other.features_before(0, 5), cache.features_before(0, 5))
     keys, values = other.layers[0].append(rows[:, :, 4:], rows[:, :, 4:] + 1)
     assert torch.equal(keys, rows)

@@ -8,10 +8,9 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from edgespec import EdgespecError, Engine
-from edgespec.text.chat_template import Message, template_ids
+from edgespec.text.chat_template import Message, message_fields, template_ids
 from edgespec.text.conversation import Conversation
 from edgespec.text.token_text import text_of_tokens
-from edgespec.text.written import message_fields
 from tests.conftest import make_tokenizer
 
 SPECIAL = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "[TOOL_CALLS]", "<think|>")
