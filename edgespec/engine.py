@@ -23,8 +23,7 @@ from edgespec.placement.run_config import RunConfigOptions, resolve_run_config
 from edgespec.placement.weights import Announce
 from edgespec.text.conversation import Conversation
 from edgespec.text.handle import OnPrefill, TextHandle
-from edgespec.text.lossless_check import check_lossless
-from edgespec.text.many import finish_many
+from edgespec.text.many import check_lossless, finish_many
 from edgespec.text.prompt_cache import PromptCache
 from edgespec.text.prompt_ids import Prompt, prompt_ids
 from edgespec.text.request import Config, TextOptions, TextRequest, text_request

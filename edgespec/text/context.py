@@ -40,9 +40,9 @@ def check_length(max_new_tokens: int) -> None:
     require(max_new_tokens >= 1 or max_new_tokens == -1, what, "Use 1 or more, or -1 for all that fits.")
 
 
-def check_ctx_size(ctx_size: int, max_context: int | None) -> None:
+def check_ctx_size(ctx_size: int | None, max_context: int | None) -> None:
     """Raise EdgespecError for a context that the target has no positions for."""
-    if max_context is not None and ctx_size > max_context:
+    if ctx_size is not None and max_context is not None and ctx_size > max_context:
         raise EdgespecError(
             "E_CONTEXT",
             f"`context_tokens={ctx_size}` is more than the {max_context} positions of the target.",

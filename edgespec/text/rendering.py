@@ -116,12 +116,6 @@ def with_text(message: object, where: str) -> Fields:
     return {**message, "content": content}
 
 
-def reads_parts(tokenizer: PreTrainedTokenizerBase, values: Mapping[str, Any]) -> bool:
-    """Return whether the chat template wants a message's content as parts, and would lose a plain text."""
-    said = [{"role": "user", "content": PROBE}]
-    return not _writes_probe(tokenizer, said, values) and _writes_probe(tokenizer, _in_parts(said), values)
-
-
 def _writes_probe(tokenizer: PreTrainedTokenizerBase, said: list[Fields], values: Mapping[str, Any]) -> bool:
     try:
         return PROBE in _applied(tokenizer, said, values)
@@ -130,11 +124,12 @@ def _writes_probe(tokenizer: PreTrainedTokenizerBase, said: list[Fields], values
 
 
 def _attempt(tokenizer: PreTrainedTokenizerBase, said: list[Fields], values: Mapping[str, Any], first: int) -> _Attempt:
-    """Apply the template to texts, and to parts where it wants those."""
-    found = _applied_whole(tokenizer, said, values, first)
-    if found.error is not None and reads_parts(tokenizer, values):
-        return _applied_whole(tokenizer, _in_parts(said), values, first)
-    return found
+    """Apply the template to texts, and to parts where it wants those and would lose a plain text."""
+    found, probe = _applied_whole(tokenizer, said, values, first), [{"role": "user", "content": PROBE}]
+    if found.error is None or _writes_probe(tokenizer, probe, values):
+        return found
+    reads_parts = _writes_probe(tokenizer, _in_parts(probe), values)
+    return _applied_whole(tokenizer, _in_parts(said), values, first) if reads_parts else found
 
 
 def _applied_whole(

@@ -302,7 +302,7 @@ class Typed:
     def __init__(self, lines: Sequence[str]) -> None:
         self._lines = iter(lines)
 
-    def read(self, prompt: str, *, default: str = "") -> str:
+    def __call__(self, prompt: str, default: str) -> str:
         for line in self._lines:
             return line
         raise EOFError

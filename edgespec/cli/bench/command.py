@@ -116,10 +116,9 @@ def command(
     from edgespec.doctor.benchmark import compare_modes
     from edgespec.pair.pair import DEMO_FOLDER
     from edgespec.placement.pair_sizes import PairSizes
-    from edgespec.text.bias import with_token_ids
 
     pair = open_pair_with_draft(models, "grow trees with")
-    sampling = with_token_ids(replace(pair.default_sampling(), **options.sampling.chosen), pair)
+    sampling = options.sampling.sampling_of(pair)
     rows = rows or read_prompts(str(DEMO_FOLDER / "prompts.jsonl"))
     rows = rows[: options.limit]
     say_unused_keys(console, rows, applies=False)

@@ -89,7 +89,6 @@ def _say_footer(chat: Chat) -> None:
         return
     line = footer(
         result,
-        used=result.usage.total_tokens,
         max_context=engine.max_context,
         trees=engine.trees_in_use(result.sampling),
         gpu=_gpu_use(engine),
@@ -117,9 +116,7 @@ def _leave(restore_keys: Callable[[], None]) -> None:
     os._exit(EXIT_INTERRUPTED)
 
 
-def footer(
-    result: GenerationResult, *, used: int, max_context: int, trees: str | None, gpu: str | None, width: int
-) -> str:
+def footer(result: GenerationResult, *, max_context: int, trees: str | None, gpu: str | None, width: int) -> str:
     """Return tokens, rates and room in one line; parts that do not fit the width are left out, the last first."""
     usage, rate = result.usage, result.decode_tokens_per_s
     new = usage.prompt_tokens - usage.cached_tokens
@@ -129,7 +126,7 @@ def footer(
         f"{usage.completion_tokens} tok",
         f"{rate:.1f} tok/s" if rate else None,
         f"{result.tokens_per_pass:.1f} tok/pass" if result.tokens_per_pass else None,
-        f"ctx {used}/{max_context}",
+        f"ctx {usage.total_tokens}/{max_context}",
         f"prefill {new} tok{kept}{read_rate}",
         _mean_size(result) if trees else None,
         f"first {result.time_to_first_token_s:.1f}s",

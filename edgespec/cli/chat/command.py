@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
 from edgespec import __version__
 from edgespec.cli.chat.keys import WaitingKeys, silent_keys
-from edgespec.cli.chat.options import ChatEngineOptions, ChatOptions
 from edgespec.cli.console import Console
 from edgespec.cli.ctrl_c import import_engine, leaving_at_once, leaving_tidily, raising_at_the_prompt
 from edgespec.cli.open_engine import open_engine, open_prompt_cache, use_prompt_cache
 from edgespec.cli.open_pair import open_pair_for
 from edgespec.cli.options.console import console_options
-from edgespec.cli.options.record import options_of
+from edgespec.cli.options.distribution import (
+    LENGTH_SPELLINGS,
+    RAW_HELP,
+    SYSTEM_FILE_HELP,
+    DrawingOptions,
+    read_system,
+    require_text,
+)
+from edgespec.cli.options.engine import EngineOptions
+from edgespec.cli.options.model import ModelOptions, PairNamesWithTarget, find_models
+from edgespec.cli.options.numbers import WholeNumber
+from edgespec.cli.options.record import group, option, options_of, settle
 from edgespec.cli.options.sections import FIRST, LAST, SectionedCommand
 from edgespec.cli.prompts.read import read_text
 from edgespec.errors import EdgespecError
 from edgespec.pair.hub_names import short_name
+from edgespec.text.context import check_ctx_size, check_length, doubtful_ends
 
 if TYPE_CHECKING:
     from edgespec.cli.chat.state import Chat
@@ -38,6 +49,42 @@ SECTIONS = {
     **LAST,
 }  # fmt: skip
 RAW_NEW_TOKENS = 256  # a model without a chat template seldom ends by itself
+COLORS = ("auto", "always", "never")
+LENGTH_HELP = (
+    "Limit each answer to so many tokens; -1: to the context's end. [default: -1; without a chat template 256]"
+)
+COLOR_HELP = "Colour what is not the answer; NO_COLOR counts."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatOptions(DrawingOptions):
+    """What to say first, how to answer, and how to look."""
+
+    prompt_text: str | None = option("-p", "--prompt", metavar="TEXT", help="Send this message first; - is stdin.")
+    single_turn: bool = option("-st", "--single-turn", is_flag=True, help="Leave after one answer, as in a pipe.")
+    system: str | None = option("--system", "--system-prompt", "-sys", help="Use this system message.")
+    system_file: str | None = option("--system-file", metavar="FILE", help=SYSTEM_FILE_HELP)
+    raw: bool = option("--raw", "--ignore-chat-template", is_flag=True, help=RAW_HELP)
+    max_new_tokens: int | None = option("-n", *LENGTH_SPELLINGS, type=WholeNumber(), help=LENGTH_HELP)
+    history: bool = option(
+        "--history/--no-history", default=True, help="Keep what is typed for the next chat. [default: yes]"
+    )
+    stats: bool = option("--stats/--no-stats", default=True, help="Show a line below every answer. [default: yes]")
+    color: str = option("--color", type=click.Choice(COLORS), default="auto", show_default=True, help=COLOR_HELP)
+
+    def __post_init__(self) -> None:
+        DrawingOptions.__post_init__(self)
+        if self.max_new_tokens is not None:
+            check_length(self.max_new_tokens)
+        require_text("-p", self.prompt_text or "")
+        settle(self, system=read_system(self.system, self.system_file), system_file=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatEngineOptions(EngineOptions):
+    """The pair to talk with."""
+
+    models: ModelOptions = group(PairNamesWithTarget, find_models)
 
 
 @click.command(
@@ -107,17 +154,12 @@ def _load(console: Console, pair: ModelPair, options: ChatOptions, engine_option
     """The engine with room for a conversation: as much as -c says, or the most that memory has."""
     from edgespec.placement.pair_setup import set_up_by_profile
     from edgespec.placement.pair_sizes import PairSizes
-    from edgespec.text.bias import with_token_ids
-    from edgespec.text.context import check_ctx_size
 
     machine, trees = engine_options.machine, engine_options.trees
-    if machine.ctx_size is not None:
-        check_ctx_size(machine.ctx_size, pair.max_context)
+    check_ctx_size(machine.ctx_size, pair.max_context)
     most = pair.max_context or CONTEXTS[0]
     contexts = [machine.ctx_size] if machine.ctx_size else sorted({min(most, size) for size in CONTEXTS}, reverse=True)
-    # Refused before weights are read.
-    sampling = with_token_ids(replace(pair.default_sampling(), **options.chosen), pair)
-
+    sampling = options.sampling_of(pair)  # refused before weights are read
     sizes = PairSizes(pair, machine.run_config(pair, context_tokens=contexts[0]))
 
     def load(context_tokens: int) -> Engine:
@@ -141,12 +183,11 @@ def _open_chat(console: Console, engine: Engine, options: ChatOptions, keys: Wai
     from edgespec.cli.chat.screen import Screen
     from edgespec.cli.chat.state import Chat
     from edgespec.cli.prompts.report import template_notes
-    from edgespec.text.context import doubtful_ends
 
     conversation = engine.chat(
         system=options.system,
         raw=options.raw,
-        sampling=replace(engine.pair.default_sampling(), **options.chosen),
+        sampling=options.sampling_of(engine.pair),
         seed=options.seed,
         stop=options.stop,
     )

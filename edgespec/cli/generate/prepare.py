@@ -100,16 +100,13 @@ def prepare(console: Console, prompts: Prompts, options: GenerateOptions) -> Gen
 
 def make_run_requests(console: Console, prompts: Prompts, options: GenerateOptions) -> RunRequests:
     """Open the pair and settle every prompt's settings; raises EdgespecError."""
-    from edgespec.text.bias import with_token_ids
-
     pair_options, sampling = options.pair_options, options.sampling
     machine = pair_options.machine
     pair = open_pair_for(console, pair_options)
-    if machine.ctx_size is not None:
-        check_ctx_size(machine.ctx_size, pair.max_context)
+    check_ctx_size(machine.ctx_size, pair.max_context)
     max_context = machine.ctx_size or pair.max_context
     settings = RunSettings(
-        sampling=with_token_ids(replace(pair.default_sampling(), **sampling.chosen), pair),
+        sampling=sampling.sampling_of(pair),
         max_new_tokens=sampling.max_new_tokens,
         seed=_seed(sampling, prompts.results),
         raw=options.prompts.raw,

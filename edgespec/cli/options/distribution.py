@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,7 +13,10 @@ from edgespec.cli.options.numbers import WholeNumber, WholeRange
 from edgespec.cli.options.record import option
 from edgespec.cli.prompts.read import read_text
 from edgespec.config import MAX_SEED, SamplingSettings, require
-from edgespec.text.bias import token_named
+from edgespec.text.bias import token_named, with_token_ids
+
+if TYPE_CHECKING:
+    from edgespec.pair.pair import ModelPair
 
 # llama.cpp's form ID(+/-)BIAS, or TOKEN=BIAS with an id or a text
 _SIGNED = re.compile(r"(\d+)([+-].+)")
@@ -90,15 +93,15 @@ class DistributionOptions:
     )
     ignore_eos: bool = option("--ignore-eos", is_flag=True, help="Never draw the model's own end of a text.")
 
-    @property
-    def chosen(self) -> dict[str, Any]:
-        """The fields of `SamplingSettings` that were given."""
+    def sampling_of(self, pair: ModelPair) -> SamplingSettings:
+        """Return the pair's own sampling with what was given in its place; raises EdgespecError."""
         given = {one.name: getattr(self, one.name) for one in fields(SamplingSettings)}
         given["temperature"] = 0.0 if self.greedy else self.temperature
         # No flag and no bias are given as False and as an empty mapping
-        return {
+        chosen = {
             name: value for name, value in given.items() if value is not None and value is not False and value != {}
         }
+        return with_token_ids(replace(pair.default_sampling(), **chosen), pair)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

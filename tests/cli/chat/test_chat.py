@@ -348,7 +348,7 @@ def test_a_file_goes_before_the_next_message(talk: Talk, tmp_path: Path) -> None
     file, large, binary = tmp_path / "a.py", tmp_path / "large.txt", tmp_path / "b"
     file.write_text("x = 1\n")
     large.write_text("word " * 500)
-    binary.write_bytes(b"\xff\xfe")
+    binary.write_bytes(b"\xff\xfd")
     chat, _, err = talk(f"/read {large}", f"/read {binary}", f"/read {tmp_path}", f"/file {file}", "/read", "y = 2")
     assert "the context holds 160" in err
     assert "not UTF-8" in err
@@ -480,7 +480,7 @@ def result(**changes: Any) -> GenerationResult:
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
 def test_the_footer_fits_its_line(width: int) -> None:
-    line = footer(result(), used=1452, max_context=8192, gpu="gpu 1.0/2.0 GiB", trees=None, width=width)
+    line = footer(result(), max_context=8192, gpu="gpu 1.0/2.0 GiB", trees=None, width=width)
     assert len(line) <= width
     assert line.startswith("212 tok")
     whole = "212 tok · 7.2 tok/s · ctx 1452/8192 · prefill 12 tok (1228 kept) · first 0.5s · gpu 1.0/2.0 GiB"
