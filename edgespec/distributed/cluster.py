@@ -77,19 +77,19 @@ def parse_resources(text: str) -> dict[str, float]:
 
 
 def default_resources(nodes: Sequence[Amounts]) -> dict[str, float]:
-    """Return what a worker has where nobody says: a GPU where the cluster has any, else a processor."""
+    """Return what a worker has by default: a GPU where the cluster has any, else a processor."""
     return {"GPU": 1.0} if any(node.get("GPU") for node in nodes) else {"CPU": 1.0}
 
 
 def default_workers(nodes: Sequence[Amounts], each: Amounts) -> int:
-    """Return how many workers there are where nobody says: one a GPU, else one a machine that has room for one."""
+    """Return the default number of workers: one a GPU, else one a machine that can hold one."""
     if each.get("GPU"):
         return max(1, _places(nodes, each))
     return max(1, sum(_places([node], each) > 0 for node in nodes))
 
 
 def check_places(nodes: Sequence[Amounts], each: Amounts, num_workers: int) -> None:
-    """Raise EdgespecError where the machines have no room for so many workers."""
+    """Raise EdgespecError where the machines cannot hold this number of workers."""
     places = _places(nodes, each)
     if places >= num_workers:
         return
@@ -113,7 +113,7 @@ def _places(nodes: Sequence[Amounts], each: Amounts) -> int:
 
 
 def _require_answer(address: str) -> None:
-    """Raise EdgespecError where nobody listens at an address: Ray itself would try for minutes."""
+    """Raise EdgespecError where no program listens at an address: Ray itself would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
         raise EdgespecError("E_CLUSTER", f"'{address}' is no address of a cluster.", "Write it as HOST:PORT.")

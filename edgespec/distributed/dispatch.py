@@ -17,7 +17,7 @@ from edgespec.errors import EdgespecError
 
 MAX_TRIES = 3  # of a job
 MAX_LOSSES = 3  # of a worker in a row, without an answer between
-RESERVE_SHARE = 4  # one job waits at a worker for so many texts under way
+RESERVE_SHARE = 4  # texts under way for each job that waits at a worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class WorkerAnswered(Generic[Value]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLost:
-    """A worker is gone, with all that it held."""
+    """A worker is gone, with all jobs that it held."""
 
     worker: str
     why: str
@@ -68,7 +68,7 @@ class _Try(Generic[Job]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOutcome(Generic[Job, Value]):
-    """A job with its answer, or with what it says of workers that were lost."""
+    """A job with its answer, or with the error of the workers that were lost with it."""
 
     job: Job
     value: Value | None
@@ -214,7 +214,7 @@ class Dispatch(Generic[Job, Value]):
         self._pool.give(worker, [(attempt.number, attempt.job) for attempt in jobs])
 
     def _hand_out_again(self) -> None:
-        """Give jobs that are tried again to workers that have none: nobody else would ask for them."""
+        """Give jobs that are tried again to workers that have none: no other event would hand them out."""
         for worker, held in self._held.items():
             if self._again and not held and (jobs := self._next_jobs(worker, self._room(worker))):
                 self._give(worker, jobs)

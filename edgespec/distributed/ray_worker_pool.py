@@ -1,4 +1,4 @@
-"""Workers as Ray's actors, one process each: started, read, asked, and noticed when they are lost."""
+"""Workers as Ray's actors, one process each: they are started, called, and replaced when they are lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgespec.model.environment import set_up_environment
 
 START_S = 300.0  # until a worker must run
 EXCHANGE_S = 2.0  # most seconds until a worker reports how it goes
-LOOK_S = 0.2  # between looks at whether somebody wants the run to end
+LOOK_S = 0.2  # between checks whether the run is to end
 
 
 class Actor(Generic[Job, Value]):
@@ -31,7 +31,7 @@ class Actor(Generic[Job, Value]):
         return socket.gethostname()
 
     def info(self, num_beside: int) -> WorkerInfo | EdgespecError:
-        """Make the worker, which shares its machine with so many others, and return what it says of itself."""
+        """Make the worker, which shares its machine with `num_beside` others, and return its info."""
         try:
             self._worker = self._plan.open(num_beside=num_beside)
             return self._worker.info()
@@ -61,7 +61,7 @@ class _WorkerProcess:
     info: WorkerInfo | None = None
     started: float = field(default_factory=time.monotonic)
     is_loaded: bool = False
-    pending: dict[Any, str] = field(default_factory=dict)  # calls under way -> what was asked
+    pending: dict[Any, str] = field(default_factory=dict)  # calls under way -> their method
 
 
 class RayWorkerPool(Generic[Job, Value]):
@@ -91,7 +91,7 @@ class RayWorkerPool(Generic[Job, Value]):
         self._workers = {name: self._start(name) for name in (f"worker {n}" for n in range(1, num_workers + 1))}
 
     def read_infos(self) -> tuple[dict[str, WorkerInfo], dict[str, Any]]:
-        """Wait for what all workers say of themselves, and return it with the settings that they share.
+        """Wait for the infos of all workers, and return them with the settings that they share.
 
         No weight is read. Raises EdgespecError where one cannot run, or would write other texts.
         """
@@ -224,7 +224,7 @@ class RayWorkerPool(Generic[Job, Value]):
 
 
 def _readable(error: Exception) -> EdgespecError:
-    """Return an error as one that a person can use."""
+    """Return an error as one for people."""
     if isinstance(error, EdgespecError):
         return error
     if is_out_of_memory(error):
@@ -233,7 +233,7 @@ def _readable(error: Exception) -> EdgespecError:
 
 
 def _lost_because(error: Exception) -> str:
-    """Say in a few words why Ray says that a worker is gone."""
+    """Return in a few words why a worker is gone."""
     text = str(error)
     if "OutOfMemoryError" in (named := type(error).__name__) or "running low on memory" in text:
         return "its machine ran out of memory"

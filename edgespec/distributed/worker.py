@@ -1,4 +1,4 @@
-"""What a worker promises, wherever it runs: it says what it would run with, loads, and takes jobs for answers.
+"""The interface of a worker, wherever it runs: it gives its settings, loads, and takes jobs for answers.
 
 What all workers would run with is compared before a weight is read, because they are to write the same texts.
 
@@ -70,7 +70,7 @@ class WorkerPlan(Protocol[JobIn, Value]):
     """How a worker is made: sent to where it runs."""
 
     def open(self, *, num_beside: int) -> Worker[JobIn, Value]:
-        """Make the worker, which shares the memory that is free on its machine with so many others."""
+        """Make the worker, which shares the free memory of its machine with `num_beside` others."""
 
 
 def shared_settings(infos: Mapping[str, WorkerInfo]) -> dict[str, Any]:

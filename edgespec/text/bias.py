@@ -19,12 +19,12 @@ _ID = re.compile("[0-9]{1,18}")
 
 
 def token_named(name: str) -> int | str:
-    """Return the token that is written so on a command line or in JSON: digits are an id, all else is its text."""
+    """Return the token of a name on a command line or in JSON: digits are an id, all else is a text."""
     return int(name) if _ID.fullmatch(name) else name
 
 
 def with_token_ids(sampling: SamplingSettings, pair: ModelPair) -> SamplingSettings:
-    """Return the settings with a bias of ids alone; raises EdgespecError for what is no token of the model."""
+    """Return the settings with a bias of ids alone; raises EdgespecError for a token that the model lacks."""
     if not sampling.logit_bias:
         return sampling
     found: dict[int | str, float] = {}

@@ -1,4 +1,4 @@
-"""A context leaves room for a number of new tokens, which is found here; and a prompt's ends may be no good ones."""
+"""How many new tokens fit the context after a prompt, and which prompts begin or end in a doubtful way."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def new_token_limit(max_context: int | None, prompt_tokens: int, max_new_tokens: int) -> tuple[int, str]:
-    """Return the new tokens that a context leaves room for, and why they end: 'length' or 'context'.
+    """Return how many new tokens fit the context, and what limits them: 'length' or 'context'.
 
     -1 stands for all that fit. Raises EdgespecError when none do, and for other numbers below 1.
     """
@@ -51,11 +51,11 @@ def check_ctx_size(ctx_size: int | None, max_context: int | None) -> None:
 
 
 def doubtful_ends(ids: Sequence[int], pair: ModelPair) -> list[str]:
-    """Return what a prompt does that templates and tokenizers do by mistake, in words that follow its name."""
+    """Return the usual mistakes of templates and tokenizers that a prompt has, in words that follow its name."""
     found, bos = [], pair.tokenizer.bos_token_id
     if len(ids) > 1 and ids[0] == ids[1] == bos:
         found.append(f"begins with {pair.tokenizer.bos_token!r} twice: the text or its template has one of its own")
     if len(ids) > 1 and ids[-1] in pair.stop_tokens:
         token = pair.tokenizer.convert_ids_to_tokens(ids[-1])
-        found.append(f"ends with {token!r}, which ends a text: the model goes on as if behind a finished one")
+        found.append(f"ends with {token!r}, which ends a text: the model goes on as if after a finished one")
     return found

@@ -44,20 +44,20 @@ class Conversation:
         self.is_raw = raw or not pair.tokenizer.chat_template
         self.options: TextOptions = {"max_new_tokens": -1, **options}
         self.template_values: dict[str, Any] = {}  # that the chat template reads, as enable_thinking
-        self.day = datetime.date.today()  # that the chat template tells: at midnight what was read stays as it is
+        self.day = datetime.date.today()  # in the chat template: it stays at midnight, and so does what was read
         self.messages: tuple[Message, ...] = ()  # without the system's
         self.last: GenerationResult | None = None
         self._num_tries = 0  # of the last answer
 
     def send(self, text: str, *, on_prefill: OnPrefill | None = None) -> GenerationResult:
-        """Say something, and return the whole answer."""
+        """Send a message, and return the whole answer."""
         for _ in self.stream(text, on_prefill=on_prefill):
             pass
         assert self.last is not None
         return self.last
 
     def stream(self, text: str, *, on_prefill: OnPrefill | None = None) -> Generator[TextChunk, None, None]:
-        """Say something, and yield the answer step by step.
+        """Send a message, and yield the answer step by step.
 
         Closing the iterator keeps the answer so far, as one that was interrupted. Raises EdgespecError at once
         where the context has no room; nothing has changed then.
@@ -70,7 +70,7 @@ class Conversation:
         return self._answer(before, asked, tries=self._num_tries + 1, on_prefill=on_prefill)
 
     def edit(self, text: str, *, on_prefill: OnPrefill | None = None) -> Generator[TextChunk, None, None]:
-        """Say this in place of the last message, and yield the answer step by step."""
+        """Send this in place of the last message, and yield the answer step by step."""
         before, _ = self.last_turn()
         return self._answer(before, text, tries=0, on_prefill=on_prefill)
 
@@ -110,7 +110,7 @@ class Conversation:
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens of all that was said, the template's included."""
+        """The number of tokens of all messages, with the template's."""
         return len(self.prompt_ids(self.messages)) if self.messages else 0
 
     def prompt_ids(self, messages: tuple[Message, ...]) -> list[int]:
@@ -128,7 +128,7 @@ class Conversation:
         return self.prompt_ids((Message(role="user", content=text),))
 
     def check_room(self, text: str) -> int:
-        """Return the number of the prompt's tokens with this said next; raises EdgespecError without room."""
+        """Return the number of the prompt's tokens with this as the next message; raises EdgespecError if too many."""
         return len(self._request((*self.messages, Message(role="user", content=text)), tries=0).ids)
 
     def save(
@@ -163,7 +163,7 @@ class Conversation:
         return session
 
     def last_turn(self) -> tuple[tuple[Message, ...], str]:
-        """Return what was said before the user's last message, and that message."""
+        """Return the messages before the user's last one, and its text."""
         for index in reversed(range(len(self.messages))):
             if self.messages[index].role == "user":
                 return self.messages[:index], self.messages[index].content

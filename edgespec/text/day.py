@@ -1,6 +1,6 @@
-"""The day that a chat template tells the model, where it asks for one.
+"""The day that a chat template gives to the model.
 
-It is fixed for a run and for a conversation: what was asked yesterday is read today as it was read then. The hour is
+It is fixed for a run and for a conversation: yesterday's messages are read today as they were then. The hour is
 midnight's, whenever the template is read.
 """
 
@@ -23,12 +23,12 @@ _FLAGS = ("", "-", "_", "#")  # without zeros, or with blanks for them
 
 
 def asks_for_day(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether the chat template may tell which day it is."""
+    """Return whether the chat template reads the day."""
     return _ASKS in str(tokenizer.chat_template)
 
 
 def telling(tokenizer: PreTrainedTokenizerBase, day: datetime.date | None) -> PreTrainedTokenizerBase:
-    """Return a tokenizer whose chat template tells this day, where it asks for one; None is the clock's."""
+    """Return a tokenizer whose chat template reads this day, where it reads one; None is the clock's."""
     if day is None or not asks_for_day(tokenizer):
         return tokenizer
     found, template = copy.copy(tokenizer), tokenizer.chat_template

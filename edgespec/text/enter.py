@@ -1,4 +1,4 @@
-"""How a text begins, or goes on behind the tokens that it has: the rows that it finds, and its session."""
+"""How a text begins, or continues after the tokens that it has: the rows that it starts from, and its sequence."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def enter_batch(
 
 
 def open_sequence(handle: TextHandle, caches: TextCaches, models: TextModels) -> Sequence:
-    """Return a session for what a text has not written yet; raises EdgespecError for ids that the target lacks."""
+    """Return the sequence for what a text has not written yet; raises EdgespecError for ids that the target lacks."""
     request, device = handle.request, models.target.device
     check_ids(request.ids, models.target.num_embeddings)  # a request may be of another engine
     if handle.draws is None:

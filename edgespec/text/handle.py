@@ -1,4 +1,4 @@
-"""A text that an engine was asked for: its pieces as they come, its end, and how somebody asks for that end."""
+"""A text that an engine decodes: its pieces as they come, its end, and how it is cancelled."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ State = Literal["waiting", "under way", "done"]
 
 
 class TextHandle:
-    """One text, from the moment it was asked for. Any thread may iterate over it, wait for it or cancel it.
+    """One text, from its request on. Any thread may iterate over it, wait for it or cancel it.
 
     How far a text is stands in the pieces alone: a step's piece is there or not, wherever an interrupt falls, and
     `begin_again` makes all else anew from them.
@@ -51,14 +51,14 @@ class TextHandle:
         self.error: Exception | None = None
         self.fault: Exception | None = None  # of `on_prefill`; it ends the text after the pass
         self.is_cancelled = False
-        self.added: list[int] = []  # tokens behind the prompt
+        self.added: list[int] = []  # tokens after the prompt
         self.sequence: Sequence | None = None
         self.caches: TextCaches | None = None
         self.draws: tuple[torch.Generator, TextNoise] | None = None  # None: it has not begun
         self._pair, self._advance, self._on_cancel = pair, advance, on_cancel
         self._chunks: list[TextChunk] = []
         self._pieces = self._no_pieces()
-        self._drawn_before: tuple[int, torch.Tensor] | None = None  # pieces, and the generator's state behind them
+        self._drawn_before: tuple[int, torch.Tensor] | None = None  # pieces, and the generator's state after them
         self._started: float | None = None
         self._total_s = 0.0
 
@@ -140,7 +140,7 @@ class TextHandle:
             return
         self._total_s = 0.0 if self._started is None else time.perf_counter() - self._started
         self.error, self.sequence = error, None
-        self.state = "done"  # last: whoever waits for it looks at the rest
+        self.state = "done"  # last: threads that wait for it read the rest
 
     def _has_news(self, num_seen: int) -> bool:
         return self.is_done or num_seen < len(self._chunks)

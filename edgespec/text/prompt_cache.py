@@ -140,7 +140,7 @@ class PromptCache:
         except FileNotFoundError:
             if self.ids:
                 self._leave(_refused(self.path, "is gone"))
-        except EdgespecError as error:  # somebody wrote it over, or put another in its place
+        except EdgespecError as error:  # it was overwritten or replaced
             self._leave(error)
         return None
 

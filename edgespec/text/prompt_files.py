@@ -29,7 +29,7 @@ class PromptFile:
     path: Path
     model: str  # the target's name
     used_s: float  # when it was last used, since the epoch
-    note: Path  # the file that tells of it
+    note: Path  # the file that names it
 
 
 def note_use(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A prompt's token ids, whatever its form: a text, messages, or what is a list of whole numbers to other libraries."""
+"""A prompt's token ids, whatever its form: a text, messages, or another library's list of whole numbers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def prompt_ids(
 
 
 def token_ids(prompt: object, *, with_padding: bool = False) -> list[int]:
-    """Return the ids of one text, whose padding is left out where an encoding's attention mask tells it.
+    """Return the ids of one text, without padding where an encoding has an attention mask.
 
     Raises EdgespecError for several texts, and for what is no list of whole numbers.
     """

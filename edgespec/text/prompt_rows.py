@@ -1,4 +1,4 @@
-"""An open file of a prompt's rows: what it says of itself and its rows are of one file, whatever has its name by now.
+"""An open file of a prompt's rows: header and rows are of one file, even if another has its name by now.
 
 It is read, not mapped: touching mapped pages of a file that somebody cuts would end the process.
 """
@@ -58,7 +58,7 @@ class PromptRows:
         return read
 
     def first(self, name: str, count: int | None = None) -> Tensor:
-        """Return so many of a tensor's rows, or all."""
+        """Return the first `count` rows of a tensor, or all."""
         place = self._places[name]
         shape = place.shape if count is None else (min(count, place.shape[0]), *place.shape[1:])
         rows = torch.empty(shape, dtype=place.dtype)
@@ -79,7 +79,7 @@ class PromptRows:
             raise ValueError("it is being written to")
 
     def _identity(self) -> tuple[tuple[int, ...], bytes]:
-        """Return what tells the file from any other, and from itself once it is written over: its header too."""
+        """Return what identifies the file as it is now; overwriting changes it. It includes the header."""
         found = os.fstat(self._file.fileno())
         self._file.seek(0)
         num_bytes = int.from_bytes(self._file.read(PREFIX_BYTES), "little")
@@ -106,7 +106,7 @@ def _digest(
 
 
 def _place(field: dict[str, Any], start: int, *, num_bytes: int) -> _RowPlace:
-    """Return where a tensor lies in a file of so many bytes, whose tensors start at `start`."""
+    """Return where a tensor lies in a file of `num_bytes` bytes, whose tensors start at `start`."""
     dtype, shape = DTYPES[field["dtype"]], tuple(field["shape"])
     begin, end = field["data_offsets"]
     if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):

@@ -32,7 +32,7 @@ Config: TypeAlias = "GenerationConfig | Mapping[str, Any]"
 
 
 class TextOptions(TypedDict, total=False):
-    """The options that a text may be asked for with; each has a default."""
+    """The options of a text; each has a default."""
 
     max_new_tokens: int | None  # -1: to the end of the context; None: 512
     max_length: int | None  # the prompt's tokens and the new ones; `max_new_tokens` counts above it
@@ -52,10 +52,10 @@ class TextOptions(TypedDict, total=False):
     logit_bias: Mapping[int | str, float]  # a token's id, or a text that is one token -> what its logit gains
     ignore_eos: bool  # True: the model's stop tokens are never drawn
     seed: int | None  # None: a random one
-    name: str  # tells texts of one seed apart, as a row's id does; "0", as of a file's only row, by default
+    name: str  # separates the draws of texts with one seed, as a row's id does; "0" by default
     stop: str | Sequence[str]  # strings that end the text, and are no part of it
     skip_special_tokens: bool  # False: the text has them, but for the one that ends it
-    logprobs: int | None  # alternatives that are told beside each new token; None: nothing is told
+    logprobs: int | None  # the number of alternatives beside each new token; None: no log-probabilities
     json_schema: str | Mapping[str, Any]  # that the text must fit, as JSON or as what it stands for
     grammar: str | Grammar | None  # that the text must match, in Lark's form or in GBNF
     response_format: Mapping[str, Any]  # OpenAI's form of such a schema
@@ -91,7 +91,7 @@ def text_request(
 ) -> TextRequest:
     """Make a prompt and its settings a request: `options` count above `config`, and that above the pair's own.
 
-    Raises EdgespecError where the context has no room, and TypeError for an unknown option.
+    Raises EdgespecError where the context is too short, and TypeError for an unknown option.
     """
     check_ids(ids, pair.vocab)
     asked = pair.default_options() | config_values(config)
@@ -163,7 +163,7 @@ def check_ids(ids: Sequence[int], num_ids: int) -> None:
 
 
 def _asked_grammar(asked: dict[str, Any]) -> Grammar | None:
-    """Take the grammar out of what is asked for; raises EdgespecError where there are several."""
+    """Take the grammar out of the options; raises EdgespecError where there are several."""
     given = {name: asked.pop(name) for name in ("json_schema", "grammar", "response_format") if name in asked}
     what = f"a text has one grammar, and {len(given)} are given."
     require(len(given) <= 1, what, "Give `json_schema`, `grammar` or a response_format.")
@@ -187,7 +187,7 @@ def named_sampling(base: SamplingSettings, values: Mapping[str, Any]) -> Samplin
 
 
 def config_values(config: Config | None) -> dict[str, Any]:
-    """Return what a generation config asks for, as options; raises EdgespecError for what would not be honoured."""
+    """Return a generation config as options; raises EdgespecError for a setting that edgespec does not have."""
     if config is None:
         return {}
     is_object = hasattr(config, "to_diff_dict")

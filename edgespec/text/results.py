@@ -29,7 +29,7 @@ class TextChunk:
 
     @property
     def logprobs(self) -> tuple[TokenLogprob, ...]:
-        """What the model says of the step's tokens, where that was asked for."""
+        """The log-probabilities of the step's tokens, where the request has them."""
         return self.step.logprobs
 
     @property
@@ -72,7 +72,7 @@ class GenerationResult:
 
     @property
     def logprobs(self) -> tuple[TokenLogprob, ...]:
-        """What the model says of each new token, where that was asked for: of its own distribution."""
+        """The log-probabilities of each new token in the model's own distribution, where the request has them."""
         return tuple(found for step in self.steps for found in step.logprobs)
 
     @property

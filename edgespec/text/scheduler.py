@@ -56,7 +56,7 @@ class Scheduler:
         self.prompt_cache: PromptCache | None = None
         self._pair, self._trees, self._loaded, self._threads = pair, trees, loaded, threads
         self.num_cancels, self._process = 0, os.getpid()
-        # The thread that makes a step, set and taken out in one operation each: an interrupt falls before or behind.
+        # The thread that makes a step, set and taken out in one operation each: an interrupt falls before or after.
         self._turn: dict[str, int] = {}
         self._bells: list[SimpleQueue[None]] = []  # of the threads that wait for its end
         self._abandons = self._is_closed = False
@@ -69,7 +69,7 @@ class Scheduler:
     def submit(
         self, request: TextRequest, *, reuse: bool = False, keeps: bool = True, on_prefill: OnPrefill | None = None
     ) -> TextHandle:
-        """Add a text; it begins when there is room. Raises EdgespecError where the engine takes none.
+        """Add a text; it begins when memory allows. Raises EdgespecError where the engine takes none.
 
         With `reuse` it begins on rows that are kept of the prompt's beginning; with `keeps` its own are kept.
         """
@@ -116,7 +116,7 @@ class Scheduler:
             elif not has_news():
                 self._step()
         finally:
-            # An interrupt comes before or behind a call, and up to `del` there is none: the turn always ends.
+            # An interrupt comes before or after a call, and up to `del` there is none: the turn always ends.
             if _DRIVER in self._turn and self._turn[_DRIVER] == thread:
                 self._abandons = False
                 del self._turn[_DRIVER]
@@ -132,7 +132,7 @@ class Scheduler:
         """Wait until the thread that makes a step has ended it."""
         bell: SimpleQueue[None] = SimpleQueue()
         self._bells.append(bell)
-        if self._turn:  # else it is over, and nobody may ring any more
+        if self._turn:  # else it is over, and no thread may ring any more
             with suppress(Empty):
                 bell.get(timeout=MAX_WAIT_S)
 
@@ -203,7 +203,7 @@ class Scheduler:
                 self._end(handle, handle.fault or closed)
 
     def _admit(self) -> None:
-        """Let waiting texts begin, as long as there is room: first those that go on from rows that are kept."""
+        """Let waiting texts begin, as long as memory allows: first those that go on from rows that are kept."""
         first = self._waiting.first() if len(self._under_way) < self.most else []
         for handle in sorted(first, key=lambda text: not (text.reuse and self.kept.has(text.request.ids))):
             if not self._has_room(handle):
@@ -225,7 +225,7 @@ class Scheduler:
         return len(self._under_way) < self.most and tokens <= self._most_tokens
 
     def _enter(self, handle: TextHandle, reader: TextHandle | None = None) -> None:
-        """Let a text go on behind the tokens that it has; whatever that raises ends this text alone."""
+        """Let a text go on after the tokens that it has; whatever that raises ends this text alone."""
         try:
             models = self._models(handle)
             sequence = enter_batch(self._batch, handle, models, reader=reader, prompt_cache=self.prompt_cache)
@@ -279,7 +279,7 @@ class Scheduler:
         self._under_way.remove(handle)
 
     def _begin_again(self) -> None:
-        """Let the texts go on behind the tokens that they have, with what trees are now."""
+        """Let the texts go on after the tokens that they have, with the trees of now."""
         self._batch = MixedBatch()
         for handle in list(self._under_way):
             handle.begin_again()

@@ -54,7 +54,7 @@ class SavedSession:
     model: str | None = None
     draft_model: str | None = None
     system: str | None = None
-    day: datetime.date | None = None  # that the chat template was told
+    day: datetime.date | None = None  # in the chat template
     settings: dict[str, Any] = field(default_factory=dict)  # of the command that saved it
     messages: tuple[Message, ...] = ()
     stats: dict[str, Any] = field(default_factory=dict)

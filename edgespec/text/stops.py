@@ -50,7 +50,7 @@ class TextPieces:
     """
 
     def __init__(self, *, decode: Callable[[int], str], rest: Callable[[], str], stop: StopStrings) -> None:
-        """Begin; `decode` says what a token adds to the text, and `rest` what the text gains if it ends there."""
+        """Begin; `decode` gives what a token adds to the text, and `rest` what the text gains if it ends there."""
         self._decode, self._rest, self._stop = decode, rest, stop
         self._held = ""
 

@@ -1,6 +1,6 @@
 """The text of tokens as they come: what each of them adds, in whole characters, and what is left when no more come.
 
-The tokenizer itself decodes every piece, behind few of the tokens before it, so that a token costs the same in a text
+The tokenizer itself decodes every piece, after a few of the tokens before it, so that a token costs the same in a text
 of any length, and no order of tokens can fail. Tokens that may end inside a character wait for what follows: a
 decoder with a fallback to bytes (Llama 2, Mistral, Gemma) judges a run of bytes as a whole, and one bad byte makes
 all of them unreadable. At most MAX_WAITING tokens wait; a longer run is read in parts.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 CUT_CHARACTER = "\ufffd"  # what decoding makes of a part of a character
 MAX_WAITING = 64
 _MAX_BEFORE = 16  # tokens without text, at the beginning
-_LAST_ID = 2**32 - 1  # that a tokenizer can be asked about
+_LAST_ID = 2**32 - 1  # that a tokenizer takes
 _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 _NEVER_LAST = " 'nvr"  # in what transformers' cleaning of spaces looks for, which all begins with a space
 _CLEANS_BPE = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
@@ -64,7 +64,7 @@ class TokenText:
     ) -> None:
         """Begin; tokens `without` text are left out, as are ids that are no token, and special ones unless kept."""
         self._decoding, self._without, self._keeps_special = _decoding(tokenizer), without, keeps_special
-        self._before: tuple[int, ...] = ()  # what the waiting tokens are read behind
+        self._before: tuple[int, ...] = ()  # what the waiting tokens are read after
         self._waiting: list[int] = []
         self._has_begun = False
         self._unclean = ""  # text whose spaces may still go
@@ -78,7 +78,7 @@ class TokenText:
         self._waiting.append(token)
         if not self._may_end_inside_character(name):
             return self._gain(len(self._waiting), last=(token,))
-        # A part of a character is nothing to read behind.
+        # Nothing is read after a part of a character.
         return self._gain(self._num_readable(), last=()) if len(self._waiting) >= MAX_WAITING else ""
 
     def rest(self) -> str:
@@ -107,7 +107,7 @@ class TokenText:
         return text((*self._before, *self._waiting[:count]))[len(text(self._before)) :]
 
     def _gain(self, count: int, *, last: tuple[int, ...]) -> str:
-        """Return the text of the first waiting tokens; the next are read behind the `last` of them."""
+        """Return the text of the first waiting tokens; the next are read after the `last` of them."""
         text = self._text_of(count)
         self._has_begun = self._has_begun or bool(text)
         start = self._decoding.start if self._has_begun else (*self._before, *self._waiting[: count - len(last)])

@@ -28,11 +28,11 @@ class WaitingTexts:
         return iter(list(self._waiting))  # another thread may add one meanwhile
 
     def add(self, handle: TextHandle) -> None:
-        """Let a text wait behind the others."""
+        """Let a text wait after the others."""
         self._waiting.append(handle)
 
     def add_first(self, handle: TextHandle) -> None:
-        """Let a text wait in front of the others."""
+        """Let a text wait before the others."""
         self._waiting.appendleft(handle)
 
     def remove(self, handle: TextHandle) -> None:

@@ -1,4 +1,4 @@
-"""What is looked at between the layers of a pass: whether it is to be left, and how far prompts are read."""
+"""Checks between the layers of a pass: whether to leave it, and how far prompts are read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edgespec.text.handle import TextHandle
 
 
 class PassAbandonedError(Exception):
-    """Raised to leave a pass between two layers, as somebody asked."""
+    """Raised to leave a pass between two layers."""
 
 
 @contextmanager
@@ -19,7 +19,7 @@ def watching(
 ) -> Iterator[None]:
     """Within this block every layer is a place to leave the pass; the first model is the target.
 
-    Texts whose prompt is being read are told how much of it is; what that raises becomes the text's fault. Raises
+    `on_prefill` of a text hears how much of its prompt is read; what that raises becomes the text's fault. Raises
     PassAbandonedError once `abandons` says so.
     """
     # Before the pass: tokens without rows

@@ -143,7 +143,7 @@ def footer(result: GenerationResult, *, max_context: int, trees: str | None, gpu
 
 
 def _mean_size(result: GenerationResult) -> str | None:
-    """Return the size of tuned trees; why they have it stands at the line's end, where that has room."""
+    """Return the size of tuned trees; the reason follows at the line's end, where it fits."""
     sizes = [step.num_drafted for step in result.passes]
     return f"{sum(sizes) / len(sizes):.1f} nodes (tuned)" if sizes else None
 
@@ -151,7 +151,7 @@ def _mean_size(result: GenerationResult) -> str | None:
 def session_report(turns: Sequence[Turn], *, pass_bytes: int, expert_bytes: int) -> Iterable[str]:
     """Yield the totals of all answers: lengths of passes, where the time went, and speculation against none.
 
-    Each pass moves `pass_bytes`, and experts that were asked for moved `expert_bytes` in all.
+    Each pass moves `pass_bytes`, and the experts that rows needed moved `expert_bytes` in all.
     """
     if not turns:
         yield "no answers yet"

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from edgespec.engine import Engine
     from edgespec.pair.pair import ModelPair
 
-CONTEXTS = (8192, 4096, 2048, 1024, 512)  # that -c auto tries, the first that memory has room for
+CONTEXTS = (8192, 4096, 2048, 1024, 512)  # that -c auto tries in turn, until one fits memory
 SECTIONS = {
     FIRST: (
         "prompt_text", "single_turn", "model", "draft_model", "system", "max_new_tokens", "temperature", "seed",
@@ -151,7 +151,7 @@ def _first_message(options: ChatOptions) -> str | None:
 
 
 def _load(console: Console, pair: ModelPair, options: ChatOptions, engine_options: ChatEngineOptions) -> Engine:
-    """The engine with room for a conversation: as much as -c says, or the most that memory has."""
+    """Return the engine, with a context of the length that -c sets, or of the longest that fits memory."""
     from edgespec.placement.pair_setup import set_up_by_profile
     from edgespec.placement.pair_sizes import PairSizes
 

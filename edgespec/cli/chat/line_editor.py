@@ -93,7 +93,7 @@ def _history(path: Path | None) -> tuple[History, str | None]:
         return InMemoryHistory(), f"no history: it would be {shown_place(path)}"
     try:
         make_folder(path.parent)
-        # Readable by nobody else, whoever made it.
+        # Only the user may read it, also where another program made it.
         os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, PRIVATE_FILE))
         path.chmod(PRIVATE_FILE)
     except OSError as error:

@@ -23,9 +23,9 @@ HINT = "Use Ctrl-D or /exit to leave."
 
 
 def converse(chat: Chat, first: str | None) -> int:
-    """Answer `first`, then read and answer until somebody leaves; return the exit status.
+    """Answer `first`, then read and answer until the user leaves; return the exit status.
 
-    Whatever fails is said, and ends nothing; what ends the program otherwise leaves the conversation in a file.
+    An error is shown and ends nothing; what ends the program in another way leaves the conversation in a file.
     """
     try:
         return _converse(chat, first)
@@ -47,7 +47,7 @@ def _converse(chat: Chat, first: str | None) -> int:
             continue
         try:
             _try(chat, functools.partial(handle, chat, typed))
-        except (KeyboardInterrupt, EOFError):  # while a command asked for text
+        except (KeyboardInterrupt, EOFError):  # while a command read text
             chat.screen.say("left as it was")
     return 0
 
@@ -55,7 +55,7 @@ def _converse(chat: Chat, first: str | None) -> int:
 def _try(chat: Chat, act: Callable[[], object]) -> None:
     try:
         act()
-    except (StdoutError, BrokenPipeError):  # nobody sees answers any more
+    except (StdoutError, BrokenPipeError):  # answers cannot be seen any more
         raise
     except Exception as error:
         said = as_edgespec_error(error)
@@ -63,7 +63,7 @@ def _try(chat: Chat, act: Callable[[], object]) -> None:
         if not isinstance(error, EdgespecError):
             show_trace(debug=is_debugged(sys.argv[1:]))
             _keep(chat)
-            chat.engine.forget()  # nobody knows what the fault left of the last text's rows
+            chat.engine.forget()  # the fault may have left the last text's rows half done
 
 
 def _keep(chat: Chat) -> None:
@@ -76,7 +76,7 @@ def _keep(chat: Chat) -> None:
 
 
 def handle(chat: Chat, typed: str) -> None:
-    """Do what a line asks for; raises EdgespecError."""
+    """Run a typed command, or send a message; raises EdgespecError."""
     line = parse(typed)
     if line.command is not None:
         handle_command(chat, line.command, line.text)

@@ -1,4 +1,4 @@
-"""The two streams of a chat: answers on stdout, everything else on stderr, with colour where it is wanted."""
+"""The two streams of a chat: answers on stdout, everything else on stderr, with colour where it may be used."""
 
 from __future__ import annotations
 

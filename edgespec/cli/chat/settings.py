@@ -1,4 +1,4 @@
-"""Settings that `/set` changes: their names, what they are now, and what a text means for them."""
+"""Settings that `/set` changes: their names, their values now, and how a text sets each."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def change_settings(chat: Chat, argument: str) -> list[str]:
 
 
 def restore_settings(chat: Chat, saved: Mapping[str, Any]) -> list[str]:
-    """Set what a session was saved with, and return a line for each setting that cannot be had."""
+    """Restore the settings of a session, and return a line for each that cannot be set."""
     lines = []
     for name, value in saved.items():
         if name not in SETTINGS:
@@ -105,7 +105,7 @@ def use_spec(chat: Chat, spec: str) -> None:
 
 
 def use_tree_size(chat: Chat, text: str) -> None:
-    """Use trees, or a chain, of so many nodes; `auto` is what the chat began with. Raises EdgespecError."""
+    """Use trees, or a chain, of this number of nodes; `auto` is what the chat began with. Raises EdgespecError."""
     tree = chat.engine.tree if chat.spec != "off" else chat.own_tree
     if text == "auto":
         chat.engine.use_tree(None)
