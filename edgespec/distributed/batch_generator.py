@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from edgespec.text.request import TextRequest
     from edgespec.text.results import GenerationResult
 
-DEFAULT_PARALLEL = 4
 NEW_COLUMNS = ("text", "finish_reason", "num_tokens", "error")
 
 
@@ -35,7 +34,7 @@ class BatchGenerator:
         prompt_column: str = "prompt",
         id_column: str | None = None,
         options: Mapping[str, Any] | None = None,
-        parallel: int = DEFAULT_PARALLEL,
+        parallel: int = 4,
         **texts: Any,
     ) -> None:
         """Load a pair; without a target, the built-in one. Raises EdgespecError.
@@ -61,14 +60,14 @@ class BatchGenerator:
         prompts = batch[self._prompts]
         names = batch[self._ids] if self._ids is not None else [str(prompt) for prompt in prompts]
         rows: list[dict[str, Any]] = [{} for _ in prompts]
-        asked: list[tuple[int, TextRequest]] = []
+        requests: list[tuple[int, TextRequest]] = []
         for number, (prompt, name) in enumerate(zip(prompts, names, strict=True)):
             try:
-                asked.append((number, self._engine.request(_prompt(prompt), name=_name(name), **self._texts)))
+                requests.append((number, self._engine.request(_prompt(prompt), name=_name(name), **self._texts)))
             except EdgespecError as error:
-                rows[number] = _failed(error)
-        for place, result in self._engine.generate_many([request for _, request in asked]):
-            rows[asked[place][0]] = _failed(result) if isinstance(result, Exception) else _done(result)
+                rows[number] = _new_columns(error)
+        for place, result in self._engine.generate_many([request for _, request in requests]):
+            rows[requests[place][0]] = _new_columns(result)
         return {**batch, **{column: [row[column] for row in rows] for column in NEW_COLUMNS}}
 
 
@@ -84,16 +83,13 @@ def _name(value: Any) -> str:
     return str(value)
 
 
-def _done(result: GenerationResult) -> dict[str, Any]:
-    return {
-        "text": result.text,
-        "finish_reason": result.finish_reason,
-        "num_tokens": len(result.token_ids),
-        "error": None,
-    }
-
-
-def _failed(error: Exception) -> dict[str, Any]:
-    code = error.code if isinstance(error, EdgespecError) else type(error).__name__
-    what = error.what if isinstance(error, EdgespecError) else str(error)
-    return {"text": None, "finish_reason": "error", "num_tokens": 0, "error": f"{code}: {what}"}
+def _new_columns(result: GenerationResult | Exception) -> dict[str, Any]:
+    values: tuple[Any, ...]
+    match result:
+        case EdgespecError():
+            values = None, "error", 0, f"{result.code}: {result.what}"
+        case Exception():
+            values = None, "error", 0, f"{type(result).__name__}: {result}"
+        case _:
+            values = result.text, result.finish_reason, len(result.token_ids), None
+    return dict(zip(NEW_COLUMNS, values, strict=True))

@@ -7,8 +7,9 @@ parts, or refuse a role; what can be said otherwise is, and a message that would
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import EdgespecError
@@ -197,13 +198,12 @@ def _marked(message: Fields, mark: str) -> Fields:
     if content and _says({"content": content}):
         found["content"] = mark if isinstance(content, str) else [{"type": "text", "text": mark}]
     if calls:
-        found["tool_calls"] = [_with_function(call, name=mark, **_marked_arguments(call, mark)) for call in calls]
+        found["tool_calls"] = [_with_arguments(call, partial(_with_mark, mark=mark), name=mark) for call in calls]
     return found
 
 
-def _marked_arguments(call: Fields, mark: str) -> Fields:
-    given = call.get("function", call).get("arguments")
-    return {} if given is None else {"arguments": {**given, mark: mark} if isinstance(given, dict) else mark}
+def _with_mark(given: Any, mark: str) -> Any:
+    return {**given, mark: mark} if isinstance(given, dict) else None if given is None else mark
 
 
 def _folded(said: list[Fields]) -> list[Fields]:
@@ -239,7 +239,7 @@ def _readable(message: Mapping[str, Any], where: str) -> Fields:
     if not isinstance(calls, list) or not all(_is_call(call) for call in calls):
         fix = 'Write "tool_calls": [{"type": "function", "function": {"name": NAME, "arguments": {}}}].'
         raise EdgespecError("E_PROMPT_INVALID", f"{where} has tool_calls that are no list of calls.", fix)
-    return {**found, "tool_calls": [_with_function(call, **_arguments(call)) for call in calls]}
+    return {**found, "tool_calls": [_with_arguments(call, _as_object) for call in calls]}
 
 
 def _with_contents(said: list[Fields]) -> list[Fields]:
@@ -250,16 +250,15 @@ def _with_contents(said: list[Fields]) -> list[Fields]:
 def _with_texts_of_arguments(said: list[Fields]) -> list[Fields]:
     """Return the messages with the arguments of calls as JSON: some templates join them to texts."""
     return [
-        {**message, "tool_calls": [_with_function(call, **_as_text(call)) for call in message["tool_calls"]]}
+        {**message, "tool_calls": [_with_arguments(call, _as_json) for call in message["tool_calls"]]}
         if "tool_calls" in message
         else message
         for message in said
     ]
 
 
-def _as_text(call: Fields) -> Fields:
-    given = call.get("function", call).get("arguments")
-    return {"arguments": json.dumps(given, ensure_ascii=False)} if isinstance(given, dict) else {}
+def _as_json(given: Any) -> Any:
+    return json.dumps(given, ensure_ascii=False) if isinstance(given, dict) else given
 
 
 def _is_call(call: object) -> bool:
@@ -269,19 +268,18 @@ def _is_call(call: object) -> bool:
     return isinstance(function, dict) and isinstance(function.get("name"), str)
 
 
-def _with_function(call: Fields, **fields: Any) -> Fields:
-    """Return a call with these fields of its function, which some write without the key `function`."""
-    return {**call, "function": {**call["function"], **fields}} if "function" in call else {**call, **fields}
-
-
-def _arguments(call: Fields) -> Fields:
-    """Return a call's arguments as an object where JSON of one was given, as OpenAI does, or nothing."""
+def _with_arguments(call: Fields, change: Callable[[Any], Any], **fields: Any) -> Fields:
+    """Return a call with its function's arguments changed, and these fields; some write no key `function` around it."""
     function = call.get("function", call)
-    if "arguments" not in function:
-        return {}
-    given = function["arguments"]
+    if "arguments" in function:
+        fields["arguments"] = change(function["arguments"])
+    return {**call, "function": {**function, **fields}} if "function" in call else {**call, **fields}
+
+
+def _as_object(given: Any) -> Any:
+    """Return a call's arguments as an object, which OpenAI gives as JSON; anything else stays as it is."""
     try:
         read = parse_json(given.strip() or "{}") if isinstance(given, str) else given
     except ValueError:
-        return {}
-    return {"arguments": read or {}} if isinstance(read, dict) or read is None else {}
+        return given
+    return read or {} if isinstance(read, dict) or read is None else given

@@ -197,7 +197,6 @@ def _open_chat(console: Console, engine: Engine, options: ChatOptions, keys: Wai
         engine=engine,
         conversation=conversation,
         screen=Screen(console, color=options.color),
-        read_message=None,
         keys=keys,
         own_tree=engine.tree,
         shows_stats=options.stats,

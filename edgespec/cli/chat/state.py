@@ -39,9 +39,9 @@ class Chat:
     engine: Engine
     conversation: Conversation
     screen: Screen
-    read_message: ReadMessage | None  # None: there is no terminal to ask in
     keys: WaitingKeys
     own_tree: TreeSettings  # that the chat began with
+    read_message: ReadMessage | None = None  # None: there is no terminal to ask in
     shows_stats: bool = True
     attachments: list[Attachment] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)

@@ -22,7 +22,6 @@ from edgespec import Engine, SamplingSettings, TreeSettings
 from edgespec.cli.chat.actions import ACTIONS, handle_command
 from edgespec.cli.chat.answers import answer, footer
 from edgespec.cli.chat.command import command
-from edgespec.cli.chat.keys import WaitingKeys
 from edgespec.cli.chat.loop import HINT, converse
 from edgespec.cli.chat.parse import parse, wants_more, without_quotes
 from edgespec.cli.chat.screen import Screen
@@ -39,35 +38,11 @@ from edgespec.text.chat_template import Message
 from edgespec.text.conversation import Conversation
 from edgespec.text.results import GenerationResult, TextChunk
 from edgespec.tuning.step import StepResult
+from tests.cli.chat.conftest import Lines, new_chat
 from tests.cli.conftest import RunCli
 
 GREEDY = SamplingSettings()
 ROOT = Path(__file__).parents[3]
-
-
-class Lines:
-    """Types lines; an exception among them is raised."""
-
-    def __init__(self, lines: list[Any]) -> None:
-        self.lines = lines
-        self.defaults: list[str] = []
-
-    def __call__(self, _prompt: str, default: str) -> str:
-        self.defaults.append(default)
-        line = self.lines.pop(0) if self.lines else EOFError()
-        if isinstance(line, BaseException):
-            raise line
-        return str(line)
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    with Engine.from_pretrained(
-        tree=TreeSettings(size=8), dtype="float32", context_tokens=160, self_check=False
-    ) as loaded:
-        yield loaded
-
-
 Talk = Callable[..., tuple[Chat, str, str]]
 
 
@@ -77,12 +52,7 @@ def talk(engine: Engine, capsys: pytest.CaptureFixture[str]) -> Talk:
 
     def go(*lines: Any, chat: Chat | None = None) -> tuple[Chat, str, str]:
         if chat is None:
-            engine.forget()
-            engine.use_tree(TreeSettings(size=8))
-            conversation = engine.chat(sampling=GREEDY, max_new_tokens=6)
-            chat = Chat(engine=engine, conversation=conversation, read_message=None, keys=WaitingKeys(),
-                        own_tree=engine.tree,
-                        screen=Screen(Console(quiet=False, verbose=False), color="never"))  # fmt: skip
+            chat = new_chat(engine)
         chat.read_message, chat.is_over = Lines(list(lines)), False
         capsys.readouterr()
         assert converse(chat, None) == 0

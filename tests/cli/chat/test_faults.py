@@ -13,32 +13,19 @@ from typing import Any
 
 import pytest
 
-from edgespec import Engine, SamplingSettings, TreeSettings
-from edgespec.cli.chat.keys import WaitingKeys
+from edgespec import Engine
 from edgespec.cli.chat.loop import converse
-from edgespec.cli.chat.screen import Screen
 from edgespec.cli.chat.state import Chat
-from edgespec.cli.console import Console
 from edgespec.cli.ctrl_c import Terminated
 from edgespec.cli.standard_streams import StdoutError
 from edgespec.errors import EdgespecError
-from tests.cli.chat.test_chat import Lines
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    with Engine.from_pretrained(tree=TreeSettings(size=4), dtype="float32", context_tokens=160, self_check=False) as it:
-        yield it
+from tests.cli.chat.conftest import Lines, new_chat
 
 
 @pytest.fixture
 def chat(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Chat:
     monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
-    engine.forget()
-    conversation = engine.chat(sampling=SamplingSettings(), max_new_tokens=4)
-    screen = Screen(Console(quiet=False, verbose=False), color="never")
-    return Chat(engine=engine, conversation=conversation, read_message=None, keys=WaitingKeys(), own_tree=engine.tree,
-                screen=screen)  # fmt: skip
+    return new_chat(engine)
 
 
 def failing_once(chat: Chat, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,11 +37,6 @@ READERS = {
 }
 
 
-@pytest.fixture(scope="module")
-def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_folder(tmp_path_factory.mktemp("pair") / "draft", make_model(FAMILIES["llama"](), seed=1))
-
-
 def requests_of(engine: Engine, *, count: int = NUM_TEXTS) -> list[TextRequest]:
     """Texts of unequal prompts, lengths and sampling; the third and the fifth have one prompt."""
     found = []

@@ -32,11 +32,6 @@ ENGINES: dict[str, dict[str, Any]] = {
 TARGETS = {"recurrent": RECURRENT["qwen3-next"], "experts": FAMILIES["qwen3-moe"]}
 
 
-@pytest.fixture(scope="module")
-def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_folder(tmp_path_factory.mktemp("pair") / "draft", make_model(FAMILIES["llama"](), seed=1))
-
-
 @pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest, draft: Path, tmp_path: Path) -> Iterator[Engine]:
     target = save_folder(tmp_path / "target", make_model(TARGETS.get(request.param, FAMILIES["llama"])()))

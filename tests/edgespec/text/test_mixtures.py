@@ -14,16 +14,10 @@ from edgespec.errors import EdgespecError
 from edgespec.placement import place as placing
 from offload.experts.expert_placement import place_on_demand
 from offload.placement import Placement
-from tests.conftest import FAMILIES, make_model, save_folder
 from tests.offload.experts.mixtures import MIXTURES, save_mixture
 
 TREE = TreeSettings(size=9)
 ROOM = 2  # experts at a time: fewer than a layer's, whose rows ask for all
-
-
-@pytest.fixture(scope="module")
-def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_folder(tmp_path_factory.mktemp("pair") / "draft", make_model(FAMILIES["llama"](), seed=1))
 
 
 @pytest.fixture

@@ -30,11 +30,6 @@ READERS = {
 OPTIONS: dict[str, Any] = {"max_new_tokens": 8, "seed": 5}
 
 
-@pytest.fixture(scope="module")
-def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_folder(tmp_path_factory.mktemp("draft") / "draft", make_model(FAMILIES["llama"](), seed=1))
-
-
 def target_of(folder: Path, family: str) -> Path:
     return save_folder(folder / family, make_model(READERS[family]()))
 
