@@ -25,11 +25,10 @@ from edgespec.pair.pair import ModelPair
 from edgespec.placement.load import LoadedModels, closed_engine
 from edgespec.text.caches import KeptCaches
 from edgespec.text.enter import TextModels, enter_batch, has_read, reader_of_prompt
-from edgespec.text.handle import HasNews, OnPrefill, TextHandle
+from edgespec.text.handle import HasNews, OnPrefill, TextHandle, WaitingTexts
 from edgespec.text.prompt_cache import PromptCache
 from edgespec.text.request import TextRequest
 from edgespec.text.trees import Trees
-from edgespec.text.waiting import WaitingTexts
 from edgespec.text.watch import PassAbandonedError, watching
 from edgespec.tuning.step import StepResult
 from edgespec.tuning.threads import ThreadTuner

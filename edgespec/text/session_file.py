@@ -150,10 +150,9 @@ def _read_json(path: Path) -> Any:
         if path.is_file() and path.stat().st_size > MAX_BYTES:
             raise _invalid(path, f"it has {path.stat().st_size >> 20} MiB")
         return parse_json(path.read_bytes().decode("utf-8-sig"))
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise EdgespecError("E_FILE_NOT_FOUND", f"there is no file '{path}'.", "Name a saved session.") from error
     except OSError as error:
-        raise EdgespecError("E_FILE_NOT_FOUND", f"cannot read '{path}' ({error.strerror}).", "Name a file.") from error
+        what = f"cannot read '{path}' ({error.strerror})."
+        raise EdgespecError("E_FILE_NOT_FOUND", what, "Name a saved session.") from error
     except ValueError as error:
         raise _invalid(path, f"it is not JSON: {error}") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -329,6 +330,16 @@ def test_a_file_goes_before_the_next_message(talk: Talk, tmp_path: Path) -> None
     chat, _, _ = talk(f"/read {file}", "", chat=chat)
     assert chat.conversation.messages[2].content == "x = 1"
     assert chat.attachments == []
+
+
+def test_a_file_is_read_as_prompts_are_and_a_dash_is_no_stdin(
+    talk: Talk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("-").write_bytes("ü = 1".encode("utf-16"))
+    Path("packed.gz").write_bytes(gzip.compress(b"y = 2"))
+    chat, _, _ = talk("/read -", "/read packed.gz")
+    assert [attachment.text for attachment in chat.attachments] == ["ü = 1", "y = 2"]
 
 
 def test_a_full_context_is_refused_and_nothing_is_lost(talk: Talk, tmp_path: Path) -> None:
