@@ -26,7 +26,6 @@ import multiprocessing
 import sys
 import tempfile
 import zlib
-from collections import abc
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -60,6 +59,7 @@ from edgespec.tree.token_tree import TokenTree
 from edgespec.verify import Verification, rejection, rules
 from edgespec.verify.rows import TargetRows
 from edgespec.verify.walk import walk
+from scripts.check.table_models import TableDrafter, TableTarget
 
 VOCAB = 4
 CPU = torch.device("cpu")
@@ -216,102 +216,6 @@ def distributions(logits: Mapping[Prefix, Tensor], sampling: SamplingSettings) -
     return dict(zip(logits, to_probs(torch.stack(list(logits.values())), sampling), strict=True))
 
 
-class TableTarget:
-    """A target that looks its logits up."""
-
-    vocab = VOCAB
-    device = CPU
-
-    def __init__(self, logits: dict[Prefix, Tensor], sampling: SamplingSettings) -> None:
-        self.logits_after = logits
-        self.probs = distributions(logits, sampling)
-
-    num_kept = 0
-
-    def begin(self, ids: abc.Sequence[int], *, needs_logits: bool, prompt_tokens: int) -> None:
-        """Start a text."""
-        del prompt_tokens
-        assert needs_logits
-        self.text: Prefix = tuple(ids)
-        self.num_unread = len(ids)
-
-    def text_rows(self, count: int) -> Tensor:
-        """Logits after the prompt's last row, the only ones that are asked for."""
-        assert count == len(PROMPT_IDS)
-        return self.logits_after[()][None]
-
-    def took_in(self, count: int) -> None:
-        """So many tokens of the prompt were read."""
-        self.num_unread -= count
-
-    def tree_rows(self, tree: TokenTree) -> Tensor:
-        """Logits after every node, which stand for hidden states."""
-        self.paths: list[Prefix] = []
-        for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
-            self.paths.append((*(self.text if parent < 0 else self.paths[parent]), token))
-        return torch.stack([self.logits_after[path[len(PROMPT_IDS) :]] for path in self.paths])
-
-    def read(self, parts: abc.Sequence[Tensor]) -> list[Tensor]:
-        """They are looked up where rows are asked for."""
-        return list(parts)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """They are."""
-        return hidden
-
-    def commit(self, path: tuple[int, ...]) -> None:
-        """The path became text."""
-        self.text = self.paths[path[-1] if path else 0]
-
-    def read_anew(self) -> None:
-        """Do nothing: a table knows no positions."""
-
-    def max_depth(self, most: int) -> int:
-        """Return `most`."""
-        return most
-
-    def uncommit_last(self) -> None:
-        """The prompt's last token becomes a root."""
-        self.text = self.text[:-1]
-
-
-class TableDrafter:
-    """A draft that looks its q up."""
-
-    def __init__(self, q: dict[Prefix, Tensor]) -> None:
-        self.q = q
-
-    def begin(self, ids: abc.Sequence[int]) -> None:
-        """Start a text."""
-        self.text: Prefix = tuple(ids)
-        self.rows: list[Prefix] = []
-
-    def expand(self, tokens: Tensor, parent_rows: Tensor) -> Tensor:
-        """Q after nodes."""
-        new = [
-            (*(self.text if parent < 0 else self.rows[parent]), token)
-            for token, parent in zip(tokens.tolist(), parent_rows.tolist(), strict=True)
-        ]
-        self.rows += new
-        return torch.stack([self.q_after(path) for path in new])
-
-    def hidden(self, rows: Tensor) -> Tensor:
-        """What decision models read: logarithms of q, for want of states."""
-        return torch.stack([self.q_after(self.rows[row]) for row in rows.tolist()]).clamp(min=1e-9).log()
-
-    def q_after(self, text: Prefix) -> Tensor:
-        """Q behind the prompt and more: [vocab]."""
-        return self.q[text[len(PROMPT_IDS) :]]
-
-    def rewind(self) -> None:
-        """The tree is forgotten."""
-        self.rows = []
-
-    def commit(self, root: int, path_rows: list[int], path_tokens: list[int]) -> None:
-        """The root and the path became text."""
-        self.text, self.rows = (*self.text, root, *path_tokens), []
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Models:
     """What texts are decoded with."""
@@ -340,11 +244,12 @@ def table_session(
     logits = table(seed, length, dtype, gap=situation.target_gap)
     if not starts_open:
         logits[()] = torch.tensor([1e3, 0.0, 0.0, 0.0], dtype=dtype)
-    target = TableTarget(logits, situation.sampling)
     q = distributions(
         table(seed + 1, length, dtype, gap=situation.draft_gap), settings.draft_sampling(situation.sampling)
     )
-    return Models(target=target, drafter=TableDrafter(q)), target.probs
+    target = TableTarget(lambda text: logits[text[len(PROMPT_IDS) :]], vocab=VOCAB)
+    drafter = TableDrafter(lambda text: q[text[len(PROMPT_IDS) :]], lambda rows: rows)
+    return Models(target=target, drafter=drafter), distributions(logits, situation.sampling)
 
 
 def head_session(

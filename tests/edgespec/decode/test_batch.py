@@ -19,7 +19,8 @@ from edgespec.decode.sequence import Sequence
 from edgespec.decode.target_initialized import MixedBatch
 from edgespec.errors import EdgespecError
 from edgespec.tree.settings import TreeSettings
-from tests.edgespec.grow.tables import VOCAB, LogitsOf, draft_logits, session_of, target_logits
+from scripts.check.table_models import RowOf
+from tests.edgespec.grow.tables import VOCAB, draft_logits, session_of, target_logits
 
 SEED = 3
 PLAIN = TreeSettings(policy="none")
@@ -33,7 +34,7 @@ TREES = [
 ]
 
 
-def text_of(number: int, *, failing: LogitsOf | None = None) -> tuple[Sequence, list[int]]:
+def text_of(number: int, *, failing: RowOf | None = None) -> tuple[Sequence, list[int]]:
     """A text whose prompt, length, sampling and trees follow from its number."""
     rng = random.Random(number)
     tree = rng.choice(TREES)
@@ -56,7 +57,7 @@ def alone(number: int) -> list[int]:
     return [token for step in decode(sequence, prompt) for token in step.tokens]
 
 
-def fails_behind(length: int) -> LogitsOf:
+def fails_behind(length: int) -> RowOf:
     """Logits that are no numbers behind texts of so many tokens."""
     right = target_logits(SEED)
     return lambda text: right(text) if len(text) < length else torch.full((VOCAB,), torch.nan, dtype=torch.float64)
@@ -72,7 +73,7 @@ def test_hundreds_of_steps_of_texts_that_come_and_go(prompt_rows: int, monkeypat
     texts: dict[int, list[int]] = {}
     failed, cancelled, ended = set[int](), set[int](), set[int]()
     next_number = 0
-    for _ in range(400):
+    for _ in range(250):
         while len(batch.sequences) < 12 and rng.random() < 0.4:
             failing = fails_behind(rng.randint(5, 25)) if rng.random() < 0.1 else None
             sequence, prompt = text_of(next_number, failing=failing)
@@ -95,9 +96,9 @@ def test_hundreds_of_steps_of_texts_that_come_and_go(prompt_rows: int, monkeypat
                 if outcome.step.finish is not None:
                     ended.add(number)
                     assert outcome.sequence not in batch.sequences
-    assert len(ended) > 60
-    assert len(failed) > 3
-    assert len(cancelled) > 8
+    assert len(ended) > 35
+    assert len(failed) > 2
+    assert len(cancelled) > 5
     for number, tokens in texts.items():
         whole = alone(number)
         assert tokens == (whole if number in ended else whole[: len(tokens)])
