@@ -8,6 +8,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # One thread in the programs that tests start too: several workers share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import itertools
 import random
 import secrets
 from collections.abc import Callable, Iterator
@@ -232,10 +233,17 @@ def _same_draws(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope="session")
+def _homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Paths for homes, made only by who writes to one: a folder for each of thousands of tests would take time."""
+    root = tmp_path_factory.mktemp("homes")
+    return (root / str(number) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
-def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_home(_homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """A developer's own profiles and caches are none of a test's business."""
-    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("EDGESPEC_HOME", str(next(_homes)))
     monkeypatch.delenv("EDGESPEC_CACHE", raising=False)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -112,10 +113,8 @@ def test_a_pair_that_does_not_fit_is_refused_before_anything_is_measured(
     assert measured == []
 
 
-def test_a_home_that_cannot_be_written_to_ends_nothing(
-    capsys: pytest.CaptureFixture[str], measured: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "home").write_text("no folder")
+def test_a_home_that_cannot_be_written_to_ends_nothing(capsys: pytest.CaptureFixture[str], measured: list[str]) -> None:
+    Path(os.environ["EDGESPEC_HOME"]).write_text("no folder")
     facts, err = estimate(capsys)
     assert "not kept: " in err
     assert facts["speed"]["plain"]["tokens_per_s"]["likely"] > 0
