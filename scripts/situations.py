@@ -91,6 +91,22 @@ def captured(command: list[str]) -> str:
     return out.getvalue()
 
 
+def run_python(*arguments: str) -> str:
+    """Return what a fresh interpreter prints; its errors go to this one's stderr."""
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def idle_peak_bytes() -> int:
+    """Return the peak memory of a process that imports the libraries and does nothing."""
+    code = (
+        "import edgespec, torch, transformers\n"
+        "from edgespec.cli.generate.records import peak_resident_bytes\n"
+        "print(peak_resident_bytes())"
+    )
+    return int(run_python("-c", code))
+
+
 def disk_read_bytes() -> int:
     """What the kernel has read from storage for this process; 0 where it does not say."""
     counters = getattr(psutil.Process(), "io_counters", None)

@@ -17,7 +17,6 @@ import json
 import math
 import random
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,7 +29,8 @@ from edgespec.config import parse_size
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from edgespec.placement.memory import LIBRARIES_BYTES
 from offload.checkpoint import read_checkpoint
-from scripts.situations import GIB, MIB, cut_texts, held_out_halves
+from scripts.check.resume import finish, num_lines, start, wait_for
+from scripts.situations import GIB, MIB, cut_texts, held_out_halves, idle_peak_bytes
 
 ALLOWED_ABOVE_PLAN = 1.1
 
@@ -56,55 +56,39 @@ def write_rows(path: Path, *, count: int, longest: int, new_tokens: int, seed: i
             file.write(json.dumps(row) + "\n")
 
 
-def command(prompts: Path, out: Path, arguments: argparse.Namespace, *more: str) -> list[str]:
-    """The command line of a run."""
+def options(arguments: argparse.Namespace) -> list[str]:
+    """List the options of all runs."""
     return [
-        sys.executable, "-m", "edgespec", "generate", str(prompts), "-m", str(arguments.model),
-        "-md", str(DEMO_FOLDER / "draft"), "-o", str(out), "--dtype", "float32", "--seed", "1",
-        "--max-cpu-mem", str(arguments.limit), *more,
+        "-m", str(arguments.model), "-md", str(DEMO_FOLDER / "draft"), "--dtype", "float32", "--seed", "1",
+        "--max-cpu-mem", str(arguments.limit),
     ]  # fmt: skip
 
 
 def run_killed(prompts: Path, out: Path, arguments: argparse.Namespace) -> float:
-    """Run the file to its end, killed so many times on the way; returns the seconds of all runs."""
+    """Run the file to its end, killed on the way; return the seconds of all runs."""
     rng = random.Random(3)
     started = time.perf_counter()
     for number in range(arguments.kills + 1):
-        process = subprocess.Popen(command(prompts, out, arguments, "--resume"), stderr=subprocess.PIPE, text=True)
-        if number < arguments.kills:
-            before = num_lines(out)
-            while process.poll() is None and num_lines(out) < before + rng.randint(2, arguments.prompts // 8):
-                time.sleep(0.05)
+        process = start(prompts, out, *options(arguments), "--resume")
+        num_awaited = num_lines(out) + rng.randint(2, max(2, arguments.prompts // 8))
+        if number < arguments.kills and wait_for(process, out, num_awaited):
             time.sleep(rng.random())
             process.kill()
-        message = process.communicate()[1]
+            process.communicate()
+        else:
+            finish(process)
         print(f"  run {number + 1}: {num_lines(out)} records", file=sys.stderr)
-        if number == arguments.kills and process.returncode:
-            raise SystemExit(message)
     return time.perf_counter() - started
-
-
-def num_lines(path: Path) -> int:
-    """How many whole lines a file has."""
-    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def planned_bytes(prompts: Path, out: Path, arguments: argparse.Namespace) -> int:
     """What the run plans to use, by its own dry run."""
-    run = subprocess.run(command(prompts, out, arguments, "--dry-run"), stderr=subprocess.PIPE, text=True, check=False)
-    found = re.search(r"together\s+([\d.]+) GiB of", run.stderr)
-    if run.returncode or found is None:
-        raise SystemExit(run.stderr)
+    process = start(prompts, out, *options(arguments), "--dry-run")
+    _, message = process.communicate()
+    found = re.search(r"together\s+([\d.]+) GiB of", message.decode())
+    if process.returncode or found is None:
+        raise SystemExit(message.decode())
     return int(float(found[1]) * GIB)
-
-
-def idle_bytes() -> int:
-    """What a process holds that only imports."""
-    source = (
-        "import edgespec.engine, transformers; from edgespec.cli.generate.records import peak_resident_bytes; "
-        "print(peak_resident_bytes())"
-    )
-    return int(subprocess.run([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True, check=True).stdout)
 
 
 def main() -> int:
@@ -125,7 +109,7 @@ def main() -> int:
         planned = planned_bytes(prompts, together, arguments)
         together_s = run_killed(prompts, together, arguments)
         started = time.perf_counter()
-        subprocess.run(command(prompts, alone, arguments, "-np", "1"), check=True, stderr=subprocess.DEVNULL)
+        finish(start(prompts, alone, *options(arguments), "-np", "1"))
         alone_s = time.perf_counter() - started
         found, expected = ([json.loads(line) for line in path.read_text().splitlines()] for path in (together, alone))
     by_id = {record["id"]: record for record in found}
@@ -136,7 +120,7 @@ def main() -> int:
         for record in expected
         if record["id"] in by_id and any(record[part] != by_id[record["id"]][part] for part in parts)
     ]
-    peak = max(record["memory"]["cpu_peak_bytes"] for record in found) - idle_bytes()
+    peak = max(record["memory"]["cpu_peak_bytes"] for record in found) - idle_peak_bytes()
     tokens = sum(len(record["token_ids"]) for record in found)
     texts = [record["spec"]["mean_texts"] for record in found if record["spec"]["mean_texts"]]
     print(f"{weights / 1e6:.0f} M weights in float32, limit {(parse_size(arguments.limit) or 0) / MIB:.0f} MiB")

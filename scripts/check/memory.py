@@ -13,15 +13,14 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
+from scripts.situations import MIB, idle_peak_bytes, run_python
 
-MIB = 1 << 20
 SETTINGS = [
     "--dtype bfloat16 -c 512",
     "--dtype bfloat16 -c 1024 --tree-size 256 --max-cpu-mem 1GiB",
@@ -29,17 +28,6 @@ SETTINGS = [
     "--dtype bfloat16 -c 512 --quant nf4",
 ]
 PROMPT_LINE = "def read_lines(path):\n    with open(path) as file:\n        return file.read()\n\n"
-IDLE = (
-    "import edgespec, torch, transformers\n"
-    "from edgespec.cli.generate.records import peak_resident_bytes\n"
-    "print(peak_resident_bytes())"
-)
-
-
-def run_python(*arguments: str) -> str:
-    """Standard output of a fresh interpreter."""
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 def write_prompt(path: Path, model: Path, *, tokens: int) -> int:
@@ -90,7 +78,7 @@ def main() -> int:
     parser.add_argument("--setting", action="append", help="options of estimate and generate, with -c")
     parser.add_argument("--tolerance", type=float, default=0.1)
     arguments = parser.parse_args()
-    idle_bytes = int(run_python("-c", IDLE))
+    idle_bytes = idle_peak_bytes()
     rows = [measure(setting, arguments, idle_bytes) for setting in arguments.setting or SETTINGS]
     print(f"{'planned MiB':>12}{'used MiB':>10}{'range':>7}{'off':>7}  {'resident':<10}setting")
     for row in rows:

@@ -33,34 +33,11 @@ from edgespec.distributed.cluster import connected
 from edgespec.distributed.dispatch import Dispatch
 from edgespec.distributed.ray_worker_pool import RayWorkerPool
 from edgespec.distributed.worker import Answer, Exchange, WorkerInfo
+from scripts.check.resume import finish, num_lines, start, wait_for, write_prompts
 
 SAME = ("turns", "token_ids", "finish_reason", "error", "config", "config_hash", "sampling", "prompt")
-POLL_S = 0.02
-LONGEST_RUN_S = 900
 MAX_KILLS = 2
 Records = dict[str, list[dict[str, Any]]]
-
-
-def write_prompts(path: Path, count: int) -> None:
-    """Write prompts of different lengths, every tenth of two turns."""
-    with path.open("w", encoding="utf-8") as file:
-        for index in range(count):
-            prompt = f"def function_{index}({', '.join(f'argument_{k}' for k in range(index % 5))}):\n    "
-            source = {"turns": [prompt, "class Next:\n"]} if index % 10 == 9 else {"prompt": prompt}
-            file.write(json.dumps({"id": f"p{index}", **source}) + "\n")
-
-
-def start(prompts: Path, out: Path, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Begin a run in a process of its own."""
-    command = [sys.executable, "-m", "edgespec", "generate", str(prompts), "-o", str(out), *arguments]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-
-
-def finish(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a run that must succeed."""
-    _, errors = process.communicate(timeout=LONGEST_RUN_S)
-    if process.returncode:
-        raise SystemExit(f"a run ended with status {process.returncode}: {errors.decode(errors='replace')}")
 
 
 def read(out: Path) -> Records:
@@ -104,25 +81,13 @@ def workers_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     return found
 
 
-def num_lines(out: Path) -> int:
-    """Count the whole lines of a file."""
-    return out.read_bytes().count(b"\n") if out.exists() else 0
-
-
-def wait_for(process: subprocess.Popen[bytes], out: Path, num_records: int) -> bool:
-    """Wait until a run has written so many records; return False where it has ended before."""
-    while process.poll() is None and num_lines(out) < num_records:
-        time.sleep(POLL_S)
-    return process.poll() is None
-
-
 def check_equal(folder: Path, prompts: Path, expected: Records, arguments: list[str], one_s: float) -> Counter[str]:
     """Compare runs of 2 and 3 workers with one process's."""
     total = nothing()
     for num_workers in (2, 3):
         out = folder / f"workers-{num_workers}.jsonl"
         began = time.perf_counter()
-        finish(start(prompts, out, [*arguments, "--ray", "local", "--workers", str(num_workers)]))
+        finish(start(prompts, out, *arguments, "--ray", "local", "--workers", str(num_workers)))
         counts = compare(expected, read(out))
         took_s = time.perf_counter() - began
         print(f"{num_workers} workers: {took_s:.1f} s (one process {one_s:.1f} s); {dict(counts)}", flush=True)
@@ -137,7 +102,7 @@ def check_worker_kills(
     total = nothing()
     for number in range(rounds):
         out = folder / f"kills-{number}.jsonl"
-        process = start(prompts, out, [*arguments, "--ray", "local", "--workers", str(chance.choice((2, 3)))])
+        process = start(prompts, out, *arguments, "--ray", "local", "--workers", str(chance.choice((2, 3))))
         kills = 0
         for at in sorted(chance.sample(range(len(expected) - 4), chance.randint(1, MAX_KILLS))):
             if not wait_for(process, out, at):
@@ -162,14 +127,14 @@ def check_driver_kills(
     for number in range(rounds):
         out = folder / f"driver-{number}.jsonl"
         options = [*arguments, "--ray", "local", "--workers", "2"]
-        process = start(prompts, out, options)
+        process = start(prompts, out, *options)
         wait_for(process, out, chance.randrange(len(expected) - 4))
         workers = workers_of(process)
         process.kill()
         process.communicate()
         _, left = psutil.wait_procs(workers, timeout=30)
         at = num_lines(out)
-        finish(start(prompts, out, [*options, "--resume"]))
+        finish(start(prompts, out, *options, "--resume"))
         counts = compare(expected, read(out))
         counts.update({"kills": 1, "workers that stayed": len(left)})
         print(f"driver killed at record {at}: {dict(counts)}", flush=True)
@@ -280,7 +245,7 @@ def main() -> int:
             write_prompts(prompts, asked.prompts)
             options = ["-n", str(asked.new_tokens), "--temp", "0.8", "--seed", "7", "--dtype", "float32"]
             began = time.perf_counter()
-            finish(start(prompts, whole, options))
+            finish(start(prompts, whole, *options))
             one_s, expected = time.perf_counter() - began, read(whole)
             assert len(expected) == asked.prompts
             if "equal" in wanted:

@@ -17,7 +17,6 @@ import argparse
 import gc
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -32,19 +31,14 @@ from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.pair.pair import ModelPair, open_pair
 from edgespec.text.prompt_ids import prompt_ids
 from scripts.check.gguf_folders import MODELS, model_folder
+from scripts.situations import MIB, idle_peak_bytes, run_python
 
 CONTEXT = 512
-MIB = 1 << 20
 SEED = 7
 LOGPROB_TOLERANCE = 1e-3
 MEMORY_TOLERANCE = 0.1  # of the plan
 POLICIES = ("adaptive", "opt-tree", "eagle2", "c2t", "chain")
 NODES = 16
-IDLE = (  # what a process holds that has no model
-    "import edgespec, torch, transformers\n"
-    "from edgespec.cli.generate.records import peak_resident_bytes\n"
-    "print(peak_resident_bytes())"
-)
 SCHEMA = {
     "type": "object",
     "properties": {"city": {"type": "string", "maxLength": 20}, "warm": {"type": "boolean"}},
@@ -259,22 +253,18 @@ def check_memory(folder: Path, verdicts: Verdicts) -> None:
     """Compare the peak of a process of its own with its plan."""
     options = ["-m", str(folder), "-md", str(folder), "--draft-quant", "nf4", "--dtype", "float32", "-c", str(CONTEXT)]
     options += ["--tree-size", str(NODES)]
-    plan = json.loads(_python("-m", "edgespec", "estimate", *options, "--json"))
+    plan = json.loads(run_python("-m", "edgespec", "estimate", *options, "--json"))
     with tempfile.TemporaryDirectory() as place:
         prompt, out = Path(place) / "prompt.txt", Path(place) / "out.jsonl"
         prompt.write_text(PROMPTS[0] * 4, encoding="utf-8")
-        _python("-m", "edgespec", "generate", str(prompt), *options, "-n", "8", "--temp", "0", "-q", "-o", str(out))
+        run_python("-m", "edgespec", "generate", str(prompt), *options, "-n", "8", "--temp", "0", "-q", "-o", str(out))
         used = json.loads(out.read_text(encoding="utf-8"))["memory"]["cpu_peak_bytes"]
-    used -= int(_python("-c", IDLE))
+    used -= idle_peak_bytes()
     planned = plan["device_total_bytes"]
     off = used / planned - 1
     verdicts.add(
         "peak memory", f"{used / MIB:.0f} MiB, planned {planned / MIB:.0f} ({off:+.1%})", is_good=off < MEMORY_TOLERANCE
     )
-
-
-def _python(*arguments: str) -> str:
-    return subprocess.run([sys.executable, *arguments], stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 if __name__ == "__main__":

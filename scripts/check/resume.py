@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 POLL_S = 0.002
-LONGEST_RUN_S = 300
+LONGEST_RUN_S = 900
 
 
 @dataclass
@@ -56,10 +56,9 @@ def write_prompts(path: Path, count: int) -> None:
     path.write_text("".join(rows), encoding="utf-8")
 
 
-def start(prompts: Path, out: Path, *, new_tokens: int, resume: bool) -> subprocess.Popen[bytes]:
-    """A run in a process of its own."""
-    command = [sys.executable, "-m", "edgespec", "generate", str(prompts), "-o", str(out), "-n", str(new_tokens)]
-    command += ["--temp", "0", "-q", *(["--resume"] if resume else [])]
+def start(prompts: Path, out: Path, *options: str) -> subprocess.Popen[bytes]:
+    """Begin a run in a process of its own."""
+    command = [sys.executable, "-m", "edgespec", "generate", str(prompts), "-o", str(out), *options]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
@@ -70,10 +69,21 @@ def finish(process: subprocess.Popen[bytes]) -> None:
         raise SystemExit(f"a run ended with status {process.returncode}: {errors.decode(errors='replace')}")
 
 
-def kill_at(process: subprocess.Popen[bytes], out: Path, *, num_records: int, delay_s: float) -> bool:
-    """Kill the run once the file has so many records, and a moment later; False when it had ended before."""
-    while process.poll() is None and _count(out) < num_records:
+def num_lines(out: Path) -> int:
+    """Count the whole lines of a file."""
+    return out.read_bytes().count(b"\n") if out.exists() else 0
+
+
+def wait_for(process: subprocess.Popen[bytes], out: Path, num_records: int) -> bool:
+    """Wait until the file of a run has that many records; return False where the run has ended before."""
+    while process.poll() is None and num_lines(out) < num_records:
         time.sleep(POLL_S)
+    return process.poll() is None
+
+
+def kill_at(process: subprocess.Popen[bytes], out: Path, *, num_records: int, delay_s: float) -> bool:
+    """Kill the run once the file has that many records, and a moment later; False when it had ended before."""
+    wait_for(process, out, num_records)
     time.sleep(delay_s)
     was_running = process.poll() is None
     process.kill()
@@ -92,23 +102,23 @@ def tear(out: Path, chance: random.Random) -> bool:
 
 
 def round_of(
-    prompts: Path, out: Path, counts: Counts, chance: random.Random, *, count: int, new_tokens: int, most_kills: int
+    prompts: Path, out: Path, counts: Counts, chance: random.Random, *, count: int, options: list[str], most_kills: int
 ) -> None:
     """One run with its kills and its end."""
     done = 0
     for attempt in range(chance.randint(1, most_kills)):
-        process = start(prompts, out, new_tokens=new_tokens, resume=attempt > 0)
+        process = start(prompts, out, *options, *(["--resume"] if attempt > 0 else []))
         at = chance.randrange(done, count) if done < count else count
         if not kill_at(process, out, num_records=at, delay_s=chance.uniform(0, 0.2)):
             break
-        done = _count(out)
+        done = num_lines(out)
         counts.kills += 1
         counts.before_first_record += done == 0
         counts.records_at_kill.append(done)
         data = out.read_bytes() if out.exists() else b""
         counts.torn_by_kill += bool(data) and not data.endswith(b"\n")
         counts.torn_by_hand += chance.random() < 0.5 and tear(out, chance)
-    finish(start(prompts, out, new_tokens=new_tokens, resume=True))
+    finish(start(prompts, out, *options, "--resume"))
 
 
 def judge(out: Path, expected: dict[str, list[str]], counts: Counts) -> None:
@@ -133,22 +143,19 @@ def check(folder: Path, *, rounds: int, count: int, new_tokens: int, most_kills:
     counts = Counts()
     prompts, whole = folder / "prompts.jsonl", folder / "whole.jsonl"
     write_prompts(prompts, count)
-    finish(start(prompts, whole, new_tokens=new_tokens, resume=False))
+    options = ["-n", str(new_tokens), "--temp", "0", "-q"]
+    finish(start(prompts, whole, *options))
     records = map(json.loads, whole.read_text(encoding="utf-8").splitlines())
     expected = {record["id"]: record["turns"] for record in records}
     assert len(expected) == count
     for number in range(rounds):
         out = folder / f"out-{number}.jsonl"
         kills = counts.kills
-        round_of(prompts, out, counts, chance, count=count, new_tokens=new_tokens, most_kills=most_kills)
+        round_of(prompts, out, counts, chance, count=count, options=options, most_kills=most_kills)
         judge(out, expected, counts)
         at = counts.records_at_kill[kills:]
         print(f"round {number + 1}: killed at {at} of {count}; {'passed' if counts.passed else 'FAILED'}", flush=True)
     return counts
-
-
-def _count(out: Path) -> int:
-    return out.read_bytes().count(b"\n") if out.exists() else 0
 
 
 def main() -> int:

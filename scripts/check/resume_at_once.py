@@ -26,10 +26,9 @@ from pathlib import Path
 
 import edgespec.engine  # noqa: F401  # before the first fork
 from edgespec.cli import run
-from scripts.check.resume import Counts, judge, tear
+from scripts.check.resume import POLL_S, Counts, judge, num_lines, tear
 
 TAKEN = "another run is writing"
-POLL_S = 0.002
 BEGINNINGS = ("nothing", "killed", "under way", "ending", "ending", "ending")
 
 
@@ -162,7 +161,7 @@ def _ending(child: Child) -> str:
 
 
 def _wait_for(child: Child, out: Path, *, num_records: int) -> None:
-    while child.is_running() and not (out.exists() and out.read_bytes().count(b"\n") >= num_records):
+    while child.is_running() and num_lines(out) < num_records:
         time.sleep(POLL_S)
 
 

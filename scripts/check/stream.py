@@ -14,7 +14,6 @@ import argparse
 import dataclasses
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -27,9 +26,8 @@ from edgespec.cli.generate.records import peak_resident_bytes
 from edgespec.config import parse_size
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from profiles.measure import machine_facts
+from scripts.situations import GIB, MIB, idle_peak_bytes, run_python
 
-MIB = 1 << 20
-GIB = 1 << 30
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM = 1536, 4096, 24, 4, 64
 LAYERS_PER_SHARD = 4
 PROMPT = "def read_lines(path):\n    "
@@ -95,16 +93,6 @@ def make_checkpoint(folder: Path, *, num_bytes: int) -> None:
     index = {"metadata": {}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
     folder.rename(complete)
-
-
-def peak_of_idle_process() -> int:
-    """Peak memory of a process that imports the libraries and does nothing."""
-    code = (
-        "import edgespec, torch, transformers\n"
-        "from edgespec.cli.generate.records import peak_resident_bytes\n"
-        "print(peak_resident_bytes())"
-    )
-    return int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
 
 
 def decode_and_report(arguments: argparse.Namespace) -> None:
@@ -177,14 +165,8 @@ def main() -> int:
     size_bytes = sum(path.stat().st_size for path in files)
 
     expected = greedy_tokens(arguments)
-    idle_bytes = peak_of_idle_process()
-    child = subprocess.run(
-        [sys.executable, "-m", "scripts.check.stream", *sys.argv[1:], "--decode-only"],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    report = json.loads(child.stdout)
+    idle_bytes = idle_peak_bytes()
+    report = json.loads(run_python("-m", "scripts.check.stream", *sys.argv[1:], "--decode-only"))
     used_bytes = report["peak_bytes"] - idle_bytes
     within = used_bytes <= 1.1 * arguments.max_cpu_mem
 
