@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
 import subprocess
@@ -94,9 +95,15 @@ def room_of(module: str) -> str:
     return top if top != "edgespec" else below[0] if below else "__init__"
 
 
+@functools.cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """The syntax tree of a module, which several tests walk through: its own node first."""
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
 def our_imports(path: Path) -> set[str]:
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -115,28 +122,26 @@ def is_module(name: str) -> bool:
 SOURCES = [path for room in ("edgespec", "offload", "profiles") for path in sorted((ROOT / room).rglob("*.py"))]
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=module_name)
-def test_imports_go_down(path: Path) -> None:
-    room = room_of(module_name(path))
+def test_imports_go_down() -> None:
     levels = {name: level for level, names in enumerate(LAYERS) for name in names}
-    for imported in our_imports(path):
-        other = room_of(imported)
+    for path, imported in [(source, name) for source in SOURCES for name in our_imports(source)]:
+        room, other = room_of(module_name(path)), room_of(imported)
         if other == room or "__init__" in {room, other}:
             continue
         if other in OUTSIDE:
-            assert room in OUTSIDE[other], f"{room} may not know {imported}"
+            assert room in OUTSIDE[other], f"{path} may not know {imported}"
         else:
-            assert room in levels, f"{room} stands in no layer"
-            assert levels[room] < levels[other], f"{room} may not know {imported}"
+            assert room in levels, f"{path} stands in no layer"
+            assert levels[room] < levels[other], f"{path} may not know {imported}"
 
 
 COMMAND_ROOMS = {"bench", "chat", "estimate", "generate", "models", "profile", "train"}
 
 
-@pytest.mark.parametrize("path", [path for path in SOURCES if path.parent.name in COMMAND_ROOMS], ids=module_name)
-def test_commands_do_not_know_each_other(path: Path) -> None:
-    known = {imported.split(".")[2] for imported in our_imports(path) if imported.startswith("edgespec.cli.")}
-    assert known & COMMAND_ROOMS <= {path.parent.name}
+def test_commands_do_not_know_each_other() -> None:
+    for path in (path for path in SOURCES if path.parent.name in COMMAND_ROOMS):
+        known = {imported.split(".")[2] for imported in our_imports(path) if imported.startswith("edgespec.cli.")}
+        assert known & COMMAND_ROOMS <= {path.parent.name}, path
 
 
 def test_only_the_program_itself_uses_the_bare_package() -> None:
@@ -147,7 +152,7 @@ def test_only_the_program_itself_uses_the_bare_package() -> None:
 def test_a_class_name_stands_for_one_thing() -> None:
     places: dict[str, list[str]] = {}
     for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes_of(path):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name.lstrip("_"), []).append(module_name(path))
     assert not {name: modules for name, modules in places.items() if len(modules) > 1}
@@ -161,13 +166,12 @@ def test_few_modules_stand_outside_a_room_and_every_room_says_what_it_is_for() -
         assert "nows" in first[0], f"{path} does not say what its room knows"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=module_name)
-def test_files_stay_short_and_only_the_command_line_prints_or_exits(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= MAX_LINES
-    calls = {ast.unparse(node.func) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)}
-    if "cli" not in path.parts:
-        assert not calls & {"print", "exit", "sys.exit", "signal.signal"}
+def test_files_stay_short_and_only_the_command_line_prints_or_exits() -> None:
+    for path in SOURCES:
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_LINES, path
+        if "cli" not in path.parts:
+            calls = {ast.unparse(node.func) for node in nodes_of(path) if isinstance(node, ast.Call)}
+            assert not calls & {"print", "exit", "sys.exit", "signal.signal"}, path
 
 
 def parameters_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
@@ -180,20 +184,22 @@ def test_few_functions_have_more_parameters_than_one_remembers() -> None:
     found = {
         f"{module_name(path)}.{node.name}"
         for path in SOURCES
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in nodes_of(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and len(parameters_of(node)) > MAX_PARAMETERS
     }
     assert found == set(LONG_SIGNATURES), "make a record of what belongs together; take out of the list what is short"
 
 
-@pytest.mark.parametrize("path", [path for path in SOURCES if "cli" not in path.parts], ids=module_name)
-def test_the_library_speaks_no_command_line(path: Path) -> None:
+def test_the_library_speaks_no_command_line() -> None:
     """Settings have their Python names there: flags and a chat's commands are the command line's own spelling."""
-    for line in path.read_text(encoding="utf-8").splitlines():
+    lines = [
+        (path, line) for path in SOURCES if "cli" not in path.parts for line in path.read_text("utf-8").splitlines()
+    ]
+    for path, line in lines:
         if not any(program in line for program in OTHER_PROGRAMS):
-            assert not re.search(r"(?<![\w-])--[a-z]", line), line
-            assert not re.search(rf"[\s'\"`({{]-({SHORT_FLAGS})(?![\w-])", line), line
-            assert not re.search(rf"(?<![\w.}}/])/({CHAT_COMMANDS})\b", line), line
+            assert not re.search(r"(?<![\w-])--[a-z]", line), (path, line)
+            assert not re.search(rf"[\s'\"`({{]-({SHORT_FLAGS})(?![\w-])", line), (path, line)
+            assert not re.search(rf"(?<![\w.}}/])/({CHAT_COMMANDS})\b", line), (path, line)
 
 
 # What goes around the streams in which everything is visible -> modules of the command line that need it
@@ -222,38 +228,36 @@ def test_every_error_code_has_an_entry_in_the_troubleshooting_page() -> None:
     assert used == explained
 
 
-def run_python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+def run_python(code: str) -> float:
+    """Run a program that must succeed.
+
+    Returns the processor's seconds where the system tells them of children: other programs must not decide on a test.
+    """
+    started, before = time.perf_counter(), os.times()
+    outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    waited, after = time.perf_counter() - started, os.times()
+    assert outcome.returncode == 0, outcome.stderr
+    worked = after.children_user + after.children_system - before.children_user - before.children_system
+    return worked or waited
 
 
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["--version"], *([name, "--help"] for name in sorted(COMMANDS))], ids=" ".join
 )
 def test_help_loads_no_torch_and_is_quick(arguments: list[str]) -> None:
-    outcome = run_python(
+    program = (
         "import sys, edgespec.cli\n"
         f"code = edgespec.cli.run({arguments!r})\n"
         "assert code == 0\n"
         "assert not {'torch', 'transformers', 'rich'} & set(sys.modules)\n"
     )
-    assert outcome.returncode == 0, outcome.stderr
-    assert any(timed(arguments) < 0.3 for _ in range(5))
-
-
-def timed(arguments: list[str]) -> float:
-    """Seconds of the processor's where the system tells them of children: other programs must not decide on a test."""
-    started, before = time.perf_counter(), os.times()
-    subprocess.run([sys.executable, "-m", "edgespec", *arguments], capture_output=True, check=True, cwd=ROOT)
-    waited, after = time.perf_counter() - started, os.times()
-    worked = after.children_user + after.children_system - before.children_user - before.children_system
-    return worked or waited
+    assert any(run_python(program) < 0.3 for _ in range(5))
 
 
 def test_the_package_offers_its_names_lazily() -> None:
-    outcome = run_python(
+    run_python(
         "import sys, edgespec\n"
         "assert 'torch' not in sys.modules\n"
         "for name in edgespec.__all__: getattr(edgespec, name)\n"
         "assert 'torch' in sys.modules\n"
     )
-    assert outcome.returncode == 0, outcome.stderr
