@@ -372,7 +372,7 @@ def test_a_full_disk_ends_the_run_with_one_error(run_cli: RunCli, pair_folders: 
     assert_error(outcome, 1, "No space left")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.binary(max_size=200) | st.text(max_size=80).map(str.encode), suffix=st.sampled_from(["jsonl", "txt"]))
 def test_any_bytes_are_prompts_or_an_error(data: bytes, suffix: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / f"fuzz.{suffix}"

@@ -181,7 +181,7 @@ def test_a_run_goes_on_in_each_format(name: str, rows: list[Any], run_cli: RunCl
         assert "'out'" in refused.err
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     line=st.recursive(
         st.none() | st.integers() | st.text(max_size=12) | st.sampled_from(["1-2-3", "batch_req-a-b-c"]),

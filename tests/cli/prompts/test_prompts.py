@@ -231,7 +231,7 @@ ROWS = (
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     rows=st.lists(ROWS, min_size=1, max_size=3),
     name=st.sampled_from(["p.jsonl", "p.json"]),
@@ -252,7 +252,7 @@ def test_any_json_is_prompts_or_an_error(
     json.dumps([(row.given, row.meta, row.settings.given(), row.digest) for row in found], allow_nan=False)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.binary(max_size=200), name=st.sampled_from(["b.jsonl", "b.json", "b.txt"]))
 def test_any_bytes_are_prompts_or_an_error(data: bytes, name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / name

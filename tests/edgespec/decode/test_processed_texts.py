@@ -208,9 +208,9 @@ def test_sampled_and_chosen_trees_give_the_processed_distribution(
 ) -> None:
     """Texts of 3 tokens beside their law; a false alarm has a chance of 1e-4, at one seed.
 
-    800 of sampled trees, whose rule reads q; of chosen ones 400, which are far off where they are wrong.
+    400 of sampled trees, whose rule reads q; of chosen ones 200, which are far off where they are wrong.
     """
-    count = 400 if tree.draw == "chosen" else 800
+    count = 200 if tree.draw == "chosen" else 400
     seen = dict.fromkeys(law, 0)
     for seed in range(count):
         sequence = session_of(

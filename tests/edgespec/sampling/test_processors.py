@@ -57,7 +57,7 @@ penalties = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     sampling=penalties, prompt=tokens.filter(bool), before=tokens, new=tokens, path=tokens,
     ruled_out=st.lists(st.integers(0, VOCAB - 1), max_size=2), seed=st.integers(0, 999),

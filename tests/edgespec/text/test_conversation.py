@@ -549,7 +549,7 @@ SESSION = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     content=st.binary(max_size=80)
     | SESSION.map(lambda value: json.dumps(value).encode())

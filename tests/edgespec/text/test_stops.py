@@ -38,7 +38,7 @@ def chunks(pieces: list[list[str]], stop: tuple[str, ...], special: frozenset[in
     return found
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     pieces=st.lists(st.lists(LETTERS, min_size=1, max_size=4), min_size=1, max_size=5),
     stop=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -19,6 +19,7 @@ from profiles.experts import Routing
 
 WIDTH = 4
 MAX_DEPTH = 24
+FIRST = (0.45, 0.95)
 STEP_NUMBERS = itertools.count()  # of all steps, as an engine counts them
 
 
@@ -49,7 +50,7 @@ class Done:
 class Pair:
     """Trees whose first children are accepted with a chance that differs by step, 0.7 on average unless told."""
 
-    def __init__(self, *, first: tuple[float, float] = (0.45, 0.95), kept: float = 1.0, seed: int = 7) -> None:
+    def __init__(self, *, first: tuple[float, float] = FIRST, kept: float = 1.0, seed: int = 7) -> None:
         """`kept` is how much of a promised chance is there."""
         self.first, self.kept, self.random = first, kept, random.Random(seed)
 
@@ -103,36 +104,30 @@ class Pair:
             node = found
 
 
-def simulate(
-    choice: TreeChoice | TreeLimits | None, machine: Machine, pair: Pair, *, steps: int, first: int = 0
-) -> list[Done]:
-    """Take steps by a choice, or with fixed limits, or plainly."""
+def simulate(choice: TreeChoice, machine: Machine, pair: Pair, *, steps: int, first: int = 0) -> list[Done]:
+    """Take steps by a choice."""
     found = []
     for number in range(first, first + steps):
-        limits = choice
-        if isinstance(choice, TreeChoice):
-            choice.begin_step(next(STEP_NUMBERS), 1)
-            limits = choice.in_step
-        assert not isinstance(limits, TreeChoice)
+        choice.begin_step(next(STEP_NUMBERS), 1)
+        limits = choice.in_step
         nodes, num_layers, growth_s, path, grown = 0, 0, 0.0, (), None
         if limits is not None:
             tree, parents, layers, _, confidence = pair.grown(limits)
             nodes, num_layers = len(parents) - 1, max(layers)
             growth_s = machine.growth_s(max(1, num_layers), nodes)
             path = pair.accepted(parents, tree.ranks.tolist(), confidence)
-            if isinstance(choice, TreeChoice):
-                grown = choice.expect(tree, limits, MAX_DEPTH + 1)
+            grown = choice.expect(tree, limits, MAX_DEPTH + 1)
         slow = machine.slowness(number) * pair.random.uniform(1 - machine.noise, 1 + machine.noise)
         seconds = {"grow_s": growth_s * slow, "target_s": machine.pass_s(1 + nodes) * slow, "rest_s": 0.0}
         step = StepResult(
             tokens=(0,) * (1 + len(path)), path=path, finish=None, num_drafted=nodes, is_prefill=False, **seconds
         )
-        if isinstance(choice, TreeChoice):
-            choice.observe(
-                PassCost(num_texts=1, num_rows=1 + nodes, num_prompt_rows=0, num_layers=num_layers, num_pending=0,
-                         **seconds)
-            )  # fmt: skip
-            choice.learn(step, grown)
+        choice.observe(
+            PassCost(
+                num_texts=1, num_rows=1 + nodes, num_prompt_rows=0, num_layers=num_layers, num_pending=0, **seconds
+            )
+        )
+        choice.learn(step, grown)
         found.append(Done(len(step.tokens), step.total_s, nodes))
     return found
 
@@ -151,14 +146,22 @@ def mixture(*, dense_s: float, all_experts_s: float, kept: float, layer_s: float
     return Machine(pass_s=pass_s, layer_s=layer_s)
 
 
-def best_fixed(machine: Machine, **pair: Any) -> tuple[float, TreeLimits | None]:
-    """The fastest of fixed limits, and its speed."""
-    tries: list[TreeLimits | None] = [None]
-    tries += [
-        TreeLimits(size, threshold, stop_gain)
-        for size in (4, 16, 64, 128)
-        for threshold in (0.0, 0.1)
-        for stop_gain in (0.0, 0.6)
-    ]
-    speeds = [(tokens_per_s(simulate(limits, machine, Pair(**pair), steps=150)), limits) for limits in tries]
-    return max(speeds, key=lambda found: found[0])
+def best_fixed(machine: Machine, *, first: tuple[float, float] = FIRST) -> float:
+    """The speed of the fastest of fixed limits, and of plain decoding."""
+    speeds = [1 / machine.pass_s(1)]
+    for limits in itertools.starmap(TreeLimits, itertools.product((4, 16, 64, 128), (0.0, 0.1), (0.0, 0.6))):
+        steps = fixed_steps(limits, first)
+        seconds = (machine.growth_s(max(1, layers), nodes) + machine.pass_s(1 + nodes) for _, nodes, layers in steps)
+        speeds.append(sum(tokens for tokens, _, _ in steps) / sum(seconds))
+    return max(speeds)
+
+
+@functools.cache
+def fixed_steps(limits: TreeLimits, first: tuple[float, float]) -> list[tuple[int, int, int]]:
+    """Tokens, nodes and layers of steps with fixed limits, which no machine changes."""
+    pair, found = Pair(first=first), []
+    for _ in range(150):
+        tree, parents, layers, _, confidence = pair.grown(limits)
+        path = pair.accepted(parents, tree.ranks.tolist(), confidence)
+        found.append((1 + len(path), len(parents) - 1, max(layers)))
+    return found
