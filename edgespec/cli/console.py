@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 from edgespec.cli.log_file import LOG
-from edgespec.cli.standard_streams import drawing_stream, visible, visible_streams
+from edgespec.cli.standard_streams import UNLIMITED_WIDTH, drawing_stream, visible, visible_streams
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -23,7 +23,6 @@ DrawLines = Callable[[Sequence[str]], None]
 QUIET_INTERVAL_S = 10.0  # between progress lines where there is no terminal
 MAX_NAMED = 5  # prompts or settings in one message
 DEFAULT_WIDTH = 80  # of a terminal that does not report its own
-UNLIMITED_WIDTH = 10_000
 DUMB = ("", "dumb", "unknown")  # values of TERM
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 PLAIN = "\x1b[0m"

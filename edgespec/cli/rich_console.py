@@ -9,8 +9,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
 
-from edgespec.cli.console import UNLIMITED_WIDTH
-from edgespec.cli.standard_streams import visible
+from edgespec.cli.standard_streams import UNLIMITED_WIDTH, visible
 
 
 class VisibleConsole(Console):

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
+UNLIMITED_WIDTH = 10_000  # columns of what is no terminal
+
+
 class StdoutError(OSError):
     """Results could not be written to stdout. It has a class of its own, so that no other failure is taken for it."""
 

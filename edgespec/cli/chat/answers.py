@@ -10,11 +10,10 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from edgespec.cli.chat.state import Chat
+from edgespec.cli.chat.state import Chat, Turn
 from edgespec.cli.console import counted
 from edgespec.cli.ctrl_c import EXIT_INTERRUPTED, STDERR, cancelling, stopping_notice
 from edgespec.cli.faults import memory_error
@@ -31,14 +30,6 @@ MAX_LENGTHS_SHOWN = 12
 MIN_RATED = 16  # tokens; a rate of fewer says nothing
 NOTICES = (stopping_notice(line_width=None), b"\nabandoning the pass (Ctrl-C again: leave the program)\n")
 Ask = Callable[["OnPrefill"], Generator["TextChunk", None, None]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """An answer, and how it was drafted."""
-
-    result: GenerationResult
-    spec: str  # off | tree | chain
 
 
 def answer(chat: Chat, ask: Ask) -> bool:

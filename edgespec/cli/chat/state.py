@@ -12,11 +12,11 @@ from edgespec.files import HALF_CHARACTER
 from edgespec.text.token_text import CUT_CHARACTER
 
 if TYPE_CHECKING:
-    from edgespec.cli.chat.answers import Turn
     from edgespec.cli.chat.keys import WaitingKeys
     from edgespec.cli.chat.screen import Screen
     from edgespec.engine import Engine
     from edgespec.text.conversation import Conversation
+    from edgespec.text.results import GenerationResult
     from edgespec.tree.settings import TreeSettings
 
 
@@ -30,6 +30,14 @@ class Attachment:
 
     path: Path
     text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """An answer, and how it was drafted."""
+
+    result: GenerationResult
+    spec: str  # off | tree | chain
 
 
 @dataclass(slots=True, kw_only=True)

@@ -154,7 +154,8 @@ class RowsTogether:
         with saying_memory(run):
             num_texts = run.engine.advance()
         if self._progress is not None and not run.num_pressed():  # else what the key was answered with is drawn over
-            self._progress.show(num_texts, self.rows)
+            tokens = {row.request.row.id: row.num_tokens for row in self.rows if row.is_under_way}
+            self._progress.show(num_texts, tokens, are_read=all(row.is_read for row in self.rows))
         ended = [handle for handle in under_way if handle.is_done]
         going_on: list[RowAnswers] = []  # after those that ended, which Ctrl-C must not lose
         for handle in sorted(ended, key=lambda handle: handle.whole().finish_reason == "interrupted"):

@@ -16,7 +16,6 @@ from edgespec.cli.standard_streams import visible
 from edgespec.distributed.worker import Exchange
 
 if TYPE_CHECKING:
-    from edgespec.cli.generate.batched import RowAnswers
     from edgespec.text.handle import OnPrefill
 
 BETWEEN = " · "
@@ -85,16 +84,15 @@ class RunProgress:
         self._read_line = ""
         self._drawn = 0.0
 
-    def show(self, num_texts: int, rows: Sequence[RowAnswers]) -> None:
-        """Show these rows, of which `num_texts` share the next pass."""
-        if all(row.is_read for row in rows):
+    def show(self, num_texts: int, tokens: Mapping[str, int], *, are_read: bool) -> None:
+        """Show rows by their tokens, and that `num_texts` share the next pass; `are_read` says it of all prompts."""
+        if are_read:
             self._reading.end()
             self._counts.clear()
             self._reading.begin()
-        under_way = {row.request.row.id: row.num_tokens for row in rows if row.is_under_way}
-        parts = self._tally.progress(num_texts, under_way)
+        parts = self._tally.progress(num_texts, tokens)
         self._console.say_sometimes(BETWEEN.join(parts))
-        texts = [f"{visible(name)} {count}/{self._tally.most_of(name)}" for name, count in under_way.items()]
+        texts = [f"{visible(name)} {count}/{self._tally.most_of(name)}" for name, count in tokens.items()]
         self._lines = [fitting(parts, BETWEEN, self._console.width - 1)]
         if texts:
             self._lines.append(fitting(texts, ", ", self._console.width - 1, more="+{} more"))
