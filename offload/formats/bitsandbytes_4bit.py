@@ -7,15 +7,13 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from offload.checkpoint import parse_json
 from offload.formats.bitsandbytes_kernels import bitsandbytes_functional
-from offload.formats.packed_format import BLOCK_SIZE, WEIGHTS_AT_ONCE, Layouts, cannot_be_used, content_of
-from offload.stored_names import Pieces
+from offload.formats.packed_format import BLOCK_SIZE, WEIGHTS_AT_ONCE, Layouts, StoredParameter, content_of
 
 STATE_KEY = "quant_state.bitsandbytes__"  # of the small JSON beside a weight; the format's name follows
 BLOCK_SIZES = {32, 64, 128, 256, 512, 1024, 2048, 4096}  # bitsandbytes' own
@@ -35,42 +33,42 @@ class Bitsandbytes4Bit:
     block_size: int = BLOCK_SIZE
     offset: float = 0.0
 
-    def detect(
-        self, parameter: str, shape: tuple[int, ...], stored: Mapping[str, Pieces], stated: Mapping[str, Any]
-    ) -> Bitsandbytes4Bit | None:
+    def detect(self, weight: StoredParameter) -> Bitsandbytes4Bit | None:
         """Find the format by its state, a few hundred bytes of JSON that must describe a weight of this shape."""
+        parameter, stored = weight.name, weight.stored
         if parameter not in stored or f"{parameter}.absmax" not in stored:
             return None
         if not any(known._state_name(parameter) in stored for known in FORMATS_4BIT):
-            raise cannot_be_used(parameter, f"its '{STATE_KEY}' is missing")
+            raise weight.cannot_be_used(f"its '{STATE_KEY}' is missing")
         if self._state_name(parameter) not in stored:
             return None
         nested = f"{parameter}.nested_absmax" in stored
         state = stored[self._state_name(parameter)][0]
         if not state.file.name:  # of a checkpoint that is only planned
             return replace(self, nested=nested)
-        return self._read_state(parameter, content_of(state), shape, nested=nested)
+        return self._read_state(weight, content_of(state), nested=nested)
 
     def _state_name(self, parameter: str) -> str:
         return f"{parameter}.{STATE_KEY}{self.name}"
 
-    def _read_state(self, parameter: str, content: bytes, shape: tuple[int, ...], *, nested: bool) -> Bitsandbytes4Bit:
+    def _read_state(self, weight: StoredParameter, content: bytes, *, nested: bool) -> Bitsandbytes4Bit:
         try:
             state = parse_json(content)
             offset = float(state["nested_offset"]) if nested else 0.0
             found = replace(self, nested=nested, block_size=int(state["blocksize"]), offset=offset)
             stored_shape = tuple(state["shape"])
-            if found.block_size not in BLOCK_SIZES or math.prod(shape) % found.block_size:
+            if found.block_size not in BLOCK_SIZES or math.prod(weight.shape) % found.block_size:
                 raise ValueError(f"blocks of {found.block_size}")
             if not math.isfinite(offset):
                 raise ValueError(f"an offset of {offset}")
             if nested and state["nested_blocksize"] != NESTED_BLOCK_SIZE:
                 raise ValueError(f"nested blocks of {state['nested_blocksize']}")
         except (ValueError, KeyError, TypeError, OverflowError) as error:
-            raise cannot_be_used(parameter, f"its quantisation state is not understood: {error}") from error
-        if stored_shape != shape:
-            what = f"it was packed as {list(stored_shape)}, and the module computes with {list(shape)}"
-            raise cannot_be_used(parameter, what)
+            raise weight.cannot_be_used(f"its quantisation state is not understood: {error}") from error
+        if stored_shape != weight.shape:
+            raise weight.cannot_be_used(
+                f"it was packed as {list(stored_shape)}, and the module computes with {list(weight.shape)}"
+            )
         return found
 
     def part_shapes(self, shape: tuple[int, ...]) -> Layouts:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from offload.formats.packed_format import WEIGHTS_AT_ONCE, Layouts, cannot_be_used, content_of
-from offload.stored_names import Pieces
+from offload.formats.packed_format import WEIGHTS_AT_ONCE, Layouts, StoredParameter, content_of
 
 LARGEST = 127  # of the whole numbers
 
@@ -23,15 +21,13 @@ class BitsandbytesInt8:
     name: str = "int8"
     methods: tuple[str, ...] = ("bitsandbytes",)
 
-    def detect(
-        self, parameter: str, shape: tuple[int, ...], stored: Mapping[str, Pieces], stated: Mapping[str, Any]
-    ) -> BitsandbytesInt8 | None:
+    def detect(self, weight: StoredParameter) -> BitsandbytesInt8 | None:
         """Find the format by its scales; it is refused where the rows were reordered for a kernel."""
-        if parameter not in stored or self.stored_names(parameter)["scale"] not in stored:
+        if not weight.stored.keys() >= set(self.stored_names(weight.name).values()):
             return None
-        order = stored.get(f"{parameter.rpartition('.')[0]}.weight_format")
+        order = weight.stored.get(f"{weight.name.rpartition('.')[0]}.weight_format")
         if order is not None and any(content_of(order[0])):
-            raise cannot_be_used(parameter, "its rows are not stored as rows")
+            raise weight.cannot_be_used("its rows are not stored as rows")
         return self
 
     def part_shapes(self, shape: tuple[int, ...]) -> Layouts:

@@ -6,116 +6,78 @@ ModelOpt multiplies. MXFP4 has a power of two for 32 numbers; gpt-oss keeps its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from offload.formats.numbers import FP4_NUMBERS, float_scale, looked_up, scale_groups
-from offload.formats.published import PublishedWeight, StoredPart, sibling, stored_matrices
-from offload.stored_names import Pieces
+from offload.formats.numbers import float_scale, looked_up, scale_groups
+from offload.formats.packed_format import StoredParameter
+from offload.formats.published import PublishedFormat, PublishedWeight, stored_matrices
+
+FP4_NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)  # E2M1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Nvfp4:
-    """NVFP4, by its two publishers' names of the parts."""
-
-    name: str = "nvfp4"
-    methods: tuple[str, ...] = ("compressed-tensors", "modelopt")
-
-    def detect(
-        self, parameter: str, shape: tuple[int, ...], stored: Mapping[str, Pieces], stated: Mapping[str, Any]
-    ) -> PublishedWeight | None:
-        """Find the format by the matrix's own scale."""
-        for packed, global_scale, is_divisor in (
-            (sibling(parameter, "weight_packed"), sibling(parameter, "weight_global_scale"), True),
-            (parameter, sibling(parameter, "weight_scale_2"), False),
-        ):
-            if packed not in stored or stored[packed][0].dtype != torch.uint8:
-                continue
-            if global_scale not in stored and (not is_divisor or _has_powers(parameter, stored)):
-                continue
-            names = {"packed": packed, "scale": sibling(parameter, "weight_scale"), "global_scale": global_scale}
-            found = stored_matrices(parameter, shape, stored, names)
-            parts = {
-                "packed": found.part("packed", (found.rows, found.columns // 2), rows_dim=-2),
-                "scale": found.part("scale", (found.rows, found.columns // 16), rows_dim=-2),
-                "global_scale": found.part("global_scale", (), (1,), (1, 1)),
-            }
-            unpack = _unpack_divided if is_divisor else _unpack_multiplied
-            return PublishedWeight(name=self.name, num_matrices=found.num_matrices, parts=parts, unpack_rows=unpack)
-        return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mxfp4:
-    """MXFP4, of gpt-oss and of compressed-tensors."""
-
-    name: str = "mxfp4"
-    methods: tuple[str, ...] = ("mxfp4", "compressed-tensors")
-
-    def detect(
-        self, parameter: str, shape: tuple[int, ...], stored: Mapping[str, Pieces], stated: Mapping[str, Any]
-    ) -> PublishedWeight | None:
-        """Find the format by blocks of numbers, or by scales that are powers of two."""
-        packed = sibling(parameter, "weight_packed")
-        if len(shape) == 3 and any(f"{parameter}_{part}" in stored for part in ("blocks", "scales")):
-            return self._blocks(parameter, shape, stored)
-        if packed not in stored or stored[packed][0].dtype != torch.uint8 or not _has_powers(parameter, stored):
-            return None
-        names = {"packed": packed, "scale": sibling(parameter, "weight_scale")}
-        found = stored_matrices(parameter, shape, stored, names)
+def _find_nvfp4(weight: StoredParameter) -> PublishedWeight | None:
+    """Find NVFP4 by the matrix's own scale, in the names of its two publishers."""
+    for packed, global_leaf, apply in (
+        (weight.sibling("weight_packed"), "weight_global_scale", torch.div),
+        (weight.name, "weight_scale_2", torch.mul),
+    ):
+        if weight.dtype_of(packed) != torch.uint8:
+            continue
+        if not weight.has(global_leaf) and (packed == weight.name or _has_powers(weight)):
+            continue
+        names = {
+            "packed": packed,
+            "scale": weight.sibling("weight_scale"),
+            "global_scale": weight.sibling(global_leaf),
+        }
+        found = stored_matrices(weight, names)
         parts = {
             "packed": found.part("packed", (found.rows, found.columns // 2), rows_dim=-2),
-            "scale": found.part("scale", (found.rows, found.columns // 32), rows_dim=-2),
+            "scale": found.part("scale", (found.rows, found.columns // 16), rows_dim=-2),
+            "global_scale": found.part("global_scale", (), (1,), (1, 1)),
         }
-        return self._weight(found.num_matrices, parts, is_transposed=False)
+        return found.weight("nvfp4", parts, partial(_unpack_nvfp4, apply=apply))
+    return None
 
-    def _blocks(self, parameter: str, shape: tuple[int, ...], stored: Mapping[str, Pieces]) -> PublishedWeight:
-        names = {"packed": f"{parameter}_blocks", "scale": f"{parameter}_scales"}
-        found = stored_matrices(parameter, shape, stored, names, is_transposed=True)
+
+def _find_mxfp4(weight: StoredParameter) -> PublishedWeight | None:
+    """Find MXFP4 by blocks of numbers, as gpt-oss has them, or by scales that are powers of two."""
+    if len(weight.shape) == 3 and any(f"{weight.name}_{part}" in weight.stored for part in ("blocks", "scales")):
+        names = {"packed": f"{weight.name}_blocks", "scale": f"{weight.name}_scales"}
+        found = stored_matrices(weight, names, is_transposed=True)
         groups = found.columns // 32
         parts = {
             "packed": found.part("packed", (found.rows, groups, 16), rows_dim=-3),
             "scale": found.part("scale", (found.rows, groups), rows_dim=-2),
         }
-        return self._weight(found.num_matrices, parts, is_transposed=True)
+        return found.weight("mxfp4", parts, _unpack_blocks, is_transposed=True)
+    packed = weight.sibling("weight_packed")
+    if weight.dtype_of(packed) != torch.uint8 or not _has_powers(weight):
+        return None
+    found = stored_matrices(weight, {"packed": packed, "scale": weight.sibling("weight_scale")})
+    parts = {
+        "packed": found.part("packed", (found.rows, found.columns // 2), rows_dim=-2),
+        "scale": found.part("scale", (found.rows, found.columns // 32), rows_dim=-2),
+    }
+    return found.weight("mxfp4", parts, _unpack_mxfp4)
 
-    def _weight(self, num_matrices: int, parts: dict[str, StoredPart], *, is_transposed: bool) -> PublishedWeight:
-        return PublishedWeight(
-            name=self.name,
-            num_matrices=num_matrices,
-            parts=parts,
-            unpack_rows=_unpack_blocks if is_transposed else _unpack_powers,
-            is_transposed=is_transposed,
-        )
 
-
-def _has_powers(parameter: str, stored: Mapping[str, Pieces]) -> bool:
+def _has_powers(weight: StoredParameter) -> bool:
     """Return whether a weight's scales are powers of two, which are stored as bytes."""
-    scale = stored.get(sibling(parameter, "weight_scale"))
-    return scale is not None and scale[0].dtype in (torch.uint8, torch.float8_e8m0fnu)
+    return weight.dtype_of(weight.sibling("weight_scale")) in (torch.uint8, torch.float8_e8m0fnu)
 
 
-def _unpack_divided(parts: Mapping[str, Tensor], out: Tensor) -> None:
+def _unpack_nvfp4(parts: Mapping[str, Tensor], out: Tensor, *, apply: Callable[[Tensor, Tensor], Tensor]) -> None:
     global_scale = parts["global_scale"].float().view(-1, 1, 1)
-    _unpack(parts["packed"], parts["scale"].float() / global_scale, out)
+    _unpack(parts["packed"], apply(parts["scale"].float(), global_scale), out)
 
 
-def _unpack_multiplied(parts: Mapping[str, Tensor], out: Tensor) -> None:
-    global_scale = parts["global_scale"].float().view(-1, 1, 1)
-    _unpack(parts["packed"], parts["scale"].float() * global_scale, out)
-
-
-def _unpack_powers(parts: Mapping[str, Tensor], out: Tensor) -> None:
+def _unpack_mxfp4(parts: Mapping[str, Tensor], out: Tensor) -> None:
     _unpack(parts["packed"], float_scale(parts["scale"]), out)
-
-
-def _unpack(packed: Tensor, scale: Tensor, out: Tensor) -> None:
-    """Write packed [n, r, i / 2] times scale [n, r, G]."""
-    scale_groups(looked_up(packed, FP4_NUMBERS), scale, out)
 
 
 def _unpack_blocks(parts: Mapping[str, Tensor], out: Tensor) -> None:
@@ -123,5 +85,10 @@ def _unpack_blocks(parts: Mapping[str, Tensor], out: Tensor) -> None:
     _unpack(parts["packed"].flatten(-2), float_scale(parts["scale"]), out)
 
 
-NVFP4 = Nvfp4()
-MXFP4 = Mxfp4()
+def _unpack(packed: Tensor, scale: Tensor, out: Tensor) -> None:
+    """Write packed [n, r, i / 2] times scale [n, r, G]."""
+    scale_groups(looked_up(packed, FP4_NUMBERS), scale, out)
+
+
+NVFP4 = PublishedFormat(name="nvfp4", methods=("compressed-tensors", "modelopt"), detect=_find_nvfp4)
+MXFP4 = PublishedFormat(name="mxfp4", methods=("mxfp4", "compressed-tensors"), detect=_find_mxfp4)

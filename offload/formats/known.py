@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from offload.formats.awq import AWQ
 from offload.formats.bitsandbytes_4bit import FP4, NF4
 from offload.formats.bitsandbytes_int8 import INT8
 from offload.formats.fp4 import MXFP4, NVFP4
-from offload.formats.gptq import GPTQ
-from offload.formats.pack_quantized import PACK_QUANTIZED
-from offload.formats.packed_format import PackedFormat, Packer, Packing, cannot_be_used
-from offload.formats.published import sibling
+from offload.formats.packed_format import PackedFormat, Packer, Packing, StoredParameter
 from offload.formats.scaled import FP8, INT_QUANTIZED
+from offload.formats.words import AWQ, GPTQ, PACK_QUANTIZED
 from offload.stored_names import PART_LEAVES, Pieces
 
 PACKERS: tuple[Packer, ...] = (INT8, NF4)
@@ -29,14 +26,12 @@ def packing_of(
 
     `stated` is what config.json says of the packing. Raises CheckpointError for a packing that is not understood.
     """
-    found = (known.detect(parameter, shape, stored, stated) for known in FORMATS)
-    packing = next((packing for packing in found if packing is not None), None)
-    part = next((leaf for leaf in PART_LEAVES if sibling(parameter, leaf) in stored), None)
+    weight = StoredParameter(name=parameter, shape=shape, stored=stored, stated=stated)
+    packing = next((found for known in FORMATS if (found := known.detect(weight)) is not None), None)
+    part = next(filter(weight.has, PART_LEAVES), None)
     if packing is None and part is not None and parameter not in stored:
-        method = stated.get("quant_method")
-        raise cannot_be_used(
-            parameter, f"it is stored in parts like '{part}', and config.json states {method or 'no quant_method'}"
-        )
+        method = stated.get("quant_method") or "no quant_method"
+        raise weight.cannot_be_used(f"it is stored in parts like '{part}', and config.json states {method}")
     return packing
 
 

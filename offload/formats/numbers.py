@@ -10,9 +10,6 @@ import functools
 import torch
 from torch import Tensor
 
-WHOLE_NUMBERS = tuple(float(number) for number in range(16))
-FP4_NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)  # E2M1
-
 
 def looked_up(packed: Tensor, numbers: tuple[float, ...]) -> Tensor:
     """Return the numbers that the halves of bytes stand for: uint8 [..., n] -> float32 [..., 2 n]."""
@@ -26,17 +23,6 @@ def _pairs(numbers: tuple[float, ...], device: torch.device) -> Tensor:
     table = torch.tensor(numbers, device=device)
     every = torch.arange(256, device=device)
     return torch.stack((table[every & 15], table[every >> 4]), dim=-1).view(torch.int64).view(-1)
-
-
-def bytes_of(words: Tensor) -> Tensor:
-    """Return the bytes of 32-bit words, the lowest first: int32 [..., n] -> uint8 [..., 4 n]."""
-    flat = words.contiguous().view(-1)  # a last dimension of one may have any stride
-    return flat.view(torch.uint8).view(*words.shape[:-1], -1)
-
-
-def whole_numbers(words: Tensor, bits: int) -> Tensor:
-    """Return the numbers from 0 on that 32-bit words are made of: int32 [..., n] -> float32 [..., n * 32 / bits]."""
-    return bytes_of(words).float() if bits == 8 else looked_up(bytes_of(words), WHOLE_NUMBERS)
 
 
 def float_scale(scale: Tensor) -> Tensor:

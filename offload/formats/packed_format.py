@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -14,8 +15,36 @@ from offload.stored_names import Pieces
 
 BLOCK_SIZE = 64  # a matrix that is packed here has a multiple of so many weights, whatever the format
 WEIGHTS_AT_ONCE = 1 << 20  # whose temporaries exist together while a weight is packed
+# The layout of a state, which is read once and never streamed: its length depends on the digits of its numbers.
+STATE = ((0,), torch.uint8)
 
 Layouts = dict[str, tuple[tuple[int, ...], torch.dtype]]  # part -> (shape, dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredParameter:
+    """A parameter of a model, and the tensors that a checkpoint may hold it in."""
+
+    name: str
+    shape: tuple[int, ...]
+    stored: Mapping[str, Pieces]  # all of the checkpoint's
+    stated: Mapping[str, Any]  # the packing, as config.json describes it
+
+    def sibling(self, leaf: str) -> str:
+        """Return the name of a part beside the parameter; those of fused experts stand below it."""
+        return f"{self.name.removesuffix('.weight')}.{leaf}"
+
+    def has(self, leaf: str) -> bool:
+        """Return whether a part is stored beside the parameter."""
+        return self.sibling(leaf) in self.stored
+
+    def dtype_of(self, name: str) -> torch.dtype | None:
+        """Return the dtype of a stored tensor; None where there is none of this name."""
+        return self.stored[name][0].dtype if name in self.stored else None
+
+    def cannot_be_used(self, reason: str) -> CheckpointError:
+        """Return the error for the parameter in a packing that is not understood."""
+        return cannot_be_used(self.name, reason)
 
 
 class Packing(Protocol):
@@ -52,13 +81,11 @@ class PackedFormat(Protocol):
     def methods(self) -> tuple[str, ...]:
         """What config.json states as `quant_method` for checkpoints in this format."""
 
-    def detect(
-        self, parameter: str, shape: tuple[int, ...], stored: Mapping[str, Pieces], stated: Mapping[str, Any]
-    ) -> Packing | None:
-        """Return how the checkpoint packs a parameter of this shape; None where it is not in this format.
+    @property
+    def detect(self) -> Callable[[StoredParameter], Packing | None]:
+        """Return how the checkpoint packs a parameter; None where it is not in this format.
 
-        `stated` is what config.json says of the packing. Raises CheckpointError where the parameter is in this
-        format and cannot be unpacked.
+        Raises CheckpointError where the parameter is in this format and cannot be unpacked.
         """
 
 

@@ -13,12 +13,10 @@ import torch
 from offload.errors import CheckpointError
 from offload.formats.bitsandbytes_4bit import FP4, NF4
 from offload.formats.bitsandbytes_int8 import INT8
-from offload.formats.packed_format import Layouts, Packer
-from offload.formats.published import sibling
+from offload.formats.packed_format import STATE, Layouts, Packer
 from offload.formats.stated import COMPRESSED, compressed_groups, format_stated
 
 WORD_BITS = 32
-STATE = ((0,), torch.uint8)  # a few bytes that are read once and never streamed
 # Where the methods list the modules that stay as they are
 PLAIN_FIELDS = ("ignore", "modules_to_not_convert", "llm_int8_skip_modules", "exclude_modules")
 
@@ -53,7 +51,7 @@ def _parts(parameter: str, shape: tuple[int, ...], stated: Mapping[str, Any]) ->
     else:
         layout = LAYOUTS[str(method)](rows, columns, stated)
     return {
-        parameter if leaf == "weight" else sibling(parameter, leaf): ((*experts, *part), dtype)
+        parameter if leaf == "weight" else f"{module}.{leaf}": ((*experts, *part), dtype)
         for leaf, (part, dtype) in layout.items()
     }
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from offload.formats.packed_format import Layouts, cannot_be_used
+from offload.formats.packed_format import Layouts, StoredParameter
 from offload.stored_names import Pieces
 
 # Whose temporaries exist together. On a CPU they stay in its cache; a GPU wants few and large steps.
@@ -110,10 +109,19 @@ def _rows(tensor: Tensor, part: StoredPart, start: int, end: int) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedFormat:
+    """A format of the checkpoints of others; see `PackedFormat`."""
+
+    name: str
+    methods: tuple[str, ...]
+    detect: Callable[[StoredParameter], PublishedWeight | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoredMatrices:
     """The stored tensors of a parameter, which belong together: as many of each part as there are matrices."""
 
-    parameter: str
+    parameter: StoredParameter
     num_matrices: int
     rows: int
     columns: int
@@ -123,10 +131,9 @@ class StoredMatrices:
         """Return a part that has one of these shapes; raises CheckpointError where it has another."""
         stored_name, shape, dtype = self.tensors[name]
         if shape not in shapes:
-            raise cannot_be_used(
-                self.parameter,
-                f"'{stored_name}' has shape {list(shape)}, and {self.rows} rows of {self.columns} columns need "
-                f"{' or '.join(str(list(possible)) for possible in dict.fromkeys(shapes))}",
+            needed = " or ".join(str(list(possible)) for possible in dict.fromkeys(shapes))
+            raise self.parameter.cannot_be_used(
+                f"'{stored_name}' has shape {list(shape)}, and {self.rows} rows of {self.columns} columns need {needed}"
             )
         return StoredPart(stored_name=stored_name, shape=shape, dtype=dtype, rows_dim=rows_dim, rows_each=rows_each)
 
@@ -138,34 +145,31 @@ class StoredMatrices:
         """Return how many groups of inputs have scales of their own; raises CheckpointError where they do not fit."""
         groups = self.shape("scales")[0] if self.shape("scales") else 0
         if not groups or (are_equal and self.columns % groups):
-            raise cannot_be_used(self.parameter, f"{self.columns} columns are no {groups} equal groups")
+            raise self.parameter.cannot_be_used(f"{self.columns} columns are no {groups} equal groups")
         return groups
 
-
-def sibling(parameter: str, leaf: str) -> str:
-    """Return the name of a part beside a parameter; those of fused experts stand below it."""
-    base = parameter.removesuffix(".weight")
-    return f"{base}.{leaf}"
-
-
-def first_stored(stored: Mapping[str, Pieces], *names: str) -> str | None:
-    """Return the first of the names that is in the checkpoint."""
-    return next((name for name in names if name in stored), None)
+    def weight(
+        self, form: str, parts: dict[str, StoredPart], unpack_rows: UnpackRows, *, is_transposed: bool = False
+    ) -> PublishedWeight:
+        """Return the parameter as these parts in a format; `is_transposed`: it holds [i, r] of each matrix."""
+        return PublishedWeight(
+            name=form,
+            num_matrices=self.num_matrices,
+            parts=parts,
+            unpack_rows=unpack_rows,
+            is_transposed=is_transposed,
+        )
 
 
 def stored_matrices(
-    parameter: str,
-    shape: tuple[int, ...],
-    stored: Mapping[str, Pieces],
-    names: Mapping[str, str],
-    *,
-    is_transposed: bool = False,
+    parameter: StoredParameter, names: Mapping[str, str], *, is_transposed: bool = False
 ) -> StoredMatrices:
     """Return the tensors of these names, part -> name; raises CheckpointError where they do not belong together."""
-    missing = next((name for name in names.values() if name not in stored), None)
+    shape = parameter.shape
+    missing = next((name for name in names.values() if name not in parameter.stored), None)
     if missing is not None:
-        raise cannot_be_used(parameter, f"'{missing}' is missing")
-    pieces = {part: stored[name] for part, name in names.items()}
+        raise parameter.cannot_be_used(f"'{missing}' is missing")
+    pieces = {part: parameter.stored[name] for part, name in names.items()}
     num_pieces = {len(found) for found in pieces.values()}
     if num_pieces != {1}:
         _check_same_owners(parameter, pieces)
@@ -175,18 +179,18 @@ def stored_matrices(
     all_rows = math.prod(shape[:-1])
     if num_stored > 1 and (all_rows % num_stored or (is_fused and num_stored % shape[0])):
         owner = pieces[next(iter(pieces))][0].name
-        raise cannot_be_used(parameter, f"{num_stored} tensors like '{owner}' cannot make up shape {list(shape)}")
+        raise parameter.cannot_be_used(f"{num_stored} tensors like '{owner}' cannot make up shape {list(shape)}")
     tensors = {}
     for part, found in pieces.items():
         odd = next((piece for piece in found if (piece.shape, piece.dtype) != (found[0].shape, found[0].dtype)), None)
         if odd is not None:
-            raise cannot_be_used(
-                parameter, f"'{odd.name}' is {list(odd.shape)} of {odd.dtype}, unlike '{found[0].name}'"
+            raise parameter.cannot_be_used(
+                f"'{odd.name}' is {list(odd.shape)} of {odd.dtype}, unlike '{found[0].name}'"
             )
         stored_shape = found[0].shape
         if is_fused and num_stored == 1:
             if stored_shape[:1] != shape[:1]:
-                raise cannot_be_used(parameter, f"'{found[0].name}' is not of {shape[0]} experts: {list(stored_shape)}")
+                raise parameter.cannot_be_used(f"'{found[0].name}' is not of {shape[0]} experts: {list(stored_shape)}")
             stored_shape = stored_shape[1:]
         tensors[part] = (names[part], stored_shape, found[0].dtype)
     rows, columns = all_rows // num_matrices, shape[-1]
@@ -195,7 +199,7 @@ def stored_matrices(
     return StoredMatrices(parameter=parameter, num_matrices=num_matrices, rows=rows, columns=columns, tensors=tensors)
 
 
-def _check_same_owners(parameter: str, pieces: Mapping[str, Pieces]) -> None:
+def _check_same_owners(parameter: StoredParameter, pieces: Mapping[str, Pieces]) -> None:
     """Raise CheckpointError where one of the matrices lacks a part that others have."""
     owners = {part: [piece.name.rpartition(".")[0] for piece in found] for part, found in pieces.items()}
     every = list(dict.fromkeys(owner for found in owners.values() for owner in found))
@@ -203,10 +207,4 @@ def _check_same_owners(parameter: str, pieces: Mapping[str, Pieces]) -> None:
         lacking = next((owner for owner in every if owner not in set(found)), None)
         if lacking is not None:
             leaf = pieces[part][0].name.rpartition(".")[2]
-            raise cannot_be_used(parameter, f"'{lacking}.{leaf}' is missing")
-
-
-def has_words(parameter: str, stored: Mapping[str, Pieces], stated: Mapping[str, Any], method: str) -> bool:
-    """Return whether numbers stand in 32-bit words by a method; only config.json says whose the words are."""
-    is_here = any(sibling(parameter, leaf) in stored for leaf in ("qweight", "qzeros"))
-    return is_here and stated.get("quant_method") == method
+            raise parameter.cannot_be_used(f"'{lacking}.{leaf}' is missing")

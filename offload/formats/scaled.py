@@ -6,7 +6,7 @@ A scale belongs to a block of rows and columns, to a row, or to the whole matrix
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,59 +14,40 @@ from torch import Tensor
 
 from offload.errors import CheckpointError
 from offload.formats.numbers import float_scale
-from offload.formats.packed_format import cannot_be_used
-from offload.formats.published import PublishedWeight, StoredMatrices, first_stored, sibling, stored_matrices
-from offload.stored_names import Pieces
+from offload.formats.packed_format import StoredParameter
+from offload.formats.published import PublishedFormat, PublishedWeight, stored_matrices
 
 BLOCK_SHAPE = (128, 128)  # where config.json states none
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScaledNumbers:
-    """A kind of numbers."""
-
-    name: str
-    methods: tuple[str, ...]
-    dtypes: frozenset[torch.dtype]
-
-    def detect(
-        self, parameter: str, shape: tuple[int, ...], stored: Mapping[str, Pieces], stated: Mapping[str, Any]
-    ) -> PublishedWeight | None:
-        """Find the format by the numbers' type and their scales."""
-        if parameter not in stored or stored[parameter][0].dtype not in self.dtypes or len(shape) < 2:
-            return None
-        leaves = ("weight_scale_inv", "weight_scale")
-        fused = (f"{parameter}_scale_inv", f"{parameter}_scale")  # experts in one tensor
-        scale = first_stored(stored, *(sibling(parameter, leaf) for leaf in leaves), *fused)
-        if scale is None:
-            return None
-        if sibling(parameter, "weight_zero_point") in stored:
-            raise cannot_be_used(parameter, "its 8-bit numbers have zero points, which are not read")
-        found = stored_matrices(parameter, shape, stored, {"numbers": parameter, "scale": scale})
-        rows, columns = found.rows, found.columns
-        numbers = found.part("numbers", (rows, columns), rows_dim=-2)
-        of_rows, of_matrix = ((rows, 1), (rows,)), ((), (1,), (1, 1))
-        scale_shape = found.shape("scale")
-        if scale_shape in of_matrix:
-            parts = {"numbers": numbers, "scale": found.part("scale", *of_matrix)}
-            return self._weight(found, parts, (rows, columns))
-        if scale_shape in of_rows:
-            rows_dim = -len(scale_shape)
-            parts = {"numbers": numbers, "scale": found.part("scale", *of_rows, rows_dim=rows_dim)}
-            return self._weight(found, parts, (1, columns))
-        block = _block_shape(stated)
+def _find(weight: StoredParameter, *, form: str, dtypes: set[torch.dtype]) -> PublishedWeight | None:
+    """Find the format by the numbers' type and their scales."""
+    if weight.dtype_of(weight.name) not in dtypes or len(weight.shape) < 2:
+        return None
+    beside = [weight.sibling(leaf) for leaf in ("weight_scale_inv", "weight_scale")]
+    fused = [f"{weight.name}_scale_inv", f"{weight.name}_scale"]  # experts in one tensor
+    scale = next((name for name in beside + fused if name in weight.stored), None)
+    if scale is None:
+        return None
+    if weight.has("weight_zero_point"):
+        raise weight.cannot_be_used("its 8-bit numbers have zero points, which are not read")
+    found = stored_matrices(weight, {"numbers": weight.name, "scale": scale})
+    rows, columns = found.rows, found.columns
+    numbers = found.part("numbers", (rows, columns), rows_dim=-2)
+    of_rows, of_matrix = ((rows, 1), (rows,)), ((), (1,), (1, 1))
+    scale_shape = found.shape("scale")
+    if scale_shape in of_matrix:
+        block, scale_part = (rows, columns), found.part("scale", *of_matrix)
+    elif scale_shape in of_rows:
+        block, scale_part = (1, columns), found.part("scale", *of_rows, rows_dim=-len(scale_shape))
+    else:
+        block = _block_shape(weight.stated)
         blocks = (-(-rows // block[0]), -(-columns // block[1]))
         scale_part = found.part("scale", blocks, *of_rows, (1,), rows_dim=-2, rows_each=block[0])
-        return self._weight(found, {"numbers": numbers, "scale": scale_part}, block)
-
-    def _weight(self, found: StoredMatrices, parts: dict[str, Any], block: tuple[int, int]) -> PublishedWeight:
-        def unpack_rows(parts: Mapping[str, Tensor], out: Tensor) -> None:
-            _unpack(parts, out, block)
-
-        return PublishedWeight(name=self.name, num_matrices=found.num_matrices, parts=parts, unpack_rows=unpack_rows)
+    return found.weight(form, {"numbers": numbers, "scale": scale_part}, partial(_unpack, block=block))
 
 
-def _unpack(parts: Mapping[str, Tensor], out: Tensor, block: tuple[int, int]) -> None:
+def _unpack(parts: Mapping[str, Tensor], out: Tensor, *, block: tuple[int, int]) -> None:
     """Write numbers [n, r, i] times the scales of their blocks."""
     num_matrices, rows, columns = out.shape
     high, wide = block
@@ -102,9 +83,13 @@ def _block_shape(stated: Mapping[str, Any]) -> tuple[int, int]:
     return found[0], found[1]
 
 
-FP8 = ScaledNumbers(
+FP8 = PublishedFormat(
     name="fp8",
     methods=("fp8", "fbgemm_fp8", "compressed-tensors", "modelopt"),
-    dtypes=frozenset({torch.float8_e4m3fn, torch.float8_e5m2}),
+    detect=partial(_find, form="fp8", dtypes={torch.float8_e4m3fn, torch.float8_e5m2}),
 )
-INT_QUANTIZED = ScaledNumbers(name="int-quantized", methods=("compressed-tensors",), dtypes=frozenset({torch.int8}))
+INT_QUANTIZED = PublishedFormat(
+    name="int-quantized",
+    methods=("compressed-tensors",),
+    detect=partial(_find, form="int-quantized", dtypes={torch.int8}),
+)

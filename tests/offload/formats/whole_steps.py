@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from offload.stored_names import Pieces
+from offload.formats.packed_format import StoredParameter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,10 +14,8 @@ class WholeSteps:
     name: str = "steps"
     methods: tuple[str, ...] = ("whole-steps",)
 
-    def detect(
-        self, parameter: str, shape: tuple[int, ...], stored: Mapping[str, Pieces], stated: Mapping[str, Any]
-    ) -> "WholeSteps | None":
-        return self if f"{parameter}.steps" in stored else None
+    def detect(self, weight: StoredParameter) -> "WholeSteps | None":
+        return self if f"{weight.name}.steps" in weight.stored else None
 
     def part_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         return {"steps": (shape, torch.int32), "size": ((1,), torch.float32)}

@@ -1,0 +1,153 @@
+"""Whole numbers of four or eight bits in 32-bit words, in groups of columns that share a scale and a zero point.
+
+GPTQ packs them along the inputs, AWQ along the outputs in an order of its own, and compressed-tensors along the inputs
+of every row. GPTQ's first version stores zero points less one, in whole words: a zero point of 0 borrows from its
+neighbour, and adding one to each number of the word gives it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from offload.formats.numbers import float_scale, looked_up, scale_groups
+from offload.formats.packed_format import StoredParameter
+from offload.formats.published import PublishedFormat, PublishedWeight, stored_matrices
+
+WORD_BITS = 32
+AWQ_BITS = 4
+ONES = {4: 0x11111111, 8: 0x01010101}  # a one for each number of a word
+WHOLE_NUMBERS = tuple(float(number) for number in range(16))
+
+
+def _find_gptq(weight: StoredParameter) -> PublishedWeight | None:
+    """Find GPTQ by its words and what config.json states; the words' shape says how many bits a number has."""
+    if not _has_words(weight, "gptq"):
+        return None
+    in_order = not weight.stated.get("desc_act")
+    leaves = ["qweight", "qzeros", "scales", *([] if in_order else ["g_idx"])]
+    found = stored_matrices(weight, {leaf: weight.sibling(leaf) for leaf in leaves})
+    rows, columns = found.rows, found.columns
+    words = {bits: columns * bits // WORD_BITS for bits in (4, 8)}
+    bits = 8 if found.shape("qweight") == (words[8], rows) else 4
+    groups = found.num_groups(are_equal=in_order)
+    each = WORD_BITS // bits
+    parts = {
+        "qweight": found.part("qweight", (words[4], rows), (words[8], rows), rows_dim=-1),
+        "qzeros": found.part("qzeros", (groups, rows // each), rows_dim=-1, rows_each=each),
+        "scales": found.part("scales", (groups, rows), rows_dim=-1),
+    }
+    if not in_order:
+        parts["g_idx"] = found.part("g_idx", (columns,))
+    is_first_version = weight.stated.get("checkpoint_format") != "gptq_v2"
+    return found.weight("gptq", parts, partial(_unpack_gptq, bits=bits, zeros_less=ONES[bits] * is_first_version))
+
+
+def _find_awq(weight: StoredParameter) -> PublishedWeight | None:
+    """Find AWQ by its words and what config.json states."""
+    if not _has_words(weight, "awq"):
+        return None
+    found = stored_matrices(weight, {leaf: weight.sibling(leaf) for leaf in ("qweight", "qzeros", "scales")})
+    groups, each = found.num_groups(), WORD_BITS // AWQ_BITS
+    words = found.rows // each
+    parts = {
+        "qweight": found.part("qweight", (found.columns, words), rows_dim=-1, rows_each=each),
+        "qzeros": found.part("qzeros", (groups, words), rows_dim=-1, rows_each=each),
+        "scales": found.part("scales", (groups, found.rows), rows_dim=-1),
+    }
+    return found.weight("awq", parts, _unpack_awq)
+
+
+def _find_pack_quantized(weight: StoredParameter) -> PublishedWeight | None:
+    """Find compressed-tensors' words; their shape says how many bits a number has."""
+    if weight.dtype_of(weight.sibling("weight_packed")) != torch.int32:
+        return None
+    if weight.has("weight_g_idx"):
+        raise weight.cannot_be_used("its columns are in the order of their activations ('weight_g_idx')")
+    names = {"packed": weight.sibling("weight_packed"), "scale": weight.sibling("weight_scale")}
+    has_zeros = weight.has("weight_zero_point")
+    found = stored_matrices(weight, names | ({"zeros": weight.sibling("weight_zero_point")} if has_zeros else {}))
+    rows, columns = found.rows, found.columns
+    words = {bits: -(-columns * bits // WORD_BITS) for bits in (4, 8)}
+    bits = 8 if found.shape("packed") == (rows, words[8]) else 4
+    packed = found.part("packed", (rows, words[4]), (rows, words[8]), rows_dim=-2)
+    groups = found.shape("scale")[-1] if len(found.shape("scale")) == 2 else 1
+    if columns % max(1, groups):
+        raise weight.cannot_be_used(f"{columns} columns are no {groups} equal groups")
+    parts = {"packed": packed, "scale": found.part("scale", (rows, groups), rows_dim=-2)}
+    if has_zeros:
+        each = WORD_BITS // bits
+        parts["zeros"] = found.part("zeros", (-(-rows // each), groups), rows_dim=-2, rows_each=each)
+    return found.weight("pack-quantized", parts, partial(_unpack_rows, bits=bits))
+
+
+def _has_words(weight: StoredParameter, method: str) -> bool:
+    """Return whether numbers stand in 32-bit words by a method; only config.json says whose the words are."""
+    return (weight.has("qweight") or weight.has("qzeros")) and weight.stated.get("quant_method") == method
+
+
+def _unpack_gptq(parts: Mapping[str, Tensor], out: Tensor, *, bits: int, zeros_less: int) -> None:
+    """Write (qweight [n, i * bits / 32, r] - qzeros [n, G, r * bits / 32]) times scales [n, G, r]."""
+    numbers = _whole_numbers(parts["qweight"].mT, bits)
+    zeros = _whole_numbers(parts["qzeros"] + zeros_less, bits).mT  # [n, r, G]
+    scale = parts["scales"].mT.float()
+    if "g_idx" in parts:
+        group = parts["g_idx"].long()[:, None].expand_as(numbers)
+        torch.mul(numbers.sub_(zeros.gather(-1, group)), scale.gather(-1, group), out=out)
+        return
+    _write(numbers, zeros, scale, out)
+
+
+def _unpack_awq(parts: Mapping[str, Tensor], out: Tensor) -> None:
+    """Write (qweight [n, i, r / 8] - qzeros [n, G, r / 8]) times scales [n, G, r]."""
+    _write(_awq_numbers(parts["qweight"]), _awq_numbers(parts["qzeros"]), parts["scales"].mT.float(), out)
+
+
+def _unpack_rows(parts: Mapping[str, Tensor], out: Tensor, *, bits: int) -> None:
+    """Write (packed [n, r, i * bits / 32] - zero) times scale [n, r, G]; zeros are packed along rows."""
+    rows, columns = out.shape[1:]
+    scale = float_scale(parts["scale"])
+    numbers = _whole_numbers(parts["packed"], bits)[..., :columns].contiguous()
+    if "zeros" in parts:
+        _write(numbers, _whole_numbers(parts["zeros"].mT, bits)[..., :rows].mT, scale, out)
+    else:
+        scale_groups(numbers.sub_(1 << (bits - 1)), scale, out)
+
+
+def _write(numbers: Tensor, zeros: Tensor, scale: Tensor, out: Tensor) -> None:
+    """Write (numbers [n, r, i] - zeros) times scale, of groups of columns: [n, r, G] each."""
+    numbers.view(*zeros.shape, -1).sub_(zeros[..., None])
+    scale_groups(numbers, scale, out)
+
+
+def _awq_numbers(words: Tensor) -> Tensor:
+    """Return the numbers of words [n, m, r / 8] in rows: float32 [n, r, m].
+
+    The halves of a word's four bytes are rows 0 2, 4 6, 1 3, 5 7: byte 2 a + b holds rows a + 4 b + 2 c, c = 0 in its
+    low half.
+    """
+    packed = _bytes_of(words).mT.contiguous().unflatten(1, (-1, 2, 2)).transpose(2, 3)  # [n, r / 8, b, a, m]
+    num_matrices, eighths, _, _, columns = packed.shape
+    found = torch.empty(num_matrices, eighths, 2, 2, 2, columns, device=words.device)  # [n, r / 8, b, c, a, m]
+    found[:, :, :, 0].copy_(packed & 15)
+    found[:, :, :, 1].copy_(packed >> 4)
+    return found.view(num_matrices, 8 * eighths, columns)
+
+
+def _whole_numbers(words: Tensor, bits: int) -> Tensor:
+    """Return the numbers from 0 on that 32-bit words are made of: int32 [..., n] -> float32 [..., n * 32 / bits]."""
+    return _bytes_of(words).float() if bits == 8 else looked_up(_bytes_of(words), WHOLE_NUMBERS)
+
+
+def _bytes_of(words: Tensor) -> Tensor:
+    """Return the bytes of 32-bit words, the lowest first: int32 [..., n] -> uint8 [..., 4 n]."""
+    flat = words.contiguous().view(-1)  # a last dimension of one may have any stride
+    return flat.view(torch.uint8).view(*words.shape[:-1], -1)
+
+
+GPTQ = PublishedFormat(name="gptq", methods=("gptq",), detect=_find_gptq)
+AWQ = PublishedFormat(name="awq", methods=("awq",), detect=_find_awq)
+PACK_QUANTIZED = PublishedFormat(name="pack-quantized", methods=("compressed-tensors",), detect=_find_pack_quantized)
