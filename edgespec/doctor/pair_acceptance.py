@@ -12,8 +12,8 @@ import torch
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.grow.acceptance import AcceptanceModel
-from edgespec.train.acceptance import fit_acceptance
 from edgespec.train.collect import RecordRun, acceptance_settings, collect
+from edgespec.train.fit import fit_acceptance
 from edgespec.train.networks import FitSettings
 from edgespec.train.record_files import load_records
 

@@ -3,7 +3,7 @@
 A node's candidates are the best of q' = softmax(log q + g), where g is the noise that decides the target's token too
 (all 0 for a greedy target). The target takes one of them, or none: the chances are a softmax over the candidates and
 "none of them", so that siblings compete. Two small networks make its logits, one of a candidate and one of none. They
-are fitted on a pair's own verification (`edgespec.train.acceptance`). The model also has a table of acceptance by
+are fitted on a pair's own verification (`edgespec.train.fit`). The model also has a table of acceptance by
 rank, for static shapes. Legend: k nodes, c candidates each, the best under the noise first; a column's index is the
 rank.
 """

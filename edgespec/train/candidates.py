@@ -1,4 +1,4 @@
-"""Records of what the target takes among a node's candidates, and of acceptance by rank.
+"""Records of the candidate that the target takes at a node, and of acceptance by rank.
 
 A node that the text went through has p and q, which are worth more than the one token that was drawn there: noise is
 drawn afresh several times, and each time the draft's candidates and the target's token are seen. The same p and q say
@@ -13,9 +13,9 @@ from torch import Tensor
 from edgespec.grow.acceptance import COLUMNS, NUM_CANDIDATES, Candidates, candidates_of
 from edgespec.grow.children import best_children
 from edgespec.sampling.draws import SMALLEST_UNIFORM, draw_without_replacement
+from edgespec.train.records import chances_by_round
 from edgespec.tree.token_tree import TokenTree, depths
 from edgespec.verify import Acceptance
-from edgespec.verify.rejection import acceptance_of, reject
 
 CandidateRecords = dict[str, Tensor]  # column -> [n * r, ...]
 
@@ -52,7 +52,7 @@ def path_records(
 
 
 def candidates_in(records: CandidateRecords) -> Candidates:
-    """Return what the networks read of records."""
+    """Return the columns of records that the networks read."""
     return {name: records[name].float() for name in COLUMNS}
 
 
@@ -83,21 +83,8 @@ def _of_one_noise(
 
 def _sampled_rates(q: Tensor, p: Tensor, generator: torch.Generator) -> Tensor:
     """Return the acceptance by rank [n, NUM_RANKS] of children that are drawn without replacement."""
-    tokens, _ = draw_without_replacement(q, NUM_RANKS, generator)
-    residual, remaining = p.double(), q.double()
-    none_before = torch.ones(q.shape[0], dtype=torch.float64, device=q.device)
-    rates = []
-    for rank in range(tokens.shape[1]):
-        token = tokens[:, rank]
-        # Where q has run out, there is nothing to try.
-        has_more = remaining.gather(1, token[:, None])[:, 0] > 0
-        acceptance = torch.where(has_more, acceptance_of(residual, remaining, token), 0.0)
-        rates.append(none_before * acceptance)
-        none_before = none_before * (1 - acceptance)
-        left, rest = reject(residual, remaining, token)
-        residual = torch.where(has_more[:, None], left, residual)
-        remaining = torch.where(has_more[:, None], rest, remaining)
-    return _wide(torch.stack(rates, 1), NUM_RANKS)
+    tokens, drawn = draw_without_replacement(q, NUM_RANKS, generator)
+    return _wide(chances_by_round(p, q, tokens, drawn > 0), NUM_RANKS)
 
 
 def _chosen_rates(q: Tensor, p: Tensor) -> Tensor:
@@ -106,5 +93,5 @@ def _chosen_rates(q: Tensor, p: Tensor) -> Tensor:
 
 
 def _wide(columns: Tensor, count: int) -> Tensor:
-    """Return [n, c] with columns of 0 behind, up to `count`: a vocabulary may be smaller."""
+    """Return [n, c] with columns of 0 appended, up to `count`: a vocabulary may be smaller."""
     return torch.nn.functional.pad(columns, (0, count - columns.shape[1]))

@@ -1,4 +1,4 @@
-"""Collect verification records: what the target makes of the trees of several policies.
+"""Collect verification records: the chances that the target accepts the nodes of several policies' trees.
 
 Every prompt is continued by the engine's own loop; after each pass the whole tree is recorded, not
 only the path that verification took. A part is written when a prompt is done at a setting: what was
@@ -52,7 +52,7 @@ class CollectSetting:
 
     @property
     def label(self) -> str:
-        """Return what tells the setting from others of its temperature."""
+        """The setting's name among those of its temperature."""
         parts = (self.tree.policy, self.tree.draw, self.tree.num_nodes, "truncated" * self.sampling.truncates)
         return " ".join(str(part) for part in parts if part)
 
@@ -90,7 +90,7 @@ def stop_settings(*, temperatures: Sequence[float]) -> list[CollectSetting]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordRun:
-    """What records are for, and of which texts they are."""
+    """The purpose of records, and the texts that they are of."""
 
     kind: str  # acceptance, classifier, or the input of a decision model: hidden, probabilities
     max_new_tokens: int

@@ -1,7 +1,7 @@
-"""Features on disk: a folder of shards, one a pass over the target's weights, and a note of what they are of.
+"""Features on disk: a folder of shards, one a pass over the target's weights, and a note of their source.
 
 Each shard is a safetensors file written beside its place and then renamed: it is whole or not there. The
-blocks of a shard lie one behind the other without padding. Legend: h the target's hidden size.
+blocks of a shard follow each other without padding. Legend: h the target's hidden size.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SHARD_PATTERN = "features-[0-9][0-9][0-9][0-9][0-9].safetensors"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureRun:
-    """What a folder's features were made of; a run that goes on must agree in every field."""
+    """The source of a folder's features; a run that continues must agree in every field."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -65,7 +65,7 @@ class FeatureBatch:
 
 
 def begin_run(folder: Path, run: FeatureRun) -> None:
-    """Note what a new folder's features are made of; raises EdgespecError where it was begun with something else."""
+    """Note the source of a new folder's features; raises EdgespecError where it was begun with another."""
     note = folder / NOTE
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ def begin_run(folder: Path, run: FeatureRun) -> None:
 
 
 def read_run(folder: Path) -> FeatureRun:
-    """Read what a folder's features were made of; raises EdgespecError."""
+    """Read the source of a folder's features; raises EdgespecError."""
     note = folder / NOTE
     try:
         content: Any = parse_json(note.read_text(encoding="utf-8"))
@@ -99,7 +99,7 @@ def read_run(folder: Path) -> FeatureRun:
 
 
 def save_shard(folder: Path, blocks: Sequence[Block], features: Tensor) -> None:
-    """Write the next shard: features [tokens, h] of the blocks' tokens, one block behind the other.
+    """Write the next shard: features [tokens, h] of the blocks' tokens, one block after the other.
 
     Raises EdgespecError where the folder cannot be written.
     """
@@ -121,7 +121,7 @@ def save_shard(folder: Path, blocks: Sequence[Block], features: Tensor) -> None:
 
 
 class FeatureFiles:
-    """The blocks of a folder by their number; features stay on disk until they are asked for."""
+    """The blocks of a folder by their number; features stay on disk until they are read."""
 
     def __init__(self, folder: Path) -> None:
         """Open all shards; raises EdgespecError for a damaged one."""

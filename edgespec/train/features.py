@@ -1,4 +1,4 @@
-"""Collect features: the target's last hidden states behind the final norm, for every token of some texts.
+"""Collect features: the target's last hidden states after the final norm, for every token of some texts.
 
 Texts are cut into blocks that the target reads on their own. Blocks pass it in groups as large as the memory
 allows, so that one pass over streamed weights serves a whole group; each group is one shard on disk, and what
@@ -28,7 +28,7 @@ from edgespec.train.feature_files import Block, FeatureFiles, FeatureRun, begin_
 
 MIN_BLOCK_TOKENS = 8  # shorter ends of texts teach too little of later steps
 GROUP_SHARE = 0.25  # of the memory, for the hidden states of a group
-MAX_GROUP_BYTES = 1 << 30  # a pass over so many tokens computes for longer than it reads weights
+MAX_GROUP_BYTES = 1 << 30  # a pass over these tokens computes for longer than it reads weights
 ID_BYTES = 4
 LENGTH_BYTES = 8  # of a block: its length and its text's number
 
@@ -38,7 +38,7 @@ Progress = Callable[[int, int], None]  # tokens done, tokens in all
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPlace:
-    """How many rows pass the target at once, and the place that is left for the target."""
+    """The rows that pass the target at once, and the limits that they leave for the target."""
 
     rows: int  # of a group, padding included
     run_config: RunConfig
@@ -67,7 +67,7 @@ def cut_blocks(texts: Sequence[Sequence[int]], *, block_tokens: int, max_tokens:
 def feature_run(
     target: ModelFolder, blocks: Sequence[Block], *, block_tokens: int, dtype: torch.dtype, quant: str | None
 ) -> FeatureRun:
-    """Describe what the features of these blocks will be made of."""
+    """Describe the source of these blocks' features."""
     content = json.dumps([[block.text, block.ids] for block in blocks])
     return FeatureRun(
         target=target.folder.name,
@@ -89,17 +89,17 @@ def dataset_bytes(run: FeatureRun) -> int:
 
 
 def place_groups(config: PretrainedConfig, run_config: RunConfig) -> GroupPlace:
-    """A share of the memory for a group of blocks of `place.context_tokens`, and limits for the target beside it.
+    """Return a share of the memory for a group of blocks, and limits for the target beside it.
 
-    At least one block passes at a time; whether the target then fits is for its own plan to say.
+    At least one block of `run_config.context_tokens` passes at a time; the target's own plan says whether it then fits.
     """
     config = config.get_text_config(decoder=True)
     block_tokens, dtype, limits = run_config.context_tokens, run_config.dtype, run_config.limits
     budget_bytes = read_memory(limits, run_config.device).device_budget_bytes
     least_bytes = texts_bytes(config, num_rows=block_tokens, text_rows=block_tokens, dtype=dtype)
     one_more_bytes = texts_bytes(config, num_rows=2 * block_tokens, text_rows=block_tokens, dtype=dtype) - least_bytes
-    wanted_bytes = min(MAX_GROUP_BYTES, int(GROUP_SHARE * budget_bytes))
-    num_blocks = 1 + max(0, wanted_bytes - least_bytes) // one_more_bytes
+    group_bytes = min(MAX_GROUP_BYTES, int(GROUP_SHARE * budget_bytes))
+    num_blocks = 1 + max(0, group_bytes - least_bytes) // one_more_bytes
     rows = num_blocks * block_tokens
     left_bytes = max(0, budget_bytes - texts_bytes(config, num_rows=rows, text_rows=block_tokens, dtype=dtype))
     if run_config.device.type == "cpu":
@@ -121,7 +121,7 @@ def collect_features(
 ) -> None:
     """Write the features of all blocks to a folder, going on where an earlier run was interrupted.
 
-    `announce` hears what will be written before anything is. Raises EdgespecError: a folder of another run, a
+    `announce` is called before anything is written. Raises EdgespecError: a folder of another run, a
     disk without room, features that are not finite.
     """
     begin_run(folder, run)

@@ -1,28 +1,48 @@
-"""Fit the models that end or prune growth on records: C2T's classifier, decision models.
+"""Fit the small models of growth on records: C2T's classifier, decision models, measured acceptance.
 
 All fits split the records by prompt, so that reports are about texts that were not fitted on. Legend: n records.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from edgespec.errors import EdgespecError
+from edgespec.grow.acceptance import INPUTS, AcceptanceModel, Measured, network_features, read_inputs
 from edgespec.grow.classifier import INPUTS as CLASSIFIER_INPUTS
 from edgespec.grow.classifier import Classifier
 from edgespec.grow.stop_model import StopKind, StopModel, input_names
-from edgespec.train.networks import FitReport, FitSettings, Sample, fit_network, held_out_mask, report_on
+from edgespec.train.candidates import CandidateRecords, candidates_in, taken_rates
+from edgespec.train.networks import (
+    FitReport,
+    FitSettings,
+    Sample,
+    descend,
+    fit_network,
+    forward,
+    held_out_mask,
+    new_layers,
+    report_on,
+    standardised,
+    to_network,
+)
 from edgespec.train.records import Records
 
 HELD_OUT_SHARE = 0.2
-VALIDATION_SHARE = 0.15  # of what is fitted on: says when a decision model has learned enough
+THRESHOLD = 0.5  # of a classifier's confidence, for the measures of a report
+VALIDATION_SHARE = 0.15  # of the records for fitting: says when a decision model has learned enough
 CLASSIFIER = FitSettings(hidden=(48,), steps=3000, learning_rate=1e-3, weight_decay=0.0)
 # A classifier of another pair does nearly as well as one's own: few records take more from it than they bring, unless
 # it keeps near to what it was.
 TUNING = replace(CLASSIFIER, steps=300, learning_rate=1e-4)
+# Of the chance that a slot is tried. Below 1, because what selection needs is the order of slots near the budget's
+# cutoff, and those are seldom tried.
+WEIGHT_POWER = 0.5
 STOP = FitSettings(steps=1000, learning_rate=1e-3, weight_decay=1e-2)
 STOP_WIDTHS: dict[StopKind, tuple[int, ...]] = {"hidden": (32, 16), "probabilities": (32,)}
 
@@ -32,7 +52,7 @@ class ClassifierReport:
     """C2T's own measures (appendix B.2) beside the probabilities' quality, on held-out records."""
 
     fit: FitReport
-    recall: float  # of what is accepted, the share at or above the threshold
+    recall: float  # of accepted candidates, the share at or above the threshold
     positive_rate: float  # share of all candidates at or above it
 
 
@@ -40,9 +60,7 @@ def fit_classifier(
     records: Records,
     settings: FitSettings | None = None,
     *,
-    threshold: float = 0.5,
     negatives: float = 1.0,
-    held_out_share: float = HELD_OUT_SHARE,
     initial: Classifier | None = None,
 ) -> tuple[Classifier, ClassifierReport]:
     """Fit C2T's classifier on `records` of chosen children, which have a column `prompt`.
@@ -54,7 +72,7 @@ def fit_classifier(
     steps. Raises EdgespecError where there are no records of two prompts.
     """
     settings = settings or (CLASSIFIER if initial is None else TUNING)
-    train, held_out = _split(records, held_out_share, settings.seed, "chosen children")
+    train, held_out = _split(records, HELD_OUT_SHARE, settings.seed, "chosen children")
     generator = torch.Generator().manual_seed(settings.seed)
     value = _value(train)
     is_accepted = torch.rand(value.shape, generator=generator) < value
@@ -71,7 +89,7 @@ def fit_classifier(
         initial=None if initial is None else initial.network,
     )
     predicted, observed = network(_classifier_features(held_out)), _value(held_out).double()
-    is_positive = predicted >= threshold
+    is_positive = predicted >= THRESHOLD
     fit = report_on(
         "classifier",
         predicted,
@@ -105,7 +123,7 @@ def fit_stop(
     train, validation = _split(rest, VALIDATION_SHARE, settings.seed, "nodes besides the held-out ones")
     network = fit_network(
         input_names(kind, inputs.shape[1]),
-        Sample(features=train["inputs"], labels=train["acceptance"], weights=fit_weights(train["weight"], 0.5)),
+        Sample(features=train["inputs"], labels=train["acceptance"], weights=train["weight"] ** WEIGHT_POWER),
         settings=settings,
         validation=Sample(features=validation["inputs"], labels=validation["acceptance"], weights=validation["weight"]),
     )
@@ -121,13 +139,70 @@ def fit_stop(
     return StopModel(kind=kind, network=network), report
 
 
-def fit_weights(weight: Tensor, power: float) -> Tensor:
-    """Return how much each record counts in a fit, for slots that are tried with chance `weight` [n].
+def fit_acceptance(
+    records: CandidateRecords,
+    *,
+    about: Mapping[str, str] | None = None,
+    settings: FitSettings | None = None,
+) -> tuple[AcceptanceModel, FitReport]:
+    """Fit the two networks of measured acceptance to records with a column `prompt`.
 
-    A power below 1, because what selection needs is the order of slots near the budget's cutoff, and
-    those are seldom tried.
+    They are fitted together, by the cross-entropy of what the target took. The report is on the chances of held-out
+    candidates; its baseline is q' itself. Raises EdgespecError where there are no records of two prompts.
     """
-    return weight**power
+    settings = settings or FitSettings()
+    train, held_out = _split(records, HELD_OUT_SHARE, settings.seed, "candidates")
+    model = _fitted(train, measured_rates(records), dict(about or {}), settings)
+    predicted = model.candidate_acceptance(candidates_in(held_out))
+    is_taken = held_out["taken"][:, None] == torch.arange(predicted.shape[1])
+    report = report_on(
+        "candidate",
+        predicted.flatten(),
+        held_out["perturbed"].flatten(),
+        is_taken.flatten(),
+        torch.ones(is_taken.numel()),
+        num_train=train["taken"].shape[0] * predicted.shape[1],
+    )
+    return model, report
+
+
+def measured_rates(records: CandidateRecords) -> tuple[Measured, ...]:
+    """Return the mean acceptance by rank of every draw and temperature."""
+    found = []
+    for temperature in records["temperature"].unique().tolist():
+        here = _where(records, records["temperature"][:, 0] == temperature)
+        at = round(temperature, 4)
+        rates = {"coupled": taken_rates(here), "sampled": here["sampled_rates"], "chosen": here["chosen_rates"]}
+        found += [Measured(draw=draw, temperature=at, rates=tuple(of.mean(0).tolist())) for draw, of in rates.items()]  # type: ignore[arg-type]
+    return tuple(found)
+
+
+def _fitted(
+    records: CandidateRecords, measured: tuple[Measured, ...], about: Mapping[str, str], settings: FitSettings
+) -> AcceptanceModel:
+    generator = torch.Generator().manual_seed(settings.seed)
+    known = read_inputs(candidates_in(records))
+    inputs, means, stds, layers = [], [], [], []
+    for names in INPUTS.values():
+        features, mean, std = standardised(network_features(names, known))
+        inputs.append(features)  # [n, c, i] of the candidates, [n, 1, i] of none
+        means.append(mean)
+        stds.append(std)
+        layers.append(new_layers((features.shape[-1], *settings.hidden, 1), generator))
+    taken, batch = records["taken"], min(settings.batch, records["taken"].shape[0])
+
+    def loss_of_batch() -> Tensor:
+        some = torch.randint(taken.shape[0], (batch,), generator=generator)
+        logits = [forward(of_one, features[some], "tanh") for of_one, features in zip(layers, inputs, strict=True)]
+        return nn.functional.cross_entropy(torch.cat(logits, -1), taken[some])
+
+    for _ in descend(itertools.chain(*layers), loss_of_batch, settings):
+        pass
+    networks = {
+        kind: to_network(INPUTS[kind], mean, std, "tanh", of_one)
+        for kind, mean, std, of_one in zip(INPUTS, means, stds, layers, strict=True)
+    }
+    return AcceptanceModel(candidate=networks["candidate"], none=networks["none"], measured=measured, about=about)
 
 
 def _value(records: Records) -> Tensor:

@@ -31,7 +31,7 @@ def regression_loss(features: Tensor, target: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistributionLosses:
-    """How far the head's distributions are from the target's: one loss for each step, in nats."""
+    """The distance of the head's distributions from the target's: one loss for each step, in nats."""
 
     distribution: list[Tensor]  # the cross-entropy: -sum of p(x) log q(x) over all tokens x
     top_tokens: list[Tensor]  # HASS's top-K loss: the same sum over the target's `num_top` most probable tokens
@@ -46,7 +46,7 @@ def distribution_losses(
     vocab: int,
     num_top: int = 0,
 ) -> DistributionLosses:
-    """Return how far the head's distribution is from the target's in each step.
+    """Return the distance of the head's distribution from the target's in each step.
 
     `features` are the steps' [all, h], `target` the target's [all, h], and `rows` [all] bool say which count in
     a step. The target's distribution is made once for all steps; only one chunk's logits exist at a time.
@@ -86,7 +86,7 @@ def alignment_losses(
     """Return the loss of CSRA (CORAL's equation 2) for each step.
 
     Every feature of step t is a query. Its positives are the features of the earlier steps and of the target at
-    the same row, t in all, and the loss is the mean of InfoNCE over them; it is told apart from all features of
+    the same row, t in all, and the loss is the mean of InfoNCE over them; it is distinguished from all features of
     the steps so far and the target's, but for itself. `features` are the steps' [all, h], `rows` [all] bool say
     which mean something; the target's rows are those of step 1. At most `chunk_bytes` of similarities at a time.
     """

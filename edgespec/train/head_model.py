@@ -1,7 +1,7 @@
 """A feature head that can be trained: made, written and read again.
 
-What the head borrows (embedding, final norm, language model head) comes from a target of which only that is
-loaded. Trained numbers are float32, whatever the target's are.
+The head borrows embedding, final norm and language model head from a target without its layers. Trained numbers are
+float32, whatever the target's are.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def own_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
 def save_head(model: PreTrainedModel, facts: HeadFacts, folder: Path) -> None:
     """Write the head's folder, each file whole or not at all; raises EdgespecError where it cannot be written."""
     config = json.loads(model.config.to_json_string(use_diff=False)) | {HEAD_KEY: facts.as_json()}
-    config.pop("_name_or_path", None)  # where the target lies is nobody's business
+    config.pop("_name_or_path", None)  # the target's path is private
     tensors = {name: tensor.detach().float().cpu().contiguous() for name, tensor in own_tensors(model).items()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -102,7 +102,7 @@ def save_head(model: PreTrainedModel, facts: HeadFacts, folder: Path) -> None:
 def load_head(
     target: PreTrainedModel, folder: Path, facts: HeadFacts, *, fresh: tuple[str, ...] = ()
 ) -> PreTrainedModel:
-    """Load a saved head for training; what the files lack, or begins with a name of `fresh`, gets new weights."""
+    """Load a saved head for training; parameters that the files lack, or that begin with `fresh`, get new weights."""
     model = new_head(target, facts, seed=0)
     stored = load_file(folder / "model.safetensors")
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What a feature head is trained for, and how well it does: losses of a batch, and agreement on held-out texts.
+"""The objective of a feature head, and its quality: losses of a batch, and agreement on held-out texts.
 
 Legend: B blocks, S rows of a block, h hidden size.
 """
@@ -40,13 +40,13 @@ class LossWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
-    """Which numbers training computes in: bf16 on CUDA where autocast allows it, float32 on a CPU."""
+    """The numbers that training computes in: bf16 on CUDA where autocast allows it, float32 on a CPU."""
 
     is_mixed: bool
 
     @classmethod
     def on(cls, device: torch.device, dtype: torch.dtype) -> Precision:
-        """Choose for a device: mixed on CUDA, unless float32 is asked for."""
+        """Choose for a device: mixed on CUDA, unless the dtype is float32."""
         return cls(is_mixed=device.type == "cuda" and dtype != torch.float32)
 
     def lent_dtype(self, dtype: torch.dtype) -> torch.dtype:
@@ -83,7 +83,7 @@ def head_losses(
 ) -> dict[str, Tensor]:
     """Return the `loss` to lower and its parts, each a mean over steps; and CSRA's weight where it is found here.
 
-    `read` is what the head reads, where that is not what it is to find: the batch with noise. CORAL's appendix A
+    `read` is the head's input, where that is not the batch itself: the batch with noise. CORAL's appendix A
     chooses CSRA's weight by hand for every target, so that it adds about what the regression adds; here it is
     chosen so in every batch, since the two fall at different speeds.
     """
@@ -130,8 +130,7 @@ def held_out_agreement(
     target's, up to a depth of 4, averaged; `agreement_k`: the share of step k's rows where they agree;
     `regression_k` and `distribution_k`: the losses of step k.
     """
-    device = model.get_input_embeddings().weight.device
-    assert isinstance(device, torch.device)
+    device = model.device
     sums: dict[str, float] = {}
     counts: dict[str, float] = {}
 
@@ -164,7 +163,7 @@ def held_out_agreement(
 
 
 def _lengths(agree: Sequence[Tensor], last_rows: Tensor) -> tuple[float, float]:
-    """Return the summed lengths of all chains that have room before the text's end, and how many there are.
+    """Return the summed lengths of all chains that end before the text does, and their number.
 
     Step k of the chain that starts at row s is at row s + k - 1; `last_rows` [B, S] are the last step's.
     """

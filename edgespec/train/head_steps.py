@@ -1,9 +1,9 @@
-"""The multi-step forward of a feature head: training sees what drafting will see.
+"""The multi-step forward of a feature head: training sees the rows that drafting will see.
 
 In step 1 every row reads the target's feature of the position before it. In step k it reads the head's own
 feature of step k - 1, and sees what a node at depth k of a draft would see: rows of step 1 up to the draft's
-root, and below it one row of each later step. (HASS, as CORAL's section 2.3 describes it.) The steps' rows lie
-one behind the other in a transformers cache, so that positions, windows and kinds of layers are the family's
+root, and below it one row of each later step. (HASS, as CORAL's section 2.3 describes it.) The steps' rows follow
+each other in a transformers cache, so that positions, windows and kinds of layers are the family's
 own. Legend: B blocks, S rows of a block, h hidden size; steps count from 1.
 """
 
@@ -69,8 +69,8 @@ def visible_rows(step: int, num_rows: int, *, device: torch.device) -> Tensor:
     Row s sees rows of step 1 up to s - (step - 1), and of each later step i the one at s - (step - i).
     """
     rows = torch.arange(num_rows, device=device)
-    behind = rows[:, None] - rows[None, :]  # [S, S]: how far a key lies behind a row
-    parts = [behind >= step - 1] + [behind == step - later for later in range(2, step + 1)]
+    distance = rows[:, None] - rows[None, :]  # [S, S]: from a key to a later row
+    parts = [distance >= step - 1] + [distance == step - later for later in range(2, step + 1)]
     return torch.cat(parts, -1)
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,18 +14,18 @@ from edgespec.errors import EdgespecError
 from edgespec.train.feature_files import FeatureBatch
 from edgespec.train.head_model import own_tensors
 from edgespec.train.head_objective import LossWeights, Precision, head_losses, held_out_agreement, with_noise
-from edgespec.train.training_loop import TrainingRun, split_blocks, train
+from edgespec.train.training_loop import TrainingReport, TrainingRun, train
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """How a head is trained: steps of the multi-step forward, the losses' weights, and noise."""
+    """A way to train a head: steps of the multi-step forward, the losses' weights, and noise."""
 
     name: str
     num_steps: int
     weights: LossWeights
-    # On the target's features that the head reads, uniform between minus and plus so much: EAGLE's, which HASS
-    # and CORAL keep. It is absolute, as theirs: features behind the final norm are of size 1 or so.
+    # On the target's features that the head reads, uniform between minus and plus this: EAGLE's, which HASS
+    # and CORAL keep. It is absolute, as theirs: features after the final norm are of size 1 or so.
     feature_noise: float = 0.1
 
     def __post_init__(self) -> None:
@@ -50,31 +49,11 @@ METHODS: Mapping[str, Method] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadReport:
-    """What was trained on what, and how it does on held-out texts."""
+def train_head(model: PreTrainedModel, method: Method, *, run: TrainingRun, precision: Precision) -> TrainingReport:
+    """Train a head in place; raises EdgespecError: see `edgespec.train.training_loop.train`.
 
-    num_blocks: int
-    num_held_out: int
-    held_out: Mapping[str, float]  # see `held_out_agreement`; and the weight that CSRA has by its balance
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the report as values for JSON."""
-        return {"blocks": self.num_blocks, "held_out_blocks": self.num_held_out, "held_out": dict(self.held_out)}
-
-
-def train_head(
-    model: PreTrainedModel,
-    method: Method,
-    *,
-    run: TrainingRun,
-    precision: Precision,
-) -> HeadReport:
-    """Train a head in place; raises EdgespecError: see `edgespec.train.training_loop.train`."""
-    files, settings = run.files, run.settings
-    device = model.get_input_embeddings().weight.device
-    assert isinstance(device, torch.device)
-    split = split_blocks(files, settings)
+    `held_out` in the report: see `held_out_agreement`; and the weight that CSRA has by its balance.
+    """
 
     def losses_of(batch: FeatureBatch, read: FeatureBatch) -> dict[str, Tensor]:
         return head_losses(
@@ -85,20 +64,13 @@ def train_head(
         return losses_of(batch, with_noise(batch, method.feature_noise, generator))
 
     @torch.no_grad()
-    def evaluate() -> dict[str, float]:
-        size = settings.batch_blocks
-        found = held_out_agreement(model, files, split.held_out, batch_blocks=size, precision=precision)
+    def evaluate(held_out: Sequence[int]) -> dict[str, float]:
+        size = run.settings.batch_blocks
+        found = held_out_agreement(model, run.files, held_out, batch_blocks=size, precision=precision)
         if method.weights.alignment is None:
-            batch = files.batch(split.held_out[:size], device=device)
+            batch = run.files.batch(held_out[:size], device=model.device)
             found["alignment_weight"] = float(losses_of(batch, batch)["alignment_weight"])
         return found
 
-    found = train(
-        own_tensors(model),
-        objective,
-        run=dataclasses.replace(run, identity=f"{run.identity} {method}"),
-        split=split,
-        device=device,
-        evaluate=evaluate,
-    )
-    return HeadReport(num_blocks=len(split.train), num_held_out=len(split.held_out), held_out=found or {})
+    identified = dataclasses.replace(run, identity=f"{run.identity} {method}")
+    return train(own_tensors(model), objective, run=identified, evaluate=evaluate)

@@ -1,4 +1,4 @@
-"""Fitting a small network on soft labels, and how well its probabilities hold on what it has not seen.
+"""Fitting a small network on soft labels, and the quality of its probabilities on unseen records.
 
 Legend: n records, i inputs; labels are chances in [0, 1], weights say how much a record counts.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +22,7 @@ SMALLEST = 1e-7  # no prediction is surer than that: its logarithm counts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitSettings:
-    """How networks are fitted; the defaults are measured acceptance's."""
+    """The settings of a fit; the defaults are measured acceptance's."""
 
     hidden: tuple[int, ...] = (32,)  # widths of the hidden layers
     steps: int = 2000
@@ -33,7 +34,7 @@ class FitSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sample:
-    """What a network is fitted to, or checked on."""
+    """Records that a network is fitted to, or checked on."""
 
     features: Tensor  # [n, i]
     labels: Tensor  # [n]
@@ -51,13 +52,13 @@ class CalibrationBucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitReport:
-    """How well predictions hold on the held-out records; losses in nats a record, weighted."""
+    """The quality of predictions on held-out records; losses in nats a record, weighted."""
 
     name: str
     num_train: int
     num_held_out: int
     log_loss: float
-    baseline_log_loss: float  # of what is predicted without the network
+    baseline_log_loss: float  # of the prediction without the network
     least_log_loss: float  # the labels' own entropy: what perfect predictions would get
     calibration_error: float  # mean of |predicted - observed| over the buckets, by their weight
     reliability: tuple[CalibrationBucket, ...]
@@ -82,8 +83,8 @@ def fit_network(
     """Fit a network with ReLU by weighted cross-entropy, with Adam at a rate that falls to 0 along a cosine.
 
     With `validation`, of other records, the result is the network that was best on them along the way: for nets that
-    have more numbers than the records can tell. With `initial` the fit goes on from a network, whose shape it has, and
-    by whose means and deviations the inputs are standardised.
+    have more numbers than the records can tell. With `initial` the fit continues from a network, whose shape it has,
+    and by whose means and deviations the inputs are standardised.
     """
     generator = torch.Generator().manual_seed(settings.seed)
     features, labels = sample.features.float(), sample.labels.float()
@@ -94,36 +95,48 @@ def fit_network(
     else:
         mean, std = initial.mean.float(), initial.std.float()
         inputs, layers = (features - mean) / std, layers_of(initial)
+    batches = _batches(inputs.shape[0], min(settings.batch, inputs.shape[0]), generator)
+
+    def loss_of_batch() -> Tensor:
+        some = next(batches)
+        logits = forward(layers, inputs[some], "relu")
+        return nn.functional.binary_cross_entropy_with_logits(logits, labels[some], weight=weights[some])
+
+    found, least_loss, check_every = (
+        to_network(names, mean, std, "relu", layers),
+        math.inf,
+        settings.steps // NUM_CHECKS,
+    )
+    for step in descend(layers, loss_of_batch, settings):
+        if validation is not None and (step % max(1, check_every) == 0 or step == settings.steps):
+            with torch.no_grad():
+                predicted = forward(layers, (validation.features.float() - mean) / std, "relu").sigmoid()
+            loss = log_loss(predicted, validation.labels, validation.weights)
+            if loss < least_loss:
+                found, least_loss = to_network(names, mean, std, "relu", layers), loss
+    return to_network(names, mean, std, "relu", layers) if validation is None else found
+
+
+def descend(layers: Iterable[nn.Linear], loss_of: Callable[[], Tensor], settings: FitSettings) -> Iterator[int]:
+    """Lower a loss with Adam, at a rate that falls to 0 along a cosine; yield the number of each finished step."""
     parameters = [parameter for layer in layers for parameter in layer.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.steps)
-
-    steps, batch = settings.steps, min(settings.batch, inputs.shape[0])
-    order, start = torch.randperm(inputs.shape[0], generator=generator), 0
-    best, best_loss = [parameter.detach().clone() for parameter in parameters], math.inf
-    for step in range(1, steps + 1):
-        if start + batch > inputs.shape[0]:
-            order, start = torch.randperm(inputs.shape[0], generator=generator), 0
-        some = order[start : start + batch]
-        start += batch
-        loss = nn.functional.binary_cross_entropy_with_logits(
-            forward(layers, inputs[some], "relu"), labels[some], weight=weights[some]
-        )
+    for step in range(1, settings.steps + 1):
+        loss = loss_of()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         schedule.step()
-        if validation is not None and (step % max(1, steps // NUM_CHECKS) == 0 or step == steps):
-            with torch.no_grad():
-                predicted = forward(layers, (validation.features.float() - mean) / std, "relu").sigmoid()
-            found = log_loss(predicted, validation.labels, validation.weights)
-            if found < best_loss:
-                best, best_loss = [parameter.detach().clone() for parameter in parameters], found
-    if validation is not None:
-        with torch.no_grad():
-            for parameter, value in zip(parameters, best, strict=True):
-                parameter.copy_(value)
-    return to_network(names, mean, std, "relu", layers)
+        yield step
+
+
+def _batches(count: int, batch: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Yield the records of each batch [batch]: every epoch has its own order, and leaves out what fills no batch."""
+    while True:
+        order = torch.randperm(count, generator=generator)
+        for start in range(0, count - batch + 1, batch):
+            yield order[start : start + batch]
 
 
 def standardised(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -167,7 +180,7 @@ def to_network(
         mean=mean.double(),
         std=std.double(),
         activation=activation,
-        weights=tuple(layer.weight.detach().double() for layer in layers),
+        weights=tuple(layer.weight.detach().double() for layer in layers),  # copies: layers are in float32
         biases=tuple(layer.bias.detach().double() for layer in layers),
     )
 

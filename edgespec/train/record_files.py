@@ -29,7 +29,7 @@ _HEADER_KEY = "edgespec"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordsHeader:
-    """Where the records of a part come from."""
+    """The source of a part's records."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 

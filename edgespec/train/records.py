@@ -1,6 +1,6 @@
 """From a verified tree to training records: the exact chance that each of its slots is accepted.
 
-What verification happened to accept is one throw of the dice; p and q say what it accepts on average,
+One verification accepts by chance; p and q give what it accepts on average,
 for every node of the tree, also where verification did not come. Legend: n nodes with the root, so
 n - 1 slots that hold a token, one row of a record each, in node order; k nodes that have children,
 c children the most that any has. V(node) is the chance that verification accepts the node.
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edgespec.grow.growing import mass_left
 from edgespec.sampling.distribution import entropy_of_top
 from edgespec.tree.token_tree import TokenTree, depths, product_on_path
 from edgespec.verify.rejection import acceptance_of, reject
@@ -25,17 +24,15 @@ Records = dict[str, Tensor]  # column -> [n - 1]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Families:
-    """The parents and children of a tree, as tables."""
+    """The parents and children of a tree, as tables, and what verification makes of them for target p."""
 
     parents: Tensor  # [k], nodes that have children
-    children: Tensor  # [k, c], nodes in sibling order, -1 where there are no more
-    row: Tensor  # [n - 1], of every node below the root: where it stands in `children`
+    row: Tensor  # [n - 1], of every node below the root: where it stands in tables
     column: Tensor  # [n - 1]
 
-    @property
-    def is_child(self) -> Tensor:
-        """Return bool [k, c]: whether a place in the table holds a node."""
-        return self.children >= 0
+    q: Tensor  # [k, c], of every child's token; 0 where there is no child
+    chances: Tensor  # [k, c], that a child is accepted, given that its parent is; 0 where there is no child
+    values: Tensor  # [n], V of every node
 
     def by_node(self, table: Tensor) -> Tensor:
         """Return a table's values [k, c] in node order: [n - 1]."""
@@ -51,15 +48,12 @@ def slot_records(tree: TokenTree, p: Tensor, *, temperature: float) -> Records:
     """
     if tree.draw != "chosen":
         raise ValueError(f"records of slots are of chosen children, not of draw '{tree.draw}'")
-    families = _families(tree)
-    q_drawn = _drawn(tree, families)
-    acceptance, none_before = _acceptance(tree, p, families, q_drawn)
-    values = _values(tree, families, acceptance, none_before)
+    families = _families(tree, p)
     entropy, top_q = _of_rows(_kept(tree), tree.draft_rows[families.parents])
-    q = families.by_node(q_drawn)
+    q = families.by_node(families.q)
     return {
-        "acceptance": families.by_node(acceptance),
-        "parent_value": values[tree.parents[1:]],
+        "acceptance": families.by_node(families.chances),
+        "parent_value": families.values[tree.parents[1:]],
         "rank": tree.ranks[1:],
         "depth": depths(tree.parents)[1:],
         "q": q,
@@ -76,11 +70,9 @@ def stop_records(tree: TokenTree, p: Tensor) -> tuple[Tensor, Records]:
     acceptance: chance that one of the node's children is accepted, given that the node is (for a
     chain min(1, p/q), the label of Improving-MCSD, section 3.3); weight: V of the node.
     """
-    families = _families(tree)
-    acceptance, none_before = _acceptance(tree, p, families, _drawn(tree, families))
-    one_of_them = _factors(tree, acceptance, none_before).masked_fill(~families.is_child, 0).sum(1)
-    values = _values(tree, families, acceptance, none_before)
-    return families.parents, {"acceptance": one_of_them.clamp(max=1), "weight": values[families.parents]}
+    families = _families(tree, p)
+    one_of_them = families.chances.sum(1).clamp(max=1)
+    return families.parents, {"acceptance": one_of_them, "weight": families.values[families.parents]}
 
 
 def node_values(tree: TokenTree, p: Tensor) -> Tensor:
@@ -90,9 +82,7 @@ def node_values(tree: TokenTree, p: Tensor) -> Tensor:
     """
     if tree.draw == "coupled":
         raise ValueError("which coupled children are accepted is no matter of chance")
-    families = _families(tree)
-    acceptance, none_before = _acceptance(tree, p, families, _drawn(tree, families))
-    return _values(tree, families, acceptance, none_before)
+    return _families(tree, p).values
 
 
 def expected_tokens(tree: TokenTree, p: Tensor) -> float:
@@ -100,7 +90,7 @@ def expected_tokens(tree: TokenTree, p: Tensor) -> float:
     return float(node_values(tree, p).sum())
 
 
-def _families(tree: TokenTree) -> _Families:
+def _families(tree: TokenTree, p: Tensor) -> _Families:
     """Return tables of siblings in the order in which verification tries them, which is that of their numbers."""
     below = tree.parents[1:]
     parents, row, counts = below.unique(return_inverse=True, return_counts=True)
@@ -112,12 +102,23 @@ def _families(tree: TokenTree) -> _Families:
     width = int(counts.max()) if counts.numel() else 0
     children = torch.full((parents.shape[0], width), -1, dtype=torch.long, device=row.device)
     children[row, column] = torch.arange(1, tree.num_nodes, device=row.device)
-    return _Families(parents=parents, children=children, row=row, column=column)
-
-
-def _tokens(tree: TokenTree, families: _Families) -> Tensor:
-    """Return every child's token, [k, c]; the root's token where there is no child."""
-    return tree.tokens[families.children.clamp(min=0)]
+    is_child, tokens = children >= 0, tree.tokens[children.clamp(min=0)]
+    if tree.draw == "chosen":
+        chances = p[parents[:, None], tokens].masked_fill(~is_child, 0)
+    else:
+        chances = torch.zeros(tokens.shape, dtype=p.dtype, device=p.device)
+        for some in _chunks(parents.shape[0], p.shape[-1]):
+            q = _kept(tree)[tree.draft_rows[parents[some]]]
+            chances[some] = chances_by_round(p[parents[some]], q, tokens[some], is_child[some]).to(p.dtype)
+    by_node = chances[row, column]
+    return _Families(
+        parents=parents,
+        row=row,
+        column=column,
+        q=_kept(tree)[tree.draft_rows[parents][:, None], tokens].masked_fill(~is_child, 0),
+        chances=chances,
+        values=product_on_path(torch.cat([by_node.new_ones(1), by_node]), tree.parents),
+    )
 
 
 def _kept(tree: TokenTree) -> Tensor:
@@ -125,33 +126,15 @@ def _kept(tree: TokenTree) -> Tensor:
     return tree.draft_probs
 
 
-def _drawn(tree: TokenTree, families: _Families) -> Tensor:
-    """Return q of every child's token, [k, c]; 0 where there is no child."""
-    rows = tree.draft_rows[families.parents]
-    return _kept(tree)[rows[:, None], _tokens(tree, families)].masked_fill(~families.is_child, 0)
-
-
-def _acceptance(tree: TokenTree, p: Tensor, families: _Families, q_drawn: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a child's acceptance, given that it is tried, and the chance that no earlier sibling was: [k, c] each."""
-    tokens = _tokens(tree, families)
-    if tree.draw == "chosen":
-        acceptance = p[families.parents[:, None], tokens].masked_fill(~families.is_child, 0)
-        return acceptance, _mass_left(p, families.parents, tokens, acceptance)
-    acceptance = torch.zeros_like(q_drawn, dtype=torch.float64)
-    for some in _chunks(families.parents.shape[0], p.shape[-1]):
-        acceptance[some] = _multi_round(
-            p[families.parents[some]],
-            _kept(tree)[tree.draft_rows[families.parents[some]]],
-            tokens[some],
-            families.is_child[some],
-        )
+def chances_by_round(p: Tensor, q: Tensor, tokens: Tensor, is_child: Tensor) -> Tensor:
+    """Return the chance that a child is the one accepted, in draw order: float64 [k, c]."""
+    acceptance = acceptance_by_round(p, q, tokens, is_child)
     rejected = torch.cumprod(1 - acceptance, 1)
-    none_before = torch.cat([torch.ones_like(rejected[:, :1]), rejected[:, :-1]], 1)
-    return acceptance.to(p.dtype), none_before.to(p.dtype)
+    return acceptance * torch.cat([torch.ones_like(rejected[:, :1]), rejected[:, :-1]], 1)
 
 
-def _multi_round(p: Tensor, q: Tensor, tokens: Tensor, is_child: Tensor) -> Tensor:
-    """Return the acceptance of children in draw order, given that they are tried: [k, c].
+def acceptance_by_round(p: Tensor, q: Tensor, tokens: Tensor, is_child: Tensor) -> Tensor:
+    """Return the acceptance of children in draw order, given that they are tried: float64 [k, c].
 
     This does the rounds of `verify_rejection` for all nodes together; p and q are [k, vocab], tokens [k, c].
     """
@@ -165,24 +148,6 @@ def _multi_round(p: Tensor, q: Tensor, tokens: Tensor, is_child: Tensor) -> Tens
         acceptance[rows, rank] = acceptance_of(residual, remaining, token)
         residual, remaining = reject(residual, remaining, token)
     return acceptance
-
-
-def _factors(tree: TokenTree, acceptance: Tensor, none_before: Tensor) -> Tensor:
-    """Return the chance that a child is accepted, given that its parent is: [k, c]."""
-    return acceptance * none_before if tree.draw == "sampled" else acceptance
-
-
-def _values(tree: TokenTree, families: _Families, acceptance: Tensor, none_before: Tensor) -> Tensor:
-    factors = families.by_node(_factors(tree, acceptance, none_before))
-    return product_on_path(torch.cat([factors.new_ones(1), factors]), tree.parents)
-
-
-def _mass_left(probs: Tensor, rows: Tensor, tokens: Tensor, drawn: Tensor) -> Tensor:
-    """Return the mass of `probs` that is left before each token [k, c] is drawn; `drawn` [k, c] is the tokens' own."""
-    parts = [
-        mass_left(probs[rows[some]], tokens[some], drawn[some]) for some in _chunks(rows.shape[0], probs.shape[-1])
-    ]
-    return torch.cat(parts) if parts else torch.empty_like(drawn)
 
 
 def _of_rows(draft_probs: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ rows, N groups.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -21,8 +21,7 @@ from edgespec.train.feature_files import FeatureBatch
 from edgespec.train.head_model import own_tensors
 from edgespec.train.head_objective import Precision, head_logits, vocab_of
 from edgespec.train.head_steps import head_steps, step_rows
-from edgespec.train.head_training import HeadReport
-from edgespec.train.training_loop import TrainingRun, split_blocks, train
+from edgespec.train.training_loop import TrainingReport, TrainingRun, train
 
 ROUTER_PREFIX = "router."
 
@@ -43,24 +42,15 @@ def check_groups(vocab: int, num_groups: int, top_groups: int) -> None:
         )
 
 
-def train_router(
-    model: PreTrainedModel,
-    *,
-    run: TrainingRun,
-    num_steps: int,
-    precision: Precision,
-) -> HeadReport:
-    """Train a head's router in place; the head is left as it is, and `num_steps` of it are learned from.
+def train_router(model: PreTrainedModel, *, run: TrainingRun, num_steps: int, precision: Precision) -> TrainingReport:
+    """Train a head's router in place on `num_steps` of the head, which stays as it is.
 
     `held_out` in the report: `cross_entropy` and the least that is possible, `mass_kept` of the target's
-    probability in the groups that a row asks for, `choice_kept`: how often the target's first choice is there.
+    probability in the groups that a row computes, `choice_kept`: how often the target's first choice is there.
     """
-    files, settings = run.files, run.settings
+    device = model.device
     router = model.router
     assert isinstance(router, HeadRouter)
-    device = model.get_input_embeddings().weight.device
-    assert isinstance(device, torch.device)
-    split = split_blocks(files, settings)
     parameters = {name: tensor for name, tensor in own_tensors(model).items() if name.startswith(ROUTER_PREFIX)}
     model.requires_grad_(False)
     for tensor in parameters.values():
@@ -81,11 +71,11 @@ def train_router(
             return {"loss": -(groups * router(hidden)).sum(-1).mean()}
 
     @torch.no_grad()
-    def evaluate() -> dict[str, float]:
+    def evaluate(held_out: Sequence[int]) -> dict[str, float]:
         sums: dict[str, float] = {}
-        count = 0
-        for start in range(0, len(split.held_out), settings.batch_blocks):
-            batch = files.batch(split.held_out[start : start + settings.batch_blocks], device=device)
+        count, size = 0, run.settings.batch_blocks
+        for start in range(0, len(held_out), size):
+            batch = run.files.batch(held_out[start : start + size], device=device)
             hidden, groups, choices = rows_of(batch)
             with precision.autocast(device):
                 log_router = router(hidden)
@@ -100,15 +90,8 @@ def train_router(
             sums = {name: sums.get(name, 0.0) + float(values.sum()) for name, values in found.items()}
         return {name: total / max(1, count) for name, total in sums.items()}
 
-    found: Mapping[str, float] | None = train(
-        parameters,
-        objective,
-        run=replace(run, identity=f"{run.identity} router {router.num_groups} {num_steps}"),
-        split=split,
-        device=device,
-        evaluate=evaluate,
-    )
-    return HeadReport(num_blocks=len(split.train), num_held_out=len(split.held_out), held_out=found or {})
+    identified = replace(run, identity=f"{run.identity} router {router.num_groups} {num_steps}")
+    return train(parameters, objective, run=identified, evaluate=evaluate)
 
 
 def _target_groups(model: PreTrainedModel, target: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:

@@ -25,10 +25,10 @@ CHECKPOINT = "checkpoint.pt"
 HELD_OUT_SHARE = 0.05
 SEED_STRIDE = 1_000_003  # keeps the draws of different seeds apart, of epochs and of steps
 
-# of a batch, and of a generator for what is drawn at random: `loss`, and what else is of interest
+# of a batch, and of a generator of random numbers: `loss`, and further losses for people
 Objective = Callable[[FeatureBatch, torch.Generator], Mapping[str, Tensor]]
-Evaluate = Callable[[], Mapping[str, float]]
-# the step that was done, counted from 1; its losses; and what the held-out texts say, where they were asked
+Evaluate = Callable[[Sequence[int]], Mapping[str, float]]  # of held-out blocks
+# the number of a finished step, from 1 on; its losses; and an evaluation on held-out texts, where there was one
 Progress = Callable[[int, Mapping[str, float], Mapping[str, float] | None], None]
 
 
@@ -42,17 +42,30 @@ class Split:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRun:
-    """What is trained on, and how; checkpoints go to `folder`, from where a run that was interrupted goes on."""
+    """The data and the settings of a training; it continues from the checkpoint in `folder` after an interruption."""
 
     files: FeatureFiles
     settings: TrainingSettings
     folder: Path
-    identity: str  # beside the settings, what is trained on what
+    identity: str  # tells a run from others with the same settings
     progress: Progress | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingReport:
+    """The size of the training data, and the last evaluation."""
+
+    num_blocks: int
+    num_held_out: int
+    held_out: Mapping[str, float]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as values for JSON."""
+        return {"blocks": self.num_blocks, "held_out_blocks": self.num_held_out, "held_out": dict(self.held_out)}
+
+
 def split_blocks(files: FeatureFiles, settings: TrainingSettings) -> Split:
-    """Hold blocks out by text, so that what is measured was never seen; of a single text, hold out its last blocks.
+    """Hold blocks out by text, so that evaluations are on unseen texts; of a single text, hold out its last blocks.
 
     Raises EdgespecError where there are not two blocks.
     """
@@ -72,19 +85,15 @@ def split_blocks(files: FeatureFiles, settings: TrainingSettings) -> Split:
 
 
 def train(
-    parameters: Mapping[str, Tensor],
-    objective: Objective,
-    *,
-    run: TrainingRun,
-    split: Split,
-    device: torch.device,
-    evaluate: Evaluate | None = None,
-) -> Mapping[str, float] | None:
-    """Train parameters in place, and return the last evaluation.
+    parameters: Mapping[str, Tensor], objective: Objective, *, run: TrainingRun, evaluate: Evaluate | None = None
+) -> TrainingReport:
+    """Train parameters in place, on the device that they are on.
 
     Raises EdgespecError for a checkpoint of another run and for a loss that is not finite.
     """
     settings = run.settings
+    split = split_blocks(run.files, settings)
+    device = next(iter(parameters.values())).device
     optimizer = _optimizer(parameters, settings)
     path = run.folder / CHECKPOINT
     name = f"{run.identity} {settings}"
@@ -95,7 +104,8 @@ def train(
             group["lr"] = settings.rate(step)
         batch = run.files.batch(batch_blocks(split.train, settings, step), device=device)
         optimizer.zero_grad(set_to_none=True)
-        losses = objective(batch, step_generator(settings, step))
+        # A continued run draws the same numbers as one that was never interrupted.
+        losses = objective(batch, torch.Generator().manual_seed(settings.seed * SEED_STRIDE + step))
         losses["loss"].backward()
         norm = torch.nn.utils.clip_grad_norm_(list(parameters.values()), settings.gradient_clip)
         found = {name: float(loss.detach()) for name, loss in losses.items()}  # a wait, for every step is checked
@@ -105,12 +115,14 @@ def train(
         is_last = step + 1 == settings.training_steps
         evaluation = None
         if evaluate and (is_last or (step + 1) % settings.evaluate_every == 0):
-            evaluation = evaluate()
+            evaluation = evaluate(split.held_out)
         if is_last or (step + 1) % settings.checkpoint_every == 0:
             _save(path, name, step + 1, parameters, optimizer)
         if run.progress:
             run.progress(step + 1, found, evaluation)
-    return evaluate() if evaluate and evaluation is None else evaluation
+    if evaluate and evaluation is None:
+        evaluation = evaluate(split.held_out)
+    return TrainingReport(num_blocks=len(split.train), num_held_out=len(split.held_out), held_out=evaluation or {})
 
 
 def batch_blocks(blocks: Sequence[int], settings: TrainingSettings, step: int) -> list[int]:
@@ -122,13 +134,8 @@ def batch_blocks(blocks: Sequence[int], settings: TrainingSettings, step: int) -
     return [blocks[index] for index in order[number * size : (number + 1) * size].tolist()]
 
 
-def step_generator(settings: TrainingSettings, step: int) -> torch.Generator:
-    """Return the generator of a step: a run that goes on draws what one that was never interrupted draws."""
-    return torch.Generator().manual_seed(settings.seed * SEED_STRIDE + step)
-
-
 def forget_checkpoint(folder: Path) -> None:
-    """Delete the checkpoint: what was trained is saved elsewhere, and another run may begin."""
+    """Delete the checkpoint: the result is saved elsewhere, and another run may begin."""
     (folder / CHECKPOINT).unlink(missing_ok=True)
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()

@@ -1,4 +1,4 @@
-"""How heads and routers are trained: one record, checked where it is made."""
+"""The settings of training heads and routers: one record, checked where it is made."""
 
 from __future__ import annotations
 

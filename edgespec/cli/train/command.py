@@ -1,4 +1,4 @@
-"""`edgespec train`: what a pair drafts with is trained on its own hidden states and verification records."""
+"""`edgespec train`: drafts are trained on a pair's own hidden states and verification records."""
 
 from __future__ import annotations
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from edgespec.cli.console import Console
+from edgespec.cli.open_engine import open_engine
 from edgespec.cli.options.machine import MachineOptions
 from edgespec.cli.options.numbers import WholeRange
 from edgespec.cli.options.record import FOLDER, group, option
@@ -21,7 +23,7 @@ from edgespec.train.training_settings import DECAYS, Decay, TrainingSettings
 if TYPE_CHECKING:
     from edgespec.pair.pair import ModelPair
     from edgespec.placement.run_config import RunConfig
-    from edgespec.train.feature_files import FeatureRun
+    from edgespec.train.feature_files import Block, FeatureRun
 
 DEFAULTS = TrainingSettings()
 SNIFFED_BYTES = 8192  # a file with a zero byte in its first ones is no text
@@ -55,7 +57,7 @@ class DataOptions:
 
 def _steps(default: int) -> Any:
     return option(
-        "--training-steps", type=WholeRange(1), default=default, show_default=True, help="Learn from so many batches."
+        "--training-steps", type=WholeRange(1), default=default, show_default=True, help="Learn from this many batches."
     )
 
 
@@ -66,14 +68,14 @@ class HeadTrainingFlags:
     training_steps: int = _steps(1500)
     batch_blocks: int = option(
         "--batch", type=WholeRange(1), default=DEFAULTS.batch_blocks, show_default=True,
-        help="Put so many blocks into a batch.",
+        help="Put this many blocks into a batch.",
     )  # fmt: skip
     learning_rate: float | None = option(
         "--learning-rate", type=POSITIVE, help="Set the learning rate of AdamW. [0.75 over the target's hidden size]"
     )
     warmup_steps: int = option(
         "--warmup-steps", type=WholeRange(0), default=DEFAULTS.warmup_steps, show_default=True,
-        help="Reach the learning rate after so many steps.",
+        help="Reach the learning rate after this many steps.",
     )  # fmt: skip
     decay: Decay = option(
         "--decay", type=click.Choice(DECAYS), default=DEFAULTS.decay, show_default=True,
@@ -93,15 +95,15 @@ class HeadTrainingFlags:
     )  # fmt: skip
     evaluate_every: int = option(
         "--evaluate-every", type=WholeRange(1), default=DEFAULTS.evaluate_every, show_default=True,
-        help="Look at held-out texts after so many steps each.",
+        help="Evaluate on held-out texts at intervals of this many steps.",
     )  # fmt: skip
     checkpoint_every: int = option(
         "--checkpoint-every", type=WholeRange(1), default=DEFAULTS.checkpoint_every, show_default=True,
-        help="Write a checkpoint, from which a run continues, after so many steps each.",
+        help="Write a checkpoint, from which a run continues, at intervals of this many steps.",
     )  # fmt: skip
     held_out_blocks: int = option(
         "--held-out-blocks", type=WholeRange(1), default=DEFAULTS.held_out_blocks, show_default=True,
-        help="Look at no more than so many blocks of held-out texts.",
+        help="Evaluate on at most this many blocks of held-out texts.",
     )  # fmt: skip
     seed: int = option("--seed", type=WholeRange(0), default=0, show_default=True, help="Train with this seed.")
 
@@ -120,21 +122,12 @@ def make_training_settings(flags: HeadTrainingFlags) -> TrainingSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOptions:
-    """What every training of a head or of a part of one is given."""
+    """The options of every training of a head or of a part of one."""
 
     data: DataOptions = group(DataOptions)
     path: Path = option("-o", "--output", type=FOLDER, required=True, help="Write the head into this folder.")
     overwrite: bool = option("--overwrite", is_flag=True, help="Replace it if it exists.")
     as_json: bool = option("--json", is_flag=True, help="Write the report as JSON.")
-
-    def check_path(self) -> None:
-        """Raise EdgespecError for an output folder that exists already, or whose parent does not."""
-        if self.path.exists() and not self.overwrite:
-            raise EdgespecError(
-                "E_OUTPUT_EXISTS", f"'{self.path}' exists.", "Choose another folder, or give --overwrite."
-            )
-        if not self.path.absolute().parent.is_dir():
-            raise EdgespecError("E_OUTPUT", f"there is no folder '{self.path.parent}' to write in.", "Make it first.")
 
 
 def features_of(
@@ -145,9 +138,9 @@ def features_of(
     machine: MachineOptions,
     run_config: RunConfig,
 ) -> FeatureRun:
-    """Return what a folder's features are of, after collecting those that are missing; raises EdgespecError.
+    """Return the run of a folder's features, after collecting those that are missing; raises EdgespecError.
 
-    `place` has room for a block. Without texts a whole folder of this target's features is taken as it is.
+    Without texts a whole folder of this target's features is taken as it is.
     """
     from edgespec.pair.folder import fingerprint
     from edgespec.train.feature_files import FeatureFiles, read_run
@@ -173,10 +166,46 @@ def features_of(
     blocks = cut_blocks(texts, block_tokens=block_tokens, max_tokens=options.data_tokens)
     run = feature_run(pair.target, blocks, block_tokens=block_tokens, dtype=run_config.dtype, quant=run_config.quant)
     console.say(f"texts: {len({block.text for block in blocks})}, {run.num_tokens} tokens in {run.num_blocks} blocks")
-    from edgespec.cli.train.collect import collect
-
-    collect(console, pair, blocks, folder, run, machine, run_config)
+    _collect(console, pair, blocks, folder, run, machine, run_config)
     return run
+
+
+def _collect(
+    console: Console,
+    pair: ModelPair,
+    blocks: Sequence[Block],
+    folder: Path,
+    run: FeatureRun,
+    machine: MachineOptions,
+    run_config: RunConfig,
+) -> None:
+    """Collect the features that a folder lacks; raises EdgespecError."""
+    from edgespec.placement.pair_setup import set_up
+    from edgespec.train.feature_files import FeatureFiles, begin_run
+    from edgespec.train.features import collect_features, place_groups
+    from edgespec.tree.settings import TreeSettings
+
+    begin_run(folder, run)
+    if FeatureFiles(folder).num_blocks == run.num_blocks:
+        console.say(f"features: all are in '{folder}'")
+        return
+    group = place_groups(pair.target.config, run_config)
+    with (
+        open_engine(console, set_up(pair, group.run_config, TreeSettings(policy="none")), machine) as engine,
+        console.progress_bar() as bar,
+    ):
+        collect_features(
+            engine.target_model,
+            blocks,
+            folder,
+            run,
+            group_rows=group.rows,
+            announce=lambda path, num_bytes, free_bytes: console.say(
+                f"features: {num_bytes / 1e6:.0f} MB go to '{path}' ({free_bytes / 1e9:.1f} GB free), "
+                f"{group.rows} rows a pass over the target"
+            ),
+            progress=console.counting(bar, "collecting", "tokens"),
+        )
 
 
 def encode_texts(pair: ModelPair, data: Path, *, max_tokens: int | None) -> list[list[int]]:
@@ -217,8 +246,3 @@ def _is_text(path: Path) -> bool:
     except OSError:
         return False
     return bool(start.strip()) and b"\0" not in start
-
-
-def without_draft(pair: ModelPair) -> ModelPair:
-    """Return the pair without its draft."""
-    return replace(pair, draft=None)

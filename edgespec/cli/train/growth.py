@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import sys
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +21,11 @@ from edgespec.cli.options.prompts import InputOptions
 from edgespec.cli.options.record import FOLDER, option, options_of
 from edgespec.cli.prompts.read import encode_prompts, read_prompts
 from edgespec.cli.prompts.report import say_unused_keys
-from edgespec.errors import EdgespecError
+from edgespec.cli.train.training import check_output, write_report
 
 if TYPE_CHECKING:
     from edgespec.grow.classifier import Classifier
-    from edgespec.train.networks import FitReport
+    from edgespec.grow.stop_model import StopKind
     from edgespec.train.records import Records
 
 WHATS = {
@@ -48,7 +45,7 @@ DEFAULT_TEMPERATURES = {"acceptance": "0,0.6,1", "classifier": "0", "stop": "0.6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrowthOptions(InputOptions):
-    """What to record, and what to fit on it."""
+    """The options of recording and fitting."""
 
     prompts: str = option("--prompts", required=True, help="Decode these texts, as for `edgespec generate`.")
     path: Path = option("-o", "--output", type=FOLDER, required=True, help="Write the model to this file.")
@@ -56,14 +53,14 @@ class GrowthOptions(InputOptions):
     records: Path | None = option("--records", type=FOLDER, help=RECORDS_HELP)
     max_new_tokens: int = option(
         "-n", "--max-new-tokens", type=WholeRange(1), default=16, show_default=True,
-        help="Decode so many tokens of every prompt.",
+        help="Decode this many tokens of every prompt.",
     )  # fmt: skip
     tree_size: int = option(
         "--tree-size", type=WholeRange(8, 768), default=128, show_default=True,
-        help="Record trees of so many nodes (acceptance).",
+        help="Record trees of this many nodes (acceptance).",
     )  # fmt: skip
     temps: str | None = option("--temps", help=TEMPERATURES_HELP)
-    kind: str = option(
+    kind: StopKind = option(
         "--kind", type=click.Choice(["hidden", "probabilities"]), default="hidden", show_default=True,
         help="Let a decision model read this of the draft (stop).",
     )  # fmt: skip
@@ -82,12 +79,9 @@ class ClassifierOptions(GrowthOptions):
 def _fit_growth(
     what: str, models: ModelOptions, options: GrowthOptions, machine: MachineOptions, console: Console
 ) -> int:
-    output, max_new_tokens, kind = options.path, options.max_new_tokens, options.kind
+    output, max_new_tokens = options.path, options.max_new_tokens
     temperatures = parse_temperatures(options.temps or DEFAULT_TEMPERATURES[what])
-    if output.exists() and not options.overwrite:
-        raise EdgespecError("E_OUTPUT_EXISTS", f"'{output}' exists.", "Choose another file, or give --overwrite.")
-    if not output.parent.is_dir():
-        raise EdgespecError("E_OUTPUT", f"there is no folder '{output.parent}' to write in.", "Make it first.")
+    check_output(output, overwrite=options.overwrite)
     rows = read_prompts(options.prompts, form=options.form, say=console.say)
     say_unused_keys(console, rows, applies=False)
 
@@ -109,9 +103,9 @@ def _fit_growth(
         "stop": collect.stop_settings(temperatures=temperatures),
     }[what]
     trees = [setting.tree for setting in settings]
-    room = max(map(len, encoded)) + max_new_tokens + max(tree.num_layers for tree in trees)
+    longest = max(map(len, encoded)) + max_new_tokens + max(tree.num_layers for tree in trees)
     largest = max(trees, key=lambda tree: (tree.num_nodes, tree.num_drafted))
-    run_config = replace(machine.run_config(pair, context_tokens=machine.ctx_size or room), keeps_draft_probs=True)
+    run_config = replace(machine.run_config(pair, context_tokens=machine.ctx_size or longest), keeps_draft_probs=True)
     with open_engine(console, set_up(pair, run_config, largest), machine) as engine:
         console.say(f"records of {counted(len(encoded), 'prompt')} go to '{folder}'")
         with console.progress_bar() as bar:
@@ -121,7 +115,7 @@ def _fit_growth(
                 folder,
                 settings,
                 run=collect.RecordRun(
-                    kind=kind if what == "stop" else what, max_new_tokens=max_new_tokens, seed=options.seed
+                    kind=options.kind if what == "stop" else what, max_new_tokens=max_new_tokens, seed=options.seed
                 ),
                 progress=console.counting(bar, "collecting", "parts"),
             )
@@ -129,9 +123,8 @@ def _fit_growth(
     console.say(f"fitting on {counted(found['prompt'].shape[0], 'record')} of {counted(len(headers), 'part')}")
     about = {"target": pair.target.folder.name, "prompts": str(len(encoded))}
     about |= {"draft": pair.draft.folder.name} if pair.draft else {}
-    report = _fit(what, found, output, kind=kind, seed=options.seed, about=about, initial=begins)
-    sys.stdout.write(json.dumps(report) + "\n" if options.as_json else _text(report))
-    console.say(f"written: {output}")
+    report = _fit(what, found, options, about=about, initial=begins)
+    write_report(console, output, report, text=_text(report), as_json=options.as_json)
     return 0
 
 
@@ -151,41 +144,26 @@ def growth_command(what: str) -> click.Command:
 
 
 def _fit(
-    what: str,
-    records: Records,
-    output: Path,
-    *,
-    kind: str,
-    seed: int,
-    about: dict[str, str],
-    initial: Classifier | None,
+    what: str, records: Records, options: GrowthOptions, *, about: dict[str, str], initial: Classifier | None
 ) -> dict[str, Any]:
-    from edgespec.train.acceptance import fit_acceptance
-    from edgespec.train.fit import CLASSIFIER, STOP, TUNING, fit_classifier, fit_stop
+    """Fit a small model on records and write it; return the report."""
+    from edgespec.train.fit import CLASSIFIER, STOP, TUNING, fit_acceptance, fit_classifier, fit_stop
     from edgespec.train.networks import FitSettings
 
     if what == "acceptance":
-        model, held_out = fit_acceptance(records, about=about, settings=FitSettings(seed=seed))
-        model.save(output)
-        return {"model": what, "networks": [_facts(held_out)]}
+        model, held_out = fit_acceptance(records, about=about, settings=FitSettings(seed=options.seed))
+        model.save(options.path)
+        return {"model": what, "networks": [asdict(held_out)]}
     if what == "classifier":
         settings = CLASSIFIER if initial is None else TUNING
-        classifier, classified = fit_classifier(records, dataclasses.replace(settings, seed=seed), initial=initial)
-        classifier.save(output)
+        classifier, classified = fit_classifier(records, replace(settings, seed=options.seed), initial=initial)
+        classifier.save(options.path)
         measures = {"recall": classified.recall, "positive_rate": classified.positive_rate}
-        return {"model": what, **measures, "networks": [_facts(classified.fit)]}
-    stop_model, fitted = fit_stop(
-        "hidden" if kind == "hidden" else "probabilities",
-        records.pop("inputs"),
-        records,
-        settings=dataclasses.replace(STOP, seed=seed),
-    )
-    stop_model.save(output)
-    return {"model": what, "kind": kind, "networks": [_facts(fitted)]}
-
-
-def _facts(report: FitReport) -> dict[str, Any]:
-    return dataclasses.asdict(report)
+        return {"model": what, **measures, "networks": [asdict(classified.fit)]}
+    settings = replace(STOP, seed=options.seed)
+    stop_model, fitted = fit_stop(options.kind, records.pop("inputs"), records, settings=settings)
+    stop_model.save(options.path)
+    return {"model": what, "kind": options.kind, "networks": [asdict(fitted)]}
 
 
 def _text(report: dict[str, Any]) -> str:

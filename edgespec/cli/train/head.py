@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -17,8 +15,8 @@ from edgespec.cli.options.machine import MachineOptions, machine_options
 from edgespec.cli.options.model import ModelOptions, target_options
 from edgespec.cli.options.numbers import WholeRange
 from edgespec.cli.options.record import group, option, options_of
-from edgespec.cli.train.data import HeadTrainingFlags, TrainOptions, features_of, make_training_settings, without_draft
-from edgespec.cli.train.progress import in_words, training_progress
+from edgespec.cli.train.data import HeadTrainingFlags, TrainOptions, features_of, make_training_settings
+from edgespec.cli.train.training import check_output, in_words, training_run, write_report
 from edgespec.train.training_settings import TrainingSettings
 
 METHOD_NAMES = ("eagle", "hass", "coral")
@@ -27,13 +25,13 @@ WEIGHT = click.FloatRange(min=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadOptions(TrainOptions):
-    """How a head is trained."""
+    """The options of training a head."""
 
     method: str = option(
         "--method", type=click.Choice(METHOD_NAMES), default="coral", show_default=True, help="Train by this method."
     )
     multi_steps: int | None = option(
-        "--multi-steps", type=WholeRange(1, 8), help="Train so many steps on the head's own features. [by the method]"
+        "--multi-steps", type=WholeRange(1, 8), help="Train this many steps on the head's own features. [by the method]"
     )
     regression_weight: float | None = option(
         "--regression-weight", type=WEIGHT, help="Weigh smooth L1 between features by this. [1; coral 0.5]"
@@ -78,7 +76,7 @@ Examples:
 eagle  one step: features alike, distributions alike
 hass   three steps on the head's own features, as in drafting,
        and the target's most probable tokens count once more
-coral  three steps, and the features of all steps told apart
+coral  three steps, and the features of all steps distinguished
        from all others
 """,
 )
@@ -92,19 +90,17 @@ def command(*, models: ModelOptions, options: HeadOptions, machine: MachineOptio
     One pass over the target writes its features to a folder, then the head is trained on them. A run that was
     interrupted goes on; the features are kept for other heads.
     """
-    options.check_path()
+    check_output(options.path, overwrite=options.overwrite)
     output, method = options.path, options.method
 
     import_engine(console)
     from edgespec.draft.head_network import HeadFacts
     from edgespec.pair.pair import open_pair
-    from edgespec.train.feature_files import FeatureFiles
     from edgespec.train.head_model import lender, new_head, save_head
     from edgespec.train.head_objective import Precision
     from edgespec.train.head_training import METHODS, train_head
-    from edgespec.train.training_loop import TrainingRun, forget_checkpoint
 
-    pair = without_draft(open_pair(models.target, None))
+    pair = replace(open_pair(models.target, None), draft=None)
     folder = options.data.features or output.with_name(output.name + ".features")
     run_config = machine.run_config(pair, context_tokens=options.data.block_tokens)
     run = features_of(console, pair, options.data, folder, machine, run_config)
@@ -115,26 +111,14 @@ def command(*, models: ModelOptions, options: HeadOptions, machine: MachineOptio
     chosen = replace(chosen, weights=weights, num_steps=num_steps, feature_noise=options.feature_noise)
     precision = Precision.on(run_config.device, run_config.dtype)
     facts = HeadFacts(target=pair.target.folder.name, target_fingerprint=run.target_fingerprint, method=method)
-    training = output.with_name(output.name + ".training")
     started = time.perf_counter()
     with lender(pair.target, device=run_config.device, dtype=precision.lent_dtype(run_config.dtype)) as target:
         head = new_head(target, facts, seed=settings.seed)
-        console.say(f"training: {method}, {settings.training_steps} steps; checkpoints go to '{training}'")
-        with console.progress_bar() as bar:
-            report = train_head(
-                head,
-                chosen,
-                run=TrainingRun(
-                    files=FeatureFiles(folder),
-                    settings=settings,
-                    folder=training,
-                    identity=f"{facts} {run}",
-                    progress=training_progress(console, bar, settings.training_steps),
-                ),
-                precision=precision,
-            )
-        save_head(head, facts, output)
-    forget_checkpoint(training)
+        with training_run(
+            console, output, what=method, features=folder, settings=settings, identity=f"{facts} {run}"
+        ) as training:
+            report = train_head(head, chosen, run=training, precision=precision)
+            save_head(head, facts, output)
     found = {
         "head": str(output),
         "method": method,
@@ -150,8 +134,7 @@ def command(*, models: ModelOptions, options: HeadOptions, machine: MachineOptio
         "training_s": time.perf_counter() - started,
         **report.as_json(),
     }
-    sys.stdout.write(json.dumps(found) + "\n" if options.as_json else _text(found))
-    console.say(f"written: {output}")
+    write_report(console, output, found, text=_text(found), as_json=options.as_json)
     return 0
 
 

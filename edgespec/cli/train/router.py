@@ -1,9 +1,7 @@
-"""`edgespec train router`: which groups of the language model head a draft needs."""
+"""`edgespec train router`: the groups of the language model head that a draft needs."""
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from dataclasses import asdict, dataclass, replace
 
@@ -16,32 +14,30 @@ from edgespec.cli.options.machine import MachineOptions, machine_options
 from edgespec.cli.options.model import ModelOptions, model_options
 from edgespec.cli.options.numbers import WholeRange
 from edgespec.cli.options.record import group, option, options_of
-from edgespec.cli.train.data import (
-    RouterTrainingFlags,
-    TrainOptions,
-    features_of,
-    make_training_settings,
-    without_draft,
-)
-from edgespec.cli.train.progress import in_words, training_progress
+from edgespec.cli.train.data import RouterTrainingFlags, TrainOptions, features_of, make_training_settings
+from edgespec.cli.train.training import check_output, in_words, training_run, write_report
 from edgespec.errors import EdgespecError
 from edgespec.train.training_settings import TrainingSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterOptions(TrainOptions):
-    """How a router is trained."""
+    """The options of training a router."""
 
     groups: int = option(
         "--groups", type=WholeRange(2), default=16, show_default=True,
-        help="Divide the vocabulary into so many groups of one size.",
+        help="Divide the vocabulary into this many groups of one size.",
     )  # fmt: skip
     top_groups: int = option(
-        "--top-groups", type=WholeRange(1), default=2, show_default=True, help="Compute so many groups for every node."
+        "--top-groups",
+        type=WholeRange(1),
+        default=2,
+        show_default=True,
+        help="Compute this many groups for every node.",
     )
     multi_steps: int = option(
         "--multi-steps", type=WholeRange(1, 8), default=3, show_default=True,
-        help="Learn from so many steps of the head.",
+        help="Learn from this many steps of the head.",
     )  # fmt: skip
     training: TrainingSettings = group(RouterTrainingFlags, make_training_settings)
 
@@ -66,27 +62,24 @@ def command(*, models: ModelOptions, options: RouterOptions, machine: MachineOpt
 
     The head itself is left as it is; the result is a head with a router.
     """
-    options.check_path()
+    check_output(options.path, overwrite=options.overwrite)
     output, groups, top_groups = options.path, options.groups, options.top_groups
     if models.draft is None:
         raise EdgespecError("E_SETTING", "there is no head to train a router for.", "Name one with -md.")
 
     import_engine(console)
     from edgespec.pair.pair import open_pair
-    from edgespec.train.feature_files import FeatureFiles
     from edgespec.train.head_model import lender, load_head, save_head
     from edgespec.train.head_objective import Precision, vocab_of
     from edgespec.train.router_training import ROUTER_PREFIX, check_groups, train_router
-    from edgespec.train.training_loop import TrainingRun, forget_checkpoint
 
     pair = open_pair(models.target, models.draft)
     if pair.draft is None or pair.draft.head is None:
         raise EdgespecError("E_SETTING", f"'{models.draft}' is no feature head.", "Train one: edgespec train head.")
     facts = replace(pair.draft.head, router_groups=groups, top_groups=top_groups)
-    alone = without_draft(pair)
+    alone = replace(pair, draft=None)
     run_config = machine.run_config(alone, context_tokens=options.data.block_tokens)
     precision = Precision.on(run_config.device, run_config.dtype)
-    training = output.with_name(output.name + ".training")
     folder = options.data.features or models.draft.with_name(models.draft.name + ".features")
     started = time.perf_counter()
     with lender(pair.target, device=run_config.device, dtype=precision.lent_dtype(run_config.dtype)) as target:
@@ -94,22 +87,11 @@ def command(*, models: ModelOptions, options: RouterOptions, machine: MachineOpt
         run = features_of(console, alone, options.data, folder, machine, run_config)
         settings = options.training.for_width(run.hidden_size)
         head = load_head(target, models.draft, facts, fresh=(ROUTER_PREFIX,))
-        console.say(f"training: {groups} groups, {settings.training_steps} steps; checkpoints go to '{training}'")
-        with console.progress_bar() as bar:
-            report = train_router(
-                head,
-                run=TrainingRun(
-                    files=FeatureFiles(folder),
-                    settings=settings,
-                    folder=training,
-                    identity=f"{facts} {run}",
-                    progress=training_progress(console, bar, settings.training_steps),
-                ),
-                num_steps=options.multi_steps,
-                precision=precision,
-            )
-        save_head(head, facts, output)
-    forget_checkpoint(training)
+        with training_run(
+            console, output, what=f"{groups} groups", features=folder, settings=settings, identity=f"{facts} {run}"
+        ) as training:
+            report = train_router(head, run=training, num_steps=options.multi_steps, precision=precision)
+            save_head(head, facts, output)
     found = {
         "head": str(output),
         "groups": groups,
@@ -120,6 +102,5 @@ def command(*, models: ModelOptions, options: RouterOptions, machine: MachineOpt
         **report.as_json(),
     }
     text = f"router of {groups} groups, {top_groups} computed: {in_words(report.held_out)}\n"
-    sys.stdout.write(json.dumps(found) + "\n" if options.as_json else text)
-    console.say(f"written: {output}")
+    write_report(console, output, found, text=text, as_json=options.as_json)
     return 0

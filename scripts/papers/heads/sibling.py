@@ -15,7 +15,7 @@ from edgespec.train.feature_files import FeatureBatch, FeatureFiles
 from edgespec.train.head_model import lender
 from edgespec.train.head_objective import head_logits
 from edgespec.train.head_steps import step_rows
-from edgespec.train.training_loop import TrainingRun, split_blocks, train
+from edgespec.train.training_loop import TrainingRun, train
 from edgespec.train.training_settings import TrainingSettings
 from scripts.papers.heads.heads import CPU, TARGET
 
@@ -50,7 +50,7 @@ def train_sibling(arguments: argparse.Namespace, seed: int) -> None:
             return {"loss": -(p * logits[counted].log_softmax(-1)).sum(-1).mean()}
 
         train(
-            dict(model.named_parameters()), objective, split=split_blocks(files, settings), device=CPU,
+            dict(model.named_parameters()), objective,
             run=TrainingRun(
                 files=files, settings=settings, folder=folder.with_name(f"{folder.name}.training"), identity="sibling"
             ),

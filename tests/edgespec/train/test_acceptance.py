@@ -9,8 +9,8 @@ from torch import Tensor
 from edgespec.errors import EdgespecError
 from edgespec.grow.acceptance import NUM_CANDIDATES, candidates_of
 from edgespec.grow.children import best_children
-from edgespec.train.acceptance import fit_acceptance, measured_rates
 from edgespec.train.candidates import NUM_RANKS, CandidateRecords, candidates_in
+from edgespec.train.fit import fit_acceptance, measured_rates
 from edgespec.train.networks import FitSettings
 
 QUICK = FitSettings(steps=600, batch=256)

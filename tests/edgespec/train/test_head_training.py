@@ -18,9 +18,9 @@ from edgespec.train.feature_files import FeatureFiles
 from edgespec.train.head_model import own_tensors
 from edgespec.train.head_objective import LossWeights, Precision, head_logits, held_out_agreement
 from edgespec.train.head_steps import head_steps
-from edgespec.train.head_training import METHODS, HeadReport, train_head
+from edgespec.train.head_training import METHODS, train_head
 from edgespec.train.router_training import _target_groups, check_groups, train_router
-from edgespec.train.training_loop import CHECKPOINT, TrainingRun, batch_blocks, split_blocks
+from edgespec.train.training_loop import CHECKPOINT, TrainingReport, TrainingRun, batch_blocks, split_blocks
 from edgespec.train.training_settings import TrainingSettings
 from tests.conftest import VOCAB
 from tests.edgespec.train.heads import feature_files, features_of, make_head, make_target, random_texts
@@ -43,7 +43,7 @@ def files(target: PreTrainedModel, tmp_path: Path) -> FeatureFiles:
 
 def trained(
     head: PreTrainedModel, files: FeatureFiles, folder: Path, *, method: str = "coral", **changes: object
-) -> HeadReport:
+) -> TrainingReport:
     progress = changes.pop("progress", None)
     noise = changes.pop("feature_noise", METHODS[method].feature_noise)
     settings = dataclasses.replace(SETTINGS, **changes)  # type: ignore[arg-type]
@@ -209,8 +209,6 @@ def test_a_gradient_that_is_not_finite_is_refused_too(files: FeatureFiles, tmp_p
             {"weight": weight},
             lambda _, _generator: {"loss": weight.sqrt().sum()},
             run=TrainingRun(files=files, settings=SETTINGS, folder=tmp_path, identity="x"),
-            split=split_blocks(files, SETTINGS),
-            device=torch.device("cpu"),
         )
     assert caught.value.code == "E_TRAIN_NAN"
     assert weight.tolist() == [0.0]

@@ -123,7 +123,7 @@ def test_records_hold_the_acceptance_of_verifications_own_rounds(name: str) -> N
     p, q = (probs.float() for probs in PAIRS[name])
     for order, _ in itertools.islice(orders(q, 3), 20):
         tokens = torch.tensor([order])
-        found = records._multi_round(p[None], q[None], tokens, torch.ones_like(tokens, dtype=torch.bool))
+        found = records.acceptance_by_round(p[None], q[None], tokens, torch.ones_like(tokens, dtype=torch.bool))
         residual, remaining = p.double()[None], q.double()[None]
         for rank, token in enumerate(order):
             assert found[0, rank] == acceptance_of(residual, remaining, torch.tensor([token]))
@@ -135,7 +135,7 @@ def test_children_are_tried_with_these_chances(name: str) -> None:
     """A uniform number just below a child's acceptance takes it, one just above does not."""
     p, q = (probs.float() for probs in PAIRS[name])
     for order, _ in itertools.islice(orders(q, 3), 20):
-        chances = records._multi_round(
+        chances = records.acceptance_by_round(
             p[None], q[None], torch.tensor([order]), torch.ones(1, len(order), dtype=torch.bool)
         )[0].tolist()
         for rank, chance in enumerate(chances):
