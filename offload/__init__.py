@@ -1,7 +1,7 @@
 """Weight streaming: transformers decoders whose layers are read while they run. It knows no trees, drafts or sampling.
 
-This room turns a Hugging Face folder into a module whose forward works although most of its weights are somewhere
-else.
+This room turns a Hugging Face folder into a module whose forward works although most of its weights lie
+elsewhere.
 
 **Placement.** `checkpoint.py` knows every tensor's bytes from the headers, `architecture.py` from a bare config.
 `skeleton.py` builds the modules on the meta device and matches them with the tensors; `stored_names.py` follows
@@ -13,12 +13,12 @@ once: a pass takes as long as the slowest of them, not as their sum.
 next pass's first layers load while the draft grows. `loaders.py` holds all device differences: on a CPU a slot is a
 range of mapped pages or a buffer of converted weights, on CUDA a device buffer (`device_slots.py`) that a copy stream
 fills from pinned memory or through a staging ring (`staging.py`), past the page cache where the file system offers it
-(`direct_reads.py`). `device.py` is what the loaders need of a device; tests give them a simulated one. `pages.py` alone
-talks to the operating system about memory. A few bytes of every tensor are compared on each read, so that a file that
-is written over in use is noticed.
+(`direct_reads.py`). `device.py` is a device's interface to the loaders; tests give them a simulated one. `pages.py`
+alone talks to the operating system about memory. A few bytes of every tensor are compared on each read, so that a
+file that is written over in use is noticed.
 
 **Parts.** `text_part.py` finds the decoder of a family that also sees or hears, and leaves out the rest.
 `quantize.py` packs layers one at a time into a cache that is keyed by content (`quantized_cache.py`);
-`packed_checkpoint.py` finds packed weights, and `packed_weight.py` unpacks a module's weights just before it runs.
+`packed_weight.py` finds packed weights, and unpacks a module's weights just before it runs.
 Activations are never quantised: each row depends on itself alone, so a tree's rows are those of its paths.
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import torch
@@ -29,11 +28,8 @@ def architecture_checkpoint(config: PretrainedConfig, folder: Path) -> Checkpoin
     for name, tensor in [*model.named_parameters(), *stored_buffers(model).items()]:
         plain = {name: (tuple(tensor.shape), tensor.dtype)}
         parts = planned_parts(name, tuple(tensor.shape), stated) if _may_be_packed(model, name) else {}
-        for stored_name, (shape, part_dtype) in (parts or plain).items():
-            num_bytes = math.prod(shape) * part_dtype.itemsize
-            tensors[stored_name] = TensorEntry(
-                name=stored_name, dtype=part_dtype, shape=shape, file=Path(), offset=0, num_bytes=num_bytes
-            )
+        for stored_name, facts in (parts or plain).items():
+            tensors[stored_name] = TensorEntry.planned(stored_name, *facts)
     return Checkpoint(folder=folder, tensors=tensors)
 
 

@@ -2,7 +2,7 @@
 
 `read_checkpoint` finds the safetensors files, checks that each is whole, and returns where every
 tensor lies. It reads a few kilobytes per shard and no weight. The safetensors library is not used
-for this because it does not tell byte offsets, which zero-copy views and sequential reads need.
+for this because it gives no byte offsets, which zero-copy views and sequential reads need.
 """
 
 from __future__ import annotations
@@ -81,6 +81,17 @@ class TensorEntry:
     offset: int  # bytes from the start of the file
     num_bytes: int
     is_transposed: bool = False  # the parameter has the last two dimensions exchanged
+
+    @classmethod
+    def planned(cls, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> TensorEntry:
+        """Return the form of a tensor that no file holds."""
+        num_bytes = math.prod(shape) * dtype.itemsize
+        return cls(name=name, dtype=dtype, shape=shape, file=Path(), offset=0, num_bytes=num_bytes)
+
+    @property
+    def is_planned(self) -> bool:
+        """Return whether no file holds the tensor."""
+        return not self.file.name
 
     @property
     def parameter_shape(self) -> tuple[int, ...]:
@@ -180,7 +191,7 @@ def _adapter(folder: Path) -> CheckpointError:
 
 
 def _no_safetensors(folder: Path) -> CheckpointError:
-    """Return the error that says what is in the folder instead, and how to come by what is needed."""
+    """Return the error that names the files in the folder instead, and the fix."""
     names = sorted(path.name for path in folder.iterdir())
     suffixes = {Path(name).suffix.lower(): name for name in reversed(names)}
     if ".gguf" in suffixes:

@@ -1,4 +1,4 @@
-"""What streaming asks of a device: streams that work in order, events between them, copies, locked host memory.
+"""The interface of a device to streaming: streams that work in order, events between them, copies, locked host memory.
 
 `CudaDevice` is the real one. Tests have one whose streams advance in any order that a real device may choose.
 """
@@ -26,7 +26,7 @@ def to_device(host: Tensor, device: torch.device) -> Tensor:
     """
     if device.type != "cuda" or host.device.type != "cpu":
         return host.to(device)
-    # The allocator of locked memory knows of the copy, and gives the memory to nobody else before its end.
+    # The allocator of locked memory knows of the copy, and reuses the memory after its end only.
     return host.pin_memory().to(device, non_blocking=True)
 
 
@@ -34,7 +34,7 @@ class DeviceEvent(Protocol):
     """A mark in the work of a stream."""
 
     def record(self, stream: Any) -> None:
-        """Set the mark behind the work that the stream was given so far."""
+        """Set the mark after the work that the stream was given so far."""
 
     def synchronize(self) -> None:
         """Return when the work before the mark is done."""
@@ -50,7 +50,7 @@ class DeviceStream(Protocol):
         """Let work that is given from now on begin after the event's mark. The host goes on at once."""
 
     def wait_stream(self, stream: Any) -> None:
-        """Let work that is given from now on begin after what the other stream was given so far."""
+        """Let work that is given from now on begin after the work that the other stream was given so far."""
 
     def synchronize(self) -> None:
         """Return when all work is done."""
@@ -92,7 +92,7 @@ class CudaDevice:
     torch_device: torch.device
 
     def empty(self, num_bytes: int) -> Tensor:
-        """Return memory of torch's allocator, which gives what was let go to whoever asks next."""
+        """Return memory of torch's allocator, which reuses freed memory at once."""
         return torch.empty(num_bytes, dtype=torch.uint8, device=self.torch_device)
 
     def new_stream(self) -> DeviceStream:
@@ -119,7 +119,7 @@ class CudaDevice:
         if code == 0:
             return
         with contextlib.suppress(RuntimeError):
-            # The driver reports a failed call once more to whoever looks next: let that be this line.
+            # The driver reports a failed call once more to the next call: let that be this line.
             torch.zeros(1, device=self.torch_device)
         raise PinningError(f"cudaHostRegister of {memory.nbytes >> 20} MiB failed with code {code}")
 

@@ -37,7 +37,7 @@ class DeviceSlots:
         self._last: int | None = None  # slot that was filled
 
     def fill(self, slot: int, host: Tensor, staging: StagingBuffer | None = None) -> None:
-        """Issue the copy of `host` into the slot, after the slot's last reader; `staging` is what it comes from."""
+        """Issue the copy of `host` into the slot, after the slot's last reader; `host` may lie in `staging`."""
         self.copy_stream.wait_event(self._released[slot])
         destination = self._slots[slot][: host.numel()]
         for source, part in zip(host.split(CHUNK_BYTES), destination.split(CHUNK_BYTES), strict=True):

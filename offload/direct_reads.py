@@ -1,7 +1,7 @@
-"""Layers read past the page cache (O_DIRECT), for which a file system is asked.
+"""Layers are read past the page cache (O_DIRECT), where the file system offers it.
 
-What a pass reads is gone from a full cache before the next pass asks for it: keeping it costs the kernel several times
-the processor's time of reading, and where it finds no large pages most of the disk's rate.
+A full cache loses the bytes of a pass before the next pass needs them: keeping them costs the kernel several times the
+processor's time of reading, and where it finds no large pages most of the disk's rate.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from offload.layer_store import LayerRecord
 from offload.pages import fresh_pages
 
 READ_BYTES = 4 << 20
-NUM_READERS = 4  # threads: a disk wants several reads at once
+NUM_READERS = 4  # threads: a disk is fastest with several reads at once
 BLOCK_BYTES = max(4096, mmap.PAGESIZE)  # that addresses, offsets and lengths of such reads are multiples of
 
 
@@ -101,9 +101,9 @@ def chunks_of(record: LayerRecord) -> list[_Chunk]:
             last = min(end, offset + READ_BYTES)
             moves = []
             for entry, to in places:
-                first, behind = max(offset, entry.offset), min(last, entry.offset + entry.num_bytes)
-                if first < behind:
-                    moves.append((first - offset, to + first - entry.offset, behind - first))
+                first, stop = max(offset, entry.offset), min(last, entry.offset + entry.num_bytes)
+                if first < stop:
+                    moves.append((first - offset, to + first - entry.offset, stop - first))
             num_blocks = -(-(last - offset) // BLOCK_BYTES)
             found.append(
                 _Chunk(path=path, offset=offset, num_blocks=num_blocks, num_needed=last - offset, moves=tuple(moves))

@@ -1,4 +1,4 @@
-"""These errors arise between a checkpoint and a device, and are worded for the person who must mend what is wrong."""
+"""These errors arise between a checkpoint and a device; their sentences are for the user."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CheckpointError(OffloadError):
 
 
 class PlacementError(OffloadError):
-    """The model cannot be placed within the memory it was given; `needed_bytes` is what it needs at least."""
+    """The model cannot be placed within its memory; it needs at least `needed_bytes`."""
 
     def __init__(self, code: str, what: str, fix: str, *, needed_bytes: int) -> None:
         super().__init__(code, what, fix)

@@ -1,4 +1,4 @@
-"""What tells without reading a file whether it was written to."""
+"""The state of a file, which changes where the file is written to: no content is read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FileState = tuple[int, ...]
 
 
 def file_state(found: os.stat_result) -> FileState:
-    """Return what changes where a file is written to, or where another has taken its place.
+    """Return numbers that change where a file is written to, or where another has taken its place.
 
     The last number is of no use on Windows; elsewhere it changes though a copy brings the time of its original.
     """

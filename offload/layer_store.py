@@ -67,7 +67,7 @@ class LayerRecord:
 
     @property
     def key(self) -> RecordKey:
-        """What tells the records of one model apart."""
+        """The key of a record among those of one model."""
         return self.index, self.expert
 
     @cached_property
@@ -114,7 +114,7 @@ class LayerRecord:
 
     @cached_property
     def flat_places(self) -> tuple[tuple[TensorEntry, int], ...]:
-        """Where each of the checkpoint's tensors begins in a flat buffer of a layer that is stored as computed."""
+        """The offset of each of the checkpoint's tensors in a flat buffer of a layer that is stored as computed."""
         places, offset = [], 0
         for tensor in self.tensors.values():
             done = offset
@@ -199,9 +199,9 @@ class LayerStore:
         with _read_errors():
             read(record, flat)
         samples = {
-            entry: flat[to + first : to + behind].numpy().tobytes()
+            entry: flat[to + first : to + end].numpy().tobytes()
             for entry, to in record.flat_places
-            for first, behind in [_sample_of(entry)]
+            for first, end in [_sample_of(entry)]
         }
         self._check_unchanged(record, [samples[entry] for entry in record.entries])
 
@@ -224,7 +224,7 @@ class LayerStore:
         self._watched.pop(record.key, None)
 
     def check_watched(self) -> None:
-        """Raise StreamError where what is computed with was written over; files that were not cost a look each."""
+        """Raise StreamError where weights in use were written over; unchanged files cost a look each."""
         if not self._watched:
             return
         states = {path: file.state() for path, file in self._files.items()}
@@ -242,9 +242,9 @@ class LayerStore:
 
     def _mapped_samples(self, record: LayerRecord) -> list[bytes]:
         return [
-            self._files[entry.file].mapping[entry.offset + first : entry.offset + behind]
+            self._files[entry.file].mapping[entry.offset + first : entry.offset + end]
             for entry in record.entries
-            for first, behind in [_sample_of(entry)]
+            for first, end in [_sample_of(entry)]
         ]
 
     def _check_unchanged(self, record: LayerRecord, samples: Iterable[bytes]) -> None:

@@ -8,20 +8,17 @@ CUDA: a slot is a flat device buffer (`device_slots.py`), filled from locked mem
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from offload.device import Device, PinningError
-from offload.device_slots import DeviceSlots, StagingBuffer
+from offload.device import Device
+from offload.device_slots import DeviceSlots
 from offload.layer_store import LayerRecord, LayerStore
-from offload.pinned import PinnedBuffer
+from offload.pinned import PinnedRecords
 from offload.placement import NUM_STAGING_BUFFERS
 from offload.staging import StagingRing, following
-
-logger = logging.getLogger("edgespec.offload")
 
 GOLDEN_SECTION = 0.6180339887498949
 
@@ -79,30 +76,30 @@ class CudaLoader:
         device: Device,
     ) -> None:
         flat_bytes = max(record.flat_bytes for record in records)
-        self._store = store
-        self._device = device
         self._slots = DeviceSlots(device, num_slots=num_slots, slot_bytes=flat_bytes)
         self._views: dict[tuple[int, int], dict[str, Tensor]] = {}
-        self._pinned_buffers: list[PinnedBuffer] = []
+        self._pinned = PinnedRecords(store, device)
         # The staging ring first: where little can be locked, it is what matters.
         on_disk = [record for record in records if record.index not in pinned_layers]
-        buffers = self._staging_buffers(flat_bytes) if on_disk else []
-        self._pinned: dict[int, Tensor] = {}
-        self._pin([record for record in records if record.index in pinned_layers])
-        staged = [record for record in records if record.index not in self._pinned]
+        buffers = self._pinned.staging_buffers(NUM_STAGING_BUFFERS, flat_bytes) if on_disk else []
+        to_pin = [record for record in records if record.index in pinned_layers]
+        # Multiples of the golden section, without their whole parts: wherever locking ends, the gaps are nearly equal.
+        in_order = sorted(range(len(to_pin)), key=lambda place: place * GOLDEN_SECTION % 1)
+        self._pinned.fill([[to_pin[place]] for place in in_order], "layers")
+        staged = [record for record in records if record.key not in self._pinned.weights]
         if staged and not buffers:
-            buffers = self._staging_buffers(flat_bytes)
+            buffers = self._pinned.staging_buffers(NUM_STAGING_BUFFERS, flat_bytes)
         # There was to be memory for the others: the page cache may have it, and then keeps them.
         self._staging = StagingRing(store, staged, buffers, direct=on_disk)
 
     @property
     def pinned_layers(self) -> frozenset[int]:
-        """The layers that wait in locked memory: fewer than were asked for where the system locks no more."""
-        return frozenset(self._pinned)
+        """The layers that wait in locked memory: fewer than were planned where the system locks no more."""
+        return frozenset(layer for layer, _ in self._pinned.weights)
 
     def load(self, record: LayerRecord, slot: int) -> None:
         """Issue one copy into the slot, after the last reader of the slot."""
-        host = self._pinned.get(record.index)
+        host = self._pinned.weights.get(record.key)
         if host is not None:
             self._slots.fill(slot, host)
             return
@@ -126,44 +123,4 @@ class CudaLoader:
         """Wait for reads and copies under way, and unlock the memory, which is about to be another's."""
         self._staging.close()
         self._slots.close()
-        for buffer in self._pinned_buffers:
-            buffer.close()
-        self._pinned_buffers = []
-
-    def _pin(self, records: Sequence[LayerRecord]) -> None:
-        """Fill locked memory with as many of the layers as the system lets us lock, which are spread evenly."""
-        # Multiples of the golden section, without their whole parts: wherever this ends, the gaps are nearly equal.
-        in_order = sorted(range(len(records)), key=lambda place: place * GOLDEN_SECTION % 1)
-        for record in (records[place] for place in in_order):
-            try:
-                buffer = PinnedBuffer(record.flat_bytes, device=self._device)
-            except PinningError as error:
-                logger.warning(
-                    "only %d of %d layers could be kept in locked memory (%s); the others are read from their files",
-                    len(self._pinned), len(records), error,
-                )  # fmt: skip
-                return
-            self._pinned_buffers.append(buffer)
-            self._pinned[record.index] = buffer.bytes
-            self._store.populate(record)
-            self._store.copy(record, buffer.bytes)
-            self._store.drop(record)
-
-    def _staging_buffers(self, num_bytes: int) -> list[StagingBuffer]:
-        """Return staging buffers, locked where possible.
-
-        Pageable ones work too, and block the reader while they are copied.
-        """
-        pinned_buffers: list[PinnedBuffer] = []
-        try:
-            for _ in range(NUM_STAGING_BUFFERS):
-                pinned_buffers.append(PinnedBuffer(num_bytes, device=self._device))  # noqa: PERF401  # kept if the next fails
-            buffers = [buffer.bytes for buffer in pinned_buffers]
-            self._pinned_buffers += pinned_buffers
-        except PinningError as error:
-            logger.warning("cannot lock %d MiB (%s): copies to the device are slower", num_bytes >> 20, error)
-            for buffer in pinned_buffers:
-                buffer.close()
-            buffers = [torch.empty(num_bytes, dtype=torch.uint8) for _ in range(NUM_STAGING_BUFFERS)]
-        # The reader sleeps while it waits for one of them, it does not spin.
-        return [StagingBuffer(buffer, self._device.new_event(blocking=True)) for buffer in buffers]
+        self._pinned.close()

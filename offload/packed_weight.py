@@ -9,23 +9,21 @@ row of a result depends on that row alone (activations are not quantised), as a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from offload.formats.bitsandbytes_4bit import Bitsandbytes4Bit
-from offload.formats.packed_format import Packing
+from offload.formats.known import packing_of
+from offload.formats.packed_format import Packing, cannot_be_used
+from offload.stored_names import Pieces
 
-FEW_ROWS = 4  # so many bitsandbytes multiplies with the packed weight itself on every card, and faster than unpacked
-
-
-class Removable(Protocol):
-    """What undoes a change."""
-
-    def remove(self) -> None:
-        """Undo it."""
+FEW_ROWS = 4  # bitsandbytes multiplies these with the packed weight itself on every card, faster than with an unpacked
 
 
 class PackedWeight(nn.Module):
@@ -56,8 +54,8 @@ class PackedModule:
         """Return how many weights are unpacked at once."""
         return sum(math.prod(packed.shape) for _, packed in self.weights)
 
-    def hook(self, scratch: Tensor, *, few_rows: int = 0) -> list[Removable]:
-        """Hook the module, so that every forward unpacks its weights into `scratch`.
+    def hook(self, scratch: Tensor, undo: ExitStack, *, few_rows: int = 0) -> None:
+        """Hook the module, so that every forward unpacks its weights into `scratch`, until `undo` is closed.
 
         A linear layer whose format can do so multiplies `few_rows` and fewer with the packed weight instead.
         """
@@ -80,14 +78,14 @@ class PackedModule:
         def let_go(_module: nn.Module, _arguments: Any, _output: Any) -> None:
             parameters.update(on_meta)
 
-        handles: list[Removable] = [
-            self.module.register_forward_pre_hook(unpack),
-            self.module.register_forward_hook(let_go, always_call=True),
-        ]
-        return handles if fused is None else [*handles, _replace_forward(self.module, fused)]
+        undo.callback(self.module.register_forward_pre_hook(unpack).remove)
+        undo.callback(self.module.register_forward_hook(let_go, always_call=True).remove)
+        if fused is not None:
+            _replace_forward(self.module, fused)
+            undo.callback(delattr, self.module, "forward")
 
     def _fused(self) -> Callable[[Tensor], Tensor] | None:
-        """Return what a linear layer does with its packed weight, where the weight's format can do so."""
+        """Return a linear layer's product with its packed weight, where the weight's format has one."""
         (_, packed), *others = self.weights
         module, packing, parts = self.module, packed.packing, packed._parameters
         if others or type(module) is not nn.Linear or not isinstance(packing, Bitsandbytes4Bit):
@@ -97,25 +95,47 @@ class PackedModule:
         return lambda rows: packing.multiply(parts, packed.shape, rows, module.bias)
 
 
-class _Forward:
-    """A module's own forward, which comes back when this is removed."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-
-    def remove(self) -> None:
-        del self._module.forward
-
-
-def _replace_forward(module: nn.Module, fused: Callable[[Tensor], Tensor]) -> _Forward:
-    """Let a linear layer compute by `fused` while its weight is not unpacked, until the result is removed."""
+def _replace_forward(module: nn.Module, fused: Callable[[Tensor], Tensor]) -> None:
+    """Let a linear layer compute by `fused` while its weight is not unpacked."""
     whole = module.forward
 
     def forward(rows: Tensor) -> Tensor:
         return fused(rows) if module.weight.is_meta else whole(rows)
 
     module.forward = forward
-    return _Forward(module)
+
+
+def attach_packed_weights(
+    model: PreTrainedModel,
+    stored: dict[str, Pieces],
+    ties: dict[str, str],
+    stated: Mapping[str, Any],
+    unread: frozenset[str] = frozenset(),
+) -> tuple[tuple[PackedModule, ...], set[str]]:
+    """Give every quantised parameter's module its packed parts, and put them into `stored` by name.
+
+    `stated` is what config.json says of the packing. Returns the modules, and the names of the parameters that are
+    packed. Raises CheckpointError for a packing that is not understood.
+    """
+    by_module: dict[str, list[tuple[str, PackedWeight]]] = defaultdict(list)
+    names = set()
+    for name, parameter in list(model.named_parameters(remove_duplicate=False)):
+        shape = tuple(parameter.shape)
+        packing = packing_of(name, shape, stored, stated) if name not in ties and name not in unread else None
+        if packing is None:
+            continue
+        if name in ties.values():
+            raise cannot_be_used(name, "another parameter is tied to it")
+        names.add(name)
+        module_name, _, attribute = name.rpartition(".")
+        packed = PackedWeight(shape, packing)
+        model.get_submodule(module_name).add_module(f"{attribute}_packed", packed)
+        by_module[module_name].append((attribute, packed))
+        for part, stored_name in packing.stored_names(name).items():
+            if stored_name in stored:  # missing parts are reported with all other tensors
+                stored[f"{module_name}.{attribute}_packed.{part}"] = stored.pop(stored_name)
+    modules = tuple(PackedModule(model.get_submodule(name), weights) for name, weights in by_module.items())
+    return modules, names
 
 
 def _num_rows(rows: Tensor) -> int:

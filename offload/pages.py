@@ -54,7 +54,7 @@ class MappedFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # Stays open: it tells of the file that is mapped, whatever has its name by now.
+        # Stays open: its state is that of the mapped file, also when another file has taken the name.
         file = path.open("rb")
         weakref.finalize(self, file.close)
         self._descriptor = file.fileno()
@@ -105,7 +105,7 @@ def fresh_pages(num_bytes: int) -> Tensor:
     memory = torch.frombuffer(mapping, dtype=torch.uint8)
     piece = -(-num_bytes // NUM_ZEROING // mmap.PAGESIZE) * mmap.PAGESIZE
     starts = range(0, num_bytes, piece)
-    with ThreadPoolExecutor(NUM_ZEROING) as pool:  # whoever locks pages would fill them with zeros one by one
+    with ThreadPoolExecutor(NUM_ZEROING) as pool:  # locking alone would fill the pages with zeros one by one
         list(pool.map(lambda start: _advise(memory, start, min(start + piece, num_bytes), MADV_POPULATE_WRITE), starts))
     return memory
 

@@ -1,4 +1,4 @@
-"""Page-locked host memory, of exactly the size asked for.
+"""Page-locked host memory of an exact size, and the weights that wait in it.
 
 torch's own pinned allocator rounds every buffer up to a power of two, which at the size of decoder
 layers can double the memory that a plan promised. Here anonymous pages are mapped and then
@@ -7,12 +7,19 @@ registered with the driver.
 
 from __future__ import annotations
 
+import logging
 import weakref
+from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from offload.device import Device, PinningError
+from offload.device_slots import StagingBuffer
+from offload.layer_store import LayerRecord, LayerStore, RecordKey
 from offload.pages import fresh_pages
+
+logger = logging.getLogger("edgespec.offload")
 
 
 class PinnedBuffer:
@@ -34,3 +41,53 @@ class PinnedBuffer:
     def close(self) -> None:
         """Unlock the pages; nothing may be copying from them any more."""
         self._release()
+
+
+class PinnedRecords:
+    """Weights in pinned memory, and pinned staging buffers for others, as far as the system lets us lock them."""
+
+    def __init__(self, store: LayerStore, device: Device) -> None:
+        self._store, self._device = store, device
+        self._buffers: list[PinnedBuffer] = []
+        self.weights: dict[RecordKey, Tensor] = {}  # of each record, as in a slot
+
+    def fill(self, groups: Sequence[Sequence[LayerRecord]], what: str) -> None:
+        """Read the records into a buffer for each group; a warning counts `what` could not be locked."""
+        for records in groups:
+            sizes = [record.flat_bytes for record in records]
+            try:
+                buffer = PinnedBuffer(sum(sizes), device=self._device)
+            except PinningError as error:
+                logger.warning(
+                    "only %d of %d %s could be kept in locked memory (%s); the others are read from their files",
+                    len(self.weights), sum(map(len, groups)), what, error,
+                )  # fmt: skip
+                return
+            self._buffers.append(buffer)
+            for record, place in zip(records, buffer.bytes.split(sizes), strict=True):
+                self._store.populate(record)
+                self._store.copy(record, place)
+                self._store.drop(record)
+                self.weights[record.key] = place
+
+    def staging_buffers(self, count: int, num_bytes: int) -> list[StagingBuffer]:
+        """Return staging buffers, all locked or none; pageable ones block the reader while they are copied."""
+        pinned: list[PinnedBuffer] = []
+        try:
+            for _ in range(count):
+                pinned.append(PinnedBuffer(num_bytes, device=self._device))  # noqa: PERF401  # kept if the next fails
+            places = [buffer.bytes for buffer in pinned]
+            self._buffers += pinned
+        except PinningError as error:
+            logger.warning("cannot lock %d MiB (%s): copies to the device are slower", num_bytes >> 20, error)
+            for buffer in pinned:
+                buffer.close()
+            places = [torch.empty(num_bytes, dtype=torch.uint8) for _ in range(count)]
+        # The reader sleeps while it waits for one of them, it does not spin.
+        return [StagingBuffer(place, self._device.new_event(blocking=True)) for place in places]
+
+    def close(self) -> None:
+        """Unlock the memory; nothing may be copying from it any more."""
+        for buffer in self._buffers:
+            buffer.close()
+        self._buffers = []

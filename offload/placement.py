@@ -9,7 +9,7 @@ memory, all that is not resident is on disk.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NotRequired, TypedDict, Unpack
 
 from offload.errors import PlacementError
@@ -27,14 +27,14 @@ PINNED = "layers, copied in each pass"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertPlacement:
-    """How many of the experts that come on demand have a place, and where."""
+    """The places of experts that come on demand."""
 
     num_experts: int  # of all layers
-    num_kept: int  # that stay at a time, on the device or the host: those that are asked for most
+    num_kept: int  # that stay at a time, on the device or the host: those that are requested most
     num_pinned: int  # that wait in pinned host memory
     expert_bytes: int  # of one where it stays, the largest
     is_on_host: bool = False  # experts stay beside an accelerator, and the processor computes them where they lie
-    use: ExpertUse | None = None  # what was measured of earlier texts: the most used are pinned first
+    use: ExpertUse | None = None  # measured on earlier texts: the most used are pinned first
 
     @property
     def num_left(self) -> int:
@@ -49,21 +49,21 @@ class ExpertPlacement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where each layer lives, and what the memory is spent on.
+    """The place of each layer, and the uses of memory.
 
     Where experts come on demand, the layers counted here are the layers' dense parts.
     """
 
     num_layers: int
     resident_layers: frozenset[int]  # indices of those that stay on the device
-    pinned_layers: frozenset[int]  # that wait in pinned host memory; the rest is read from disk each pass
-    num_slots: int
-    streamed_bytes: int  # bytes a pass reads or copies; of experts, at most
-    disk_bytes: int  # of these, from disk
-    device_bytes: dict[str, int]  # what -> bytes, on the compute device
-    device_budget_bytes: int
-    host_bytes: dict[str, int]  # what -> bytes in RAM beside an accelerator; empty where RAM is the device's
-    host_budget_bytes: int
+    pinned_layers: frozenset[int] = frozenset()  # that wait in pinned host memory; the rest is read from disk
+    num_slots: int = 1
+    streamed_bytes: int = 0  # bytes a pass reads or copies; of experts, at most
+    disk_bytes: int = 0  # of these, from disk
+    device_bytes: dict[str, int] = field(default_factory=dict)  # use -> bytes, on the compute device
+    device_budget_bytes: int = 0
+    host_bytes: dict[str, int] = field(default_factory=dict)  # use -> bytes in RAM, where RAM is not the device's
+    host_budget_bytes: int = 0
     experts: ExpertPlacement | None = None  # None: they are parts of their layers, which live and stream whole
 
     @property
@@ -95,7 +95,7 @@ class Placement:
 
     @property
     def in_words(self) -> str:
-        """What stays on the device, for a sentence."""
+        """The layers and experts that stay on the device, for a sentence."""
         if self.experts is None:
             return f"{self.num_resident} of {self.num_layers} layers"
         kept = f"{self.experts.num_kept} of {self.experts.num_experts} experts"
@@ -146,7 +146,7 @@ class PlaceBytes(TypedDict):
 
 
 def place_layers(records: Sequence[LayerRecord], **memory: Unpack[PlaceBytes]) -> Placement:
-    """Keep as many layers on the device as fit beside what others use of it.
+    """Keep as many layers on the device as fit beside its other uses.
 
     Raises PlacementError, with the whole table, when not even a stream of all layers fits.
     """
@@ -159,12 +159,12 @@ def place_layers(records: Sequence[LayerRecord], **memory: Unpack[PlaceBytes]) -
     if num_slots * max(layer_bytes) > free_bytes:
         num_slots = MIN_SLOTS
     stream_bytes = num_slots * max(layer_bytes) + read_bytes
-    wanted = len(records) if max_resident is None else min(max_resident, len(records))
-    if wanted == len(records) and sum(layer_bytes) <= free_bytes:
+    most = len(records) if max_resident is None else min(max_resident, len(records))
+    if most == len(records) and sum(layer_bytes) <= free_bytes:
         resident, stream_bytes = frozenset(range(len(records))), 0
     else:
         free_bytes -= stream_bytes
-        resident = _spread_that_fit(range(len(records)), layer_bytes, free_bytes, most=min(wanted, len(records) - 1))
+        resident = _spread_that_fit(range(len(records)), layer_bytes, free_bytes, most=min(most, len(records) - 1))
     host_bytes = dict(host_uses or {})
     pinned: frozenset[int] = frozenset()
     waiting = [layer for layer in range(len(records)) if layer not in resident]
@@ -216,25 +216,14 @@ def with_pinned_layers(placement: Placement, records: Sequence[LayerRecord], pin
 
 
 def counted(uses: dict[str, int], number: int, what: str, used_bytes: int) -> dict[str, int]:
-    """Return uses of a memory with that of so many of `what`, if any, in place of what was counted of them before."""
+    """Return uses of a memory with the bytes of `number` of `what`, if any, in place of those counted before."""
     others = {label: used for label, used in uses.items() if not label.endswith(f" {what}")}
     return {**others, f"{number} {what}": used_bytes} if number else others
 
 
 def all_resident(num_layers: int) -> Placement:
     """Return the placement of a model whose bytes are part of another's plan, as a draft's are of its target's."""
-    return Placement(
-        num_layers=num_layers,
-        resident_layers=frozenset(range(num_layers)),
-        pinned_layers=frozenset(),
-        num_slots=1,
-        streamed_bytes=0,
-        disk_bytes=0,
-        device_bytes={},
-        device_budget_bytes=0,
-        host_bytes={},
-        host_budget_bytes=0,
-    )
+    return Placement(num_layers=num_layers, resident_layers=frozenset(range(num_layers)))
 
 
 def _stream_shape(records: Sequence[LayerRecord], *, on_accelerator: bool) -> tuple[list[int], int, int]:

@@ -7,9 +7,7 @@ in the same format, so that a cached layer and such a checkpoint load the same w
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +16,11 @@ from transformers.pytorch_utils import Conv1D
 from offload.checkpoint import Checkpoint, TensorEntry
 from offload.errors import CheckpointError
 from offload.formats.known import format_to_pack
-from offload.formats.packed_format import BLOCK_SIZE, Packer
+from offload.formats.packed_format import BLOCK_SIZE, Layouts, Packer, stored_layout
 from offload.layer_store import LayerRecord, LayerStore, StoredTensor
 from offload.packed_weight import PackedWeight
 from offload.skeleton import Skeleton
 
-Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]  # name in the checkpoint -> (shape, dtype)
-# The length of a state depends on the digits of its numbers; it is not streamed.
-STATE = ((0,), torch.uint8)
 LARGEST_SHARE = 0.75  # of packed layers' bytes that smaller ones may have: less saving is not worth the loss
 NUM_EXPERT_DIMENSIONS = 3  # of the tensor of a layer's experts; the first one counts them
 UNPACKED_DTYPE = torch.bfloat16  # of weights that were packed otherwise
@@ -38,9 +33,8 @@ def quantized_checkpoint(skeleton: Skeleton, checkpoint: Checkpoint, quant: str)
     """
     tensors = outside_tensors(skeleton)
     for record in skeleton.records:
-        for name, (shape, dtype) in quantized_layout(skeleton, record, quant).items():
-            num_bytes = math.prod(shape) * dtype.itemsize
-            tensors[name] = TensorEntry(name=name, dtype=dtype, shape=shape, file=Path(), offset=0, num_bytes=num_bytes)
+        for name, facts in quantized_layout(skeleton, record, quant).items():
+            tensors[name] = TensorEntry.planned(name, *facts)
     planned = Checkpoint(folder=checkpoint.folder, tensors=tensors)
     _check_smaller(skeleton, planned, quant)
     return planned
@@ -51,19 +45,16 @@ def outside_tensors(skeleton: Skeleton) -> dict[str, TensorEntry]:
     return {entry.name: entry for entry in skeleton.outside.entries}
 
 
-def quantized_layout(skeleton: Skeleton, record: LayerRecord, quant: str) -> Layout:
+def quantized_layout(skeleton: Skeleton, record: LayerRecord, quant: str) -> Layouts:
     """Return the tensors of one quantised layer; those whose entry is STATE may be of any length."""
-    layout: Layout = {}
+    layout: Layouts = {}
     for name, stored in _weights(record).items():
         weight = skeleton.model.get_parameter(name)
         shape = tuple(weight.shape)
         if not _is_packed(skeleton, name):
             layout[name] = (shape, stored[""].pieces[0].dtype if "" in stored else UNPACKED_DTYPE)
-            continue
-        packing = _packer(quant, shape)
-        shapes = packing.part_shapes(shape)
-        layout |= {stored_name: shapes[part] for part, stored_name in packing.stored_names(name).items()}
-        layout |= dict.fromkeys(packing.states(name, shape), STATE)
+        else:
+            layout |= stored_layout(_packer(quant, shape), name, shape)
     return layout
 
 
@@ -141,7 +132,7 @@ def _is_packed(skeleton: Skeleton, name: str) -> bool:
 def _check_smaller(skeleton: Skeleton, planned: Checkpoint, quant: str) -> None:
     """Raise CheckpointError where packed layers would hardly become smaller, and only lose."""
     packed_bytes = sum(record.stored_bytes for record in skeleton.records)
-    planned_bytes = sum(entry.num_bytes for entry in planned.tensors.values() if not entry.file.name)
+    planned_bytes = sum(entry.num_bytes for entry in planned.tensors.values() if entry.is_planned)
     if skeleton.packed and planned_bytes > LARGEST_SHARE * packed_bytes:
         raise CheckpointError(
             "E_QUANTIZED",

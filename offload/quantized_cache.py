@@ -1,8 +1,8 @@
-"""Quantised layers on disk are made once, and found again by what they were made from.
+"""Quantised layers on disk are made once, and found again by a key of their source.
 
 A folder holds one file a layer. It is written under another name and renamed when complete, under
-a lock that the system releases when a process dies: whoever comes second waits and finds the
-result, and what a killed process left is removed by the next one.
+a lock that the system releases when a process dies: a second process waits and finds the
+result, and the next one removes the files of a killed process.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import hashlib
 import logging
 import shutil
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import torch
@@ -23,14 +23,15 @@ from safetensors.torch import save_file
 
 from offload.checkpoint import Checkpoint, TensorEntry, read_header
 from offload.errors import CheckpointError
+from offload.formats.packed_format import STATE
 from offload.layer_store import SAMPLE_BYTES, LayerStore
-from offload.quantize import STATE, outside_tensors, quantize_layer, quantized_checkpoint, quantized_layout
+from offload.quantize import outside_tensors, quantize_layer, quantized_checkpoint, quantized_layout
 from offload.skeleton import Skeleton
 from profiles.disk_sync import sync_to_disk
 
 logger = logging.getLogger("edgespec.offload")
 
-LAYOUT_VERSION = "1"  # of what the files hold: another one is another key
+LAYOUT_VERSION = "1"  # of the files: another one is another key
 SPARE_BYTES = 64 << 20  # left free on the disk
 
 Progress = Callable[[int, int], None]  # layers done, layers in all
@@ -56,8 +57,8 @@ def load_or_quantize(
         folder.parent.mkdir(parents=True, exist_ok=True)
         entries = _read(skeleton, folder, quant)
         if entries is None:
-            with _pinned(folder):
-                entries = _read(skeleton, folder, quant)  # whoever held the lock may have made it
+            with _locked(folder):
+                entries = _read(skeleton, folder, quant)  # the process that held the lock may have made it
                 if entries is None:
                     _write(skeleton, checkpoint, quant, folder, device, announce, progress)
                     entries = _read(skeleton, folder, quant)
@@ -76,18 +77,14 @@ def _unusable(folder: Path, reason: str) -> CheckpointError:
     )
 
 
-@contextmanager
-def _pinned(folder: Path) -> Iterator[None]:
+def _locked(folder: Path) -> AbstractContextManager[object]:
+    """Take the folder's lock, which the end of the context returned releases."""
     lock = FileLock(f"{folder}.lock")
     try:
-        lock.acquire(blocking=False)
+        return lock.acquire(blocking=False)
     except Timeout:
         logger.warning("waiting for another process that is writing '%s'", folder)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+        return lock.acquire()
 
 
 def _read(skeleton: Skeleton, folder: Path, quant: str) -> dict[str, TensorEntry] | None:
@@ -139,10 +136,10 @@ def _write(
 ) -> None:
     """Write all layers into a partial folder, then give it its own name. The lock is held."""
     partial = folder.with_name(f"{folder.name}.partial")
-    for left_over in (partial, folder):  # of a process that was killed, or damaged since: nobody else holds the lock
+    for left_over in (partial, folder):  # of a process that was killed, or damaged since: the lock is ours
         shutil.rmtree(left_over, ignore_errors=True)
     planned = quantized_checkpoint(skeleton, checkpoint, quant)
-    num_bytes = sum(entry.num_bytes for entry in planned.tensors.values() if not entry.file.name)
+    num_bytes = sum(entry.num_bytes for entry in planned.tensors.values() if entry.is_planned)
     free_bytes = shutil.disk_usage(folder.parent).free
     if announce:
         announce(folder, num_bytes, free_bytes)
@@ -155,7 +152,7 @@ def _write(
         for record in skeleton.records:
             path = partial / _file_name(record.index)
             save_file(quantize_layer(skeleton, record, store, quant, device), path)
-            path.chmod(rights)  # safetensors makes files that nobody else can read, and a cache may be shared
+            path.chmod(rights)  # safetensors makes private files, and a cache may be shared
             with path.open("rb+") as file:
                 sync_to_disk(file.fileno())  # or a power loss could leave a short file under the final name
             if progress:

@@ -25,10 +25,8 @@ from offload.formats.known import readable_formats
 from offload.formats.published import temporary_bytes
 from offload.formats.stated import stated_packing
 from offload.layer_store import LayerRecord, StoredTensor
-from offload.packed_checkpoint import attach_packed_weights
-from offload.packed_weight import PackedModule
-from offload.stored_names import Pieces, pieces_by_parameter
-from offload.surplus import surplus_weights
+from offload.packed_weight import PackedModule, attach_packed_weights
+from offload.stored_names import Pieces, pieces_by_parameter, surplus_weights
 from offload.text_part import decoder_layers, drop_parameters, model_from_config, unread_names
 
 
@@ -63,7 +61,7 @@ class Skeleton:
         return max((module.num_unpacked() for module in self.unpacked_whole(on_demand=on_demand)), default=0)
 
     def unpack_bytes(self, dtype: torch.dtype, device: torch.device, *, on_demand: bool = False) -> int:
-        """Return the bytes of the weights that are unpacked at once, and of what is made on the way."""
+        """Return the bytes of the weights that are unpacked at once, and of the temporaries."""
         unpacked_bytes = self.num_scratch(on_demand=on_demand) * dtype.itemsize
         if on_demand:
             unpacked_bytes += self.expert_unpack_bytes(dtype)

@@ -39,7 +39,7 @@ class StagingRing:
         direct = [record for record in direct if record.is_stored_as_computed]
         self._files = open_direct(direct)
         self._direct = {record.index for record in direct} if self._files is not None else set[int]()
-        self._ahead: _Read | None = None  # of the layer that is probably asked for next
+        self._ahead: _Read | None = None  # of the layer that probably comes next
         self._aside = ThreadPoolExecutor(1, thread_name_prefix="edgespec-staging")  # one read after the other
         self._num_used = 0  # buffers
 
@@ -52,7 +52,7 @@ class StagingRing:
         return ahead.buffer
 
     def go_on(self, record: LayerRecord) -> None:
-        """Let the disk start on the layer behind this one, whose copy is issued."""
+        """Let the disk start on the layer after this one, whose copy is issued."""
         after = self._following[record.index]
         if after.index in self._direct:
             self._ahead = self._begin(after)
@@ -64,7 +64,7 @@ class StagingRing:
             self._files.close()
 
     def _read(self, record: LayerRecord, buffer: StagingBuffer) -> None:
-        buffer.copied.synchronize()  # this thread waits for an old copy, nobody else does
+        buffer.copied.synchronize()  # only this thread waits for an old copy
         if self._files is not None and record.index in self._direct:
             self._store.read_by(self._files.read, record, buffer.bytes)
             return

@@ -2,13 +2,15 @@
 
 transformers has renamed modules over time and fuses the experts of a layer into one parameter. It
 describes both in its conversion mapping, which is read here and applied to names alone: the
-pieces of a fused parameter follow each other in memory, and what is stored transposed is seen
+pieces of a fused parameter follow each other in memory, and transposed tensors are seen
 through a view, so that no weight has to be rearranged.
 """
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from torch import Tensor
@@ -124,3 +126,28 @@ def _check_every_expert_has_all(sources: list[list[TensorEntry]]) -> None:
                 f"'{'.'.join([expert, *end])}' is missing from '{sources[0][0].file.parent}'.",
                 "Download the model again.",
             )
+
+
+def surplus_weights(model: PreTrainedModel, stored: Iterable[str], read: Collection[str]) -> tuple[str, ...]:
+    """Return the stored weights that are not `read`: of another architecture, or of layers beyond the last.
+
+    Those that the family itself leaves out are none, nor are scales, masks and frequencies beside weights.
+    """
+    left_out = [*(model._keys_to_ignore_on_load_unexpected or ()), *_further_layers(model)]
+    modules = dict(model.named_modules())
+    found = []
+    for name in stored:
+        owner, _, leaf = name.rpartition(".")
+        is_mask = owner in modules and not hasattr(modules[owner], "weight")  # GPT-2 has a buffer that it calls bias
+        if leaf not in {"weight", "bias"} or name in read or is_mask:
+            continue
+        if not any(re.search(pattern, name) for pattern in left_out):
+            found.append(name)
+    return tuple(found)
+
+
+def _further_layers(model: PreTrainedModel) -> list[str]:
+    """Return the names of layers after the last that predict further tokens, as patterns."""
+    config = model.config.get_text_config(decoder=True)
+    first, count = config.num_hidden_layers, getattr(config, "num_nextn_predict_layers", None) or 0
+    return [rf"\blayers\.{first + index}\." for index in range(count)]

@@ -43,8 +43,8 @@ class LayerStream:
     """Hands out layers in order, again and again.
 
     A layer's weights are valid from `acquire` until `release`. An error while reading comes out of
-    the `acquire` that asked for the layer. After an error, or when a pass is abandoned half way,
-    the next `acquire` winds the ring to the layer that it asks for. `close` ends the thread.
+    the `acquire` of the layer. After an error, or when a pass is abandoned half way,
+    the next `acquire` winds the ring to its layer. `close` ends the thread.
     """
 
     def __init__(self, records: Sequence[LayerRecord], loader: SlotLoader, *, num_slots: int) -> None:
@@ -68,7 +68,7 @@ class LayerStream:
         atexit.register(self.close)
 
     def acquire(self, layer: int) -> dict[str, Tensor]:
-        """Return the layer's weights; wait until they are loaded, and raise what the reader met."""
+        """Return the layer's weights; wait until they are loaded, and raise the reader's error."""
         ring_index = self._ring_index[layer]
         with self._lock:
             in_order = self._next_use % len(self._records) == ring_index and self._first_held == self._next_use
@@ -128,7 +128,7 @@ class LayerStream:
             error: Exception | None = None
             try:
                 self._loader.load(self._records[position % len(self._records)], position % self._num_slots)
-            except Exception as caught:  # handed to whoever asks for the layer
+            except Exception as caught:  # raised by `acquire`
                 error = caught
             with self._lock:
                 if epoch == self._epoch:

@@ -7,6 +7,7 @@ keeps its own forward, so rope, norms and each family's quirks are its own.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -14,12 +15,12 @@ from torch import Tensor, nn
 
 from offload.device import CudaDevice
 from offload.experts.expert_placement import with_pinned_experts
-from offload.experts.expert_source import ExpertCounts
+from offload.experts.expert_source import ExpertCounts, ExpertSource
 from offload.experts.expert_use import ExpertUse
-from offload.experts.on_demand import ExpertsOnDemand
+from offload.experts.on_demand import hook_experts
 from offload.layer_store import LayerRecord, LayerStore
 from offload.loaders import CpuLoader, CudaLoader
-from offload.packed_weight import FEW_ROWS, Removable
+from offload.packed_weight import FEW_ROWS
 from offload.placement import Placement, with_pinned_layers
 from offload.skeleton import Skeleton
 from offload.stream import LayerStream, SlotLoader
@@ -71,15 +72,14 @@ class StreamedModel:
                     module._buffers[name] = buffer.to(device)
 
         self._stream: LayerStream | None = None
-        # Before weights are touched, and when logits are there: what is written over in a text's last pass shows too.
+        # Before weights are touched, and after the logits: a file that changes in a text's last pass is noticed too.
         decoder = self.model.get_submodule(decoder_layers(self.model)[0].rpartition(".")[0])
-        self._hooks: list[Removable] = [
-            decoder.register_forward_pre_hook(self._check_files),
-            self.model.register_forward_hook(self._check_files),
-        ]
+        self._hooks = ExitStack()
+        self._hooks.callback(decoder.register_forward_pre_hook(self._check_files).remove)
+        self._hooks.callback(self.model.register_forward_hook(self._check_files).remove)
         scratch = torch.empty(skeleton.num_scratch(on_demand=on_demand), dtype=self.model.dtype, device=device)
         for packed in skeleton.unpacked_whole(on_demand=on_demand):
-            self._hooks += packed.hook(scratch, few_rows=FEW_ROWS if device.type == "cuda" else 0)
+            packed.hook(scratch, self._hooks, few_rows=FEW_ROWS if device.type == "cuda" else 0)
         if streamed:
             loader: SlotLoader = (
                 CudaLoader(
@@ -98,22 +98,22 @@ class StreamedModel:
                 self._watch_mapped(record)
                 self._hook(skeleton.layers[record.index], record.index, self._stream)
 
-        self._experts: ExpertsOnDemand | None = None
+        self._experts: ExpertSource | None = None
         if placement.experts is not None:
-            self._experts = ExpertsOnDemand(
-                self.model, skeleton.expert_groups, placement.experts, self._store, device=device
+            self._experts = hook_experts(
+                self.model, skeleton.expert_groups, placement.experts, self._store, self._hooks, device=device
             )
             placement = with_pinned_experts(placement, self._experts.num_pinned)
         self.placement = placement
 
     @property
     def expert_counts(self) -> ExpertCounts:
-        """The experts that were asked for since the model was loaded: none where they are parts of their layers."""
+        """The experts that were requested since the model was loaded: none where they are parts of their layers."""
         return self._experts.counts if self._experts else ExpertCounts()
 
     @property
     def expert_use(self) -> ExpertUse | None:
-        """The share of the passes so far that asked for each expert; None where they are parts of their layers."""
+        """The share of the passes so far that requested each expert; None where they are parts of their layers."""
         return self._experts.use if self._experts else None
 
     def close(self) -> None:
@@ -121,11 +121,7 @@ class StreamedModel:
         if self._stream is not None:
             self._stream.close()
             self._stream = None
-        if self._experts is not None:
-            self._experts.close()
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        self._hooks.close()
 
     def _load_resident(self, record: LayerRecord) -> dict[str, Tensor]:
         """Return the record's weights on the device: the mapped file itself where nothing has to change."""
@@ -161,7 +157,8 @@ class StreamedModel:
         def give_back(_module: nn.Module, _arguments: Any, _output: Any) -> None:
             stream.release(index)
 
-        self._hooks += [layer.register_forward_pre_hook(fetch), layer.register_forward_hook(give_back)]
+        self._hooks.callback(layer.register_forward_pre_hook(fetch).remove)
+        self._hooks.callback(layer.register_forward_hook(give_back).remove)
 
 
 def _parent(model: nn.Module, name: str) -> tuple[nn.Module, str]:

@@ -23,7 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from offload.formats.bitsandbytes_kernels import bitsandbytes_functional
+from offload.formats.bitsandbytes_4bit import bitsandbytes_functional
 from tests.offload.simulated_device import SimulatedDevice
 
 CUDA, HOST = torch.device("cuda", 0), torch.device("cpu")

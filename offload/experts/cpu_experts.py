@@ -1,4 +1,4 @@
-"""Experts in main memory are the mapped pages of the checkpoint's files: only those that are asked for are read.
+"""Experts in main memory are the mapped pages of the checkpoint's files: only requested ones are read.
 
 They are computed where they lie, by the CPU, whatever device the rest of the model is on.
 """
@@ -17,7 +17,7 @@ NUM_READERS = 4  # threads, which wait for the disk most of the time
 
 
 class CpuExperts:
-    """Experts as pages of files; what is packed or of another dtype becomes weights when it is computed with."""
+    """Experts as pages of files; packed ones, and those of another dtype, become weights when they compute."""
 
     device = HOST
     num_pinned = 0
@@ -45,7 +45,7 @@ class CpuExperts:
         return group.weights(self._store.pieces(record), self._scratch)
 
     def release(self, record: LayerRecord) -> None:
-        """Do nothing: what was computed with the expert is finished."""
+        """Do nothing: computing with the expert has ended."""
 
     def drop(self, record: LayerRecord) -> None:
         """Let the expert's pages go."""
@@ -53,11 +53,11 @@ class CpuExperts:
         self._store.drop(record)
 
     def announce(self, record: LayerRecord) -> None:
-        """Let the disk start on the expert, after those that were asked for before."""
+        """Let the disk start on the expert, after those that were requested before."""
         self._readers.submit(self._store.announce, record)
 
     def clear(self) -> None:
-        """Do nothing: pages of files that nobody counts are the system's to take back."""
+        """Do nothing: the system takes pages of files back by itself."""
 
     def close(self) -> None:
         """End the reading threads."""

@@ -1,4 +1,4 @@
-"""How many experts stay in memory: what is left beside the dense parts of all layers. It is arithmetic over bytes."""
+"""Experts stay in the memory that the dense parts of all layers leave. It is arithmetic over bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PINNED = "experts, copied when asked for"
 def place_on_host(
     dense: Sequence[LayerRecord], groups: Sequence[ExpertGroup], **memory: Unpack[PlaceBytes]
 ) -> Placement:
-    """Place the layers' dense parts as whole layers are placed, and let the experts stay in what is left of RAM.
+    """Place the layers' dense parts as whole layers are placed, and let the experts stay in the rest of RAM.
 
     Raises PlacementError where not even a stream of dense parts fits the device, and one expert RAM.
     """
@@ -32,25 +32,16 @@ def place_on_host(
     experts = ExpertPlacement(
         num_experts=num_experts, num_kept=num_kept, num_pinned=0, expert_bytes=expert_bytes, is_on_host=True
     )
-    host_bytes = {what: used for what, used in placed.host_bytes.items() if what != EXPERTS}
-    host_bytes[f"{num_kept} of {num_experts} experts"] = experts.kept_bytes
-    disk_bytes = experts.num_left * expert_bytes
-    return replace(
-        placed,
-        host_bytes=host_bytes,
-        streamed_bytes=placed.streamed_bytes + disk_bytes,
-        disk_bytes=placed.disk_bytes + disk_bytes,
-        experts=experts,
-    )
+    return _with_experts(placed, experts)
 
 
 def place_on_demand(
     dense: Sequence[LayerRecord], groups: Sequence[ExpertGroup], **memory: Unpack[PlaceBytes]
 ) -> Placement:
-    """Place the layers' dense parts as whole layers are placed, and give the experts what is left.
+    """Place the layers' dense parts as whole layers are placed, and give the experts the rest.
 
     A pass reads every dense part, and few experts: so dense parts come first. But as many experts as a layer has can
-    stay, where half of the free memory suffices for them: a prompt's rows pass a layer in chunks, which ask for the
+    stay, where half of the free memory suffices for them: a prompt's rows pass a layer in chunks, which need the
     same experts. Raises PlacementError where not even a stream of dense parts and one expert fit.
     """
     device_uses, host_uses = memory["device_uses"], memory.get("host_uses")
@@ -78,24 +69,30 @@ def place_on_demand(
     num_pinned = 0
     if on_accelerator and num_kept < num_experts:
         num_pinned = min(num_experts, (placed.host_budget_bytes - sum(placed.host_bytes.values())) // expert_bytes)
-    experts = ExpertPlacement(
-        num_experts=num_experts, num_kept=num_kept, num_pinned=num_pinned, expert_bytes=expert_bytes
+    experts = ExpertPlacement(num_experts=num_experts, num_kept=num_kept, num_pinned=0, expert_bytes=expert_bytes)
+    return with_pinned_experts(_with_experts(placed, experts), num_pinned)
+
+
+def _with_experts(placed: Placement, experts: ExpertPlacement) -> Placement:
+    """Return a placement with these experts in place of the bytes reserved for some; the others are read from disk."""
+    kept = {f"{experts.num_kept} of {experts.num_experts} experts": experts.kept_bytes}
+    device_bytes, host_bytes = (
+        {what: used for what, used in uses.items() if what != EXPERTS} | (kept if is_theirs else {})
+        for uses, is_theirs in ((placed.device_bytes, not experts.is_on_host), (placed.host_bytes, experts.is_on_host))
     )
-    device_bytes = {what: used for what, used in placed.device_bytes.items() if what != EXPERTS}
-    device_bytes[f"{num_kept} of {num_experts} experts"] = experts.kept_bytes
-    disk_bytes = max(0, experts.num_left - num_pinned) * expert_bytes
+    read_bytes = experts.num_left * experts.expert_bytes
     return replace(
         placed,
         device_bytes=device_bytes,
-        host_bytes=counted(placed.host_bytes, num_pinned, PINNED, num_pinned * expert_bytes),
-        streamed_bytes=placed.streamed_bytes + experts.num_left * expert_bytes,
-        disk_bytes=placed.disk_bytes + disk_bytes,
+        host_bytes=host_bytes,
+        streamed_bytes=placed.streamed_bytes + read_bytes,
+        disk_bytes=placed.disk_bytes + read_bytes,
         experts=experts,
     )
 
 
 def with_pinned_experts(placement: Placement, num_pinned: int) -> Placement:
-    """Return the placement as it is where the system locked memory for so few experts: others come from disk."""
+    """Return the placement where the system locks memory for this many experts: others come from disk."""
     experts = placement.experts
     if experts is None or num_pinned == experts.num_pinned:
         return placement

@@ -1,4 +1,4 @@
-"""Experts are handed out as their layers ask for them: those in memory at once, the others as they are read.
+"""Experts are handed out as their layers request them: those in memory at once, the others as they are read.
 
 The order in which they come is free, so reading and computing overlap. What an expert's memory is, mapped pages or a
 device's, is the business of `ExpertMemory`, and so is which experts are computed on the host, where they lie.
@@ -16,9 +16,10 @@ import torch
 
 from offload.experts.expert_cache import ExpertCache
 from offload.experts.expert_group import ExpertGroup, ExpertWeights
+from offload.experts.expert_use import ExpertUse
 from offload.layer_store import LayerRecord
 
-# Of a layer's experts: where so many were asked for, the next layer's are likely to be, and may be read meanwhile
+# Of a layer's experts: where this share is requested, the next layer's are likely to be, and are read meanwhile
 SHARE_FOR_ALL = 0.75
 MAX_UNDER_WAY = 16  # that are being read at a time
 HOST = torch.device("cpu")
@@ -36,19 +37,19 @@ class HandedExpert:
 
 
 class ExpertMemory(Protocol):
-    """Where experts live while they are in memory, and how they get there. All is called on one thread."""
+    """The memory of experts, and their way into it. All methods are called on one thread."""
 
-    device: torch.device  # of what is brought
+    device: torch.device  # of experts that are brought
 
     @property
     def num_pinned(self) -> int:
         """The number of experts that wait in locked memory."""
 
     def where_it_lies(self, group: ExpertGroup, record: LayerRecord, rows: int) -> ExpertWeights | None:
-        """Return an absent expert's weights on the host, if so many rows are computed there; None: it is brought."""
+        """Return an absent expert's weights on the host, if these rows are computed there; None: it is brought."""
 
     def has_time(self) -> bool:
-        """Return whether an expert that nobody waits for can be brought without keeping others waiting."""
+        """Return whether a further expert can be brought without delaying those that are waited for."""
 
     def bring(self, group: ExpertGroup, record: LayerRecord) -> Wait:
         """Begin to bring an expert into memory."""
@@ -63,7 +64,7 @@ class ExpertMemory(Protocol):
         """Let an expert's memory go, once it is not being read from or brought any more."""
 
     def announce(self, record: LayerRecord) -> None:
-        """Let the disk start on an expert that is likely to be asked for."""
+        """Let the disk start on an expert that is likely to be requested."""
 
     def clear(self) -> None:
         """Let all experts' memory go, once none is being brought any more."""
@@ -74,7 +75,7 @@ class ExpertMemory(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertCounts:
-    """What was asked for since the model was loaded; the difference of two is what happened between them."""
+    """Requests since the model was loaded; the difference of two records is of the time between them."""
 
     asked: int = 0  # experts, each once for a layer's rows
     hits: int = 0  # of these, in memory
@@ -82,7 +83,7 @@ class ExpertCounts:
     read_bytes: int = 0  # of the rest, as they are stored
 
     def __sub__(self, before: ExpertCounts) -> ExpertCounts:
-        """Return what was asked for since `before`."""
+        """Return the requests since `before`."""
         return ExpertCounts(
             asked=self.asked - before.asked,
             hits=self.hits - before.hits,
@@ -98,16 +99,16 @@ class ExpertSource:
         self._groups = tuple(groups)
         self._cache = cache
         self._memory = memory
-        self._announced: int | None = None  # the layer whose experts the disk was told of last
+        self._announced: int | None = None  # the layer whose experts were announced last
         self._is_torn = False  # whether an interrupt left the books half written
         self.counts = ExpertCounts()
 
     def take(self, row: int, rows_of: Mapping[int, int]) -> Generator[HandedExpert]:
-        """Yield each of the experts with its weights, which are valid until the next is asked for.
+        """Yield each of the experts with its weights, which are valid until the next is taken.
 
         `rows_of` has the number of rows of each. Those in memory come first, then those that are computed where they
-        lie, while the others are read. Whoever does not take all closes the iterator. Raises what reading an expert
-        met.
+        lie, while the others are read. A caller that does not take all closes the iterator. Raises the error of reading
+        an expert.
         """
         if self._is_torn:
             self._cache.clear()
@@ -120,13 +121,23 @@ class ExpertSource:
             raise
         self._is_torn = False
 
+    @property
+    def num_pinned(self) -> int:
+        """The number of experts that wait in locked memory."""
+        return self._memory.num_pinned
+
+    @property
+    def use(self) -> ExpertUse:
+        """The share of the passes so far that requested each expert."""
+        return self._cache.use()
+
     def close(self) -> None:
         """End all reading."""
         self._memory.close()
 
     def _handed_out(self, row: int, rows_of: Mapping[int, int]) -> Generator[HandedExpert]:
         group, cache, memory = self._groups[row], self._cache, self._memory
-        ready = deque(cache.ask(row, list(rows_of)))
+        ready = deque(cache.request(row, list(rows_of)))
         kept = set(ready)
         absent = [expert for expert in rows_of if expert not in kept]
         lying = {expert: memory.where_it_lies(group, group.experts[expert], rows_of[expert]) for expert in absent}
@@ -134,12 +145,12 @@ class ExpertSource:
         missing = deque(expert for expert, weights in lying.items() if weights is None)
         under_way: deque[tuple[int, Wait]] = deque()
         self._count(group, asked=len(rows_of), hits=len(ready), in_place=len(in_place))
-        asks_for_all = len(rows_of) >= SHARE_FOR_ALL * group.num_experts
+        needs_all = len(rows_of) >= SHARE_FOR_ALL * group.num_experts
         try:
             while ready or in_place or missing or under_way:
                 self._begin(row, missing, under_way)
-                if asks_for_all and not missing:
-                    asks_for_all = False
+                if needs_all and not missing:
+                    needs_all = False
                     self._announce_next(row)
                 if in_place and not ready:
                     expert, weights = in_place.popleft()
@@ -153,13 +164,13 @@ class ExpertSource:
                 self._release(row, ready.popleft())
         finally:
             while under_way:
-                with suppress(Exception):  # one error is on its way out, and who asks again meets the others again
+                with suppress(Exception):  # one error is on its way out, and the next request meets the others again
                     self._await(row, under_way, ready)
             while ready:
                 self._release(row, ready.popleft())
 
     def _begin(self, row: int, missing: deque[int], under_way: deque[tuple[int, Wait]]) -> None:
-        """Begin to read what is missing, as far as there is room."""
+        """Begin to read missing experts, as far as there is memory."""
         group = self._groups[row]
         while missing and len(under_way) < MAX_UNDER_WAY:
             leaving = self._cache.admit(row, missing[0])
@@ -182,7 +193,7 @@ class ExpertSource:
         self._cache.release(row, expert)
 
     def _announce_next(self, row: int) -> None:
-        """Let the disk go on with the next layer, after what this one asks for."""
+        """Let the disk go on with the next layer, after the requests of this one."""
         following = (row + 1) % len(self._groups)
         if following == self._announced:
             return  # by earlier rows of the same pass

@@ -1,14 +1,14 @@
-"""Which experts routers ask for most: what was measured of earlier texts says which are worth a place in memory."""
+"""The use of experts, measured on earlier texts, says which are worth a place in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-ExpertUse = tuple[tuple[float, ...], ...]  # [layers that have experts][experts]: the share of passes that asked for it
+ExpertUse = tuple[tuple[float, ...], ...]  # [layers that have experts][experts]: the share of passes that requested it
 
 
 def most_used(num_experts: Sequence[int], use: ExpertUse | None, count: int) -> list[list[int]]:
-    """Return, for each layer of so many experts, which of them are among the `count` most used of all layers.
+    """Return, for each layer of `num_experts`, those that are among the `count` most used of all layers.
 
     Where nothing was measured they are the first ones. Experts that are used alike come in the order of layers.
     """

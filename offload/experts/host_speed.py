@@ -1,4 +1,4 @@
-"""How fast the host computes experts where they lie, measured by the products that it would make."""
+"""The speed of experts that the host computes where they lie, measured by the products that it would make."""
 
 from __future__ import annotations
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from offload.checkpoint import parse_json
-from offload.formats.bitsandbytes_kernels import bitsandbytes_functional
 from offload.formats.packed_format import BLOCK_SIZE, WEIGHTS_AT_ONCE, Layouts, StoredParameter, content_of
 
 STATE_KEY = "quant_state.bitsandbytes__"  # of the small JSON beside a weight; the format's name follows
@@ -21,6 +23,29 @@ NESTED_BLOCK_SIZE = 256  # scales that share a scale of their own
 MAX_WEIGHTS_AT_ONCE = 1 << 28  # the kernels count in 32 bits
 # The CPU kernel makes a new tensor: an allocator reuses small ones, and keeps hundreds of MiB of freed large ones.
 MAX_WEIGHTS_AT_ONCE_ON_CPU = 1 << 20
+
+
+@functools.cache
+def bitsandbytes_functional() -> ModuleType:
+    """Return the module bitsandbytes.functional, imported without a look at the network.
+
+    On some processors bitsandbytes downloads a faster kernel while it is imported, if a package named `kernels` is
+    installed, and warns if it is not.
+    """
+    logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
+    level, kernels = logger.level, sys.modules.get("kernels")
+    logger.setLevel(logging.ERROR)
+    sys.modules["kernels"] = None  # type: ignore[assignment]  # makes `import kernels` fail
+    try:
+        from bitsandbytes import functional
+    finally:
+        logger.setLevel(level)
+        if kernels is None:
+            del sys.modules["kernels"]
+        else:
+            sys.modules["kernels"] = kernels
+    module: ModuleType = functional
+    return module
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +69,7 @@ class Bitsandbytes4Bit:
             return None
         nested = f"{parameter}.nested_absmax" in stored
         state = stored[self._state_name(parameter)][0]
-        if not state.file.name:  # of a checkpoint that is only planned
+        if state.is_planned:
             return replace(self, nested=nested)
         return self._read_state(weight, content_of(state), nested=nested)
 

@@ -1,4 +1,4 @@
-"""The packed formats that are known, and how to tell which of them a weight is in."""
+"""The list of packed formats, and which of them a weight is in."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def packing_of(
 
 
 def format_to_pack(name: str) -> Packer:
-    """Return the format that `name` asks to pack weights in."""
+    """Return the format of this name to pack weights in."""
     return {known.name: known for known in PACKERS}[name]
 
 

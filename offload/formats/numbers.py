@@ -1,4 +1,4 @@
-"""Numbers of four bits, and scales: what the published formats have in common.
+"""Numbers of four bits, and scales, for all published formats.
 
 Two numbers share a byte, the first in its low half. Both are looked up at once.
 """

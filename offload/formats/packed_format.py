@@ -1,4 +1,4 @@
-"""What a packed format does: it is found by its tensors, laid out, packed where we can, and unpacked."""
+"""The interface of a packed format: it is found by its tensors, laid out, packed where we can, and unpacked."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from offload.checkpoint import TensorEntry
 from offload.errors import CheckpointError
 from offload.stored_names import Pieces
 
-BLOCK_SIZE = 64  # a matrix that is packed here has a multiple of so many weights, whatever the format
+BLOCK_SIZE = 64  # the weights of a matrix that is packed here are a multiple of it, in every format
 WEIGHTS_AT_ONCE = 1 << 20  # whose temporaries exist together while a weight is packed
 # The layout of a state, which is read once and never streamed: its length depends on the digits of its numbers.
 STATE = ((0,), torch.uint8)
 
-Layouts = dict[str, tuple[tuple[int, ...], torch.dtype]]  # part -> (shape, dtype)
+Layouts = dict[str, tuple[tuple[int, ...], torch.dtype]]  # part, or its name in a checkpoint -> (shape, dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Packing(Protocol):
 
     @property
     def name(self) -> str:
-        """What a user calls the format."""
+        """The format's name for users."""
 
     def part_shapes(self, shape: tuple[int, ...]) -> Layouts:
         """Return the parts of a weight of this shape."""
@@ -75,11 +75,11 @@ class PackedFormat(Protocol):
 
     @property
     def name(self) -> str:
-        """What a user calls the format."""
+        """The format's name for users."""
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """What config.json states as `quant_method` for checkpoints in this format."""
+        """The `quant_method` values in config.json of checkpoints in this format."""
 
     @property
     def detect(self) -> Callable[[StoredParameter], Packing | None]:
@@ -93,7 +93,7 @@ class Packer(PackedFormat, Packing, Protocol):
     """A format that weights are packed in here; it describes those before there are any."""
 
     def states(self, parameter: str, shape: tuple[int, ...]) -> dict[str, bytes]:
-        """Return what is stored beside the parts: name in a checkpoint -> content.
+        """Return the states that are stored beside the parts: name in a checkpoint -> content.
 
         It is read once and never streamed.
         """
@@ -108,6 +108,13 @@ class Packer(PackedFormat, Packing, Protocol):
         """Return the weight's own format, and its parts, on the weight's device."""
 
 
+def stored_layout(packer: Packer, parameter: str, shape: tuple[int, ...]) -> Layouts:
+    """Return stored name -> (shape, dtype) of a weight's parts and states."""
+    layouts = packer.part_shapes(shape)
+    parts = {name: layouts[part] for part, name in packer.stored_names(parameter).items()}
+    return parts | dict.fromkeys(packer.states(parameter, shape), STATE)
+
+
 def cannot_be_used(parameter: str, reason: str) -> CheckpointError:
     """Return the error for a packed weight of a checkpoint."""
     return CheckpointError(
@@ -119,7 +126,7 @@ def cannot_be_used(parameter: str, reason: str) -> CheckpointError:
 
 def content_of(entry: TensorEntry) -> bytes:
     """Return the bytes of a small tensor; none where it is only planned."""
-    if not entry.file.name:
+    if entry.is_planned:
         return b""
     with entry.file.open("rb") as file:
         file.seek(entry.offset)

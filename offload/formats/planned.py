@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from offload.errors import CheckpointError
 from offload.formats.bitsandbytes_4bit import FP4, NF4
 from offload.formats.bitsandbytes_int8 import INT8
-from offload.formats.packed_format import STATE, Layouts, Packer
+from offload.formats.packed_format import Layouts, Packer, stored_layout
 from offload.formats.stated import COMPRESSED, compressed_groups, format_stated
 
 WORD_BITS = 32
@@ -75,14 +75,12 @@ def _bitsandbytes(parameter: str, shape: tuple[int, ...], stated: Mapping[str, A
     nested = bool(stated.get("bnb_4bit_use_double_quant"))
     four_bits = FP4 if stated.get("bnb_4bit_quant_type", "fp4") == "fp4" else NF4
     packer: Packer = INT8 if stated.get("load_in_8bit") else replace(four_bits, nested=nested)
-    shapes = packer.part_shapes(shape)
-    parts = {name: shapes[part] for part, name in packer.stored_names(parameter).items()}
-    return parts | dict.fromkeys(packer.states(parameter, shape), STATE)
+    return stored_layout(packer, parameter, shape)
 
 
 def _fp8(rows: int, columns: int, stated: Mapping[str, Any]) -> Layouts:
     block = stated.get("weight_block_size")
-    scale: tuple[int, ...] = (-(-rows // block[0]), -(-columns // block[1])) if block else ()
+    scale = _num_blocks(rows, columns, block) if block else ()
     return {"weight": ((rows, columns), torch.float8_e4m3fn), "weight_scale_inv": (scale, torch.float32)}
 
 
@@ -92,11 +90,7 @@ def _fbgemm_fp8(rows: int, columns: int, stated: Mapping[str, Any]) -> Layouts:
 
 def _modelopt(rows: int, columns: int, stated: Mapping[str, Any]) -> Layouts:
     if stated.get("quant_algo") == "NVFP4":
-        return {
-            "weight": ((rows, columns // 2), torch.uint8),
-            "weight_scale": ((rows, columns // 16), torch.float8_e4m3fn),
-            "weight_scale_2": ((), torch.float32),
-        }
+        return {"weight_scale_2": ((), torch.float32), **_fp4(rows, columns, "weight", torch.float8_e4m3fn)}
     if stated.get("quant_algo") == "FP8":
         return {"weight": ((rows, columns), torch.float8_e4m3fn), "weight_scale": ((), torch.float32)}
     raise _not_said(stated)
@@ -113,12 +107,8 @@ def _gptq(rows: int, columns: int, stated: Mapping[str, Any]) -> Layouts:
 
 
 def _awq(rows: int, columns: int, stated: Mapping[str, Any]) -> Layouts:
-    groups = _num_groups(columns, stated.get("group_size"))
-    return {
-        "qweight": ((columns, rows // 8), torch.int32),
-        "qzeros": ((groups, rows // 8), torch.int32),
-        "scales": ((groups, rows), torch.float16),
-    }
+    as_gptq = _gptq(rows, columns, {"group_size": stated.get("group_size")})
+    return {**as_gptq, "qweight": ((columns, rows // 8), torch.int32)}
 
 
 LAYOUTS: dict[str, Callable[[int, int, Mapping[str, Any]], Layouts]] = {
@@ -141,16 +131,10 @@ def _group_of(module: str, stated: Mapping[str, Any]) -> Mapping[str, Any] | Non
 def _compressed(rows: int, columns: int, weights: Mapping[str, Any], form: str, stated: Mapping[str, Any]) -> Layouts:
     bits, groups = weights.get("num_bits", 8), _num_groups(columns, weights.get("group_size"))
     if form == "nvfp4-pack-quantized":
-        return {
-            "weight_packed": ((rows, columns // 2), torch.uint8),
-            "weight_scale": ((rows, columns // 16), torch.float8_e4m3fn),
-            "weight_global_scale": ((1,), torch.float32),
-        }
+        parts = _fp4(rows, columns, "weight_packed", torch.float8_e4m3fn)
+        return {"weight_global_scale": ((1,), torch.float32), **parts}
     if form == "mxfp4-pack-quantized":
-        return {
-            "weight_packed": ((rows, columns // 2), torch.uint8),
-            "weight_scale": ((rows, columns // 32), torch.uint8),
-        }
+        return _fp4(rows, columns, "weight_packed", torch.uint8)
     if form == "pack-quantized" and bits in {4, 8}:
         each = WORD_BITS // bits
         layout: Layouts = {
@@ -167,9 +151,20 @@ def _compressed(rows: int, columns: int, weights: Mapping[str, Any], form: str, 
     block = weights.get("block_structure")
     scale: tuple[int, ...] = {"tensor": (1,), "group": (rows, groups)}.get(weights["strategy"], (rows, 1))
     if block:
-        scale = (-(-rows // block[0]), -(-columns // block[1]))
+        scale = _num_blocks(rows, columns, block)
     dtype = torch.uint8 if form == "mxfp8-quantized" else torch.float32
     return {"weight": ((rows, columns), torch.float8_e4m3fn), "weight_scale": (scale, dtype)}
+
+
+def _fp4(rows: int, columns: int, packed: str, scale_dtype: torch.dtype) -> Layouts:
+    """Return the parts of NVFP4, whose scales have numbers of eight bits for 16 columns, or MXFP4: bytes for 32."""
+    group = 32 if scale_dtype == torch.uint8 else 16
+    return {packed: ((rows, columns // 2), torch.uint8), "weight_scale": ((rows, columns // group), scale_dtype)}
+
+
+def _num_blocks(rows: int, columns: int, block: Sequence[int]) -> tuple[int, int]:
+    """Return the blocks that share a scale, along rows and columns."""
+    return -(-rows // block[0]), -(-columns // block[1])
 
 
 def _num_groups(columns: int, group_size: int | None) -> int:

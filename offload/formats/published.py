@@ -17,7 +17,7 @@ from torch import Tensor
 from offload.formats.packed_format import Layouts, StoredParameter
 from offload.stored_names import Pieces
 
-# Whose temporaries exist together. On a CPU they stay in its cache; a GPU wants few and large steps.
+# Whose temporaries exist together. On a CPU they stay in its cache; a GPU is fastest in few and large steps.
 WEIGHTS_AT_ONCE_ON_CPU = 1 << 18
 WEIGHTS_AT_ONCE_ON_GPU = 1 << 22
 TEMPORARY_BYTES = 24  # of a weight that is being unpacked: products, indices, scales
@@ -31,7 +31,7 @@ def weights_at_once(device: torch.device) -> int:
 
 
 def temporary_bytes(device: torch.device) -> int:
-    """Return the bytes of what is made while weights are unpacked, beside the weights."""
+    """Return the bytes of the temporaries of unpacking, beside the weights."""
     return TEMPORARY_BYTES * weights_at_once(device)
 
 
@@ -48,7 +48,7 @@ class StoredPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedWeight:
-    """How one parameter is packed."""
+    """The packing of one parameter."""
 
     name: str
     num_matrices: int

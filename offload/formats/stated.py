@@ -1,4 +1,4 @@
-"""What config.json states about packed weights: which format, whether it is read, and what else its runtime does."""
+"""config.json states the format of packed weights: whether we read it, and what else its runtime does."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def check_readable(stated: Mapping[str, Any], folder: Path) -> None:
 
 
 def quantises_activations(stated: Mapping[str, Any]) -> bool:
-    """Return whether other programs also quantise what the weights are multiplied with."""
+    """Return whether other programs also quantise activations."""
     method = stated.get("quant_method")
     if method == COMPRESSED:
         return any(group.get("input_activations") for group in compressed_groups(stated))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -63,10 +62,8 @@ def found(
 ) -> tuple[Packing, dict[str, Tensor]]:
     """Return how the matrix is packed, and its parts by the packing's names."""
     stored = {
-        f"a.{leaf}": (TensorEntry(name=f"a.{leaf}", dtype=part.dtype, shape=tuple(part.shape), file=Path(), offset=0,
-                                  num_bytes=part.nbytes),)
-        for leaf, part in parts.items()
-    }  # fmt: skip
+        f"a.{leaf}": (TensorEntry.planned(f"a.{leaf}", tuple(part.shape), part.dtype),) for leaf, part in parts.items()
+    }
     packing = packing_of("a.weight", shape, stored, stated)
     assert packing is not None
     names = packing.stored_names("a.weight")

@@ -31,7 +31,7 @@ from edgespec.model.pass_rows import next_rows
 from edgespec.pair.folder import open_model
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from edgespec.placement.weights import weights_by_size
-from offload.formats.bitsandbytes_kernels import bitsandbytes_functional
+from offload.formats.bitsandbytes_4bit import bitsandbytes_functional
 
 MIB = 1 << 20
 CPU = torch.device("cpu")

@@ -3,14 +3,13 @@
 import dataclasses
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from offload.checkpoint import Checkpoint, read_checkpoint
 from offload.device import CudaDevice, PinningError
@@ -20,21 +19,20 @@ from offload.loaders import CudaLoader
 from offload.pinned import PinnedBuffer
 from offload.placement import NUM_STAGING_BUFFERS, place_layers
 from offload.quantized_cache import load_or_quantize
-from offload.skeleton import build_skeleton
 from offload.streamed_model import StreamedModel
 from profiles.in_place import HostRates
 from tests.conftest import FAMILIES, make_model, save_folder
-from tests.offload.experts.mixtures import save_mixture, skeleton_of
+from tests.offload.experts.mixtures import save_mixture
+from tests.offload.streaming import UNLIMITED, logits, skeleton_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-UNLIMITED = 1 << 40
 CUDA = torch.device("cuda", 0)
 TIERS = ("disk", "pinned")
 
 
 @contextmanager
 def on_device(folder: Path, checkpoint: Checkpoint, *, resident: int, tier: str) -> Iterator[PreTrainedModel]:
-    skeleton = build_skeleton(AutoConfig.from_pretrained(folder), checkpoint, dtype=torch.bfloat16)
+    skeleton = skeleton_of(folder, torch.bfloat16, checkpoint=checkpoint)
     staging_bytes = NUM_STAGING_BUFFERS * max(record.flat_bytes for record in skeleton.records)
     placement = place_layers(
         skeleton.records,
@@ -45,26 +43,15 @@ def on_device(folder: Path, checkpoint: Checkpoint, *, resident: int, tier: str)
         max_resident=resident,
     )
     assert resident == 3 or (placement.num_on_disk > 0) == (tier == "disk")
-    model = StreamedModel(skeleton, placement, device=CUDA)
-    try:
+    with closing(StreamedModel(skeleton, placement, device=CUDA)) as model:
         yield model.model
-    finally:
-        model.close()
-
-
-def logits(model: PreTrainedModel) -> Tensor:
-    ids = torch.arange(20, device=CUDA)[None]
-    with torch.no_grad():
-        for _ in range(3):
-            found: Tensor = model(input_ids=ids, position_ids=ids, use_cache=False).logits
-    return found
 
 
 def quantized(folder: Path, quant: str, cache: Path) -> Checkpoint:
     checkpoint = read_checkpoint(folder)
     if quant == "none":
         return checkpoint
-    skeleton = build_skeleton(AutoConfig.from_pretrained(folder), checkpoint, dtype=torch.bfloat16)
+    skeleton = skeleton_of(folder, torch.bfloat16)
     return load_or_quantize(skeleton, checkpoint, quant, cache_folder=cache, device=CUDA)
 
 
@@ -75,10 +62,10 @@ def test_streamed_logits_equal_resident_logits(family: str, quant: str, tier: st
     folder = save_folder(tmp_path / "model", make_model(FAMILIES[family](), dtype=torch.bfloat16), shard="20KB")
     checkpoint = quantized(folder, quant, tmp_path / "cache")
     with on_device(folder, checkpoint, resident=3, tier=tier) as model:
-        expected = logits(model)
+        expected = logits(model, passes=3)
     for resident in (0, 1):
         with on_device(folder, checkpoint, resident=resident, tier=tier) as model:
-            assert torch.equal(logits(model), expected)
+            assert torch.equal(logits(model, passes=3), expected)
 
 
 @pytest.mark.parametrize("slow", ["load", "release"])
@@ -88,7 +75,7 @@ def test_results_do_not_depend_on_what_is_slow(
 ) -> None:
     checkpoint = read_checkpoint(pair_folders[0])
     with on_device(pair_folders[0], checkpoint, resident=3, tier=tier) as model:
-        expected = logits(model)
+        expected = logits(model, passes=3)
     original: Any = getattr(CudaLoader, slow)
 
     def sleepy(self: CudaLoader, *arguments: Any) -> None:
@@ -102,7 +89,7 @@ def test_results_do_not_depend_on_what_is_slow(
     monkeypatch.setattr(CudaLoader, slow, sleepy)
     with on_device(pair_folders[0], checkpoint, resident=0, tier=tier) as model:
         for _ in range(3):
-            assert torch.equal(logits(model), expected)
+            assert torch.equal(logits(model, passes=3), expected)
 
 
 @pytest.mark.parametrize("up_to_rows", [0.0, 9.5, math.inf, None], ids=["move", "few-stay", "stay", "left-to-the-cpu"])
@@ -130,12 +117,9 @@ def test_experts_on_demand_give_what_resident_ones_give(
     experts = dataclasses.replace(
         placement.experts, num_kept=2, num_pinned=0 if up_to_rows is None else placement.experts.num_experts
     )
-    model = StreamedModel(skeleton, dataclasses.replace(placement, experts=experts), device=CUDA)
-    try:
-        torch.testing.assert_close(logits(model.model), logits(reference), atol=1e-4, rtol=1e-4)
+    with closing(StreamedModel(skeleton, dataclasses.replace(placement, experts=experts), device=CUDA)) as model:
+        torch.testing.assert_close(logits(model.model, passes=3), logits(reference, passes=3), atol=1e-4, rtol=1e-4)
         assert (model.expert_counts.in_place > 0) == (up_to_rows not in {0.0, None})
-    finally:
-        model.close()
 
 
 def test_locked_memory_is_as_large_as_asked_for_and_copies_asynchronously() -> None:
@@ -157,8 +141,8 @@ def test_a_refused_lock_is_an_error_of_ours_and_leaves_the_device_usable() -> No
 
 def test_nothing_is_allocated_on_the_device_after_the_first_pass(pair_folders: tuple[Path, Path]) -> None:
     with on_device(pair_folders[0], read_checkpoint(pair_folders[0]), resident=0, tier="pinned") as model:
-        logits(model)
+        logits(model, passes=3)
         before = torch.cuda.memory_stats(CUDA)["segment.all.allocated"]
         for _ in range(5):
-            logits(model)
+            logits(model, passes=3)
         assert torch.cuda.memory_stats(CUDA)["segment.all.allocated"] == before

@@ -16,24 +16,14 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from transformers import AutoConfig
 
-from offload.checkpoint import read_checkpoint
 from offload.direct_reads import open_direct
 from offload.layer_store import LayerRecord, LayerStore
 from offload.loaders import CudaLoader
 from offload.pinned import PinnedBuffer
-from offload.placement import place_layers
-from offload.skeleton import Skeleton, build_skeleton
 from offload.streamed_model import StreamedModel
 from tests.offload.simulated_device import SimulatedDevice
-
-CPU = torch.device("cpu")
-UNLIMITED = 1 << 40
-
-
-def skeleton_of(folder: Path) -> Skeleton:
-    return build_skeleton(AutoConfig.from_pretrained(folder), read_checkpoint(folder), dtype=torch.bfloat16)
+from tests.offload.streaming import CPU, skeleton_of, unlimited_placement
 
 
 def make_loader(
@@ -45,7 +35,7 @@ def make_loader(
 
 @pytest.mark.parametrize("pinned_layers", [set(), {0, 1}, {0, 1, 2}], ids=["disk", "both", "pinned"])
 def test_slots_hold_the_layers_that_were_loaded(pinned_layers: set[int], pair_folders: tuple[Path, Path]) -> None:
-    records = skeleton_of(pair_folders[0]).records
+    records = skeleton_of(pair_folders[0], torch.bfloat16).records
     loader = make_loader(records, SimulatedDevice(is_eager=True), pinned_layers=pinned_layers)
     store = LayerStore({entry.file for record in records for entry in record.entries})
     for position in range(7):
@@ -63,7 +53,7 @@ def test_slots_hold_the_layers_that_were_loaded(pinned_layers: set[int], pair_fo
 def test_where_little_memory_can_be_locked_the_rest_is_read_from_its_files(
     allowed: int, pair_folders: tuple[Path, Path], caplog: Any
 ) -> None:
-    records = skeleton_of(pair_folders[0]).records
+    records = skeleton_of(pair_folders[0], torch.bfloat16).records
     device = SimulatedDevice(is_eager=True, max_locked=allowed)
     with caplog.at_level(logging.WARNING):
         loader = make_loader(records, device, pinned_layers={0, 1, 2})
@@ -79,7 +69,7 @@ def test_where_little_memory_can_be_locked_the_rest_is_read_from_its_files(
 
 def test_layers_that_were_to_be_in_memory_come_by_the_page_cache(pair_folders: tuple[Path, Path]) -> None:
     """There is memory for them, though none that can be locked: the page cache has it. Others are read past it."""
-    records = skeleton_of(pair_folders[0]).records
+    records = skeleton_of(pair_folders[0], torch.bfloat16).records
     assert all(record.is_stored_as_computed for record in records)
     if open_direct(records) is None:
         pytest.skip("no direct reads here")
@@ -106,7 +96,7 @@ def test_what_was_locked_is_unlocked_when_loading_fails_half_way(
 
     monkeypatch.setattr(LayerStore, "populate", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        make_loader(skeleton_of(pair_folders[0]).records, device, pinned_layers={0, 1, 2})
+        make_loader(skeleton_of(pair_folders[0], torch.bfloat16).records, device, pinned_layers={0, 1, 2})
     gc.collect()
     assert not device.pinned
 
@@ -125,7 +115,7 @@ def test_memory_is_there_before_it_is_locked(num_bytes: int) -> None:
 
 def test_half_a_staging_ring_is_given_back(pair_folders: tuple[Path, Path]) -> None:
     device = SimulatedDevice(max_locked=1)
-    loader = make_loader(skeleton_of(pair_folders[0]).records, device, pinned_layers=set())
+    loader = make_loader(skeleton_of(pair_folders[0], torch.bfloat16).records, device, pinned_layers=set())
     assert not device.pinned
     loader.close()
 
@@ -136,15 +126,9 @@ def test_a_model_streams_through_it(pair_folders: tuple[Path, Path], monkeypatch
         "offload.streamed_model.CpuLoader",
         lambda _store, records, num_slots: make_loader(records, device, pinned_layers={1}, num_slots=num_slots),
     )
-    skeleton, plain = skeleton_of(pair_folders[0]), skeleton_of(pair_folders[0])
-    resident = StreamedModel(
-        plain, place_layers(plain.records, device_uses={}, device_budget_bytes=UNLIMITED), device=CPU
-    )
-    streamed = StreamedModel(
-        skeleton,
-        place_layers(skeleton.records, device_uses={}, device_budget_bytes=UNLIMITED, max_resident=0),
-        device=CPU,
-    )
+    skeleton, plain = (skeleton_of(pair_folders[0], torch.bfloat16) for _ in range(2))
+    resident = StreamedModel(plain, unlimited_placement(plain), device=CPU)
+    streamed = StreamedModel(skeleton, unlimited_placement(skeleton, resident=0), device=CPU)
     ids = torch.arange(9)[None]
     with torch.no_grad():
         for _ in range(3):

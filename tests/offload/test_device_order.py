@@ -183,7 +183,7 @@ def test_what_an_abandoned_computation_reads_is_not_loaded_over(records: list[La
 
 def test_where_few_layers_can_be_locked_others_lie_between_them(records: list[LayerRecord]) -> None:
     computation = Computation(records, SimulatedDevice(max_locked=2), tier="locked", num_slots=1)
-    assert set(computation.loader._pinned) == {0, 2}
+    assert computation.loader.pinned_layers == {0, 2}
     computation.loader.close()
 
 

@@ -21,14 +21,13 @@ from offload.checkpoint import Checkpoint, read_checkpoint
 from offload.errors import CheckpointError
 from offload.experts.expert_placement import place_on_demand
 from offload.formats.packed_format import content_of
-from offload.placement import PlaceBytes, place_layers
 from offload.quantize import quantized_checkpoint
 from offload.quantized_cache import load_or_quantize
 from offload.skeleton import build_skeleton
-from offload.streamed_model import StreamedModel
 from tests.conftest import VOCAB, make_model, save_folder
 from tests.offload.experts.mixtures import with_room_for
 from tests.offload.formats.published_checkpoints import PUBLISHED, publish, publish_gpt_oss, save
+from tests.offload.streaming import CPU, UNLIMITED, logits, skeleton_of, streamed_logits, unlimited_placement
 
 SIZES = {
     "vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -78,36 +77,27 @@ def _made(form: str, model: str) -> Path:
     return folder
 
 
-def logits(model: torch.nn.Module) -> Tensor:
-    ids = torch.arange(40)[None]
-    with torch.no_grad():
-        for _ in range(2):  # the second pass reads slots that were used before
-            found: Tensor = model(input_ids=ids, position_ids=ids, use_cache=False).logits
-    return found
-
-
-def streamed_logits(folder: Path, *, resident: int, on_demand: bool = False) -> Tensor:
-    skeleton = build_skeleton(AutoConfig.from_pretrained(folder), read_checkpoint(folder), dtype=torch.float32)
-    memory: PlaceBytes = {"device_uses": {}, "device_budget_bytes": 1 << 40, "max_resident": resident}
-    placement = place_layers(skeleton.records, **memory)
+def found_logits(folder: Path, *, resident: int, on_demand: bool = False) -> Tensor:
+    skeleton = skeleton_of(folder)
+    placement = unlimited_placement(skeleton, resident=resident)
     if on_demand:
-        placement = with_room_for(place_on_demand(skeleton.dense_records, skeleton.expert_groups, **memory), 2)
-    streamed = StreamedModel(skeleton, placement, device=torch.device("cpu"))
-    try:
-        return logits(streamed.model)
-    finally:
-        streamed.close()
+        placement = with_room_for(
+            place_on_demand(skeleton.dense_records, skeleton.expert_groups, device_uses={},
+                            device_budget_bytes=UNLIMITED, max_resident=resident),
+            2,
+        )  # fmt: skip
+    return streamed_logits(skeleton, placement, rows=40)
 
 
 @pytest.mark.parametrize(("form", "model"), CASES, ids=str)
 def test_streamed_and_resident_logits_are_those_of_the_meant_weights(form: str, model: str, tmp_path: Path) -> None:
     plain = published(tmp_path / "model", form, model)
-    expected = logits(AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).eval())
+    expected = logits(AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).eval(), rows=40)
     for resident in (0, 2):
-        found = streamed_logits(tmp_path / "model", resident=resident)
+        found = found_logits(tmp_path / "model", resident=resident)
         torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
     if model != "dense":
-        assert torch.equal(streamed_logits(tmp_path / "model", resident=0, on_demand=True), found)
+        assert torch.equal(found_logits(tmp_path / "model", resident=0, on_demand=True), found)
 
 
 @pytest.mark.parametrize(("form", "model"), IN_TURN, ids=str)
@@ -227,9 +217,9 @@ def test_parts_that_do_not_belong_together_are_named_before_a_weight_is_read(
 def test_experts_follow_each_other_by_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison above sees it where they follow each other by name."""
     plain = published(tmp_path / "model", "awq", "experts")
-    expected = logits(AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).eval())
+    expected = logits(AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).eval(), rows=40)
     monkeypatch.setattr(stored_names, "dot_natural_key", lambda name: name)
-    assert (streamed_logits(tmp_path / "model", resident=2) - expected).abs().max() > 1e-2
+    assert (found_logits(tmp_path / "model", resident=2) - expected).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("model", ["dense", "experts"])
@@ -242,10 +232,7 @@ def test_weights_of_eight_bits_can_be_made_smaller(model: str, tmp_path: Path) -
 
     def quantized(folder: Path) -> Checkpoint:
         checkpoint = read_checkpoint(folder)
-        skeleton = build_skeleton(AutoConfig.from_pretrained(folder), checkpoint, dtype=torch.float32)
-        return load_or_quantize(
-            skeleton, checkpoint, "nf4", cache_folder=tmp_path / "cache", device=torch.device("cpu")
-        )
+        return load_or_quantize(skeleton_of(folder), checkpoint, "nf4", cache_folder=tmp_path / "cache", device=CPU)
 
     found, expected = quantized(folder), quantized(plain)
     names = [name for name, entry in expected.tensors.items() if entry.file.parent != plain and "proj" in name]

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -16,22 +17,17 @@ from offload.architecture import architecture_checkpoint
 from offload.checkpoint import Checkpoint, read_checkpoint
 from offload.errors import CheckpointError
 from offload.formats import known
-from offload.formats.bitsandbytes_4bit import FORMATS_4BIT, NF4
+from offload.formats.bitsandbytes_4bit import FORMATS_4BIT, NF4, bitsandbytes_functional
 from offload.formats.bitsandbytes_int8 import INT8
-from offload.formats.bitsandbytes_kernels import bitsandbytes_functional
 from offload.formats.known import format_to_pack
 from offload.packed_weight import PackedModule, PackedWeight
-from offload.placement import place_layers
 from offload.quantize import quantized_checkpoint
 from offload.quantized_cache import load_or_quantize
-from offload.skeleton import build_skeleton
-from offload.streamed_model import StreamedModel
 from tests.conftest import FAMILIES, make_model, save_folder
 from tests.offload.formats.bitsandbytes_checkpoints import block_scales, looked_up, published
 from tests.offload.formats.whole_steps import WholeSteps
+from tests.offload.streaming import CPU, logits, skeleton_of, streamed_logits, unlimited_placement
 
-CPU = torch.device("cpu")
-UNLIMITED = 1 << 40
 FAMILIES_TRIED = ["llama-bias", "gpt2", "phi3", "qwen3-moe", "mixtral"]
 
 
@@ -54,27 +50,14 @@ def with_rounded_weights(model: PreTrainedModel, quant: str) -> PreTrainedModel:
     return model
 
 
-def streamed_logits(folder: Path, checkpoint: Checkpoint, *, resident: int) -> Tensor:
-    skeleton = build_skeleton(AutoConfig.from_pretrained(folder), checkpoint, dtype=torch.float32)
-    placement = place_layers(skeleton.records, device_uses={}, device_budget_bytes=UNLIMITED, max_resident=resident)
-    streamed = StreamedModel(skeleton, placement, device=CPU)
-    try:
-        return logits(streamed.model)
-    finally:
-        streamed.close()
-
-
-def logits(model: PreTrainedModel) -> Tensor:
-    ids = torch.arange(20)[None]
-    with torch.no_grad():
-        for _ in range(2):  # the second pass reads slots that were used before
-            found: Tensor = model(input_ids=ids, position_ids=ids, use_cache=False).logits
-    return found
+def logits_of(folder: Path, checkpoint: Checkpoint, *, resident: int) -> Tensor:
+    skeleton = skeleton_of(folder, checkpoint=checkpoint)
+    return streamed_logits(skeleton, unlimited_placement(skeleton, resident=resident))
 
 
 def quantized(folder: Path, quant: str, cache: Path) -> Checkpoint:
     checkpoint = read_checkpoint(folder)
-    skeleton = build_skeleton(AutoConfig.from_pretrained(folder), checkpoint, dtype=torch.float32)
+    skeleton = skeleton_of(folder, checkpoint=checkpoint)
     return load_or_quantize(skeleton, checkpoint, quant, cache_folder=cache, device=CPU)
 
 
@@ -89,7 +72,7 @@ def test_streamed_and_resident_logits_are_those_of_the_rounded_weights(family: s
         expected = logits(with_rounded_weights(plain, quant))
     assert (unrounded - expected).abs().max() > 1e-3  # rounding shows, or the comparison would say nothing
     for resident in (0, 1, 3):
-        torch.testing.assert_close(streamed_logits(folder, checkpoint, resident=resident), expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(logits_of(folder, checkpoint, resident=resident), expected, rtol=0, atol=1e-5)
 
 
 def test_a_new_format_needs_a_line_in_the_list_and_nothing_else(
@@ -99,19 +82,18 @@ def test_a_new_format_needs_a_line_in_the_list_and_nothing_else(
     monkeypatch.setattr(known, "FORMATS", (*known.FORMATS, WholeSteps()))
     monkeypatch.setattr(known, "PACKERS", (*known.PACKERS, WholeSteps()))
     folder = save_folder(tmp_path / "model", make_model(FAMILIES["llama"](), dtype=torch.bfloat16))
-    config = AutoConfig.from_pretrained(folder)
     checkpoint = quantized(folder, "steps", tmp_path / "cache")
     assert quantized(folder, "steps", tmp_path / "cache") == checkpoint
-    skeleton = build_skeleton(config, checkpoint, dtype=torch.float32)
+    skeleton = skeleton_of(folder, checkpoint=checkpoint)
     assert skeleton.packed_formats == ("steps",)
     plain = read_checkpoint(folder)
-    planned = quantized_checkpoint(build_skeleton(config, plain, dtype=torch.float32), plain, "steps")
-    assert build_skeleton(config, planned, dtype=torch.float32).num_scratch() == skeleton.num_scratch() > 0
+    planned = quantized_checkpoint(skeleton_of(folder), plain, "steps")
+    assert skeleton_of(folder, checkpoint=planned).num_scratch() == skeleton.num_scratch() > 0
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
         expected = logits(with_rounded_weights(model, "steps"))
     for resident in (0, 3):
-        torch.testing.assert_close(streamed_logits(folder, checkpoint, resident=resident), expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(logits_of(folder, checkpoint, resident=resident), expected, rtol=0, atol=1e-5)
     with pytest.raises(CheckpointError, match=r"quantised already \(steps\)"):
         quantized_checkpoint(skeleton, checkpoint, "steps")
 
@@ -121,10 +103,10 @@ def test_a_new_format_needs_a_line_in_the_list_and_nothing_else(
 def test_sizes_are_known_before_anything_is_quantised(family: str, quant: str, tmp_path: Path) -> None:
     folder = save_folder(tmp_path / "model", make_model(FAMILIES[family](), dtype=torch.bfloat16))
     config = AutoConfig.from_pretrained(folder)
-    real = build_skeleton(config, quantized(folder, quant, tmp_path / "cache"), dtype=torch.float32)
+    real = skeleton_of(folder, checkpoint=quantized(folder, quant, tmp_path / "cache"))
     for source in (read_checkpoint(folder), architecture_checkpoint(config, folder)):
-        skeleton = build_skeleton(config, source, dtype=torch.float32)
-        planned = build_skeleton(config, quantized_checkpoint(skeleton, source, quant), dtype=torch.float32)
+        skeleton = skeleton_of(folder, checkpoint=source)
+        planned = skeleton_of(folder, checkpoint=quantized_checkpoint(skeleton, source, quant))
         assert [r.stored_bytes for r in planned.records] == [r.stored_bytes for r in real.records]
         assert [r.flat_bytes for r in planned.records] == [r.flat_bytes for r in real.records]
         assert planned.num_scratch() == real.num_scratch() > 0
@@ -149,7 +131,7 @@ def test_checkpoints_published_by_bitsandbytes_load_as_they_are(kind: str, tmp_p
                     parameter.copy_(looked_up(packed, block_scales(state), tuple(parameter.shape), kind[:3]))
     expected = logits(plain)
     checkpoint = read_checkpoint(published(folder, kind))
-    torch.testing.assert_close(streamed_logits(folder, checkpoint, resident=1), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(logits_of(folder, checkpoint, resident=1), expected, rtol=0, atol=1e-5)
 
 
 def edit(folder: Path, change: Callable[[dict[str, Tensor]], None]) -> Checkpoint:
@@ -190,7 +172,7 @@ def test_a_packing_that_is_not_understood_is_refused_by_name(
     folder = save_folder(tmp_path / "model", make_model(FAMILIES["llama-bias"](), dtype=torch.bfloat16))
     checkpoint = edit(published(folder, kind), damage)
     with pytest.raises(CheckpointError, match=named) as caught:
-        build_skeleton(AutoConfig.from_pretrained(folder), checkpoint, dtype=torch.float32)
+        skeleton_of(folder, checkpoint=checkpoint)
     assert caught.value.code == "E_QUANTIZED"
 
 
@@ -205,7 +187,7 @@ def test_experts_that_were_quantised_one_by_one_are_refused(family: str, tmp_pat
 
     checkpoint = edit(folder, quantise_experts)
     with pytest.raises(CheckpointError, match="one by one"):
-        build_skeleton(AutoConfig.from_pretrained(folder), checkpoint, dtype=torch.float32)
+        skeleton_of(folder, checkpoint=checkpoint)
 
 
 def test_a_packed_table_that_the_head_is_tied_to_is_refused(tmp_path: Path) -> None:
@@ -216,7 +198,7 @@ def test_a_packed_table_that_the_head_is_tied_to_is_refused(tmp_path: Path) -> N
         tensors |= {"model.embed_tokens.weight": parts["packed"], "model.embed_tokens.SCB": parts["scale"]}
 
     with pytest.raises(CheckpointError, match="tied to it"):
-        build_skeleton(AutoConfig.from_pretrained(folder), edit(folder, quantise_table), dtype=torch.float32)
+        skeleton_of(folder, checkpoint=edit(folder, quantise_table))
 
 
 def test_a_packed_head_beside_a_plain_table_is_read(tmp_path: Path) -> None:
@@ -228,7 +210,7 @@ def test_a_packed_head_beside_a_plain_table_is_read(tmp_path: Path) -> None:
         _, parts = INT8.pack(head)
         tensors |= {"lm_head.weight": parts["packed"], "lm_head.SCB": parts["scale"]}
 
-    found = streamed_logits(folder, edit(folder, add_head), resident=0)
+    found = logits_of(folder, edit(folder, add_head), resident=0)
     config = AutoConfig.from_pretrained(folder)
     config.tie_word_embeddings = False
     plain = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32).eval()
@@ -242,7 +224,7 @@ def test_a_forward_that_raises_lets_the_unpacked_weight_go(tmp_path: Path) -> No
     for part, value in INT8.pack(torch.randn(4, 64))[1].items():
         packed._parameters[part] = nn.Parameter(value, requires_grad=False)
     module = nn.Linear(64, 4, bias=False, device="meta")
-    PackedModule(module, [("weight", packed)]).hook(torch.empty(4 * 64))
+    PackedModule(module, [("weight", packed)]).hook(torch.empty(4 * 64), ExitStack())
     assert module(torch.ones(1, 64)).shape == (1, 4)
     with pytest.raises(RuntimeError):
         module(torch.ones(1, 3))
@@ -275,7 +257,8 @@ def test_few_rows_are_multiplied_with_the_packed_weight(name: str, nested: bool)
     module.bias = nn.Parameter(bias, requires_grad=False)
     own = module.forward
     scratch = torch.zeros(24 * 128)
-    handles = PackedModule(module, [("weight", packed)]).hook(scratch, few_rows=3)
+    hooks = ExitStack()
+    PackedModule(module, [("weight", packed)]).hook(scratch, hooks, few_rows=3)
     unpacked = packing.unpack(parts, torch.empty(shape))
     for rows in (torch.randn(1, 128), torch.randn(1, 3, 128)):
         torch.testing.assert_close(module(rows), rows @ unpacked.T + bias, rtol=0, atol=1e-4)
@@ -283,8 +266,7 @@ def test_few_rows_are_multiplied_with_the_packed_weight(name: str, nested: bool)
     rows = torch.randn(4, 128)
     torch.testing.assert_close(module(rows), rows @ unpacked.T + bias, rtol=0, atol=1e-4)
     assert torch.equal(scratch, unpacked.view(-1))
-    for handle in handles:
-        handle.remove()
+    hooks.close()
     assert module.forward == own
 
 
@@ -294,6 +276,6 @@ def test_a_weight_whose_blocks_straddle_rows_is_unpacked_for_few_rows_too() -> N
     for part, value in parts.items():
         packed._parameters[part] = nn.Parameter(value, requires_grad=False)
     module = nn.Linear(24, 64, bias=False, device="meta")
-    PackedModule(module, [("weight", packed)]).hook(torch.empty(24 * 64), few_rows=3)
+    PackedModule(module, [("weight", packed)]).hook(torch.empty(24 * 64), ExitStack(), few_rows=3)
     rows = torch.randn(1, 24)
     torch.testing.assert_close(module(rows), rows @ packing.unpack(parts, torch.empty(64, 24)).T, rtol=0, atol=1e-4)

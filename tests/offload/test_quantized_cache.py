@@ -14,15 +14,13 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig
 
 from offload import quantized_cache
 from offload.checkpoint import Checkpoint, read_checkpoint
 from offload.errors import CheckpointError
 from offload.quantized_cache import load_or_quantize
-from offload.skeleton import build_skeleton
+from tests.offload.streaming import CPU, skeleton_of
 
-CPU = torch.device("cpu")
 # Quantises argv[1] into argv[2], argv[3] seconds a layer, and prints what it announces.
 QUANTISE = """
 import sys, time
@@ -49,10 +47,9 @@ print("done", flush=True)
 
 
 def quantize(folder: Path, cache: Path, **options: Any) -> Checkpoint:
-    checkpoint = read_checkpoint(folder)
-    skeleton = build_skeleton(AutoConfig.from_pretrained(folder), checkpoint, dtype=torch.float32)
+    quant = options.pop("quant", "int8")
     return load_or_quantize(
-        skeleton, checkpoint, options.pop("quant", "int8"), cache_folder=cache, device=CPU, **options
+        skeleton_of(folder), read_checkpoint(folder), quant, cache_folder=cache, device=CPU, **options
     )
 
 

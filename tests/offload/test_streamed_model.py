@@ -4,17 +4,15 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from transformers import (
     CONFIG_MAPPING,
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     LlamaConfig,
@@ -27,33 +25,20 @@ from offload.checkpoint import read_checkpoint
 from offload.errors import CheckpointError, StreamError
 from offload.layer_store import LayerRecord
 from offload.loaders import CpuLoader
-from offload.placement import Placement, place_layers
 from offload.skeleton import build_skeleton
 from offload.streamed_model import StreamedModel
 from scripts.make.tiny_configs import tiny_config
 from tests.conftest import FAMILIES, RECURRENT, SMALL, make_model, save_folder
-
-CPU = torch.device("cpu")
-UNLIMITED = 1 << 40
+from tests.offload.streaming import CPU, logits, skeleton_of, unlimited_placement
 
 
 @contextmanager
 def streamed(folder: Path, *, dtype: torch.dtype, resident: int) -> Iterator[PreTrainedModel]:
-    skeleton = build_skeleton(AutoConfig.from_pretrained(folder), read_checkpoint(folder), dtype=dtype)
-    placement = place_layers(skeleton.records, device_uses={}, device_budget_bytes=UNLIMITED, max_resident=resident)
+    skeleton = skeleton_of(folder, dtype)
+    placement = unlimited_placement(skeleton, resident=resident)
     assert placement.num_resident == resident
-    model = StreamedModel(skeleton, placement, device=CPU)
-    try:
+    with closing(StreamedModel(skeleton, placement, device=CPU)) as model:
         yield model.model
-    finally:
-        model.close()
-
-
-def logits(model: PreTrainedModel, *, rows: int = 20) -> Tensor:
-    ids = torch.arange(rows)[None]
-    with torch.no_grad():
-        found: Tensor = model(input_ids=ids, position_ids=ids, use_cache=False).logits
-    return found
 
 
 def passes(model: PreTrainedModel, count: int) -> None:
@@ -350,10 +335,8 @@ def test_missing_tensors_and_wrong_shapes_are_named(tmp_path: Path) -> None:
 
 
 def test_the_stream_is_not_used_for_resident_layers(pair_folders: tuple[Path, Path]) -> None:
-    skeleton = build_skeleton(
-        AutoConfig.from_pretrained(pair_folders[0]), read_checkpoint(pair_folders[0]), dtype=torch.float32
-    )
-    placement: Placement = place_layers(skeleton.records, device_uses={}, device_budget_bytes=UNLIMITED)
+    skeleton = skeleton_of(pair_folders[0])
+    placement = unlimited_placement(skeleton)
     model = StreamedModel(skeleton, placement, device=CPU)
     assert placement.streamed_bytes == 0
     assert model._stream is None

@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import (
-    AutoConfig,
     DeepseekV3Config,
     Glm4MoeConfig,
     GptOssConfig,
     GraniteMoeConfig,
     OlmoeConfig,
     PretrainedConfig,
-    PreTrainedModel,
 )
 
-from offload.checkpoint import read_checkpoint
+from offload.experts.expert_group import ExpertGroup
 from offload.experts.expert_placement import place_on_demand
+from offload.experts.expert_use import ExpertUse
 from offload.placement import ExpertPlacement, Placement
-from offload.skeleton import Skeleton, build_skeleton
 from offload.streamed_model import StreamedModel
 from tests.conftest import EXPERTS, FAMILIES, GROUPED, MIXED, RECURRENT, WINDOW, make_model, save_folder
+from tests.offload.streaming import CPU, UNLIMITED, skeleton_of
 
-CPU = torch.device("cpu")
-UNLIMITED = 1 << 40
 EIGHT: dict[str, Any] = {"n_routed_experts": 8, "moe_intermediate_size": 16, "n_group": 1, "topk_group": 1}
 MIXTURES: dict[str, Callable[[], PretrainedConfig]] = {
     **{name: FAMILIES[name] for name in ("qwen3-moe", "mixtral")},
@@ -52,10 +48,6 @@ def save_mixture(folder: Path, family: str, *, shard: str = "5GB") -> Path:
     return save_folder(folder, make_model(MIXTURES[family](), dtype=torch.bfloat16), shard=shard)
 
 
-def skeleton_of(folder: Path, dtype: torch.dtype = torch.float32) -> Skeleton:
-    return build_skeleton(AutoConfig.from_pretrained(folder), read_checkpoint(folder), dtype=dtype)
-
-
 def with_room_for(placement: Placement, num_experts: int | None) -> Placement:
     """The placement with so many experts in memory at a time; None leaves all."""
     experts = placement.experts
@@ -65,6 +57,16 @@ def with_room_for(placement: Placement, num_experts: int | None) -> Placement:
     )
 
 
+def placement_of(
+    groups: Sequence[ExpertGroup], *, slots: int, pinned: int, use: ExpertUse | None = None
+) -> ExpertPlacement:
+    """So many experts in slots, and so many in pinned memory."""
+    return ExpertPlacement(
+        num_experts=sum(group.num_experts for group in groups), num_kept=slots, num_pinned=pinned,
+        expert_bytes=max(group.expert_flat_bytes for group in groups), use=use,
+    )  # fmt: skip
+
+
 @contextmanager
 def on_demand(folder: Path, *, room: int | None = None, dtype: torch.dtype = torch.float32) -> Iterator[StreamedModel]:
     """The model with all dense parts streamed and room for so many experts; None is room for all."""
@@ -72,15 +74,5 @@ def on_demand(folder: Path, *, room: int | None = None, dtype: torch.dtype = tor
     placement = place_on_demand(
         skeleton.dense_records, skeleton.expert_groups, device_uses={}, device_budget_bytes=UNLIMITED, max_resident=0
     )
-    model = StreamedModel(skeleton, with_room_for(placement, room), device=CPU)
-    try:
+    with closing(StreamedModel(skeleton, with_room_for(placement, room), device=CPU)) as model:
         yield model
-    finally:
-        model.close()
-
-
-def logits(model: PreTrainedModel, *, rows: int = 20) -> Tensor:
-    ids = torch.arange(rows)[None]
-    with torch.no_grad():
-        found: Tensor = model(input_ids=ids, position_ids=ids, use_cache=False).logits
-    return found

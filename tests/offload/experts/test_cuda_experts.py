@@ -19,15 +19,16 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from offload.experts import on_demand as hooking
-from offload.experts.cuda_experts import CudaExperts, ExpertRoom
+from offload.experts.cuda_experts import CudaExperts
 from offload.experts.expert_cache import ExpertCache
 from offload.experts.expert_group import ExpertGroup, ExpertWeights
 from offload.experts.expert_source import ExpertSource
 from offload.experts.expert_use import ExpertUse
 from offload.layer_store import LayerStore
 from profiles.in_place import HostRates
-from tests.offload.experts.mixtures import logits, on_demand, save_mixture, skeleton_of
+from tests.offload.experts.mixtures import on_demand, placement_of, save_mixture
 from tests.offload.simulated_device import SimulatedDevice
+from tests.offload.streaming import logits, skeleton_of
 
 NUM_LAYERS, NUM_EXPERTS = 3, 4
 CHOICES = st.lists(st.integers(0, 8), min_size=1, max_size=50)
@@ -65,7 +66,7 @@ def experts_of(
     groups = groups_of(folder)
     store = LayerStore({entry.file for group in groups for record in group.experts for entry in record.entries})
     memory = CudaExperts(
-        store, groups, room=ExpertRoom(num_slots=slots, num_pinned=pinned, num_scratch=1 << 16), use=use,
+        store, groups, placement=placement_of(groups, slots=slots, pinned=pinned, use=use), num_scratch=1 << 16,
         dtype=torch.float32, device=device, rates=ALL_MOVE,
     )  # fmt: skip
     expert_bytes = groups[0].expert_flat_bytes
@@ -168,8 +169,8 @@ def test_a_model_computes_with_it(slots: int, pinned: int, folder: Path, monkeyp
 
     def on_device(store: LayerStore, *, num_scratch: int, dtype: torch.dtype) -> CudaExperts:
         return CudaExperts(
-            store, groups, room=ExpertRoom(num_slots=slots, num_pinned=pinned, num_scratch=num_scratch), dtype=dtype,
-            device=device, rates=ALL_MOVE,
+            store, groups, placement=placement_of(groups, slots=slots, pinned=pinned), num_scratch=num_scratch,
+            dtype=dtype, device=device, rates=ALL_MOVE,
         )  # fmt: skip
 
     monkeypatch.setattr(hooking, "CpuExperts", on_device)

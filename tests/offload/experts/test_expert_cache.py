@@ -13,7 +13,7 @@ def cache_of(room: int, *, layers: int = 3, experts: int = 8) -> ExpertCache:
 
 def use(cache: ExpertCache, row: int, *experts: int) -> int:
     """Ask for experts and bring those that are missing, one after the other; return how many were there."""
-    kept = cache.ask(row, experts)
+    kept = cache.request(row, experts)
     for expert in kept:
         cache.release(row, expert)
     for expert in set(experts) - set(kept):
@@ -75,7 +75,7 @@ def test_what_is_not_asked_for_any_more_leaves_in_the_end() -> None:
 
 def test_experts_in_use_stay_and_there_is_room_only_after_one_is_released() -> None:
     cache = cache_of(2)
-    assert cache.ask(0, [1, 2, 3]) == []
+    assert cache.request(0, [1, 2, 3]) == []
     assert cache.admit(0, 1) == []
     assert cache.admit(0, 2) == []
     assert cache.admit(0, 3) is None
@@ -103,7 +103,7 @@ def test_one_expert_is_admitted_where_there_is_room_for_none() -> None:
 
 def test_a_forgotten_expert_takes_no_room() -> None:
     cache = cache_of(1)
-    cache.ask(0, [1])
+    cache.request(0, [1])
     cache.admit(0, 1)
     cache.forget(0, 1)
     assert (cache.used_bytes, cache.is_kept(0, 1)) == (0, False)

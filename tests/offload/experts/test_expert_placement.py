@@ -9,7 +9,8 @@ from offload.experts.cpu_experts import NUM_READERS
 from offload.experts.expert_placement import place_on_demand, with_pinned_experts
 from offload.placement import MIN_SLOTS, Placement
 from offload.skeleton import Skeleton
-from tests.offload.experts.mixtures import save_mixture, skeleton_of
+from tests.offload.experts.mixtures import save_mixture
+from tests.offload.streaming import skeleton_of
 
 USED = 1000
 

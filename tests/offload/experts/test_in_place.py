@@ -13,33 +13,23 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from offload.checkpoint import read_checkpoint
 from offload.experts import mixture
 from offload.experts import on_demand as hooking
-from offload.experts.cuda_experts import CudaExperts, ExpertRoom
+from offload.experts.cuda_experts import CudaExperts
 from offload.experts.expert_cache import ExpertCache
 from offload.experts.expert_group import ExpertGroup
 from offload.experts.expert_placement import place_on_demand, place_on_host
 from offload.experts.expert_source import HandedExpert
 from offload.layer_store import LayerStore
-from offload.placement import place_layers
 from offload.quantized_cache import load_or_quantize
-from offload.skeleton import Skeleton, build_skeleton
 from offload.streamed_model import StreamedModel
 from profiles.in_place import HostRates
-from tests.offload.experts.mixtures import (
-    CPU,
-    MIXTURES,
-    UNLIMITED,
-    logits,
-    on_demand,
-    save_mixture,
-    skeleton_of,
-    with_room_for,
-)
+from tests.offload.experts.mixtures import MIXTURES, on_demand, placement_of, save_mixture, with_room_for
 from tests.offload.simulated_device import SimulatedDevice, SimulatedEvent
+from tests.offload.streaming import CPU, UNLIMITED, logits, skeleton_of, unlimited_placement
 
 CUDA = torch.device("cuda", 0)
 ROWS = (20, 1, 7, 1)
@@ -66,7 +56,7 @@ def on_device(monkeypatch: pytest.MonkeyPatch) -> UseDevice:
         def memory(store: LayerStore, *, num_scratch: int, dtype: torch.dtype) -> CudaExperts:
             rates = staying(groups[0].row_flops / groups[0].expert_flat_bytes, up_to_rows=up_to_rows)
             return CudaExperts(
-                store, groups, room=ExpertRoom(num_slots=slots, num_pinned=pinned, num_scratch=num_scratch),
+                store, groups, placement=placement_of(groups, slots=slots, pinned=pinned), num_scratch=num_scratch,
                 dtype=dtype, device=SimulatedDevice(is_eager=True), rates=rates,
             )  # fmt: skip
 
@@ -110,15 +100,11 @@ def test_packed_experts_are_unpacked_where_they_lie(
         skeleton_of(folder), read_checkpoint(folder), "int8", cache_folder=tmp_path, device=CPU
     )
 
-    def built() -> Skeleton:
-        return build_skeleton(AutoConfig.from_pretrained(folder), quantized, dtype=torch.float32)
-
-    skeleton = built()
-    whole = place_layers(skeleton.records, device_uses={}, device_budget_bytes=UNLIMITED)
-    reference = StreamedModel(skeleton, whole, device=CPU)
+    skeleton = skeleton_of(folder, checkpoint=quantized)
+    reference = StreamedModel(skeleton, unlimited_placement(skeleton), device=CPU)
     expected = [logits(reference.model, rows=rows) for rows in ROWS]
     reference.close()
-    skeleton = built()
+    skeleton = skeleton_of(folder, checkpoint=quantized)
     assert skeleton.expert_groups[0].matrices[0].packing is not None
     on_device(skeleton.expert_groups, slots=2, pinned=100, up_to_rows=up_to_rows)
     placement = place_on_demand(
@@ -181,7 +167,7 @@ def test_what_decides_is_measured_where_experts_wait_in_locked_memory(folder: Pa
     def rates_of(*, slots: int, pinned: int) -> HostRates | None:
         store = LayerStore({entry.file for group in groups for record in group.experts for entry in record.entries})
         memory = CudaExperts(
-            store, groups, room=ExpertRoom(num_slots=slots, num_pinned=pinned, num_scratch=1 << 16),
+            store, groups, placement=placement_of(groups, slots=slots, pinned=pinned), num_scratch=1 << 16,
             dtype=torch.float32, device=SimulatedDevice(is_eager=True),
         )  # fmt: skip
         memory.close()

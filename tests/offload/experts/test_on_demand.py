@@ -19,7 +19,8 @@ from offload.experts.expert_group import ExpertGroup
 from offload.experts.expert_source import HandedExpert
 from offload.layer_store import LayerRecord
 from offload.pages import MappedFile
-from tests.offload.experts.mixtures import MIXTURES, logits, on_demand, save_mixture, skeleton_of
+from tests.offload.experts.mixtures import MIXTURES, on_demand, save_mixture
+from tests.offload.streaming import logits, skeleton_of
 
 ROWS = (20, 1, 7, 1)
 
@@ -175,7 +176,7 @@ def test_a_forward_that_raises_among_experts_leaves_them_usable(folder: Path, mo
         with pytest.raises(ZeroDivisionError):
             logits(model.model)
         monkeypatch.undo()
-        cache = model._experts._source._cache  # type: ignore[union-attr]
+        cache = model._experts._cache  # type: ignore[union-attr]
         assert not cache._is_in_use.any()
         assert torch.equal(logits(model.model), before)
 
@@ -225,7 +226,7 @@ def test_an_expert_that_rows_wait_for_is_not_evicted(folder: Path, monkeypatch: 
 
     def careless(self: ExpertCache, row: int, wanted_bytes: int) -> Any:
         self._is_in_use[:] = False
-        self._is_asked[:] = False
+        self._is_requested[:] = False
         return leaving(self, row, wanted_bytes)
 
     monkeypatch.setattr(ExpertCache, "_leaving", careless)

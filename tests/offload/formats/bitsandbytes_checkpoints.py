@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from offload.formats.bitsandbytes_kernels import bitsandbytes_functional
+from offload.formats.bitsandbytes_4bit import bitsandbytes_functional
 
 
 def looked_up(packed: Tensor, scales: Tensor, shape: tuple[int, ...], kind: str) -> Tensor:

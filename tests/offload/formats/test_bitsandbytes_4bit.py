@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from offload.formats import bitsandbytes_4bit
-from offload.formats.bitsandbytes_4bit import FP4, NF4, Bitsandbytes4Bit
-from offload.formats.bitsandbytes_kernels import bitsandbytes_functional
+from offload.formats.bitsandbytes_4bit import FP4, NF4, Bitsandbytes4Bit, bitsandbytes_functional
 from tests.offload.formats.bitsandbytes_checkpoints import block_scales, looked_up
 
 

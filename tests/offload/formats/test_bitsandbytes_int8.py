@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from offload.formats.bitsandbytes_4bit import bitsandbytes_functional
 from offload.formats.bitsandbytes_int8 import INT8
-from offload.formats.bitsandbytes_kernels import bitsandbytes_functional
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

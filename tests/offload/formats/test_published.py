@@ -1,7 +1,5 @@
 """The published formats: what is unpacked is bit for bit what the format's definition says, in slices and in bf16."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
@@ -24,9 +22,7 @@ def stored(parts: Parts, module: str = "a") -> dict[str, Pieces]:
 
 
 def entry(name: str, tensor: Tensor) -> TensorEntry:
-    return TensorEntry(
-        name=name, dtype=tensor.dtype, shape=tuple(tensor.shape), file=Path(), offset=0, num_bytes=tensor.nbytes
-    )
+    return TensorEntry.planned(name, tuple(tensor.shape), tensor.dtype)
 
 
 def found_packing(form: Published, parts: Parts, shape: tuple[int, ...]) -> tuple[Packing, dict[str, Tensor]]:

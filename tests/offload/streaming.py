@@ -1,0 +1,42 @@
+"""Skeletons of folders, and the logits of models that stream."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedModel
+
+from offload.checkpoint import Checkpoint, read_checkpoint
+from offload.placement import Placement, place_layers
+from offload.skeleton import Skeleton, build_skeleton
+from offload.streamed_model import StreamedModel
+
+CPU = torch.device("cpu")
+UNLIMITED = 1 << 40
+
+
+def skeleton_of(folder: Path, dtype: torch.dtype = torch.float32, *, checkpoint: Checkpoint | None = None) -> Skeleton:
+    """The folder's skeleton, over its own weights or those of another checkpoint."""
+    return build_skeleton(AutoConfig.from_pretrained(folder), checkpoint or read_checkpoint(folder), dtype=dtype)
+
+
+def unlimited_placement(skeleton: Skeleton, *, resident: int | None = None) -> Placement:
+    """All memory there is, for at most so many resident layers."""
+    return place_layers(skeleton.records, device_uses={}, device_budget_bytes=UNLIMITED, max_resident=resident)
+
+
+def logits(model: PreTrainedModel, *, rows: int = 20, passes: int = 1) -> Tensor:
+    """Of the last pass: from the second on, slots are read that were used before."""
+    ids = torch.arange(rows, device=model.device)[None]
+    with torch.no_grad():
+        for _ in range(passes):
+            found: Tensor = model(input_ids=ids, position_ids=ids, use_cache=False).logits
+    return found
+
+
+def streamed_logits(skeleton: Skeleton, placement: Placement, *, rows: int = 20) -> Tensor:
+    with closing(StreamedModel(skeleton, placement, device=CPU)) as streamed:
+        return logits(streamed.model, rows=rows, passes=2)
