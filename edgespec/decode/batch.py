@@ -1,4 +1,4 @@
-"""The texts that are under way share every pass: each has its own tree, and prompts are read beside them.
+"""Running texts share every pass: each has its own tree, and prompts are read beside them.
 
 A step has four verbs: all trees grow together, one pass over the target's weights reads them, each text's verification
 accepts a path, and the path becomes part of the text. What a text yields does not depend on the others. An error in
@@ -48,14 +48,14 @@ class _Prompt:
     sequence: Sequence
     goes_on: bool = False  # its root is known
     started: float | None = None
-    rows: int = 0  # in the pass under way
+    rows: int = 0  # in the running pass
 
 
 class Batch:
-    """Texts under way.
+    """Running texts.
 
     What ends a step from outside, an interrupt or a lack of memory, may leave texts between two states. Their caches
-    have the rows of all tokens that were handed out: begin them again in another batch, behind these tokens.
+    have the rows of all tokens that were returned: begin them again in another batch, after these tokens.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Batch:
 
     @property
     def sequences(self) -> list[Sequence]:
-        """The texts under way."""
+        """The running texts."""
         return [*self._running, *(prompt.sequence for prompt in self._prompts)]
 
     @property
@@ -252,7 +252,7 @@ def _num_pending(sequence: Sequence) -> int:
 
 
 def _expand(expansions: abc.Sequence[Expansion]) -> abc.Sequence[Distributions | EdgespecError]:
-    """Ask the drafts of all texts at once where they are one model."""
+    """Expand the drafts of all texts at once where they are one model."""
     models = [drafter for drafter, _, _ in expansions if isinstance(drafter, LanguageModelDrafter)]
     if len(models) == len(expansions):
         return expand_batched(

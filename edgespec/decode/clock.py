@@ -17,7 +17,7 @@ class StepClock:
     """Notes the seconds of each verb of a step."""
 
     def __init__(self, num_pending: int = 0) -> None:
-        """Begin a step in whose growth the draft reads so many tokens of the texts."""
+        """Begin a step in whose growth the draft reads this number of the texts' tokens."""
         self._num_pending = num_pending
         self._seconds: dict[Verb, float] = {}
 
@@ -29,7 +29,7 @@ class StepClock:
         self._seconds[verb] = time.perf_counter() - started
 
     def cost(self, trees: Sequence[TokenTree], *, num_prompt_rows: int = 0) -> PassCost:
-        """Return what the step took, whose pass read these trees and so many rows of prompts."""
+        """Return the seconds of the step, whose pass read these trees and this number of prompts' rows."""
         return PassCost(
             num_texts=len(trees),
             num_rows=sum(tree.num_nodes for tree in trees),

@@ -2,7 +2,7 @@
 
 The text is compared with plain decoding's, and read again with teacher forcing: at each place the target's token is
 the argmax of logits + temperature * g, where g is the text's own noise. Two readings of one text round differently,
-and the better of two nearly equal tokens can change: such near ties are told apart from real differences by the gap
+and the better of two nearly equal tokens can change: such near ties differ from real differences by the gap
 between the two tokens. Legend: n tokens of the text, vocab columns.
 """
 
@@ -24,7 +24,7 @@ from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.noise import TextNoise
 
 READ_ROWS = 256  # of a text at once
-# Of the row's largest logit: what two ways of computing it may differ by, with room to spare.
+# Of the row's largest logit: a safe bound on the difference of two ways to compute it
 NEAR_TIES = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 RULED_OUT = -1e30  # a logit of no probability, with which margins can be reckoned
 WHOLE_MASS = 1 - 1e-12
@@ -92,7 +92,7 @@ def judge(
         scores, margins = logits[index].double(), _truncation_margins(logits[index].double(), sampling)
         if sampling.temperature > 0:
             scores = scores + sampling.temperature * noise.below(1).log()
-        # The token is the target's if it is not cut off, and if what is expected falls behind it or is cut off.
+        # The token is the target's if it is not cut off, and if the expected one falls below it or is cut off.
         token = text[index]
         gap = torch.maximum(-margins[token], torch.minimum(scores[expected] - scores[token], margins[expected]))
         allowed = share * float(own_logits[index].abs().max())
@@ -135,7 +135,7 @@ def _truncation_margins(logits: Tensor, sampling: SamplingSettings) -> Tensor:
         p = (best / temperature).softmax(-1)
         mass_before = (p.cumsum(-1) - p) / p[:kept].sum()
         mass_before = mass_before.clamp(max=min(float(mass_before[kept - 1]), WHOLE_MASS))
-        # Logits that move by so much move the log odds of a mass by as much, over the temperature.
+        # A change of logits changes the log odds of a mass by as much, over the temperature.
         odds = torch.tensor(sampling.top_p, dtype=torch.float64).logit() - mass_before.logit()
         margins = torch.minimum(margins, torch.empty_like(odds).scatter_(0, order, temperature * odds))
     if sampling.min_p > 0:

@@ -45,14 +45,14 @@ class AcceptedPath:
     path: tuple[int, ...]  # nodes below the root whose rows become text's
     tokens: tuple[int, ...]  # of these nodes, and one more: the next root
     from_draft: tuple[bool, ...]  # of each token, whether the draft proposed it
-    logprobs: tuple[TokenLogprob, ...] = ()  # of the tokens, where they were asked for
+    logprobs: tuple[TokenLogprob, ...] = ()  # of the tokens, where they are requested
 
 
 class Tuning(Protocol):
     """Learns from the steps of a text, for its trees to come."""
 
     def begin_step(self, number: int, num_texts: int) -> None:
-        """Hear that a step of so many texts begins; all of them tell its number."""
+        """Note the beginning of a step of this number of texts; all of them report it."""
 
     def take_tree(self, tree: TokenTree) -> None:
         """Take the tree that came of the text's growth."""
@@ -61,12 +61,12 @@ class Tuning(Protocol):
         """Learn from a step of the text."""
 
     def observe(self, cost: PassCost) -> None:
-        """Learn what a step of all texts took; one of the texts tells it."""
+        """Note the seconds of a step of all texts; one of the texts reports them."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Sequence:
-    """A text under way. The target's and the draft's caches hold all of it but its last token, the root."""
+    """A running text. The target's and the draft's caches hold all of it but its last token, the root."""
 
     target: Target
     drafter: Drafter | None  # None: trees are roots only
@@ -81,7 +81,7 @@ class Sequence:
     draft_context: int | None = None  # tokens that the draft has positions for; None: any number
     prompt: list[int] = field(default_factory=list)
     root: int = -1  # the last token: it has no rows yet
-    num_new: int = 0  # tokens behind the prompt
+    num_new: int = 0  # tokens after the prompt
     finish: Finish | None = None  # why the text has ended
 
     @property
@@ -96,19 +96,19 @@ class Sequence:
         return self.target.max_depth(most)
 
     def begin(self, prompt: list[int]) -> None:
-        """Take the prompt; it ends with what is written already, where the text goes on."""
+        """Take the prompt; where the text continues, its earlier tokens follow."""
         self.prompt = prompt
         if self.processors is not None:
             first_new = len(prompt) - self.settings.num_written
             self.processors.begin(prompt[:first_new], prompt[first_new:])
 
     def begin_target(self, ids: list[int], *, needs_logits: bool) -> None:
-        """Let the target begin the text's tokens, of which those that are written already are no part of the prompt."""
+        """Let the target begin the text's tokens; earlier new tokens are no part of the prompt."""
         prompt_tokens = len(self.prompt) - self.settings.num_written
         self.target.begin(ids, needs_logits=needs_logits, prompt_tokens=prompt_tokens)
 
     def begin_tokens(self, logits: Tensor) -> tuple[int, ...]:
-        """Take the logits [vocab] behind the prompt, and return the tokens that are known now: the first."""
+        """Take the logits [vocab] after the prompt, and return the first new token."""
         p = to_probs(self.processed(logits[None]), self.settings.sampling)[0]
         self.noise.start(len(self.prompt) - 1)
         token = self.noise.draw(p, 1) if self.draws_coupled else draw_one(p, self.generator)
@@ -118,7 +118,7 @@ class Sequence:
         return (token,)
 
     def go_on(self) -> None:
-        """Go on behind a text that is whole in the caches but for its last token, which becomes the root."""
+        """Continue a text whose caches hold all but its last token, which becomes the root."""
         *before, self.root = self.prompt
         self.noise.start(len(before))
         if self.drafter is not None:
@@ -129,7 +129,7 @@ class Sequence:
         return self.grow(self.root, self.max_depth(self.num_left - 1))
 
     def processed(self, logits: Tensor) -> Tensor:
-        """Return what finite logits [1, vocab] behind the text become before they are made probabilities.
+        """Return processed logits [1, vocab] of the place after the text, from finite ones.
 
         Raises EdgespecError where that is not finite.
         """
@@ -140,7 +140,7 @@ class Sequence:
         return processed
 
     def logprobs(self, logits: Tensor, tokens: tuple[int, ...]) -> tuple[TokenLogprob, ...]:
-        """Return what the model's logits [n, vocab] say of tokens [n]; nothing where it was not asked for."""
+        """Return the log-probabilities of tokens [n] from the model's logits [n, vocab]; none without a request."""
         count = self.settings.num_logprobs
         return () if count is None else token_logprobs(logits, tokens, count)
 

@@ -1,4 +1,4 @@
-"""Turn a policy into a text under way: its growth, its rule of verification, and how it goes on."""
+"""Start a text under a policy: its growth, its rule of verification, and its next steps."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class BranchedSequence(Sequence):
 
 
 class MixedBatch(Batch):
-    """Texts under way, of which those with target-initialised trees make their steps one by one."""
+    """Running texts; those with target-initialised trees make their steps one by one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class MixedBatch(Batch):
 
     @property
     def sequences(self) -> list[Sequence]:
-        """The texts under way."""
+        """The running texts."""
         return [*super().sequences, *self._branched]
 
     @property
@@ -77,7 +77,7 @@ class MixedBatch(Batch):
         return super().num_reading + sum(sequence.target.num_unread > 0 for sequence in self._branched)
 
     def enter(self, sequence: Sequence, text: abc.Sequence[int]) -> None:
-        """Begin a text; what starts its branches needs the logits behind its last token, also where it goes on."""
+        """Begin a text; its branches need the logits after its last token, also where it continues."""
         if not isinstance(sequence, BranchedSequence):
             super().enter(sequence, text)
             return
@@ -197,12 +197,12 @@ def _rows_of(sequence: Sequence, hidden: Tensor, process: ProcessNode | None) ->
 
 
 def _renumbered(process: ProcessNode | None, nodes: list[int]) -> ProcessNode | None:
-    """Return what becomes of the logits behind some nodes of a tree [k], numbered from 0."""
+    """Return the processing of the logits after some nodes of a tree [k], numbered from 0."""
     return None if process is None else lambda logits, node: process(logits, nodes[node])
 
 
 def _subtree(tree: TokenTree, nodes: Tensor) -> TokenTree:
-    """Return the tree of some nodes [k], ascending, of which the first is the root."""
+    """Return the tree of some nodes [k], ascending; the first is the root."""
     number = torch.full_like(tree.parents, -1)
     number[nodes] = torch.arange(nodes.shape[0], device=nodes.device)
     parents = number[tree.parents[nodes]]

@@ -1,11 +1,11 @@
-"""Growth of token trees from a drafter's distributions. It knows no target: what the target says comes later.
+"""Growth of token trees from a drafter's distributions. It knows no target.
 
-Three engines grow trees, with one draft call a layer each. A policy is a small module that tells an engine what to
-value, and `policies.py` is the table of them.
+Three engines grow trees, with one draft call a layer each. A policy is a small module with the values of nodes, and
+`policies.py` is the table of policies.
 
 - `best_first.py` draws children without replacement and takes the slots of largest gain (dyspec). It finds the tree of
-  the token-by-token heap algorithm with a bound on children a node. Whatever decides on a slot is known before its
-  token is drawn; anything else would bias the output of sampled children.
+  the token-by-token heap algorithm with a bound on children a node. A slot is decided on before its token is drawn;
+  anything else would bias the output of sampled children.
 - `beam.py` takes the best tokens under the text's noise, or of q, and keeps the best of all (adaptive, opt-tree,
   eagle2, c2t). Its policies are `BeamRule`s.
 - `static.py` fills a shape that is known beforehand (sequoia, specinfer, mcsd, chain, files).
@@ -31,7 +31,7 @@ from edgespec.grow.beam import Beam
 from edgespec.grow.growing import Asked
 from edgespec.tree.token_tree import TokenTree
 
-# One text's tree on its way: it asks for q [k, vocab] of some nodes again and again
+# The growth of one text's tree: it requests q [k, vocab] of some nodes again and again
 GrowthAlone: TypeAlias = Generator[Asked, Distributions, TokenTree]
 # The tree that a text is to have: there already, a beam, which grows with those of other texts, or one that grows alone
 Growth: TypeAlias = TokenTree | Beam | GrowthAlone

@@ -65,7 +65,7 @@ def _log(probability: Tensor) -> Tensor:
 
 
 def read_of(draft_q: Tensor, tokens: Tensor, perturbed: Tensor, noise: Tensor | None) -> tuple[Tensor, ...]:
-    """Return what is read of the draft's q [k, vocab] for candidates `tokens` [k, c]: [k, c] or [k, 1] each.
+    """Return the numbers that are read from the draft's q [k, vocab] for candidates `tokens` [k, c]: [k, c] or [k, 1].
 
     `perturbed` [k, c] is their q', and `noise` [k, c] is e^g of the tokens, None where g is 0.
     """
@@ -79,13 +79,13 @@ def read_of(draft_q: Tensor, tokens: Tensor, perturbed: Tensor, noise: Tensor | 
 def candidates_of(
     draft_q: Tensor, tokens: Tensor, perturbed: Tensor, noise: Tensor | None, *, depth: Tensor, temperature: float
 ) -> Candidates:
-    """Return what is known of candidates of one temperature: what is `read_of` them, and their `columns`."""
+    """Return the features of candidates of one temperature, from `read_of` them, and their `columns`."""
     read = read_of(draft_q, tokens, perturbed, noise)
     return columns(perturbed, read, depth=depth, temperature=draft_q.new_full((1, 1), temperature))
 
 
 def columns(perturbed: Tensor, read: Sequence[Tensor], *, depth: Tensor, temperature: Tensor) -> Candidates:
-    """Return what is known of candidates whose q' is `perturbed` [k, c]; `read` is `read_of` them.
+    """Return the features of candidates whose q' is `perturbed` [k, c]; `read` is `read_of` them.
 
     `depth` [k or 1, 1] counts the layers down to them, `temperature` [k or 1, 1] is the target's.
     """

@@ -1,4 +1,4 @@
-"""Trees of many texts grow together: each round asks the draft once, for the next layer of all of them."""
+"""Trees of many texts grow together: each round calls the draft once, for the next layer of all of them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def grow_batched(
         answers = dict(
             zip(asked_of, expand([_expansion(drafters[n], ask) for n, ask in asked_of.items()]), strict=True)
         )
-        # What was answered is let go as it is taken: q of two layers would be the peak.
+        # Answers are freed as they are used: otherwise q of two layers would be the peak.
         rounds = [
             _go_on(group, {number: answers.pop(number) for number in asked}, drafters, found) for group, asked in rounds
         ]
@@ -92,7 +92,7 @@ def _of_beams(texts: Sequence[tuple[int, Beam]]) -> _Group:
 
 
 def _alone(growth: GrowthAlone) -> GrowthTogether:
-    """Let one text's growth ask as those of several do."""
+    """Give one text's growth the form of a group's."""
     try:
         asked = next(growth)
         while True:
@@ -107,7 +107,7 @@ def _go_on(
     drafters: Sequence[Drafter | None],
     found: Found,
 ) -> tuple[_Group, dict[int, Asked]]:
-    """Return what a group asks next; where a text's draft has failed, the others begin anew without it."""
+    """Return the next requests of a group; where a text's draft has failed, the others begin again without it."""
     failed = {number: answer for number, answer in answers.items() if isinstance(answer, EdgespecError)}
     if not failed:
         return group, _send(group, answers, found)
@@ -124,7 +124,7 @@ def _go_on(
 
 
 def _send(group: _Group, answers: dict[int, Any], found: Found) -> dict[int, Asked]:
-    """Return what a group asks, at first or after answers; nothing where its trees, or an error, were found."""
+    """Return the requests of a group, at first or after answers; none where its trees, or an error, were found."""
     try:
         if answers:
             asked = group.growing.send({group.numbers.index(number): answers.pop(number) for number in list(answers)})

@@ -33,13 +33,13 @@ from edgespec.sampling.noise import TextNoise
 from edgespec.tree.policies import Draw
 from edgespec.tree.token_tree import TokenTree
 
-# Trees that grow together: they ask what follows nodes of some texts, and are sent their distributions
+# The growth of trees of several texts: it requests the distributions after nodes of some texts again and again
 GrowthTogether: TypeAlias = Generator[dict[int, Asked], dict[int, Distributions], list[TokenTree]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """The candidates below k nodes of all texts, c each, and what is known of them."""
+    """The candidates below k nodes of all texts, c each, and their features."""
 
     depth: int  # 1 is below the root
     q_drawn: Tensor  # [k, c], their q, or q' under the noise
@@ -51,11 +51,11 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamRule:
-    """The rule of a policy of chosen children, which tells it from the others. Texts of equal rules grow together."""
+    """The rule of a policy of chosen children. Texts of equal rules grow together."""
 
     score: Callable[[Candidates], Tensor]  # [k, c]
     read: Callable[[Drawn], tuple[Tensor, ...]] = lambda _drawn: ()  # what it needs to know of q, which is not kept
-    num_candidates: int = 0  # that the score looks at together, of which the first may be children
+    num_candidates: int = 0  # that the score reads together; the first of them may become children
     layer_nodes: int | None = None  # most candidates kept of a text's layer
     layer_expanded: int | None = None  # most of them expanded
     stop_depths: frozenset[int] = frozenset()  # where the scores of those that may be expanded decide on the next layer
@@ -92,7 +92,7 @@ class Beam:
 
 
 class _Limits:
-    """What tells the trees of a group from each other."""
+    """The settings in which the trees of a group differ."""
 
     def __init__(self, beams: Sequence[Beam], widths: Sequence[int], *, like: Tensor) -> None:
         device, dtype = like.device, like.dtype
@@ -142,7 +142,7 @@ def grow_beams(beams: Sequence[Beam]) -> GrowthTogether:
             is_candidate &= torch.arange(q_drawn.shape[1], device=score.device) < width[:, None]
         if depth not in rule.stop_depths:  # there candidates that cannot be selected count in the sum of the beam
             is_candidate &= score > selection.least[trees.texts, None]
-        # nonzero() tells the host the layer's width: with the next one, and the widths of texts, the waits of a layer.
+        # The host waits here for the layer's width; a layer also has the next nonzero() and the widths of texts.
         row, rank = is_candidate.nonzero(as_tuple=True)
         if row.shape[0] == 0:
             break

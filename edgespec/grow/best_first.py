@@ -71,7 +71,7 @@ def grow_best_first(
         )
         slot_gains, child_values = _slot_values(predict, layer, node_gains)
         chosen = (slot_gains > worst_kept) & (slot_gains >= threshold) & (q_drawn > 0)
-        # nonzero() tells the host the layer's width: with the next one, the two waits of a layer.
+        # The host waits for the layer's width here and at the next nonzero(): twice a layer.
         row, rank = chosen.nonzero(as_tuple=True)
         if row.shape[0] == 0:
             break

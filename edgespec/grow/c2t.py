@@ -36,7 +36,7 @@ def _read(layer: Drawn) -> tuple[Tensor, ...]:
 
 
 def classifier_exit(classifier: Classifier, *, confidence: float) -> Stops:
-    """Return the early exit of a static tree: nothing follows tokens of which none reaches the confidence.
+    """Return the early exit of a static tree: a node whose tokens all miss the confidence ends its branch.
 
     Source: C2T, section 5.5, for chains.
     """

@@ -11,8 +11,8 @@ from torch import Tensor
 
 # Rows are worked on in chunks of about this many numbers on a CPU, whose cache then still holds them.
 CHUNK_ELEMENTS = 1 << 20
-BLOCK = 64  # columns whose largest is looked at first: of 32,000 and 32 wanted, the fastest of 16 to 256
-MIN_BLOCKS = 4  # for each child that is wanted; with fewer it does not pay
+BLOCK = 64  # columns that are first reduced to their largest: for 32 of 32,000, the fastest of 16 to 256
+MIN_BLOCKS = 4  # for each child; with fewer it does not pay
 
 
 def under_noise(q: Tensor, noise: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ def _best_of(q: Tensor, count: int, noise: Tensor | None) -> tuple[Tensor, Tenso
 def largest(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the columns of the `count` largest numbers of each row [k, n], and the numbers: [k, count], largest first.
 
-    The largest are in the blocks that have the largest maxima, of which there need not be more than `count`.
+    The largest are in the `count` blocks with the largest maxima.
     """
     num_rows, num_blocks = rows.shape[0], rows.shape[1] // BLOCK
     if num_blocks < MIN_BLOCKS * count:

@@ -1,7 +1,7 @@
 """Trees while they grow: layers of nodes, and the distributions of the nodes that were expanded.
 
-The engines of growth decide what is added and what is expanded; this keeps the books. The nodes of several texts' trees
-lie in one row of tensors, the number of its text beside each, so that a layer of all trees is a handful of operations.
+The engines of growth decide which nodes are added and expanded; this module records them. The nodes of several texts'
+trees lie in one row of tensors, with the number of their texts, so that a layer of all trees is a few operations.
 Legend: t texts; k nodes expanded together, which gave q [k, vocab]; j nodes added below them. Within a layer the nodes
 of a text lie together, in the order of the texts.
 """
@@ -22,8 +22,8 @@ from edgespec.sampling.distribution import CHUNK_ELEMENTS
 from edgespec.tree.policies import Draw
 from edgespec.tree.token_tree import TokenTree
 
-Asked: TypeAlias = tuple[Tensor, Tensor]  # what follows tokens [k] below parent rows [k] of the text's drafter
-Expanding = Generator[Asked, Distributions, None]  # asks as `Growth` does
+Asked: TypeAlias = tuple[Tensor, Tensor]  # tokens [k] to expand, and their parents' rows [k] in the text's drafter
+Expanding = Generator[Asked, Distributions, None]  # yields requests as `Growth` does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +42,13 @@ class Drawn:
 
     @property
     def mass_left(self) -> Tensor:
-        """Return the draft mass before each draw: [k, c]. It takes a pass over q, for the policies that ask for it."""
+        """Return the draft mass before each draw: [k, c]. It takes a pass over q, for the policies that use it."""
         return mass_left(self.draft_q, self.drawn, self.q_drawn)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer(Drawn):
-    """The children that were drawn below k nodes of one text, and what is known of them."""
+    """The children that were drawn below k nodes of one text, and their features."""
 
     depth: int  # of the children: 1 is below the root
     values: Tensor  # [k], V of their parents: the chance that verification accepts them
@@ -94,7 +94,7 @@ class GrowingTrees:
         self._num_nodes += row.shape[0]
 
     def ask(self, which: Tensor | None = None) -> dict[int, Asked]:
-        """Return what each text's drafter is to be asked: nodes `which` [k] of the layer added last, ascending, or all.
+        """Return the request to each text's drafter: nodes `which` [k] of the layer added last, ascending, or all.
 
         Texts without such nodes are left out. The answers go to `keep`.
         """
@@ -111,7 +111,7 @@ class GrowingTrees:
         return {text: asked for text, asked in enumerate(parts) if widths[text]}
 
     def keep(self, found: Mapping[int, Distributions]) -> None:
-        """Keep q of the nodes that were asked for, where it is to be kept."""
+        """Keep q of the requested nodes, where verification needs it."""
         if self._keeps_draft_probs:
             for text, q in found.items():
                 self._q[text].append(whole(q))
@@ -163,7 +163,7 @@ class GrowingTrees:
 
 
 class GrowingTree(GrowingTrees):
-    """The nodes of one text's tree, which asks for itself."""
+    """The nodes of a single text's tree."""
 
     def __init__(self, root: int, *, device: torch.device, keeps_draft_probs: bool) -> None:
         """Begin with a root; `keeps_draft_probs` keeps the draft's distributions for the rule or for records."""
@@ -181,7 +181,7 @@ class GrowingTree(GrowingTrees):
         return whole(self.distributions)
 
     def expand(self, which: Tensor | None = None) -> Expanding:
-        """Ask the draft what follows nodes `which` [k] of the layer added last, or all: at first the root."""
+        """Request the draft's q after nodes `which` [k] of the layer added last, or all: at first the root."""
         (asked,) = self.ask(which).values()
         self._last.clear()  # before the next one is made: both at once would be the peak
         q = yield asked
@@ -210,8 +210,8 @@ class GrowingTree(GrowingTrees):
 def mass_left(q: Tensor, drawn: Tensor, q_drawn: Tensor) -> Tensor:
     """Return the draft mass before each draw, [k, c], for tokens `drawn` [k, c] of q [k, vocab].
 
-    `q_drawn` [k, c] is the tokens' q, 0 where a row has no more. The mass is a sum of what is left, never one minus
-    what is gone: that difference is rounding error where q is nearly one-hot.
+    `q_drawn` [k, c] is the tokens' q, 0 where a row has no more. The mass is a sum over the rest, never one minus
+    the mass drawn: that difference is rounding error where q is nearly one-hot.
     """
     drawn = torch.where(q_drawn > 0, drawn, drawn[:, :1])
     rows = max(1, CHUNK_ELEMENTS // q.shape[1])

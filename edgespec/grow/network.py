@@ -1,6 +1,6 @@
 """Small networks that predict a probability, and the JSON files that they are kept in.
 
-Files are read strictly: what is unknown, missing, of the wrong shape or not a number is refused by its
+Files are read strictly: a part that is unknown, missing, of the wrong shape or not a number is refused by its
 key. Numbers are rounded, so that a file can be read and compared.
 """
 

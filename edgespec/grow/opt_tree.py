@@ -2,7 +2,7 @@
 
 Source: OPT-Tree, section 3, Algorithms 1 and 2, theorems 3.1 and 3.2. E(A) is the sum of the path
 probabilities, the n best nodes of all are the tree, and drafting stops when a layer adds less than delta to E(A).
-What is not among the n best of its layer, which the paper cuts off there, is not among the n best of all.
+Nodes outside the n best of their layer, which the paper cuts off, are not among the n best of all.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from edgespec.tree.token_tree import root_only
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenPolicy:
-    """A policy's settings, and what was read for them."""
+    """A policy's settings, and the contents of their files."""
 
     settings: TreeSettings
     acceptance: AcceptanceModel | None  # where measured acceptance decides on trees
@@ -52,7 +52,7 @@ class OpenPolicy:
         return replace(self, acceptance=model) if self.acceptance is not None else self
 
 
-# What tells the dynamic policies of each draw apart
+# The dynamic policies of each draw
 PREDICTIONS: dict[str, PredictSlots] = {"dyspec": predict_slots}
 BEAM_RULES: dict[str, Callable[[OpenPolicy], BeamRule]] = {
     "adaptive": lambda policy: adaptive_rule(_measured(policy)),

@@ -26,7 +26,7 @@ class Selection:
         self._nothing = like.new_zeros(len(sizes))
         self._sums = self._nothing  # of each text's own best scores: [t]
         self._sum = like.new_zeros(())  # of the best of all
-        self.least = self._nothing  # only what is above it may yet be selected, of each text: [t]
+        self.least = self._nothing  # only higher scores may still be selected, of each text: [t]
 
     def add(self, scores: Tensor, texts: Tensor) -> None:
         """Add a layer of nodes [j]; a score of 0 is never selected."""
@@ -41,19 +41,19 @@ class Selection:
             self.least = self.least.clamp(min=own.topk(self._budget).values[-1])
 
     def gains(self) -> Tensor:
-        """Return what came to the sum of each text's own best scores since this was asked last: [t]."""
+        """Return the growth of the sum of each text's own best scores since the last call: [t]."""
         sums_before, self._sums = self._sums, self._nothing.index_add(0, self._texts, self._own())
         return self._sums - sums_before
 
     def gain_of_all(self) -> Tensor:
-        """Return what came to the sum of the selected nodes' scores since this was asked last: []."""
+        """Return the growth of the sum of the selected nodes' scores since the last call: []."""
         scores, sum_before = self._in_question(), self._sum
         self._sum = scores.topk(min(self._budget, scores.shape[0])).values.sum()
         return self._sum - sum_before
 
     @property
     def scores(self) -> Tensor:
-        """The scores of all nodes, behind those of the roots, which are the largest: [t + m]."""
+        """The scores of the roots, which are the largest, and then of all nodes: [t + m]."""
         return torch.cat([torch.full_like(self._nothing, torch.inf), self._scores])
 
     def selected(self) -> Tensor:
@@ -66,7 +66,7 @@ class Selection:
         return kept
 
     def _in_question(self) -> Tensor:
-        """Return the scores of which the best are selected: [m]."""
+        """Return the scores whose best are selected: [m]."""
         return self._scores if self._is_common else self._own()
 
     def _own(self) -> Tensor:

@@ -25,8 +25,8 @@ ROUNDING = 1e-4  # that the sum of rates may be above 1: files keep five digits 
 class SequoiaTable:
     """The best trees of every size and depth, for one vector of acceptance."""
 
-    gains: Tensor  # [depth + 1, size + 1]: expected tokens below the root, of at most so many nodes and layers
-    first: Tensor  # [depth + 1, ranks, size + 1]: nodes to give to the child of that rank and what is below it
+    gains: Tensor  # [depth + 1, size + 1]: expected tokens below the root, by the most layers and nodes
+    first: Tensor  # [depth + 1, ranks, size + 1]: nodes for the child of that rank and its subtree
 
     def expected_tokens(self, size: int, depth: int) -> float:
         """Return tokens a pass of the best tree of at most `size` nodes and `depth` layers below the root."""
@@ -72,7 +72,7 @@ def sequoia_table(acceptance: Sequence[float], *, size: int, depth: int, max_chi
     for layers in range(1, depth + 1):
         siblings = torch.zeros(size + 1, dtype=torch.float64)  # best of the children of higher ranks, by nodes
         for rank in range(num_ranks - 1, -1, -1):
-            # A child of m nodes, itself among them, gains its own acceptance times 1 + what is below it.
+            # A child of m nodes, itself among them, gains its own acceptance times 1 + the gain of its subtree.
             # Of n nodes it leaves n - m to its siblings: row n of a sliding window, from m = size to 0.
             child = rates[rank] * (1 + gains[layers - 1, :size])
             left = functional.pad(siblings, (size, 0), value=-torch.inf).unfold(0, size + 1, 1)

@@ -25,8 +25,8 @@ from edgespec.tree.policies import Draw
 from edgespec.tree.shapes import TreeShape
 from edgespec.tree.token_tree import TokenTree, all_on_path, ancestors_mask, root_only
 
-# Some nodes and what was drawn below them -> bool of each: no reason to draft further below it. Growth ends where no
-# node gives one. It may read what was drawn, never what comes later: then the output is unbiased.
+# Some nodes and the tokens drawn below them -> bool of each: drafting further below it is useless. Growth ends where
+# it is useless below all. Only tokens drawn already may decide: then the output is unbiased.
 Stops = Callable[[Layer], Tensor]
 
 
@@ -110,7 +110,7 @@ def grow_static(
             break
         if stops is not None:
             path_probability = (path_probability[:, None] * q_drawn)[layer.row, layer.rank][layer.expanded]
-            if bool(is_useless.all()):  # whether to go on depends on it: a wait, where a stop is asked for
+            if bool(is_useless.all()):  # the next layer depends on it: a wait, where early exits are in use
                 break
         yield from tree.expand(layer.expanded)
     return _without_empty(tree, torch.cat(is_token), draw, shape)
@@ -131,7 +131,7 @@ class _LayerDraws:
 def _looked_at(
     q: Tensor, rows: slice, *, draws: _LayerDraws, of_parents: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q and tokens [j, count] of what is drawn below a chunk of parents, and what `stops` says of them: [j].
+    """Return q and tokens [j, count] of the children of a chunk of parents, and the answer of `stops` for each: [j].
 
     q [j, vocab] is that of the parents `rows`; `of_parents` are the path probabilities and the draft's rows [k] of all
     of them.

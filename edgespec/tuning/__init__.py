@@ -8,7 +8,7 @@ speed that the last steps show, so a busy machine is slow at all sizes and one h
 accepted over predicted tokens, by octave of the score. `tokens_by_size.py`: what the best m nodes of the trees so far
 would have yielded, which are the tree of size m.
 
-`tree_choice.py` takes the size of most tokens a second of all texts under way, among neighbours, and moves the least
+`tree_choice.py` takes the size of most tokens a second of all running texts, among neighbours, and moves the least
 score of a node and the least gain of a layer to where tokens pay for the seconds that they add. Probes (`probes.py`)
 try what the last steps did not show: a larger tree, a far larger one, plain decoding, and looking again after plain
 decoding won. They share one schedule and one budget of time. Where no tree pays, texts decode plainly.

@@ -1,6 +1,6 @@
 """How a tree's scores compare with what verification accepts.
 
-Scores are chances of acceptance by somebody's model: of the built-in pair, or the draft's own probabilities. What
+Scores are chances of acceptance in another model: of the built-in pair, or the draft's own probabilities. What
 was accepted over the sum of the scores, by the size of the score, turns them into expected tokens of this pair.
 """
 
@@ -49,11 +49,11 @@ class ScoreCalibration:
         return [expected[n] for n in order], [layers[n] for n in order]
 
     def score_of(self, expected: float) -> float:
-        """Return the score of nodes that are worth so many tokens."""
+        """Return the score of nodes that are worth this number of tokens."""
         return expected / self.ratios[_class_of(expected)]
 
     def learn(self, scores: Sequence[float], accepted: Sequence[bool]) -> None:
-        """Compare the scores of a verified tree's nodes with what was accepted."""
+        """Compare the scores of a verified tree's nodes with the accepted ones."""
         promised, kept = [0.0] * CLASSES, [0.0] * CLASSES
         for score, is_kept in zip(scores, accepted, strict=True):
             found = _class_of(score)

@@ -18,13 +18,13 @@ from edgespec.tuning.tokens_by_size import MeanTree
 
 REMEMBERED = 9  # times of a size: the median of an odd number
 SPEED_STEPS = 5
-OLD_PASSES = 48  # after so many others, what is known of a size counts as one time
+OLD_PASSES = 48  # after this number of others, all times of a size count as one
 MEMORY = 0.97  # of the sums that growth is fitted to, a tree
 PRIOR = 0.5  # of a tree: how much is made of the first guess
 NODES_A_LAYER = 16  # that cost about as much as a layer, until it is known
 SWEEPS = 4  # of the fit, which starts where the last one ended
 MAX_SURPRISE = 1.0  # of a tree's log of seconds
-SURE = 3  # times from which a median is believed whatever its neighbours say
+SURE = 3  # times from which a median counts against its neighbours
 MAX_ABOVE = 2.0  # that one time may be above the proportion of the next smaller size: more is a hiccup
 
 
@@ -45,7 +45,7 @@ class _Size:
 
 
 class Speed:
-    """What the last steps took over what was expected of them."""
+    """The ratio of the last steps' seconds to the expected ones."""
 
     def __init__(self) -> None:
         self._logs: deque[float] = deque(maxlen=SPEED_STEPS)
@@ -85,12 +85,12 @@ class PassCosts:
         self._points = []
 
     def times_seen(self, rows: float) -> int:
-        """Return how many times of about so many rows are known."""
+        """Return the number of known times of about this number of rows."""
         size = self._sizes.get(_size_of(rows))
         return 0 if size is None else len(size.logs)
 
     def seconds(self, rows: float) -> float:
-        """Return what so many rows would take now: between known sizes a line, beyond them the last line."""
+        """Return the present seconds of this number of rows: a line between known sizes, beyond them the last line."""
         if not self._sizes:
             return 0.0
         points = self._points = self._points or self._curve()
@@ -111,7 +111,7 @@ class PassCosts:
         return [(rows, seconds * speed) for rows, seconds in self._curve()]
 
     def _curve(self) -> list[tuple[float, float]]:
-        """Return the curve's points; what was seen once or twice is held to what its neighbours allow."""
+        """Return the curve's points; sizes that were timed once or twice are limited by their neighbours."""
         sizes = sorted(self._sizes.values(), key=lambda size: size.rows)
         seconds = [math.exp(size.median) for size in sizes]
         for index, size in enumerate(sizes):
@@ -152,7 +152,7 @@ class GrowthCosts:
             self._guess = self._seconds = [0.0, layer_s, layer_s / NODES_A_LAYER]
             self._speed = Speed()
             self._products, self._sums = [[0.0] * 3 for _ in range(3)], [0.0] * 3
-        # What was fitted to trees with nodes may say that a call alone costs nothing.
+        # A fit to trees with nodes may give a call alone no cost.
         expected_s = _dot(self._seconds, counts) or seconds
         log_ratio = math.log(seconds / expected_s)
         self._speed.add(log_ratio)
@@ -195,17 +195,17 @@ def _dot(left: Sequence[float], right: Sequence[float]) -> float:
 
 @dataclass(slots=True)
 class StepCosts:
-    """What passes and draft calls take, whatever the text and its sampling."""
+    """The seconds of passes and draft calls, of all texts and samplings."""
 
     known_passes: Mapping[int, Sequence[tuple[float, float]]] = field(
         default_factory=dict
     )  # rows and seconds, by texts
     growth: GrowthCosts = field(default_factory=GrowthCosts)
     _passes: dict[int, PassCosts] = field(default_factory=dict)  # by the octave of texts
-    _plain_s: dict[int, float] = field(default_factory=dict)  # of the last pass of so many texts' roots alone
+    _plain_s: dict[int, float] = field(default_factory=dict)  # of the last pass of roots alone, by their number
 
     def passes(self, num_texts: int) -> PassCosts:
-        """Return the costs of passes that about so many texts share; at first, those of the nearest number."""
+        """Return the costs of passes that about this number of texts share; at first, those of the nearest number."""
         octave = num_texts.bit_length()
         found = self._passes.get(octave)
         if found is None:
@@ -229,7 +229,7 @@ class StepCosts:
             self._plain_s[num_rows] = seconds
 
     def least_plain_s(self, num_texts: int) -> float:
-        """Return seconds that a pass of so many texts' roots cannot be below, by those that were timed.
+        """Return the least seconds of a pass of this number of texts' roots, from the timed ones.
 
         A pass of fewer rows takes at least its share of one of more.
         """

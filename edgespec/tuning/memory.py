@@ -53,7 +53,7 @@ def known_costs(profile: Profile) -> StepCosts:
 
 
 def plan_of(choice: TreeChoice, num_texts: int) -> Plan:
-    """Return what was learned of texts of one sampling, so many of which share each pass."""
+    """Return the results of one sampling's choice, for passes that `num_texts` texts share."""
     yields, calibration, costs, limits = choice.yields, choice.calibration, choice.costs, choice.limits
     tree = dict(zip(yields.sizes, yields.all(), strict=True))[limits.size]
     step_s, plain_s = costs.of(tree, num_texts), costs.plain_s(num_texts)
@@ -79,7 +79,7 @@ def plan_of(choice: TreeChoice, num_texts: int) -> Plan:
 
 
 def recall(choice: TreeChoice, plan: Plan) -> None:
-    """Let a choice begin with what was learned before, as far as it has sizes for it."""
+    """Let a choice begin with earlier results, for the sizes that it has."""
     yields = choice.yields
     yields.num_trees, yields.share_full = plan.num_trees, plan.share_full
     yields.recall([(at.size, MeanTree(at.tokens, at.nodes, at.layers), at.weight) for at in plan.by_size])

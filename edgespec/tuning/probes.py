@@ -15,7 +15,7 @@ from edgespec.tuning.situation import Situation
 from edgespec.tuning.tokens_by_size import MeanTree, TokensBySize
 from edgespec.tuning.tree_limits import TreeLimits
 
-PLAIN_STEPS = 4  # a pass behind trees finds other experts in memory than plain decoding keeps there
+PLAIN_STEPS = 4  # a pass after trees finds other experts in memory than plain decoding keeps there
 NUM_TREES = 3  # of a probe whose trees are judged
 LOWER_THRESHOLD = 4.0  # times lower is the threshold of a larger tree
 MAX_FAR_TIMES = 1.25  # as long as the largest neighbour's step may a far larger tree's be
@@ -29,7 +29,7 @@ class Probe:
     limits: TreeLimits | None
     num_steps: int
     lost_s: float = 0.0  # that all of them are expected to take beyond those that their tokens take now
-    is_due: bool = False  # whatever the budget says
+    is_due: bool = False  # at any budget
     is_apart: bool = False  # its trees alone say what its size yields
 
 
@@ -90,13 +90,13 @@ PROBES: tuple[MakeProbe, ...] = (plain_steps, known_trees, far_trees, larger_tre
 
 
 class ProbeSchedule:
-    """Which probe is under way, and when the next one begins."""
+    """The running probe, and the time of the next one."""
 
     def __init__(self, settings: TuningSettings, *, probes: Sequence[MakeProbe] = PROBES) -> None:
         self._settings, self._probes = settings, probes
         self.under_way: Probe | None = None
         self.found: TokensBySize | None = None  # by the trees of a probe that is judged by them alone
-        self._num_steps = 0  # of the probe under way, or since the last one
+        self._num_steps = 0  # of the running probe, or since the last one
         self._passed_s = 0.0  # since the last probe
         self._num_probes = 0  # since trees came or went
 
@@ -107,14 +107,14 @@ class ProbeSchedule:
         self._passed_s = 0.0
 
     def is_over(self, now: Situation) -> bool:
-        """Return whether no probe is under way, or the one that is has shown what it can."""
+        """Return whether no probe runs, or the running one has its result."""
         probe = self.under_way
         if probe is None or self._num_steps >= probe.num_steps:
             return True
         return self._num_steps > 0 and self._speed(probe, now) < self._settings.hopeless * now.per_s_in_use
 
     def next(self, now: Situation) -> Probe | None:
-        """Return the probe of the next step; None is for a step with what is in use."""
+        """Return the probe of the next step; None is for a step with the settings in use."""
         if self.under_way is not None and self.is_over(now):
             self.under_way, self.found = None, None
             self._num_steps, self._passed_s = 0, 0.0

@@ -1,4 +1,4 @@
-"""What is in use at a step, and what it brings, as far as it is known."""
+"""The settings in use at a step, and their known yield."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class Situation:
 
     @property
     def per_s_in_use(self) -> float:
-        """Return the tokens a second of all texts with what is in use."""
+        """Return the tokens a second of all texts with the settings in use."""
         return self.plain_per_s if self.is_plain else self.per_s(self.tree_in_use)
 
     @property
     def step_s(self) -> float:
-        """Return the seconds of a step with what is in use."""
+        """Return the seconds of a step with the settings in use."""
         if self.is_plain:
             return self.costs.plain_s(self.num_texts)
         return self.costs.of(self.tree_in_use, self.num_texts)
@@ -60,6 +60,6 @@ class Situation:
         return self.costs.plain_s(self.num_texts) - self.num_texts / self.per_s_in_use
 
     def near(self, notches: int) -> Sequence[int]:
-        """Return the sizes that are so many notches or fewer from the one in use."""
+        """Return the sizes within this number of notches of the one in use."""
         index = self.sizes.index(self.limits.size)
         return self.sizes[max(0, index - notches) : index + notches + 1]

@@ -31,7 +31,7 @@ class StepResult:
     tokens: tuple[int, ...]  # at least one; none in the first step where the target starts several branches
     from_draft: tuple[bool, ...] = ()  # of each of these, whether the draft proposed it; in a prompt's step empty
     num_cached: int = 0  # of the prompt's tokens, in its own step: rows that were there from the text before
-    logprobs: tuple[TokenLogprob, ...] = ()  # of each of these tokens, where they were asked for
+    logprobs: tuple[TokenLogprob, ...] = ()  # of each of these tokens, where they are requested
     finish: Finish | None  # why the text ends here
     num_drafted: int  # nodes below the root that were verified
     path: tuple[int, ...] = ()  # of these nodes, by number, the accepted ones from the top

@@ -142,7 +142,7 @@ class ThreadTuner:
     """Chooses the threads of every step by what other programs leave free, and by what steps have taken."""
 
     def __init__(self, most: int, *, processors: int, others: Callable[[], float | None]) -> None:
-        """`most` threads pay on an idle machine of so many `processors`; `others` keep some of them busy, if known."""
+        """`most` threads pay on an idle machine with these `processors`; `others` keep some of them busy, if known."""
         self._most, self._processors, self._others = most, processors, others
         self._contests: dict[tuple[int, int], _Contest] = {}
         self._size = 0  # of the last step's rows
@@ -155,7 +155,7 @@ class ThreadTuner:
         return self._contest().count
 
     def learn(self, seconds: float, rows: int) -> None:
-        """Note what a step with `count` threads took, in which the target read so many rows."""
+        """Note the seconds of a step with `count` threads, in which the target read this number of rows."""
         # Steps of half the rows are compared with each other alone. One of another size was made on a wrong guess.
         size = rows.bit_length()
         if size == self._size:
@@ -187,7 +187,7 @@ class ThreadTuner:
 
 
 def make_tuner(threads: int | None, device: torch.device) -> ThreadTuner | None:
-    """Have torch use so many threads; None leaves their number to the tuner that is returned.
+    """Have torch use this number of threads; None leaves it to the returned tuner.
 
     There is none where the user has chosen by the environment, where the device is no CPU, or for a single core.
     """

@@ -12,7 +12,7 @@ FALLING = 0.8  # gain of the next larger size over that of the last known one, u
 
 @dataclass(frozen=True, slots=True)
 class MeanTree:
-    """The mean of trees of at most so many nodes."""
+    """The mean of trees of at most this number of nodes."""
 
     tokens: float  # expected, the one that every pass yields included
     nodes: float
@@ -35,7 +35,7 @@ class TokensBySize:
         return [(size, tree, weight) for size, tree, weight in found if weight > 0]
 
     def recall(self, seen: Sequence[tuple[int, MeanTree, float]]) -> None:
-        """Take over what was seen of these sizes, ascending; between two of them a line is drawn."""
+        """Take over the means of these sizes, ascending, with lines between them."""
         points = [(0, MeanTree(1.0, 0.0, 0.0), 0.0), *seen]
         before = points[0][1]
         for index, size in enumerate(self.sizes):
@@ -79,7 +79,7 @@ class TokensBySize:
             )
 
     def forget(self, share: float) -> None:
-        """Let what is known count for less against what comes."""
+        """Lower the weight of the past against the future."""
         self._weights = [weight * (1 - share) for weight in self._weights]
 
     def all(self) -> list[MeanTree]:

@@ -45,7 +45,7 @@ class TreeChoice:
         self.limits = start  # in use, or last in use
         self.last = start  # of the last tree, which may have been a probe's
         self.is_plain = False
-        self.in_step: TreeLimits | None = start  # the trees of the step under way; None: no trees
+        self.in_step: TreeLimits | None = start  # the trees of the running step; None: no trees
         self.places: list[TreeLimits | None] = []  # that the next steps visit first, to learn what they cost and yield
         self._grown: list[GrownTree] = []  # by the texts of the last step
         self._margins, self._probes = Margins(start), ProbeSchedule(self._tuning)
@@ -57,7 +57,7 @@ class TreeChoice:
         self.yields.forget(NEW_TEXT / self._num_texts)
 
     def begin_step(self, number: int, num_texts: int) -> None:
-        """Choose the trees of the step of that number, of so many texts under way."""
+        """Choose the trees of the step with this number, for the given number of running texts."""
         if number == self._step:
             return
         self._step, self._num_texts = number, num_texts
@@ -94,7 +94,7 @@ class TreeChoice:
         )
 
     def expect(self, tree: TokenTree, limits: TreeLimits, max_depth: int) -> GrownTree:
-        """Return a tree's scores before it is verified; the text had room for `max_depth` layers."""
+        """Return a tree's scores before it is verified; the text allowed `max_depth` layers."""
         parents = tree.parents.tolist()
         scores = scores_by_rank(parents, tree.ranks.tolist()) if tree.scores is None else tree.scores.tolist()
         layers = depths(parents)

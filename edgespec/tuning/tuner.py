@@ -1,6 +1,6 @@
 """Self-tuning: an engine learns from its own steps what passes cost and trees yield, and grows the trees that pay.
 
-Only texts that do not depend on their trees are tuned: there a clock may decide. What was learned lives as long as
+Only texts that do not depend on their trees are tuned: there a clock may decide. The results live as long as
 the engine: costs for all texts, acceptance for each way of sampling.
 """
 
@@ -33,7 +33,7 @@ MAX_SAMPLINGS = 16  # ways of sampling that are remembered
 
 
 def may_follow_clock(tree: TreeSettings, sampling: SamplingSettings) -> bool:
-    """Return whether the text is the same whatever the trees, so that seconds may decide on them."""
+    """Return whether the text is the same with any trees, so that seconds may decide on them."""
     return tree.is_lossless and (sampling.temperature == 0 or tree.children == "coupled")
 
 
@@ -52,7 +52,7 @@ class Tuner:
     ) -> None:
         """Begin with these trees, of `first_size` nodes; `largest_tree` is what memory is planned for.
 
-        What a profile knows of `num_texts` texts under way is where adaptive trees begin.
+        Adaptive trees begin with a profile's results for `num_texts` running texts.
         """
         self.largest_tree, self._tuning = largest_tree, tuning
         self._budget = POLICIES[largest_tree.policy].budget
@@ -70,7 +70,7 @@ class Tuner:
         self._choices: dict[SamplingSettings, TreeChoice] = {}
 
     def choice(self, sampling: SamplingSettings) -> TreeChoice:
-        """Return what is known of texts that are sampled so; the first of them begin where others are now."""
+        """Return the choice for texts that are sampled so; a new one begins with the present state of others."""
         found = self._choices.pop(sampling, None)
         if found is None:
             while len(self._choices) >= MAX_SAMPLINGS:
@@ -100,8 +100,8 @@ class TextTuning:
 
     def __init__(self, tuner: Tuner, sampling: SamplingSettings) -> None:
         self._tuner, self._choice = tuner, tuner.choice(sampling)
-        self._growing: tuple[TreeLimits, int] | None = None  # the limits and most layers of the tree under way
-        self._grown: GrownTree | None = None  # of the step under way
+        self._growing: tuple[TreeLimits, int] | None = None  # the limits and most layers of the growing tree
+        self._grown: GrownTree | None = None  # of the running step
         self._choice.begin_text()
 
     def grow(self, policy: OpenPolicy, make: Callable[[OpenPolicy], Grow], plain: Grow) -> Grow:

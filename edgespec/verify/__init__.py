@@ -5,8 +5,8 @@ temperature 0 it follows the argmax. Above, there is one rule for each way of dr
 tokens that the text's noise draws, membership follows drawn tokens among the most probable ones, and rejection
 (`rejection.py`) is multi-round speculative sampling. Each gives the distribution that plain decoding draws from.
 
-Rejection keeps what is left of p and of q in float64 and sums it anew in each round: where the draft puts all but
-1e-14 on one token, one minus what is gone would be rounding error.
+Rejection keeps the rest of p and of q in float64 and sums it again in each round: where the draft puts all but
+1e-14 on one token, one minus the rejected mass would be rounding error.
 
 Batched rows and single rows round differently, so near ties can flip in bf16. In float32 on a CPU the tokens are those
 of plain decoding.

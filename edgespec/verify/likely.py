@@ -13,7 +13,7 @@ MAX_NODES = 16
 
 
 def likely_nodes(tree: TokenTree, most: int = MAX_NODES) -> tuple[int, ...]:
-    """Return the nodes that are likely to be visited, likeliest first, at most so many.
+    """Return the nodes that are likely to be visited, likeliest first, up to the given number.
 
     Chances are the scores that the tree was grown by. Where there are none, the first children of first children are
     taken to be likely. This waits for the device.

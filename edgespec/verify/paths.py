@@ -10,7 +10,7 @@ from torch import Tensor
 from edgespec.sampling.processors import LogitProcessors
 from edgespec.tree.token_tree import TokenTree
 
-ProcessNode = Callable[[Tensor, int], Tensor]  # logits [1, vocab] behind a node, its number -> what they become
+ProcessNode = Callable[[Tensor, int], Tensor]  # logits [1, vocab] after a node, its number -> processed logits
 
 
 def on_paths(processors: LogitProcessors, tree: TokenTree) -> ProcessNode:

@@ -3,9 +3,9 @@
 At a node, for its children in draw order: accept y with probability min(1, p(y)/q(y)); otherwise
 p <- norm(max(p - q, 0)), q(y) <- 0, q <- norm(q). If none is accepted, the next token is drawn from p.
 
-Neither vector is normalised here: what counts is their sums, N of what is left of p and m of what is left of q.
-Both are sums of what is left, never one minus what is gone: where the draft puts all but 1e-14 on one token, such
-a difference is rounding error, and the next child would be accepted whatever its p.
+Neither vector is normalised here: their sums count, N of the rest of p and m of the rest of q. Both are sums over
+the rest, never one minus the rejected mass: where the draft puts all but 1e-14 on one token, such a difference is
+rounding error, and the next child would be accepted with any p.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def verify_rejection(tree: TokenTree, rows: TargetRows, generator: torch.Generat
         )
     device = tree.tokens.device
     uniforms = torch.rand(tree.num_nodes, dtype=torch.float64, device=device, generator=generator).tolist()
-    # Two waits for the device, for 4n numbers; of p and q only what a visited node needs is asked for.
+    # Two waits for the device, for 4n numbers; of p and q only the parts that a visited node needs are read.
     parents, tokens, draft_rows = torch.stack([tree.parents, tree.tokens, tree.draft_rows]).cpu()
     path: list[int] = []
     node = 0
@@ -51,7 +51,7 @@ def verify_rejection(tree: TokenTree, rows: TargetRows, generator: torch.Generat
 def acceptance_of(residual: Tensor, remaining: Tensor, tokens: Tensor) -> Tensor:
     """Return the chances [k], min(1, p(y)/q(y)), that children of tokens y [k] are accepted.
 
-    `residual` and `remaining` [k, vocab] are what is left of p and of q.
+    `residual` and `remaining` [k, vocab] are the rest of p and of q.
     """
     p = residual.gather(1, tokens[:, None])[:, 0] / residual.sum(1)
     q = remaining.gather(1, tokens[:, None])[:, 0] / remaining.sum(1)
@@ -59,7 +59,7 @@ def acceptance_of(residual: Tensor, remaining: Tensor, tokens: Tensor) -> Tensor
 
 
 def reject(residual: Tensor, remaining: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what is left of p and of q, [k, vocab] each, where the children of tokens [k] are rejected.
+    """Return the rest of p and of q, [k, vocab] each, after the children of tokens [k] are rejected.
 
     Both are in float64 and not normalised. Where nothing would be left of p, it stays: p and q are then equal up to
     rounding, and it is rounding alone that rejects.

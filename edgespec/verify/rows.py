@@ -1,4 +1,4 @@
-"""The target's rows after a pass: distributions of the nodes that verification asks about, on the device.
+"""The target's rows after a pass: distributions of the nodes that verification visits, on the device.
 
 The head turns hidden states into logits only where they are needed: logits [n, vocab] of a large tree would
 not fit beside a large vocabulary, and most of its rows would never be looked at.
@@ -34,7 +34,7 @@ class TargetRows:
     ) -> None:
         """Hold last hidden states [n, h]; `head` makes logits [k, vocab] of k of them.
 
-        `process` is what becomes of logits behind each node, where anything does, before they are made probabilities.
+        `process` changes the logits after each node, if given, before they become probabilities.
         """
         self._hidden = hidden
         self._head = head
@@ -82,7 +82,7 @@ class TargetRows:
         return int(index)
 
     def logprobs(self, nodes: Sequence[int], tokens: Sequence[int], count: int) -> tuple[TokenLogprob, ...]:
-        """Return what the model itself says of tokens [k] that stand behind nodes [k], and of the `count` likeliest."""
+        """Return the model's own log-probabilities of tokens [k] after nodes [k], and of the `count` likeliest."""
         return token_logprobs(torch.cat([self._own_logits(node) for node in nodes]), tokens, count)
 
     def _logits(self, node: int) -> Tensor:

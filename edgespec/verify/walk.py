@@ -25,7 +25,7 @@ def verify_greedy(tree: TokenTree, rows: TargetRows, _generator: torch.Generator
 def verify_coupled(tree: TokenTree, rows: TargetRows, noise: TextNoise) -> Verification:
     """Follow argmax(log p + g), which the target draws with the text's own noise.
 
-    The token is decided by p and the noise alone: whatever tree is walked, the text is the same. Raises ValueError for
+    The token is decided by p and the noise alone: any tree gives the same text. Raises ValueError for
     trees that were sampled with noise of their own.
     """
     if tree.draw != "coupled":
@@ -50,7 +50,7 @@ def verify_membership(tree: TokenTree, rows: TargetRows, generator: torch.Genera
 def walk(tree: TokenTree, choose: Callable[[int, int], int]) -> Verification:
     """Go from the root to the child of the token that `choose` names, as long as there is one.
 
-    `choose` takes a node and the number of layers down to it, and returns the token behind it. The head computes the
+    `choose` takes a node and the number of layers down to it, and returns the token after it. The head computes the
     rows of the path alone: a handful, where the tree may have hundreds.
     """
     # A wait for the device, for 2n numbers; then those of `choose`: its token says whose row is next.
